@@ -16,6 +16,8 @@ import msgspec
 
 from loadgauge.algebra import Size, maximum, minimum, spread, where
 from loadgauge.errors import ConfigError
+from loadgauge.hardware import Cluster
+from loadgauge.rates import Rates
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv"]
@@ -55,6 +57,8 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     inner: the NVLink (or Infinity Fabric, ICI) domain of `domain` GPUs; outer: the network between domains, at
     `outer_bandwidth` per GPU; `oversubscription`: how much less the network gives when everybody sends.
     inner_efficiency, outer_efficiency: the achieved share of a link, from calibration.
+    rails: whether adapter i of every node of a pod hangs on the same leaf switch; pod: GPUs that reach one another
+    without passing the oversubscribed part (None: with rails all of them, without rails one domain).
     """
 
     domain: int
@@ -65,6 +69,35 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     inner_efficiency: float = 1.0
     outer_efficiency: float = 1.0
     oversubscription: float = 1.0
+    rails: bool = False
+    pod: int | None = None
+
+    @classmethod
+    def of(cls, cluster: Cluster, rates: Rates, *, rails: bool = False) -> Fabric:
+        """Of a cluster: its innermost link, its network, and where it has a third link, that beyond a pod.
+
+        >>> from loadgauge.hardware import Link, gpu
+        >>> from loadgauge.rates import DEFAULT
+        >>> links = [Link(bandwidth=b, latency=5e-6, domain=d) for b, d in ((450e9, 8), (50e9, 64), (25e9, 512))]
+        >>> known = Cluster(gpu=gpu("h100-sxm5-80gb"), gpus=512, gpus_per_node=8, links=tuple(links))
+        >>> fabric = Fabric.of(known, DEFAULT)
+        >>> fabric.domain, fabric.pod, fabric.oversubscription
+        (8, 64, 2.0)
+        """
+        inner, network = cluster.links[0], cluster.links[min(1, len(cluster.links) - 1)]
+        beyond = cluster.links[-1]
+        return cls(
+            domain=inner.domain,
+            inner_bandwidth=inner.bandwidth,
+            outer_bandwidth=network.bandwidth,
+            inner_latency=inner.latency,
+            outer_latency=network.latency,
+            inner_efficiency=rates.inner_link,
+            outer_efficiency=rates.outer_link if network is not inner else rates.inner_link,
+            oversubscription=network.bandwidth / beyond.bandwidth,
+            rails=rails,
+            pod=network.domain if beyond is not network else None,
+        )
 
     @property
     def inner(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -28,6 +29,10 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     ranks: Size
     seconds: Size
     exposed_seconds: Size
+
+    def to_dict(self) -> dict[str, Any]:
+        """A row of `network` in the JSON documents: bytes, seconds and plain counts."""
+        return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
 def layout_groups(layout: Layout, order: tuple[str, ...] = ("tp", "cp", "dp", "pp")) -> dict[str, Group]:
