@@ -65,7 +65,8 @@ def microbatch_flops(model: ModelSpec, view: View, recompute: RecomputePolicy = 
     True
     """
     whole = msgspec.structs.replace(
-        view, tp=1, sequence_parallel=False, ep=1, etp=1, imbalance=1,
+        view, tp=1, sequence_parallel=False, cp=1, ep=1, etp=1, imbalance=1,
+        tokens=view.cp * view.tokens, pairs=view.cp * view.pairs, positions=view.cp * view.positions,
         kernels=msgspec.structs.replace(view.kernels, vocabulary_multiple=1),
     )  # fmt: skip
     ends = [embedding_layer(model, whole), head_layer(model, whole)]
