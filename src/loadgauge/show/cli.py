@@ -14,8 +14,9 @@ from loadgauge import __version__
 from loadgauge.errors import Error, NothingFits
 
 COMMANDS = {
-    "estimate": "does it fit, where does every byte go, how much work is it",
+    "estimate": "does it fit, where does every byte go, how long, what does it cost",
     "equation": "the closed form of a quantity, with its source",
+    "saved": "what a PyTorch expression keeps for backward",
     "gpus": "the catalogue of GPUs",
     "models": "the catalogue of models",
 }
