@@ -11,7 +11,7 @@ LEVELS = [  # a module imports only from rows above its own, or from its own fol
     {"errors"},
     {"units", "algebra", "sources"},
     {"model", "hardware", "ops", "kernels", "adapters", "lengths", "overlap", "rates"},
-    {"families", "training"},
+    {"families", "training", "cluster"},
     {"layout"},
     {"layers"},
     {"estimate", "published"},

@@ -18,7 +18,8 @@ from loadgauge.estimate.memory import PARTS
 from loadgauge.hardware import gpu_ids
 from loadgauge.show.advice import advice
 from loadgauge.show.cli import COMMANDS
-from loadgauge.show.request import Request, job
+from loadgauge.show.flags import Request
+from loadgauge.show.request import job
 
 RAGGED = "estimate llama-3.1-8b --gpus 8 --zero 3 --micro-batch 4 --attention flash"
 

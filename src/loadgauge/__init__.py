@@ -1,4 +1,4 @@
-"""loadgauge: does it fit, where does every byte go, how much work is it. Before a GPU is rented.
+"""loadgauge: does it fit, where does every byte go, how long will it take, what will it cost. Before a GPU is rented.
 
 >>> import loadgauge
 >>> result = loadgauge.estimate(
@@ -14,6 +14,7 @@ True
 from typing import TYPE_CHECKING
 
 from loadgauge.adapters import Lora
+from loadgauge.cluster import cluster
 from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.params import parameters
@@ -39,6 +40,7 @@ __all__ = [
     "NotStated",
     "NothingFits",
     "RecomputePolicy",
+    "cluster",
     "equation",
     "equations",
     "estimate",

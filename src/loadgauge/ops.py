@@ -104,6 +104,7 @@ class Operation(msgspec.Struct, frozen=True):
     alive inside its backward beside the gradients of its inputs, when that of its output is dropped already.
     `shares_gradient` marks a sum or a view: the gradient of its output is handed to its inputs without a copy.
     `borrows`: weights it reads that another operation owns (a tied table).
+    `computed_share`: of the FLOPs, which count every query-key pair, what a causal kernel carries out.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Operation(msgspec.Struct, frozen=True):
     backward_workspace: Size = 0
     shares_gradient: bool = False
     borrows: tuple[Weight, ...] = ()
+    computed_share: Size = 1
 
     @property
     def params(self) -> Size:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from loadgauge.errors import ConfigError
+
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     """Switches, one an axis.
@@ -23,3 +25,19 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     cp: bool = True
     ep: bool = False
     pp: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> Overlap:
+        """From the command line: what is hidden, as in `dp,pp`; `none` or `all`.
+
+        >>> Overlap.parse("dp,pp").tp, Overlap.parse("all").tp
+        (False, True)
+        """
+        known = cls.__struct_fields__
+        names = {"none": set(), "all": set(known)}.get(text, {name.strip() for name in text.split(",")})
+        if names - set(known):
+            raise ConfigError(
+                f"unknown {', '.join(sorted(names - set(known)))!r} (known: none, all, {', '.join(known)})",
+                key="overlap",
+            )
+        return cls(**{name: name in names for name in known})

@@ -18,7 +18,7 @@ from loadgauge.errors import ConfigError
 class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Efficiencies of one GPU.
 
-    matmul: share of the peak that a large matrix product reaches; fp8_matmul: the same, of the 8-bit peak
+    matmul: share of the peak that a large matrix product reaches
     wave: how much of the loss by partial waves of tiles shows (0: none, 1: all)
     small_k: inner width at which a product reaches half of that [elements]
     attention, attention_backward: share of the peak in fused attention, of the causal half of its FLOPs
@@ -26,7 +26,10 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     launch: seconds before an operation starts that nothing hides
     inner_link, outer_link: achieved share of the link inside a domain, and of the network adapter
     inner_latency, outer_latency: seconds of one step of a collective
-    low, high: the factors on a predicted time between which 80 % of the calibration rows lie
+    fp8_matmul: as `matmul`, of the 8-bit (or 4-bit) peak
+    multiprocessors: how many tiles of a matrix product are computed at a time
+    low, high: the factors on a predicted time between which 80 % of the rows lie that were not used to fit it
+    low_measured, high_measured: the same once a measured run of the same model and machine has rescaled it
     """
 
     gpu: str
@@ -47,7 +50,10 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     basis: str
     date: str
     rows: tuple[str, ...]
-    fp8_matmul: float | None = None
+    fp8_matmul: float = 0.5
+    multiprocessors: int = 132
+    low_measured: float = 0.9
+    high_measured: float = 1.1
 
 
 DEFAULT = Rates(

@@ -50,6 +50,21 @@ def parse(text: str) -> tuple[float, str]:
     return value, kind
 
 
+def parse_count(text: str, key: str = "") -> float:
+    """A plain count, with the letter people use: 15T tokens, 1.4e12, 300_000_000.
+
+    >>> parse_count("15T"), parse_count("1.4e12"), parse_count("300B")
+    (15000000000000.0, 1400000000000.0, 300000000000.0)
+    """
+    match = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+]?[0-9]+)?)\s*([KMBTkmbt]?)\s*", text)
+    if not match:
+        raise ConfigError(f"cannot read {text!r} as a count such as 300B or 1.5e12", key=key)
+    value = float(match[1].replace("_", "")) * {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[match[2].upper()]
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{text!r} is not a positive, finite count", key=key)
+    return value
+
+
 def gib(nbytes: float, digits: int = 2) -> str:
     """Bytes as GiB, for a person.
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from loadgauge.algebra import shard
-from loadgauge.errors import ConfigError
-from loadgauge.estimate.compute import step_flops
+from loadgauge.errors import ConfigError, NotStated
+from loadgauge.estimate.compute import Flops, step_flops
 from loadgauge.estimate.memory import MemoryModel, Moment, Stage, stages
 from loadgauge.estimate.outside import FRAGMENTATION, outside
 from loadgauge.estimate.params import parameters
-from loadgauge.estimate.result import Basis, Estimate, Memory, Rank
-from loadgauge.hardware import Gpu
+from loadgauge.estimate.result import Basis, Estimate, Memory, Rank, Time
+from loadgauge.estimate.time import step_time
+from loadgauge.estimate.traffic import Traffic
+from loadgauge.hardware import Cluster, Gpu
 from loadgauge.layers import View
 from loadgauge.layout import Layout
 from loadgauge.model import ModelSpec
+from loadgauge.rates import Rates
+from loadgauge.rates import rates as calibrated
 from loadgauge.training import Training
 from loadgauge.training import training as default_training
 
@@ -38,37 +42,72 @@ def view_of(layout: Layout, training: Training) -> View:
     )
 
 
-def estimate(model: ModelSpec, layout: Layout, training: Training | None = None, gpu: Gpu | None = None) -> Estimate:
-    """Memory of the worst rank at its peak, and FLOPs, of one optimizer step.
+def estimate(
+    model: ModelSpec,
+    layout: Layout,
+    training: Training | None = None,
+    gpu: Gpu | None = None,
+    cluster: Cluster | None = None,
+    *,
+    rates: Rates | None = None,
+    scale: float = 1.0,
+) -> Estimate:
+    """Memory of the worst rank at its peak, FLOPs, and, on a cluster, the time and traffic of one optimizer step.
 
-    Without a `gpu` nothing is said of fitting. Raises `LayoutError` when the layout cannot exist, `NotModelled` when
-    it can but is not modelled.
+    Without a `gpu` nothing is said of fitting, without a `cluster` nothing of time. rates: another calibration than the
+    GPU's own; scale: what a measured run took over what was predicted for it. Raises `LayoutError` when the layout
+    cannot exist, `NotModelled` when it can but is not modelled.
 
-    >>> from loadgauge import layout, model
-    >>> result = estimate(model("llama-3.1-8b"), Layout(dp=8, zero=3, micro_batch=1, global_batch=8, seq_len=4096))
-    >>> result.params
-    8030261248
+    >>> from loadgauge import cluster, gpu, layout, model
+    >>> h100s = cluster(gpu("h100-sxm5-80gb"), 8)
+    >>> layout = Layout(dp=8, zero=3, micro_batch=1, global_batch=8, seq_len=4096)
+    >>> result = estimate(model("llama-3.1-8b"), layout, cluster=h100s)
+    >>> result.params, result.memory.fits
+    (8030261248, True)
     """
     chosen = training or default_training()
     layout.check(model)
+    if cluster is not None:
+        gpu = cluster.gpu if gpu is None else gpu
+        if cluster.gpus != layout.gpus:
+            raise ConfigError(f"the layout needs {layout.gpus} GPUs and the cluster has {cluster.gpus}", key="gpus")
     view = view_of(layout, chosen)
-    memory = _memory(model, layout, chosen, view, gpu)
+    facts = MemoryModel(model, layout, chosen, view)
+    flops = step_flops(model, layout, chosen.kernels, view)
+    known = rates or calibrated("" if gpu is None else gpu.id)
+    time, network, untimed = _time(facts, flops, cluster, known, scale)
+    counted = parameters(model)
     return Estimate(
         model=model,
-        params=parameters(model).total,
-        active_params=parameters(model).active,
+        params=counted.total,
+        active_params=counted.active,
         layout=layout,
         training=chosen,
         gpu=None if gpu is None else gpu.id,
-        memory=memory,
-        flops=step_flops(model, layout, chosen.kernels, view),
-        basis=_basis(gpu),
-        not_counted=_not_counted(model, chosen),
+        memory=_memory(facts, gpu),
+        flops=flops,
+        time=time,
+        network=network,
+        cluster=cluster,
+        basis=_basis(gpu, None if time is None else known),
+        not_counted=(*untimed, *_not_counted(model, chosen)),
     )
 
 
-def _memory(model: ModelSpec, layout: Layout, training: Training, view: View, gpu: Gpu | None) -> Memory:
-    facts = MemoryModel(model, layout, training, view)
+def _time(
+    facts: MemoryModel, flops: Flops, cluster: Cluster | None, rates: Rates, scale: float
+) -> tuple[Time | None, tuple[Traffic, ...], tuple[str, ...]]:
+    """The time and traffic of a step, or why there is none."""
+    if cluster is None:
+        return None, (), ("time and network: they need a --gpu",)
+    try:
+        return *step_time(facts, flops, cluster, rates, scale), ()
+    except NotStated as error:
+        return None, (), (f"time and network: {error}",)
+
+
+def _memory(facts: MemoryModel, gpu: Gpu | None) -> Memory:
+    model, layout = facts.model, facts.layout
     beyond = outside(layout)
     worst: tuple[Stage, list[Moment], Moment] | None = None
     peaks: dict[object, float] = {}
@@ -110,7 +149,7 @@ def _memory(model: ModelSpec, layout: Layout, training: Training, view: View, gp
     )
 
 
-def _basis(gpu: Gpu | None) -> dict[str, Basis]:
+def _basis(gpu: Gpu | None, rates: Rates | None) -> dict[str, Basis]:
     basis: dict[str, Basis] = dict.fromkeys(
         ("params", "flops", "weights", "gradients", "optimizer", "gathered", "activations", "loss", "transient"),
         "derived",
@@ -119,13 +158,14 @@ def _basis(gpu: Gpu | None) -> dict[str, Basis]:
     basis["high"] = "assumed"
     if gpu is not None:
         basis["capacity"] = gpu.capacity_basis
+    if rates is not None:
+        basis["network"] = "derived"
+        basis["time"] = "measured" if rates.basis == "measured" else "assumed"
     return basis
 
 
 def _not_counted(model: ModelSpec, training: Training) -> tuple[str, ...]:
     notes = [
-        "time: the time of a step is not modelled yet",
-        "network: traffic and bandwidth are not modelled yet",
         "data loading, checkpoint saving and evaluation",
     ]
     if training.lora is not None:

@@ -8,6 +8,8 @@ import msgspec
 
 from loadgauge.estimate.compute import Flops
 from loadgauge.estimate.memory import Moment
+from loadgauge.estimate.traffic import Traffic
+from loadgauge.hardware import Cluster
 from loadgauge.layout import Layout
 from loadgauge.model import ModelSpec
 from loadgauge.training import Training
@@ -54,6 +56,69 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         return "tight" if self.high > self.capacity else "fits"
 
 
+class Time(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one optimizer step: `step` is the sum of `parts`, `low` and `high` bound it.
+
+    tokens: of one step, over all GPUs; peak_flops: the dense 16-bit peak of one GPU, which MFU and HFU are shares of
+    hidden: seconds of communication that run beside compute, by axis; stage: the slowest pipeline stage
+    scale: by what a measured run of the user's corrected the prediction
+    """
+
+    step: float
+    low: float
+    high: float
+    parts: dict[str, float]
+    stage: int
+    tokens: float
+    gpus: int
+    peak_flops: float
+    model_flops: float
+    hardware_flops: float
+    tdp: float | None = None
+    scale: float = 1.0
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """Tokens a second on each GPU."""
+        return self.tokens / self.step / self.gpus
+
+    @property
+    def model_flops_per_gpu(self) -> float:
+        """Model FLOP/s on each GPU: what the model needs, whatever is computed again."""
+        return self.model_flops / self.step / self.gpus
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation (source: chowdhery2022)."""
+        return self.model_flops_per_gpu / self.peak_flops
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilisation, recomputation included (source: korthikanti2022)."""
+        return self.mfu * self.hardware_flops / self.model_flops
+
+    @property
+    def joules(self) -> float | None:
+        """Energy of a step with every GPU at its thermal design power: an upper bound, without hosts and cooling."""
+        return None if self.tdp is None else self.tdp * self.gpus * self.step
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `time` of `estimate --json`: seconds and plain numbers."""
+        return {
+            "step": self.step,
+            "low": self.low,
+            "high": self.high,
+            "parts": self.parts,
+            "stage": self.stage,
+            "tokens_per_step": self.tokens,
+            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
+            "model_tflops_per_gpu": self.model_flops_per_gpu / 1e12,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "scale": self.scale,
+        }
+
+
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Everything said about one model under one layout."""
 
@@ -66,6 +131,11 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory
     flops: Flops
     """Of one optimizer step, over all GPUs."""
+    time: Time | None = None
+    """None without a cluster to run on, or where its links are not known."""
+    network: tuple[Traffic, ...] = ()
+    """Every collective of a step on the most loaded stage."""
+    cluster: Cluster | None = None
     basis: dict[str, Basis]
     not_counted: tuple[str, ...]
 
@@ -120,6 +190,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
                 "hardware_per_step": self.flops.hardware,
                 "forward_per_step": self.flops.forward,
             },
+            "network": [row.to_dict() for row in self.network],
+            **({} if self.time is None else {"time": self.time.to_dict()}),
             "basis": dict(self.basis),
             "not_counted": list(self.not_counted),
         }

@@ -13,30 +13,38 @@ from loadgauge.ops import Gemm, Layer, Operation
 from loadgauge.rates import Rates
 
 TILE_ROWS, TILE_COLUMNS = 128, 256
-MULTIPROCESSORS = 132
-"""Where a GPU's file does not say; the tile loss is a few percent either way."""
+QUANTISED = ("attention.", "mlp.")
+KEPT_WIDE = ("mlp.router", "mlp.shared_gate")
+"""Products that 8-bit recipes leave in 16 bits."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU as the roofline sees it: peaks [FLOP/s], bandwidth [byte/s] and calibrated efficiencies."""
+    """One GPU as the roofline sees it: peaks [FLOP/s], bandwidth [byte/s] and calibrated efficiencies.
+
+    peak: of the format matrix products run in; fp8_peak: of the 8-bit ones, where the recipe has any
+    """
 
     peak: float
     bandwidth: float
     rates: Rates
     fp8_peak: float | None = None
-    multiprocessors: int = MULTIPROCESSORS
 
     @classmethod
-    def of(cls, gpu: Gpu, rates: Rates, activation: int = 2, fp8: bool = False) -> Machine:
-        """The machine for matrix products in 16 bits (or TF32 and float32 for 4-byte activations)."""
+    def of(cls, gpu: Gpu, rates: Rates, activation: int = 2, low: str | None = None) -> Machine:
+        """The machine for products in 16 bits, or in float32 for 4-byte activations (PyTorch uses no TF32 unasked).
+
+        low: `fp8` or `fp4` where the blocks' products run in that format
+        """
         if activation == 4:
-            peak = gpu.peaks.tf32.value if gpu.peaks.tf32 is not None else gpu.peak("fp32")
+            peak = gpu.peak("fp32")
         else:
             peak = gpu.peaks.bf16.value if gpu.peaks.bf16 is not None else gpu.peak("fp16")
         return cls(
-            peak=peak, bandwidth=gpu.memory_bandwidth, rates=rates,
-            fp8_peak=gpu.peak("fp8") if fp8 else None,
-        )  # fmt: skip
+            peak=peak,
+            bandwidth=gpu.memory_bandwidth,
+            rates=rates,
+            fp8_peak=None if low is None else gpu.peak(low),
+        )
 
 
 class OperationTime(msgspec.Struct, frozen=True):
@@ -59,12 +67,12 @@ def gemm_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False) -> Size:
     """
     rates = machine.rates
     tiles = ceil_div(gemm.m, TILE_ROWS) * ceil_div(gemm.n, TILE_COLUMNS) * gemm.batch
-    waves = ceil_div(tiles, machine.multiprocessors)
-    useful = gemm.m * gemm.n * gemm.batch / (waves * machine.multiprocessors * TILE_ROWS * TILE_COLUMNS)
+    waves = ceil_div(tiles, rates.multiprocessors)
+    useful = gemm.m * gemm.n * gemm.batch / (waves * rates.multiprocessors * TILE_ROWS * TILE_COLUMNS)
     filled = 1 - (1 - useful) * rates.wave
     peak, share = machine.peak, rates.matmul
     if fp8 and machine.fp8_peak is not None:
-        peak, share = machine.fp8_peak, rates.fp8_matmul or rates.matmul
+        peak, share = machine.fp8_peak, rates.fp8_matmul
     arithmetic = gemm.flops / (peak * share * filled * gemm.k / (gemm.k + rates.small_k))
     moved = 2 * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n) * gemm.batch
     return maximum(arithmetic, moved / (machine.bandwidth * rates.memory)) + rates.launch
@@ -72,36 +80,57 @@ def gemm_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False) -> Size:
 
 def in_eight_bits(operation: Operation) -> bool:
     """Whether 8-bit recipes quantise this product: the matrices of the blocks, but not the router or the head."""
-    if operation.name == "mlp.router":
+    if operation.name in KEPT_WIDE or operation.name.endswith((".lora_a", ".lora_b")):
         return False
-    return operation.name.startswith(("attention.", "mlp.")) and any(w.kind == "matrix" for w in operation.weights)
+    return operation.name.startswith(QUANTISED) and any(w.kind == "matrix" for w in operation.weights)
 
 
-def operation_seconds(operation: Operation, machine: Machine, *, causal: bool = True) -> OperationTime:
+def operation_seconds(operation: Operation, machine: Machine) -> OperationTime:
     """Seconds of one operation on one micro-batch, collectives left out."""
     rates = machine.rates
-    if operation.kind in ("view", "collective"):
+    if operation.kind == "view" or (operation.kind == "collective" and not _permutes(operation)):
         return OperationTime(0, 0, 0)
     if operation.kind == "attention":
-        # A causal kernel skips the half of the pairs that the FLOP count includes.
-        share = 0.5 if causal else 1.0
+        share = operation.computed_share
         forward = operation.forward_flops * share / (machine.peak * rates.attention)
-        backward = operation.input_gradient_flops + operation.rerun_flops
+        backward = (operation.input_gradient_flops + operation.rerun_flops) * share
         return OperationTime(
-            forward + rates.launch, backward * share / (machine.peak * rates.attention_backward) + rates.launch, 0
+            forward + rates.launch, backward / (machine.peak * rates.attention_backward) + rates.launch, 0
         )
     if operation.gemms:
-        fp8 = machine.fp8_peak is not None and in_eight_bits(operation)
-        forward = sum(gemm_seconds(gemm, machine, fp8=fp8) for gemm in operation.gemms)
-        inputs = sum(gemm_seconds(Gemm(g.m, g.k, g.n, g.batch), machine, fp8=fp8) for g in operation.gemms)
-        if any(weight.trainable for weight in operation.weights):
-            weights = sum(gemm_seconds(Gemm(g.k, g.n, g.m, g.batch), machine, fp8=fp8) for g in operation.gemms)
-            return OperationTime(forward, inputs, weights)
-        if not operation.weights:
-            return OperationTime(forward, 2 * inputs, 0)
-        return OperationTime(forward, inputs, 0)
-    moved = operation.hbm_bytes() * rates.traffic / (machine.bandwidth * rates.memory) + rates.launch * rates.traffic
+        return _products(operation, machine)
+    moved = _moved(operation.hbm_bytes(), machine)
     return OperationTime(moved, 2 * moved, 0)
+
+
+def _permutes(operation: Operation) -> bool:
+    """Dispatch to the experts also reorders the tokens in memory."""
+    return any(collective.axis == "ep" for collective in operation.forward_comm)
+
+
+def _moved(nbytes: Size, machine: Machine) -> Size:
+    """Seconds of an element-wise operation over so many bytes."""
+    rates = machine.rates
+    return rates.traffic * (nbytes / (machine.bandwidth * rates.memory) + rates.launch)
+
+
+def _products(operation: Operation, machine: Machine) -> OperationTime:
+    """Matrix products with weights (one product a gradient), or between activations."""
+    fp8 = machine.fp8_peak is not None and in_eight_bits(operation)
+    forward = sum(gemm_seconds(gemm, machine, fp8=fp8) for gemm in operation.gemms)
+    inputs = sum(gemm_seconds(Gemm(g.m, g.k, g.n, g.batch), machine, fp8=fp8) for g in operation.gemms)
+    if not operation.weights:
+        weights = sum(gemm_seconds(Gemm(g.k, g.n, g.m, g.batch), machine) for g in operation.gemms)
+        return OperationTime(forward, inputs + weights, 0)
+    weights = 0
+    if any(weight.trainable for weight in operation.weights):
+        weights = sum(gemm_seconds(Gemm(g.k, g.n, g.m, g.batch), machine, fp8=fp8) for g in operation.gemms)
+    if fp8:
+        # What goes in, and the gradient of what comes out, are read in 16 bits and written in 8, row- and column-wise.
+        into = _moved(2 * sum(tensor.nbytes for tensor in operation.inputs), machine)
+        out_of = _moved(2 * sum(tensor.nbytes for tensor in operation.outputs), machine)
+        return OperationTime(forward + into, inputs + out_of, weights)
+    return OperationTime(forward, inputs, weights)
 
 
 class LayerTime(msgspec.Struct, frozen=True):
@@ -117,9 +146,9 @@ class LayerTime(msgspec.Struct, frozen=True):
         return self.input_gradient + self.weight_gradient
 
 
-def layer_seconds(layer: Layer, machine: Machine, *, causal: bool = True) -> LayerTime:
+def layer_seconds(layer: Layer, machine: Machine) -> LayerTime:
     """The sum over a layer's operations."""
-    times = [operation_seconds(operation, machine, causal=causal) for operation in layer]
+    times = [operation_seconds(operation, machine) for operation in layer]
     return LayerTime(
         sum(time.forward for time in times),
         sum(time.input_gradient for time in times),

@@ -54,8 +54,8 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 class StepModel:
     """The time of a step of a model under a layout on a machine."""
 
-    def __init__(self, memory: MemoryModel, machine: Machine, fabric: Fabric, *, causal: bool = True) -> None:
-        self.memory, self.machine, self.fabric, self.causal = memory, machine, fabric, causal
+    def __init__(self, memory: MemoryModel, machine: Machine, fabric: Fabric) -> None:
+        self.memory, self.machine, self.fabric = memory, machine, fabric
         self.layout, self.training = memory.layout, memory.training
         self.overlap = self.training.overlap
         self.groups = layout_groups(self.layout)
@@ -80,12 +80,8 @@ class StepModel:
     def of_layer(self, facts: LayerFacts) -> MicroBatch:
         """One layer and micro-batch: compute, what runs again, exposed collectives, ZeRO-3's gathers."""
         layer = facts.layer
-        time = layer_seconds(layer, self.machine, causal=self.causal)
-        again: Size = sum(
-            operation_seconds(op, self.machine, causal=self.causal).forward
-            for op in layer
-            if op.name in facts.recompute
-        )
+        time = layer_seconds(layer, self.machine)
+        again: Size = sum(operation_seconds(op, self.machine).forward for op in layer if op.name in facts.recompute)
         forward = {"forward": time.forward, **self.comm(layer, "forward")}
         backward = {"backward": time.backward, "recompute": again, **self.comm(layer, "backward")}
         if facts.recompute:
@@ -101,7 +97,7 @@ class StepModel:
 
     def of_end(self, layer: Layer) -> MicroBatch:
         """The embedding, or the head with its loss."""
-        time: LayerTime = layer_seconds(layer, self.machine, causal=self.causal)
+        time: LayerTime = layer_seconds(layer, self.machine)
         return MicroBatch(
             {"loss": time.forward, **self.comm(layer, "forward")},
             {"loss": time.backward, **self.comm(layer, "backward")},

@@ -192,12 +192,27 @@ def _flash(
             gemms=products, forward_flops=scores + values, input_gradient_flops=2 * (scores + values),
             rerun_flops=scores,
             forward_comm=between.forward, backward_comm=between.backward, workspace=workspace + between.workspace,
+            computed_share=_computed_share(build, spec),
         )
     )  # fmt: skip
     if spec.heads_first and view.kernels.views_pin_storage:
         # The kernel lays its output out as the queries are; the last matrix needs it token by token.
         context = build.elementwise("attention.by_token", (context,), build.tensor("attention.by_token", context.numel))
     return context
+
+
+def _computed_share(build: Builder, spec: Attention) -> Size:
+    """Of the counted pairs, those that are not masked: half of them, or W - W^2 / 2s of W for a window of W in s.
+
+    >>> from loadgauge.layers.view import View
+    >>> _computed_share(Builder(View.of(1024, 1)), Attention(num_attention_heads=1, num_key_value_heads=1, head_dim=8))
+    0.5
+    """
+    if not spec.causal:
+        return 1
+    whole = build.view.positions * build.view.cp
+    seen = whole if spec.sliding_window is None else minimum(spec.sliding_window, whole)
+    return 1 - seen / (2 * whole)
 
 
 def _eager(

@@ -10,7 +10,8 @@ import msgspec
 
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
-from loadgauge.show.request import Job, Request, job
+from loadgauge.show.flags import Request
+from loadgauge.show.request import Job, job
 
 MOST_GPUS = 4096
 MOST_SHOWN = 6

@@ -10,6 +10,7 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.show.advice import advice
 from loadgauge.show.request import Job
 from loadgauge.show.table import GLUE, Column, bar, console, draw, heading, is_wide, points
+from loadgauge.show.timing import headline, timing
 from loadgauge.units import GIB, count, flops
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def report(given: Job, result: Estimate) -> None:
     _parts(target, result)
     _moments(target, result)
     _stages(target, result)
+    timing(target, given, result)
     _work(target, result)
     if given.assumed:
         heading(target, "Assumed, as you did not say")
@@ -81,6 +83,8 @@ def _verdict(target: Console, given: Job, result: Estimate) -> None:
         f"{result.model.name}, {count(result.params)} parameters, on {layout.gpus:,} x {card}: {', '.join(shape)}.",
         f"A step of {batch} of {length}, micro-batch {layout.micro_batch}. Peak: {memory.moment}.",
     ]
+    if result.time is not None:
+        lines.append(headline(result.time))
     points(target, lines, "")
     if memory.verdict == "tight":
         points(target, ["It fits, but the upper end of the range does not."], "", style="yellow")

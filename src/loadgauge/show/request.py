@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import msgspec
 
 from loadgauge.adapters import ATTENTION_TARGETS, Lora
-from loadgauge.errors import ConfigError, LayoutError
+from loadgauge.cluster import cluster
+from loadgauge.errors import ConfigError, LayoutError, NotStated
+from loadgauge.estimate.budget import Budget, Failures
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import resolve
-from loadgauge.hardware import Gpu, gpu
+from loadgauge.hardware import Cluster, Gpu, gpu
 from loadgauge.layers import View, block_layer
 from loadgauge.layout import Layout, RecomputePolicy
 from loadgauge.lengths import Lengths
 from loadgauge.model import ModelSpec, Moe
-from loadgauge.training import FRAMEWORKS, Training, training
+from loadgauge.overlap import Overlap
+from loadgauge.show.flags import Request
+from loadgauge.training import Training, training
+from loadgauge.units import parse, parse_count
 
 LORA_RANK = 16
 SEQ_LEN = 4096
@@ -27,54 +31,6 @@ TARGETS = {
     "gate_up_proj": "gate_up", "fc1": "up", "fc2": "down", "c_fc": "up",
 }  # fmt: skip
 """Names of linear layers in transformers' modules, and ours."""
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The flags of `estimate`, as given; None where the user said nothing."""
-
-    model: str
-    gpu: str | None = None
-    gpus: int | None = None
-    tp: int | None = None
-    pp: int | None = None
-    vpp: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    etp: int | None = None
-    zero: int | None = None
-    sequence_parallel: bool = False
-    schedule: str | None = None
-    recompute: str | None = None
-    stage_layers: str | None = None
-    micro_batch: int | None = None
-    global_batch: int | None = None
-    seq_len: int | None = None
-    lengths: str | None = None
-    precision: str | None = None
-    optimizer: str | None = None
-    attention: str | None = None
-    loss: str | None = None
-    framework: str | None = None
-    lora_rank: int | None = None
-    lora_targets: str | None = None
-    qlora: bool = False
-    offload: str | None = None
-
-    def flags(self) -> str:
-        """The command line's flags, without the model.
-
-        >>> Request(model="gpt2", tp=2, sequence_parallel=True).flags()
-        '--tp 2 --sequence-parallel'
-        """
-        words = []
-        for name in self.__struct_fields__[1:]:
-            value = getattr(self, name)
-            if value is None or value is False:
-                continue
-            words.append(f"--{name.replace('_', '-')}")
-            if value is not True:
-                words.append(shlex.quote(str(value)))
-        return " ".join(words)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,10 +43,42 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     gpu: Gpu | None
     lengths: Lengths | None
     assumed: dict[str, str]
+    cluster: Cluster | None = None
+    untimed: str = ""
+    """Why there is no cluster, where a GPU is given."""
+    scale: float = 1.0
+    """What the user's measured run took, over what was predicted for it."""
 
     def estimate(self) -> Estimate:
         """The estimate of the job."""
-        return estimate(self.model, self.layout, self.training, self.gpu)
+        found = estimate(self.model, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
+        if self.untimed:
+            rest = (note for note in found.not_counted if not note.startswith("time and network:"))
+            found = msgspec.structs.replace(found, not_counted=(f"time and network: {self.untimed}", *rest))
+        return found
+
+    def budget(self, found: Estimate) -> Budget | None:
+        """What the whole run takes, where the user says how many tokens it has."""
+        request = self.request
+        if request.tokens is None or found.time is None:
+            return None
+        failures = None
+        if request.mtbf_hours is not None:
+            given = {"checkpoint_seconds": request.checkpoint_seconds, "restart_seconds": request.restart_seconds}
+            failures = Failures(
+                hours_between_failures_per_gpu=request.mtbf_hours,
+                **{name: value for name, value in given.items() if value is not None},
+            )
+        return Budget.of(
+            tokens=parse_count(request.tokens, "tokens"),
+            gpus=self.layout.gpus,
+            step_tokens=found.time.tokens,
+            step_seconds=found.time.step,
+            price=request.price,
+            watts=found.time.tdp,
+            failures=failures,
+            wanted_days=request.days,
+        )
 
     def worst_case(self) -> Estimate | None:
         """The estimate where every sequence of the micro-batch is the longest there is; None without lengths."""
@@ -119,6 +107,7 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
         return value
 
     _applies(request, chosen)
+    _whole_run(request)
     dp, degrees = _degrees(request, fill)
     micro_batch = fill("micro_batch", 1)
     lengths = _lengths(request.lengths)
@@ -131,6 +120,8 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
         lora=_lora(request, chosen, fill),
         offload=_offload(request.offload or "none"),
     )
+    if request.overlap is not None:
+        kind = msgspec.structs.replace(kind, overlap=Overlap.parse(request.overlap))
     if request.precision in (None, "bf16", "fp16"):
         assumed["--precision"] = (
             f"{kind.precision.name} ({kind.framework.name}'s recipe of {request.precision or 'bf16'})"
@@ -140,7 +131,7 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
     elif request.loss in (None, "auto"):
         assumed["--loss"] = f"{kind.kernels.loss} ({kind.framework.name}'s)"
     layout = Layout(
-        **degrees,  # type: ignore[arg-type]
+        **degrees,
         dp=dp,
         zero=fill("zero", 0),
         sequence_parallel=request.sequence_parallel,
@@ -150,9 +141,57 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
         seq_len=_seq_len(request, chosen, lengths, fill),
         schedule=_schedule(request, assumed),
         stage_layers=_stage_layers(request.stage_layers),
+        cp_comm=request.cp_comm or "ring",  # type: ignore[arg-type]
         **_ragged(lengths, micro_batch, kind),
     )
-    return Job(request=request, model=chosen, layout=layout, training=kind, gpu=card, lengths=lengths, assumed=assumed)
+    machines, untimed = _cluster(request, card, layout)
+    found = Job(
+        request=request, model=chosen, layout=layout, training=kind, gpu=card, lengths=lengths, assumed=assumed,
+        cluster=machines, untimed=untimed,
+    )  # fmt: skip
+    if request.measured is None:
+        return found
+    from loadgauge.show.measured import scale  # it asks for a job itself
+
+    return msgspec.structs.replace(found, scale=scale(request, chosen))
+
+
+def _whole_run(request: Request) -> None:
+    """Refuses flags that go with others that are not there."""
+    if request.gpu is None:
+        for name in ("gpus_per_node", "link_bandwidth", "nic_bandwidth", "overlap", "tokens", "measured"):
+            if getattr(request, name) is not None:
+                raise ConfigError("goes with --gpu", key=name)
+    if request.tokens is None:
+        for name in ("price", "days", "mtbf_hours"):
+            if getattr(request, name) is not None:
+                raise ConfigError("goes with --tokens, the length of the whole run", key=name)
+    if request.mtbf_hours is None:
+        for name in ("checkpoint_seconds", "restart_seconds"):
+            if getattr(request, name) is not None:
+                raise ConfigError("goes with --mtbf-hours, how often a GPU fails", key=name)
+    if request.cp_comm is not None and (request.cp or 1) == 1:
+        raise ConfigError("goes with --cp above 1", key="cp_comm")
+
+
+def _bandwidth(text: str | None, name: str) -> float | None:
+    if text is None:
+        return None
+    value, unit = parse(text)
+    if unit != "byte/s" or value <= 0:
+        raise ConfigError(f"must be a bandwidth such as 50GB/s or 400Gbit/s, got {text!r}", key=name)
+    return value
+
+
+def _cluster(request: Request, card: Gpu | None, layout: Layout) -> tuple[Cluster | None, str]:
+    """The cluster the job runs on, or why there is none."""
+    if card is None:
+        return None, ""
+    link, adapter = (_bandwidth(getattr(request, name), name) for name in ("link_bandwidth", "nic_bandwidth"))
+    try:
+        return cluster(card, layout.gpus, request.gpus_per_node, link, adapter), ""
+    except NotStated as error:
+        return None, str(error)
 
 
 def _applies(request: Request, model: ModelSpec) -> None:
@@ -269,8 +308,3 @@ def _targets(model: ModelSpec, lora: Lora) -> frozenset[str]:
     view = View(tokens=1, pairs=1, lora=lora)
     names = (name for block in model.blocks for name in block_layer(block, model.hidden_size, view).names)
     return frozenset(name.split(".")[-2] for name in names if name.endswith(".lora_a"))
-
-
-def frameworks() -> str:
-    """The frameworks' names, for help texts."""
-    return ", ".join(FRAMEWORKS)

@@ -1,0 +1,55 @@
+"""`--measured`: what a run of the user's own took over what is predicted for it, which rescales other predictions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadgauge.errors import ConfigError
+from loadgauge.model import ModelSpec
+from loadgauge.show.flags import Request
+from loadgauge.show.request import job
+from loadgauge.units import parse
+
+MEASURES = ("step", "tokens_per_second_per_gpu", "mfu", "tflops")
+
+
+def scale(request: Request, model: ModelSpec) -> float:
+    """What a measured run took over what is predicted for it.
+
+    The text is a measure (`step=12.3s`, `tokens_per_second_per_gpu=9000`, `mfu=0.41`, `tflops=400`) and, after it, the
+    flags in which that run differed from this one (`step=12.3s,gpus=64,tp=4`).
+    """
+    assert request.measured is not None
+    words = dict(word.strip().partition("=")[::2] for word in request.measured.split(","))
+    measures = [name for name in words if name in MEASURES]
+    others = {name.replace("-", "_"): value for name, value in words.items() if name not in MEASURES}
+    if len(measures) != 1:
+        raise ConfigError(f"name one of {', '.join(MEASURES)}, as in step=12.3s", key="measured")
+    plain = msgspec.to_builtins(request)
+    unknown = [name for name in others if name not in Request.__struct_fields__ or name in ("model", "gpu", "measured")]
+    if unknown:
+        raise ConfigError(f"no flag {unknown[0]!r} in which the measured run could differ", key="measured")
+    plain.pop("measured")
+    for name in ("tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds"):
+        plain.pop(name, None)
+    try:
+        there = msgspec.convert({**plain, **others}, Request, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error), key="measured") from None
+    time = job(there, model).estimate().time
+    if time is None:
+        raise ConfigError("there is no predicted time to compare a measured one with", key="measured")
+    name, text = measures[0], words[measures[0]]
+    try:
+        value, unit = (float(text), "") if text[-1:].isdigit() else parse(text)
+    except ValueError:
+        raise ConfigError(f"cannot read {text!r}", key="measured") from None
+    if not 0 < value < float("inf") or unit not in ("", "second") or (unit == "second") != (name == "step"):
+        raise ConfigError(f"{name} cannot be {text!r} (step needs a unit of time, the others none)", key="measured")
+    predicted = {
+        "step": time.step,
+        "tokens_per_second_per_gpu": time.tokens_per_second_per_gpu,
+        "mfu": time.mfu,
+        "tflops": time.model_flops_per_gpu / 1e12,
+    }[name]
+    return value / predicted if name == "step" else predicted / value

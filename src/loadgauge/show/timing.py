@@ -1,0 +1,106 @@
+"""The time of an estimate, told to a person: where the seconds of a step go, and what the whole run takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadgauge.estimate.budget import Budget
+from loadgauge.estimate.result import Estimate, Time
+from loadgauge.rates import rates
+from loadgauge.show.request import Job
+from loadgauge.show.table import Column, bar, draw, heading, points
+from loadgauge.units import count
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LANES = {
+    "forward": "computing the layers forward",
+    "backward": "computing gradients",
+    "recompute": "computing again what was not kept",
+    "loss": "embedding, logits and loss",
+    "tp": "tensor parallelism, not hidden",
+    "cp": "context parallelism, not hidden",
+    "ep": "tokens to experts and back, not hidden",
+    "pp": "activations between stages, not hidden",
+    "zero": "gathering weights and scattering gradients (ZeRO-3), not hidden",
+    "bubble": "waiting for the other pipeline stages",
+    "dp": "reducing gradients, not hidden",
+    "optimizer": "the update",
+    "fixed": "everything that a step does once",
+}
+
+
+def seconds(value: float) -> str:
+    """Seconds for a person.
+
+    >>> seconds(12.345), seconds(0.01234), seconds(0.0000123)
+    ('12.3 s', '12.3 ms', '12.3 us')
+    """
+    factor, unit = next((pair for pair in ((1.0, "s"), (1e-3, "ms")) if value >= pair[0]), (1e-6, "us"))
+    return f"{value / factor:,.3g} {unit}" if value / factor < 1000 else f"{value / factor:,.0f} {unit}"
+
+
+def headline(time: Time) -> str:
+    """The step in one line."""
+    return (
+        f"A step takes {seconds(time.step)} (range {seconds(time.low)} to {seconds(time.high)}):"
+        f" {time.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, {time.model_flops_per_gpu / 1e12:,.0f} model"
+        f" TFLOP/s/GPU, MFU {time.mfu:.1%}, HFU {time.hfu:.1%}."
+    )
+
+
+def timing(target: Console, given: Job, result: Estimate) -> None:
+    """Prints where the time of a step goes, and the whole run where the user says how long it is."""
+    time = result.time
+    if time is None:
+        return
+    columns = [
+        Column("lane"), Column("seconds", "right"), Column("share", "right"), Column("", style="cyan", wide=True),
+        Column("what", wrap=True),
+    ]  # fmt: skip
+    rows = [
+        [lane, f"{value:,.4g}", f"{value / time.step:.1%}", bar(target, value / time.step), LANES[lane]]
+        for lane, value in time.parts.items()
+        if value > 0
+    ]
+    rows.append(["step", f"{time.step:,.4g}", "100.0%", "", f"on the slowest stage, {time.stage}"])
+    draw(target, columns, rows, "Where the time of a step goes", [len(rows) - 1])
+    points(target, [basis(result)], "", style="dim")
+    budget = given.budget(result)
+    if budget is not None:
+        whole_run(target, budget)
+
+
+def basis(result: Estimate) -> str:
+    """Where the efficiencies behind the times come from."""
+    assert result.time is not None
+    assert result.gpu is not None
+    if result.time.scale != 1.0:
+        return f"Rescaled by your measured run: predictions for it were multiplied by {result.time.scale:.3f}."
+    known = rates(result.gpu)
+    if known.basis == "assumed":
+        return f"Efficiencies are assumed: no published run on {result.gpu} calibrates them, so the range is wide."
+    sources = ", ".join(sorted({row.split("-")[1] for row in known.rows}))
+    return f"Efficiencies: {result.gpu}, fitted to {len(known.rows)} published runs ({sources}), {known.date}."
+
+
+def whole_run(target: Console, budget: Budget) -> None:
+    """Prints days, GPU-hours, money and energy."""
+    heading(target, f"The whole run, {count(budget.tokens)} tokens")
+    lines = [f"{budget.days:,.1f} days: {budget.steps:,.0f} steps, {budget.gpu_hours:,.0f} GPU-hours"]
+    if budget.cost is not None:
+        lines.append(f"cost: {budget.cost:,.0f} at {budget.price:g} a GPU-hour, in your currency")
+    if budget.kilowatt_hours is not None:
+        lines.append(f"energy: at most {budget.kilowatt_hours:,.0f} kWh, every GPU at its thermal design power")
+    if budget.checkpoint_every is not None:
+        lines.append(
+            f"goodput {budget.goodput:.1%} with failures (in the days above), a checkpoint every"
+            f" {budget.checkpoint_every / 60:,.0f} minutes"
+        )
+    if budget.gpus_needed is not None:
+        lines.append(
+            f"for {budget.wanted_days:g} days: {budget.gpus_needed:,} GPUs, if each stays as fast as these"
+            f" {budget.gpus:,}"
+        )
+    points(target, lines)
