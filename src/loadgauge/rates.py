@@ -26,6 +26,7 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     launch: seconds before an operation starts that nothing hides
     inner_link, outer_link: achieved share of the link inside a domain, and of the network adapter
     inner_latency, outer_latency: seconds of one step of a collective
+    contention: share of hidden communication's time that the compute beside it loses
     fp8_matmul: as `matmul`, of the 8-bit (or 4-bit) peak
     multiprocessors: how many tiles of a matrix product are computed at a time
     low, high: the factors on a predicted time between which 80 % of the rows lie that were not used to fit it
@@ -51,6 +52,7 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     date: str
     rows: tuple[str, ...]
     fp8_matmul: float = 0.5
+    contention: float = 0.1
     multiprocessors: int = 132
     low_measured: float = 0.9
     high_measured: float = 1.1

@@ -13,8 +13,9 @@ from loadgauge.estimate.comm import Fabric, Group, seconds
 from loadgauge.estimate.memory import LayerFacts, MemoryModel, Stage, stages
 from loadgauge.estimate.roofline import LayerTime, Machine, layer_seconds, operation_seconds
 from loadgauge.estimate.schedule import simulate
+from loadgauge.estimate.states import RankWeights
 from loadgauge.estimate.traffic import Traffic, collective_seconds, entry, layout_groups
-from loadgauge.ops import Layer, Recompute
+from loadgauge.ops import Layer, Operation, Recompute
 
 LANES = (
     "forward", "backward", "recompute", "loss", "tp", "cp", "ep", "pp", "zero", "bubble", "dp", "optimizer", "fixed",
@@ -36,6 +37,26 @@ class MicroBatch(msgspec.Struct, frozen=True):
             _add(self.backward, other.backward, times),
             self.weight + times * other.weight,
         )
+
+
+class _Sums:
+    """Seconds of operations: of matrix products, of attention, of all."""
+
+    def __init__(self) -> None:
+        self.products: Size = 0
+        self.attention: Size = 0
+        self.all: Size = 0
+
+    def add(self, operation: Operation, time: Size) -> None:
+        if operation.kind == "attention":
+            self.attention = self.attention + time
+        elif operation.gemms:
+            self.products = self.products + time
+        self.all = self.all + time
+
+    @property
+    def parts(self) -> tuple[Size, Size, Size]:
+        return self.products, self.attention, self.all
 
 
 def _add(first: dict[str, Size], second: dict[str, Size], times: Size) -> dict[str, Size]:
@@ -66,53 +87,86 @@ class StepModel:
     # -- one micro-batch ------------------------------------------------------------------------------------------------
 
     def comm(self, layer: Layer, direction: str, recompute: Recompute | None = None) -> dict[str, Size]:
-        """Exposed seconds of a layer's collectives by axis, forward, backward, or of what runs again."""
+        """Seconds of a layer's collectives by axis, forward, backward, or of what runs again."""
         chosen = [op for op in layer if recompute is None or op.name in recompute]
         listed = [c for op in chosen for c in (op.backward_comm if direction == "backward" else op.forward_comm)]
-        exposed = {"tp": not self.overlap.tp, "etp": True, "ep": not self.overlap.ep, "cp": not self.overlap.cp}
-        by_axis = collective_seconds(listed, self.groups, self.fabric)
+        return collective_seconds(listed, self.groups, self.fabric)
+
+    def shown(self, whole: Size, under: Size, least: Size = 0) -> Size:
+        """What is seen of so many seconds of communication beside compute.
+
+        At least a share `least` of it has nothing to hide under; what is hidden slows the compute down by
+        `Rates.contention`.
+        """
+        seen = maximum(whole - under, least * whole)
+        return seen + self.machine.rates.contention * (whole - seen)
+
+    def exposed(self, by_axis: dict[str, Size], products: Size, attention: Size, layer: Size) -> dict[str, Size]:
+        """Seconds by lane that a layer's collectives add, `products`, `attention` and `layer` being those of compute.
+
+        Overlapped tensor-parallel rings hide under their products but for the first chunk; context-parallel rings under
+        attention but for the first piece; dispatch and combine under another half of the batch.
+        """
+        overlap, layout = self.overlap, self.layout
         lanes: dict[str, Size] = {}
         for axis, value in by_axis.items():
+            if axis == "tp" and overlap.tp:
+                value = self.shown(value, products, 1 / layout.tp)
+            elif axis == "cp" and overlap.cp and layout.cp_comm == "ring":
+                value = self.shown(value, attention * (layout.cp - 1) / layout.cp)
+            elif axis == "ep" and overlap.ep:
+                value = self.shown(value, layer)
             lane = "ep" if axis == "etp" else axis
-            lanes[lane] = lanes.get(lane, 0) + (value if exposed[axis] else 0 * value)
+            lanes[lane] = lanes.get(lane, 0) + value
         return lanes
 
     def of_layer(self, facts: LayerFacts) -> MicroBatch:
         """One layer and micro-batch: compute, what runs again, exposed collectives, ZeRO-3's gathers."""
-        layer = facts.layer
-        time = layer_seconds(layer, self.machine)
-        again: Size = sum(operation_seconds(op, self.machine).forward for op in layer if op.name in facts.recompute)
-        forward = {"forward": time.forward, **self.comm(layer, "forward")}
-        backward = {"backward": time.backward, "recompute": again, **self.comm(layer, "backward")}
-        if facts.recompute:
-            backward = _add(backward, self.comm(layer, "forward", facts.recompute), 1)
+        layer, again = facts.layer, facts.recompute
+        forward, backward, weight, repeated = _Sums(), _Sums(), 0, _Sums()
+        for operation in layer:
+            time = operation_seconds(operation, self.machine)
+            forward.add(operation, time.forward)
+            backward.add(operation, time.backward)
+            weight = weight + time.weight_gradient
+            if operation.name in again:
+                repeated.add(operation, time.forward)
+        ahead = {"forward": forward.all, **self.exposed(self.comm(layer, "forward"), *forward.parts)}
+        back = {
+            "backward": backward.all,
+            "recompute": repeated.all,
+            **self.exposed(self.comm(layer, "backward"), *backward.parts),
+        }
+        if again:
+            back = _add(back, self.exposed(self.comm(layer, "forward", again), *repeated.parts), 1)
         if self.layout.zero == 3:
-            gather, scatter = self.zero_seconds(facts)
+            gather, scatter = self.zero_seconds(facts.weights)
             if self.overlap.prefetch:
-                forward["zero"] = maximum(gather - sum(forward.values()), 0)
-                backward["zero"] = maximum(gather + scatter - sum(backward.values()), 0)
+                ahead["zero"] = self.shown(gather, sum(ahead.values()))
+                back["zero"] = self.shown(gather + scatter, sum(back.values()))
             else:
-                forward["zero"], backward["zero"] = gather, gather + scatter
-        return MicroBatch(forward, backward, time.weight_gradient)
+                ahead["zero"], back["zero"] = gather, gather + scatter
+        return MicroBatch(ahead, back, weight)
 
     def of_end(self, layer: Layer) -> MicroBatch:
         """The embedding, or the head with its loss."""
         time: LayerTime = layer_seconds(layer, self.machine)
-        return MicroBatch(
-            {"loss": time.forward, **self.comm(layer, "forward")},
-            {"loss": time.backward, **self.comm(layer, "backward")},
-            time.weight_gradient,
-        )
+        ahead = {"loss": time.forward, **self.exposed(self.comm(layer, "forward"), time.forward, 0, 0)}
+        back = {"loss": time.backward, **self.exposed(self.comm(layer, "backward"), time.backward, 0, 0)}
+        if self.layout.zero == 3:
+            # Nothing runs yet beside the first gather, nothing any more beside the last reduction.
+            gather, scatter = self.zero_seconds(RankWeights.of(layer.weights))
+            first = layer is self.memory.embedding or not self.overlap.prefetch
+            ahead["zero"] = gather if first else self.shown(gather, time.forward)
+            back["zero"] = scatter if first else self.shown(scatter, time.backward)
+        return MicroBatch(ahead, back, time.weight_gradient)
 
-    def zero_seconds(self, facts: LayerFacts) -> tuple[Size, Size]:
-        """Seconds to gather one layer's weights and to scatter its gradients under ZeRO-3."""
+    def zero_seconds(self, weights: RankWeights) -> tuple[Size, Size]:
+        """Seconds to gather some weights and to scatter their gradients under ZeRO-3."""
         precision = self.training.precision
         gather: Size = 0
         scatter: Size = 0
-        for part, group in (
-            (facts.weights.dense, self.groups["zero"]),
-            (facts.weights.expert, self.groups["expert_dp"]),
-        ):
+        for part, group in ((weights.dense, self.groups["zero"]), (weights.expert, self.groups["expert_dp"])):
             gather = gather + seconds("all_gather", precision.compute * part.total, group, self.fabric)
             scatter = scatter + seconds("reduce_scatter", self.reduced_bytes * part.trainable, group, self.fabric)
         return gather, scatter
@@ -160,18 +214,18 @@ class StepModel:
             if self.overlap.dp:
                 hidden = backward if is_backward else forward
                 # The last bucket has nothing left to hide under.
-                shown = maximum(whole - hidden, whole / max(1, stage.stop - stage.start))
+                shown = self.shown(whole, hidden, 1 / max(1, stage.stop - stage.start))
             exposed = exposed + shown
             table.append(entry("dp", what, kind, 1, nbytes, group, self.fabric, exposed=shown / whole if whole else 1))
         return exposed, table
 
     def optimizer(self, stage: Stage) -> Size:
-        """Seconds of the update: gradients, master weights and moments read, and written back."""
+        """Seconds of the update: gradients read twice (their norm), master weights and moments read and written back."""
         precision, chosen = self.training.precision, self.training.optimizer
         weights = self.memory.weights(self.memory.counts(stage, stage.start, stage.stop)) + self.memory.ends(stage)
         moment = precision.moment if chosen.moment_bytes is None else chosen.moment_bytes
         master = precision.master or precision.weight
-        moved = precision.gradient + 2 * master + 2 * chosen.moments * moment + precision.compute
+        moved = 2 * precision.gradient + 2 * master + 2 * chosen.moments * moment + precision.compute
         sharded = self.layout.zero >= 1
         elements = weights.dense.trainable / (self.layout.zero_ranks if sharded else 1)
         elements = elements + weights.expert.trainable / (self.layout.expert_dp if sharded else 1)
