@@ -1,0 +1,104 @@
+"""Fits the efficiencies of one kind of GPU to published runs: what `data/calibration/*.toml` is made of.
+
+One set of numbers a GPU, whatever the run, the model or the source. The fit minimises the logarithm of predicted over
+measured time, robustly, each configuration weighing the same, and is held to round prior values, so that what the runs
+say nothing about stays where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from loadgauge.estimate.comm import Fabric
+from loadgauge.estimate.estimate import view_of
+from loadgauge.estimate.memory import MemoryModel
+from loadgauge.estimate.roofline import Machine
+from loadgauge.estimate.step import StepModel
+from loadgauge.hardware import Cluster
+from loadgauge.layout import Layout
+from loadgauge.model import ModelSpec
+from loadgauge.rates import DEFAULT, Rates
+from loadgauge.training import Training
+
+FITTED = {
+    "matmul": (0.70, 0.15, 0.2, 1.0),
+    "wave": (0.5, 0.4, 0.0, 1.0),
+    "small_k": (50.0, 100.0, 0.0, 1000.0),
+    "attention": (0.55, 0.2, 0.1, 1.0),
+    "attention_backward": (0.45, 0.2, 0.1, 1.0),
+    "memory": (0.80, 0.1, 0.3, 1.0),
+    "traffic": (1.0, 0.4, 0.1, 4.0),
+    "launch": (5e-6, 3e-6, 0.0, 3e-5),
+    "inner_link": (0.75, 0.15, 0.2, 1.0),
+    "outer_link": (0.70, 0.2, 0.1, 1.0),
+    "contention": (0.1, 0.15, 0.0, 1.0),
+    "fp8_matmul": (0.5, 0.15, 0.1, 1.0),
+}
+"""Prior value, its spread, and the bounds of each fitted efficiency."""
+SPREAD = 0.05
+"""Of measured times, as a logarithm: the same box from two vendors differs by 2 to 12 %."""
+PRIOR_WEIGHT = 4.0
+"""Configurations that the prior counts for."""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured step [s] of a run that can be expressed; `weight` is its share of its configuration."""
+
+    id: str
+    model: ModelSpec
+    layout: Layout
+    training: Training
+    cluster: Cluster
+    seconds: float
+    weight: float = 1.0
+
+
+def predictor(sample: Sample) -> Any:
+    """The step time of a sample as a function of `Rates`; what does not depend on them is worked out once."""
+    facts = MemoryModel(sample.model, sample.layout, sample.training, view_of(sample.layout, sample.training))
+
+    def seconds(rates: Rates) -> float:
+        machine = Machine.of(sample.cluster.gpu, rates, sample.training.precision.activation)
+        return float(StepModel(facts, machine, Fabric.of(sample.cluster, rates)).step().step)
+
+    return seconds
+
+
+def fit(samples: Sequence[Sample], gpu: str, start: Rates = DEFAULT, names: Sequence[str] = tuple(FITTED)) -> Rates:
+    """The efficiencies of a GPU from its samples. Needs scipy (extra `dev`)."""
+    import numpy
+    from scipy.optimize import least_squares
+
+    chosen = list(names)
+    prior = numpy.array([FITTED[name][0] for name in chosen])
+    spread = numpy.array([FITTED[name][1] for name in chosen])
+    low, high = (numpy.array([FITTED[name][side] for name in chosen]) for side in (2, 3))
+    calls = [predictor(sample) for sample in samples]
+    weights = numpy.sqrt([sample.weight for sample in samples])
+
+    def rates_of(point: Any) -> Rates:
+        found = dict(zip(chosen, (float(value) for value in prior + spread * point), strict=True))
+        return msgspec.structs.replace(start, gpu=gpu, **found)
+
+    def residuals(point: Any) -> Any:
+        known = rates_of(point)
+        errors = [math.log(call(known) / sample.seconds) for call, sample in zip(calls, samples, strict=True)]
+        pulled = math.sqrt(PRIOR_WEIGHT / len(chosen)) * point
+        return numpy.concatenate([weights * soft(numpy.array(errors) / SPREAD), pulled])
+
+    def soft(scaled: Any) -> Any:
+        # Beyond one spread an error counts by its size, not by its square.
+        return numpy.sign(scaled) * numpy.sqrt(2 * (numpy.sqrt(1 + scaled**2) - 1))
+
+    found = least_squares(
+        residuals,
+        numpy.zeros(len(chosen)),
+        bounds=((low - prior) / spread, (high - prior) / spread),
+        diff_step=1e-3,
+        max_nfev=40,
+    )
+    return rates_of(found.x)

@@ -1,0 +1,110 @@
+"""Seconds of one operation against arithmetic by hand, on a machine of round figures."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from loadgauge.estimate.roofline import Machine, gemm_seconds, in_eight_bits, layer_seconds, operation_seconds
+from loadgauge.families.catalogue import model
+from loadgauge.hardware import gpu
+from loadgauge.kernels import Kernels
+from loadgauge.layers import View, block_layer
+from loadgauge.ops import Gemm, Layer, Operation, Tensor
+from loadgauge.rates import DEFAULT, Rates
+
+PERFECT = msgspec.structs.replace(
+    DEFAULT, matmul=1.0, wave=0.0, small_k=0.0, attention=1.0, attention_backward=1.0, memory=1.0, traffic=1.0, launch=0.0,
+    fp8_matmul=1.0, multiprocessors=100,
+)  # fmt: skip
+
+
+def machine(rates: Rates = PERFECT, **rest: float) -> Machine:
+    return Machine(peak=1e12, bandwidth=1e11, rates=rates, **rest)
+
+
+def rates(**changes: float) -> Rates:
+    return msgspec.structs.replace(PERFECT, **changes)
+
+
+def test_a_large_product_takes_its_arithmetic():
+    gemm = Gemm(m=8192, n=8192, k=8192)
+    assert gemm_seconds(gemm, machine()) == 2 * 8192**3 / 1e12
+    assert gemm_seconds(gemm, machine(rates(matmul=0.5))) == 2 * 2 * 8192**3 / 1e12
+    assert gemm_seconds(gemm, machine(rates(small_k=8192.0))) == 2 * 2 * 8192**3 / 1e12
+
+
+def test_a_thin_product_takes_its_bytes():
+    gemm = Gemm(m=1, n=4096, k=4096)
+    moved = 2 * (4096 + 4096 * 4096 + 4096)
+    assert gemm_seconds(gemm, machine()) == moved / 1e11
+    assert gemm_seconds(gemm, machine(rates(launch=1.0))) == moved / 1e11 + 1
+
+
+@pytest.mark.parametrize(("m", "n", "tiles"), [(128, 256, 1), (129, 256, 2), (128, 257, 2), (1280, 2560, 100)])
+def test_tiles_and_waves(m: int, n: int, tiles: int):
+    # All of the loss counted: whatever is in a wave of 100 tiles, the wave takes its whole time.
+    waves = -(-tiles // 100)
+    whole = waves * 100 * 2 * 128 * 256 * 10**6 / 1e12
+    assert gemm_seconds(Gemm(m, n, 10**6), machine(rates(wave=1.0))) == pytest.approx(whole)
+
+
+def test_backward_of_a_product_is_twice_its_forward():
+    layer = block_layer(model("llama-3.1-8b").blocks[0], 4096, View.of(4096, 1))
+    only = Layer("gemms", tuple(op for op in layer if op.gemms and op.kind == "gemm"))
+    time = layer_seconds(only, machine())
+    assert time.forward == pytest.approx(only.forward_flops / 1e12)
+    assert time.backward == pytest.approx(only.backward_flops / 1e12)
+    assert time.weight_gradient == pytest.approx(only.forward_flops / 1e12)
+
+
+@pytest.mark.parametrize(("length", "window"), [(64, None), (64, 16), (64, 64), (64, 100)])
+def test_a_causal_kernel_computes_the_pairs_below_the_diagonal(length: int, window: int | None):
+    block = model("mistral-7b-v0.1").blocks[0]
+    attention = msgspec.structs.replace(block.attention, sliding_window=window)
+    layer = block_layer(msgspec.structs.replace(block, attention=attention), 4096, View.of(length, 3))
+    (kernel,) = (op for op in layer if op.kind == "attention")
+    reach = length if window is None else min(window, length)
+    seen = sum(1 for query in range(length) for key in range(length) if query - reach < key <= query)
+    # A continuous diagonal: its own half cells, one a query, are not counted.
+    products = 4 * 32 * 128 * 3
+    computed = kernel.forward_flops * kernel.computed_share / products
+    assert computed == pytest.approx(seen, rel=0.5 / min(reach, 16) + 0.01)
+    exact = reach * length - reach * reach / 2
+    assert computed == pytest.approx(exact)
+    time = operation_seconds(kernel, machine())
+    assert time.forward == pytest.approx(products * exact / 1e12)
+    assert time.backward == pytest.approx(2.5 * products * exact / 1e12)
+
+
+def test_bidirectional_attention_computes_all_pairs():
+    block = model("bert-base").blocks[0]
+    kernels = Kernels(attention="flash")
+    layer = block_layer(block, 768, View.of(128, 1, kernels=kernels))
+    (kernel,) = (op for op in layer if op.kind == "attention")
+    assert kernel.computed_share == 1
+
+
+def test_elementwise_takes_its_bytes_and_twice_that_backward():
+    x, y = Tensor("x", 1000, 2), Tensor("y", 1000, 2)
+    time = operation_seconds(Operation("add", "elementwise", (x,), (y,)), machine(rates(traffic=0.5, memory=0.8)))
+    assert time.forward == pytest.approx(4000 * 0.5 / 0.8e11)
+    assert time.backward == pytest.approx(2 * time.forward)
+    assert operation_seconds(Operation("view", "view", (x,), (y,)), machine()).forward == 0
+
+
+def test_eight_bits_are_for_the_matrices_of_the_blocks():
+    layer = block_layer(model("mixtral-8x7b").blocks[0], 4096, View.of(4096, 1))
+    quantised = {op.name for op in layer if in_eight_bits(op)}
+    assert quantised == {
+        "attention.query", "attention.key", "attention.value", "attention.output", "mlp.gate_up", "mlp.down",
+    } - ({"attention.output"} - {op.name for op in layer})  # fmt: skip
+    fast = layer_seconds(layer, machine(fp8_peak=2e12)).backward
+    assert fast < layer_seconds(layer, machine()).backward
+
+
+def test_machines_read_the_catalogue():
+    h100 = gpu("h100-sxm5-80gb")
+    assert Machine.of(h100, PERFECT).peak == 989e12
+    assert Machine.of(h100, PERFECT, activation=4).peak == 67e12
+    assert Machine.of(h100, PERFECT, low="fp8").fp8_peak == 1979e12
