@@ -1,21 +1,28 @@
 """What the text columns of published runs mean: each word is mapped once, here, or is said not to be mapped.
 
-The tables hold every word of `precision`, `sharding`, `recompute`, `optimizer` and `hardware` that occurs in the files of
-published runs. A word that is missing here makes a row inexpressible, with the word in the reason.
+The tables hold every word of `hardware`, `precision`, `sharding`, `recompute` and `optimizer` that occurs in the files of
+published runs. A word that is missing here makes a row inexpressible, with the word in the reason. An empty cell means
+that the source does not say; what is assumed then is in `expression.py`.
 """
 
 from __future__ import annotations
 
+UNNAMED = "-"
+"""A word that is understood but names no card of the catalogue: memory can be predicted, time cannot."""
+
 HARDWARE: dict[str, str] = {
+    "24GB GPU": UNNAMED,
+    "40GB GPU": UNNAMED,
+    "80GB GPU": UNNAMED,
+    "A100 (size and form not stated)": "a100-sxm4-80gb",
     "A100-40GB-SXM": "a100-sxm4-40gb",
     "A100-80GB": "a100-sxm4-80gb",
     "A100-80GB-SXM": "a100-sxm4-80gb",
-    "A100 (size and form not stated)": "a100-sxm4-80gb",
     "A100-SXM (DGX A100 Selene; 40/80GB not stated)": "a100-sxm4-80gb",
     "A100-SXM (DGX A100; 40/80GB not stated)": "a100-sxm4-80gb",
-    "Ampere GPU (A100-class; model not named in table)": "a100-sxm4-80gb",
     "A10G-24GB": "a10g",
     "A800-80GB": "a800-sxm4-80gb",
+    "Ampere GPU (A100-class; model not named in table)": "a100-sxm4-80gb",
     "Ascend 910B (Atlas 900 A2 PODc)": "ascend-910b",
     "Ascend Atlas 900 A3 SuperPoD": "ascend-910c",
     "B200-SXM": "b200-sxm-180gb",
@@ -36,15 +43,58 @@ HARDWARE: dict[str, str] = {
     "MI325X-256GB": "mi325x",
     "MI350X-288GB": "mi350x",
     "MI355X-288GB": "mi355x",
+    "RTX-A6000-48GB": UNNAMED,
     "RTX3090-24GB (PCIe)": "rtx3090",
     "RTX4090-24GB": "rtx4090",
+    "TPU-v3-256 (cores)": UNNAMED,
     "TPU-v4": "tpu-v4",
     "TPU-v5e": "tpu-v5e",
     "TPU-v5p": "tpu-v5p",
     "TPU-v6e-Trillium": "tpu-v6e",
     "TPU7x-Ironwood (per chip)": "tpu-v7x",
-    "Trainium1 (trn1.32xlarge; gpus = NeuronCores)": "trainium1",
+    "Trainium1 (trn1.32xlarge; gpus = NeuronCores)": UNNAMED,
 }
+
+PRECISION: dict[str, str] = {
+    "": "bf16",
+    "bf16": "bf16",
+    "bf16 (autocast, fp32 optimizer)": "bf16-autocast",
+    "bf16 + NF4": "bf16",
+    "bf16-mixed (fp32 weights)": "bf16-autocast",
+    "bf16-true": "bf16-pure",
+    "bf16/fp16": "bf16",
+    "fp16": "fp16",
+    "fp16/bf16 mixed (12.55 GB params)": "bf16-mixed-16",
+    "fp8": "fp8-tensorwise",
+    "fp8 (32x32 blocks)": "mxfp8",
+    "fp8 (TE)": "fp8-tensorwise",
+    "fp8 (TE, amp_fp8)": "fp8-tensorwise",
+    "fp8 (float8nocompile)": "fp8-tensorwise",
+    "fp8 (no recipe name)": "fp8-tensorwise",
+    "fp8 (per config)": "fp8-tensorwise",
+    "fp8 e4m3 (tensorwise, fp32 rest)": "fp8-tensorwise",
+    "fp8 hybrid (blockwise, bf16 rest)": "fp8-blockwise",
+    "fp8 hybrid (tensorwise, bf16 rest)": "fp8-tensorwise",
+    "fp8-blockwise mixed": "fp8-blockwise",
+    "fp8-current-scaling": "fp8-tensorwise",
+    "fp8-mxfp8": "mxfp8",
+    "fp8-mxfp8 (cublas)": "mxfp8",
+    "fp8-mxfp8 (cublas, rceil)": "mxfp8",
+    "fp8-rowwise": "fp8-tensorwise",
+    "fp8-rowwise (bf16 rest)": "fp8-tensorwise",
+    "fp8-rowwise_with_gw_hp": "fp8-tensorwise",
+    "fp8-rowwise_with_gw_hp (bf16 rest)": "fp8-tensorwise",
+    "fp8-tensorwise": "fp8-tensorwise",
+    "fp8-tensorwise (bf16 rest)": "fp8-tensorwise",
+    "mxfp8": "mxfp8",
+    "mxfp8 grouped GEMM only": "mxfp8",
+    "mxfp8 linears only": "mxfp8",
+    "mxfp8 linears+grouped": "mxfp8",
+    "nvfp4": "nvfp4",
+    "nvfp4 (per config)": "nvfp4",
+}
+"""Row-wise scaling differs from tensor-wise in scales that are small in memory; no recipe of its own. A source that does
+not state its 16-bit format is taken as bf16: both formats take the same bytes and run at the same rate."""
 
 SHARDING: dict[str, int] = {
     "none": 0,
@@ -65,17 +115,42 @@ SHARDING: dict[str, int] = {
     "hsdp": 3,
     "megatron-fsdp optim_grads_params": 3,
 }
+REPLICATED = frozenset({"hsdp", "fsdp (8 within node) + dp across nodes", "fsdp 8"})
+"""Sharded within a node and replicated across nodes."""
 
 RECOMPUTE: dict[str, str] = {
     "none": "none",
     "full": "full",
     "full (uniform)": "full",
     "full (uniform 1)": "full",
+    "full(block):5 layers": "full:layers=5",
+    "remat_policy full": "full",
+    "selective": "selective",
     "selective (attention)": "selective",
     "selective (every other layer)": "full:every=2",
-    "full(block):5 layers": "full:layers=5",
+    "selective (per-op)": "per-op",
 }
-"""Words with one meaning everywhere; `selective` alone depends on the framework, see `runs.py`."""
+"""`per-op` is torchtitan's; `selective` alone is Megatron's, or torchtitan's default (`per-op`)."""
+
+RECOMPUTE_MODULES: dict[str, tuple[str, ...]] = {
+    "core_attn": ("attention.scores", "attention.softmax", "attention.dropped", "attention.context", "attention.flash"),
+    "layernorm": ("attention.norm", "mlp.norm"),
+    "mla_up_proj": (
+        "attention.query_up",
+        "attention.key_value_up",
+        "attention.rotary_q",
+        "attention.rotary_k",
+        "attention.query_joined",
+        "attention.key_joined",
+        "attention.value",
+    ),
+    "mlp": ("dense",),
+    "moe": ("experts",),
+    "moe_act": ("experts.activation",),
+    "shared_experts": ("mlp.shared",),
+}
+"""Megatron-LM's `--recompute-modules`, as operations of a layer; `dense`, `experts` and `experts.activation` are the MLP
+of layers of one kind."""
 
 OPTIMIZER: dict[str, str] = {
     "": "adamw",
@@ -85,25 +160,59 @@ OPTIMIZER: dict[str, str] = {
     "torch.optim.AdamW": "adamw",
     "decoupled_adamw": "adamw",
     "bnb PagedAdamW": "adamw",
+    "adamw (CPU offload)": "adamw",
     "adamw 8-bit": "adamw-8bit",
     "SGD": "sgd",
     "muon": "muon",
     "dist_muon": "muon",
 }
+OPTIMIZER_OFFLOADED = frozenset({"adamw (CPU offload)"})
 
-FRAMEWORKS: tuple[tuple[str, str], ...] = (
-    ("torchtitan", "torchtitan"),
-    ("torchtune", "torchtitan"),
-    ("llm-foundry", "torchtitan"),
-    ("Megatron", "megatron"),
-    ("NeMo", "megatron"),
-    ("InternEvo", "megatron"),
-    ("MindSpeed", "megatron"),
-    ("LitGPT", "huggingface"),
-    ("ms-swift + DeepSpeed", "deepspeed"),
-    ("ms-swift (transformers + DeepSpeed)", "deepspeed"),
-    ("ms-swift (Megatron", "megatron"),
-    ("ms-swift", "huggingface"),
-    ("TinyLlama", "torchtitan"),
+FRAMEWORKS: tuple[tuple[str, str, str], ...] = (
+    # substring of the framework column, whose habits, 16-bit recipe ("" = the framework's own)
+    ("Megatron-Bridge", "megatron", "mixed-16"),
+    ("NeMo", "megatron", "mixed-16"),
+    ("Megatron-DeepSpeed", "megatron", ""),
+    ("Megatron-SWIFT", "megatron", ""),
+    ("Megatron", "megatron", ""),
+    ("MindSpeed", "megatron", ""),
+    ("Primus", "megatron", ""),
+    ("InternEvo", "megatron", "mixed-16"),
+    ("torchtitan", "torchtitan", ""),
+    ("torchtune", "torchtitan", ""),
+    ("llm-foundry", "torchtitan", ""),
+    ("FSDP", "torchtitan", ""),
+    ("thunder", "torchtitan", ""),
+    ("TinyLlama", "torchtitan", ""),
+    ("LitGPT", "huggingface", ""),
+    ("DeepSpeed", "deepspeed", ""),
+    ("ms-swift", "huggingface", ""),
+    ("transformers", "huggingface", ""),
+    ("Hugging", "huggingface", ""),
+    ("TRL", "huggingface", ""),
+    ("axolotl", "huggingface", ""),
+    ("unsloth", "huggingface", ""),
+    ("FlashAttention", "huggingface", ""),
+    ("MaxText", "torchtitan", ""),
 )
-"""The first prefix that fits decides whose habits the run has."""
+"""The first substring that occurs, whatever the case, decides whose habits a run has. Where none occurs the layout
+decides: FSDP is torchtitan's, tensor or pipeline parallelism Megatron's, else transformers'. NVIDIA's performance recipes
+reduce gradients in bf16, as InternEvo does."""
+
+SCHEDULES: tuple[tuple[str, str], ...] = (
+    ("schedule Interleaved 1F1B", "interleaved"),
+    ("schedule 1F1B-I", "interleaved"),
+    ("schedule V-Half", "v-half"),
+    ("schedule ZB-1p", "zb-h1"),
+    ("schedule ZB-2p", "zb-2p"),
+    ("schedule ZB-V", "zb-v"),
+    ("schedule DualPipeV", "dualpipe-v"),
+    ("schedule DualPipe", "dualpipe"),
+    ("schedule GPipe", "gpipe"),
+    ("schedule 1F1B", "1f1b"),
+)
+"""Phrases of `other_flags`; the first that occurs."""
+
+CAUSAL_FLOPS = ("Megatron-Bridge",)
+"""Frameworks whose model FLOPs count half of the query-key pairs; the others count all, as the papers do. Rows that
+print tokens/s and TFLOP/s agree with this: attention's share is 0.50 there, and 1.00 in NeMo 24 and llm-foundry."""

@@ -1,0 +1,297 @@
+"""A published run as a job: model, layout, training and hardware; or the reason why it cannot be one.
+
+The rules were written down before any error was looked at, and use nothing that was measured. A column that a source
+leaves empty is a *knob*: the job has the value that the rule of `knobs.py` names, and each other plausible value is a
+variant, one knob at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from loadgauge.adapters import Lora
+from loadgauge.errors import Error
+from loadgauge.hardware import Gpu, gpu
+from loadgauge.layers import View, block_layer
+from loadgauge.layout import SCHEDULES, Layout, RecomputePolicy
+from loadgauge.model import ModelSpec, Moe
+from loadgauge.training import FRAMEWORKS, Training
+from loadgauge.training import training as trained
+from loadgauge.validate import knobs, words
+from loadgauge.validate.flags import Flags
+from loadgauge.validate.models import Inexpressible, describe
+from loadgauge.validate.runs import Run
+from loadgauge.validate.stages import stage_layers
+
+NODE = 8
+"""GPUs of a node where the source does not say."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What `estimate` needs. `gpu` None: a card that the catalogue does not have, or that the source does not name."""
+
+    model: ModelSpec
+    layout: Layout
+    training: Training
+    gpu: Gpu | None
+    gpus_per_node: int | None
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """The job with another value of one knob."""
+
+    knob: str
+    value: str
+    job: Job
+
+
+class Expression(msgspec.Struct, frozen=True, kw_only=True):
+    """What a row means. Without a `job` there is a `reason`; `untimed` is why its time cannot be predicted."""
+
+    job: Job | None = None
+    variants: tuple[Variant, ...] = ()
+    assumed: tuple[str, ...] = ()
+    reason: str = ""
+    untimed: str = ""
+
+
+def express(run: Run) -> Expression:
+    """The job of a row, with its variants; or the reason why there is none."""
+    try:
+        return _express(run)
+    except Inexpressible as error:
+        return Expression(reason=str(error))
+    except Error as error:
+        return Expression(reason=str(error))
+
+
+def jobs(run: Run) -> tuple[Job, ...]:
+    """Every job that a row may be, the default first; empty where it cannot be expressed."""
+    found = express(run)
+    return () if found.job is None else (found.job, *(variant.job for variant in found.variants))
+
+
+def _express(run: Run) -> Expression:
+    flags = Flags.of(run.other_flags)
+    if run.task not in ("pretrain", "full-ft", "lora", "qlora"):
+        raise Inexpressible(f"task: {run.task!r} is not modelled (adapters other than LoRA)")
+    framework, recipe, how = knobs.framework(run)
+    described = describe(run, framework)
+    assumed = [*described.assumed, *([how] if how else [])]
+    card, untimed = _gpu(run)
+    facts = knobs.Facts(run=run, flags=flags, framework=framework, recipe=recipe, model=described.model)
+    chosen, open_knobs = knobs.choose(facts)
+    assumed += [f"{knob.name}: {knob.default} ({knob.why})" for knob in open_knobs if knob.why]
+    if run.gpus is None and not untimed:
+        untimed = "gpus: the number of GPUs is not stated"
+
+    def build(values: dict[str, Any], model: ModelSpec) -> Job:
+        training = _training(run, flags, framework, recipe, values, model)
+        layout = _layout(facts, values, model, training)
+        layout.check(model)
+        return Job(model=model, layout=layout, training=training, gpu=card, gpus_per_node=run.gpus_per_node)
+
+    job = build(chosen, described.model)
+    variants: list[Variant] = []
+    for knob in open_knobs:
+        for value in knob.others:
+            try:
+                variants.append(Variant(knob.name, str(value), build({**chosen, knob.name: value}, described.model)))
+            except Error:
+                continue  # a value that this layout cannot have is not plausible
+    for name, model in described.others:
+        variants.append(Variant(name.split()[0], name, build(chosen, model)))
+    return Expression(job=job, variants=tuple(variants), assumed=tuple(assumed), untimed=untimed)
+
+
+def _gpu(run: Run) -> tuple[Gpu | None, str]:
+    if not run.hardware:
+        return None, "hardware: not stated"
+    name = words.HARDWARE.get(run.hardware)
+    if name is None:
+        raise Inexpressible(f"hardware: {run.hardware!r} is not mapped to the catalogue")
+    if name == words.UNNAMED:
+        return None, f"hardware: {run.hardware!r} is not in the catalogue"
+    return gpu(name), ""
+
+
+def _training(
+    run: Run, flags: Flags, framework: str, recipe: str, values: dict[str, Any], model: ModelSpec
+) -> Training:
+    word = words.PRECISION.get(run.precision)
+    if word is None:
+        raise Inexpressible(f"precision: {run.precision!r} is not mapped")
+    if recipe and word in ("bf16", "fp16") and "fp32 grad" not in run.sharding:
+        word = f"{word}-{recipe}"
+    optimizer = words.OPTIMIZER.get(run.optimizer)
+    if optimizer is None:
+        raise Inexpressible(f"optimizer: {run.optimizer!r} is not modelled")
+    for phrase, name in (("AdamW bnb 8-bit", "adamw-8bit"), ("AdamW ao 8-bit", "adamw-8bit")):
+        optimizer = name if flags.says(phrase) else optimizer
+    if flags.says("4-bit"):
+        raise Inexpressible("optimizer: 4-bit AdamW is not modelled")
+    if flags.says("full BF16"):
+        word = "bf16-pure"
+    offload: Any = "none"
+    if run.optimizer in words.OPTIMIZER_OFFLOADED or flags.value("optimizer_cpu_offload") == "true":
+        offload = "optimizer"
+    lora = None
+    if run.task in ("lora", "qlora"):
+        lora = _lora(run, flags, model, int(values["lora_rank"]))
+        word = "bf16-pure" if word == "bf16" and run.task == "qlora" else word
+    found = trained(
+        framework,
+        word,
+        optimizer=optimizer,
+        attention=values["attention"],
+        loss=_loss(flags),
+        lora=lora,
+        offload=offload,
+    )
+    if framework == "megatron" and flags.says("no comm overlap"):
+        found = msgspec.structs.replace(found, overlap=msgspec.structs.replace(found.overlap, dp=False, tp=False))
+    return found
+
+
+def _loss(flags: Flags) -> str:
+    return "chunked" if flags.value("use_liger_kernel") == "true" else "auto"
+
+
+def _lora(run: Run, flags: Flags, model: ModelSpec, rank: int) -> Lora:
+    lora = Lora(rank=rank, quantised=run.task == "qlora")
+    if flags.value("target_modules") == "all-linear" or not ("litgpt" in run.framework.lower() or flags.says("q,v")):
+        return lora
+    names: set[str] = set()
+    for block in model.blocks:
+        layer = block_layer(block, model.hidden_size, View(tokens=1, pairs=1, lora=lora))
+        names |= {name.split(".")[-2] for name in layer.names if name.endswith(".lora_a")}
+    wanted = {"query", "value", "qkv"} if not flags.value("target_modules") else {"query", "key", "value", "qkv"}
+    return msgspec.structs.replace(lora, targets=frozenset(names & wanted))
+
+
+def _layout(facts: knobs.Facts, values: dict[str, Any], model: ModelSpec, training: Training) -> Layout:
+    run, flags = facts.run, facts.flags
+    tp, pp, cp = run.tp or 1, run.pp or 1, run.cp or 1
+    gpus = int(values["gpus"])
+    if run.tp is None and run.pp is None and facts.framework == "megatron" and gpus > (run.dp or gpus):
+        raise Inexpressible("tp, pp: how the model is split is not stated")
+    within = tp * pp * cp
+    if gpus % within:
+        raise Inexpressible(f"gpus: {gpus} over tp {tp} x pp {pp} x cp {cp} leaves {gpus % within}")
+    dp = gpus // within
+    if run.dp is not None and run.gpus is not None and run.dp != dp:
+        raise Inexpressible(f"dp: {run.dp} is stated, but {gpus} GPUs over tp {tp} x pp {pp} x cp {cp} are {dp}")
+    micro = int(values["micro_batch"])
+    local = flags.after(r"local batch (\d+) per DP rank")
+    if run.global_batch is None:
+        total = dp * (local or micro)
+    else:
+        total = run.global_batch
+    schedule = _schedule(run, flags)
+    vpp = run.vpp or 1
+    if schedule in ("v-half", "zb-v", "dualpipe", "dualpipe-v"):
+        vpp = 2 if vpp == 1 else vpp
+    if schedule not in SCHEDULES:
+        raise Inexpressible(f"schedule: {schedule!r} is not modelled")
+    if schedule == "interleaved" and (pp == 1 or vpp == 1):
+        schedule, vpp = "1f1b", 1
+    experts = any(isinstance(block.mlp, Moe) for block in model.blocks)
+    ep = run.ep or 1
+    if not experts and ep > 1:
+        raise Inexpressible(f"ep: {ep}, but the row states no experts")
+    sequence_parallel = values["sequence_parallel"] == "yes" and tp > 1
+    extra: dict[str, Any] = {}
+    if flags.says("cp a2a") or "sequence_parallel_size" in run.other_flags:
+        extra["cp_comm"] = "all_to_all"
+    if flags.number("sequence_parallel_size"):
+        raise Inexpressible("sequence_parallel_size: Ulysses over data-parallel ranks is not mapped")
+    zero = words.SHARDING.get(str(values["sharding"]))
+    if zero is None:
+        raise Inexpressible(f"sharding: {values['sharding']!r} is not mapped")
+    return Layout(
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        etp=int(values["etp"]) if experts else 1,
+        vpp=vpp,
+        zero=zero,
+        sequence_parallel=sequence_parallel,
+        recompute=_recompute(str(values["recompute"]), facts, model, training),
+        micro_batch=micro,
+        global_batch=total,
+        seq_len=int(values["seq_len"]),
+        schedule=schedule,
+        stage_layers=stage_layers(run, flags, model, pp, vpp, training),
+        **extra,
+    )
+
+
+def _schedule(run: Run, flags: Flags) -> Any:
+    if (run.pp or 1) == 1:
+        return "1f1b"
+    for phrase, name in words.SCHEDULES:
+        if flags.says(phrase):
+            return name
+    return "interleaved" if (run.vpp or 1) > 1 else "1f1b"
+
+
+def _recompute(word: str, facts: knobs.Facts, model: ModelSpec, training: Training) -> RecomputePolicy:
+    if word.startswith("selective:"):
+        modules = re.findall(r"[a-z_]+", word.partition(":")[2])
+        return _modules(modules, model, training)
+    if word.startswith("remat_policy") and word not in words.RECOMPUTE:
+        raise Inexpressible(f"recompute: {word!r} is not modelled")
+    policy = words.RECOMPUTE.get(word)
+    if policy is None:
+        raise Inexpressible(f"recompute: {word!r} is not mapped")
+    if policy == "selective" and facts.framework != "megatron":
+        policy = "per-op"
+    if policy == "per-op":
+        return _per_op(model, training)
+    return RecomputePolicy.parse(policy)
+
+
+def _names(model: ModelSpec, training: Training) -> list[frozenset[str]]:
+    view = View(tokens=1, pairs=1, kernels=training.kernels)
+    return [block_layer(block, model.hidden_size, view).names for block in model.blocks]
+
+
+def _per_op(model: ModelSpec, training: Training) -> RecomputePolicy:
+    """torchtitan's: attention and every second matrix product keep their outputs, all else runs again."""
+    kept = {"attention.query", "attention.value", "attention.flash", "attention.context", "mlp.gate", "mlp.down"}
+    kept |= {"mlp.gate_up", "attention.qkv", "mlp.up" if not _gated(model) else "mlp.gate"}
+    common = frozenset.intersection(*_names(model, training))
+    return RecomputePolicy(mode="ops", ops=common - kept)
+
+
+def _gated(model: ModelSpec) -> bool:
+    return any(block.mlp is not None and block.mlp.gated for block in model.blocks)
+
+
+def _modules(modules: list[str], model: ModelSpec, training: Training) -> RecomputePolicy:
+    """Megatron-LM's list of modules that run again."""
+    per_block = _names(model, training)
+    wanted: set[str] = set()
+    for module in modules:
+        if module not in words.RECOMPUTE_MODULES:
+            raise Inexpressible(f"recompute: module {module!r} is not mapped")
+        for word in words.RECOMPUTE_MODULES[module]:
+            for block, names in zip(model.blocks, per_block, strict=True):
+                experts = isinstance(block.mlp, Moe)
+                if (word == "dense" and not experts) or (word == "experts" and experts):
+                    wanted |= {name for name in names if name.startswith("mlp.") and name != "mlp.residual"}
+                elif word == "experts.activation" and experts:
+                    wanted |= names & {"mlp.activation", "mlp.multiply", "mlp.split"}
+                else:
+                    wanted |= {name for name in names if name == word or name.startswith(f"{word}.")}
+    common = frozenset.intersection(*per_block)
+    chosen = frozenset(wanted) & common
+    return RecomputePolicy(mode="ops", ops=chosen) if chosen else RecomputePolicy()
+
+
+assert set(FRAMEWORKS) >= {name for _, name, _ in words.FRAMEWORKS}

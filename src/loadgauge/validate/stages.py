@@ -1,0 +1,92 @@
+"""How many layers each pipeline stage of a published run has."""
+
+from __future__ import annotations
+
+from loadgauge.estimate.estimate import view_of
+from loadgauge.layers import block_layer, head_layer
+from loadgauge.layout import Layout
+from loadgauge.model import ModelSpec
+from loadgauge.training import Training
+from loadgauge.validate.flags import Flags, chunks_of
+from loadgauge.validate.models import Inexpressible
+from loadgauge.validate.runs import Run
+
+
+def stage_layers(
+    run: Run, flags: Flags, model: ModelSpec, pp: int, vpp: int, training: Training
+) -> tuple[int, ...] | None:
+    """Layers of each stage; None where they are equal.
+
+    A layout that the row states is taken. Else layers that do not divide leave one fewer to the first and the last stage
+    (or to the last alone), as embedding and loss count for one layer each; else the first stages have one more.
+    """
+    layers = model.num_hidden_layers
+    if pp == 1:
+        return None
+    stated = flags.value("pipeline-model-parallel-layout") or flags.value("pp_layout")
+    if stated and "L" in stated:
+        return _from_layout(stated, pp, layers)
+    ends = [flags.number(f"decoder_{end}_pipeline_num_layers") for end in ("first", "last")]
+    if any(end is not None for end in ends):
+        return _ends_given(layers, pp, ends[0], ends[1])
+    if flags.says("redistributed") or "redis" in flags.phrases:
+        return _balanced(run, model, pp, training)
+    if layers % (pp * vpp) == 0:
+        return None
+    chunks = _chunks(layers, pp * vpp)
+    return tuple(sum(chunks[stage::pp]) for stage in range(pp))
+
+
+def _from_layout(text: str, pp: int, layers: int) -> tuple[int, ...]:
+    chunks = [count + (1 if further else 0) for count, further in chunks_of(text)]
+    stages = tuple(sum(chunks[stage::pp]) for stage in range(pp))
+    if len(chunks) % pp or sum(stages) != layers:
+        raise Inexpressible(
+            f"the pipeline layout {text!r} has {sum(stages)} layers in {len(chunks)} chunks, not {layers}"
+        )
+    return stages
+
+
+def _ends_given(layers: int, pp: int, first: int | None, last: int | None) -> tuple[int, ...]:
+    between = pp - (first is not None) - (last is not None)
+    rest = layers - (first or 0) - (last or 0)
+    if between < 1 or rest % between:
+        raise Inexpressible(f"{rest} layers over {between} stages leaves {rest % max(between, 1)}")
+    middle = (rest // between,) * between
+    return (*(() if first is None else (first,)), *middle, *(() if last is None else (last,)))
+
+
+def _chunks(layers: int, count: int) -> list[int]:
+    """Layers of each chunk, in order.
+
+    >>> _chunks(22, 8), _chunks(61, 4), _chunks(126, 32)[:2]
+    ([2, 3, 3, 3, 3, 3, 3, 2], [16, 15, 15, 15], [3, 4])
+    """
+    if (layers + 2) % count == 0:
+        chunks = [(layers + 2) // count] * count
+        chunks[0] -= 1
+        chunks[-1] -= 1
+    elif (layers + 1) % count == 0:
+        chunks = [(layers + 1) // count] * count
+        chunks[-1] -= 1
+    else:
+        chunks = [layers // count + (index < layers % count) for index in range(count)]
+    return chunks
+
+
+def _balanced(run: Run, model: ModelSpec, pp: int, training: Training) -> tuple[int, ...]:
+    """As many layers to the last stage, which has the head, as leaves the slowest stage the least work."""
+    view = view_of(Layout(seq_len=run.seq_len or 1, micro_batch=1), training)
+    head = float(head_layer(model, view).forward_flops)
+    layer = float(block_layer(model.blocks[0], model.hidden_size, view).forward_flops)
+    layers = model.num_hidden_layers
+    best: tuple[float, int] | None = None
+    for last in range(layers // pp, -1, -1):
+        rest = layers - last
+        slowest = max(last + head / layer, float(-(-rest // (pp - 1))))
+        if best is None or slowest < best[0]:
+            best = (slowest, last)
+    assert best is not None
+    rest = layers - best[1]
+    others = [rest // (pp - 1) + (index < rest % (pp - 1)) for index in range(pp - 1)]
+    return (*others, best[1])
