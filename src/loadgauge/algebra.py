@@ -1,12 +1,13 @@
 """The only code that asks what kind of value a size is: int (exact), float64 array (search), SymPy symbol (closed form).
 
-Everything else combines sizes with `+ - * /` and these six functions, so that one description of a layer yields a
+Everything else combines sizes with `+ - * /` and these functions, so that one description of a layer yields a
 number, an array of layouts or an equation. Neither NumPy nor SymPy is imported here: a value can only be an array or a
 symbol when its library is loaded already.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, TypeAlias
 
@@ -65,6 +66,20 @@ def ceil_div(size: Size, parts: Size) -> Size:
     if _is_symbol(size, parts):
         return sys.modules["sympy"].ceiling(size / parts)
     return -(-size // parts)
+
+
+def common_divisor(first: Size, second: Size) -> Size:
+    """The largest whole number that divides both.
+
+    >>> common_divisor(12, 8)
+    4
+    """
+    if _is_symbol(first, second):
+        return sys.modules["sympy"].Function("gcd")(first, second)
+    if _is_array(first, second):
+        numpy = sys.modules["numpy"]
+        return numpy.gcd(numpy.asarray(first, dtype="int64"), numpy.asarray(second, dtype="int64")).astype("float64")
+    return math.gcd(int(first), int(second))
 
 
 def same(first: Size, second: Size) -> bool:

@@ -1,26 +1,33 @@
 """Collectives: bytes on the wire and seconds, on the link that a group of ranks really spans.
 
-Ranks are numbered by the order of the axes, the fastest first (tp, cp, ep, dp, pp in Megatron-LM), and fill node after
-node. A group of an axis whose faster axes have `stride` ranks together therefore has min(ranks, domain / stride) members
-in one NVLink domain, and the rest of it lies across the network.
+Ranks are numbered by the order of the axes, the fastest first (tp, cp, ep, dp, pp in Megatron-LM), and fill domain after
+domain (a domain: the GPUs that NVLink or its like joins, a node of 8 or a rack of 72). From that follows how many members
+of a group share a domain, also where its ranks straddle one: 4 ranks of 8 on nodes of 6, say.
 
-Legend: n ranks of the group, m of them in one domain, S bytes of the full tensor.
+Legend: n ranks of a group, m of them in the domain that holds fewest, d domains, S bytes of the full tensor.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
-from loadgauge.algebra import Size, maximum, minimum, spread, where
+from loadgauge.algebra import Size, ceil_div, common_divisor, maximum, minimum, same, spread, where
 from loadgauge.errors import ConfigError
 from loadgauge.hardware import Cluster
 from loadgauge.rates import Rates
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv"]
+"""The order in which Megatron-LM numbers its ranks, the fastest axis first."""
+Kind = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send_recv"
+]
+Algorithm = Literal["auto", "ring", "tree", "hierarchical"]
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+TREE_EFFICIENCY = 0.92
+"""Of a double binary tree's bandwidth, what NCCL counts on (source: nccl, tuning.cc)."""
 
 
 def bus_factor(kind: str, ranks: Size) -> Size:
@@ -35,30 +42,104 @@ def bus_factor(kind: str, ranks: Size) -> Size:
         return (ranks - 1) / ranks
     if kind in ("broadcast", "reduce", "send_recv"):
         return 1
-    raise ConfigError(f"unknown collective {kind!r}")
+    raise ConfigError(f"unknown collective {kind!r} (known: {', '.join(get_args(Kind))})")
 
 
 def wire_bytes(kind: str, nbytes: Size, ranks: Size) -> Size:
-    """Bytes one rank sends, `nbytes` being the full (gathered) tensor; a ring cuts it into n chunks of equal size.
+    """Bytes that the busiest rank sends, or receives if that is more (gather, reduce), of a full tensor of `nbytes`.
 
-    A message between two ranks is sent whole; nobody sends anything in a group of one.
+    A ring cuts the tensor into n chunks of equal size; a message between two ranks is sent whole; nobody sends anything
+    in a group of one. Trees and hierarchies send as much on average (source: nccl-tests).
 
     >>> wire_bytes("all_reduce", 1024, 8), wire_bytes("send_recv", 1024, 2), wire_bytes("broadcast", 1024, 1)
     (1792, 1024, 0)
     """
     if kind in ("broadcast", "reduce", "send_recv"):
         return nbytes * where(ranks > 1, 1, 0)
-    return {"all_reduce": 2}.get(kind, 1) * (ranks - 1) * spread(nbytes, ranks)
+    bus_factor(kind, 1)
+    return (2 if kind == "all_reduce" else 1) * (ranks - 1) * spread(nbytes, ranks)
+
+
+class Group(msgspec.Struct, frozen=True):
+    """The ranks of one axis that communicate: `ranks` of them, each `stride` ranks from the next.
+
+    further: (ranks, stride) of slower axes that belong to the group too, where other axes lie between them
+    part_of: the group that these are some of the ranks of, the first and the last for one
+    """
+
+    axis: str
+    ranks: Size
+    stride: Size
+    further: tuple[tuple[Size, Size], ...] = ()
+    part_of: Group | None = None
+
+    @property
+    def levels(self) -> tuple[tuple[Size, Size], ...]:
+        """(ranks, stride) of each axis of the group, the fastest first."""
+        beyond = math.prod(ranks for ranks, _ in self.further)
+        return ((self.ranks if same(beyond, 1) else self.ranks / beyond, self.stride), *self.further)
+
+    def members(self, domain: int) -> Size:
+        """Members in the domain that holds fewest, over all groups of this axis.
+
+        A group starts at any multiple of its length n x stride, so at any multiple of their common divisor from a border.
+
+        >>> Group("tp", 8, 1).members(8), Group("tp", 6, 1).members(8), Group("dp", 8, 4).members(8)
+        (8, 2, 2)
+        """
+        if self.part_of is not None:
+            return where(self.domains(domain) > 1, 1, self.ranks)
+        found: Size = 1
+        for ranks, stride in self.levels:
+            room = common_divisor(ranks * stride, domain)
+            found = found * maximum(-ceil_div(-room, stride), 1)
+        return minimum(found, self.ranks)
+
+    def domains(self, domain: int) -> Size:
+        """Domains that the group with the most of them spans.
+
+        >>> Group("tp", 8, 1).domains(8), Group("tp", 6, 1).domains(8), Group("dp", 8, 4).domains(8)
+        (1, 2, 4)
+        """
+        if self.part_of is not None:
+            return minimum(self.ranks, self.part_of.domains(domain))
+        found: Size = 1
+        for ranks, stride in self.levels:
+            length = ranks * stride
+            inside = common_divisor(length, domain)
+            found = found * minimum(ranks, 1 + ceil_div(length - inside, domain))
+        return found
+
+    def aligned(self, domain: int) -> Any:
+        """Whether the members have the same places in each domain, so that each rail joins members alone."""
+        if self.part_of is not None:
+            return self.part_of.aligned(domain)
+        found: Any = True
+        for ranks, stride in self.levels:
+            length = ranks * stride
+            whole = common_divisor(stride, domain)
+            ends = common_divisor(length, domain)
+            fits = (ends >= domain) | (ends >= length)
+            found = found & (((whole >= stride) & fits) | (whole >= domain))
+        return found
+
+    def link(self, domain: int) -> str:
+        """The slowest link the group spans: `none` (one rank), `inner` (a domain) or `outer` (the network)."""
+        if same(self.ranks, 1):
+            return "none"
+        return "inner" if same(self.domains(domain), 1) else "outer"
 
 
 class Fabric(msgspec.Struct, frozen=True, kw_only=True):
-    """The two levels of a cluster as collectives see them [byte/s per GPU and direction, s, GPUs].
+    """The levels of a cluster as collectives see them [byte/s per GPU and direction, s, GPUs].
 
     inner: the NVLink (or Infinity Fabric, ICI) domain of `domain` GPUs; outer: the network between domains, at
-    `outer_bandwidth` per GPU; `oversubscription`: how much less the network gives when everybody sends.
+    `outer_bandwidth` for each GPU (where GPUs share an adapter, its share).
     inner_efficiency, outer_efficiency: the achieved share of a link, from calibration.
-    rails: whether adapter i of every node of a pod hangs on the same leaf switch; pod: GPUs that reach one another
-    without passing the oversubscribed part (None: with rails all of them, without rails one domain).
+    oversubscription: how much less the network gives beyond a pod when everybody sends
+    pod: GPUs that reach one another at full speed (None: with rails all of them, without rails one domain)
+    rails: whether adapter i of every domain of a pod hangs on the same leaf switch: traffic between GPUs of the same place
+        stays on it, other traffic passes the oversubscribed part
     """
 
     domain: int
@@ -106,33 +187,24 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outer(self) -> float:
-        """Achieved bandwidth of one GPU's share of the network [byte/s]."""
+        """Achieved bandwidth of one GPU's share of the network, beyond a pod [byte/s]."""
         return self.outer_bandwidth * self.outer_efficiency / self.oversubscription
 
-
-class Group(msgspec.Struct, frozen=True):
-    """The ranks of one axis that communicate: `ranks` of them, each `stride` ranks from the next."""
-
-    axis: str
-    ranks: Size
-    stride: Size
-
-    def members(self, domain: int) -> Size:
-        """How many of them lie in one domain."""
-        return minimum(self.ranks, maximum(domain / self.stride, 1))
-
-    def link(self, domain: int) -> str:
-        """The slowest link the group spans, in words."""
-        if self.ranks == 1:
-            return "none"
-        return "inner" if self.members(domain) >= self.ranks else "outer"
+    def outer_for(self, group: Group) -> Size:
+        """Achieved bandwidth of one GPU's share of the network on the way that a group takes [byte/s]."""
+        if self.oversubscription == 1:
+            return self.outer
+        full: Any = True if self.pod is None and self.rails else group.domains(self.pod or self.domain) == 1
+        if self.rails:
+            full = full & group.aligned(self.domain)
+        return where(full, self.outer * self.oversubscription, self.outer)
 
 
 def groups(degrees: dict[str, Size], order: tuple[str, ...] = AXES) -> dict[str, Group]:
     """The group of each axis, from the degrees of all axes and the order in which ranks are numbered.
 
     >>> groups({"tp": 8, "cp": 1, "dp": 4, "pp": 2})["dp"]
-    Group(axis='dp', ranks=4, stride=8)
+    Group(axis='dp', ranks=4, stride=8, further=(), part_of=None)
     """
     stride: Size = 1
     made = {}
@@ -143,31 +215,81 @@ def groups(degrees: dict[str, Size], order: tuple[str, ...] = AXES) -> dict[str,
     return made
 
 
-def seconds(kind: str, nbytes: Size, group: Group, fabric: Fabric) -> Size:
-    """Seconds of one collective over `nbytes` (the full tensor), by ring or, where it is faster, by tree.
+def joined(axis: str, first: Group, second: Group) -> Group:
+    """One group of two axes' ranks together.
 
-    A ring inside a domain runs at the inner link. A ring over several domains crosses each border once, over the
-    network adapters of all members there: m times the outer link, but not faster than the inner one. All-to-all sends
-    every rank its own part: (n - m)/n of the buffer over the adapter and (m - 1)/n inside, at the same time.
+    >>> made = groups({"tp": 2, "cp": 4, "pp": 2, "dp": 8}, ("tp", "cp", "pp", "dp"))
+    >>> joined("dp", made["cp"], made["dp"])
+    Group(axis='dp', ranks=32, stride=2, further=((8, 16),), part_of=None)
     """
-    n = group.ranks
-    m = group.members(fabric.domain)
-    domains = n / m
-    alone = where(n > 1, 1, 0)
-    crossing = where(domains > 1, 1, 0)
-    latency = where(domains > 1, fabric.outer_latency, fabric.inner_latency)
+    if same(first.ranks, 1):
+        return Group(axis, second.ranks, second.stride)
+    if same(second.ranks, 1) or same(first.stride * first.ranks, second.stride):
+        return Group(axis, first.ranks * second.ranks, first.stride)
+    return Group(axis, first.ranks * second.ranks, first.stride, ((second.ranks, second.stride),))
+
+
+def adapter_bytes(kind: str, nbytes: Size, group: Group, fabric: Fabric) -> Size:
+    """Bytes that one GPU's share of the network carries in each direction.
+
+    A ring over several domains crosses each border once, over the adapters of all m members there. All-to-all sends n - m
+    of the n parts over one's own adapter.
+
+    >>> fabric = Fabric(domain=8, inner_bandwidth=450e9, outer_bandwidth=50e9, inner_latency=0, outer_latency=0)
+    >>> adapter_bytes("all_reduce", 1600, Group("dp", 16, 1), fabric)  # 3000 over 8 adapters
+    375.0
+    """
+    n, m = group.ranks, group.members(fabric.domain)
+    crossing = where(group.domains(fabric.domain) > 1, 1, 0)
     if kind == "send_recv":
-        return latency + nbytes / where(n * group.stride > fabric.domain, fabric.outer, fabric.inner)
-    if kind == "all_to_all":
-        inside = nbytes * (m - 1) / n / fabric.inner
-        outside = nbytes * (n - m) / n / fabric.outer
-        return alone * (latency + maximum(inside, outside))
-    bus = where(domains > 1, minimum(fabric.inner, m * fabric.outer), fabric.inner)
-    carried = nbytes * bus_factor(kind, n) / bus
+        return crossing * wire_bytes(kind, nbytes, n)
+    if kind in ("all_to_all", "gather", "scatter"):
+        return crossing * (n - m) * spread(nbytes, n)
+    return crossing * wire_bytes(kind, nbytes, n) / m
+
+
+def seconds(kind: str, nbytes: Size, group: Group, fabric: Fabric, algorithm: str = "auto") -> Size:
+    """Seconds of one collective over `nbytes` (the full tensor); nothing in a group of one.
+
+    A ring runs at the inner link, or over several domains at m times the outer one if that is slower. Double binary trees
+    and hierarchies are for all-reduce; `auto` is the faster one of ring and tree, as NCCL chooses (source: nccl,
+    tuning.cc, whose latency terms these are: a ring of n ranks over d domains takes n - d inner steps and d - 1 outer
+    ones in each direction, a tree n/d - 1 inner ones and log2 d outer ones).
+
+    >>> fabric = Fabric(domain=8, inner_bandwidth=450e9, outer_bandwidth=50e9, inner_latency=0, outer_latency=0)
+    >>> seconds("all_gather", 450e9, Group("dp", 8, 1), fabric), seconds("all_reduce", 50e9, Group("dp", 8, 8), fabric)
+    (0.875, 1.75)
+    """
+    if algorithm not in ALGORITHMS:
+        raise ConfigError(f"unknown algorithm {algorithm!r} (known: {', '.join(ALGORITHMS)})")
+    n, m, d = group.ranks, group.members(fabric.domain), group.domains(fabric.domain)
+    outer = fabric.outer_for(group)
+    alone = where(n > 1, 1, 0)
+    if kind == "send_recv":
+        return alone * where(d > 1, fabric.outer_latency + nbytes / outer, fabric.inner_latency + nbytes / fabric.inner)
+    if kind in ("all_to_all", "gather", "scatter"):
+        # The parts for other domains go over one's own adapter, the rest inside, at the same time.
+        inside, outside = nbytes * (m - 1) / n / fabric.inner, nbytes * (n - m) / n / outer
+        latency = where(d > 1, fabric.outer_latency, fabric.inner_latency)
+        return alone * (latency + where(d > 1, maximum(inside, outside), nbytes * (n - 1) / n / fabric.inner))
+    bus = where(d > 1, minimum(fabric.inner, m * outer), fabric.inner)
     passes = 2 if kind == "all_reduce" else 1
-    ring = passes * ((n - domains) * fabric.inner_latency + crossing * domains * fabric.outer_latency)
-    tree = passes * (_log2(m) * fabric.inner_latency + _log2(domains) * fabric.outer_latency)
-    return alone * (carried + minimum(ring, tree))
+    steps = (n - d) * fabric.inner_latency + (d - 1) * fabric.outer_latency
+    ring = nbytes * bus_factor(kind, n) / bus + passes * steps
+    if kind != "all_reduce" or algorithm == "ring":
+        return alone * ring
+    if algorithm == "hierarchical":
+        return alone * _hierarchical(nbytes, n, m, d, outer, fabric)
+    levels = (n / d - 1) * fabric.inner_latency + _log2(d) * fabric.outer_latency
+    tree = 2 * nbytes / (TREE_EFFICIENCY * bus) + 2 * levels
+    return alone * (tree if algorithm == "tree" else minimum(ring, tree))
+
+
+def _hierarchical(nbytes: Size, n: Size, m: Size, d: Size, outer: Size, fabric: Fabric) -> Size:
+    """Reduce-scatter inside each domain, all-reduce between them, each member its m-th, all-gather inside."""
+    inside = nbytes * bus_factor("all_gather", m) / fabric.inner + (m - 1) * fabric.inner_latency
+    between = nbytes / m * bus_factor("all_reduce", d) / outer + 2 * (d - 1) * fabric.outer_latency
+    return 2 * inside + where(n > m, between, 0)
 
 
 def _log2(value: Size) -> Size:

@@ -1,49 +1,109 @@
-"""What the network carries: every collective of a step on the most loaded stage, by axis, with its bytes and seconds."""
+"""What the network carries: every collective of one optimizer step on one rank, by axis, with its bytes and seconds.
+
+Once a micro-batch: what the layers' own operations exchange (tensor, context and expert parallelism, in forward, backward
+and in what runs again), activations between pipeline stages, ZeRO-3's weights. Once a step: gradients of weights that
+tensor-parallel ranks share under sequence parallelism, and those of a tied table on the first and last stage.
+
+Gradients over the data-parallel ranks, of `Precision.gradient` bytes each:
+
+==  =====================================================================  ======================================
+0   all-reduce, once a step                                                DDP (no_sync), Megatron-LM
+1   reduce-scatter, and updated weights gathered, once a step              DeepSpeed, Megatron's distributed optimizer
+2   reduce-scatter with every micro-batch; weights gathered once a step    DeepSpeed (issue 2252), Megatron-FSDP
+3   reduce-scatter with every micro-batch; weights gathered twice with     FSDP2 (pytorch, pull request 126166),
+    every micro-batch, those of embedding and head once                    DeepSpeed, Megatron-FSDP
+==  =====================================================================  ======================================
+
+Stages 2 and 3 hold shards of gradients only, so they cannot wait for the last micro-batch; FSDP under `no_sync` can, and
+holds whole gradients, which the memory model does not know either. (FSDP2's `reshard_after_forward=False`, often called
+ZeRO-2, gathers weights once with every micro-batch.) Where ZeRO shards over a part of the ranks (HSDP, Megatron's optimizer
+instances), each shard is all-reduced over its replicas after its reduce-scatter.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from loadgauge.algebra import Size, where
-from loadgauge.estimate.comm import Fabric, Group, groups, seconds, wire_bytes
+from loadgauge.algebra import Size, same, where
+from loadgauge.errors import ConfigError, LayoutError
+from loadgauge.estimate.comm import AXES, Fabric, Group, adapter_bytes, groups, joined, seconds, wire_bytes
+from loadgauge.estimate.memory import MemoryModel, Stage
+from loadgauge.estimate.states import NF4_BYTES, RankWeights, WeightCount
 from loadgauge.layout import Layout
-from loadgauge.ops import Collective
+from loadgauge.ops import Collective, Layer, Recompute
+from loadgauge.training import Training
+
+CONTENT = {
+    "tp": "activations", "cp": "keys and values", "ep": "tokens to experts and back",
+    "etp": "tokens among an expert's ranks",
+}  # fmt: skip
+"""What the layers' own collectives carry, by axis."""
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of collective on one axis, per GPU and step.
 
-    payload: bytes of the full tensor, a call; wire: bytes one GPU sends, a call; seconds, exposed_seconds: of all calls
+    payload: bytes of the full tensor, a call; wire: bytes one GPU sends, a call; adapter: bytes that its share of the
+    network between domains carries, a call; link: `inner`, `outer` or `none`, the slowest link of the group; seconds,
+    exposed_seconds: of all calls of the step; lane: where the exposed ones are in the step's time
     """
 
     axis: str
     what: str
     collective: str
+    calls_per_microbatch: Size
     calls_per_step: Size
     payload: Size
     wire: Size
+    adapter: Size
     link: str
     ranks: Size
     seconds: Size
     exposed_seconds: Size
+    lane: str
+
+    @property
+    def sent(self) -> Size:
+        """Bytes one GPU sends in a step."""
+        return self.calls_per_step * self.wire
 
     def to_dict(self) -> dict[str, Any]:
         """A row of `network` in the JSON documents: bytes, seconds and plain counts."""
-        return {name: getattr(self, name) for name in self.__struct_fields__}
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name != "lane"}
 
 
-def layout_groups(layout: Layout, order: tuple[str, ...] = ("tp", "cp", "dp", "pp")) -> dict[str, Group]:
-    """The group of each axis. Expert axes lie inside dp x cp x tp: etp where tp is, ep right after it."""
-    made = groups({axis: getattr(layout, axis) for axis in order}, order)
-    made["etp"] = Group("etp", layout.etp, 1)
-    made["ep"] = Group("ep", layout.ep, layout.etp)
-    # ZeRO shards over dp and cp together, and replicas of an expert are what dp x cp x tp leaves beside ep x etp.
-    first = made["cp"] if order.index("cp") < order.index("dp") else made["dp"]
-    made["zero"] = Group("dp", layout.zero_ranks, first.stride)
-    made["expert_dp"] = Group("expert dp", layout.expert_dp, layout.ep * layout.etp)
+def layout_groups(layout: Layout, order: tuple[str, ...] = AXES, replicas: Size = 1) -> dict[str, Group]:
+    """The groups of ranks that communicate, by name: those of the axes, and
+
+    zero, replicas: the ranks that ZeRO shards over (dp and cp together, or a part of dp), and those with the same shard;
+    ep, etp, expert_dp: of the experts, whose ranks are the same ones as dp x cp x tp, numbered anew in the same order.
+
+    >>> made = layout_groups(Layout(dp=8, tp=4, cp=2, ep=8), replicas=2)
+    >>> [(name, made[name].ranks, made[name].stride) for name in ("dp", "zero", "replicas", "ep", "expert_dp")]
+    [('dp', 8, 8), ('zero', 8, 4), ('replicas', 2, 32), ('ep', 8, 1), ('expert_dp', 8, 8)]
+    """
+    if sorted(order) != sorted(AXES):
+        raise ConfigError(f"must name each of {', '.join(AXES)} once, got {', '.join(order)}", key="order")
+    made = groups({axis: getattr(layout, axis) for axis in ("tp", "cp", "dp", "pp")}, order)
+    experts = groups({"tp": layout.etp, "ep": layout.ep, "dp": layout.expert_dp, "pp": layout.pp}, order)
+    if layout.pp > 1 and not same(layout.ep * layout.etp, 1) and made["pp"].stride != experts["pp"].stride:
+        raise LayoutError(
+            f"with pp numbered before dp, experts need ep x etp = tp x cp, not {layout.ep} x {layout.etp}"
+            f" and {layout.tp} x {layout.cp}"
+        )
+    shards = made["dp"].ranks if same(replicas, 1) else made["dp"].ranks / replicas
+    shards = int(shards) if isinstance(replicas, int) and isinstance(made["dp"].ranks, int) else shards
+    part = Group("dp", shards, made["dp"].stride)
+    first, second = (made["cp"], part) if order.index("cp") < order.index("dp") else (part, made["cp"])
+    made["zero"] = joined("dp", first, second)
+    made["replicas"] = Group("dp", replicas, part.stride * part.ranks)
+    made["ep"], made["etp"], made["expert_dp"] = (
+        Group(name, experts[axis].ranks, experts[axis].stride)
+        for name, axis in (("ep", "ep"), ("etp", "tp"), ("expert_dp", "dp"))
+    )
     return made
 
 
@@ -67,19 +127,182 @@ def entry(
     group: Group,
     fabric: Fabric,
     *,
+    each: Size = 0,
     exposed: Size = 1,
+    lane: str | None = None,
 ) -> Traffic:
-    """One row of the table; `exposed`: the share of its seconds that nothing hides."""
-    each = seconds(kind, payload, group, fabric)
+    """One row of the table: `calls` a step, `each` a micro-batch; `exposed`: the share of its seconds nothing hides."""
+    several = where(group.ranks > 1, 1, 0)
+    whole = calls * seconds(kind, payload, group, fabric)
     return Traffic(
         axis=axis,
         what=what,
         collective=kind,
-        calls_per_step=calls * where(group.ranks > 1, 1, 0),
+        calls_per_microbatch=each * several,
+        calls_per_step=calls * several,
         payload=payload,
         wire=wire_bytes(kind, payload, group.ranks),
+        adapter=adapter_bytes(kind, payload, group, fabric),
         link=group.link(fabric.domain) if isinstance(group.ranks, int) else "",
         ranks=group.ranks,
-        seconds=calls * each,
-        exposed_seconds=calls * each * exposed,
+        seconds=whole,
+        exposed_seconds=whole * exposed,
+        lane=lane or {"etp": "ep"}.get(axis, axis),
     )
+
+
+def expose(rows: Iterable[Traffic], lanes: Mapping[str, Size]) -> tuple[Traffic, ...]:
+    """The rows with the exposed seconds of a step's lanes, shared out by the seconds of each row."""
+    listed = tuple(rows)
+    total: dict[str, Size] = {}
+    for row in listed:
+        total[row.lane] = total.get(row.lane, 0) + row.seconds
+    return tuple(
+        msgspec.structs.replace(row, exposed_seconds=row.seconds * lanes[row.lane] / total[row.lane])
+        if row.lane in lanes and total[row.lane]
+        else row
+        for row in listed
+    )
+
+
+def stage_traffic(
+    memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict[str, Group] | None = None
+) -> tuple[Traffic, ...]:
+    """Every collective of a step on one rank of a pipeline stage; none where there is but one rank.
+
+    Exposed seconds are all or nothing here, by the overlap switches; `expose` puts in what a timeline shows.
+    """
+    made = layout_groups(memory.layout) if by_axis is None else by_axis
+    counts = memory.counts(stage, stage.start, stage.stop)
+    layers = [(count, memory.facts[key].weights) for key, count in counts.items()]
+    rows = [
+        *_operations(memory, fabric, stage, made),
+        *_pipeline(memory, fabric, stage, made),
+        *_shared(memory, fabric, stage, made),
+        *gradient_traffic(memory.layout, memory.training, layers, memory.ends(stage), made, fabric),
+    ]
+    return tuple(row for row in rows if not same(row.calls_per_step, 0) and not same(row.payload, 0))
+
+
+def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group]) -> Iterator[Traffic]:
+    """What the operations of the layers, of the embedding and of the head exchange."""
+    batches = memory.layout.num_microbatches
+    overlap = memory.training.overlap
+    shown = {"tp": not overlap.tp, "cp": not overlap.cp, "ep": not overlap.ep, "etp": True}
+    found: dict[tuple[str, str, str, Size], Size] = {}
+
+    def add(collectives: Iterable[Collective], count: int, suffix: str) -> None:
+        for one in collectives:
+            what = suffix if suffix in ("embedding", "head") else f"{CONTENT[one.axis]}, {suffix}"
+            key = (one.axis, what, one.kind, one.nbytes)
+            found[key] = found.get(key, 0) + count
+
+    for key, count in memory.counts(stage, stage.start, stage.stop).items():
+        layer, again = memory.facts[key].layer, memory.facts[key].recompute
+        add(_forward(layer), count, "forward")
+        add(_forward(layer, again), count, "recomputed")
+        add((one for operation in layer for one in operation.backward_comm), count, "backward")
+    for layer, held, name in (
+        (memory.embedding, stage.first, "embedding"),
+        (memory.head, stage.last, "head"),
+    ):
+        if held:
+            add(layer.comm, 1, name)
+    for (axis, what, kind, nbytes), calls in found.items():
+        yield entry(axis, what, kind, calls * batches, nbytes, made[axis], fabric, each=calls, exposed=int(shown[axis]))
+
+
+def _forward(layer: Layer, recompute: Recompute | None = None) -> Iterator[Collective]:
+    for operation in layer:
+        if recompute is None or operation.name in recompute:
+            yield from operation.forward_comm
+
+
+def _pipeline(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group]) -> Iterator[Traffic]:
+    """Activations to the next stage and their gradients to the one before, for each chunk; without a last chunk's."""
+    layout, view = memory.layout, memory.view
+    if layout.pp == 1:
+        return
+    nbytes = view.kernels.dtypes.activation * view.tokens * memory.model.hidden_size / view.token_shards
+    exposed = int(not memory.training.overlap.pp)
+    for what, ends in (("activations, forward", stage.last), ("gradients of activations, backward", stage.first)):
+        calls = layout.vpp - int(ends)
+        yield entry(
+            "pp", what, "send_recv", calls * layout.num_microbatches, nbytes, made["pp"], fabric, each=calls,
+            exposed=exposed,
+        )  # fmt: skip
+
+
+def _shared(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group]) -> Iterator[Traffic]:
+    """Gradients of weights that several ranks hold and work out from different tokens, once a step."""
+    layout, gradient = memory.layout, memory.training.precision.gradient
+    if layout.sequence_parallel:
+        count: Size = 0
+        for key, layers in memory.counts(stage, stage.start, stage.stop).items():
+            count = count + layers * _replicated(memory.facts[key].layer)
+        count = count + (_replicated(memory.embedding) if stage.first else 0)
+        count = count + (_replicated(memory.head) if stage.last else 0)
+        yield entry("tp", "gradients of shared weights", "all_reduce", 1, gradient * count, made["tp"], fabric)
+    tied = sum(weight.numel for weight in memory.head.weights if weight.name == "head.logits.weight")
+    if layout.pp > 1 and memory.model.tie_word_embeddings and (stage.first or stage.last) and not same(tied, 0):
+        ends = Group("pp", 2, made["pp"].stride * (layout.pp - 1), part_of=made["pp"])
+        yield entry("pp", "gradients of the tied table", "all_reduce", 1, gradient * tied, ends, fabric)
+
+
+def _replicated(layer: Layer) -> Size:
+    """Elements of trainable weights that every tensor-parallel rank holds whole."""
+    return sum(w.numel for w in layer.weights if w.trainable and not w.expert and same(w.shards, 1))
+
+
+def gradient_traffic(
+    layout: Layout,
+    training: Training,
+    layers: Iterable[tuple[int, RankWeights]],
+    ends: RankWeights,
+    made: dict[str, Group],
+    fabric: Fabric,
+) -> Iterator[Traffic]:
+    """Gradients and weights over the data-parallel ranks, by ZeRO stage (see the head of this file).
+
+    layers: how many layers of one rank have which weights; ends: weights of its embedding and head. ZeRO-3 goes layer by
+    layer (and under QLoRA gathers the base as it is stored); below it, gradients count as one call, whatever the buckets.
+    """
+    precision, zero = training.precision, layout.zero
+    batches = layout.num_microbatches
+    hidden = training.overlap.prefetch if zero == 3 else training.overlap.dp
+    base = NF4_BYTES if training.lora is not None and training.lora.quantised else precision.compute
+
+    def held(part: WeightCount) -> Size:
+        """Bytes of weights that the matrix products read."""
+        return precision.compute * (part.trainable + part.frozen) + base * part.base
+
+    def row(what: str, kind: str, nbytes: Size, group: Group, calls: Size, often: bool) -> Traffic:
+        return entry(
+            "dp", what, kind, calls * batches if often else calls, nbytes, group, fabric,
+            each=calls if often else 0, exposed=int(not hidden), lane="zero" if zero == 3 else "dp",
+        )  # fmt: skip
+
+    listed = list(layers)
+    for name, expert, group in (("", False, made["zero"]), (" of experts", True, made["expert_dp"])):
+        parts = [(count, each.expert if expert else each.dense, "") for count, each in listed]
+        parts.append((1, ends.expert if expert else ends.dense, ", embedding and head"))
+        if zero < 3:
+            whole = WeightCount()
+            for count, each, _ in parts:
+                whole = whole + each.times(count)
+            parts = [(1, whole, "")]
+        replicas = Group("dp", made["replicas"].ranks, group.stride * group.ranks)
+        for count, part, where_to in parts:
+            gradients = precision.gradient * part.trainable
+            kind = "all_reduce" if zero == 0 else "reduce_scatter"
+            yield row(f"gradients{name}{where_to}", kind, gradients, group, count, zero >= 2)
+            if not same(replicas.ranks, 1):
+                share = gradients if zero == 0 else gradients / group.ranks
+                yield row(f"gradients{name}{where_to}, replicas", "all_reduce", share, replicas, count, zero >= 2)
+            if zero in (1, 2):
+                updated = precision.compute * part.trainable
+                yield row(f"updated weights{name}", "all_gather", updated, group, count, often=False)
+            if zero == 3:
+                # Those of the embedding and the head stay gathered from forward to backward.
+                calls = count if where_to else 2 * count
+                yield row(f"weights{name}{where_to}", "all_gather", held(part), group, calls, often=True)
