@@ -80,7 +80,7 @@ def card(request: pytest.FixtureRequest) -> Gpu:
 
 
 def test_the_catalogue_lists_each_file_once():
-    assert len(gpu_ids()) == 42
+    assert len(gpu_ids()) == 43
     assert [card.id for card in gpus()] == sorted(gpu_ids())
     assert len({card.name for card in gpus()}) == 42
 
@@ -248,7 +248,7 @@ def test_a_wrong_file_is_refused_by_name_and_key(change, says):
 
 
 def test_an_unknown_id_names_the_closest():
-    with pytest.raises(ConfigError, match=r"'h100'.*h100-nvl-94gb, h100-pcie-80gb, h100-sxm5-80gb"):
+    with pytest.raises(ConfigError, match=r"'h100'.*h100-nvl-94gb, h100-pcie-80gb, h100-sxm-96gb-500w, h100-sxm5-80gb"):
         gpu("h100")
     with pytest.raises(ConfigError, match=r"'rtx490'.*rtx4090"):
         gpu("rtx490")
