@@ -82,14 +82,15 @@ def card(request: pytest.FixtureRequest) -> Gpu:
 def test_the_catalogue_lists_each_file_once():
     assert len(gpu_ids()) == 43
     assert [card.id for card in gpus()] == sorted(gpu_ids())
-    assert len({card.name for card in gpus()}) == 42
+    assert len({card.name for card in gpus()}) == 43
 
 
 @pytest.mark.skipif(not TABLE.exists(), reason="the table the catalogue was drawn from is not beside the repository")
 def test_every_figure_equals_the_table():
     with TABLE.open(encoding="utf-8") as file:
         rows = {row["id"]: row for row in csv.DictReader(file)}
-    assert set(rows) == set(gpu_ids())
+    assert set(gpu_ids()) - set(rows) == {"h100-sxm-96gb-500w"}  # from its runs, not from the table
+    assert set(rows) < set(gpu_ids())
     for id, row in rows.items():
         card = gpu(id)
         assert (card.name, card.vendor, card.confidence) == (row["name"], row["vendor"], row["confidence"])
