@@ -24,6 +24,7 @@ def timed(
     framework: str = "megatron",
     overlap: Overlap | None = None,
     nodes_of: int | None = None,
+    latency: float | None = None,
     **given: Any,
 ) -> Estimate:
     layout = Layout(**{"seq_len": 4096, **given})
@@ -31,6 +32,9 @@ def timed(
     if overlap is not None:
         kind = msgspec.structs.replace(kind, overlap=overlap)
     machines = cluster(gpu(H100), layout.gpus, nodes_of)
+    if latency is not None:
+        links = tuple(msgspec.structs.replace(link, latency=latency) for link in machines.links)
+        machines = msgspec.structs.replace(machines, links=links)
     return estimate(model(name), layout, kind, cluster=machines, rates=DEFAULT)
 
 
@@ -98,7 +102,7 @@ def test_tensor_parallel_traffic_crosses_the_slower_link_on_small_nodes():
 
 def test_communication_at_the_links_own_rate():
     """Unoverlapped gradients: 2 (n-1)/n of 4 bytes a parameter over the link, and nothing else."""
-    found = timed(dp=8, global_batch=8, overlap=Overlap(dp=False))
+    found = timed(dp=8, global_batch=8, overlap=Overlap(dp=False), latency=0.0)
     assert found.time is not None
     carried = 2 * 7 / 8 * 4 * found.params / (450e9 * DEFAULT.inner_link)
     assert found.time.parts["dp"] == pytest.approx(carried, rel=0.01)

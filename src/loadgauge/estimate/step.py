@@ -6,20 +6,26 @@ that runs beside compute shows only by what sticks out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
-from loadgauge.algebra import Size, maximum
-from loadgauge.estimate.comm import Fabric, Group, seconds
+from loadgauge.algebra import Size, ceil_div, maximum, same
+from loadgauge.estimate.comm import Fabric, seconds
 from loadgauge.estimate.memory import LayerFacts, MemoryModel, Stage, stages
 from loadgauge.estimate.roofline import LayerTime, Machine, layer_seconds, operation_seconds
 from loadgauge.estimate.schedule import simulate
 from loadgauge.estimate.states import RankWeights
-from loadgauge.estimate.traffic import Traffic, collective_seconds, entry, layout_groups
+from loadgauge.estimate.traffic import Traffic, collective_seconds, expose, layout_groups, stage_traffic
 from loadgauge.ops import Layer, Operation, Recompute
 
 LANES = (
     "forward", "backward", "recompute", "loss", "tp", "cp", "ep", "pp", "zero", "bubble", "dp", "optimizer", "fixed",
 )  # fmt: skip
+
+
+BUCKETS = {"megatron": 40e6, "deepspeed": 500e6, "huggingface": 25 * 2**20 / 4, "torchtitan": 25 * 2**20 / 4}
+"""Elements of a bucket of gradients: Megatron's 40 million (or a million a rank), DeepSpeed's, PyTorch DDP's 25 MiB."""
 
 
 class MicroBatch(msgspec.Struct, frozen=True):
@@ -190,34 +196,37 @@ class StepModel:
 
     # -- the end of a step ----------------------------------------------------------------------------------------------
 
-    def gradients(self, stage: Stage, micro: MicroBatch) -> tuple[Size, list[Traffic]]:
-        """Exposed seconds of the data-parallel reduction (and of gathering updated weights), and its traffic."""
-        layout, precision = self.layout, self.training.precision
-        weights = self.memory.weights(self.memory.counts(stage, stage.start, stage.stop)) + self.memory.ends(stage)
-        exposed: Size = 0
-        table: list[Traffic] = []
-        rows: list[tuple[str, str, Size, Group, Size]] = []
-        parts = ((weights.dense, self.groups["zero"]), (weights.expert, self.groups["expert_dp"]))
-        for part, group in parts:
-            if group is self.groups["expert_dp"] and not self.memory.has_experts:
-                continue
-            reduced, copies = self.reduced_bytes * part.trainable, precision.compute * part.trainable
-            if layout.zero == 0:
-                rows.append(("gradients", "all_reduce", reduced, group, 1))
-            elif layout.zero < 3:
-                rows.append(("gradients", "reduce_scatter", reduced, group, 1))
-                rows.append(("updated weights", "all_gather", copies, group, 0))
+    def once(self, rows: Iterable[Traffic], stage: Stage, micro: MicroBatch) -> dict[str, Size]:
+        """Exposed seconds by lane of what is exchanged beside the layers' own collectives: gradients and new weights.
+
+        With overlap, what comes once a step hides under the last micro-batch's backward (new weights: under the first
+        forward), what comes with every micro-batch under each one's; the last bucket has nothing to hide under.
+        """
+        batches, layers = self.layout.num_microbatches, max(1, stage.stop - stage.start)
         backward, forward = sum(micro.backward.values()), sum(micro.forward.values())
-        for what, kind, nbytes, group, is_backward in rows:
-            whole = seconds(kind, nbytes, group, self.fabric)
-            shown = whole
+        lanes: dict[str, Size] = {}
+        for row in rows:
+            if row.what.startswith("gradients of shared") or row.what.startswith("gradients of the tied"):
+                lanes[row.lane] = lanes.get(row.lane, 0) + row.seconds
+                continue
+            if row.lane != "dp":
+                continue
+            times = 1 if same(row.calls_per_microbatch, 0) else batches
+            each = row.seconds / times + self.bucket_latency(row)
             if self.overlap.dp:
-                hidden = backward if is_backward else forward
-                # The last bucket has nothing left to hide under.
-                shown = self.shown(whole, hidden, 1 / max(1, stage.stop - stage.start))
-            exposed = exposed + shown
-            table.append(entry("dp", what, kind, 1, nbytes, group, self.fabric, exposed=shown / whole if whole else 1))
-        return exposed, table
+                each = self.shown(each, forward if row.what.startswith("updated") else backward, 1 / layers)
+            lanes["dp"] = lanes.get("dp", 0) + times * each
+        return lanes
+
+    def bucket_latency(self, row: Traffic) -> Size:
+        """Seconds that cutting a reduction (or gathering) into buckets adds: the latency of each but the first."""
+        name = "expert_dp" if "experts" in row.what else "replicas" if "replicas" in row.what else "zero"
+        itemsize = self.training.precision.compute if row.what.startswith("updated") else self.reduced_bytes
+        bucket = BUCKETS.get(self.training.framework.name, BUCKETS["torchtitan"])
+        if self.training.framework.name == "megatron":
+            bucket = maximum(bucket, 1e6 * self.layout.zero_ranks)
+        calls = ceil_div(row.payload, bucket * itemsize)
+        return maximum(calls - 1, 0) * seconds(row.collective, 0, self.groups[name], self.fabric)
 
     def optimizer(self, stage: Stage) -> Size:
         """Seconds of the update: gradients read twice (their norm), master weights and moments read and written back."""
@@ -251,18 +260,18 @@ class StepModel:
         busy = batches * (forward[slowest] + backward[slowest])
         send = self.send_seconds()
         total = self.pipeline_seconds(forward, backward, [one.weight for one in micro], send)
-        exposed, table = self.gradients(each[slowest], micro[slowest])
-        update = self.optimizer(each[slowest])
+        rows = stage_traffic(self.memory, self.fabric, each[slowest], self.groups)
+        once = self.once(rows, each[slowest], micro[slowest])
         parts: dict[str, Size] = dict.fromkeys(LANES, 0)
         for side in (micro[slowest].forward, micro[slowest].backward):
             for lane, value in side.items():
                 parts[lane] = parts[lane] + batches * value
+        for lane, value in once.items():
+            parts[lane] = parts[lane] + value
         free = self.pipeline_seconds(forward, backward, [one.weight for one in micro], 0) if layout.pp > 1 else total
         parts["pp"] = parts["pp"] + total - free
-        parts.update(bubble=free - busy, dp=exposed, optimizer=update)
-        return StepTime(
-            step=sum(parts.values()), parts=parts, stage=slowest, traffic=tuple(self.table(each[slowest], table))
-        )
+        parts.update(bubble=free - busy, optimizer=self.optimizer(each[slowest]))
+        return StepTime(step=sum(parts.values()), parts=parts, stage=slowest, traffic=expose(rows, parts))
 
     def send_seconds(self) -> Size:
         """Seconds to send one micro-batch's activations to the next stage."""
@@ -292,57 +301,3 @@ class StepModel:
         rest = batches - played
         slowest = max(f + b for f, b in zip(forward, backward, strict=True))
         return result.total + rest * (slowest + (0 if self.overlap.pp else 2 * send * layout.vpp))
-
-    def table(self, stage: Stage, reduced: list[Traffic]) -> list[Traffic]:
-        """Every collective of the step on one rank of a stage."""
-        layout, memory = self.layout, self.memory
-        batches = layout.num_microbatches
-        found: dict[tuple[str, str, Size], list[Size]] = {}
-        layers = [(memory.facts[key].layer, memory.facts[key].recompute, count)
-                  for key, count in memory.counts(stage, stage.start, stage.stop).items()]  # fmt: skip
-        layers += [(memory.embedding, Recompute(), 1)] if stage.first else []
-        layers += [(memory.head, Recompute(), 1)] if stage.last else []
-        for layer, recompute, count in layers:
-            for op in layer:
-                again = op.forward_comm if op.name in recompute else ()
-                for collective in (*op.forward_comm, *again, *op.backward_comm):
-                    key = (collective.axis, collective.kind, collective.nbytes)
-                    found.setdefault(key, []).append(count * batches)
-        shown = {"tp": not self.overlap.tp, "cp": not self.overlap.cp, "ep": not self.overlap.ep, "etp": True}
-        rows = [
-            entry(
-                axis, "activations", kind, sum(calls), nbytes, self.groups[axis], self.fabric, exposed=int(shown[axis])
-            )
-            for (axis, kind, nbytes), calls in found.items()
-        ]
-        if layout.pp > 1:
-            view = memory.view
-            nbytes = view.kernels.dtypes.activation * view.tokens * memory.model.hidden_size / view.token_shards
-            calls = batches * layout.vpp * ((not stage.first) + (not stage.last))
-            rows.append(
-                entry("pp", "activations", "send_recv", calls, nbytes, self.groups["pp"], self.fabric, exposed=0)
-            )
-        if layout.zero == 3:
-            weights = memory.weights(memory.counts(stage, stage.start, stage.stop)) + memory.ends(stage)
-            for part, name in ((weights.dense, "zero"), (weights.expert, "expert_dp")):
-                if name == "expert_dp" and not memory.has_experts:
-                    continue
-                group, compute = self.groups[name], self.training.precision.compute
-                rows.append(
-                    entry(
-                        "dp", "weights", "all_gather", 2 * batches, compute * part.total, group, self.fabric, exposed=0
-                    )
-                )
-                rows.append(
-                    entry(
-                        "dp",
-                        "gradients",
-                        "reduce_scatter",
-                        batches,
-                        self.reduced_bytes * part.trainable,
-                        group,
-                        self.fabric,
-                        exposed=0,
-                    )
-                )
-        return [*rows, *reduced]
