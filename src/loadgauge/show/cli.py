@@ -16,6 +16,7 @@ from loadgauge.errors import Error, NothingFits
 COMMANDS = {
     "estimate": "does it fit, where does every byte go, how long, what does it cost",
     "equation": "the closed form of a quantity, with its source",
+    "validate": "predicted against published runs",
     "saved": "what a PyTorch expression keeps for backward",
     "gpus": "the catalogue of GPUs",
     "models": "the catalogue of models",

@@ -129,6 +129,10 @@ def _training(
     optimizer = words.OPTIMIZER.get(run.optimizer)
     if optimizer is None:
         raise Inexpressible(f"optimizer: {run.optimizer!r} is not modelled")
+    if word == "fp8-tensorwise" and run.precision == "fp8" and framework == "megatron" and (run.year or 0) < 2025:
+        word = "fp8-delayed"  # the only recipe there was
+    if flags.has("fp8-param-gather"):
+        word = f"{word}-primary"
     for phrase, name in (("AdamW bnb 8-bit", "adamw-8bit"), ("AdamW ao 8-bit", "adamw-8bit")):
         optimizer = name if flags.says(phrase) else optimizer
     if flags.says("4-bit"):
@@ -151,6 +155,8 @@ def _training(
         lora=lora,
         offload=offload,
     )
+    if recipe == "mixed-16" and found.precision.master and found.precision.gradient == 4:
+        found = msgspec.structs.replace(found, precision=msgspec.structs.replace(found.precision, gradient=2))
     if framework == "megatron" and flags.says("no comm overlap"):
         found = msgspec.structs.replace(found, overlap=msgspec.structs.replace(found.overlap, dp=False, tp=False))
     return found

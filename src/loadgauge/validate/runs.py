@@ -131,7 +131,11 @@ def published() -> Runs:
     >>> len(published().runs) > 1500
     True
     """
-    return _read(_folder().joinpath("throughput.csv")) + _read(_folder().joinpath("memory.csv"))
+    timed, weighed = _read(_folder().joinpath("throughput.csv")), _read(_folder().joinpath("memory.csv"))
+    # A run that reports both is in both files; its speed counts once.
+    untimed = dict.fromkeys(name for name in MEASURED if name != "peak_memory_gib")
+    runs = tuple(msgspec.structs.replace(run, **untimed) for run in weighed.runs)
+    return timed + msgspec.structs.replace(weighed, runs=runs)
 
 
 def _folder() -> Traversable:

@@ -67,8 +67,8 @@ PRECISION: dict[str, str] = {
     "fp16/bf16 mixed (12.55 GB params)": "bf16-mixed-16",
     "fp8": "fp8-tensorwise",
     "fp8 (32x32 blocks)": "mxfp8",
-    "fp8 (TE)": "fp8-tensorwise",
-    "fp8 (TE, amp_fp8)": "fp8-tensorwise",
+    "fp8 (TE)": "fp8-delayed",
+    "fp8 (TE, amp_fp8)": "fp8-delayed",
     "fp8 (float8nocompile)": "fp8-tensorwise",
     "fp8 (no recipe name)": "fp8-tensorwise",
     "fp8 (per config)": "fp8-tensorwise",
@@ -80,10 +80,10 @@ PRECISION: dict[str, str] = {
     "fp8-mxfp8": "mxfp8",
     "fp8-mxfp8 (cublas)": "mxfp8",
     "fp8-mxfp8 (cublas, rceil)": "mxfp8",
-    "fp8-rowwise": "fp8-tensorwise",
-    "fp8-rowwise (bf16 rest)": "fp8-tensorwise",
-    "fp8-rowwise_with_gw_hp": "fp8-tensorwise",
-    "fp8-rowwise_with_gw_hp (bf16 rest)": "fp8-tensorwise",
+    "fp8-rowwise": "fp8-rowwise",
+    "fp8-rowwise (bf16 rest)": "fp8-rowwise",
+    "fp8-rowwise_with_gw_hp": "fp8-rowwise_with_gw_hp",
+    "fp8-rowwise_with_gw_hp (bf16 rest)": "fp8-rowwise_with_gw_hp",
     "fp8-tensorwise": "fp8-tensorwise",
     "fp8-tensorwise (bf16 rest)": "fp8-tensorwise",
     "mxfp8": "mxfp8",
@@ -93,8 +93,8 @@ PRECISION: dict[str, str] = {
     "nvfp4": "nvfp4",
     "nvfp4 (per config)": "nvfp4",
 }
-"""Row-wise scaling differs from tensor-wise in scales that are small in memory; no recipe of its own. A source that does
-not state its 16-bit format is taken as bf16: both formats take the same bytes and run at the same rate."""
+"""A source that does not state its 16-bit format is taken as bf16: both formats take the same bytes and run at the same
+rate. MosaicML's and NeMo's plain `fp8` of 2023 and 2024 is Transformer Engine's delayed scaling."""
 
 SHARDING: dict[str, int] = {
     "none": 0,
@@ -136,13 +136,8 @@ RECOMPUTE_MODULES: dict[str, tuple[str, ...]] = {
     "core_attn": ("attention.scores", "attention.softmax", "attention.dropped", "attention.context", "attention.flash"),
     "layernorm": ("attention.norm", "mlp.norm"),
     "mla_up_proj": (
-        "attention.query_up",
-        "attention.key_value_up",
-        "attention.rotary_q",
-        "attention.rotary_k",
-        "attention.query_joined",
-        "attention.key_joined",
-        "attention.value",
+        *("attention.query_up", "attention.key_value_up", "attention.rotary_q", "attention.rotary_k"),
+        *("attention.query_joined", "attention.key_joined", "attention.value"),
     ),
     "mlp": ("dense",),
     "moe": ("experts",),

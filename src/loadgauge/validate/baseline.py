@@ -1,0 +1,70 @@
+"""What a time model must beat, and what one measured run of one's own brings.
+
+The baseline: model FLOPs at one constant share of the 16-bit peak, times the 1F1B bubble. The constant is fitted to all
+rows of a kind of GPU that are judged, which is generous to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from loadgauge.errors import Error
+from loadgauge.estimate.compute import step_flops
+from loadgauge.estimate.estimate import view_of
+from loadgauge.validate.expression import Job, express
+from loadgauge.validate.runs import Run
+from loadgauge.validate.summary import configuration_weights, grouped, quantile
+from loadgauge.validate.validate import Record
+
+
+def ideal_seconds(job: Job) -> float:
+    """A step at the full 16-bit peak, with the 1F1B bubble (p - 1) / (v m)."""
+    assert job.gpu is not None
+    layout = job.layout
+    flops = step_flops(job.model, layout, job.training.kernels, view_of(layout, job.training)).model
+    bubble = (layout.pp - 1) / (layout.num_microbatches * layout.vpp)
+    return float(flops / (layout.gpus * job.gpu.peak("bf16")) * (1 + bubble))
+
+
+def baseline(records: Sequence[Record], runs: Sequence[Run]) -> tuple[Record, ...]:
+    """The records of time that have a prediction, with the baseline's in its place."""
+    by_id = {run.id: run for run in runs}
+    found: list[tuple[Record, float]] = []
+    for record in records:
+        if record.quantity != "time" or record.error is None or record.id not in by_id:
+            continue
+        job = express(by_id[record.id]).job
+        assert job is not None
+        try:
+            found.append((record, ideal_seconds(job)))
+        except Error:
+            continue
+    kinds = grouped([record for record, _ in found], lambda record: record.gpu)
+    ideal = {record.id: seconds for record, seconds in found}
+    share = {}
+    for gpu, group in kinds.items():
+        ratios = [ideal[record.id] / record.measured for record in group if record.measured]
+        share[gpu] = quantile(ratios, configuration_weights(group), 0.5) or 1.0
+    return tuple(_replaced(record, seconds / share[record.gpu]) for record, seconds in found)
+
+
+def rescaled(records: Sequence[Record]) -> tuple[Record, ...]:
+    """The predictions after one measured run of the user's own: the first row of each source, model and hardware tells
+    the scale, and the others are judged by it.
+    """
+    result: list[Record] = []
+    predicted = [record for record in records if record.quantity == "time" and record.error is not None]
+    for group in grouped(predicted, lambda record: repr((record.source, *record.configuration[1:3]))).values():
+        first = group[0]
+        if len({record.configuration for record in group}) < 2 or first.error is None:
+            continue
+        scale = 1 / (1 + first.error)
+        result += [_replaced(record, record.predicted * scale) for record in group[1:] if record.predicted]
+    return tuple(result)
+
+
+def _replaced(record: Record, predicted: float) -> Record:
+    assert record.measured is not None
+    return msgspec.structs.replace(record, predicted=predicted, error=predicted / record.measured - 1)
