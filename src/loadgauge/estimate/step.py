@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from loadgauge.algebra import Size, ceil_div, maximum, same
+from loadgauge.algebra import Size, ceil_div, maximum, minimum, same
 from loadgauge.estimate.comm import Fabric, seconds
 from loadgauge.estimate.memory import LayerFacts, MemoryModel, Stage, stages
 from loadgauge.estimate.roofline import LayerTime, Machine, layer_seconds, operation_seconds
@@ -26,6 +26,12 @@ LANES = (
 
 BUCKETS = {"megatron": 40e6, "deepspeed": 500e6, "huggingface": 25 * 2**20 / 4, "torchtitan": 25 * 2**20 / 4}
 """Elements of a bucket of gradients: Megatron's 40 million (or a million a rank), DeepSpeed's, PyTorch DDP's 25 MiB."""
+
+
+HOST_LINK = 25e9
+"""Bytes a second and direction between a GPU and its host, over PCIe 4; assumed."""
+HOST_UPDATES = 4e9
+"""Parameters that the cores of one host update in a second (source: ren2021, table 4)."""
 
 
 class MicroBatch(msgspec.Struct, frozen=True):
@@ -152,6 +158,11 @@ class StepModel:
                 back["zero"] = self.shown(gather + scatter, sum(back.values()))
             else:
                 ahead["zero"], back["zero"] = gather, gather + scatter
+        if self.training.offload == "all":
+            # Weights come from the host for each pass, beside the compute of the layer before.
+            fetched = self.training.precision.compute * facts.weights.all.total / HOST_LINK
+            ahead["zero"] = ahead.get("zero", 0) + self.shown(fetched, sum(ahead.values()))
+            back["zero"] = back.get("zero", 0) + self.shown(fetched, sum(back.values()))
         return MicroBatch(ahead, back, weight)
 
     def of_end(self, layer: Layer) -> MicroBatch:
@@ -238,6 +249,10 @@ class StepModel:
         sharded = self.layout.zero >= 1
         elements = weights.dense.trainable / (self.layout.zero_ranks if sharded else 1)
         elements = elements + weights.expert.trainable / (self.layout.expert_dp if sharded else 1)
+        if self.training.offload != "none":
+            # Gradients travel to the host and new weights back; the GPUs of a node share its cores.
+            carried = (precision.compute + precision.compute) * elements / HOST_LINK
+            return carried + elements * minimum(self.layout.gpus, self.fabric.domain) / HOST_UPDATES
         return moved * elements / (self.machine.bandwidth * self.machine.rates.memory)
 
     # -- the step -------------------------------------------------------------------------------------------------------

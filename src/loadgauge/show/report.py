@@ -123,17 +123,24 @@ def _advice(target: Console, given: Job, result: Estimate) -> None:
         Column("change", wrap=True),
         Column("GiB", "right"),
         Column("verdict", wide=True),
-        Column("FLOPs", "right"),
+        Column("time" if result.time is not None else "FLOPs", "right"),
         Column("why", style="dim", wrap=True),
     ]
-    each = result.flops.hardware / result.layout.global_batch
     rows = []
     for change in changes:
         other = change.result
-        more = other.flops.hardware / other.layout.global_batch / each - 1
+        more = _effort(other, result) - 1
         work = f"{more:+.0%}" if abs(more) >= 0.005 else "same"
         rows.append([change.flags, gib(other.memory.total, 1), other.memory.verdict, work, change.note])
     draw(target, columns, rows, title)
+
+
+def _effort(other: Estimate, result: Estimate) -> float:
+    """What a sequence takes there over what it takes here: time where it is known, else FLOPs."""
+    if other.time is not None and result.time is not None:
+        return other.time.step / other.time.tokens / (result.time.step / result.time.tokens)
+    here = result.flops.hardware / result.layout.global_batch
+    return float(other.flops.hardware / other.layout.global_batch / here)
 
 
 def _parts(target: Console, result: Estimate) -> None:

@@ -23,7 +23,7 @@ LANES = {
     "cp": "context parallelism, not hidden",
     "ep": "tokens to experts and back, not hidden",
     "pp": "activations between stages, not hidden",
-    "zero": "gathering weights and scattering gradients (ZeRO-3), not hidden",
+    "zero": "gathering weights, scattering gradients (ZeRO-3) or fetching from the host, not hidden",
     "bubble": "waiting for the other pipeline stages",
     "dp": "reducing gradients, not hidden",
     "optimizer": "the update",
