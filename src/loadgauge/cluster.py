@@ -25,6 +25,12 @@ def domain_of(gpu: Gpu, gpus_per_node: int | None) -> int:
     return stated if stated > GPUS_PER_NODE else min(stated, gpus_per_node)
 
 
+def _even(gpus: int, domain: int) -> int:
+    """GPUs taken of each rack: a job fills all its racks alike, 64 of 72 where it runs on 256."""
+    racks = -(-gpus // domain)
+    return gpus // racks if domain > GPUS_PER_NODE and gpus % racks == 0 else domain
+
+
 def cluster(
     gpu: Gpu,
     gpus: int,
@@ -41,8 +47,10 @@ def cluster(
     >>> from loadgauge.hardware import gpu
     >>> [link.domain for link in cluster(gpu("h100-sxm5-80gb"), 64).links]
     [8, 64]
+    >>> [link.domain for link in cluster(gpu("gb200-nvl72"), 256, nic_bandwidth=50e9).links]  # 64 of each rack
+    [64, 256]
     """
-    domain = link_domain or domain_of(gpu, gpus_per_node)
+    domain = link_domain or _even(gpus, domain_of(gpu, gpus_per_node))
     known = rates(gpu.id)
     links = []
     if gpus > 1 and domain > 1:
