@@ -23,15 +23,7 @@ NETWORK = {
     *(f"A3-BW-S{n}-{size}-{axis}" for n in range(1, 7) for size in SIZES for axis in ("TP", "PP", "DP")),
 }
 """Collectives, traffic and bandwidth of article 3."""
-MEASURED = {
-    "A5-RESIDUE",
-    "A5-SAVEDVALUE",
-    "A5-PEAK-0",
-    "A5-PEAK-1",
-    *(f"A5-CASE{n}-{what}" for n in range(1, 8) for what in ("PERSIST", "PEAK")),
-}
-"""What article 5 measures with PyTorch."""
-LATER = NETWORK | MEASURED
+LATER = NETWORK
 
 
 def test_every_case_is_claimed_by_exactly_one_test() -> None:
@@ -48,4 +40,4 @@ def test_how_many_there_are() -> None:
     groups = Counter(name.split("-")[0] for name in CASES)
     assert groups == {"A1": 18, "A2": 26, "A3": 182, "A4": 23, "A5": 20, "S": 63}
     assert len(CASES) == sum(groups.values()) == 332
-    assert len(LATER) == len(NETWORK) + len(MEASURED) == 103 + 18
+    assert len(LATER) == len(NETWORK) == 103

@@ -44,10 +44,14 @@ def nodes(roots: Iterable[torch.Tensor]) -> Iterator[Any]:
                 waiting.append(follower)
 
 
-@functools.cache
-def _fields(kind: Any) -> tuple[str, ...]:
+_KNOWN: dict[type, tuple[str, ...]] = {}
+
+
+def _fields(kind: type) -> tuple[str, ...]:
     """What a kind of built-in node keeps, by name."""
-    return tuple(name.removeprefix(RAW) for name in dir(kind) if name.startswith(RAW))
+    if kind not in _KNOWN:
+        _KNOWN[kind] = tuple(name.removeprefix(RAW) for name in dir(kind) if name.startswith(RAW))
+    return _KNOWN[kind]
 
 
 def fields(node: Any) -> Iterator[Field | Hidden]:

@@ -1,0 +1,92 @@
+"""The events of PyTorch's CPU allocator, as its profiler sees them: every byte asked for, scratch of kernels included."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+MODULE = "loadgauge module "
+"""Begins the name of a range that stands for a module."""
+
+
+class Event(NamedTuple):
+    """One allocation (positive) or release (negative) [bytes], where it happened, and in what."""
+
+    time: int
+    address: int
+    change: int
+    op: str
+    module: str
+
+
+def profiler() -> profile:
+    """A profiler of the CPU allocator; it must be read by `events` after it has stopped."""
+    return profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+
+
+def events(stopped: profile) -> list[Event]:
+    """What a profiler saw, in order of time."""
+    kind = torch._C._profiler._EventType.Allocation
+    results: Any = stopped.profiler
+    waiting: list[tuple[Any, str, str]] = [
+        (event, "", "") for event in results.kineto_results.experimental_event_tree()
+    ]
+    found = []
+    while waiting:
+        event, op, module = waiting.pop()
+        what, fields = event.typed
+        if what == kind:
+            found.append(Event(event.start_time_ns, fields.ptr or 0, fields.alloc_size, op, module))
+            continue
+        name = event.name
+        if name.startswith(MODULE):
+            module = name.removeprefix(MODULE)
+        elif not op and "::" in name and not name.startswith("autograd::"):
+            op = name
+        waiting.extend((child, op, module) for child in event.children)
+    found.sort(key=lambda event: event.time)
+    return found
+
+
+class Live(NamedTuple):
+    """What was live when most was: `peak` and `end` are bytes above the start, `held` the allocations at the peak."""
+
+    peak: int
+    end: int
+    held: tuple[Event, ...]
+
+    def by_op(self) -> dict[str, int]:
+        """Bytes at the peak by the outermost operation that asked for them, largest first."""
+        return _summed((event.op or "outside any operation", event.change) for event in self.held)
+
+    def by_module(self) -> dict[str, int]:
+        """Bytes at the peak by the innermost module, largest first."""
+        return _summed((event.module, event.change) for event in self.held)
+
+
+def live(stream: Sequence[Event]) -> Live:
+    """The highest sum of changes, and the allocations that make it up (those before the first event are not known)."""
+    now = peak = 0
+    at = -1
+    for number, event in enumerate(stream):
+        now += event.change
+        if now > peak:
+            peak, at = now, number
+    held: dict[int, Event] = {}
+    for event in stream[: at + 1]:
+        if event.change > 0:
+            held[event.address] = event
+        else:
+            held.pop(event.address, None)
+    return Live(peak, now, tuple(held.values()))
+
+
+def _summed(pairs: Iterator[tuple[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for name, nbytes in pairs:
+        total[name] += nbytes
+    return dict(total.most_common())

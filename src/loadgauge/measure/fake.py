@@ -1,0 +1,173 @@
+"""Fake tensors, fast: what an operation makes of arguments of known shapes is worked out once, then made again.
+
+PyTorch's own cache does the same, but spends longer on the key of an entry than on all the rest. This one keeps only
+operations that read no values, change no shapes in place, and give new tensors, views or their own arguments; everything
+else takes PyTorch's way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+
+_DEVICE_OF = torch.ops.prim.device.default
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_NEVER = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
+_PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_FRESH, _VIEW, _SAME, _OTHER = range(4)
+
+
+class FakeMode(FakeTensorMode):
+    """Fake tensors that never need a value: `.item()` of one gives 1."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.plans: dict[Any, Any] = {}
+        self._suits: dict[Any, bool] = {}
+        self._template: dict[str, Any] | None = None
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """The simulated device has no kernels that could make a real tensor."""
+        return True
+
+    def __deepcopy__(self, memo: Any) -> FakeMode:
+        # A copied module would otherwise carry a mode of its own, which PyTorch refuses to mix.
+        return self
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As the base class, but faster, and without an error where a value is asked for."""
+        if func is _DEVICE_OF and len(args) == 1 and type(args[0]) is FakeTensor:
+            return args[0].fake_device
+        if func is _ITEM and getattr(args[0], "constant", None) is None:
+            dtype = args[0].dtype
+            return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
+        suits = self._suits.get(func)
+        if suits is None:
+            suits = self._suits[func] = _suits(func)
+        if not suits or torch._C.is_inference_mode_enabled():
+            return super().dispatch(func, types, args, kwargs or {})
+        tensors: list[Any] = []
+        parts: list[Any] = [func, torch.get_default_dtype()]
+        if not self._describe(args, parts, tensors) or (kwargs and not self._describe_named(kwargs, parts, tensors)):
+            return super().dispatch(func, types, args, kwargs or {})
+        key = tuple(parts)
+        plan = self.plans.get(key)
+        if plan is not None:
+            return self._carry_out(plan, tensors)
+        before = [one.shape for one in tensors]
+        out = super().dispatch(func, types, args, kwargs or {})
+        if before == [one.shape for one in tensors]:
+            plan = self._plan(out, tensors)
+            if plan is not None:
+                self.plans[key] = plan
+        return out
+
+    def _describe(self, values: Any, parts: list[Any], tensors: list[Any]) -> bool:
+        """Appends what the result may depend on; False where that is more than shapes and plain values."""
+        for value in values:
+            kind = type(value)
+            if isinstance(value, FakeTensor):
+                if value.fake_mode is not self or value.constant is not None or value.layout is not torch.strided:
+                    return False
+                parts += (value.shape, value.stride(), value.dtype, value.fake_device, value.storage_offset())
+                tensors.append(value)
+            elif kind in _PLAIN:
+                parts += (kind, value)
+            elif kind is list or kind is tuple:
+                parts.append(len(value))
+                if not self._describe(value, parts, tensors):
+                    return False
+            else:
+                return False
+        return True
+
+    def _describe_named(self, values: dict[str, Any], parts: list[Any], tensors: list[Any]) -> bool:
+        parts += values
+        return self._describe(values.values(), parts, tensors)
+
+    def _plan(self, out: Any, tensors: list[Any]) -> Any:
+        """How to make such a result again; None where it cannot be."""
+        several = isinstance(out, tuple | list)
+        found, fresh = [], 0
+        storages = {one.untyped_storage()._cdata: place for place, one in enumerate(tensors)}
+        made = {one.untyped_storage()._cdata for one in (out if several else (out,)) if isinstance(one, FakeTensor)}
+        for one in out if several else (out,):
+            step = self._step(one, tensors, storages)
+            if step is None:
+                return None
+            fresh += step[0] == _FRESH
+            found.append(step)
+        if fresh != len(made - storages.keys()):  # two results in one new storage
+            return None
+        return (list if isinstance(out, list) else tuple, found) if several else (None, found[0])
+
+    def _step(self, one: Any, tensors: list[Any], storages: dict[int, int]) -> Any:
+        if type(one) in _PLAIN:
+            return (_OTHER, one)
+        if not isinstance(one, FakeTensor) or one.constant is not None or one.layout is not torch.strided:
+            return None
+        if one.is_conj() or one.is_neg():
+            return None
+        for number, tensor in enumerate(tensors):
+            if one is tensor:
+                return (_SAME, number)
+        storage = one.untyped_storage()
+        shape, stride, offset = tuple(one.shape), one.stride(), one.storage_offset()
+        place = storages.get(storage._cdata)
+        if place is not None:
+            return (_VIEW, place, shape, stride, offset) if one.dtype == tensors[place].dtype else None
+        extent = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) if one.numel() else 0
+        if offset or storage.nbytes() != extent * one.element_size():
+            return None
+        return (_FRESH, shape, stride, one.dtype, one.fake_device)
+
+    def _carry_out(self, plan: Any, tensors: list[Any]) -> Any:
+        kind, steps = plan
+        if kind is None:
+            return self._make(steps, tensors)
+        return kind(self._make(step, tensors) for step in steps)
+
+    def _make(self, step: Any, tensors: list[Any]) -> Any:
+        how = step[0]
+        if how == _FRESH:
+            return self._fake(_empty(step[1], step[2], dtype=step[3], device="meta"), step[4])
+        if how == _VIEW:
+            source = tensors[step[1]]
+            with in_kernel_invocation_manager(self):
+                view = _as_strided(source, step[2], step[3], step[4])
+            return self._fake(view, source.fake_device)
+        return tensors[step[1]] if how == _SAME else step[1]
+
+    def _fake(self, meta: torch.Tensor, device: torch.device) -> Any:
+        """`FakeTensor(self, meta, device)`, without its checks."""
+        if self._template is None:
+            self._template = dict(vars(FakeTensor(self, meta, device)))
+        made = _subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
+        torch._C._set_throw_on_mutable_data_ptr(made)
+        state = made.__dict__
+        state.update(self._template)
+        state["_fake_device"] = device
+        return made
+
+
+_empty = torch._C._VariableFunctions.empty_strided
+_as_strided = torch._C._VariableFunctions.as_strided
+_subclass: Any = torch.Tensor._make_subclass
+
+
+def _suits(func: Any) -> bool:
+    """Whether the result depends on shapes and plain values only, and the arguments keep theirs."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace not in ("aten", "prims"):
+        return False
+    schema = func._schema
+    name = schema.name.partition("::")[2]
+    if _NEVER & set(func.tags) or name.startswith(("resize", "set_", "lift", "sparse", "_sparse", "nonzero", "item")):
+        return False
+    if any(argument.is_out for argument in schema.arguments):
+        return False
+    if schema.is_mutable and not schema.returns:
+        return name.startswith(("_foreach_", "_fused_"))
+    return True
