@@ -28,6 +28,43 @@ class Dtypes(msgspec.Struct, frozen=True):
     index: Size = 8
 
 
+class LowPrecision(msgspec.Struct, frozen=True, kw_only=True):
+    """How the matrix products of the blocks run in 8 or 4 bits; everything else keeps the 16 bits of the recipe.
+
+    format: what the products run in; element, weight_element: bytes of one quantised element of an activation or
+        gradient, and of a weight, in one direction, with its share of the scales
+    keeps: a product keeps its quantised input for the gradient of its weight (Transformer Engine); else autograd holds
+        the 16-bit one, and it is quantised again in backward (torchao)
+    shares: where an input is kept in 16 bits for another operation, it is for the product too, without a copy
+    weights: where the quantised weights are: `beside` the 16-bit ones, rows and columns, from step to step; `instead`
+        of them (FP8 primary weights); made `within` each product
+    gathers: ZeRO-3 gathers the weights quantised
+    weight_gradient: whether the product that makes the gradient of the weight is quantised too
+    """
+
+    format: Literal["fp8", "fp4"]
+    element: float
+    weight_element: float
+    keeps: bool
+    shares: bool = False
+    weights: Literal["beside", "instead", "within"]
+    gathers: bool = False
+    weight_gradient: bool = True
+    source: str
+
+    def inside(self, x: Size, y: Size, w: Size, *, trained: bool, kept: bool) -> Size:
+        """Bytes alive inside the backward of y = x w only, for so many elements each: what is quantised there.
+
+        That is the gradient of y, by rows and, for the gradient of a weight that is `trained`, by columns; the weight,
+        where no copy of it is held; and x, unless it is `kept` quantised.
+        """
+        twice = trained and self.weight_gradient
+        gradients = (1 + twice) * self.element * y
+        weight = self.weight_element * w if self.weights == "within" else 0
+        again = self.element * x if twice and not kept else 0
+        return gradients + weight + again
+
+
 class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Which implementation runs each kind of operation.
 
@@ -52,6 +89,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     joint_output: Mamba-2's kernel makes the output projection too, and norms its input again in backward
         (transformers); Megatron's is a layer of its own that keeps its input.
     vocabulary_multiple: the token table is padded to a multiple of this many rows a rank (Megatron: 128).
+    products: the recipe of 8 or 4 bits that the matrix products of the blocks run in, if any.
     experts: `grouped` is transformers' grouped_mm form (torchtitan's too), which weights the experts' outputs and keeps
         them; `fused` is Megatron's, which weights inside the activation and keeps neither its output nor the experts'.
     router_aux_loss: a load-balancing loss keeps the scores of all experts (transformers: with `output_router_logits`).
@@ -76,6 +114,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     loss: Literal["float32", "inplace", "chunked"] = "float32"
     loss_chunks: int = 8
     vocabulary_multiple: int = 1
+    products: LowPrecision | None = None
     dtypes: Dtypes = Dtypes()
 
 

@@ -25,7 +25,7 @@ PASSES = {
 class Tensor(msgspec.Struct, frozen=True):
     """What one rank holds of one tensor: `numel` elements of `itemsize` bytes.
 
-    `dtype` is the role that chose the item size: activation, float32, statistic, mask or index.
+    `dtype` is the role that chose the item size: activation, quantised, float32, statistic, mask or index.
     """
 
     name: str
@@ -54,6 +54,10 @@ class Weight(msgspec.Struct, frozen=True):
     base: bool = False
     expert: bool = False
     """Of a routed expert: sharded over the expert-parallel ranks, and replicated over fewer data-parallel ones."""
+    quantised: bool = False
+    """Read in 8 or 4 bits by a recipe that has such products."""
+    cast: bool = True
+    """Autocast reads a 16-bit copy of it where it is a matrix."""
     factored: Size | None = None
     """Rows plus columns, what Adafactor keeps instead of a moment; None: not factored."""
 

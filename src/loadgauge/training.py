@@ -8,8 +8,9 @@ from typing import Literal, TypeVar
 import msgspec
 
 from loadgauge.adapters import Lora
-from loadgauge.errors import ConfigError
-from loadgauge.kernels import Dtypes, Kernels
+from loadgauge.errors import ConfigError, NotModelled
+from loadgauge.kernels import Dtypes, Kernels, LowPrecision
+from loadgauge.model import ModelSpec, Moe
 from loadgauge.overlap import Overlap
 
 
@@ -19,6 +20,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
     weight: the weights as the framework holds them; compute: as the matrix products read them
     gradient: where gradients gather over the step; main_gradient: a second, float32 copy beside 16-bit gradients
     master: float32 weights beside 16-bit ones; moment: one optimizer moment
+    products: the 8- or 4-bit recipe of the blocks' matrix products, in which the rest of the record is of all else
     ZeRO-1 shards main_gradient, master and moments; ZeRO-2 the gradients too; ZeRO-3 all of it.
     """
 
@@ -30,6 +32,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
     master: int = 0
     moment: int = 4
     activation: int = 2
+    products: LowPrecision | None = None
     source: str = "rajbhandari2019"
 
     @property
@@ -53,6 +56,81 @@ PRECISIONS: dict[str, Precision] = {
         Precision(name="bf16-pure", weight=2, compute=2, gradient=2, moment=2, source="pytorch"),
     )
 }
+
+
+def _transformer_engine(
+    format: Literal["fp8", "fp4"], element: float, weight_element: float, shares: bool = True
+) -> LowPrecision:
+    return LowPrecision(
+        format=format, element=element, weight_element=weight_element,
+        keeps=True, shares=shares, weights="beside", source="transformer-engine",
+    )  # fmt: skip
+
+
+def _torchao(element: float, *, gathers: bool = False, weight_gradient: bool = True) -> LowPrecision:
+    return LowPrecision(
+        format="fp8", element=element, weight_element=element, keeps=False, weights="within",
+        gathers=gathers, weight_gradient=weight_gradient, source="torchao",
+    )  # fmt: skip
+
+
+# Transformer Engine keeps an input as the gradient of the weight will read it, by columns, and caches each weight by rows
+# and by columns over the micro-batches; those of one scale a tensor are of Hopper, where the two are different bytes.
+_MEGATRON = {
+    # The one scale a tensor is neglected; only with delayed scaling can no input be quantised again in backward.
+    "fp8-tensorwise": _transformer_engine("fp8", 1, 1),
+    "fp8-delayed": _transformer_engine("fp8", 1, 1, shares=False),
+    # A float32 scale for 1 x 128 elements of an activation, and for 128 x 128 of a weight.
+    "fp8-blockwise": _transformer_engine("fp8", 1 + 4 / 128, 1 + 4 / 128**2),
+    # An 8-bit power of two for each 32 elements.
+    "mxfp8": _transformer_engine("fp8", 1 + 1 / 32, 1 + 1 / 32),
+    # An 8-bit scale for each 16 elements, of weights too: a scale of 16 x 16 is written once a row.
+    "nvfp4": _transformer_engine("fp4", 1 / 2 + 1 / 16, 1 / 2 + 1 / 16),
+}
+LOW_PRECISIONS: dict[str, dict[str, LowPrecision]] = {
+    "megatron": {
+        **_MEGATRON,
+        **{f"{name}-primary": msgspec.structs.replace(low, weights="instead", gathers=True)
+           for name, low in _MEGATRON.items()},
+    },
+    # Autograd keeps the 16-bit input, and every product quantises what it reads.
+    "torchtitan": {
+        "fp8-tensorwise": _torchao(1, gathers=True),
+        "fp8-rowwise": _torchao(1),
+        "fp8-rowwise_with_gw_hp": _torchao(1, weight_gradient=False),
+        "mxfp8": _torchao(1 + 1 / 32),
+    },
+}  # fmt: skip
+"""Recipes of 8 and 4 bits by framework and name, on top of the framework's 16-bit recipe.
+
+`-primary` holds the weights in 8 or 4 bits and not in 16 too (Megatron's `--fp8-param-gather`, with
+`--reuse-grad-buf-for-mxfp8-param-ag` for MXFP8). In 16 bits remain attention itself, norms, the router, the embedding,
+the head and adapters.
+"""
+ALIASES = {"fp8": "fp8-tensorwise"}
+
+
+def _precision(framework: Framework, name: str) -> Precision:
+    """A recipe by its name, as this framework means it."""
+    if name in ("bf16", "fp16"):
+        name = name + framework.precision[4:]
+    name = ALIASES.get(name, name)
+    if name in PRECISIONS:
+        return PRECISIONS[name]
+    own = LOW_PRECISIONS.get(framework.name, {})
+    if name in own:
+        return msgspec.structs.replace(
+            PRECISIONS[framework.precision], name=name, products=own[name], source=own[name].source
+        )
+    low = {known: None for recipes in LOW_PRECISIONS.values() for known in recipes}
+    choose({**PRECISIONS, **low, **ALIASES}, name, "precision")
+    where = " and ".join(other for other, recipes in LOW_PRECISIONS.items() if name in recipes)
+    why = (
+        f"it has {', '.join(own)}"
+        if own
+        else "8-bit products reach it through several libraries, which keep different tensors"
+    )
+    raise NotModelled(f"precision {name!r} is modelled for {where}, not for {framework.name}: {why}")
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +231,12 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     lora: Lora | None = None
     offload: Literal["none", "optimizer", "all"] = "none"
 
+    def check(self, model: ModelSpec) -> None:
+        """Raises `ConfigError` where it cannot be applied to the model."""
+        routed = any(isinstance(block.mlp, Moe) for block in model.blocks)
+        if self.lora is not None and self.lora.experts_only and not routed:
+            raise ConfigError(f"{model.name} has no routed experts, and a base in {self.lora.quantised} is of those")
+
 
 T = TypeVar("T")
 
@@ -177,16 +261,19 @@ def training(
 ) -> Training:
     """How to train, from the words of the command line. Anything unknown raises `ConfigError`.
 
-    precision: a recipe's name, or `bf16` / `fp16` for the framework's usual recipe of that format
+    precision: a recipe's name, `bf16` / `fp16` for the framework's usual recipe of that format, or one of
+        `LOW_PRECISIONS` (`fp8` is `fp8-tensorwise`); one that the framework does not have raises `NotModelled`
     loss: `auto` (the framework's), `float32`, `inplace`, `chunked` or `chunked:N`
 
     >>> training("megatron", "bf16").precision.name
     'bf16-mixed-18'
+    >>> training("megatron", "fp8-blockwise").precision.products.element
+    1.03125
     """
     chosen = choose(FRAMEWORKS, framework, "framework")
-    if precision in ("bf16", "fp16"):
-        precision = precision + chosen.precision[4:]
-    recipe = choose(PRECISIONS, precision, "precision")
+    recipe = _precision(chosen, precision)
+    if recipe.products is not None and lora is not None and lora.stored is not None:
+        raise NotModelled(f"products in {recipe.name} on a base stored in 4 bits, which is made in 16 bits to be read")
     if attention not in ("eager", "flash"):
         raise ConfigError(f"unknown attention {attention!r} (known: eager, flash)")
     kind, _, chunks = loss.partition(":")
@@ -203,6 +290,7 @@ def training(
         loss=kind,
         loss_chunks=int(chunks or chosen.kernels.loss_chunks),
         softmax_float32=chosen.kernels.softmax_float32 or autocast,
+        products=recipe.products,
         dtypes=Dtypes(activation=recipe.activation, residual=4 if autocast else None),
     )
     return Training(

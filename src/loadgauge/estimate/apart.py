@@ -139,8 +139,8 @@ class Apart:
         )
 
     @property
-    def quantised(self) -> bool:
-        """Whether the base weights are quantised."""
+    def quantised(self) -> bool | str:
+        """The format of the base weights, as `Lora.quantised` says it."""
         return self.training.lora is not None and self.training.lora.quantised
 
     def over(self, ranks: Size, stage: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from loadgauge.adapters import base_format
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.apart import Apart, Explanation, Key, Step, cited
 from loadgauge.estimate.explain_layers import activations, loss, transient
@@ -62,7 +63,8 @@ def _parameters(apart: Apart) -> str:
 
 def _weights(apart: Apart) -> Explanation:
     precision, steps = apart.training.precision, []
-    each = "4.127 bits (NF4, scales quantised too)" if apart.quantised else f"{precision.weight} B"
+    stored, low = base_format(apart.quantised), precision.products
+    each = f"{precision.weight} B" if stored is None else stored.words
     for where, count, ranks in apart.groups():
         over = apart.over(ranks, 3)
         plain, base = WeightCount(trainable=count.trainable, frozen=count.frozen), WeightCount(base=count.base)
@@ -70,7 +72,12 @@ def _weights(apart: Apart) -> Explanation:
         steps.append(Step(what, apart.states(plain, ranks).weights))
         what = f"{base.total:,} frozen base parameters{where} x {each}{over}"
         steps.append(Step(what, apart.states(base, ranks).weights))
-    adapters = () if apart.training.lora is None else ("hu2021", *(("dettmers2023",) if apart.quantised else ()))
+        if low is not None:
+            instead = low.weights == "instead"
+            less = f" instead of {precision.weight} B{over}" if instead else " beside them"
+            what = f"{count.quantised:,} of them{where} in {low.format}, by rows and by columns, {low.weight_element:g} B"
+            steps.append(Step(what + less, apart.states(WeightCount(quantised=count.quantised), ranks).weights))
+    adapters = () if apart.training.lora is None else ("hu2021", *(() if stored is None else (stored.source,)))
     return apart.explanation(
         "parameters on the rank x bytes per parameter, shared over the data-parallel ranks by ZeRO 3",
         tuple(steps),

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
+from loadgauge.adapters import BASE_FORMATS, base_format
 from loadgauge.algebra import Size, spread
 from loadgauge.errors import ConfigError
 from loadgauge.ops import Weight
 from loadgauge.training import OPTIMIZERS, Optimizer, Precision
 
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes per element of 4-bit NormalFloat with double quantisation: 4 bits, an 8-bit scale for each block of 64, and a
-float32 scale for each 256 of those (source: dettmers2023, section 3)."""
+NF4_BYTES = BASE_FORMATS["nf4"].nbytes
+"""Bytes per element of 4-bit NormalFloat with double quantisation."""
 
 
 class WeightCount(msgspec.Struct, frozen=True):
     """Elements of weights on one rank, by what happens to them.
 
-    matrices: of all, those that a matrix product reads; trainable_matrices: of those, the trainable ones outside the
-    head; base: frozen matrices that QLoRA quantises; factored: rows plus columns of the trainable matrices (Adafactor).
+    matrices: of all, those that autocast makes 16-bit copies of; trainable_matrices: trainable ones outside the head;
+    base: frozen matrices that QLoRA quantises; quantised: of all, those that products in 8 or 4 bits read; factored:
+    rows plus columns of the trainable matrices (Adafactor).
     """
 
     trainable: Size = 0
@@ -27,6 +28,7 @@ class WeightCount(msgspec.Struct, frozen=True):
     matrices: Size = 0
     trainable_matrices: Size = 0
     factored: Size = 0
+    quantised: Size = 0
 
     @property
     def total(self) -> Size:
@@ -42,9 +44,10 @@ class WeightCount(msgspec.Struct, frozen=True):
             trainable=sum(weight.numel for weight in trainable),
             frozen=sum(weight.numel for weight in frozen if not weight.base),
             base=sum(weight.numel for weight in frozen if weight.base),
-            matrices=sum(weight.numel for weight in weights if weight.kind in ("matrix", "head")),
+            matrices=sum(weight.numel for weight in weights if weight.kind in ("matrix", "head") and weight.cast),
             trainable_matrices=sum(weight.numel for weight in trainable if weight.kind == "matrix"),
             factored=sum(weight.numel if weight.factored is None else weight.factored for weight in trainable),
+            quantised=sum(weight.numel for weight in weights if weight.quantised),
         )
 
     def times(self, factor: Size) -> WeightCount:
@@ -110,12 +113,13 @@ def model_states(
     *,
     zero: int = 0,
     dp: Size = 1,
-    quantised: bool = False,
+    quantised: bool | str = False,
 ) -> States:
     """Bytes of weights, gradients and optimizer states on one rank (source: rajbhandari2019, section 3; megatron-lm).
 
     `count` is a number of trainable parameters on the rank before ZeRO, or a `WeightCount`. Stage 1 shards the optimizer
     part over `dp` ranks, stage 2 the gradients too, stage 3 the weights as well; the largest share is returned.
+    `quantised`: the format of the frozen base (`Lora.quantised`).
 
     ZeRO's own example, 7.5 B parameters on 64 ranks: 120, 31.4, 16.6 and 1.9 GB.
 
@@ -133,14 +137,34 @@ def model_states(
 
     trainable = whole.trainable
     moment = precision.moment if optimizer.moment_bytes is None else optimizer.moment_bytes
-    base = NF4_BYTES if quantised else precision.weight
+    stored = base_format(quantised)
+    base = precision.weight if stored is None else stored.nbytes
     states = (precision.main_gradient + precision.master + optimizer.moments * moment) * share(trainable, 1)
     if optimizer.matrix_moments is not None:
         states = states - (optimizer.moments - optimizer.matrix_moments) * moment * share(whole.trainable_matrices, 1)
     if optimizer.factored:
         states = states + 4 * share(whole.factored, 1)
+    low = precision.products
+    copies: Size = 0
+    if low is not None and low.weights == "instead":
+        copies = 2 * low.weight_element * share(whole.quantised, 3) - precision.weight * share(whole.quantised, 3)
+    elif low is not None and low.weights == "beside" and zero < 3:
+        copies = 2 * low.weight_element * whole.quantised
     return States(
-        weights=precision.weight * share(trainable + whole.frozen, 3) + base * share(whole.base, 3),
+        weights=precision.weight * share(trainable + whole.frozen, 3) + base * share(whole.base, 3) + copies,
         gradients=precision.gradient * share(trainable, 2),
         optimizer=states,
     )
+
+
+def gathered_bytes(count: WeightCount, precision: Precision, quantised: bool | str = False) -> Size:
+    """Bytes of weights that are gathered over their ranks: in the compute dtype, or in 8 or 4 bits where those travel.
+
+    `quantised`: the format of the frozen base, which is gathered as it is stored.
+    """
+    stored, low = base_format(quantised), precision.products
+    base = precision.compute if stored is None else stored.nbytes
+    total = precision.compute * (count.trainable + count.frozen) + base * count.base
+    if low is None or not low.gathers:
+        return total
+    return total - (precision.compute - low.weight_element) * count.quantised

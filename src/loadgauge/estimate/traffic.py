@@ -31,7 +31,7 @@ from loadgauge.algebra import Size, same, where
 from loadgauge.errors import ConfigError, LayoutError
 from loadgauge.estimate.comm import AXES, Fabric, Group, adapter_bytes, groups, joined, seconds, wire_bytes
 from loadgauge.estimate.memory import MemoryModel, Stage
-from loadgauge.estimate.states import NF4_BYTES, RankWeights, WeightCount
+from loadgauge.estimate.states import RankWeights, WeightCount, gathered_bytes
 from loadgauge.layout import Layout
 from loadgauge.ops import Collective, Layer, Recompute
 from loadgauge.training import Training
@@ -270,11 +270,11 @@ def gradient_traffic(
     precision, zero = training.precision, layout.zero
     batches = layout.num_microbatches
     hidden = training.overlap.prefetch if zero == 3 else training.overlap.dp
-    base = NF4_BYTES if training.lora is not None and training.lora.quantised else precision.compute
+    base = training.lora is not None and training.lora.quantised
 
     def held(part: WeightCount) -> Size:
         """Bytes of weights that the matrix products read."""
-        return precision.compute * (part.trainable + part.frozen) + base * part.base
+        return gathered_bytes(part, precision, base)
 
     def row(what: str, kind: str, nbytes: Size, group: Group, calls: Size, often: bool) -> Traffic:
         return entry(

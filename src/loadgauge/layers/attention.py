@@ -46,7 +46,7 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
         "attention.output", context, tokens, heads * spec.head_dim, hidden_size,
-        bias=spec.output_bias, shards=view.tp, bias_shards=1, adapter="output",
+        bias=spec.output_bias, shards=view.tp, bias_shards=1, adapter="output", held=True,
         output=build.hidden("attention.output", hidden_size),
         forward_comm=forward, backward_comm=backward, workspace=workspace,
     )  # fmt: skip

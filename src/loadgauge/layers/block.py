@@ -28,7 +28,7 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
     >>> layer.saved() == 34 * s * b * h + 5 * a * s**2 * b
     True
     """
-    build = Builder(view)
+    build = Builder(view, low=view.kernels.products)
     wide_residual = block.residual_in_fp32 and not build.autocast and build.dtypes.activation != 4
     if block.residual_in_fp32:
         build.residual_itemsize = 4

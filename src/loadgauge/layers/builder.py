@@ -7,6 +7,7 @@ tokens outside the matrix products (t with sequence parallelism, else 1).
 from __future__ import annotations
 
 from loadgauge.algebra import Size, shard
+from loadgauge.kernels import LowPrecision
 from loadgauge.layers.view import View
 from loadgauge.model import Norm
 from loadgauge.ops import Collective, Gemm, Layer, Operation, Tensor, Weight
@@ -15,8 +16,10 @@ from loadgauge.ops import Collective, Gemm, Layer, Operation, Tensor, Weight
 class Builder:
     """Collects operations; each method adds some and returns the tensor they make."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, low: LowPrecision | None = None) -> None:
         self.view = view
+        self.low = low
+        """The recipe of the matrix products, where these are the operations of a block."""
         self.kernels = view.kernels
         self.dtypes = view.kernels.dtypes
         self.residual_itemsize = self.dtypes.activation if self.dtypes.residual is None else self.dtypes.residual
@@ -51,6 +54,15 @@ class Builder:
     def residual(self, name: str, width: Size) -> Tensor:
         """A tensor of the residual stream: float32 under autocast, its tokens shared with sequence parallelism."""
         return Tensor(name, self.local_tokens * width, self.residual_itemsize)
+
+    def quantised(self, x: Tensor) -> Tensor:
+        """The copy of `x` in 8 or 4 bits that the products reading it keep together, scales included."""
+        assert self.low is not None
+        copy = Tensor(f"{x.name}.quantised", x.numel, self.low.element, "quantised")
+        if all(operation.name != copy.name for operation in self.operations):
+            # No time of its own (the products' includes it), and no gradient: that goes to `x`.
+            self.operations.append(Operation(copy.name, "view", (x,), (copy,)))
+        return copy
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
@@ -161,16 +173,20 @@ class Builder:
         adapter: str = "",
         kind: str = "matrix",
         weight: bool = True,
+        exact: bool = False,
+        held: bool = False,
     ) -> Tensor:
         """y[rows, o] = x[rows, i] w[i, o] (+ bias): 2 rows i o FLOPs forward, as much for each gradient.
 
         Keeps `kept_input` (x itself unless a shard stands for it) when the weight is trainable, and only then.
         `adapter` names it among the LoRA targets. `weight=False`: the matrix is another operation's (tied embeddings).
+        `exact`: no recipe of 8 or 4 bits applies to it; `held`: its input is kept in 16 bits by another operation.
         """
-        lora = self.view.lora
+        lora, low = self.view.lora, None if exact else self.low
+        base = bool(adapter) and lora is not None and not lora.experts_only
         matrix = Weight(
             f"{name}.weight", i * o, shards, kind, self.trainable,
-            base=bool(adapter) and lora is not None, factored=i + o,
+            base=base, quantised=low is not None, factored=i + o,
         )  # fmt: skip
         weights = [matrix] if weight else []
         if bias:
@@ -182,10 +198,21 @@ class Builder:
             # Autocast caches its 16-bit copies of weights, not of activations: each product makes and keeps its own.
             x = kept = self.elementwise(f"{name}.cast", (x,), self.tensor(f"{name}.cast", x.numel))
         gemm = Gemm(rows, o, i)
+        keeps = (kept,) if self.trainable else ()
+        if low is not None:
+            copied = low.keeps and not (held and low.shares)
+            if self.trainable and copied:
+                keeps = (self.quantised(kept),)
+            # Of a row-parallel matrix, `leave` counts the gathered gradient.
+            if not (forward_comm and self.view.sequence_parallel):
+                workspace = workspace + low.inside(rows * i, rows * o, i * o, trained=self.trainable, kept=copied)
+        if base and lora is not None and lora.stored is not None:
+            # Made in 16 bits for as long as the product takes, forward and backward.
+            workspace = workspace + self.dtypes.activation * i * o
         self.operations.append(
             Operation(
                 name, "gemm", (x,), (out,), tuple(weights),
-                keeps=(kept,) if self.trainable else (),
+                keeps=keeps,
                 gemms=(gemm,),
                 forward_flops=gemm.flops,
                 input_gradient_flops=gemm.flops,
@@ -241,7 +268,8 @@ class Builder:
         if not view.sequence_parallel:
             return x, x, (Collective("all_reduce", "tp", full, view.tp),), 0
         gathered = self.tensor(name, view.tokens * width)
-        gather = Collective("all_gather", "tp", full, view.tp)
+        narrow = self.gathered_itemsize * view.tokens * width
+        gather = Collective("all_gather", "tp", narrow, view.tp)
         again = () if self.kernels.keep_gathered else (gather,)
         self.operations.append(
             Operation(
@@ -250,7 +278,14 @@ class Builder:
                 backward_comm=(*again, Collective("reduce_scatter", "tp", full, view.tp)),
             )
         )  # fmt: skip
-        return gathered, (gathered if self.kernels.keep_gathered else x), (), 0 if self.kernels.keep_gathered else full
+        if self.kernels.keep_gathered:
+            return gathered, gathered, (), 0
+        return gathered, x, (), narrow
+
+    @property
+    def gathered_itemsize(self) -> Size:
+        """Bytes of an element on its way between tensor-parallel ranks that share tokens; sums are made in 16 bits."""
+        return self.low.element if self.low is not None and self.low.keeps else self.dtypes.activation
 
     def leave(self, width: Size) -> tuple[tuple[Collective, ...], tuple[Collective, ...], Size]:
         """Out of a row-parallel matrix: (forward traffic, backward traffic, workspace of the unreduced result)."""
@@ -260,6 +295,6 @@ class Builder:
             return (Collective("all_reduce", "tp", full, view.tp),), (), 0
         return (
             (Collective("reduce_scatter", "tp", full, view.tp),),
-            (Collective("all_gather", "tp", full, view.tp),),
+            (Collective("all_gather", "tp", self.gathered_itemsize * view.tokens * width, view.tp),),
             full,
         )

@@ -49,7 +49,7 @@ def latent_attention(build: Builder, x: Tensor, spec: LatentAttention, hidden_si
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
         "attention.output", context, build.view.tokens, heads * spec.v_head_dim, hidden_size,
-        bias=spec.bias, shards=build.view.tp, bias_shards=1, adapter="output",
+        bias=spec.bias, shards=build.view.tp, bias_shards=1, adapter="output", held=True,
         output=build.hidden("attention.output", hidden_size),
         forward_comm=forward, backward_comm=backward, workspace=workspace,
     )  # fmt: skip

@@ -68,10 +68,11 @@ def _xielu(build: Builder, name: str, x: Tensor) -> Tensor:
     return output
 
 
-def mlp(build: Builder, x: Tensor, spec: Mlp, hidden_size: Size, prefix: str = "mlp") -> Tensor:
+def mlp(build: Builder, x: Tensor, spec: Mlp, hidden_size: Size, prefix: str = "mlp", held: bool = False) -> Tensor:
     """Adds the MLP to the list; `x` is its (normed) input. Returns the last matrix's output.
 
-    `prefix`: what its operations' names begin with, where a block has more than one MLP.
+    `prefix`: what its operations' names begin with, where a block has more than one MLP; `held`: another operation keeps
+    `x` in 16 bits.
     """
     view, tokens = build.view, build.view.tokens
     width = shard(spec.intermediate_size, view.tp, "intermediate_size")
@@ -80,7 +81,7 @@ def mlp(build: Builder, x: Tensor, spec: Mlp, hidden_size: Size, prefix: str = "
     def column(name: str, columns: Size, first: bool) -> Tensor:
         return build.linear(
             f"{prefix}.{name}", source, tokens, hidden_size, columns,
-            bias=spec.bias, kept_input=kept, shards=view.tp, adapter=name,
+            bias=spec.bias, kept_input=kept, shards=view.tp, adapter=name, held=held,
             backward_comm=reduced if first else (), workspace=workspace,
         )  # fmt: skip
 

@@ -65,7 +65,7 @@ def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
         shared = _shared(build, x, spec, hidden_size)
     else:
         local = build.local_tokens
-        score = build.linear("mlp.shared_gate", x, local, hidden_size, 1)
+        score = build.linear("mlp.shared_gate", x, local, hidden_size, 1, exact=True)
         gate = build.tensor("mlp.shared_sigmoid", local)
         build.elementwise("mlp.shared_sigmoid", (score,), gate, keeps=(gate,))
         weighted = build.tensor("mlp.shared_weighted", shared.numel)
@@ -77,7 +77,7 @@ def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
 def _shared(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
     """The MLP that every token passes through, sharded as any other."""
     assert spec.shared is not None
-    return mlp(build, x, spec.shared, hidden_size, prefix="mlp.shared")
+    return mlp(build, x, spec.shared, hidden_size, prefix="mlp.shared", held=True)
 
 
 # -- the router --------------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def _logits(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
             matrix = build.float32("mlp.router_matrix", experts * hidden_size)
             build.elementwise("mlp.router_matrix", (), matrix, keeps=(matrix,))
     logits = build.linear(
-        "mlp.router", x, build.local_tokens, hidden_size, experts, bias=spec.router_bias, output=output
+        "mlp.router", x, build.local_tokens, hidden_size, experts, bias=spec.router_bias, output=output, exact=True
     )
     if spec.correction_bias:
         # A frozen parameter, moved by the balance of the experts and not by a gradient.
@@ -228,17 +228,25 @@ def _grouped(
     workspace: Size = 0,
 ) -> None:
     """One matrix of every expert on this rank, times the rows that came to it; keeps its input where it is trained."""
-    view, trainable = build.view, build.trainable
+    view, trainable, low = build.view, build.trainable, build.low
     experts = shard(spec.num_experts, view.ep, "num_experts")
     shards = view.ep * view.etp
+    grouped = build.kernels.experts == "grouped"
     weights = [
         Weight(
             f"{name}.weight", experts * i * o, shards, "matrix", trainable,
-            base=view.lora is not None, expert=True, factored=experts * (i + o),
+            base=view.lora is not None, expert=True, quantised=low is not None, cast=not (grouped and build.autocast),
+            factored=experts * (i + o),
         )
     ]  # fmt: skip
-    grouped = build.kernels.experts == "grouped"
     keeps = (source,) if trainable else ()
+    if low is not None:
+        if trainable and low.keeps:
+            keeps = (build.quantised(source),)
+        taken, made = rows.computed * i, rows.computed * o
+        workspace = workspace + low.inside(taken, made, experts * i * o, trained=trainable, kept=low.keeps)
+    if view.lora is not None and view.lora.stored is not None:
+        workspace = workspace + build.dtypes.activation * experts * i * o
     if grouped:
         keeps = (*keeps, Tensor("mlp.offsets", experts, OFFSET_BYTES if build.dtypes.index else 0, "index"))
     if spec.expert_bias:
