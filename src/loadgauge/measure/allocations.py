@@ -69,20 +69,27 @@ class Live(NamedTuple):
 
 
 def live(stream: Sequence[Event]) -> Live:
-    """The highest sum of changes, and the allocations that make it up (those before the first event are not known)."""
+    """The highest sum of changes, and the allocations that make it up.
+
+    The release of memory that is older than the stream does not count: the profiler reports it only by chance.
+    """
     now = peak = 0
-    at = -1
-    for number, event in enumerate(stream):
-        now += event.change
-        if now > peak:
-            peak, at = now, number
     held: dict[int, Event] = {}
-    for event in stream[: at + 1]:
+    at_peak: dict[int, Event] = {}
+    rising = False
+    for event in stream:
         if event.change > 0:
             held[event.address] = event
-        else:
-            held.pop(event.address, None)
-    return Live(peak, now, tuple(held.values()))
+            now += event.change
+            rising = True
+        elif event.address in held:
+            if rising and now > peak:
+                peak, at_peak = now, dict(held)
+            rising = False
+            now -= held.pop(event.address).change
+    if now > peak:
+        peak, at_peak = now, held
+    return Live(peak, now, tuple(at_peak.values()))
 
 
 def _summed(pairs: Iterator[tuple[str, int]]) -> dict[str, int]:
