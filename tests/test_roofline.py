@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -12,6 +14,7 @@ from loadgauge.kernels import Kernels
 from loadgauge.layers import View, block_layer
 from loadgauge.ops import Gemm, Layer, Operation, Tensor
 from loadgauge.rates import DEFAULT, Rates
+from loadgauge.training import training
 
 PERFECT = msgspec.structs.replace(
     DEFAULT, matmul=1.0, wave=0.0, small_k=0.0, attention=1.0, attention_backward=1.0, memory=1.0, traffic=1.0, launch=0.0,
@@ -19,7 +22,7 @@ PERFECT = msgspec.structs.replace(
 )  # fmt: skip
 
 
-def machine(rates: Rates = PERFECT, **rest: float) -> Machine:
+def machine(rates: Rates = PERFECT, **rest: Any) -> Machine:
     return Machine(peak=1e12, bandwidth=1e11, rates=rates, **rest)
 
 
@@ -99,12 +102,30 @@ def test_eight_bits_are_for_the_matrices_of_the_blocks():
     assert quantised == {
         "attention.query", "attention.key", "attention.value", "attention.output", "mlp.gate_up", "mlp.down",
     } - ({"attention.output"} - {op.name for op in layer})  # fmt: skip
-    fast = layer_seconds(layer, machine(fp8_peak=2e12)).backward
-    assert fast < layer_seconds(layer, machine()).backward
+    low = training("megatron", "mxfp8").precision.products
+    fast = layer_seconds(layer, machine(rates(memory=1e9), fp8_peak=2e12, low=low)).backward
+    slow = layer_seconds(layer, machine(rates(memory=1e9))).backward
+    products = sum(op.backward_flops for op in layer if in_eight_bits(op)) / 1e12
+    assert slow - fast == pytest.approx(products / 2, rel=1e-3)
+
+
+def test_quantising_reads_16_bits_and_writes_8_twice():
+    low = training("megatron", "mxfp8").precision.products
+    assert low is not None
+    kernels = training("megatron", "mxfp8").kernels
+    layer = block_layer(model("llama-3.1-8b").blocks[0], 4096, View.of(4096, 1, kernels=kernels))
+    (cast,) = (op for op in layer if op.name == "attention.norm.quantised")
+    time = operation_seconds(cast, machine(low=low))
+    assert time.forward == pytest.approx(4096 * 4096 * (2 + 2 * (1 + 1 / 32)) / 1e11)
+
+
+def test_graphs_hide_launches():
+    gemm = Gemm(m=1, n=4096, k=4096)
+    assert gemm_seconds(gemm, machine(rates(launch=1.0), graphs=True)) == gemm_seconds(gemm, machine())
 
 
 def test_machines_read_the_catalogue():
     h100 = gpu("h100-sxm5-80gb")
-    assert Machine.of(h100, PERFECT).peak == 989e12
-    assert Machine.of(h100, PERFECT, activation=4).peak == 67e12
-    assert Machine.of(h100, PERFECT, low="fp8").fp8_peak == 1979e12
+    assert Machine.of(h100, PERFECT, training("megatron", "bf16")).peak == 989e12
+    assert Machine.of(h100, PERFECT, training("megatron", "fp32")).peak == 67e12
+    assert Machine.of(h100, PERFECT, training("megatron", "fp8")).fp8_peak == 1979e12

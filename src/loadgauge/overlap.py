@@ -17,6 +17,7 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     cp: keys and values of the next ring step travel while one computes
     ep: dispatch and combine of one half of a micro-batch run beside the other half (DualPipe, batch-level overlap)
     pp: activations travel between stages while they compute
+    launch: kernels are launched ahead of time, by CUDA graphs
     """
 
     tp: bool = False
@@ -25,6 +26,7 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     cp: bool = True
     ep: bool = False
     pp: bool = True
+    launch: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Overlap:

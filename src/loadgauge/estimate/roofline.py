@@ -5,15 +5,20 @@ Legend: m, n, k a matrix product's sizes; a tile is 128 x 256 results, computed 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from loadgauge.algebra import Size, ceil_div, maximum
 from loadgauge.hardware import Gpu
-from loadgauge.ops import Gemm, Layer, Operation
+from loadgauge.kernels import LowPrecision
+from loadgauge.ops import Gemm, Layer, Operation, Tensor
 from loadgauge.rates import Rates
+from loadgauge.training import Training
 
 TILE_ROWS, TILE_COLUMNS = 128, 256
-QUANTISED = ("attention.", "mlp.")
+QUANTISED = ".quantised"
+"""How tensors and operations are called that turn 16 bits into 8 or 4."""
 KEPT_WIDE = ("mlp.router", "mlp.shared_gate")
 """Products that 8-bit recipes leave in 16 bits."""
 
@@ -28,14 +33,22 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth: float
     rates: Rates
     fp8_peak: float | None = None
+    low: LowPrecision | None = None
+    graphs: bool = False
+    """Whether CUDA graphs hide the launches."""
+
+    @property
+    def launch(self) -> float:
+        """Seconds before each operation."""
+        return 0.0 if self.graphs else self.rates.launch
 
     @classmethod
-    def of(cls, gpu: Gpu, rates: Rates, activation: int = 2, low: str | None = None) -> Machine:
-        """The machine for products in 16 bits, or in float32 for 4-byte activations (PyTorch uses no TF32 unasked).
-
-        low: `fp8` or `fp4` where the blocks' products run in that format
+    def of(cls, gpu: Gpu, rates: Rates, training: Training) -> Machine:
+        """The machine for a precision: products in 16 bits, or in float32 (PyTorch uses no TF32 unasked), and those of
+        the blocks in 8 or 4 bits where the recipe says so.
         """
-        if activation == 4:
+        low = training.precision.products
+        if training.precision.activation == 4:
             peak = gpu.peak("fp32")
         else:
             peak = gpu.peaks.bf16.value if gpu.peaks.bf16 is not None else gpu.peak("fp16")
@@ -43,7 +56,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             peak=peak,
             bandwidth=gpu.memory_bandwidth,
             rates=rates,
-            fp8_peak=None if low is None else gpu.peak(low),
+            fp8_peak=None if low is None else gpu.peak(low.format),
+            low=low,
+            graphs=training.overlap.launch,
         )
 
 
@@ -75,19 +90,21 @@ def gemm_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False) -> Size:
         peak, share = machine.fp8_peak, rates.fp8_matmul
     arithmetic = gemm.flops / (peak * share * filled * gemm.k / (gemm.k + rates.small_k))
     moved = 2 * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n) * gemm.batch
-    return maximum(arithmetic, moved / (machine.bandwidth * rates.memory)) + rates.launch
+    return maximum(arithmetic, moved / (machine.bandwidth * rates.memory)) + machine.launch
 
 
 def in_eight_bits(operation: Operation) -> bool:
     """Whether 8-bit recipes quantise this product: the matrices of the blocks, but not the router or the head."""
     if operation.name in KEPT_WIDE or operation.name.endswith((".lora_a", ".lora_b")):
         return False
-    return operation.name.startswith(QUANTISED) and any(w.kind == "matrix" for w in operation.weights)
+    return operation.name.startswith(("attention.", "mlp.")) and any(w.kind == "matrix" for w in operation.weights)
 
 
 def operation_seconds(operation: Operation, machine: Machine) -> OperationTime:
     """Seconds of one operation on one micro-batch, collectives left out."""
     rates = machine.rates
+    if operation.name.endswith(QUANTISED) and machine.low is not None:
+        return OperationTime(_quantising(operation.inputs, machine, machine.low), 0, 0)
     if operation.kind == "view" or (operation.kind == "collective" and not _permutes(operation)):
         return OperationTime(0, 0, 0)
     if operation.kind == "attention":
@@ -95,7 +112,7 @@ def operation_seconds(operation: Operation, machine: Machine) -> OperationTime:
         forward = operation.forward_flops * share / (machine.peak * rates.attention)
         backward = (operation.input_gradient_flops + operation.rerun_flops) * share
         return OperationTime(
-            forward + rates.launch, backward / (machine.peak * rates.attention_backward) + rates.launch, 0
+            forward + machine.launch, backward / (machine.peak * rates.attention_backward) + machine.launch, 0
         )
     if operation.gemms:
         return _products(operation, machine)
@@ -111,12 +128,18 @@ def _permutes(operation: Operation) -> bool:
 def _moved(nbytes: Size, machine: Machine) -> Size:
     """Seconds of an element-wise operation over so many bytes."""
     rates = machine.rates
-    return rates.traffic * (nbytes / (machine.bandwidth * rates.memory) + rates.launch)
+    return rates.traffic * (nbytes / (machine.bandwidth * rates.memory) + machine.launch)
+
+
+def _quantising(tensors: Iterable[Tensor], machine: Machine, low: LowPrecision) -> Size:
+    """Seconds to read 16 bits and write 8 or 4, by rows and by columns."""
+    return _moved(sum(tensor.numel for tensor in tensors) * (2 + 2 * low.element), machine)
 
 
 def _products(operation: Operation, machine: Machine) -> OperationTime:
     """Matrix products with weights (one product a gradient), or between activations."""
-    fp8 = machine.fp8_peak is not None and in_eight_bits(operation)
+    low = machine.low if in_eight_bits(operation) else None
+    fp8 = low is not None
     forward = sum(gemm_seconds(gemm, machine, fp8=fp8) for gemm in operation.gemms)
     inputs = sum(gemm_seconds(Gemm(g.m, g.k, g.n, g.batch), machine, fp8=fp8) for g in operation.gemms)
     if not operation.weights:
@@ -124,11 +147,16 @@ def _products(operation: Operation, machine: Machine) -> OperationTime:
         return OperationTime(forward, inputs + weights, 0)
     weights = 0
     if any(weight.trainable for weight in operation.weights):
-        weights = sum(gemm_seconds(Gemm(g.k, g.n, g.m, g.batch), machine, fp8=fp8) for g in operation.gemms)
-    if fp8:
-        # What goes in, and the gradient of what comes out, are read in 16 bits and written in 8, row- and column-wise.
-        into = _moved(2 * sum(tensor.nbytes for tensor in operation.inputs), machine)
-        out_of = _moved(2 * sum(tensor.nbytes for tensor in operation.outputs), machine)
+        eight = low is not None and low.weight_gradient
+        weights = sum(gemm_seconds(Gemm(g.k, g.n, g.m, g.batch), machine, fp8=eight) for g in operation.gemms)
+    if low is not None:
+        # What goes in is quantised, and so is the gradient of what comes out.
+        done = any(tensor.name.endswith(QUANTISED) for tensor in operation.keeps)
+        into = 0 if done else _quantising(operation.inputs, machine, low)
+        out_of = _quantising(operation.outputs, machine, low)
+        if low.weights == "within":
+            into = into + _moved(operation.params * (2 + low.weight_element), machine)
+            out_of = out_of + _moved(operation.params * (2 + low.weight_element), machine)
         return OperationTime(forward + into, inputs + out_of, weights)
     return OperationTime(forward, inputs, weights)
 

@@ -29,7 +29,7 @@ def step_time(
     Raises `NotStated` where the GPU's file lacks a figure that is needed.
     """
     gpu, layout, training = cluster.gpu, memory.layout, memory.training
-    machine = Machine.of(gpu, rates, training.precision.activation)
+    machine = Machine.of(gpu, rates, training)
     found = StepModel(memory, machine, Fabric.of(cluster, rates)).step()
     time = Time(
         step=found.step * scale,

@@ -62,7 +62,7 @@ def predictor(sample: Sample) -> Any:
     facts = MemoryModel(sample.model, sample.layout, sample.training, view_of(sample.layout, sample.training))
 
     def seconds(rates: Rates) -> float:
-        machine = Machine.of(sample.cluster.gpu, rates, sample.training.precision.activation)
+        machine = Machine.of(sample.cluster.gpu, rates, sample.training)
         return float(StepModel(facts, machine, Fabric.of(sample.cluster, rates)).step().step)
 
     return seconds

@@ -22,6 +22,7 @@ from loadgauge.training import FRAMEWORKS, Training
 from loadgauge.training import training as trained
 from loadgauge.validate import knobs, words
 from loadgauge.validate.flags import Flags
+from loadgauge.validate.habits import habits
 from loadgauge.validate.models import Inexpressible, describe
 from loadgauge.validate.runs import Run
 from loadgauge.validate.stages import stage_layers
@@ -157,9 +158,8 @@ def _training(
     )
     if recipe == "mixed-16" and found.precision.master and found.precision.gradient == 4:
         found = msgspec.structs.replace(found, precision=msgspec.structs.replace(found.precision, gradient=2))
-    if framework == "megatron" and flags.says("no comm overlap"):
-        found = msgspec.structs.replace(found, overlap=msgspec.structs.replace(found.overlap, dp=False, tp=False))
-    return found
+    tuned = "NeMo" in run.framework or "Megatron-Bridge" in run.framework
+    return habits(run, flags, found, performance_recipe=tuned)
 
 
 def _loss(flags: Flags) -> str:

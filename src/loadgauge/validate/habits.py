@@ -1,0 +1,31 @@
+"""Which communication a published run hid, and whether CUDA graphs hid its launches: from its flags and its framework."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadgauge.training import Training
+from loadgauge.validate.flags import Flags
+from loadgauge.validate.runs import Run
+
+OVERLAP_SINCE = 2023
+"""The year from which the runs of Megatron-LM and its kin reduce gradients beside the backward pass."""
+
+
+def habits(run: Run, flags: Flags, training: Training, *, performance_recipe: bool) -> Training:
+    """The training with the overlap of the run.
+
+    A run that says it hid nothing did not (but for rings of context parallelism, whose kernels do). NVIDIA's performance
+    recipes hide the collectives of tensor and data parallelism, and those of experts where they say so. Else it is the
+    framework's habit, and for Megatron's kin, whose scripts switch the overlap of gradients on, that of the year.
+    """
+    overlap = training.overlap
+    if flags.says("no comm overlap"):
+        overlap = msgspec.structs.replace(overlap, tp=False, dp=False, ep=False, pp=False)
+    elif performance_recipe:
+        a2a = (flags.value("moe_a2a_overlap") or "").lower() == "true"
+        graphs = flags.value("cuda_graph_impl") not in (None, "", "none")
+        overlap = msgspec.structs.replace(overlap, tp=True, dp=True, ep=a2a, launch=graphs)
+    elif training.framework.name == "megatron":
+        overlap = msgspec.structs.replace(overlap, dp=run.year is not None and run.year >= OVERLAP_SINCE)
+    return msgspec.structs.replace(training, overlap=overlap)
