@@ -74,22 +74,25 @@ def live(stream: Sequence[Event]) -> Live:
     The release of memory that is older than the stream does not count: the profiler reports it only by chance.
     """
     now = peak = 0
+    at = -1
     held: dict[int, Event] = {}
-    at_peak: dict[int, Event] = {}
-    rising = False
-    for event in stream:
-        if event.change > 0:
-            held[event.address] = event
-            now += event.change
-            rising = True
-        elif event.address in held:
-            if rising and now > peak:
-                peak, at_peak = now, dict(held)
-            rising = False
-            now -= held.pop(event.address).change
-    if now > peak:
-        peak, at_peak = now, held
-    return Live(peak, now, tuple(at_peak.values()))
+    for number, event in enumerate(stream):
+        now += _counted(event, held)
+        if now > peak:
+            peak, at = now, number
+    held.clear()
+    for event in stream[: at + 1]:
+        _counted(event, held)
+    return Live(peak, now, tuple(held.values()))
+
+
+def _counted(event: Event, held: dict[int, Event]) -> int:
+    """Bytes that an event changes; `held` follows it."""
+    if event.change > 0:
+        held[event.address] = event
+        return event.change
+    known = held.pop(event.address, None)
+    return 0 if known is None else -known.change
 
 
 def _summed(pairs: Iterator[tuple[str, int]]) -> dict[str, int]:
