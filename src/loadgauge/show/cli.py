@@ -15,6 +15,7 @@ from loadgauge.errors import Error, NothingFits
 
 COMMANDS = {
     "estimate": "does it fit, where does every byte go, how long, what does it cost",
+    "network": "what the network must carry, how fast, and whether it can",
     "equation": "the closed form of a quantity, with its source",
     "validate": "predicted against published runs",
     "saved": "what a PyTorch expression keeps for backward",

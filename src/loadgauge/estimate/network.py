@@ -1,0 +1,368 @@
+"""What the network must carry, and how fast: the bandwidth each axis needs, against what its link reaches.
+
+Communication that nothing hides may take a share of the time that compute takes; where it runs beside compute, it must be
+done by the time that compute is. Both are questions of seconds, so the answers are too: bytes over the seconds allowed is
+the bandwidth needed, bytes over the seconds taken (latency included) the bandwidth reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from loadgauge.algebra import ceil_div
+from loadgauge.errors import ConfigError
+from loadgauge.estimate.amdahl import efficiency
+from loadgauge.estimate.comm import Fabric
+from loadgauge.estimate.compute import step_flops
+from loadgauge.estimate.estimate import view_of
+from loadgauge.estimate.memory import MemoryModel, stages
+from loadgauge.estimate.roofline import Machine, operation_seconds
+from loadgauge.estimate.step import StepModel, StepTime
+from loadgauge.estimate.traffic import Traffic
+from loadgauge.hardware import Cluster
+from loadgauge.layout import Layout
+from loadgauge.model import ModelSpec
+from loadgauge.rates import Rates
+from loadgauge.training import Training
+
+SHARE = 0.05
+"""Of the time of compute, what an axis may take where nothing hides it: the habit of cluster planners."""
+NODE, RACK = 8, 72
+"""GPUs that NVLink joins: an HGX board, an NVL72 rack."""
+ONCE = ("gradients of shared weights", "gradients of the tied table")
+"""Exchanged after the last backward, when nothing runs beside them."""
+
+
+def bandwidth_needed(nbytes: float, seconds: float, share: float = 1.0) -> float:
+    """Byte/s that carry so many bytes in a share of so many seconds of compute.
+
+    Article 3 of tests/paper, 40.27 GB of tensor parallelism beside 8.52 s of compute, of which it may take 5 %:
+
+    >>> round(bandwidth_needed(40.27e9, 8.52, 0.05) / 1e9)
+    95
+    """
+    return nbytes / (share * seconds) if nbytes else 0.0
+
+
+class Compute(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of compute of a step on the slowest pipeline stage, and of what communication can run beside.
+
+    forward, backward: of one micro-batch, what runs again included; attention: of the step, part of `total`
+    """
+
+    total: float
+    forward: float
+    backward: float
+    attention: float
+
+
+def slowed(machine: Machine, factor: float) -> Machine:
+    """The machine on which every operation takes `factor` times as long."""
+    return msgspec.structs.replace(
+        machine,
+        peak=machine.peak / factor,
+        fp8_peak=None if machine.fp8_peak is None else machine.fp8_peak / factor,
+        bandwidth=machine.bandwidth / factor,
+        rates=msgspec.structs.replace(machine.rates, launch=machine.rates.launch * factor),
+    )
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """What one axis asks of its slowest link, per GPU.
+
+    carried: bytes that link carries in a step; seconds: of all calls; beside: seconds of compute they run beside (0: of
+    none); allowed: seconds that may stick out; bandwidth: of the link, by its datasheet [byte/s]
+    """
+
+    axis: str
+    what: str
+    link: str
+    ranks: int
+    carried: float
+    seconds: float
+    overlapped: bool
+    beside: float
+    allowed: float
+    bandwidth: float
+
+    @property
+    def needed(self) -> float:
+        """Bandwidth that hides it, or where it is not overlapped keeps it within the share [byte/s]."""
+        return bandwidth_needed(self.carried, self.beside if self.overlapped else self.allowed)
+
+    @property
+    def reached(self) -> float:
+        """Bandwidth it reaches [byte/s]."""
+        return self.carried / self.seconds if self.seconds else 0.0
+
+    @property
+    def hidden(self) -> bool:
+        """Whether compute hides all of it."""
+        return self.overlapped and self.seconds <= self.beside
+
+    @property
+    def shown(self) -> float:
+        """Seconds that stick out."""
+        return max(self.seconds - self.beside, 0.0)
+
+    @property
+    def enough(self) -> bool:
+        """Whether no more sticks out than may."""
+        return self.shown <= self.allowed
+
+    def to_dict(self) -> dict[str, object]:
+        """Bytes, seconds and byte/s."""
+        plain = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {**plain, "needed": self.needed, "reached": self.reached, "hidden": self.hidden, "enough": self.enough}
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer: what each axis needs and reaches, from the traffic of a step."""
+
+    step: float
+    exposed: float
+    compute: Compute
+    traffic: tuple[Traffic, ...]
+    needs: tuple[Need, ...]
+
+    @property
+    def enough(self) -> bool:
+        """Whether every axis has what it needs."""
+        return all(need.enough for need in self.needs)
+
+    @property
+    def tightest(self) -> Need | None:
+        """The axis that takes the largest part of what it may."""
+        return max(self.needs, key=lambda need: need.seconds / (need.beside + need.allowed), default=None)
+
+    @property
+    def efficiency(self) -> float:
+        """Compute over compute and exposed communication; the pipeline bubble is another matter."""
+        return float(efficiency(self.exposed / self.compute.total))
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """A model under a layout on a cluster, and what communication may cost.
+
+    share: of compute, what an axis may take that nothing hides; achieved: FLOP/s a GPU, where the user knows better than
+    the roofline how fast it computes
+    """
+
+    model: ModelSpec
+    layout: Layout
+    training: Training
+    machine: Machine
+    fabric: Fabric
+    share: float = SHARE
+    achieved: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelSpec,
+        layout: Layout,
+        training: Training,
+        cluster: Cluster,
+        rates: Rates,
+        *,
+        share: float = SHARE,
+        achieved: float | None = None,
+        oversubscription: float | None = None,
+        pod: int | None = None,
+        rails: bool = False,
+    ) -> Setup:
+        """On a cluster; oversubscription, pod and rails as in `Fabric`, where the cluster's links do not say."""
+        if not 0 < share < 1:
+            raise ConfigError(f"must be between 0 and 1, got {share:g}", key="share")
+        if oversubscription is not None and oversubscription < 1:
+            raise ConfigError(f"must be at least 1, got {oversubscription:g}", key="oversubscription")
+        layout.check(model)
+        fabric = Fabric.of(cluster, rates, rails=rails)
+        if oversubscription is not None:
+            fabric = msgspec.structs.replace(fabric, oversubscription=oversubscription)
+        if pod is not None:
+            fabric = msgspec.structs.replace(fabric, pod=pod)
+        machine = Machine.of(cluster.gpu, rates, training)
+        return cls(
+            model=model, layout=layout, training=training, machine=machine, fabric=fabric, share=share,
+            achieved=achieved,
+        )  # fmt: skip
+
+    def answer(self) -> Network:
+        """What each axis needs and reaches."""
+        memory = MemoryModel(self.model, self.layout, self.training, view_of(self.layout, self.training))
+        machine = self.machine
+        found = StepModel(memory, machine, self.fabric).step()
+        compute = self.compute(memory, machine, found)
+        if self.achieved is not None:
+            flops = step_flops(self.model, self.layout, self.training.kernels, memory.view).hardware
+            machine = slowed(machine, flops / (self.layout.gpus * self.achieved) / compute.total)
+            found = StepModel(memory, machine, self.fabric).step()
+            compute = self.compute(memory, machine, found)
+        return Network(
+            step=found.step,
+            exposed=sum(row.exposed_seconds for row in found.traffic),
+            compute=compute,
+            traffic=found.traffic,
+            needs=tuple(self.needs(found.traffic, compute)),
+        )
+
+    def compute(self, memory: MemoryModel, machine: Machine, found: StepTime) -> Compute:
+        """The compute of a step on its slowest stage; of the ends' a third is forward."""
+        parts, batches = found.parts, self.layout.num_microbatches
+        stage = list(stages(self.model, self.layout))[found.stage]
+        attention = 0.0
+        for key, count in memory.counts(stage, stage.start, stage.stop).items():
+            facts = memory.facts[key]
+            for operation in facts.layer:
+                if operation.kind == "attention":
+                    time = operation_seconds(operation, machine)
+                    again = time.forward if operation.name in facts.recompute else 0
+                    attention += count * batches * (time.forward + time.backward + again)
+        forward = parts["forward"] + parts["loss"] / 3
+        total = parts["forward"] + parts["backward"] + parts["recompute"] + parts["loss"]
+        return Compute(
+            total=total, forward=forward / batches, backward=(total - forward) / batches, attention=attention
+        )
+
+    def needs(self, traffic: tuple[Traffic, ...], compute: Compute) -> Iterator[Need]:
+        """The rows of one axis, link and moment together."""
+        together: dict[tuple[str, str, str, float], list[Traffic]] = {}
+        for row in traffic:
+            what, beside = self.beside(row, compute)
+            together.setdefault((row.axis, what, row.link, beside), []).append(row)
+        for (axis, what, link, beside), rows in together.items():
+            outer = link == "outer"
+            yield Need(
+                axis=axis,
+                what=what,
+                link=link,
+                ranks=max(row.ranks for row in rows),
+                carried=sum(row.calls_per_step * (row.adapter if outer else row.wire) for row in rows),
+                seconds=sum(row.seconds for row in rows),
+                overlapped=beside > 0,
+                beside=beside,
+                allowed=self.share * compute.total,
+                bandwidth=self.fabric.outer_bandwidth if outer else self.fabric.inner_bandwidth,
+            )
+
+    def beside(self, row: Traffic, compute: Compute) -> tuple[str, float]:
+        """What a row is part of, and the seconds of compute that it can run beside; 0 where it runs beside none."""
+        overlap, layout = self.training.overlap, self.layout
+        if row.what in ONCE:
+            return "shared weights", 0.0
+        if row.lane == "zero":
+            return "weights and gradients", overlap.prefetch * compute.total
+        if row.axis == "dp":
+            updated = row.what.startswith("updated")
+            each = compute.forward if updated else compute.backward
+            times = layout.num_microbatches if row.calls_per_microbatch else 1
+            return "updated weights" if updated else "gradients", overlap.dp * times * each
+        hidden = {
+            "tp": overlap.tp * (compute.total - compute.attention),
+            "cp": (overlap.cp and layout.cp_comm == "ring") * compute.attention * (layout.cp - 1) / layout.cp,
+            "ep": overlap.ep * compute.total,
+            "pp": overlap.pp * compute.total,
+        }
+        what = {"tp": "activations", "cp": "keys and values", "pp": "activations"}.get(row.axis, "tokens")
+        return what, hidden.get(row.axis, 0.0)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A cluster that is otherwise the same, and what comes of it."""
+
+    name: str
+    fabric: Fabric
+    result: Network
+
+
+def what_if(setup: Setup, found: Network) -> Iterator[Change]:
+    """The same run on other clusters: links twice and half as fast, other nodes, an oversubscribed network."""
+    fabric, links = setup.fabric, {row.link for row in found.traffic}
+    changes: list[tuple[str, dict[str, object]]] = []
+    for link, title, field in (
+        ("inner", "node link", "inner_bandwidth"),
+        ("outer", "network", "outer_bandwidth"),
+    ):
+        if link in links:
+            speed = getattr(fabric, field)
+            changes += [(f"{title} x {factor:g}", {field: speed * factor}) for factor in (2, 0.5)]
+    for size in (NODE, RACK):
+        domain = filled(setup.layout.gpus, size)
+        if domain != fabric.domain:
+            of = f" (of {size})" if domain < size and setup.layout.gpus > size else ""
+            name = "nodes" if size == NODE else "racks"
+            changes.append((f"{name} of {domain}{of}", {"domain": domain}))
+    if "outer" in links:
+        changes += [
+            (f"oversubscription {factor:g}", {"oversubscription": float(factor)})
+            for factor in (1, 2, 4)
+            if factor != fabric.oversubscription
+        ]
+    for name, fields in changes:
+        other = msgspec.structs.replace(fabric, **fields)
+        yield Change(name, other, msgspec.structs.replace(setup, fabric=other).answer())
+
+
+def filled(gpus: int, size: int) -> int:
+    """GPUs of each node (or rack) of so many, where all are filled alike.
+
+    >>> filled(16, 72), filled(256, 72), filled(64, 8)
+    (16, 64, 8)
+    """
+    nodes = ceil_div(gpus, size)
+    return size if gpus % nodes else gpus // nodes
+
+
+def largest_tp(setup: Setup) -> int:
+    """The largest tensor-parallel degree, on the same GPUs, whose traffic its links carry in the time allowed."""
+    layout, best, tp = setup.layout, 1, 2
+    ranks = layout.tp * layout.dp
+    while tp <= ranks:
+        other = msgspec.structs.replace(layout, tp=tp, dp=ranks // tp)
+        if ranks % tp == 0 and not other.valid(setup.model):
+            found = msgspec.structs.replace(setup, layout=other).answer()
+            if all(need.enough for need in found.needs if need.axis == "tp"):
+                best = tp
+        tp *= 2
+    return best
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Sequences of a micro-batch, and of a step over all GPUs."""
+
+    micro_batch: int
+    global_batch: int
+
+
+def smallest_batch(setup: Setup, most: int = 4096) -> Batch | None:
+    """The smallest batch beside which data parallelism costs no more than the share; None where none does.
+
+    What is reduced once a step costs less the more micro-batches there are, up to `most`; what is reduced with each
+    micro-batch (ZeRO-2 and 3) costs less the larger that is.
+    """
+    layout = setup.layout
+
+    def kept(micro_batch: int, batches: int) -> Batch | None:
+        sizes = {"micro_batch": micro_batch, "global_batch": layout.dp * micro_batch * batches}
+        if layout.tokens is not None and micro_batch != layout.micro_batch:
+            return None
+        other = msgspec.structs.replace(layout, **sizes)
+        found = msgspec.structs.replace(setup, layout=other).answer()
+        return Batch(**sizes) if all(need.enough for need in found.needs if need.axis == "dp") else None
+
+    step = layout.pp if layout.schedule == "interleaved" else 1
+    if layout.zero >= 2:
+        sizes = (2**power for power in range(7))
+        return next((found for size in sizes if (found := kept(size, layout.num_microbatches))), None)
+    low, high = 0, 1
+    while not kept(layout.micro_batch, high * step):
+        low, high = high, 2 * high
+        if high * step > most:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if kept(layout.micro_batch, middle * step) else (middle, high)
+    return kept(layout.micro_batch, high * step)
