@@ -102,3 +102,40 @@ def padding_free_activations(hidden_size: Size, heads: Size, tokens: Size) -> Si
     True
     """
     return tokens * (35 * hidden_size + 2 * heads)
+
+
+def cluster_tensor_elements(micro_batch: Size, seq_len: Size, hidden_size: Size) -> Size:
+    """4 b s h a micro-batch: elements that tensor parallelism all-reduces on one rank.
+
+    Source: a post on sizing a cluster (article 3 of tests/paper). Wrong: that is one layer; a rank has l/p of them. Right:
+    the rows of `estimate.traffic.stage_traffic`.
+
+    >>> cluster_tensor_elements(1, 2048, 12288) == 4 * 2048 * 12288
+    True
+    """
+    return 4 * micro_batch * seq_len * hidden_size
+
+
+def cluster_pipeline_elements(micro_batch: Size, seq_len: Size, hidden_size: Size) -> Size:
+    """2 b s h a step: elements that an inner pipeline stage sends.
+
+    Source: the same post (article 3 of tests/paper). Wrong: that is one micro-batch; a step has m of them. Right: the rows
+    of `estimate.traffic.stage_traffic`.
+
+    >>> cluster_pipeline_elements(1, 2048, 12288) == 2 * 2048 * 12288
+    True
+    """
+    return 2 * micro_batch * seq_len * hidden_size
+
+
+def cluster_tensor_bandwidth(ranks: Size, hidden_size: Size, achieved_flops: Size, share: Size) -> Size:
+    """(t - 1) X / (6 r h): byte/s that tensor parallelism needs to take a share r of compute's time, 16-bit activations.
+
+    Source: the same post (article 3 of tests/paper), whose 100 to 300 GB/s it gives. Wrong: 8 FLOPs a parameter and token
+    are those of full recomputation, which runs 2 of the 4 all-reduces of a layer again. Right: (t - 1) X / (4 r h), by
+    `estimate.network.bandwidth_needed` of the rows with full recomputation.
+
+    >>> round(cluster_tensor_bandwidth(8, 12288, 150e12, 0.05) / 1e9)
+    285
+    """
+    return (ranks - 1) * achieved_flops / (6 * share * hidden_size)

@@ -1,6 +1,6 @@
 """Article 3: sizing a cluster. Its GB are 10^9 bytes, its models 13B, 65B and 175B GPTs by 12 l h^2.
 
-Here: parameters, FLOPs, memory, GPU counts. Its network part is not covered yet (see test_theory_cases.py).
+Here: parameters, FLOPs, memory, GPU counts. Its network part is in test_article3_network.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 import pytest
-from theory import CASES, cases, computed, layer_of, meets, refutes, reproduces, rounding
+from theory import CASES, cases, computed, layer_of, layout_of, meets, refutes, reproduces, rounding
 
 from loadgauge import published
 from loadgauge.algebra import ceil_div, shard
@@ -161,12 +161,6 @@ ZERO1 = "fp16-mixed-20"
 """The article's 20 bytes a parameter."""
 
 
-def layout_of(i: dict[str, Any], **how: Any) -> Layout:
-    return Layout(
-        tp=i["t"], pp=i["p"], dp=i["d"], micro_batch=i["b"], global_batch=i["B"], seq_len=i["s"], **how
-    )  # fmt: skip
-
-
 def case_inputs(size: str) -> dict[str, Any]:
     """The article's configuration of a model: P, l, h, a, t, p, d, s, b and B."""
     return {**CASES[f"A3-NMB-{size}"]["inputs"], **CASES[f"A3-MEM-{size}-NONE-ACT"]["inputs"]}
@@ -265,6 +259,3 @@ def test_the_five_times_are_sequence_parallelism_too(case: dict[str, Any]) -> No
     # Selective recomputation without sequence parallelism gives less than half of it.
     alone = layer_of(gpt_block(i["h"], i["a"]), i["h"], i["s"], 1, tp=i["t"])
     assert alone.saved() / alone.saved(applied(SELECTIVE, alone)) < 2
-
-
-# -- network: a later part --------------------------------------------------------------------------------------------

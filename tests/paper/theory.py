@@ -17,6 +17,7 @@ import pytest
 
 from loadgauge.kernels import PAPER
 from loadgauge.layers import View, block_layer
+from loadgauge.layout import Layout
 from loadgauge.model import Block, ModelSpec
 from loadgauge.ops import Layer
 
@@ -94,6 +95,12 @@ def rounding(printed: float, unit: float) -> float:
 def layer_of(block: Block, hidden_size: int, seq_len: int, micro_batch: int, **how: Any) -> Layer:
     """One layer in the papers' accounting unless said otherwise."""
     return block_layer(block, hidden_size, View.of(seq_len, micro_batch, **{"kernels": PAPER, **how}))
+
+
+def layout_of(inputs: dict[str, Any], **how: Any) -> Layout:
+    """The layout of article 3's letters: t, p, d, b, B and s."""
+    i = inputs
+    return Layout(tp=i["t"], pp=i["p"], dp=i["d"], micro_batch=i["b"], global_batch=i["B"], seq_len=i["s"], **how)
 
 
 def activations(model: ModelSpec, seq_len: int, micro_batch: int, **how: Any) -> float:

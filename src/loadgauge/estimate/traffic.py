@@ -293,6 +293,8 @@ def gradient_traffic(
             parts = [(1, whole, "")]
         replicas = Group("dp", made["replicas"].ranks, group.stride * group.ranks)
         for count, part, where_to in parts:
+            if same(part.total, 0):
+                continue
             gradients = precision.gradient * part.trainable
             kind = "all_reduce" if zero == 0 else "reduce_scatter"
             yield row(f"gradients{name}{where_to}", kind, gradients, group, count, zero >= 2)
