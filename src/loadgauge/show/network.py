@@ -396,7 +396,7 @@ def _batch_line(given: Job, setup: Setup) -> str:
     if layout.zero >= 2:
         return (
             f"smallest micro-batch beside which data parallelism costs no more than {percent(setup.share)}:"
-            f" {batch.micro_batch}; you have {layout.micro_batch}"
+            f" {batch.micro_batch} (memory permitting); you have {layout.micro_batch}"
         )
     return (
         f"smallest global batch beside which data parallelism costs no more than {percent(setup.share)}:"

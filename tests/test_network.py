@@ -1,0 +1,351 @@
+"""`loadgauge network`: what it says holds together, and agrees with the article it comes from."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import msgspec
+import pytest
+
+from command_line import document, typed
+from loadgauge.cluster import cluster
+from loadgauge.errors import ConfigError
+from loadgauge.estimate.comm import Fabric
+from loadgauge.estimate.compute import step_flops
+from loadgauge.estimate.estimate import estimate, view_of
+from loadgauge.estimate.network import Need, Setup, bandwidth_needed, filled, largest_tp, smallest_batch, what_if
+from loadgauge.families.catalogue import resolve
+from loadgauge.families.paper import gpt_model
+from loadgauge.hardware import gpu
+from loadgauge.kernels import PAPER
+from loadgauge.layout import Layout
+from loadgauge.rates import rates
+from loadgauge.training import training
+
+H100 = gpu("h100-sxm5-80gb")
+LINE = "network llama-3.1-70b --gpu h100-sxm5-80gb --gpus 64 --tp 8 --pp 2 --sequence-parallel --global-batch 256"
+MIXTRAL = "network mixtral-8x7b --gpu h100-sxm5-80gb --gpus 64 --tp 2 --ep 8 --zero 1 --sequence-parallel"
+
+
+def setup(name: str = "llama-3.1-8b", framework: str = "megatron", overlap: Any = None, **layout: Any) -> Setup:
+    how = {key: layout.pop(key) for key in ("share", "achieved", "oversubscription", "rails", "pod") if key in layout}
+    chosen = Layout(**{"seq_len": 4096, "global_batch": layout.get("dp", 1), **layout})
+    training_ = training(framework)
+    if overlap is not None:
+        training_ = msgspec.structs.replace(training_, overlap=msgspec.structs.replace(training_.overlap, **overlap))
+    found = cluster(H100, chosen.gpus)
+    return Setup.of(resolve(name), chosen, training_, found, rates(H100.id), **how)
+
+
+@functools.cache
+def answered(line: str) -> dict[str, Any]:
+    return document(line)
+
+
+# -- what a need is ---------------------------------------------------------------------------------------------------
+
+
+def need(**fields: Any) -> Need:
+    plain = {
+        "axis": "dp", "what": "gradients", "link": "outer", "ranks": 8, "carried": 10e9, "seconds": 0.5,
+        "overlapped": False, "beside": 0.0, "allowed": 0.2, "bandwidth": 50e9,
+    }  # fmt: skip
+    return Need(**{**plain, **fields})
+
+
+def test_what_is_not_hidden_may_take_its_share() -> None:
+    found = need()
+    assert (found.needed, found.reached, found.enough, found.hidden) == (50e9, 20e9, False, False)
+    assert need(seconds=0.2).enough
+    assert not need(seconds=0.201).enough
+    assert need(seconds=0.2).reached == need(seconds=0.2).needed, "just enough"
+
+
+def test_what_is_overlapped_must_be_hidden_but_for_its_share() -> None:
+    found = need(overlapped=True, beside=0.4)
+    assert found.needed == 25e9
+    assert found.shown == pytest.approx(0.1)
+    assert found.enough
+    assert not found.hidden
+    assert need(overlapped=True, beside=0.5).hidden
+    assert not need(overlapped=True, beside=0.29).enough
+
+
+def test_nothing_needs_nothing() -> None:
+    assert bandwidth_needed(0, 1, 0.05) == 0
+    assert need(carried=0, seconds=0).reached == 0
+
+
+# -- against the article ----------------------------------------------------------------------------------------------
+
+
+def test_the_articles_largest_cluster_through_the_whole_command() -> None:
+    # Article 3 of tests/paper, set S3: 377 GB/s of tensor and 115 Gbit/s of data parallelism (6 FLOPs a parameter). Here
+    # FLOPs are counted, which are 1 + s/6h + V/12lh times as many, and the last stage has a head besides its layers.
+    model = gpt_model(96, 12288, 96, 51200)
+    layout = Layout(tp=8, pp=8, dp=18, micro_batch=1, global_batch=1152, seq_len=2048)
+    how = msgspec.structs.replace(training("megatron", "fp16-mixed-20"), kernels=PAPER)
+    a100 = gpu("a100-sxm4-80gb")
+    asked = Setup.of(model, layout, how, cluster(a100, layout.gpus), rates(a100.id), share=0.05, achieved=150e12)
+    found = asked.answer()
+    flops = step_flops(model, layout, PAPER, view_of(layout, how)).hardware
+    assert found.compute.total == pytest.approx(flops / (1152 * 150e12))
+    counted = 1 + 2048 / (6 * 12288) + 51200 / (12 * 96 * 12288)
+    by_axis = {each.axis: each for each in found.needs if each.what in ("activations", "gradients")}
+    assert by_axis["tp"].needed / 1e9 * counted == pytest.approx(377, rel=0.03)
+    assert by_axis["dp"].needed * 8 / 1e9 * counted == pytest.approx(115, rel=0.05)
+    assert [by_axis[axis].link for axis in ("tp", "pp", "dp")] == ["inner", "outer", "outer"]
+
+
+# -- compute and time -------------------------------------------------------------------------------------------------
+
+
+def test_it_says_what_estimate_says() -> None:
+    asked = setup(tp=4, dp=4, pp=2, global_batch=32)
+    found = asked.answer()
+    whole = estimate(asked.model, asked.layout, asked.training, cluster=cluster(H100, 32))
+    assert whole.time is not None
+    assert found.step == whole.time.step
+    assert found.traffic == whole.network
+    compute = [whole.time.parts[lane] for lane in ("forward", "backward", "recompute", "loss")]
+    assert found.compute.total == pytest.approx(sum(compute))
+    micro = found.compute.forward + found.compute.backward
+    assert 8 * micro == pytest.approx(found.compute.total)
+    assert 0 < found.compute.attention < found.compute.total
+    assert found.efficiency == pytest.approx(found.compute.total / (found.compute.total + found.exposed))
+
+
+def test_every_byte_of_the_table_is_in_a_need() -> None:
+    for asked in (
+        setup(tp=4, dp=4, pp=2),
+        setup("mixtral-8x7b", dp=16, ep=8),
+        setup("gpt2", pp=2, dp=8, zero=2, seq_len=1024),
+    ):
+        found = asked.answer()
+        assert sum(each.seconds for each in found.needs) == pytest.approx(sum(row.seconds for row in found.traffic))
+        outer = sum(row.calls_per_step * row.adapter for row in found.traffic if row.link == "outer")
+        inner = sum(row.sent for row in found.traffic if row.link == "inner")
+        assert sum(each.carried for each in found.needs) == pytest.approx(outer + inner)
+
+
+def test_what_runs_beside_what() -> None:
+    by_name = {
+        (each.axis, each.what): each
+        for each in setup(tp=4, cp=2, dp=4, pp=2, global_batch=32, sequence_parallel=True, zero=1,
+                          overlap={"dp": True, "tp": False, "cp": True, "pp": True}).answer().needs
+    }  # fmt: skip
+    compute = setup(tp=4, cp=2, dp=4, pp=2, global_batch=32, sequence_parallel=True, zero=1).answer().compute
+    assert {name: each.overlapped for name, each in by_name.items()} == {
+        ("tp", "activations"): False, ("tp", "shared weights"): False, ("cp", "keys and values"): True,
+        ("pp", "activations"): True, ("dp", "gradients"): True, ("dp", "updated weights"): True,
+    }  # fmt: skip
+    # Gradients once a step hide under the last backward, new weights under the next forward, a ring under attention.
+    assert by_name["dp", "gradients"].beside == pytest.approx(compute.backward)
+    assert by_name["dp", "updated weights"].beside == pytest.approx(compute.forward)
+    assert by_name["cp", "keys and values"].beside == pytest.approx(compute.attention / 2)
+    assert by_name["pp", "activations"].beside == pytest.approx(compute.total)
+    # Reduced with each of 8 micro-batches, under each backward.
+    (each_time,) = (
+        each for each in setup(dp=4, zero=2, global_batch=32, overlap={"dp": True}).answer().needs
+        if each.what == "gradients"
+    )  # fmt: skip
+    whole = setup(dp=4, zero=2, global_batch=32).answer().compute
+    assert each_time.beside == pytest.approx(8 * whole.backward)
+
+
+def test_the_rate_a_user_gives() -> None:
+    slow, fast = (setup(dp=16, achieved=rate).answer() for rate in (200e12, 400e12))
+    assert slow.compute.total == pytest.approx(2 * fast.compute.total)
+    assert slow.step > fast.step
+    for name, found in (("slow", slow), ("fast", fast)):
+        assert found.step >= found.compute.total, name
+
+
+def test_a_share_is_a_share() -> None:
+    with pytest.raises(ConfigError, match="share: must be between 0 and 1"):
+        setup(dp=8, share=5.0)
+    with pytest.raises(ConfigError, match="oversubscription: must be at least 1"):
+        setup(dp=16, oversubscription=0.5)
+
+
+# -- other clusters ---------------------------------------------------------------------------------------------------
+
+
+def test_what_if() -> None:
+    asked = setup(tp=4, dp=16, global_batch=64)
+    found = asked.answer()
+    other = {change.name: change.result for change in what_if(asked, found)}
+    assert set(other) == {
+        "node link x 2", "node link x 0.5", "network x 2", "network x 0.5", "racks of 64", "oversubscription 2",
+        "oversubscription 4",
+    }  # fmt: skip
+    for link in ("node link", "network"):
+        assert other[f"{link} x 2"].step < found.step < other[f"{link} x 0.5"].step
+    assert found.step < other["oversubscription 2"].step < other["oversubscription 4"].step
+    # Everybody sends at half the speed, which is what an oversubscription of 2 comes to.
+    assert other["oversubscription 2"].step == pytest.approx(other["network x 0.5"].step)
+    assert {row.link for row in other["racks of 64"].traffic} == {"inner"}
+    assert other["racks of 64"].step < found.step
+
+
+def test_links_nobody_uses_are_not_varied() -> None:
+    asked = setup(dp=8)
+    assert {change.name for change in what_if(asked, asked.answer())} == {"node link x 2", "node link x 0.5"}
+
+
+def test_racks_are_filled_alike() -> None:
+    assert [filled(gpus, 72) for gpus in (8, 72, 144, 128, 256, 100, 73)] == [8, 72, 72, 64, 64, 50, 72]
+
+
+def test_rails_keep_oversubscription_away() -> None:
+    plain, crowded, railed = (
+        setup(dp=8, tp=8, **how).answer().step
+        for how in ({}, {"oversubscription": 4.0}, {"oversubscription": 4.0, "rails": True})
+    )
+    assert crowded > plain == railed
+    assert isinstance(setup(dp=8, tp=8, rails=True).fabric, Fabric)
+
+
+# -- the inverse ------------------------------------------------------------------------------------------------------
+
+
+def allowed(asked: Setup, axis: str) -> bool:
+    return all(each.enough for each in asked.answer().needs if each.axis == axis)
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_the_smallest_batch_is_the_smallest(overlapped: bool) -> None:
+    asked = setup(dp=8, tp=8, overlap={"dp": overlapped}, share=0.05)
+    batch = smallest_batch(asked)
+    assert batch is not None
+    batches = batch.global_batch // 8
+    assert batches > 1
+
+    def at(count: int) -> Setup:
+        return msgspec.structs.replace(asked, layout=msgspec.structs.replace(asked.layout, global_batch=8 * count))
+
+    assert allowed(at(batches), "dp")
+    assert not allowed(at(batches - 1), "dp")
+
+
+def test_interleaved_batches_come_in_whole_rounds() -> None:
+    asked = setup(dp=8, tp=2, pp=4, vpp=2, schedule="interleaved", global_batch=32, overlap={"dp": False})
+    batch = smallest_batch(asked)
+    assert batch is not None
+    assert batch.global_batch % 32 == 0
+
+
+def test_fully_sharded_ranks_need_larger_micro_batches() -> None:
+    asked = setup(framework="torchtitan", dp=64, zero=3, seq_len=1024)
+    batch = smallest_batch(asked)
+    assert batch is not None
+    assert batch.micro_batch > 1
+    half = msgspec.structs.replace(
+        asked.layout, micro_batch=batch.micro_batch // 2, global_batch=batch.global_batch // 2
+    )
+    assert not allowed(msgspec.structs.replace(asked, layout=half), "dp")
+
+
+def test_no_batch_is_large_enough_for_a_slow_network() -> None:
+    asked = setup(dp=16, overlap={"dp": False})
+    slow = msgspec.structs.replace(asked.fabric, outer_bandwidth=1e6)
+    assert smallest_batch(msgspec.structs.replace(asked, fabric=slow), most=64) is None
+
+
+def test_the_largest_tp_is_the_largest() -> None:
+    asked = setup("llama-3.1-70b", tp=8, dp=4, global_batch=64, share=0.25)
+    best = largest_tp(asked)
+    assert best in (2, 4, 8, 16)
+
+    def at(tp: int) -> Setup:
+        return msgspec.structs.replace(asked, layout=msgspec.structs.replace(asked.layout, tp=tp, dp=32 // tp))
+
+    assert allowed(at(best), "tp")
+    assert not any(allowed(at(tp), "tp") for tp in (2, 4, 8, 16, 32) if tp > best)
+    # The network between nodes carries less than NVLink.
+    slow = msgspec.structs.replace(asked, fabric=msgspec.structs.replace(asked.fabric, inner_bandwidth=1e9))
+    assert largest_tp(slow) == 1
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_json() -> None:
+    found = answered(LINE)
+    for row in found["network"]:
+        assert row.keys() >= {
+            "axis", "collective", "calls_per_step", "payload", "wire", "link", "seconds", "exposed_seconds"
+        }  # fmt: skip
+        assert row["calls_per_microbatch"] * 64 in (row["calls_per_step"], 0)
+    assert found["layout"]["num_microbatches"] == 64
+    assert found["enough"] == all(each["enough"] for each in found["needs"])
+    assert found["efficiency"] == pytest.approx(1 / (1 + found["exposed"] / found["compute"]["total"]))
+    assert found["basis"]["bytes"] == "derived"
+    assert found["basis"]["outer_bandwidth"] == "datasheet"
+    assert {each["name"] for each in found["what_if"]} >= {"network x 2", "oversubscription 4"}
+    assert set(found["limits"]) == {"largest_tp", "smallest_batch"}
+    assert found["share"] == 0.05
+
+
+def test_the_verdict_is_the_exit_code() -> None:
+    generous, strict = typed(f"{LINE} --share 0.9"), typed(f"{LINE} --share 0.001")
+    assert (generous.code, generous.out.split()[0]) == (0, "ENOUGH")
+    assert (strict.code, strict.out[:10]) == (1, "NOT ENOUGH")
+    assert " GB/s of the node's links and reaches " in strict.out.splitlines()[0]
+
+
+def test_the_users_own_links() -> None:
+    own = answered(f"{LINE} --nic-bandwidth 25GB/s --link-bandwidth 900GB/s")
+    assert (own["fabric"]["outer_bandwidth"], own["fabric"]["inner_bandwidth"]) == (25e9, 900e9)
+    assert own["basis"]["outer_bandwidth"] == own["basis"]["inner_bandwidth"] == "given"
+    usual = answered(LINE)
+    for mine, theirs in zip(own["needs"], usual["needs"], strict=True):
+        assert (mine["link"] == "inner") == (mine["reached"] > theirs["reached"])
+    assert "(yours)" in typed(f"{LINE} --nic-bandwidth 25GB/s").out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        LINE,
+        MIXTRAL,
+        "network llama-3.1-8b --gpu a100-sxm4-80gb --gpus 64 --zero 3 --oversubscription 4 --rails --pod 32",
+    ],
+)
+def test_the_page_fits_the_terminal(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        lines = typed(line).out.splitlines()
+        assert max(len(each) for each in lines[1:]) <= width
+        for title in ("What a GPU's links carry", "Every collective", "What if", "What these links allow"):
+            assert any(each.startswith(title) for each in lines)
+
+
+def test_one_gpu_has_nobody_to_talk_to() -> None:
+    found = typed("network llama-3.1-8b --gpu a100-sxm4-80gb")
+    assert (found.code, found.out.splitlines()[0]) == (0, "NOTHING TO CARRY  one GPU has nobody to talk to")
+    assert answered("network llama-3.1-8b --gpu a100-sxm4-80gb")["network"] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("network llama-3.1-8b", "gpu: is needed"),
+        ("network llama-3.1-8b --gpu rtx4090 --gpus 16", "give --nic-bandwidth"),
+        (f"{LINE} --share 1.5", "share: must be between 0 and 1"),
+        (f"{LINE} --share 0", "must be a number above 0"),
+        (f"{LINE} --achieved 150", "cannot read '150'"),
+        (f"{LINE} --achieved 150GB/s", "achieved: must be a rate such as 150TFLOP/s"),
+        (f"{LINE} --rails", "rails: goes with --oversubscription"),
+        (f"{LINE} --pod 32", "pod: goes with --oversubscription"),
+        (f"{LINE} --oversubscription 0.5", "oversubscription: must be at least 1"),
+        (f"{LINE} --measured step=3s", "measured: rescales whole steps"),
+        (f"{LINE} --price 2", "no such option"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(line: str, said: str) -> None:
+    found = typed(line)
+    assert (found.code, found.out) == (2, "")
+    assert said in found.err
+    assert found.err.count("\n") == 1
