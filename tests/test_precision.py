@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgauge import Layout, estimate, model
+from loadgauge import Layout, cluster, estimate, gpu, model
 from loadgauge.adapters import BASE_FORMATS, BaseName, Lora
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.estimate.explain import explain
 from loadgauge.estimate.recompute import applied
 from loadgauge.estimate.states import RankWeights, WeightCount, gathered_bytes, model_states
-from loadgauge.families.paper import deepseek_block, gpt_block, llama_block
+from loadgauge.families.paper import deepseek_block, gpt_block, llama_block, mixtral_block
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.builder import Builder
 from loadgauge.layout import RecomputePolicy
@@ -182,10 +182,39 @@ def test_which_weights_are_quantised() -> None:
     assert RankWeights.of(layer.weights).all.quantised == sum(by_name[name].numel for name in low)
     spec = model("llama-3.1-8b")
     h, f = spec.hidden_size, 14336
+    # The gate of the shared experts, a row, is no layer of the library.
+    gated = model("qwen1.5-moe-a2.7b")
+    weights = block_layer(gated.blocks[0], gated.hidden_size, View.of(256, 1, kernels=kernels)).weights
+    exact = {weight.name for weight in weights if weight.kind == "matrix" and not weight.quantised}
+    assert exact == {"mlp.router.weight", "mlp.shared_gate.weight"}
     result = estimate(spec, Layout(micro_batch=1, global_batch=1, seq_len=512), training("megatron", "fp8"))
     plain = estimate(spec, Layout(micro_batch=1, global_batch=1, seq_len=512), training("megatron", "bf16"))
     extra = result.memory.parts["weights"] - plain.memory.parts["weights"]
     assert extra == 2 * 32 * (2 * h * h + 2 * h * h / 4 + 3 * h * f), "not the embedding, not the head"
+
+
+def test_autocast_copies_no_experts_of_transformers() -> None:
+    """Their grouped product runs in float32 there; what is copied are the other matrices, the head among them."""
+    spec = model("olmoe-1b-7b")
+    result = estimate(
+        spec, Layout(micro_batch=1, global_batch=1, seq_len=512), training("huggingface", "bf16-autocast")
+    )
+    h, layers = spec.hidden_size, spec.num_hidden_layers
+    matrices = layers * (4 * h * h + 64 * h) + spec.vocab_size * h
+    assert result.memory.parts["gathered"] == 2 * matrices
+
+
+def test_a_stored_base_is_gathered_as_it_is_stored() -> None:
+    """4 bits and scales on the wire under ZeRO-3, and not 16."""
+    spec, h100s = model("llama-3.2-1b"), cluster(gpu("h100-sxm5-80gb"), 4)
+    layout = Layout(dp=4, zero=3, micro_batch=1, global_batch=4, seq_len=512)
+    wire = {}
+    for stored in ("nf4", False):
+        result = estimate(spec, layout, training(lora=Lora(rank=8, quantised=stored)), cluster=h100s)
+        rows = [row for row in result.network if row.what.startswith("weights") and "head" not in row.what]
+        wire[stored] = sum(row.payload for row in rows)
+    base = 2048 * 2048 * 2 + 2 * 2048 * 512 + 3 * 2048 * 8192
+    assert wire[False] - wire["nf4"] == pytest.approx((2 - BASE_FORMATS["nf4"].nbytes) * base, rel=1e-9)
 
 
 @pytest.mark.parametrize("recipe", [*MEGATRON, "bf16"])
@@ -213,6 +242,33 @@ def test_what_a_block_saves(recipe: str) -> None:
     names = {tensor.name for tensor in low.kept()}
     assert {"attention.norm", "mlp.norm", "mlp.multiply"}.isdisjoint(names)
     assert {"attention.norm.quantised", "mlp.norm.quantised", "mlp.multiply.quantised", "attention.context"} <= names
+
+
+@pytest.mark.parametrize("recipe", BESIDE)
+def test_what_latent_attention_and_experts_save(recipe: str) -> None:
+    """The norms' and activations' outputs and the dispatched rows, quantised; where 16 bits are held anyway, those."""
+    block = deepseek_block(512, 8, 128, 64, 32, 16, 32, 8, 2, 256, 256)
+    kept = block_layer(block, 512, View.of(256, 2, kernels=training("megatron", recipe).kernels)).kept()
+    quantised = {tensor.name.removesuffix(".quantised") for tensor in kept if tensor.dtype == "quantised"}
+    held = {"attention.context", "mlp.norm"}
+    always = {
+        "attention.norm", "attention.query_norm", "attention.key_value_norm",
+        "mlp.dispatch", "mlp.multiply", "mlp.shared.multiply",
+    }  # fmt: skip
+    assert quantised == (always | held if recipe == "fp8-delayed" else always)
+    assert held <= {tensor.name for tensor in kept}
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+def test_what_experts_quantise_inside_backward(framework: str) -> None:
+    """The gradient of every row twice; torchao's rows and the weights of all experts too."""
+    kernels = training(framework, "mxfp8").kernels
+    block = mixtral_block(512, 8, 4, 64, 8, 2, 256)
+    layer = block_layer(block, 512, View.of(256, 2, kernels=kernels))
+    rows, h, f = 512 * 2, 512, 256
+    within = rows * h + 8 * h * 2 * f if framework == "torchtitan" else 0
+    first = next(op for op in layer if op.name == "mlp.gate_up")
+    assert first.workspace == 33 / 32 * (2 * rows * 2 * f + within)
 
 
 @pytest.mark.parametrize("recipe", BESIDE)
