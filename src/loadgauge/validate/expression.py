@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.adapters import Lora
+from loadgauge.adapters import BaseName, Lora
 from loadgauge.errors import Error
 from loadgauge.hardware import Gpu, gpu
 from loadgauge.layers import View, block_layer
@@ -122,10 +122,12 @@ def _gpu(run: Run) -> tuple[Gpu | None, str]:
 def _training(
     run: Run, flags: Flags, framework: str, recipe: str, values: dict[str, Any], model: ModelSpec
 ) -> Training:
-    word = words.PRECISION.get(run.precision)
+    word = words.PRECISION.get(str(values["precision"]))
     if word is None:
-        raise Inexpressible(f"precision: {run.precision!r} is not mapped")
-    if recipe and word in ("bf16", "fp16") and "fp32 grad" not in run.sharding:
+        raise Inexpressible(f"precision: {values['precision']!r} is not mapped")
+    if framework == "megatron" and word == "fp16":
+        word = "fp16-mixed-16"  # it gathers gradients in float32 for bf16 only, unless it is told to
+    if recipe and word == "bf16" and "fp32 grad" not in run.sharding:
         word = f"{word}-{recipe}"
     optimizer = words.OPTIMIZER.get(run.optimizer)
     if optimizer is None:
@@ -167,7 +169,11 @@ def _loss(flags: Flags) -> str:
 
 
 def _lora(run: Run, flags: Flags, model: ModelSpec, rank: int) -> Lora:
-    lora = Lora(rank=rank, quantised=run.task == "qlora")
+    # LitGPT's own default is a dropout of the adapters' input.
+    stored: BaseName | bool = False
+    if run.task == "qlora":
+        stored = "nf4-single" if flags.says("bnb.nf4") and not flags.says("dq") else "nf4"
+    lora = Lora(rank=rank, quantised=stored, dropout=0.05 if "litgpt" in run.framework.lower() else 0.0)
     if flags.value("target_modules") == "all-linear" or not ("litgpt" in run.framework.lower() or flags.says("q,v")):
         return lora
     names: set[str] = set()

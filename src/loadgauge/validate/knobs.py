@@ -59,6 +59,7 @@ def framework(run: Run) -> tuple[str, str, str]:
 def choose(facts: Facts) -> tuple[dict[str, Any], tuple[Knob, ...]]:
     """A value for every knob, and the knobs that are open."""
     knobs = (
+        _precision(facts),
         _recompute(facts),
         _sharding(facts),
         _sequence_parallel(facts),
@@ -138,8 +139,8 @@ def _attention(facts: Facts) -> Knob:
         return Knob("attention", "flash")
     if facts.framework == "megatron" and run.year is not None and run.year <= 2022:
         return Knob("attention", "eager", (), "Megatron-LM had no flash attention before 2023")
-    if facts.framework == "megatron" and run.year in (2023, 2024) and not facts.performance_recipe:
-        return Knob("attention", "flash", ("eager",), "its example scripts use flash attention")
+    if facts.framework == "megatron" and run.year == 2023 and not facts.performance_recipe:
+        return Knob("attention", "eager", ("flash",), "Megatron-LM's default until Transformer Engine was it, in 2024")
     return Knob("attention", "flash", (), "the framework's default")
 
 
@@ -171,8 +172,12 @@ def _gpus(facts: Facts) -> Knob:
     if run.global_batch is None:
         return Knob("gpus", least, (), "one node, or one replica where that is larger")
     limit = within * (run.global_batch // (run.micro_batch or 1))
-    others = tuple(size for factor in (2, 4, 8, 16, 32) if (size := least * factor) <= limit)
-    return Knob("gpus", least, others, "one node, or one replica where that is larger")
+    sizes = [least, *(size for factor in (2, 4, 8, 16, 32, 64) if (size := least * factor) <= limit)]
+    if "release" not in run.model and "mcore-ci" in run.model:
+        return Knob("gpus", least, tuple(sizes[1:]), "one node, as Megatron-LM's other functional tests say")
+    middle = sizes[(len(sizes) - 1) // 2]
+    others = tuple(size for size in sizes if size != middle)
+    return Knob("gpus", middle, others, "the middle of what is possible, from one node to one micro-batch a rank")
 
 
 def _seq_len(facts: Facts) -> Knob:
@@ -188,6 +193,18 @@ def _seq_len(facts: Facts) -> Knob:
     if "torchtitan" in run.framework:
         return Knob("seq_len", 8192, (), "torchtitan's Llama 3 configurations")
     raise Inexpressible("seq_len: the sequence length is not stated")
+
+
+def _precision(facts: Facts) -> Knob:
+    run = facts.run
+    if run.precision:
+        return Knob("precision", run.precision)
+    stated = re.search(r"default (fp16|bf16)", run.notes)
+    if stated:
+        return Knob("precision", stated[1], (), "the fork's default, by the row's notes")
+    if facts.framework == "megatron" and "fork" in run.framework:
+        return Knob("precision", "fp16", ("bf16",), "the scripts of the zero-bubble fork")
+    return Knob("precision", "bf16", (), "usual; fp16 takes the same bytes at the same rate")
 
 
 def _lora_rank(facts: Facts) -> Knob:

@@ -126,6 +126,8 @@ def family(run: Run) -> tuple[ModelSpec, str]:
     if Flags.of(run.other_flags).has("squared-relu"):
         return catalogue.model("nemotron-4-15b"), "Nemotron's, as the activation is a squared ReLU"
     gated = run.gated == "yes"
+    if "mcore-ci" in run.model and Flags.of(run.other_flags).value("normalization") != "RMSNorm":
+        return catalogue.model("megatron-gpt-22b"), "Megatron-LM's GPT, with LayerNorm as it does not say otherwise"
     for pattern, known in FAMILIES:
         if re.search(pattern, name):
             model = catalogue.model(known)
@@ -147,6 +149,9 @@ def _vocabulary(run: Run, known: ModelSpec | None, assumed: list[str]) -> tuple[
     if published is not None:
         assumed.append(f"vocabulary: that of {published.name}")
         return int(published.vocab_size), ()
+    if "mcore-ci" in run.model:
+        assumed.append(f"vocabulary: GPT-2's {GPT2_VOCABULARY}, which Megatron-LM's tests use where they state none")
+        return GPT2_VOCABULARY, ()
     match = next((known for pattern, known in FAMILIES if re.search(pattern, run.model.lower())), "")
     if match and not match.startswith("megatron"):
         model = catalogue.model(match)
@@ -225,8 +230,8 @@ def predicts_further(run: Run, flags: Flags) -> bool:
 
 
 def _undropped(run: Run) -> bool:
-    """Releases of NeMo and of Megatron-LM's models with experts or RMSNorm train without dropout."""
-    return "NeMo" in run.framework or run.gated == "yes" or ((run.year or 0) >= 2026 and run.attention == "mla")
+    """NeMo's recipes, and gated models of Megatron-LM's users, train without dropout."""
+    return "NeMo" in run.framework or (run.gated == "yes" and "mcore-ci" not in run.model)
 
 
 def _tied(run: Run, template: ModelSpec, assumed: list[str]) -> bool:
@@ -282,7 +287,7 @@ def _attention(
 def _dense(run: Run, flags: Flags, template: ModelSpec, known: ModelSpec | None, assumed: list[str]) -> Mlp:
     assert run.hidden is not None
     own = next((block.mlp for block in template.blocks if isinstance(block.mlp, Mlp)), None)
-    if own is None:
+    if own is None or (run.gated and own.gated != (run.gated == "yes")):
         own = Mlp(intermediate_size=1, gated=run.gated != "no")
     width = run.ffn
     if width is None and run.moe_experts is None:

@@ -87,7 +87,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
         Precision, sequence length and batch are not part of it, so a sweep over them weighs as much as one run.
         """
-        layout = (self.tp, self.pp, self.vpp, self.cp, self.ep, self.sharding, self.recompute)
+        schedule = next((part.strip() for part in self.other_flags.split(";") if "schedule " in part), "")
+        layout = (self.tp, self.pp, self.vpp, self.cp, self.ep, self.sharding, self.recompute, schedule)
         return (self.series, self.model, self.hardware, self.gpus, *layout)
 
 

@@ -88,5 +88,6 @@ def _balanced(run: Run, model: ModelSpec, pp: int, training: Training) -> tuple[
             best = (slowest, last)
     assert best is not None
     rest = layers - best[1]
-    others = [rest // (pp - 1) + (index < rest % (pp - 1)) for index in range(pp - 1)]
+    # The first stages hold the most micro-batches, so they get no layer more than they must.
+    others = [rest // (pp - 1) + (pp - 2 - index < rest % (pp - 1)) for index in range(pp - 1)]
     return (*others, best[1])

@@ -56,7 +56,6 @@ HARDWARE: dict[str, str] = {
 }
 
 PRECISION: dict[str, str] = {
-    "": "bf16",
     "bf16": "bf16",
     "bf16 (autocast, fp32 optimizer)": "bf16-autocast",
     "bf16 + NF4": "bf16",
