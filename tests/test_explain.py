@@ -21,6 +21,9 @@ EXPLAINED = [
     "estimate llama-3.1-8b --framework deepspeed --gpus 8 --zero 3 --offload all",
     "estimate qwen3-8b --gpus 8 --framework torchtitan --zero 3 --recompute full --loss chunked",
     "estimate bert-base --attention eager --recompute full:group=3",
+    "estimate qwen3-8b --gpus 4 --pp 4 --schedule zb-h1 --global-batch 16 --recompute full",
+    "estimate deepseek-v2-lite --gpus 2 --pp 2 --schedule dualpipe --global-batch 8 --recompute mlp.gate,mlp.dispatch"
+    " --stage-layers 13,14",
 ]
 
 

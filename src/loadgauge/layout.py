@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from collections.abc import Iterator
+from typing import Literal, get_args
 
 import msgspec
 
-from loadgauge.algebra import Size, ceil_div, minimum, shard
+from loadgauge.algebra import Size, ceil_div, maximum, minimum, shard
 from loadgauge.errors import ConfigError, LayoutError
 from loadgauge.model import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mixer, Mlp, ModelSpec, Moe
 
-Schedule = Literal["1f1b", "gpipe", "interleaved"]
+Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe", "dualpipev"]
 CpComm = Literal["ring", "all_gather", "all_to_all"]
-SCHEDULES = ("1f1b", "gpipe", "interleaved")
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+V_SHAPED = ("zb-v", "dualpipev")
+"""Each stage holds two parts of the model, one on the way down and one on the way up: the first holds both ends."""
+TWO_CHUNKS = (*V_SHAPED, "dualpipe")
 
 
 class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +79,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Parallel degrees (`dp tp pp cp ep vpp`), ZeRO stage, batch and schedule.
 
     micro_batch: sequences in one forward on one data-parallel rank; global_batch: sequences in one optimizer step
-    stage_layers: layers of each pipeline stage, where they are not equal
+    stage_layers: layers of each pipeline stage, where they are not equal; shared evenly by the stage's chunks
+    expert_imbalance: rows the busiest expert rank computes, over the mean: 1 where routing is balanced
     cp_comm: how context-parallel ranks exchange keys and values: around a ring, gathered, or heads for tokens (Ulysses)
     tokens, pairs: of one micro-batch, where its sequences are ragged (padding-free); None: micro_batch x seq_len
     """
@@ -96,6 +101,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     seq_len: Size = 1
     schedule: Schedule = "1f1b"
     stage_layers: tuple[int, ...] | None = None
+    expert_imbalance: Size = 1.0
     tokens: Size | None = None
     pairs: Size | None = None
 
@@ -119,30 +125,122 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         """Micro-batches each pipeline runs in one step."""
         return shard(shard(self.global_batch, self.dp, "global_batch"), self.micro_batch, "global_batch per dp rank")
 
+    @property
+    def chunks(self) -> int:
+        """Parts of the model that each pipeline stage holds."""
+        return 2 if self.schedule in TWO_CHUNKS else self.vpp
+
+    @property
+    def copies(self) -> int:
+        """How often the pipeline holds the model: twice with DualPipe, once in each direction."""
+        return 2 if self.schedule == "dualpipe" else 1
+
     def layers_of(self, model: ModelSpec) -> tuple[int, ...]:
-        """Layers of each pipeline stage."""
+        """Layers of each pipeline stage, in one direction."""
         if self.stage_layers is not None:
             return self.stage_layers
         return (shard(model.num_hidden_layers, self.pp, "num_hidden_layers"),) * self.pp
 
-    def in_flight(self, stage: int) -> Size:
-        """Micro-batches whose activations a stage holds at its fullest, in units of the whole stage.
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the gradients of the weights are made apart from that of the input (zero-bubble schedules)."""
+        return self.schedule not in ("1f1b", "gpipe", "interleaved")
 
-        1F1B: min(m, p - stage). GPipe: m. Interleaved with v chunks a stage: 2(p - stage - 1) + (v - 1)p + 1 chunks of
-        1/v of the stage each (source: korthikanti2022, section 4.2.3), at most m.
+    @property
+    def ends_together(self) -> bool:
+        """Whether one stage holds both the embedding and the head."""
+        return self.pp == 1 or self.schedule in TWO_CHUNKS
+
+    @property
+    def routes(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """The (stage, chunk) pairs that a micro-batch passes, from the embedding to the head: two routes with DualPipe.
+
+        Interleaved, it goes round through all stages for each chunk; in a V down through chunk 0 and up through chunk 1
+        (sources: narayanan2021, 2.2.2; qi2024v; deepseek2024).
+
+        >>> Layout(pp=2, schedule="zb-v").routes, Layout(pp=2, schedule="dualpipe").routes
+        ((((0, 0), (1, 0), (1, 1), (0, 1)),), (((0, 0), (1, 0)), ((1, 1), (0, 1))))
+        """
+        stages = range(self.pp)
+        if self.schedule in V_SHAPED:
+            return (tuple((stage, 0) for stage in stages) + tuple((stage, 1) for stage in reversed(stages)),)
+        if self.schedule == "dualpipe":
+            return tuple((stage, 0) for stage in stages), tuple((stage, 1) for stage in reversed(stages))
+        return (tuple((stage, chunk) for chunk in range(self.chunks) for stage in stages),)
+
+    def chunks_of(self, model: ModelSpec) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """The layers `start:stop` of the model that each chunk of each pipeline stage holds.
+
+        >>> from loadgauge.families.paper import llama_model
+        >>> model = llama_model(8, 512, 8, 1000)
+        >>> [Layout(pp=2, schedule=name).chunks_of(model) for name in ("1f1b", "zb-v", "dualpipe")]
+        [(((0, 4),), ((4, 8),)), (((0, 2), (6, 8)), ((2, 4), (4, 6))), (((0, 4), (4, 8)), ((4, 8), (0, 4)))]
+        """
+        layers, parts = self.layers_of(model), self.chunks // self.copies
+        held: dict[tuple[int, int], tuple[int, int]] = {}
+        for route in self.routes:
+            start = 0
+            for place, (stage, chunk) in enumerate(route):
+                # With DualPipe a stage of the other direction holds what the stage at the same place holds.
+                size = shard(layers[place if self.copies == 2 else stage], parts, "layers of a stage")
+                held[stage, chunk] = (start, start + size)
+                start += size
+        return tuple(tuple(held[stage, chunk] for chunk in range(self.chunks)) for stage in range(self.pp))
+
+    def in_flight(self, stage: int) -> Size:
+        """Micro-batches whose activations a stage holds at its fullest, in units of a stage of the model (1/p of it).
+
+        Counted to the end of backward; where the gradients of the weights come later (zero-bubble), to their end, as if
+        all were held until then (`estimate.flight` counts what is). With m micro-batches, p stages and r this stage:
+
+        | schedule    | micro-batches                                                        | source                  |
+        |-------------|----------------------------------------------------------------------|-------------------------|
+        | 1f1b        | min(m, p - r)                                                        | narayanan2021, 2.2.1    |
+        | gpipe       | m                                                                    | huang2018               |
+        | interleaved | 2(p - r - 1) + (v - 1)p + 1 chunks of 1/v each, at most m v          | korthikanti2022, 4.2.3  |
+        | zb-h1       | min(m, p)                                                            | qi2024, table 1         |
+        | zb-2p       | min(m, 2p - 1)                                                       | qi2024, table 1 (ZB-H2) |
+        | zb-v        | p; with few micro-batches at most m and (m + 1 + r) / 2              | qi2024v; ours           |
+        | dualpipe    | p + 1 of the two directions together                                 | deepseek2024, table 2   |
+        | dualpipev   | 2p + 1 chunks of 1/2 each                                            | dualpipe                |
 
         >>> [Layout(pp=4, global_batch=8).in_flight(stage) for stage in range(4)]
         [4, 3, 2, 1]
         >>> Layout(pp=4, vpp=2, global_batch=8, schedule="interleaved").in_flight(0)
         5.5
         """
-        batches = self.num_microbatches
+        batches, p = self.num_microbatches, self.pp
         if self.schedule == "gpipe":
             return batches
         if self.schedule == "interleaved":
-            chunks = 2 * (self.pp - stage - 1) + (self.vpp - 1) * self.pp + 1
+            chunks = 2 * (p - stage - 1) + (self.vpp - 1) * p + 1
             return minimum(batches * self.vpp, chunks) / self.vpp
-        return minimum(batches, self.pp - stage)
+        if self.schedule == "zb-v":
+            return minimum(minimum(batches, p), (batches + 1 + stage) / 2)
+        if self.schedule in ("dualpipe", "dualpipev"):
+            return p + self.copies / 2
+        most = {"1f1b": p - stage, "zb-h1": p, "zb-2p": 2 * p - 1}[self.schedule]
+        return minimum(batches, most)
+
+    def worst_imbalance(self, model: ModelSpec) -> Size:
+        """The most that `expert_imbalance` can be: every token sends all it can to the experts of one rank.
+
+        A rank has E / e of the E experts, so a token sends it at most min(K, E / e) of its K copies, where K / e is the
+        mean: min(e, E / K) times as many. (A capacity factor bounds it as well.)
+
+        >>> from loadgauge.families.paper import mixtral_block
+        >>> from loadgauge.model import ModelSpec
+        >>> block = mixtral_block(64, 4, 4, 16, num_experts=64, num_experts_per_tok=8, moe_intermediate_size=32)
+        >>> model = ModelSpec(name="", model_type="", hidden_size=64, vocab_size=9, blocks=(block,), pattern=(0,))
+        >>> [Layout(dp=ranks, ep=ranks).worst_imbalance(model) for ranks in (1, 4, 8, 64)]
+        [1, 4, 8, 8.0]
+        """
+        worst: Size = 1
+        for block in model.blocks:
+            if isinstance(block.mlp, Moe):
+                spread_out = block.mlp.num_experts / block.mlp.num_experts_per_tok
+                worst = maximum(worst, minimum(self.ep, spread_out))
+        return worst
 
     def valid(self, model: ModelSpec) -> list[str]:
         """What keeps this layout from existing, a line each; an empty list when it can."""
@@ -158,6 +256,45 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 _DEGREES = ("dp", "tp", "pp", "cp", "ep", "etp", "vpp", "micro_batch", "global_batch", "seq_len")
 
 
+def _violations(layout: Layout, model: ModelSpec) -> list[str]:
+    problems = [
+        f"{name} must be a whole number of at least 1, got {value}"
+        for name in _DEGREES
+        if not isinstance(value := getattr(layout, name), int) or value < 1
+    ]
+    if not problems:
+        for rules in (_of_stages, _of_blocks, _of_experts, _of_sequences, _of_schedule):
+            problems += rules(layout, model)
+    return list(dict.fromkeys(problems))
+
+
+def _uneven(size: int, ranks: int, text: str) -> Iterator[str]:
+    """The line that says that a size does not divide, where it does not."""
+    if size % ranks:
+        yield f"{text}: {size} over {ranks} leaves {size % ranks}"
+
+
+def _of_stages(layout: Layout, model: ModelSpec) -> Iterator[str]:
+    if layout.zero not in (0, 1, 2, 3):
+        yield f"zero must be 0, 1, 2 or 3, got {layout.zero}"
+    layers, parts = model.num_hidden_layers, layout.chunks // layout.copies
+    given = layout.stage_layers
+    if given is None:
+        over = "2 pp" if layout.schedule in V_SHAPED else "pp x vpp"
+        yield from _uneven(
+            layers, layout.pp * parts, f"num_hidden_layers over {over} (or give the layers of each stage)"
+        )
+    elif len(given) != layout.pp or sum(given) != layers or min(given) < 0:
+        yield f"stage layers {given} must be {layout.pp} counts that add up to {layers}"
+    else:
+        for count in given:
+            yield from _uneven(count, parts, "layers of a stage over its chunks")
+    if layout.pp > 1 and any(block.shares_weights for block in model.blocks):
+        yield f"pp = {layout.pp}: the layers share one set of weights, which more than one stage would have to hold"
+    if layout.recompute.layers is not None and layout.recompute.layers > layers:
+        yield f"recompute asks for {layout.recompute.layers} layers of {layers}"
+
+
 def _sharded(mixer: Mixer | None) -> tuple[str, ...]:
     """The fields of a token mixer that tensor parallelism divides; none where it is not modelled."""
     if isinstance(mixer, Attention | LatentAttention):
@@ -169,86 +306,82 @@ def _sharded(mixer: Mixer | None) -> tuple[str, ...]:
     return ()
 
 
-def _violations(layout: Layout, model: ModelSpec) -> list[str]:
-    problems: list[str] = []
-
-    def need(condition: Any, text: str) -> None:
-        if not condition:
-            problems.append(text)
-
-    def divides(size: int, ranks: int, text: str) -> None:
-        need(size % ranks == 0, f"{text}: {size} over {ranks} leaves {size % ranks}")
-
-    for name in _DEGREES:
-        value = getattr(layout, name)
-        if not isinstance(value, int) or value < 1:
-            problems.append(f"{name} must be a whole number of at least 1, got {value}")
-    if problems:
-        return problems
-    need(layout.zero in (0, 1, 2, 3), f"zero must be 0, 1, 2 or 3, got {layout.zero}")
-    layers = model.num_hidden_layers
-    if layout.stage_layers is None:
-        divides(layers, layout.pp * layout.vpp, "num_hidden_layers over pp x vpp (or give the layers of each stage)")
-    else:
-        need(
-            len(layout.stage_layers) == layout.pp
-            and sum(layout.stage_layers) == layers
-            and min(layout.stage_layers) >= 0,
-            f"stage layers {layout.stage_layers} must be {layout.pp} counts that add up to {layers}",
-        )
+def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
     for block in model.blocks:
         for mixer in (block.attention, block.beside):
             for name in _sharded(mixer):
-                divides(getattr(mixer, name), layout.tp, f"{name} over tp")
+                yield from _uneven(getattr(mixer, name), layout.tp, f"{name} over tp")
             if mixer is not None and not isinstance(mixer, Attention | LatentAttention):
                 kind = type(mixer).__name__
-                need(layout.tp == 1 or _sharded(mixer), f"tp = {layout.tp}: {kind} over tp is not modelled")
-                need(layout.cp == 1, f"cp = {layout.cp}: {kind} over cp is not modelled")
+                if layout.tp > 1 and not _sharded(mixer):
+                    yield f"tp = {layout.tp}: {kind} over tp is not modelled"
+                if layout.cp > 1:
+                    yield f"cp = {layout.cp}: {kind} over cp is not modelled"
         if isinstance(block.attention, Attention):
             keys = block.attention.num_key_value_heads
-            need(
-                keys % layout.tp == 0 or layout.tp % keys == 0,
-                f"num_key_value_heads and tp must divide one another: {keys} and {layout.tp}",
-            )
+            if keys % layout.tp and layout.tp % keys:
+                yield f"num_key_value_heads and tp must divide one another: {keys} and {layout.tp}"
         if isinstance(block.mlp, Mlp):
-            divides(block.mlp.intermediate_size, layout.tp, "intermediate_size over tp")
-        if isinstance(block.mlp, Moe):
-            divides(block.mlp.num_experts, layout.ep, "num_experts over ep")
-            divides(block.mlp.moe_intermediate_size, layout.etp, "moe_intermediate_size over etp")
-            if block.mlp.shared is not None:
-                divides(block.mlp.shared.intermediate_size, layout.tp, "width of the shared experts over tp")
-            # Without it every tensor-parallel rank would route the same tokens; Megatron-LM refuses that too.
-            need(layout.tp == 1 or layout.sequence_parallel, "experts with tp above 1 need sequence parallelism")
-    experts = any(isinstance(block.mlp, Moe) for block in model.blocks)
-    need(experts or layout.ep * layout.etp == 1, f"ep = {layout.ep}, etp = {layout.etp}: the model has no experts")
-    if experts:
-        divides(layout.dp * layout.cp * layout.tp, layout.ep * layout.etp, "dp x cp x tp over ep x etp")
+            yield from _uneven(block.mlp.intermediate_size, layout.tp, "intermediate_size over tp")
+
+
+def _of_experts(layout: Layout, model: ModelSpec) -> Iterator[str]:
+    mixtures = [block.mlp for block in model.blocks if isinstance(block.mlp, Moe)]
+    if not mixtures and layout.ep * layout.etp > 1:
+        yield f"ep = {layout.ep}, etp = {layout.etp}: the model has no experts"
+    for mixture in mixtures:
+        yield from _uneven(mixture.num_experts, layout.ep, "num_experts over ep")
+        yield from _uneven(mixture.moe_intermediate_size, layout.etp, "moe_intermediate_size over etp")
+        if mixture.shared is not None:
+            width = mixture.shared.intermediate_size
+            yield from _uneven(width, layout.tp, "width of the shared experts over tp")
+        # Without it every tensor-parallel rank would route the same tokens; Megatron-LM refuses that too.
+        if layout.tp > 1 and not layout.sequence_parallel:
+            yield "experts with tp above 1 need sequence parallelism"
+    if mixtures:
+        ranks = layout.dp * layout.cp * layout.tp
+        yield from _uneven(ranks, layout.ep * layout.etp, "dp x cp x tp over ep x etp")
+    worst = layout.worst_imbalance(model)
+    if not 1 <= layout.expert_imbalance <= worst:
+        yield (
+            f"expert_imbalance must be from 1, balanced, to {worst:g}, where every token goes to one rank as far as it"
+            f" can; got {layout.expert_imbalance:g}"
+        )
+
+
+def _of_sequences(layout: Layout, model: ModelSpec) -> Iterator[str]:
     if layout.cp > 1:
-        need(layout.cp_comm in get_args(CpComm), f"unknown cp_comm {layout.cp_comm!r}")
+        if layout.cp_comm not in get_args(CpComm):
+            yield f"unknown cp_comm {layout.cp_comm!r} (known: {', '.join(get_args(CpComm))})"
         # A causal ring is balanced by giving each rank one piece from either end.
         pieces = layout.cp if layout.cp_comm == "all_to_all" else 2 * layout.cp
-        divides(layout.seq_len, pieces, f"seq_len over {'cp' if pieces == layout.cp else '2 cp'}")
+        yield from _uneven(layout.seq_len, pieces, f"seq_len over {'cp' if pieces == layout.cp else '2 cp'}")
         for block in model.blocks:
             if layout.cp_comm == "all_to_all" and isinstance(block.attention, Attention | LatentAttention):
-                divides(block.attention.num_attention_heads, layout.tp * layout.cp, "num_attention_heads over tp x cp")
+                heads = block.attention.num_attention_heads
+                yield from _uneven(heads, layout.tp * layout.cp, "num_attention_heads over tp x cp")
     if layout.sequence_parallel:
-        need(layout.tp > 1, "sequence parallelism shards over tp, which is 1")
-        divides(layout.seq_len, layout.tp * layout.cp, "seq_len over tp x cp (sequence parallelism)")
-    divides(layout.global_batch, layout.dp * layout.micro_batch, "global_batch over dp x micro_batch")
-    need(layout.schedule in SCHEDULES, f"unknown schedule {layout.schedule!r} (known: {', '.join(SCHEDULES)})")
-    if layout.schedule == "interleaved":
-        need(layout.pp > 1 and layout.vpp > 1, "the interleaved schedule needs pp > 1 and vpp > 1")
-        batches = ceil_div(layout.global_batch, layout.dp * layout.micro_batch)
-        divides(batches, layout.pp, "micro-batches over pp (interleaved schedule)")
-    else:
-        need(layout.vpp == 1, f"vpp = {layout.vpp} goes with the interleaved schedule, not with {layout.schedule}")
+        if layout.tp == 1:
+            yield "sequence parallelism shards over tp, which is 1"
+        yield from _uneven(layout.seq_len, layout.tp * layout.cp, "seq_len over tp x cp (sequence parallelism)")
     rows = model.max_position_embeddings
-    need(
-        not model.learned_positions or rows is None or layout.seq_len <= rows,
-        f"seq_len {layout.seq_len} is longer than the model's table of {rows} positions",
-    )
-    need(
-        layout.recompute.layers is None or layout.recompute.layers <= layers,
-        f"recompute asks for {layout.recompute.layers} layers of {layers}",
-    )
-    return list(dict.fromkeys(problems))
+    if model.learned_positions and rows is not None and layout.seq_len > rows:
+        yield f"seq_len {layout.seq_len} is longer than the model's table of {rows} positions"
+
+
+def _of_schedule(layout: Layout, model: ModelSpec) -> Iterator[str]:
+    replicas = layout.dp * layout.micro_batch
+    yield from _uneven(layout.global_batch, replicas, "global_batch over dp x micro_batch")
+    name, stages, batches = layout.schedule, layout.pp, ceil_div(layout.global_batch, replicas)
+    if name not in SCHEDULES:
+        yield f"unknown schedule {name!r} (known: {', '.join(SCHEDULES)})"
+    elif name == "interleaved":
+        if stages == 1 or layout.vpp == 1:
+            yield "the interleaved schedule needs pp > 1 and vpp > 1"
+        yield from _uneven(batches, stages, "micro-batches over pp (interleaved schedule)")
+    elif layout.vpp > 1:
+        yield f"vpp = {layout.vpp} goes with the interleaved schedule, not with {name}"
+    if name == "dualpipe" and (stages % 2 or batches % 2):
+        yield f"dualpipe needs an even number of stages and of micro-batches, got {stages} and {batches}"
+    if name in ("dualpipe", "dualpipev") and batches < 2 * stages:
+        yield f"{name} needs at least 2 micro-batches a stage: {2 * stages}, got {batches}"

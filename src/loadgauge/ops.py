@@ -140,6 +140,12 @@ class Operation(msgspec.Struct, frozen=True):
         """Backward FLOPs, without what a fused kernel computes again."""
         return self.input_gradient_flops + self.weight_gradient_flops
 
+    @property
+    def trains_matrix(self) -> bool:
+        """Whether its backward makes the gradient of a matrix, which zero-bubble schedules put off."""
+        read = (*self.weights, *self.borrows)
+        return any(weight.trainable and weight.kind in ("matrix", "head") for weight in read)
+
     def hbm_bytes(self, weight_itemsize: Size = 2) -> Size:
         """Bytes read and written by the forward: each input and weight once, each output once; a view moves none."""
         if self.kind == "view":

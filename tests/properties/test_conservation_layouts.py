@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from loadgauge import Layout, estimate
+from loadgauge import Layout, RecomputePolicy, estimate
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory import MemoryModel, Stage, stages
 from loadgauge.estimate.params import parameters
@@ -222,21 +222,32 @@ def test_a_ring_shares_the_pairs_evenly(cp: int, pieces: int, batch: int) -> Non
 # -- work and traffic --------------------------------------------------------------------------------------------------
 
 
+POLICIES = ("none", "selective", "full", "full:every=2", "full:every=3", "full:layers=1", "mlp", "mlp.dispatch")
+
+
 @FEW
-@given(runs())
-def test_ranks_together_do_the_work_of_the_model_once(run: tuple[ModelSpec, Layout]) -> None:
+@given(runs(), st.sampled_from(POLICIES))
+def test_ranks_together_do_the_work_of_the_model_once(run: tuple[ModelSpec, Layout], again: str) -> None:
+    """And what runs again is what runs again on each stage."""
     model, layout = run
+    assume(again != "mlp.dispatch" or model.name != "dense")
+    layout = msgspec.structs.replace(layout, recompute=RecomputePolicy.parse(again))
     facts = facts_of(model, layout)
     steps = layout.num_microbatches * layout.dp * layout.cp * layout.tp
     done: Counter[str] = Counter()
     for stage in stages(model, layout):
-        for layer in layers_of(facts, stage):
-            done["forward"] += steps * layer.forward_flops
-            done["backward"] += steps * layer.backward_flops
-            done["recompute"] += steps * layer.recompute_flops()
-    alone = Layout(global_batch=layout.global_batch, seq_len=LENGTH)
-    for found in (estimate(model, layout, how()).flops, estimate(model, alone, how()).flops):
-        assert msgspec.to_builtins(found) == done
+        for place in range(stage.start, stage.stop):
+            one = facts.facts[stage.kind(place), stage.repeated(layout.recompute, place)]
+            done["forward"] += steps * one.layer.forward_flops
+            done["backward"] += steps * one.layer.backward_flops
+            done["recompute"] += steps * one.layer.recompute_flops(one.recompute)
+        for end, here in ((facts.embedding, stage.first), (facts.head, stage.last)):
+            done["forward"] += steps * end.forward_flops * here
+            done["backward"] += steps * end.backward_flops * here
+    flops = estimate(model, layout, how()).flops
+    assert msgspec.to_builtins(flops) == done
+    alone = estimate(model, Layout(global_batch=layout.global_batch, seq_len=LENGTH), how()).flops
+    assert (alone.forward, alone.backward) == (flops.forward, flops.backward)
 
 
 DEGREES = ("tp", "cp", "ep", "etp")

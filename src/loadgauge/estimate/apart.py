@@ -84,7 +84,7 @@ class Apart:
         self.facts = MemoryModel(self.model, self.layout, self.training, self.view)
         self.stage: Stage = list(stages(self.model, self.layout))[result.memory.rank.stage]
         self.moment: Moment = max(result.memory.moments, key=lambda moment: moment.total)
-        self.flight = self.layout.in_flight(self.stage.index)
+        self.at_work = self._at_work()
         self.counts = self.facts.counts(self.stage, self.stage.start, self.stage.stop)
         """Layers of the stage, by kind."""
         self.done = self._done()
@@ -93,11 +93,15 @@ class Apart:
         self.weights = self.facts.weights(self.counts) + self.ends
         self.names = kinds(self.model)
 
+    def _at_work(self) -> Moment:
+        """The same moment with what the stage does at it."""
+        told = self.moment
+        again = (moment for moment in self.facts.moments(self.stage) if moment.name == told.name)
+        return next(one for one in again if all(one.parts[part] == told.parts[part] for part in ("activations", "loss")))
+
     def _done(self) -> dict[Key, int]:
-        if self.at_embedding:
-            return self.counts
-        position = self.moment.position
-        return {} if position is None else self.facts.counts(self.stage, position + 1, self.stage.stop)
+        forward = self.at_work.work is not None and self.at_work.work.forward
+        return {} if forward else self.at_work.gone
 
     @property
     def at_step(self) -> bool:
@@ -112,8 +116,7 @@ class Apart:
     @property
     def key(self) -> Key | None:
         """The kind of the layer in backward, where the moment is one."""
-        position = self.moment.position
-        return None if position is None else (self.model.pattern[position], self.facts.repeated(self.stage, position))
+        return None if self.moment.position is None else self.at_work.key
 
     def kind(self, key: Key) -> str:
         """What to call layers of that kind."""

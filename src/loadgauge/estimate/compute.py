@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from loadgauge.algebra import Size
 from loadgauge.estimate.recompute import applied, recomputed_counts
+from loadgauge.estimate.stages import stages
 from loadgauge.kernels import Kernels
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layout import Layout, RecomputePolicy
@@ -20,7 +23,6 @@ from loadgauge.model import (
     ModelSpec,
     ShortConvolution,
 )
-from loadgauge.ops import Layer
 
 NO_RECOMPUTE = RecomputePolicy()
 DAY = 86_400
@@ -52,8 +54,12 @@ class Flops(msgspec.Struct, frozen=True):
         return Flops(self.forward * factor, self.backward * factor, self.recompute * factor)
 
 
-def microbatch_flops(model: ModelSpec, view: View, recompute: RecomputePolicy = NO_RECOMPUTE) -> Flops:
+def microbatch_flops(
+    model: ModelSpec, view: View, recompute: RecomputePolicy = NO_RECOMPUTE, repeated: Sequence[Size] | None = None
+) -> Flops:
     """FLOPs of one micro-batch through the whole model, over all the ranks that share it.
+
+    `repeated`: how many layers of each distinct block run again; None: as where the model is one stage.
 
     Narayanan et al.'s count for GPT-3 (source: narayanan2021, equation 3), one sequence, whole layers recomputed:
 
@@ -74,26 +80,28 @@ def microbatch_flops(model: ModelSpec, view: View, recompute: RecomputePolicy = 
     backward: Size = sum(layer.backward_flops for layer in ends)
     again: Size = sum(layer.recompute_flops() for layer in ends)
     counts = model.layer_counts()
-    rerun = recomputed_counts(model, recompute, 0, model.num_hidden_layers)
-    for block, count, repeated in zip(model.blocks, counts, rerun, strict=True):
-        layer = block_layer(block, model.hidden_size, whole)
+    rerun = recomputed_counts(model, recompute, 0, model.num_hidden_layers) if repeated is None else repeated
+    layers = [block_layer(block, model.hidden_size, whole) for block in model.blocks]
+    names = frozenset(name for layer in layers for name in layer.names)
+    for layer, count, more in zip(layers, counts, rerun, strict=True):
         forward = forward + count * layer.forward_flops
         backward = backward + count * layer.backward_flops
-        again = again + _again(layer, recompute, count, repeated)
+        twice = layer.recompute_flops(applied(recompute, layer, names))
+        again = again + more * twice + (count - more) * layer.recompute_flops()
     return Flops(forward, backward, again)
-
-
-def _again(layer: Layer, recompute: RecomputePolicy, count: int, repeated: int) -> Size:
-    return repeated * layer.recompute_flops(applied(recompute, layer)) + (count - repeated) * layer.recompute_flops()
 
 
 def step_flops(model: ModelSpec, layout: Layout, kernels: Kernels, view: View) -> Flops:
     """FLOPs of one optimizer step, over all GPUs."""
     policy = layout.recompute
-    if policy.layers is not None:
-        # The first n layers of each stage, counted over the whole model.
-        policy = msgspec.structs.replace(policy, layers=min(policy.layers * layout.pp, model.num_hidden_layers))
-    return microbatch_flops(model, view, policy).times(layout.num_microbatches * layout.dp)
+    repeated: list[Size] = [0] * len(model.blocks)
+    for stage in stages(model, layout) if policy.mode != "none" else ():
+        for (kind, again), count in stage.counts(policy, stage.start, stage.stop).items():
+            repeated[kind] += count if again else 0
+    if layout.copies > 1:
+        # Half of the micro-batches pass each of the two copies.
+        repeated = [count / layout.copies for count in repeated]
+    return microbatch_flops(model, view, policy, repeated).times(layout.num_microbatches * layout.dp)
 
 
 def rule_of_thumb(params: Size, tokens: Size, *, full_recompute: bool = False) -> Flops:

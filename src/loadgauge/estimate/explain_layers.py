@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from loadgauge.algebra import Size, ceil_div, maximum
+from loadgauge.algebra import Size, ceil_div
 from loadgauge.estimate.apart import Apart, Explanation, Formula, Kept, Key, Step
 from loadgauge.estimate.letters import MEANING, letter, lettered_block, lettered_ends, lettered_view, put_in, text
 from loadgauge.estimate.live import backward_peak, forward_peak
@@ -17,24 +17,36 @@ from loadgauge.sources import cite
 
 def activations(apart: Apart) -> Explanation:
     """What the layers of the stage keep for backward, for every micro-batch in flight."""
-    if apart.at_step:
+    work = apart.at_work.work
+    if work is None:
         return apart.explanation("nothing is kept in the optimizer step", ())
-    facts, flight = apart.facts, apart.flight
-    many = f" x {flight:g} micro-batches in flight" if flight != 1 else ""
+    facts, stage = apart.facts, apart.stage
     steps, formulas, tensors = [], [], []
-    for key, count in apart.counts.items():
-        one, name, stored = facts.facts[key], apart.kind(key), _stored(apart, key, count)
-        steps.append(Step(f"{stored} x {one.kept:,} B ({name}){many}", flight * stored * one.kept))
+    for chunk, flight, waits in zip(stage.chunks, *work.flight, strict=True):
+        many = f" x {flight:g} micro-batches in flight" if flight != 1 else ""
+        for key, count in facts.counts(stage, chunk.start, chunk.stop).items():
+            one, name, stored = facts.facts[key], apart.kind(key), _stored(apart, key, count)
+            steps.append(Step(f"{stored} x {one.kept:,} B ({name}){many}", flight * stored * one.kept))
+            what = (
+                f"{count} x {one.waiting:,} B ({name}) x {waits:g} micro-batches that wait for the weights' gradients"
+            )
+            steps.append(Step(what, waits * count * one.waiting))
+        if chunk.first:
+            steps.append(Step(f"embedding{many}", flight * facts.embedding_kept))
+        steps.append(Step(f"what all layers share: tables of rotary positions, masks{many}", flight * facts.shared))
+    for key in apart.counts:
         formulas.append(_layer_formula(apart, key))
-        tensors += _kept(name, one.layer, one.recompute)
-    if apart.stage.first:
-        steps.append(Step(f"embedding{many}", flight * facts.embedding_kept))
+        tensors += _kept(apart.kind(key), facts.facts[key].layer, facts.facts[key].recompute)
+    if stage.first:
         tensors += _kept("embedding", facts.embedding, NOTHING)
-    steps.append(Step(f"what all layers share: tables of rotary positions, masks{many}", flight * facts.shared))
-    for key, count in apart.done.items():
-        stored, kept = _stored(apart, key, count), facts.facts[key].kept
-        what = f"given back: {stored} x {kept:,} B ({apart.kind(key)}) whose backward is over"
-        steps.append(Step(what, -stored * kept))
+    for key, count in apart.at_work.gone.items():
+        stored, one = _stored(apart, key, count), facts.facts[key]
+        why = "not come to yet" if work.forward else "given back"
+        over = "" if work.forward else " whose backward is over"
+        steps.append(Step(f"{why}: {stored} x {one.kept:,} B ({apart.kind(key)}){over}", -stored * one.kept))
+        if work.splits:
+            what = f"{count} x {one.waiting:,} B ({apart.kind(key)}) of the same, waiting for the weights' gradients"
+            steps.append(Step(what, count * one.waiting))
     return apart.explanation(
         "bytes a layer keeps x layers of the stage x micro-batches in flight",
         tuple(steps),
@@ -53,7 +65,7 @@ def _layer_formula(apart: Apart, key: Key) -> Formula:
     block = lettered_block(apart.model.blocks[key[0]], apart.model.hidden_size, apart.view.tp)
     view = lettered_view(apart.view, ragged=apart.layout.tokens is not None)
     layer = block_layer(block.what, letter("h"), view.what)
-    again = applied(apart.layout.recompute, layer) if key[1] else NOTHING
+    again = applied(apart.layout.recompute, layer, apart.facts.names) if key[1] else NOTHING
     what = f"bytes that one {apart.kind(key)} keeps"
     return _formula(what, layer.saved(again), block.numbers | view.numbers, apart.facts.facts[key].kept)
 
@@ -73,17 +85,23 @@ def _kept(where: str, layer: Layer, again: Recompute) -> list[Kept]:
 
 def loss(apart: Apart) -> Explanation:
     """Logits, their copies and gradients on the last stage."""
-    if not apart.stage.last or apart.at_step:
+    work = apart.at_work.work
+    if not apart.stage.last or work is None:
         return apart.explanation("the head is not at work on this rank at this moment", ())
-    facts, others = apart.facts, maximum(apart.flight - 1, 0)
-    steps = [Step(f"{others:g} other micro-batches in flight x {facts.head_kept:,} B", facts.head_kept * others)]
+    facts, index = apart.facts, next(n for n, chunk in enumerate(apart.stage.chunks) if chunk.last)
+    one, own = facts.of_chunk(apart.stage, apart.stage.chunks[index]), index == work.chunk
+    others, waits = work.flight.whole[index] - own, work.flight.waiting[index]
+    steps = [Step(f"{others:g} other micro-batches in flight x {one.head:,} B", one.head * others)]
+    waits = waits + (own and work.splits and apart.moment.name != "loss")
+    what = f"{waits:g} that wait for the gradient of the head's weights x {one.head_waiting:,} B"
+    steps.append(Step(what, waits * one.head_waiting))
     if apart.moment.name == "loss":
         gradient = apart.training.precision.gradient if facts.lazy else 0
         forward, backward = forward_peak(facts.head), backward_peak(facts.head, gradient)
         which = "forward" if forward >= backward else "backward"
         steps.append(Step(f"the largest set alive at once in the head's {which}", facts.head_working))
     ends, view = lettered_ends(apart.model), lettered_view(apart.view, ragged=apart.layout.tokens is not None)
-    kept = head_layer(ends.what, view.what, holds_table=apart.layout.pp > 1).saved()
+    kept = head_layer(ends.what, view.what).saved()
     return apart.explanation(
         "logits, their float32 copies and gradients while the loss is computed",
         tuple(steps),
@@ -106,23 +124,25 @@ def transient(apart: Apart) -> Explanation:
             Step("the gradient of the embedding's output", output),
         ]
         return apart.explanation("what lives only while the embedding runs backward", tuple(steps))
-    if apart.key is None:
+    key, group = apart.at_work.key, apart.layout.recompute.group
+    if key is None:
         rule = "what the optimizer step makes for itself" if apart.at_step else "nothing at this moment"
         what = f"temporary of {apart.training.framework.name}'s optimizer step"
         return apart.explanation(rule, (Step(what, apart.moment.parts["transient"]),))
-    key, group = apart.key, apart.layout.recompute.group
     facts = apart.facts.facts[key]
-    steps = [
-        Step(f"the largest set alive at once in the backward of one {apart.kind(key)}", facts.working),
-        Step("of it, kept since the forward (counted under activations)", -facts.kept),
-    ]
+    walked = "walked operation by operation, as autograd makes and drops its tensors"
+    kept = Step("of it, held for the backward (counted under activations)", -facts.kept)
+    if apart.key is None:
+        largest = Step(f"the largest set alive at once in the forward of one {apart.kind(key)}", facts.forming)
+        return apart.explanation("what lives only while one layer runs forward", (largest, kept), sources=(walked,))
+    steps = [Step(f"the largest set alive at once in the backward of one {apart.kind(key)}", facts.working), kept]
     if key[1] and group > 1:
         more = min(group, apart.stage.stop - apart.stage.start) - 1
         steps.append(Step(f"{more} more layers of the group, run again together", more * facts.layer.saved()))
     return apart.explanation(
         "what lives only while one layer runs backward",
         tuple(steps),
-        sources=("walked operation by operation, as autograd makes and drops its tensors",),
+        sources=(walked,),
     )
 
 

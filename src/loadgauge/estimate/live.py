@@ -49,22 +49,33 @@ class _Gradients:
         if not self.users[buffer]:
             del self.users[buffer], self.size[buffer]
 
+    def keep(self, name: str) -> None:
+        """Its buffer stays, whoever else drops it."""
+        del self.buffer[name]
+
     @property
     def nbytes(self) -> Size:
         return sum(self.size.values())
 
 
 def backward_peak(
-    layer: Layer, weight_gradient: Size = 0, recompute: Recompute = NOTHING, *, accumulating: bool = False
+    layer: Layer,
+    weight_gradient: Size = 0,
+    recompute: Recompute = NOTHING,
+    *,
+    accumulating: bool = False,
+    split: bool = False,
 ) -> Size:
     """Largest number of bytes alive during the backward of a layer, what it keeps included.
 
     `weight_gradient`: bytes per trainable parameter, for gradients that come into being here. They stay; when
     `accumulating`, each is added to one that is there already, and dropped (a tied table's waits for its other part).
-    What `recompute` drops is there again from the moment that the walk reaches it.
+    What `recompute` drops is there again from the moment that the walk reaches it. `split`: the gradients of matrices
+    come later, and what they need stays (`Operation.trains_matrix`).
     """
     operations = layer.operations
     whole, freed = _keepers(layer)
+    stays = {tensor.name for operation in layer if split and operation.trains_matrix for tensor in operation.keeps}
     held = {tensor.name: tensor.nbytes for tensor in (layer.kept(recompute) if recompute else whole.values())}
     gradients = _Gradients()
     weights: Size = 0
@@ -102,10 +113,14 @@ def backward_peak(
         others: Size = sum(held.values()) + extra + weights
         peak = maximum(peak, others + gradients.nbytes)
         for name in reached:
-            gradients.drop(name)
+            if split and operation.trains_matrix:
+                gradients.keep(name)
+            else:
+                gradients.drop(name)
         peak = maximum(peak, others + gradients.nbytes + operation.backward_workspace)
         for name in freed.get(index, ()):
-            held.pop(name, None)
+            if name not in stays:
+                held.pop(name, None)
     return peak
 
 

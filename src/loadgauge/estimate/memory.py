@@ -1,7 +1,6 @@
 """Memory of one rank of each pipeline stage, at each moment of a step (design: the peak is a maximum over moments).
 
-Moments: the loss; the backward of a layer of each kind (the last one of that kind comes first and finds the most
-activations, the first one finds the most gradients); the optimizer step.
+`MemoryModel` holds the facts, `moments` says when they meet.
 """
 
 from __future__ import annotations
@@ -11,8 +10,11 @@ from collections.abc import Iterator
 import msgspec
 
 from loadgauge.algebra import Size, ceil_div, maximum, minimum, same, where
+from loadgauge.estimate.flight import waiting, works
 from loadgauge.estimate.live import backward_peak, forward_peak
+from loadgauge.estimate.moments import PARTS, Moment, StageAtWork
 from loadgauge.estimate.recompute import applied
+from loadgauge.estimate.stages import Chunk, Key, Stage, stages
 from loadgauge.estimate.states import RankWeights, States, WeightCount, model_states
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layers.ends import mask_bytes, rotary_layer
@@ -21,54 +23,45 @@ from loadgauge.model import ModelSpec, Moe
 from loadgauge.ops import NOTHING, Layer, Recompute
 from loadgauge.training import Training
 
-PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "loss", "transient", "outside")
+__all__ = ["PARTS", "LayerFacts", "MemoryModel", "Moment", "Stage", "stages"]
+
 LIVE_PARAMETERS = 10**9
 """Parameters DeepSpeed's ZeRO-3 keeps gathered at most (`stage3_max_live_parameters`)."""
 
 
-class Moment(msgspec.Struct, frozen=True):
-    """Bytes by part at one moment of the step. `position`: the layer in backward, where the moment is one."""
-
-    name: str
-    parts: dict[str, Size]
-    position: int | None = None
-
-    @property
-    def total(self) -> Size:
-        """All parts."""
-        return sum(self.parts.values())
-
-
 class LayerFacts(msgspec.Struct, frozen=True):
-    """What one layer needs, once per micro-batch: bytes kept, the working set of its backward, its weights."""
+    """What one layer needs, once per micro-batch, and its weights.
+
+    kept: bytes held from forward to backward; waiting: what the gradients of the weights need, where they come later
+    forming, working: the largest set alive in its forward and in its backward, what it keeps included
+    """
 
     layer: Layer
     recompute: Recompute
     kept: Size
+    waiting: Size
+    forming: Size
     working: Size
     weights: RankWeights
 
     @classmethod
-    def of(cls, layer: Layer, recompute: Recompute, working: Size) -> LayerFacts:
-        return cls(layer, recompute, layer.saved(recompute), working, RankWeights.of(layer.weights))
+    def of(cls, layer: Layer, recompute: Recompute, working: Size, waits: Size) -> LayerFacts:
+        return cls(
+            layer, recompute, layer.saved(recompute), waits, forward_peak(layer, recompute), working,
+            RankWeights.of(layer.weights),
+        )  # fmt: skip
 
 
-class Stage(msgspec.Struct, frozen=True):
-    """One pipeline stage: layers `start:stop` of the model."""
+class ChunkBytes(msgspec.Struct, frozen=True):
+    """What one micro-batch keeps on one chunk of a stage, and what waits for the gradients of the weights.
 
-    index: int
-    start: int
-    stop: int
-    first: bool
-    last: bool
+    head, head_waiting: the same of the head, on the chunk before it
+    """
 
-
-def stages(model: ModelSpec, layout: Layout) -> Iterator[Stage]:
-    """The pipeline stages, in order."""
-    start = 0
-    for index, layers in enumerate(layout.layers_of(model)):
-        yield Stage(index, start, start + layers, index == 0, index == layout.pp - 1)
-        start += layers
+    kept: Size
+    waiting: Size
+    head: Size
+    head_waiting: Size
 
 
 class MemoryModel:
@@ -80,18 +73,20 @@ class MemoryModel:
         self.has_experts = any(isinstance(block.mlp, Moe) for block in model.blocks)
         self.lazy = not training.framework.gradients_persist
         policy = layout.recompute
-        self.facts: dict[tuple[int, bool], LayerFacts] = {}
-        for kind, block in enumerate(model.blocks):
-            layer = block_layer(block, model.hidden_size, view)
-            self.facts[kind, False] = LayerFacts.of(layer, NOTHING, self.backward(layer, NOTHING))
+        self.facts: dict[Key, LayerFacts] = {}
+        layers = [block_layer(block, model.hidden_size, view) for block in model.blocks]
+        self.names = frozenset(name for layer in layers for name in layer.names)
+        for kind, layer in enumerate(layers):
+            waits = waiting(layer) if layout.splits_backward else 0
+            self.facts[kind, False] = LayerFacts.of(layer, NOTHING, self.backward(layer, NOTHING), waits)
             if policy.mode != "none":
-                again = applied(policy, layer)
-                self.facts[kind, True] = LayerFacts.of(layer, again, self.backward(layer, again))
+                again = applied(policy, layer, self.names)
+                self.facts[kind, True] = LayerFacts.of(layer, again, self.backward(layer, again), waits)
         self.embedding = embedding_layer(model, view)
         self.shared = rotary_layer(model, view).saved()
         if policy.mode == "full":
             self.shared = self.shared + mask_bytes(model, view)
-        self.head = head_layer(model, view, holds_table=layout.pp > 1)
+        self.head = head_layer(model, view, holds_table=not layout.ends_together)
         self.head_kept = self.head.saved()
         self.head_working = maximum(forward_peak(self.head), self.backward(self.head, NOTHING))
 
@@ -101,49 +96,58 @@ class MemoryModel:
         if self.layout.zero == 3 and not same(self.layout.zero_ranks, 1):
             # What is not sharded yet of it is among `gathered_terms`.
             gradient = 0
-        several = self.layout.num_microbatches > 1
-        return where(
-            several,
-            backward_peak(layer, gradient, recompute, accumulating=True),
-            backward_peak(layer, gradient, recompute),
-        )
+        split = self.layout.splits_backward
+        once = backward_peak(layer, gradient, recompute, split=split)
+        if not gradient:
+            return once
+        added = backward_peak(layer, gradient, recompute, accumulating=True, split=split)
+        return where(self.layout.num_microbatches > 1, added, once)
 
     # -- one stage ----------------------------------------------------------------------------------------------------
 
     def repeated(self, stage: Stage, position: int) -> bool:
-        """Whether the layer at `position` of the model runs again in backward."""
-        policy, offset = self.layout.recompute, position - stage.start
-        if policy.mode == "none":
-            return False
-        if policy.layers is not None:
-            return offset < policy.layers
-        return offset % policy.every == policy.every - 1
+        """Whether the layer at `position` runs again in backward."""
+        return stage.repeated(self.layout.recompute, position)
 
-    def counts(self, stage: Stage, start: int, stop: int) -> dict[tuple[int, bool], int]:
+    def counts(self, stage: Stage, start: int, stop: int) -> dict[Key, int]:
         """Layers of each kind, run again or not, in `start:stop` of a stage."""
-        policy, pattern = self.layout.recompute, self.model.pattern
-        if policy.mode == "none":
-            again: tuple[int, ...] = ()
-        elif policy.layers is not None:
-            again = pattern[start : max(start, min(stop, stage.start + policy.layers))]
-        else:
-            first = start + (policy.every - 1 - (start - stage.start)) % policy.every
-            again = pattern[first : stop : policy.every]
-        counts: dict[tuple[int, bool], int] = {}
-        for kind in range(len(self.model.blocks)):
-            repeated = again.count(kind)
-            once = pattern[start:stop].count(kind) - repeated
-            counts.update({(kind, flag): count for flag, count in ((False, once), (True, repeated)) if count})
-        return counts
+        return stage.counts(self.layout.recompute, start, stop)
 
-    def kept(self, counts: dict[tuple[int, bool], int]) -> Size:
+    def kept(self, counts: dict[Key, int]) -> Size:
         """Bytes one micro-batch keeps in those layers."""
         group = self.layout.recompute.group
         return sum(
             (ceil_div(count, group) if key[1] else count) * self.facts[key].kept for key, count in counts.items()
         )
 
-    def weights(self, counts: dict[tuple[int, bool], int]) -> RankWeights:
+    def waiting(self, counts: dict[Key, int]) -> Size:
+        """Bytes that the gradients of those layers' weights need, of one micro-batch."""
+        return sum(count * self.facts[key].waiting for key, count in counts.items())
+
+    def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
+        """What one micro-batch keeps on a chunk."""
+        counts = self.counts(stage, chunk.start, chunk.stop)
+        # A loss in chunks makes all its gradients at once.
+        delayed = chunk.last and self.layout.splits_backward and self.view.kernels.loss != "chunked"
+        return ChunkBytes(
+            kept=self.kept(counts) + self.shared + (self.embedding_kept if chunk.first else 0),
+            waiting=self.waiting(counts),
+            head=self.head_kept if chunk.last else 0,
+            head_waiting=waiting(self.head) if delayed else 0,
+        )
+
+    def make_up(self, stage: Stage) -> tuple[object, ...]:
+        """For each chunk of a stage what is the same for chunks of the same layers."""
+        return tuple(
+            (chunk.first, chunk.last, tuple(self.counts(stage, chunk.start, chunk.stop).items()))
+            for chunk in stage.chunks
+        )
+
+    def alike(self, stage: Stage) -> object:
+        """The same for stages that need the same memory."""
+        return self.make_up(stage), works(self.layout, stage.index)
+
+    def weights(self, counts: dict[Key, int]) -> RankWeights:
         """Weights of those layers on this rank."""
         total = RankWeights()
         for key, count in counts.items():
@@ -161,76 +165,18 @@ class MemoryModel:
 
     def moments(self, stage: Stage) -> Iterator[Moment]:
         """The moments of a step on one rank of a stage."""
-        layout, precision, framework = self.layout, self.training.precision, self.training.framework
-        all_counts = self.counts(stage, stage.start, stage.stop)
-        ends = self.ends(stage)
-        weights = self.weights(all_counts) + ends
-        states = self.states(weights)
-        accumulating = layout.num_microbatches > 1
-        flight = layout.in_flight(stage.index)
-        per_batch = self.kept(all_counts) + self.shared + (self.embedding_kept if stage.first else 0)
-        loss_others = self.head_kept * maximum(flight - 1, 0) if stage.last else 0
-        # A tied table has its gradient from the head on.
-        tied = RankWeights.of(tuple(weight for operation in self.head for weight in operation.borrows))
-        head_gradients = self.states(RankWeights.of(self.head.weights) + tied).gradients if stage.last else 0
-        pending = self.states(tied).gradients if stage.last else 0
+        return StageAtWork(self, stage).moments()
 
-        def at(name: str, position: int | None = None, **parts: Size) -> Moment:
-            every: dict[str, Size] = dict.fromkeys(PARTS, 0)
-            every.update(weights=states.weights, gradients=states.gradients, optimizer=states.optimizer)
-            every.update(parts)
-            every.update(dict.fromkeys(self.offloaded, 0))
-            return Moment(name, every, position)
-
-        def gradients(grown: Size, unsummed: Size = 0) -> Size:
-            return where(accumulating, states.gradients + unsummed, grown) if self.lazy else states.gradients
-
-        if stage.last:
-            yield at(
-                "loss",
-                gradients=gradients(0),
-                gathered=self.gathered(weights, ends, None),
-                activations=flight * per_batch,
-                loss=loss_others + self.head_working,
-            )
-        group = layout.recompute.group
-        for order in ("last", "first") if self.lazy else ("last",):
-            for key, position in self.positions(stage, len(all_counts), order):
-                facts = self.facts[key]
-                after = self.counts(stage, position + 1, stage.stop)
-                working = facts.working - facts.kept
-                if key[1] and group > 1:
-                    working = working + (min(group, stage.stop - stage.start) - 1) * facts.layer.saved()
-                yield at(
-                    f"backward of layer {position}" if layout.pp == 1 else f"backward of the stage's {order} layer",
-                    position,
-                    gradients=gradients(head_gradients + self.states(self.weights(after)).gradients, pending),
-                    gathered=self.gathered(weights, ends, facts.weights),
-                    activations=flight * per_batch - self.kept(after),
-                    loss=loss_others,
-                    transient=working,
-                )
-        if stage.first:
-            # Beside the token table's gradient stand a new one where it is added to or sharded, and of a tied table
-            # the head's part and the sum of both.
-            table = RankWeights.of(self.embedding.operations[0].weights).all.trainable
-            new = 1 if layout.zero >= 2 or not self.lazy else where(accumulating, 1, 0)
-            copies = new + (2 if self.lazy and any(operation.borrows for operation in self.head) else 0)
-            itemsize = precision.compute if layout.zero == 3 else precision.weight
-            yield at(
-                "backward of the embedding",
-                gathered=self.gathered(weights, ends, None),
-                activations=flight * per_batch - self.kept(all_counts),
-                loss=loss_others,
-                transient=copies * itemsize * table + self.embedding.operations[-1].outputs[0].nbytes,
-            )
+    def step_transient(self, weights: RankWeights, states: States) -> Size:
+        """What the optimizer step makes for itself."""
+        layout, framework = self.layout, self.training.framework
         step: Size = 0
         if framework.foreach_step:
             step = states.weights
-        if framework.name == "deepspeed" and precision.master and layout.zero:
+        if framework.name == "deepspeed" and self.training.precision.master and layout.zero:
             # The 16-bit gradients of the rank's share are copied to float32 for the update.
             step = 4 * (weights.dense.trainable / layout.zero_ranks + weights.expert.trainable / layout.expert_dp)
-        yield at("optimizer step", transient=step)
+        return step
 
     @property
     def offloaded(self) -> tuple[str, ...]:
@@ -248,12 +194,13 @@ class MemoryModel:
         """Bytes one micro-batch keeps in the embedding."""
         return self.embedding.saved()
 
-    def positions(self, stage: Stage, kinds: int, order: str) -> Iterator[tuple[tuple[int, bool], int]]:
-        """The last (or first) layer of each kind in a stage."""
-        seen: set[tuple[int, bool]] = set()
-        places = range(stage.start, stage.stop)
+    def positions(self, stage: Stage, chunk: Chunk, order: str) -> Iterator[tuple[Key, int]]:
+        """The last (or first) layer of each kind in a chunk."""
+        kinds = len(self.counts(stage, chunk.start, chunk.stop))
+        seen: set[Key] = set()
+        places = range(chunk.start, chunk.stop)
         for position in reversed(places) if order == "last" else places:
-            key = (self.model.pattern[position], self.repeated(stage, position))
+            key = (stage.kind(position), self.repeated(stage, position))
             if key not in seen:
                 seen.add(key)
                 yield key, position

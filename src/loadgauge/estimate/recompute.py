@@ -10,11 +10,12 @@ from loadgauge.model import ModelSpec
 from loadgauge.ops import NOTHING, Layer, Recompute
 
 
-def applied(policy: RecomputePolicy, layer: Layer) -> Recompute:
+def applied(policy: RecomputePolicy, layer: Layer, model: frozenset[str] = frozenset()) -> Recompute:
     """The operations of one layer that run again.
 
     Names of operations are dropped for everyone (as Megatron's and PyTorch's selective checkpointing do); a name without
-    a dot stands for all operations of that half.
+    a dot stands for all operations of that half. A name that no operation of the layer has raises `ConfigError`, unless
+    one of the whole `model` has it, as in models of several kinds of blocks.
     """
     if policy.mode == "none":
         return NOTHING
@@ -24,12 +25,16 @@ def applied(policy: RecomputePolicy, layer: Layer) -> Recompute:
         return Recompute(checkpointed=layer.names)
     chosen: set[str] = set()
     for name in policy.ops:
-        matches = {op for op in layer.names if op == name or op.startswith(f"{name}.")}
-        if not matches:
-            known = ", ".join(sorted(layer.names))
+        matches = _named(name, layer.names)
+        if not matches and not _named(name, model):
+            known = ", ".join(sorted(layer.names | model))
             raise ConfigError(f"no operation {name!r} in this model's layers (known: {known})", key="recompute")
         chosen |= matches
     return Recompute(discarded=frozenset(chosen))
+
+
+def _named(name: str, operations: frozenset[str]) -> set[str]:
+    return {operation for operation in operations if operation == name or operation.startswith(f"{name}.")}
 
 
 def recomputed_counts(model: ModelSpec, policy: RecomputePolicy, start: int, stop: int) -> tuple[int, ...]:

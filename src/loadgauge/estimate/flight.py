@@ -1,0 +1,101 @@
+"""What a pipeline stage holds of its micro-batches while it works: read off the order of work of its schedule.
+
+A micro-batch's activations are held from its forward (F) to its backward. Where the backward is split, B frees what
+only the gradient of the input needed, and W finds what is left: the input of every matrix, and the gradient of its
+output (source: qi2024, section 2; `waiting`). Letters as in `schedule_orders`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from loadgauge.algebra import Size, minimum
+from loadgauge.estimate.schedule_orders import BW, PAIR_BW, PAIR_F, B, F, W, order_of_work
+from loadgauge.layout import Layout
+from loadgauge.ops import Layer, Tensor
+
+
+class Flight(NamedTuple):
+    """Micro-batches of each chunk of a stage: between forward and backward, and those that wait for W only."""
+
+    whole: tuple[Size, ...]
+    waiting: tuple[Size, ...]
+
+
+class Work(NamedTuple):
+    """What a stage holds when it runs a forward (counted already) or a backward (counted still) of one of its chunks.
+
+    splits: the backward leaves what W needs
+    """
+
+    forward: bool
+    chunk: int
+    splits: bool
+    flight: Flight
+
+
+def works(layout: Layout, stage: int) -> tuple[Work, ...]:
+    """The moments at which a stage holds the most: no other one of the same work holds as much of everything.
+
+    >>> [work.flight.whole for work in works(Layout(pp=4, global_batch=8), 1)]
+    [(3,), (3,)]
+    >>> for work in works(Layout(pp=4, global_batch=8, schedule="zb-h1"), 3):
+    ...     print("F" if work.forward else "B", *work.flight)
+    F (1,) (3,)
+    B (1,) (3,)
+    """
+    if layout.schedule in ("1f1b", "gpipe"):
+        flight = Flight((layout.in_flight(stage),), (0,))
+        return Work(True, 0, False, flight), Work(False, 0, False, flight)
+    chunks = layout.vpp if layout.schedule == "interleaved" else None
+    # What a stage holds repeats from group to group of micro-batches.
+    played = minimum(layout.num_microbatches, 4 * layout.pp)
+    return _works(layout.schedule, layout.pp, played, chunks, stage)
+
+
+@lru_cache(maxsize=256)
+def _works(schedule: str, stages: int, batches: int, chunks: int | None, stage: int) -> tuple[Work, ...]:
+    order = order_of_work(schedule, stages, batches, chunks)
+    found: dict[tuple[bool, int, bool], set[Flight]] = {}
+    whole, waiting = [0] * order.chunks, [0] * order.chunks
+    for row in order.rows[stage]:
+        kind, chunk = divmod(row, order.chunks)
+        whole[chunk] += kind in (F, PAIR_F)
+        if kind in (F, B, BW, PAIR_F, PAIR_BW):
+            key = kind in (F, PAIR_F), chunk, kind == B
+            found.setdefault(key, set()).add(Flight(tuple(whole), tuple(waiting)))
+        whole[chunk] -= kind in (B, BW, PAIR_BW)
+        waiting[chunk] += (kind == B) - (kind == W)
+    return tuple(Work(*key, flight) for key, flights in found.items() for flight in _largest(flights))
+
+
+def _largest(flights: Iterable[Flight]) -> Iterator[Flight]:
+    """Those that no other one exceeds in everything."""
+    sums = {flight: (*flight.whole, *flight.waiting) for flight in flights}
+    for flight, own in sums.items():
+        if not any(other is not own and all(map(int.__ge__, other, own)) for other in sums.values()):
+            yield flight
+
+
+def waiting(layer: Layer) -> Size:
+    """Bytes that the gradients of a layer's weights need once that of its input is made.
+
+    The input of every trained matrix, and the gradient of its output, which has its output's size: 32 s b h for a GPT
+    layer (source: qi2024, table 1). Gradients of norms, biases and tables are made on the way.
+
+    >>> from loadgauge.families.paper import gpt_block
+    >>> from loadgauge.kernels import PAPER
+    >>> from loadgauge.layers import View, block_layer
+    >>> s, b, h, a = 2048, 4, 6144, 64
+    >>> waiting(block_layer(gpt_block(h, a), h, View.of(s, b, kernels=PAPER))) == 32 * s * b * h
+    True
+    """
+    held: dict[str, Tensor] = {}
+    gradients: Size = 0
+    for operation in layer:
+        if operation.trains_matrix:
+            held.update((tensor.name, tensor) for tensor in operation.keeps)
+            gradients = gradients + sum(tensor.nbytes for tensor in operation.outputs)
+    return gradients + sum(tensor.nbytes for tensor in held.values())
