@@ -17,7 +17,7 @@ from loadgauge.rates import DEFAULT, Rates
 from loadgauge.training import training
 
 PERFECT = msgspec.structs.replace(
-    DEFAULT, matmul=1.0, wave=0.0, small_k=0.0, attention=1.0, attention_backward=1.0, memory=1.0, traffic=1.0, launch=0.0,
+    DEFAULT, matmul=1.0, wave=0.0, small_k=0.0, attention=1.0, attention_backward=1.0, flash2=1.0, flash2_backward=1.0, memory=1.0, traffic=1.0, launch=0.0,
     fp8_matmul=1.0, multiprocessors=100,
 )  # fmt: skip
 
@@ -88,16 +88,23 @@ def test_bidirectional_attention_computes_all_pairs():
     assert kernel.computed_share == 1
 
 
-def test_elementwise_takes_its_bytes_and_twice_that_backward():
+def test_elementwise_takes_its_bytes():
+    """Forward reads x and writes y; backward reads the gradient of y and what was kept, and writes that of x."""
     x, y = Tensor("x", 1000, 2), Tensor("y", 1000, 2)
-    time = operation_seconds(Operation("add", "elementwise", (x,), (y,)), machine(rates(traffic=0.5, memory=0.8)))
-    assert time.forward == pytest.approx(4000 * 0.5 / 0.8e11)
-    assert time.backward == pytest.approx(2 * time.forward)
+    slow = machine(rates(traffic=0.5, memory=0.8))
+    rate = 0.5 / 0.8e11
+    plain = operation_seconds(Operation("cast", "elementwise", (x,), (y,)), slow)
+    assert (plain.forward, plain.backward) == (pytest.approx(4000 * rate), pytest.approx(4000 * rate))
+    curve = operation_seconds(Operation("gelu", "elementwise", (x,), (y,), keeps=(x,)), slow)
+    assert (curve.forward, curve.backward) == (pytest.approx(4000 * rate), pytest.approx(6000 * rate))
+    both = Operation("add", "elementwise", (x, Tensor("z", 1000, 2)), (y,), shares_gradient=True)
+    assert operation_seconds(both, slow).backward == pytest.approx(6000 * rate)
     assert operation_seconds(Operation("view", "view", (x,), (y,)), machine()).forward == 0
 
 
 def test_eight_bits_are_for_the_matrices_of_the_blocks():
-    layer = block_layer(model("mixtral-8x7b").blocks[0], 4096, View.of(4096, 1))
+    kernels = training("megatron", "mxfp8").kernels
+    layer = block_layer(model("mixtral-8x7b").blocks[0], 4096, View.of(4096, 1, kernels=kernels))
     quantised = {op.name for op in layer if in_eight_bits(op)}
     assert quantised == {
         "attention.query", "attention.key", "attention.value", "attention.output", "mlp.gate_up", "mlp.down",

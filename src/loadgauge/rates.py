@@ -21,7 +21,8 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     matmul: share of the peak that a large matrix product reaches
     wave: how much of the loss by partial waves of tiles shows (0: none, 1: all)
     small_k: inner width at which a product reaches half of that [elements]
-    attention, attention_backward: share of the peak in fused attention, of the causal half of its FLOPs
+    attention, attention_backward: share of the peak in the vendor's fused attention (cuDNN, as Transformer Engine and so
+        Megatron use), of the pairs that are not masked; flash2, flash2_backward: in FlashAttention-2 (PyTorch, transformers)
     memory: share of the memory bandwidth; traffic: memory traffic of element-wise operations over the unfused count
     launch: seconds before an operation starts that nothing hides
     inner_link, outer_link: achieved share of the link inside a domain, and of the network adapter
@@ -52,6 +53,8 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     date: str
     rows: tuple[str, ...]
     fp8_matmul: float = 0.5
+    flash2: float = 0.45
+    flash2_backward: float = 0.35
     contention: float = 0.1
     multiprocessors: int = 132
     low_measured: float = 0.9
@@ -60,10 +63,11 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 DEFAULT = Rates(
     gpu="", matmul=0.70, wave=0.5, small_k=50, attention=0.55, attention_backward=0.45, memory=0.80, traffic=1.0,
-    launch=5e-6, inner_link=0.75, outer_link=0.70, inner_latency=5e-6, outer_latency=1.5e-5, low=0.75, high=1.4,
+    launch=5e-6, inner_link=0.75, outer_link=0.70, inner_latency=3.4e-6, outer_latency=1.4e-5, low=0.75, high=1.4,
     basis="assumed", date="", rows=(),
 )  # fmt: skip
-"""For GPUs that no run in the calibration covers: round figures in the middle of those that are covered."""
+"""For GPUs that no run in the calibration covers: round figures in the middle of those that are covered. Latencies: those
+of a step of a ring in NCCL's own tables (source: nccl)."""
 
 
 @functools.cache

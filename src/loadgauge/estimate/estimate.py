@@ -67,6 +67,7 @@ def estimate(
     """
     chosen = training or default_training()
     layout.check(model)
+    chosen.check(model)
     if cluster is not None:
         gpu = cluster.gpu if gpu is None else gpu
         if cluster.gpus != layout.gpus:

@@ -15,7 +15,7 @@ from loadgauge.estimate.live import backward_peak, forward_peak
 from loadgauge.estimate.moments import PARTS, Moment, StageAtWork
 from loadgauge.estimate.recompute import applied
 from loadgauge.estimate.stages import Chunk, Key, Stage, stages
-from loadgauge.estimate.states import RankWeights, States, WeightCount, model_states
+from loadgauge.estimate.states import RankWeights, States, WeightCount, gathered_bytes, model_states
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layers.ends import mask_bytes, rotary_layer
 from loadgauge.layout import Layout
@@ -233,6 +233,7 @@ class MemoryModel:
         layout, framework, precision = self.layout, self.training.framework, self.training.precision
         shared = where(layout.zero_ranks > 1, 1, 0)
         compute, gradient = precision.compute, precision.gradient
+        base = self.training.lora is not None and self.training.lora.quantised
         terms: dict[str, Size] = {}
         if framework.name == "deepspeed":
             if layout.zero == 3:
@@ -242,15 +243,15 @@ class MemoryModel:
             return terms
         if layout.zero == 3:
             # One layer in use and the next one on its way; the head's unit stays gathered (source: pytorch, FSDP2).
-            largest = max((facts.weights.total for facts in self.facts.values()), default=0)
-            terms["gathered embedding and head"] = shared * ends.total * compute
-            terms["two gathered layers"] = shared * 2 * compute * largest
+            largest = max((gathered_bytes(facts.weights.all, precision, base) for facts in self.facts.values()), default=0)
+            terms["gathered embedding and head"] = shared * gathered_bytes(ends.all, precision, base)
+            terms["two gathered layers"] = shared * 2 * largest
             if block is not None:
                 # Its gradient in the compute dtype, and in float32 on the way to its shards.
                 terms["unsharded gradient of one layer"] = shared * (compute + 4) * block.trainable
             return terms
         if layout.zero == 2 and framework.name != "megatron":
-            return {"16-bit weights": shared * compute * weights.total}
+            return {"16-bit weights": shared * gathered_bytes(weights, precision, base)}
         if precision.autocast:
             tied = sum(weight.numel for operation in self.head for weight in operation.borrows)
             terms["16-bit copies of the weights"] = compute * (weights.matrices + tied)

@@ -19,8 +19,6 @@ from loadgauge.training import Training
 TILE_ROWS, TILE_COLUMNS = 128, 256
 QUANTISED = ".quantised"
 """How tensors and operations are called that turn 16 bits into 8 or 4."""
-KEPT_WIDE = ("mlp.router", "mlp.shared_gate")
-"""Products that 8-bit recipes leave in 16 bits."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +34,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     low: LowPrecision | None = None
     graphs: bool = False
     """Whether CUDA graphs hide the launches."""
+    flash2: bool = False
+    """Whether attention is FlashAttention-2's, and not the vendor's own."""
 
     @property
     def launch(self) -> float:
@@ -59,6 +59,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             fp8_peak=None if low is None else gpu.peak(low.format),
             low=low,
             graphs=training.overlap.launch,
+            flash2=training.framework.name != "megatron",
         )
 
 
@@ -94,10 +95,8 @@ def gemm_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False) -> Size:
 
 
 def in_eight_bits(operation: Operation) -> bool:
-    """Whether 8-bit recipes quantise this product: the matrices of the blocks, but not the router or the head."""
-    if operation.name in KEPT_WIDE or operation.name.endswith((".lora_a", ".lora_b")):
-        return False
-    return operation.name.startswith(("attention.", "mlp.")) and any(w.kind == "matrix" for w in operation.weights)
+    """Whether the recipe quantises this product: the matrices of the blocks, but not the router, adapters or the head."""
+    return any(weight.quantised for weight in operation.weights)
 
 
 def operation_seconds(operation: Operation, machine: Machine) -> OperationTime:
@@ -109,15 +108,19 @@ def operation_seconds(operation: Operation, machine: Machine) -> OperationTime:
         return OperationTime(0, 0, 0)
     if operation.kind == "attention":
         share = operation.computed_share
-        forward = operation.forward_flops * share / (machine.peak * rates.attention)
-        backward = (operation.input_gradient_flops + operation.rerun_flops) * share
-        return OperationTime(
-            forward + machine.launch, backward / (machine.peak * rates.attention_backward) + machine.launch, 0
+        ahead, back = (
+            (rates.flash2, rates.flash2_backward) if machine.flash2 else (rates.attention, rates.attention_backward)
         )
+        forward = operation.forward_flops * share / (machine.peak * ahead)
+        backward = (operation.input_gradient_flops + operation.rerun_flops) * share / (machine.peak * back)
+        return OperationTime(forward + machine.launch, backward + machine.launch, 0)
     if operation.gemms:
         return _products(operation, machine)
-    moved = _moved(operation.hbm_bytes(), machine)
-    return OperationTime(moved, 2 * moved, 0)
+    nbytes = operation.hbm_bytes()
+    # Backward reads the gradient of what came out and what was kept, and writes the gradient of what went in; a residual
+    # sum adds up the two gradients that come to it.
+    back = nbytes if operation.shares_gradient else nbytes + sum(tensor.nbytes for tensor in operation.keeps)
+    return OperationTime(_moved(nbytes, machine), _moved(back, machine), 0)
 
 
 def _permutes(operation: Operation) -> bool:

@@ -15,7 +15,7 @@ from loadgauge.estimate.comm import Fabric, seconds
 from loadgauge.estimate.memory import LayerFacts, MemoryModel, Stage, stages
 from loadgauge.estimate.roofline import LayerTime, Machine, layer_seconds, operation_seconds
 from loadgauge.estimate.schedule import simulate
-from loadgauge.estimate.states import RankWeights
+from loadgauge.estimate.states import RankWeights, gathered_bytes
 from loadgauge.estimate.traffic import Traffic, collective_seconds, expose, layout_groups, stage_traffic
 from loadgauge.ops import Layer, Operation, Recompute
 
@@ -180,11 +180,12 @@ class StepModel:
 
     def zero_seconds(self, weights: RankWeights) -> tuple[Size, Size]:
         """Seconds to gather some weights and to scatter their gradients under ZeRO-3."""
-        precision = self.training.precision
+        precision, lora = self.training.precision, self.training.lora
+        base = lora is not None and lora.quantised
         gather: Size = 0
         scatter: Size = 0
         for part, group in ((weights.dense, self.groups["zero"]), (weights.expert, self.groups["expert_dp"])):
-            gather = gather + seconds("all_gather", precision.compute * part.total, group, self.fabric)
+            gather = gather + seconds("all_gather", gathered_bytes(part, precision, base), group, self.fabric)
             scatter = scatter + seconds("reduce_scatter", self.reduced_bytes * part.trainable, group, self.fabric)
         return gather, scatter
 
@@ -237,6 +238,8 @@ class StepModel:
         if self.training.framework.name == "megatron":
             bucket = maximum(bucket, 1e6 * self.layout.zero_ranks)
         calls = ceil_div(row.payload, bucket * itemsize)
+        if self.training.framework.name == "torchtitan" and self.layout.zero:
+            calls = self.memory.model.num_hidden_layers / self.layout.pp  # one unit of FSDP a layer
         return maximum(calls - 1, 0) * seconds(row.collective, 0, self.groups[name], self.fabric)
 
     def optimizer(self, stage: Stage) -> Size:

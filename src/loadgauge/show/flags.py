@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args
 import click
 import msgspec
 
+from loadgauge.adapters import BASE_FORMATS
 from loadgauge.layout import SCHEDULES, CpComm
 from loadgauge.overlap import Overlap
 from loadgauge.show.numbers import Positive, Whole
@@ -47,6 +48,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lora_rank: int | None = None
     lora_targets: str | None = None
     qlora: bool = False
+    base: str | None = None
     offload: str | None = None
     gpus_per_node: int | None = None
     link_bandwidth: str | None = None
@@ -116,6 +118,9 @@ RUN = (
     click.option("--lora-rank", type=Whole(1, 10**5), help="Train adapters of this rank on a frozen model."),
     click.option("--lora-targets", metavar="NAMES", help="all, attention, or linear layers such as q_proj,v_proj."),
     click.option("--qlora", "--quantised", "--quantized", "qlora", is_flag=True, help="Adapters on a 4-bit base."),
+    click.option(
+        "--base", type=click.Choice(list(BASE_FORMATS)), help="How the 4-bit base of --qlora is stored (nf4)."
+    ),
     click.option("--offload", type=click.Choice(("none", "optimizer", "all")), help="What moves to host memory."),
     click.option("--gpus-per-node", type=DEGREE, help="GPUs of one node; the fast link joins them (or a whole rack)."),
     click.option("--link-bandwidth", metavar="GB/s", help="Of the link inside a node, per GPU and direction."),

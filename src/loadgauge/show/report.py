@@ -181,9 +181,9 @@ def _meaning(result: Estimate) -> dict[str, str]:
 
     stored = f"{precision.weight} B a parameter"
     if training.lora is not None:
-        stored = (
-            f"frozen base{' in 4 bits' if training.lora.quantised else ''} and adapters of rank {training.lora.rank}"
-        )
+        stored = f"frozen base{'' if (kind := training.lora.stored) is None else f' in {kind.words}'} and adapters of rank {training.lora.rank}"
+    if (low := precision.products) is not None and low.weights != "within" and layout.zero < 3:
+        stored += f", and {2 * low.weight_element:g} B {low.weights} for the blocks' matrices"
     states = [f"{optimizer.name} states"]
     if precision.main_gradient:
         states.append("float32 gradients")

@@ -281,12 +281,14 @@ def _stage_layers(text: str | None) -> tuple[int, ...] | None:
 
 
 def _lora(request: Request, model: ModelSpec, fill: Any) -> Lora | None:
+    if request.base is not None and not request.qlora:
+        raise ConfigError("goes with --qlora", key="base")
     if request.lora_rank is None and not request.qlora:
         if request.lora_targets is not None:
             raise ConfigError("goes with --lora-rank or --qlora", key="lora_targets")
         return None
     rank = fill("lora_rank", LORA_RANK)
-    lora = Lora(rank=rank, quantised=request.qlora)
+    lora = Lora(rank=rank, quantised=(request.base or True) if request.qlora else False)
     known = _targets(model, lora)
     wanted = fill("lora_targets", "all", f"every linear layer of a block: {', '.join(sorted(known))}")
     if wanted == "all":

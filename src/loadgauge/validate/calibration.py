@@ -28,20 +28,24 @@ FITTED = {
     "matmul": (0.70, 0.15, 0.2, 1.0),
     "wave": (0.5, 0.4, 0.0, 1.0),
     "small_k": (50.0, 100.0, 0.0, 1000.0),
-    "attention": (0.55, 0.2, 0.1, 1.0),
-    "attention_backward": (0.45, 0.2, 0.1, 1.0),
+    "attention": (0.55, 0.15, 0.1, 1.0),
+    "attention_backward": (0.45, 0.15, 0.1, 1.0),
+    "flash2": (0.45, 0.15, 0.05, 1.0),
+    "flash2_backward": (0.35, 0.12, 0.05, 1.0),
     "memory": (0.80, 0.1, 0.3, 1.0),
     "traffic": (1.0, 0.4, 0.1, 4.0),
     "launch": (5e-6, 3e-6, 0.0, 3e-5),
     "inner_link": (0.75, 0.15, 0.2, 1.0),
     "outer_link": (0.70, 0.2, 0.1, 1.0),
+    "inner_latency": (3.4e-6, 2e-6, 0.0, 2e-5),
+    "outer_latency": (1.4e-5, 1e-5, 0.0, 1e-4),
     "contention": (0.1, 0.15, 0.0, 1.0),
     "fp8_matmul": (0.5, 0.15, 0.1, 1.0),
 }
 """Prior value, its spread, and the bounds of each fitted efficiency."""
 SPREAD = 0.05
 """Of measured times, as a logarithm: the same box from two vendors differs by 2 to 12 %."""
-PRIOR_WEIGHT = 4.0
+PRIOR_WEIGHT = 8.0
 """Configurations that the prior counts for."""
 
 
@@ -63,7 +67,10 @@ def predictor(sample: Sample) -> Any:
 
     def seconds(rates: Rates) -> float:
         machine = Machine.of(sample.cluster.gpu, rates, sample.training)
-        return float(StepModel(facts, machine, Fabric.of(sample.cluster, rates)).step().step)
+        fabric = msgspec.structs.replace(
+            Fabric.of(sample.cluster, rates), inner_latency=rates.inner_latency, outer_latency=rates.outer_latency
+        )
+        return float(StepModel(facts, machine, fabric).step().step)
 
     return seconds
 
