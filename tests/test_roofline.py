@@ -16,10 +16,19 @@ from loadgauge.ops import Gemm, Layer, Operation, Tensor
 from loadgauge.rates import DEFAULT, Rates
 from loadgauge.training import training
 
+EFFICIENCIES = (
+    "matmul",
+    "attention",
+    "attention_backward",
+    "flash2",
+    "flash2_backward",
+    "memory",
+    "traffic",
+    "fp8_matmul",
+)
 PERFECT = msgspec.structs.replace(
-    DEFAULT, matmul=1.0, wave=0.0, small_k=0.0, attention=1.0, attention_backward=1.0, flash2=1.0, flash2_backward=1.0, memory=1.0, traffic=1.0, launch=0.0,
-    fp8_matmul=1.0, multiprocessors=100,
-)  # fmt: skip
+    DEFAULT, wave=0.0, small_k=0.0, launch=0.0, multiprocessors=100, **dict.fromkeys(EFFICIENCIES, 1.0)
+)
 
 
 def machine(rates: Rates = PERFECT, **rest: Any) -> Machine:

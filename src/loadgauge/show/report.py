@@ -180,8 +180,9 @@ def _meaning(result: Estimate) -> dict[str, str]:
         return f", over {layout.zero_ranks} ranks" if layout.zero >= stage and layout.zero_ranks > 1 else ""
 
     stored = f"{precision.weight} B a parameter"
-    if training.lora is not None:
-        stored = f"frozen base{'' if (kind := training.lora.stored) is None else f' in {kind.words}'} and adapters of rank {training.lora.rank}"
+    if (lora := training.lora) is not None:
+        base = "" if lora.stored is None else f" in {lora.stored.words}"
+        stored = f"frozen base{base} and adapters of rank {lora.rank}"
     if (low := precision.products) is not None and low.weights != "within" and layout.zero < 3:
         stored += f", and {2 * low.weight_element:g} B {low.weights} for the blocks' matrices"
     states = [f"{optimizer.name} states"]

@@ -288,7 +288,7 @@ def _lora(request: Request, model: ModelSpec, fill: Any) -> Lora | None:
             raise ConfigError("goes with --lora-rank or --qlora", key="lora_targets")
         return None
     rank = fill("lora_rank", LORA_RANK)
-    lora = Lora(rank=rank, quantised=(request.base or True) if request.qlora else False)
+    lora = Lora(rank=rank, quantised=(request.base or True) if request.qlora else False)  # type: ignore[arg-type]
     known = _targets(model, lora)
     wanted = fill("lora_targets", "all", f"every linear layer of a block: {', '.join(sorted(known))}")
     if wanted == "all":

@@ -43,6 +43,7 @@ FITTED = {
     "fp8_matmul": (0.5, 0.15, 0.1, 1.0),
 }
 """Prior value, its spread, and the bounds of each fitted efficiency."""
+ONE_ATTENTION = ("a100", "a800", "a10", "v100", "rtx3090")
 SPREAD = 0.05
 """Of measured times, as a logarithm: the same box from two vendors differs by 2 to 12 %."""
 PRIOR_WEIGHT = 8.0
@@ -75,12 +76,16 @@ def predictor(sample: Sample) -> Any:
     return seconds
 
 
-def fit(samples: Sequence[Sample], gpu: str, start: Rates = DEFAULT, names: Sequence[str] = tuple(FITTED)) -> Rates:
-    """The efficiencies of a GPU from its samples. Needs scipy (extra `dev`)."""
+def fit(samples: Sequence[Sample], gpu: str, start: Rates = DEFAULT) -> Rates:
+    """The efficiencies of a GPU from its samples. Needs scipy (extra `dev`).
+
+    On Ampere and before, Megatron's attention is FlashAttention-2 too, so the two share their rates.
+    """
     import numpy
     from scipy.optimize import least_squares
 
-    chosen = list(names)
+    shared = any(gpu.startswith(kind) for kind in ONE_ATTENTION)
+    chosen = [name for name in FITTED if not (shared and name in ("attention", "attention_backward"))]
     prior = numpy.array([FITTED[name][0] for name in chosen])
     spread = numpy.array([FITTED[name][1] for name in chosen])
     low, high = (numpy.array([FITTED[name][side] for name in chosen]) for side in (2, 3))
@@ -89,6 +94,8 @@ def fit(samples: Sequence[Sample], gpu: str, start: Rates = DEFAULT, names: Sequ
 
     def rates_of(point: Any) -> Rates:
         found = dict(zip(chosen, (float(value) for value in prior + spread * point), strict=True))
+        if shared:
+            found.update(attention=found["flash2"], attention_backward=found["flash2_backward"])
         return msgspec.structs.replace(start, gpu=gpu, **found)
 
     def residuals(point: Any) -> Any:
