@@ -13,6 +13,8 @@ from loadgauge.model import Attention, GatedDeltaNet, LatentAttention, Mamba2, M
 
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe", "dualpipev"]
 CpComm = Literal["ring", "all_gather", "all_to_all"]
+AXES = ("tp", "cp", "ep", "dp", "pp")
+"""The order in which Megatron-LM numbers its ranks, the fastest axis first."""
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 V_SHAPED = ("zb-v", "dualpipev")
 """Each stage holds two parts of the model, one on the way down and one on the way up: the first holds both ends."""
@@ -82,6 +84,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     stage_layers: layers of each pipeline stage, where they are not equal; shared evenly by the stage's chunks
     expert_imbalance: rows the busiest expert rank computes, over the mean: 1 where routing is balanced
     cp_comm: how context-parallel ranks exchange keys and values: around a ring, gathered, or heads for tokens (Ulysses)
+    replicas: data-parallel groups that hold the same ZeRO shards (HSDP, Megatron's optimizer instances); 1: none
+    order: in which the axes number the ranks, the fastest first
     tokens, pairs: of one micro-batch, where its sequences are ragged (padding-free); None: micro_batch x seq_len
     """
 
@@ -102,6 +106,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     schedule: Schedule = "1f1b"
     stage_layers: tuple[int, ...] | None = None
     expert_imbalance: Size = 1.0
+    replicas: Size = 1
+    order: tuple[str, ...] = AXES
     tokens: Size | None = None
     pairs: Size | None = None
 
@@ -112,13 +118,18 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def zero_ranks(self) -> Size:
-        """Ranks that ZeRO shards over: data-parallel and context-parallel ones together."""
-        return self.dp * self.cp
+        """Ranks that ZeRO shards over: data-parallel ones, as far as they are no replicas, and context-parallel ones."""
+        return shard(self.dp, self.replicas, "dp over replicas") * self.cp
 
     @property
     def expert_dp(self) -> Size:
         """Ranks that hold the same experts: what is left of dp x cp x tp beside ep x etp."""
         return shard(self.dp * self.cp * self.tp, self.ep * self.etp, "dp x cp x tp")
+
+    @property
+    def expert_zero_ranks(self) -> Size:
+        """Of those, the ranks that ZeRO shards over."""
+        return shard(self.expert_dp, self.replicas, "ranks with the same experts over replicas")
 
     @property
     def num_microbatches(self) -> Size:
@@ -182,7 +193,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
             start = 0
             for place, (stage, chunk) in enumerate(route):
                 # With DualPipe a stage of the other direction holds what the stage at the same place holds.
-                size = shard(layers[place if self.copies == 2 else stage], parts, "layers of a stage")
+                whole, left = divmod(layers[place if self.copies == 2 else stage], parts)
+                size = whole + int(chunk % parts < left)
                 held[stage, chunk] = (start, start + size)
                 start += size
         return tuple(tuple(held[stage, chunk] for chunk in range(self.chunks)) for stage in range(self.pp))
@@ -253,7 +265,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
             raise LayoutError("; ".join(problems))
 
 
-_DEGREES = ("dp", "tp", "pp", "cp", "ep", "etp", "vpp", "micro_batch", "global_batch", "seq_len")
+_DEGREES = ("dp", "tp", "pp", "cp", "ep", "etp", "vpp", "replicas", "micro_batch", "global_batch", "seq_len")
 
 
 def _violations(layout: Layout, model: ModelSpec) -> list[str]:
@@ -263,7 +275,7 @@ def _violations(layout: Layout, model: ModelSpec) -> list[str]:
         if not isinstance(value := getattr(layout, name), int) or value < 1
     ]
     if not problems:
-        for rules in (_of_stages, _of_blocks, _of_experts, _of_sequences, _of_schedule):
+        for rules in (_of_ranks, _of_stages, _of_blocks, _of_experts, _of_sequences, _of_schedule):
             problems += rules(layout, model)
     return list(dict.fromkeys(problems))
 
@@ -274,9 +286,18 @@ def _uneven(size: int, ranks: int, text: str) -> Iterator[str]:
         yield f"{text}: {size} over {ranks} leaves {size % ranks}"
 
 
-def _of_stages(layout: Layout, model: ModelSpec) -> Iterator[str]:
+def _of_ranks(layout: Layout, model: ModelSpec) -> Iterator[str]:
     if layout.zero not in (0, 1, 2, 3):
         yield f"zero must be 0, 1, 2 or 3, got {layout.zero}"
+    if layout.replicas > 1:
+        if layout.zero == 0:
+            yield f"replicas = {layout.replicas}: without ZeRO all data-parallel ranks are replicas"
+        yield from _uneven(layout.dp, layout.replicas, "dp over replicas")
+    if sorted(layout.order) != sorted(AXES):
+        yield f"order must name each of {', '.join(AXES)} once, got {', '.join(layout.order)}"
+
+
+def _of_stages(layout: Layout, model: ModelSpec) -> Iterator[str]:
     layers, parts = model.num_hidden_layers, layout.chunks // layout.copies
     given = layout.stage_layers
     if given is None:
@@ -286,9 +307,6 @@ def _of_stages(layout: Layout, model: ModelSpec) -> Iterator[str]:
         )
     elif len(given) != layout.pp or sum(given) != layers or min(given) < 0:
         yield f"stage layers {given} must be {layout.pp} counts that add up to {layers}"
-    else:
-        for count in given:
-            yield from _uneven(count, parts, "layers of a stage over its chunks")
     if layout.pp > 1 and any(block.shares_weights for block in model.blocks):
         yield f"pp = {layout.pp}: the layers share one set of weights, which more than one stage would have to hold"
     if layout.recompute.layers is not None and layout.recompute.layers > layers:
@@ -340,7 +358,9 @@ def _of_experts(layout: Layout, model: ModelSpec) -> Iterator[str]:
             yield "experts with tp above 1 need sequence parallelism"
     if mixtures:
         ranks = layout.dp * layout.cp * layout.tp
-        yield from _uneven(ranks, layout.ep * layout.etp, "dp x cp x tp over ep x etp")
+        groups = layout.ep * layout.etp * layout.replicas
+        over = "ep x etp" if layout.replicas == 1 else "ep x etp x replicas"
+        yield from _uneven(ranks, groups, f"dp x cp x tp over {over}")
     worst = layout.worst_imbalance(model)
     if not 1 <= layout.expert_imbalance <= worst:
         yield (
