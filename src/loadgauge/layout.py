@@ -275,7 +275,7 @@ def _violations(layout: Layout, model: ModelSpec) -> list[str]:
         if not isinstance(value := getattr(layout, name), int) or value < 1
     ]
     if not problems:
-        for rules in (_of_ranks, _of_stages, _of_blocks, _of_experts, _of_sequences, _of_schedule):
+        for rules in (_of_stages, _of_blocks, _of_experts, _of_sequences, _of_schedule):
             problems += rules(layout, model)
     return list(dict.fromkeys(problems))
 
@@ -286,18 +286,12 @@ def _uneven(size: int, ranks: int, text: str) -> Iterator[str]:
         yield f"{text}: {size} over {ranks} leaves {size % ranks}"
 
 
-def _of_ranks(layout: Layout, model: ModelSpec) -> Iterator[str]:
+def _of_stages(layout: Layout, model: ModelSpec) -> Iterator[str]:
     if layout.zero not in (0, 1, 2, 3):
         yield f"zero must be 0, 1, 2 or 3, got {layout.zero}"
-    if layout.replicas > 1:
-        if layout.zero == 0:
-            yield f"replicas = {layout.replicas}: without ZeRO all data-parallel ranks are replicas"
-        yield from _uneven(layout.dp, layout.replicas, "dp over replicas")
-    if sorted(layout.order) != sorted(AXES):
-        yield f"order must name each of {', '.join(AXES)} once, got {', '.join(layout.order)}"
-
-
-def _of_stages(layout: Layout, model: ModelSpec) -> Iterator[str]:
+    if layout.replicas > 1 and layout.zero == 0:
+        yield f"replicas = {layout.replicas}: without ZeRO all data-parallel ranks are replicas"
+    yield from _uneven(layout.dp, layout.replicas, "dp over replicas")
     layers, parts = model.num_hidden_layers, layout.chunks // layout.copies
     given = layout.stage_layers
     if given is None:
@@ -358,9 +352,8 @@ def _of_experts(layout: Layout, model: ModelSpec) -> Iterator[str]:
             yield "experts with tp above 1 need sequence parallelism"
     if mixtures:
         ranks = layout.dp * layout.cp * layout.tp
-        groups = layout.ep * layout.etp * layout.replicas
-        over = "ep x etp" if layout.replicas == 1 else "ep x etp x replicas"
-        yield from _uneven(ranks, groups, f"dp x cp x tp over {over}")
+        yield from _uneven(ranks, layout.ep * layout.etp, "dp x cp x tp over ep x etp")
+        yield from _uneven(ranks // (layout.ep * layout.etp), layout.replicas, "ranks of an expert over replicas")
     worst = layout.worst_imbalance(model)
     if not 1 <= layout.expert_imbalance <= worst:
         yield (

@@ -97,7 +97,9 @@ class Apart:
         """The same moment with what the stage does at it."""
         told = self.moment
         again = (moment for moment in self.facts.moments(self.stage) if moment.name == told.name)
-        return next(one for one in again if all(one.parts[part] == told.parts[part] for part in ("activations", "loss")))
+        return next(
+            one for one in again if all(one.parts[part] == told.parts[part] for part in ("activations", "loss"))
+        )
 
     def _done(self) -> dict[Key, int]:
         forward = self.at_work.work is not None and self.at_work.work.forward
@@ -128,7 +130,7 @@ class Apart:
             yield "", self.weights.dense, self.layout.zero_ranks
             return
         yield " outside the experts", self.weights.dense, self.layout.zero_ranks
-        yield " of the experts", self.weights.expert, self.layout.expert_dp
+        yield " of the experts", self.weights.expert, self.layout.expert_zero_ranks
 
     def states(self, count: WeightCount, ranks: Size, **changes: Any) -> States:
         """Model states of some weights, with another precision or optimizer where `changes` says so."""

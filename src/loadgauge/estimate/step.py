@@ -251,7 +251,7 @@ class StepModel:
         moved = 2 * precision.gradient + 2 * master + 2 * chosen.moments * moment + precision.compute
         sharded = self.layout.zero >= 1
         elements = weights.dense.trainable / (self.layout.zero_ranks if sharded else 1)
-        elements = elements + weights.expert.trainable / (self.layout.expert_dp if sharded else 1)
+        elements = elements + weights.expert.trainable / (self.layout.expert_zero_ranks if sharded else 1)
         if self.training.offload != "none":
             # Gradients travel to the host and new weights back; the GPUs of a node share its cores.
             carried = (precision.compute + precision.compute) * elements / HOST_LINK
