@@ -7,8 +7,9 @@ import pytest
 import sympy
 
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.comm import AXES, Fabric, Group, adapter_bytes, bus_factor, groups, joined, seconds, wire_bytes
+from loadgauge.estimate.comm import Fabric, Group, adapter_bytes, bus_factor, groups, joined, seconds, wire_bytes
 from loadgauge.hardware import Cluster, Link, gpu
+from loadgauge.layout import AXES
 from loadgauge.rates import DEFAULT
 
 FABRIC = Fabric(domain=8, inner_bandwidth=400e9, outer_bandwidth=50e9, inner_latency=3e-6, outer_latency=14e-6)
@@ -47,6 +48,11 @@ def test_an_unknown_collective_is_refused() -> None:
         seconds("all_reduce", SIZE, NODE, FABRIC, "star")
 
 
+def test_nobody_sends_anything_alone() -> None:
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv"):
+        assert wire_bytes(kind, SIZE, 1) == seconds(kind, SIZE, Group("x", 1, 1), FABRIC) == 0
+
+
 def test_chunks_that_do_not_divide_are_sent_as_the_largest_one() -> None:
     assert wire_bytes("all_gather", 10, 4) == 3 * 3
     assert wire_bytes("all_reduce", 10, 4) == 2 * 3 * 3
@@ -82,6 +88,17 @@ def test_a_ring_over_nodes_uses_every_adapter_of_a_node() -> None:
     assert adapter_bytes("all_gather", 64.0, WHOLE, FREE) == 63 / 8
     assert adapter_bytes("all_gather", 64.0, ACROSS, FREE) == 60
     assert adapter_bytes("all_gather", 64.0, NODE, FREE) == 0
+
+
+def test_a_ring_is_no_faster_than_its_slowest_link() -> None:
+    slow = Fabric(domain=8, inner_bandwidth=100e9, outer_bandwidth=50e9, inner_latency=0, outer_latency=0)
+    assert seconds("all_gather", SIZE, WHOLE, slow) == pytest.approx(SIZE * 63 / 64 / 100e9)
+
+
+def test_the_first_and_the_last_of_a_group() -> None:
+    ends = Group("pp", 2, 24, part_of=Group("pp", 4, 8))
+    assert (ends.members(8), ends.domains(8), ends.link(8), ends.aligned(8)) == (1, 2, "outer", True)
+    assert (ends.members(32), ends.domains(32), ends.link(32)) == (2, 1, "inner")
 
 
 def test_all_to_all_over_nodes_is_bound_by_the_adapter() -> None:

@@ -19,7 +19,7 @@ from loadgauge.families.catalogue import resolve
 from loadgauge.families.paper import gpt_model
 from loadgauge.hardware import gpu
 from loadgauge.kernels import PAPER
-from loadgauge.layout import Layout
+from loadgauge.layout import Layout, RecomputePolicy
 from loadgauge.rates import rates
 from loadgauge.training import training
 
@@ -112,8 +112,18 @@ def test_it_says_what_estimate_says() -> None:
     assert found.compute.total == pytest.approx(sum(compute))
     micro = found.compute.forward + found.compute.backward
     assert 8 * micro == pytest.approx(found.compute.total)
+    assert found.compute.forward == pytest.approx((compute[0] + compute[3] / 3) / 8)
+    assert {each.allowed for each in found.needs} == {0.05 * found.compute.total}
     assert 0 < found.compute.attention < found.compute.total
     assert found.efficiency == pytest.approx(found.compute.total / (found.compute.total + found.exposed))
+
+
+def test_attention_runs_again_where_layers_do() -> None:
+    none, full = (
+        setup(dp=8, recompute=RecomputePolicy(mode=mode)).answer().compute.attention for mode in ("none", "full")
+    )
+    # A forward more, beside a forward and a backward of more than twice its work.
+    assert 1.2 * none < full < 1.34 * none
 
 
 def test_every_byte_of_the_table_is_in_a_need() -> None:

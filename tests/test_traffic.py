@@ -11,7 +11,7 @@ import pytest
 
 from loadgauge.adapters import Lora
 from loadgauge.errors import ConfigError, LayoutError
-from loadgauge.estimate.comm import AXES, Fabric, Group
+from loadgauge.estimate.comm import Fabric, Group
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory import MemoryModel, stages
 from loadgauge.estimate.params import parameters
@@ -19,7 +19,7 @@ from loadgauge.estimate.traffic import Traffic, expose, layout_groups, stage_tra
 from loadgauge.families.catalogue import resolve
 from loadgauge.families.paper import gpt_model, llama_model
 from loadgauge.layers import block_layer
-from loadgauge.layout import Layout, RecomputePolicy
+from loadgauge.layout import AXES, Layout, RecomputePolicy
 from loadgauge.model import ModelSpec
 from loadgauge.training import Training, training
 
@@ -29,13 +29,12 @@ MEGATRON = training("megatron")
 SEQ, LAYERS, HIDDEN = 2048, 24, 1024
 
 
-def every(model: ModelSpec, how: Training = MEGATRON, replicas: int = 1, **layout: Any) -> list[tuple[Traffic, ...]]:
+def every(model: ModelSpec, how: Training = MEGATRON, **layout: Any) -> list[tuple[Traffic, ...]]:
     """The rows of each pipeline stage."""
     chosen = Layout(**{"seq_len": SEQ, "global_batch": layout.get("dp", 1), **layout})
     chosen.check(model)
     memory = MemoryModel(model, chosen, how, view_of(chosen, how))
-    made = layout_groups(chosen, replicas=replicas)
-    return [stage_traffic(memory, FABRIC, stage, made) for stage in stages(model, chosen)]
+    return [stage_traffic(memory, FABRIC, stage) for stage in stages(model, chosen)]
 
 
 def rows(model: ModelSpec, how: Training = MEGATRON, **layout: Any) -> tuple[Traffic, ...]:
@@ -90,6 +89,16 @@ def test_sequence_parallelism_sends_the_same_and_gathers_twice_more() -> None:
     assert calls(kept, "tp", "all_gather", "activations") == 4 * LAYERS
 
 
+def test_embedding_and_head_over_the_vocabulary() -> None:
+    # Shoeybi et al. 2019, section 3: one all-reduce of b s h for each end, and b s scalars instead of logits: the largest,
+    # the target's and the sum.
+    found = rows(GPT, tp=4)
+    (embedding,) = [row for row in found if row.what == "embedding"]
+    assert (embedding.calls_per_microbatch, embedding.payload) == (1, 2 * SEQ * HIDDEN)
+    head = {row.payload: row.calls_per_microbatch for row in found if row.what == "head"}
+    assert head == {2 * SEQ * HIDDEN: 1, 4 * SEQ: 3}
+
+
 def test_gradients_of_norms_under_sequence_parallelism() -> None:
     # Every rank holds them whole and sees a part of the tokens: 2 RMSNorms a layer and the last one, once a step.
     (found,) = only(rows(LLAMA, tp=4, dp=2, global_batch=8, sequence_parallel=True), "tp", "all_reduce", "shared")
@@ -118,6 +127,29 @@ def test_a_pipeline_hands_every_chunk_on(chunks: int) -> None:
         )
 
 
+def test_a_pipeline_in_a_v_turns_without_sending() -> None:
+    # Down through all stages and up again: each border is crossed twice in each direction, the turn is on one stage.
+    for stage, found in enumerate(every(LLAMA, pp=4, global_batch=8, schedule="zb-v")):
+        borders = (stage > 0) + (stage < 3)
+        assert calls(found, "pp", "send_recv", "activations, forward") == borders
+        assert calls(found, "pp", "send_recv", "gradients of activations") == borders
+
+
+def test_two_pipelines_in_opposite_directions() -> None:
+    # Half of the micro-batches go each way; every border is crossed once a micro-batch, and both copies of the weights
+    # get the same gradient.
+    for stage, found in enumerate(every(LLAMA, pp=4, global_batch=8, schedule="dualpipe")):
+        borders = (stage > 0) + (stage < 3)
+        assert sum(row.calls_per_step for row in only(found, "pp", "send_recv", "activations, forward")) == 4 * borders
+        (both,) = only(found, "pp", "all_reduce")
+        (held,) = (each for each in (only(found, "dp", "all_reduce"),))
+        assert not held
+        assert both.ranks == 2
+    pairs = [only(found, "pp", "all_reduce")[0].payload for found in every(LLAMA, pp=4, global_batch=8,
+                                                                           schedule="dualpipe")]  # fmt: skip
+    assert sum(pairs) == 2 * 4 * parameters(LLAMA).total
+
+
 def test_sequence_parallel_stages_hand_over_their_part() -> None:
     whole, part = rows_of_first(tp=4), rows_of_first(tp=4, sequence_parallel=True)
     assert part.payload == whole.payload / 4
@@ -128,13 +160,14 @@ def rows_of_first(**layout: Any) -> Traffic:
 
 
 def test_a_tied_table_has_its_gradient_summed_over_both_ends() -> None:
-    first, middle, last = every(GPT, pp=3, tp=2)
+    first, *middle, last = every(GPT, pp=4, tp=2)
     padded = 51200  # a multiple of 128 x tp
     for stage in (first, last):
         (row,) = only(stage, "pp", "all_reduce")
         assert (row.payload, row.ranks, row.calls_per_step) == (4 * padded * HIDDEN / 2, 2, 1)
-    assert not only(middle, "pp", "all_reduce")
-    assert not any(only(stage, "pp", "all_reduce") for stage in every(LLAMA, pp=3))
+        assert row.link == "inner"
+    others = (*middle, *every(LLAMA, pp=4), *every(GPT, pp=4, schedule="zb-v"))
+    assert not any(only(stage, "pp", "all_reduce") for stage in others)
 
 
 # -- context parallelism ----------------------------------------------------------------------------------------------
@@ -220,6 +253,14 @@ def test_the_gradients_format_is_what_is_reduced() -> None:
         assert row.payload == itemsize * parameters(LLAMA).total
 
 
+def test_weights_are_gathered_as_they_are_computed_with() -> None:
+    # Megatron-LM's distributed optimizer: gradients in float32, weights in 16 bits.
+    for zero in (1, 2):
+        found = rows(LLAMA, dp=4, zero=zero)
+        (scattered,), (gathered,) = only(found, "dp", "reduce_scatter"), only(found, "dp", "all_gather")
+        assert scattered.payload == 2 * gathered.payload == 4 * parameters(LLAMA).total
+
+
 def test_every_parameter_is_reduced_once() -> None:
     for model in (resolve("llama-3.1-8b"), resolve("qwen3-8b"), GPT):
         found = every(model, dp=2, pp=2, tp=1)
@@ -257,6 +298,15 @@ def test_shards_within_replicas() -> None:
         return sum(row.calls_per_step * row.adapter for row in rows)
 
     assert network(found) < network(whole)
+
+
+def test_experts_have_replicas_too() -> None:
+    (found,) = every(resolve("mixtral-8x7b"), SIXTEEN, replicas=2, dp=16, ep=4, zero=3)
+    scattered, summed = (only(found, "dp", kind, "experts") for kind in ("reduce_scatter", "all_reduce"))
+    assert [(row.ranks, row.link) for row in scattered] == [(2, "inner")]
+    assert [(row.ranks, row.link) for row in summed] == [(2, "outer")]
+    with pytest.raises(LayoutError, match="data-parallel ranks over replicas = 8 cannot be divided over 3"):
+        layout_groups(Layout(dp=8, replicas=3))
 
 
 def test_adapters_alone_are_trained() -> None:
@@ -304,13 +354,14 @@ def test_overlapped_axes_are_not_exposed() -> None:
 
 def test_the_order_of_the_axes_decides_the_links() -> None:
     chosen = Layout(dp=8, tp=4, pp=4)
-    usual, other = layout_groups(chosen), layout_groups(chosen, ("tp", "cp", "ep", "pp", "dp"))
+    pipelined = ("tp", "cp", "ep", "pp", "dp")
+    usual, other = layout_groups(chosen), layout_groups(Layout(dp=8, tp=4, pp=4, order=pipelined))
     assert [(usual[axis].stride, other[axis].stride) for axis in ("tp", "dp", "pp")] == [(1, 1), (4, 16), (32, 4)]
     assert (usual["pp"].link(16), other["pp"].link(16)) == ("outer", "inner")
     with pytest.raises(ConfigError, match="order: must name each of tp, cp, ep, dp, pp once"):
-        layout_groups(chosen, ("tp", "dp"))
+        layout_groups(Layout(order=("tp", "dp")))
     with pytest.raises(LayoutError, match="experts need ep x etp = tp x cp"):
-        layout_groups(Layout(dp=8, tp=2, pp=2, ep=4), ("tp", "cp", "ep", "pp", "dp"))
+        layout_groups(Layout(dp=8, tp=2, pp=2, ep=4, order=pipelined))
 
 
 def test_groups_of_arrays_are_those_of_their_elements() -> None:

@@ -17,10 +17,9 @@ import msgspec
 from loadgauge.algebra import Size, ceil_div, common_divisor, maximum, minimum, same, spread, where
 from loadgauge.errors import ConfigError
 from loadgauge.hardware import Cluster
+from loadgauge.layout import AXES
 from loadgauge.rates import Rates
 
-AXES = ("tp", "cp", "ep", "dp", "pp")
-"""The order in which Megatron-LM numbers its ranks, the fastest axis first."""
 Kind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send_recv"
 ]

@@ -255,7 +255,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             return "shared weights", 0.0
         if row.lane == "zero":
             return "weights and gradients", overlap.prefetch * compute.total
-        if row.axis == "dp":
+        if row.lane == "dp":
             updated = row.what.startswith("updated")
             each = compute.forward if updated else compute.backward
             times = layout.num_microbatches if row.calls_per_microbatch else 1

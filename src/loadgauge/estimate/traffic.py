@@ -23,16 +23,17 @@ instances), each shard is all-reduced over its replicas after its reduce-scatter
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 
-from loadgauge.algebra import Size, same, where
+from loadgauge.algebra import Size, same, shard, where
 from loadgauge.errors import ConfigError, LayoutError
-from loadgauge.estimate.comm import AXES, Fabric, Group, adapter_bytes, groups, joined, seconds, wire_bytes
+from loadgauge.estimate.comm import Fabric, Group, adapter_bytes, groups, joined, seconds, wire_bytes
 from loadgauge.estimate.memory import MemoryModel, Stage
 from loadgauge.estimate.states import RankWeights, WeightCount, gathered_bytes
-from loadgauge.layout import Layout
+from loadgauge.layout import AXES, Layout
 from loadgauge.ops import Collective, Layer, Recompute
 from loadgauge.training import Training
 
@@ -75,16 +76,18 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         return {name: getattr(self, name) for name in self.__struct_fields__ if name != "lane"}
 
 
-def layout_groups(layout: Layout, order: tuple[str, ...] = AXES, replicas: Size = 1) -> dict[str, Group]:
+def layout_groups(layout: Layout) -> dict[str, Group]:
     """The groups of ranks that communicate, by name: those of the axes, and
 
     zero, replicas: the ranks that ZeRO shards over (dp and cp together, or a part of dp), and those with the same shard;
-    ep, etp, expert_dp: of the experts, whose ranks are the same ones as dp x cp x tp, numbered anew in the same order.
+    ep, etp, expert_dp, expert_replicas: of the experts, whose ranks are the same ones as dp x cp x tp, numbered anew in
+    the same order.
 
-    >>> made = layout_groups(Layout(dp=8, tp=4, cp=2, ep=8), replicas=2)
+    >>> made = layout_groups(Layout(dp=8, tp=4, cp=2, ep=8, replicas=2))
     >>> [(name, made[name].ranks, made[name].stride) for name in ("dp", "zero", "replicas", "ep", "expert_dp")]
-    [('dp', 8, 8), ('zero', 8, 4), ('replicas', 2, 32), ('ep', 8, 1), ('expert_dp', 8, 8)]
+    [('dp', 8, 8), ('zero', 8, 4), ('replicas', 2, 32), ('ep', 8, 1), ('expert_dp', 4, 8)]
     """
+    order, replicas = layout.order, layout.replicas
     if sorted(order) != sorted(AXES):
         raise ConfigError(f"must name each of {', '.join(AXES)} once, got {', '.join(order)}", key="order")
     made = groups({axis: getattr(layout, axis) for axis in ("tp", "cp", "dp", "pp")}, order)
@@ -94,17 +97,20 @@ def layout_groups(layout: Layout, order: tuple[str, ...] = AXES, replicas: Size 
             f"with pp numbered before dp, experts need ep x etp = tp x cp, not {layout.ep} x {layout.etp}"
             f" and {layout.tp} x {layout.cp}"
         )
-    shards = made["dp"].ranks if same(replicas, 1) else made["dp"].ranks / replicas
-    shards = int(shards) if isinstance(replicas, int) and isinstance(made["dp"].ranks, int) else shards
-    part = Group("dp", shards, made["dp"].stride)
+    part = _shards(made["dp"], replicas)
     first, second = (made["cp"], part) if order.index("cp") < order.index("dp") else (part, made["cp"])
     made["zero"] = joined("dp", first, second)
-    made["replicas"] = Group("dp", replicas, part.stride * part.ranks)
-    made["ep"], made["etp"], made["expert_dp"] = (
-        Group(name, experts[axis].ranks, experts[axis].stride)
-        for name, axis in (("ep", "ep"), ("etp", "tp"), ("expert_dp", "dp"))
-    )
+    made["ep"], made["etp"] = (Group(name, experts[axis].ranks, experts[axis].stride)
+                               for name, axis in (("ep", "ep"), ("etp", "tp")))  # fmt: skip
+    made["expert_dp"] = _shards(experts["dp"], replicas)
+    for name, group in (("replicas", part), ("expert_replicas", made["expert_dp"])):
+        made[name] = Group("dp", replicas, group.stride * group.ranks)
     return made
+
+
+def _shards(group: Group, replicas: Size) -> Group:
+    """The part of a data-parallel group that ZeRO shards over."""
+    return Group("dp", shard(group.ranks, replicas, "data-parallel ranks over replicas"), group.stride)
 
 
 def collective_seconds(collectives: Iterable[Collective], by_axis: dict[str, Group], fabric: Fabric) -> dict[str, Size]:
@@ -219,17 +225,33 @@ def _forward(layer: Layer, recompute: Recompute | None = None) -> Iterator[Colle
 
 
 def _pipeline(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group]) -> Iterator[Traffic]:
-    """Activations to the next stage and their gradients to the one before, for each chunk; without a last chunk's."""
+    """Activations to the stage of the next chunk, and their gradients to that of the one before.
+
+    Without sequence parallelism every tensor-parallel rank sends all of them. With DualPipe each direction has half of the
+    micro-batches, and the two stages that hold the same layers add up their gradients.
+    """
     layout, view = memory.layout, memory.view
     if layout.pp == 1:
         return
+    batches = layout.num_microbatches
     nbytes = view.kernels.dtypes.activation * view.tokens * memory.model.hidden_size / view.token_shards
     exposed = int(not memory.training.overlap.pp)
-    for what, ends in (("activations, forward", stage.last), ("gradients of activations, backward", stage.first)):
-        calls = layout.vpp - int(ends)
+    hops = [(one[0], other[0]) for route in layout.routes for one, other in pairwise(route) if one[0] != other[0]]
+    for what, calls in (
+        ("activations, forward", sum(source == stage.index for source, _ in hops)),
+        ("gradients of activations, backward", sum(target == stage.index for _, target in hops)),
+    ):
+        each = calls / layout.copies if layout.copies > 1 else calls
         yield entry(
-            "pp", what, "send_recv", calls * layout.num_microbatches, nbytes, made["pp"], fabric, each=calls,
-            exposed=exposed,
+            "pp", what, "send_recv", each * batches, nbytes, made["pp"], fabric, each=each, exposed=exposed
+        )  # fmt: skip
+    if layout.copies > 1:
+        weights = memory.weights(memory.counts(stage, stage.start, stage.stop)) + memory.ends(stage)
+        gradients = memory.training.precision.gradient * weights.all.trainable
+        pair = Group("pp", 2, made["pp"].stride * (layout.pp - 1), part_of=made["pp"])
+        yield entry(
+            "pp", "gradients, both directions", "all_reduce", 1, gradients, pair, fabric,
+            exposed=int(not memory.training.overlap.dp), lane="dp",
         )  # fmt: skip
 
 
@@ -244,7 +266,12 @@ def _shared(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, G
         count = count + (_replicated(memory.head) if stage.last else 0)
         yield entry("tp", "gradients of shared weights", "all_reduce", 1, gradient * count, made["tp"], fabric)
     tied = sum(weight.numel for weight in memory.head.weights if weight.name == "head.logits.weight")
-    if layout.pp > 1 and memory.model.tie_word_embeddings and (stage.first or stage.last) and not same(tied, 0):
+    if (
+        not layout.ends_together
+        and memory.model.tie_word_embeddings
+        and (stage.first or stage.last)
+        and not same(tied, 0)
+    ):
         ends = Group("pp", 2, made["pp"].stride * (layout.pp - 1), part_of=made["pp"])
         yield entry("pp", "gradients of the tied table", "all_reduce", 1, gradient * tied, ends, fabric)
 
@@ -291,7 +318,7 @@ def gradient_traffic(
             for count, each, _ in parts:
                 whole = whole + each.times(count)
             parts = [(1, whole, "")]
-        replicas = Group("dp", made["replicas"].ranks, group.stride * group.ranks)
+        replicas = made["expert_replicas" if expert else "replicas"]
         for count, part, where_to in parts:
             if same(part.total, 0):
                 continue

@@ -8,16 +8,16 @@ import click
 import msgspec
 
 from loadgauge.errors import ConfigError, NotStated
-from loadgauge.estimate.comm import AXES
 from loadgauge.estimate.network import SHARE, Need, Network, Setup, largest_tp, smallest_batch, what_if
 from loadgauge.estimate.traffic import Traffic
+from loadgauge.layout import AXES
 from loadgauge.rates import rates
 from loadgauge.show.flags import Request, run_options
 from loadgauge.show.numbers import Positive, Whole
 from loadgauge.show.request import Job, job
 from loadgauge.show.table import GLUE, Column, console, draw, heading, points
 from loadgauge.show.timing import seconds
-from loadgauge.units import GB, MIB, count, flops, parse
+from loadgauge.units import GB, MIB, count, parse
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -244,9 +244,13 @@ def _verdict(target: Console, given: Job, setup: Setup, found: Network) -> None:
     ]
     if found.traffic:
         lines.append(_links(given, setup))
-        how = "by the rate you gave" if setup.achieved else f"by the roofline, efficiencies {known.basis}"
+        how = (
+            f"at the {setup.achieved / 1e12:g} TFLOP/s you gave"
+            if setup.achieved
+            else f"by the roofline, efficiencies {known.basis}"
+        )
         lines += [
-            f"Ranks fill nodes in the order {', '.join(AXES)}; a node here is what the fast link joins.",
+            f"Ranks fill nodes in the order {', '.join(layout.order)}; a node here is what the fast link joins.",
             f"Compute takes {seconds(found.compute.total)} of the step ({how}). What nothing hides may take"
             f" {percent(setup.share)} of that on each axis (--share), {seconds(setup.share * found.compute.total)}.",
         ]
@@ -383,8 +387,6 @@ def _limits(target: Console, given: Job, setup: Setup, found: Network) -> None:
         f"compute is {found.efficiency:.1%} of compute and exposed communication together"
         " (1/(1 + r), not Amdahl's law: communication is no serial share of the work)"
     )
-    if setup.achieved:
-        lines.append(f"at {flops(setup.achieved)}/s a GPU")
     points(target, lines)
 
 
