@@ -99,6 +99,7 @@ LOW_PRECISIONS: dict[str, dict[str, LowPrecision]] = {
         "fp8-rowwise": _torchao(1),
         "fp8-rowwise_with_gw_hp": _torchao(1, weight_gradient=False),
         "mxfp8": _torchao(1 + 1 / 32),
+        "fp8-delayed": _MEGATRON["fp8-delayed"],  # Transformer Engine's modules under FSDP, as llm-foundry has them
     },
 }  # fmt: skip
 """Recipes of 8 and 4 bits by framework and name, on top of the framework's 16-bit recipe.

@@ -8,7 +8,7 @@ say nothing about stays where it was.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -46,6 +46,19 @@ FITTED = {
 ONE_ATTENTION = ("a100", "a800", "a10", "v100", "rtx3090")
 SPREAD = 0.05
 """Of measured times, as a logarithm: the same box from two vendors differs by 2 to 12 %."""
+WITHIN_A_CHIP = 0.5
+"""How far the GPUs of one chip are from one another, of the spreads in `FITTED`."""
+CHIPS = {
+    "ampere": ("a100-sxm4-80gb", "a100-sxm4-40gb", "a100-pcie-80gb", "a100-pcie-40gb", "a800-sxm4-80gb"),
+    "hopper": (
+        "h100-sxm5-80gb", "h100-sxm-96gb-500w", "h100-pcie-80gb", "h100-nvl-94gb", "h200-sxm-141gb", "h800-sxm5-80gb",
+    ),
+    "blackwell": ("b200-sxm-180gb", "gb200-nvl72", "gb300-nvl72", "b300-sxm-288gb", "b100-sxm"),
+    "cdna3": ("mi300x", "mi325x"),
+}  # fmt: skip
+"""GPUs of one chip, which share what nothing else is known of."""
+MULTIPROCESSORS = {"ampere": 108, "hopper": 132, "blackwell": 148, "cdna3": 304}
+"""Streaming multiprocessors or compute units in use (source: the vendors' datasheets)."""
 PRIOR_WEIGHT = 8.0
 """Configurations that the prior counts for."""
 
@@ -76,24 +89,25 @@ def predictor(sample: Sample) -> Any:
     return seconds
 
 
-def fit(samples: Sequence[Sample], gpu: str, start: Rates = DEFAULT) -> Rates:
-    """The efficiencies of a GPU from its samples. Needs scipy (extra `dev`).
+def fit(samples: Sequence[Sample], gpu: str, start: Rates = DEFAULT, prior: Rates | None = None) -> Rates:
+    """The efficiencies of a GPU from its samples, held to those of `prior` (its chip's), or to `FITTED`. Needs scipy.
 
     On Ampere and before, Megatron's attention is FlashAttention-2 too, so the two share their rates.
     """
     import numpy
     from scipy.optimize import least_squares
 
-    shared = any(gpu.startswith(kind) for kind in ONE_ATTENTION)
+    shared = gpu.startswith(ONE_ATTENTION)
     chosen = [name for name in FITTED if not (shared and name in ("attention", "attention_backward"))]
-    prior = numpy.array([FITTED[name][0] for name in chosen])
-    spread = numpy.array([FITTED[name][1] for name in chosen])
+    centre = numpy.array([FITTED[name][0] if prior is None else getattr(prior, name) for name in chosen])
+    spread = numpy.array([FITTED[name][1] for name in chosen]) * (1 if prior is None else WITHIN_A_CHIP)
     low, high = (numpy.array([FITTED[name][side] for name in chosen]) for side in (2, 3))
     calls = [predictor(sample) for sample in samples]
     weights = numpy.sqrt([sample.weight for sample in samples])
 
     def rates_of(point: Any) -> Rates:
-        found = dict(zip(chosen, (float(value) for value in prior + spread * point), strict=True))
+        values = numpy.clip(centre + spread * point, low, high)
+        found = dict(zip(chosen, (float(value) for value in values), strict=True))
         if shared:
             found.update(attention=found["flash2"], attention_backward=found["flash2_backward"])
         return msgspec.structs.replace(start, gpu=gpu, **found)
@@ -108,11 +122,33 @@ def fit(samples: Sequence[Sample], gpu: str, start: Rates = DEFAULT) -> Rates:
         # Beyond one spread an error counts by its size, not by its square.
         return numpy.sign(scaled) * numpy.sqrt(2 * (numpy.sqrt(1 + scaled**2) - 1))
 
+    margin = 1e-9
     found = least_squares(
         residuals,
-        numpy.zeros(len(chosen)),
-        bounds=((low - prior) / spread, (high - prior) / spread),
+        numpy.clip(numpy.zeros(len(chosen)), (low - centre) / spread + margin, (high - centre) / spread - margin),
+        bounds=((low - centre) / spread, (high - centre) / spread),
         diff_step=1e-3,
-        max_nfev=40,
+        max_nfev=15,
     )
     return rates_of(found.x)
+
+
+def fit_chip(samples: Mapping[str, Sequence[Sample]], chip: str) -> dict[str, Rates]:
+    """The efficiencies of each GPU of a chip: those of the chip from all samples, then those of each GPU near them.
+
+    A GPU without samples of its own gets the chip's.
+    """
+    gpus, start = CHIPS[chip], msgspec.structs.replace(DEFAULT, multiprocessors=MULTIPROCESSORS[chip])
+    pooled = [sample for gpu in gpus for sample in samples.get(gpu, ())]
+    if not pooled:
+        return {}
+    common = fit(pooled, gpus[0], start)
+    return {
+        gpu: fit(own, gpu, start, common) if (own := samples.get(gpu, ())) else msgspec.structs.replace(common, gpu=gpu)
+        for gpu in gpus
+    }
+
+
+def chip_of(gpu: str) -> str | None:
+    """The chip that a GPU is made of, where another GPU is made of it too or runs calibrate it."""
+    return next((chip for chip, gpus in CHIPS.items() if gpu in gpus), None)
