@@ -359,3 +359,25 @@ def test_what_makes_no_sense_is_refused_in_one_line(line: str, said: str) -> Non
     assert (found.code, found.out) == (2, "")
     assert said in found.err
     assert found.err.count("\n") == 1
+
+
+def test_the_order_of_the_axes_moves_traffic_between_links() -> None:
+    line = "network llama-3.1-8b --gpu h100-sxm5-80gb --gpus 32 --tp 2 --pp 4 --global-batch 64"
+    usual, pipelined = answered(line), answered(f"{line} --order tp,cp,pp,dp")
+    links = [{row["axis"]: row["link"] for row in each["network"]} for each in (usual, pipelined)]
+    assert links == [{"tp": "inner", "pp": "outer", "dp": "inner"}, {"tp": "inner", "pp": "inner", "dp": "outer"}]
+    assert "in the order tp, cp, pp, ep, dp" in typed(f"{line} --order tp,cp,pp,dp").out
+    for wrong in ("tp,cp", "tp,tp,cp,pp,dp", "x"):
+        found = typed(f"{line} --order {wrong}")
+        assert (found.code, "order: must name each of tp, cp, ep, dp, pp once" in found.err) == (2, True)
+
+
+def test_replicas_keep_gathering_inside_the_node() -> None:
+    line = "network llama-3.1-8b --gpu h100-sxm5-80gb --gpus 32 --zero 3 --framework torchtitan"
+    found = answered(f"{line} --replicas 4")
+    links = {(row["collective"], row["link"], row["ranks"]) for row in found["network"]}
+    assert links == {("all_gather", "inner", 8), ("reduce_scatter", "inner", 8), ("all_reduce", "outer", 4)}
+    refused = typed("network llama-3.1-8b --gpu h100-sxm5-80gb --gpus 32 --replicas 4")
+    assert (refused.code, "replicas = 4: without ZeRO" in refused.err) == (2, True)
+    uneven = typed(f"{line} --replicas 5")
+    assert (uneven.code, "dp over replicas: 32 over 5 leaves 2" in uneven.err) == (2, True)

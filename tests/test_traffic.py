@@ -300,6 +300,18 @@ def test_shards_within_replicas() -> None:
     assert network(found) < network(whole)
 
 
+def test_replicas_hold_what_fewer_ranks_hold() -> None:
+    def states(model: ModelSpec, **layout: Any) -> float:
+        chosen = Layout(zero=3, seq_len=SEQ, global_batch=layout["dp"], **layout)
+        memory = MemoryModel(model, chosen, SIXTEEN, view_of(chosen, SIXTEEN))
+        (stage,) = stages(model, chosen)
+        counts = memory.counts(stage, stage.start, stage.stop)
+        return memory.states(memory.weights(counts) + memory.ends(stage)).total
+
+    for model, ranks in ((LLAMA, {}), (resolve("mixtral-8x7b"), {"ep": 2})):
+        assert states(model, dp=32, replicas=4, **ranks) == states(model, dp=8, **ranks)
+
+
 def test_experts_have_replicas_too() -> None:
     (found,) = every(resolve("mixtral-8x7b"), SIXTEEN, replicas=2, dp=16, ep=4, zero=3)
     scattered, summed = (only(found, "dp", kind, "experts") for kind in ("reduce_scatter", "all_reduce"))

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from loadgauge.adapters import BASE_FORMATS
-from loadgauge.layout import SCHEDULES, CpComm
+from loadgauge.layout import AXES, SCHEDULES, CpComm
 from loadgauge.overlap import Overlap
 from loadgauge.show.numbers import Positive, Whole
 from loadgauge.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS
@@ -54,6 +54,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     link_bandwidth: str | None = None
     nic_bandwidth: str | None = None
     cp_comm: str | None = None
+    replicas: int | None = None
+    order: str | None = None
     overlap: str | None = None
     tokens: str | None = None
     price: float | None = None
@@ -126,6 +128,8 @@ RUN = (
     click.option("--link-bandwidth", metavar="GB/s", help="Of the link inside a node, per GPU and direction."),
     click.option("--nic-bandwidth", metavar="GB/s", help="Of the network adapter, per GPU and direction."),
     click.option("--cp-comm", type=click.Choice(get_args(CpComm)), help="How cp ranks exchange keys and values."),
+    click.option("--replicas", type=DEGREE, help="Data-parallel groups that hold the same ZeRO shards (HSDP)."),
+    click.option("--order", metavar=",".join(AXES), help="Order in which axes number the ranks, the fastest first."),
     click.option(
         "--overlap",
         metavar="WHAT",

@@ -87,7 +87,7 @@ def _verdict(target: Console, given: Job, setup: Setup, found: Network) -> None:
     target.print(line, soft_wrap=True)
     layout, fabric, known = given.layout, setup.fabric, setup.machine.rates
     assert given.gpu is not None
-    names = ("dp", "tp", "pp", "cp", "ep", "etp", "vpp")
+    names = ("dp", "tp", "pp", "cp", "ep", "etp", "vpp", "replicas")
     shape = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1 or name == "dp"]
     shape += [f"ZeRO {layout.zero}", *(["sequence parallel"] if layout.sequence_parallel else [])]
     batches = f"{layout.num_microbatches} micro-batch{'es' if layout.num_microbatches > 1 else ''} on each rank"

@@ -103,7 +103,8 @@ def _plain(given: Job, setup: Setup, found: Network) -> dict[str, Any]:
         "model": {"name": given.model.name},
         "gpu": setup.machine.rates.gpu,
         "layout": {
-            **{name: getattr(layout, name) for name in ("dp", "tp", "pp", "cp", "ep", "etp", "vpp", "zero")},
+            **{name: getattr(layout, name) for name in ("dp", "tp", "pp", "cp", "ep", "etp", "vpp", "zero", "replicas")},
+            "order": list(layout.order),
             "sequence_parallel": layout.sequence_parallel,
             "micro_batch": layout.micro_batch,
             "global_batch": layout.global_batch,

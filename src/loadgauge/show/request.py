@@ -15,7 +15,7 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import resolve
 from loadgauge.hardware import Cluster, Gpu, gpu
 from loadgauge.layers import View, block_layer
-from loadgauge.layout import Layout, RecomputePolicy
+from loadgauge.layout import AXES, Layout, RecomputePolicy
 from loadgauge.lengths import Lengths
 from loadgauge.model import ModelSpec, Moe
 from loadgauge.overlap import Overlap
@@ -142,6 +142,8 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
         schedule=_schedule(request, assumed),
         stage_layers=_stage_layers(request.stage_layers),
         cp_comm=request.cp_comm or "ring",  # type: ignore[arg-type]
+        replicas=request.replicas or 1,
+        order=_order(request.order),
         **_ragged(lengths, micro_batch, kind),
     )
     machines, untimed = _cluster(request, card, layout)
@@ -159,7 +161,7 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
 def _whole_run(request: Request) -> None:
     """Refuses flags that go with others that are not there."""
     if request.gpu is None:
-        for name in ("gpus_per_node", "link_bandwidth", "nic_bandwidth", "overlap", "tokens", "measured"):
+        for name in ("gpus_per_node", "link_bandwidth", "nic_bandwidth", "overlap", "order", "tokens", "measured"):
             if getattr(request, name) is not None:
                 raise ConfigError("goes with --gpu", key=name)
     if request.tokens is None:
@@ -269,6 +271,18 @@ def _ragged(lengths: Lengths | None, micro_batch: int, kind: Training) -> dict[s
         return {"tokens": lengths.expected_sum(micro_batch), "pairs": lengths.expected_sum_square(micro_batch)}
     longest, square = lengths.expected_max(micro_batch), lengths.expected_max_square(micro_batch)
     return {"tokens": micro_batch * longest, "pairs": micro_batch * square}
+
+
+def _order(text: str | None) -> tuple[str, ...]:
+    """The axes, the fastest first; ep may be left out, and then comes before dp."""
+    if text is None:
+        return AXES
+    names = [name.strip() for name in text.split(",")]
+    if "ep" not in names and "dp" in names:
+        names.insert(names.index("dp"), "ep")
+    if sorted(names) != sorted(AXES):
+        raise ConfigError(f"must name each of {', '.join(AXES)} once, got {text!r}", key="order")
+    return tuple(names)
 
 
 def _stage_layers(text: str | None) -> tuple[int, ...] | None:
