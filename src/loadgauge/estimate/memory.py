@@ -175,7 +175,9 @@ class MemoryModel:
             step = states.weights
         if framework.name == "deepspeed" and self.training.precision.master and layout.zero:
             # The 16-bit gradients of the rank's share are copied to float32 for the update.
-            step = 4 * (weights.dense.trainable / layout.zero_ranks + weights.expert.trainable / layout.expert_dp)
+            step = 4 * (
+                weights.dense.trainable / layout.zero_ranks + weights.expert.trainable / layout.expert_zero_ranks
+            )
         return step
 
     @property
@@ -218,7 +220,7 @@ class MemoryModel:
             )  # fmt: skip
 
         dense = of(count.dense, layout.zero_ranks)
-        return dense if not self.has_experts else dense + of(count.expert, layout.expert_dp)
+        return dense if not self.has_experts else dense + of(count.expert, layout.expert_zero_ranks)
 
     def gathered(self, held: RankWeights, ends: RankWeights, layer: RankWeights | None) -> Size:
         """Bytes of `gathered_terms`, all together."""
