@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test lint docs calibration accuracy bench clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -32,6 +32,12 @@ lint: $(VENV)/installed-dev ## ruff and mypy
 
 docs: $(VENV)/installed-dev ## the generated pages
 	$(BIN)/python docs/generate.py
+
+calibration: $(VENV)/installed-dev ## the GPUs' efficiencies, fitted to the published runs (some minutes)
+	$(BIN)/python -m loadgauge.validate.calibration_files
+
+accuracy: $(VENV)/installed-dev ## docs/accuracy.md: predicted against published runs (some minutes)
+	$(BIN)/python docs/accuracy.py
 
 bench: $(VENV)/installed-dev ## speed, as a dated table in benchmarks/
 	$(BIN)/python benchmarks/speed.py

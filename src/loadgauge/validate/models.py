@@ -145,7 +145,7 @@ def _gated(block: Block) -> bool:
 def _vocabulary(run: Run, known: ModelSpec | None, assumed: list[str]) -> tuple[int, tuple[int, ...]]:
     if run.vocab is not None:
         return run.vocab, ()
-    published = known or _paper(run)
+    published = _paper(run) or known
     if published is not None:
         assumed.append(f"vocabulary: that of {published.name}")
         return int(published.vocab_size), ()

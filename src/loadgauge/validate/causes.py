@@ -1,0 +1,144 @@
+"""Why rows are far off: each cause once, with the rule that finds its rows.
+
+The first rule that holds is the cause of a row. A rule looks at the row's configuration, never at its error; a sentence is
+written only where the cause is known, and what is left is said to be unexplained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from loadgauge.rates import rates
+from loadgauge.validate.flags import Flags
+from loadgauge.validate.runs import Run
+from loadgauge.validate.validate import Record
+
+FAR = 0.20
+"""Absolute error from which a row gets a line that says why."""
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """A known reason for a large error. `quantity`: of what; empty: of both."""
+
+    name: str
+    sentence: str
+    holds: Callable[[Run, Record, Flags], bool]
+    quantity: str = ""
+
+
+def _open(run: Run, record: Record, flags: Flags) -> bool:
+    if record.low is None or record.high is None or record.measured is None or record.predicted is None:
+        return False
+    wide = record.high > 1.2 * record.predicted or record.low < record.predicted / 1.2
+    return wide and record.low <= record.measured <= record.high
+
+
+CAUSES: tuple[Cause, ...] = (
+    Cause(
+        "unsharded gradients while accumulating",
+        "LitGPT accumulates gradients under FSDP without synchronising, which keeps the gradients of all parameters, frozen"
+        " ones too, whole on each rank until the last micro-batch. Not modelled.",
+        lambda run, record, flags: "LitGPT" in run.framework and run.sharding == "fsdp",
+        "memory",
+    ),
+    Cause(
+        "4-bit base in LitGPT",
+        "bitsandbytes of that time keeps the input of every quantised matrix product for backward, though the matrix is"
+        " frozen. Not modelled.",
+        lambda run, record, flags: "LitGPT" in run.framework and run.task == "qlora",
+        "memory",
+    ),
+    Cause(
+        "number of GPUs not stated",
+        "The optimizer is sharded over data-parallel ranks whose number the source does not state.",
+        lambda run, record, flags: run.gpus is None,
+    ),
+    Cause(
+        "several optimizer instances",
+        "The optimizer is sharded over a part of the data-parallel ranks (`num-distributed-optimizer-instances`), which"
+        " the row names and no column states.",
+        lambda run, record, flags: "multi_dist_optimizer_instances" in run.model,
+        "memory",
+    ),
+    Cause(
+        "widths of latent attention not stated",
+        "The row says that attention is latent, and no column how wide; Megatron-LM's defaults stand in.",
+        lambda run, record, flags: run.attention == "mla" and (run.hidden or 0) < 4096,
+    ),
+    Cause(
+        "activations moved to the host",
+        "Activations are offloaded piece by piece, which is not modelled.",
+        lambda run, record, flags: "offloading" in run.model or flags.has("cpu_offloading_num_layers"),
+    ),
+    Cause(
+        "deferred gradient of the head",
+        "The gradient of the head's matrix is computed at the end of the step, which keeps every micro-batch's gradient"
+        " of the logits until then. Not modelled.",
+        lambda run, record, flags: flags.has("defer-embedding-wgrad-compute"),
+        "memory",
+    ),
+    Cause(
+        "the loss compiled",
+        "With torch.compile the loss keeps and makes fewer float32 copies of the logits, how many depends on the version;"
+        " PyTorch's own are assumed.",
+        lambda run, record, flags: flags.says("torch.compile") and "torchtitan" in run.framework,
+        "memory",
+    ),
+    Cause(
+        "Megatron's FSDP",
+        "Megatron-FSDP holds its shards, buckets and double buffers otherwise than FSDP2, whose rules are used.",
+        lambda run, record, flags: "megatron-fsdp" in run.sharding or flags.value("use_megatron_fsdp") == "True",
+    ),
+    Cause(
+        "counter not stated",
+        "The source does not say which counter it read: the prediction is between allocated and what the driver shows.",
+        lambda run, record, flags: record.quantity == "memory" and run.memory_kind.startswith(("unknown", "per GPU")),
+        "memory",
+    ),
+    Cause(
+        "kernels compiled for that source alone",
+        "float8nocompile quantises without fusion into the products, which costs several passes over memory.",
+        lambda run, record, flags: "nocompile" in run.precision,
+        "time",
+    ),
+    Cause(
+        "tokens dropped",
+        "The run drops tokens that exceed an expert's capacity; which share is not stated.",
+        lambda run, record, flags: flags.says("token-drop") or "tokendrop" in run.model,
+    ),
+    Cause(
+        "card not calibrated",
+        "No run in the calibration covers this card: round efficiencies stand in, with a wide range.",
+        lambda run, record, flags: bool(record.gpu) and rates(record.gpu).basis == "assumed",
+        "time",
+    ),
+    Cause(
+        "what the row leaves open decides",
+        "The measured value lies inside the range over the values that the row does not state.",
+        _open,
+    ),
+)
+UNEXPLAINED = "unexplained"
+
+
+def cause(run: Run, record: Record) -> Cause | None:
+    """The cause of a row's error, or None where it is not known."""
+    flags = Flags.of(run.other_flags)
+    for one in CAUSES:
+        if one.quantity in ("", record.quantity) and one.holds(run, record, flags):
+            return one
+    return None
+
+
+def far_off(records: Sequence[Record], runs: Sequence[Run]) -> dict[tuple[str, str], list[Record]]:
+    """Rows with an error above `FAR`, by quantity and name of the cause; what is not explained is by source."""
+    by_id = {run.id: run for run in runs}
+    found: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if record.error is not None and abs(record.error) > FAR:
+            known = cause(by_id[record.id], record)
+            name = known.name if known else f"{UNEXPLAINED}: {record.source}"
+            found.setdefault((record.quantity, name), []).append(record)
+    return dict(sorted(found.items(), key=lambda item: (item[0][0], item[0][1].startswith(UNEXPLAINED), -len(item[1]))))

@@ -1,0 +1,70 @@
+"""Cross-validation: each source predicted with efficiencies that were fitted to all other sources of its GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from loadgauge.errors import Error
+from loadgauge.rates import Rates, rates
+from loadgauge.validate.calibration import CHIPS, Sample, fit_chip
+from loadgauge.validate.expression import express
+from loadgauge.validate.measured import has_time, step_seconds
+from loadgauge.validate.models import Inexpressible
+from loadgauge.validate.runs import Run
+from loadgauge.validate.validate import Record, machine, validate
+
+Progress = Callable[[str], object]
+
+
+def samples(runs: Iterable[Run]) -> dict[str, list[tuple[Run, Sample]]]:
+    """The measured steps of the runs that can be expressed, by GPU; each configuration weighs 1 in all."""
+    found: dict[str, list[tuple[Run, Sample]]] = {}
+    for run in runs:
+        expression = express(run) if has_time(run) else None
+        if expression is None or expression.job is None or expression.untimed:
+            continue
+        job = expression.job
+        try:
+            place, seconds = machine(job), step_seconds(run, job)
+        except (Inexpressible, Error):
+            continue
+        sample = Sample(
+            id=run.id, model=job.model, layout=job.layout, training=job.training, cluster=place, seconds=seconds
+        )
+        found.setdefault(place.gpu.id, []).append((run, sample))
+    return {gpu: _weighted(pairs) for gpu, pairs in found.items()}
+
+
+def _weighted(pairs: Sequence[tuple[Run, Sample]]) -> list[tuple[Run, Sample]]:
+    count: dict[object, int] = {}
+    for run, _ in pairs:
+        count[run.configuration] = count.get(run.configuration, 0) + 1
+    return [(run, msgspec.structs.replace(sample, weight=1 / count[run.configuration])) for run, sample in pairs]
+
+
+def held_out(
+    runs: Sequence[Run], refit: Callable[..., dict[str, Rates]] = fit_chip, say: Progress | None = None
+) -> tuple[Record, ...]:
+    """The records of time where each source is predicted by the fit to all others; `refit` makes it, a chip at a time.
+
+    A source that is the only one of its chip is predicted with the stated default. Nothing of a source is then an input,
+    neither its rows nor those of the same runs under another name (KOR and MMFU).
+    """
+    same = {"MMFU": "KOR", "MJAN": "SC21"}
+    records: list[Record] = []
+    found = samples(runs)
+    for chip, gpus in CHIPS.items():
+        pairs = {gpu: found[gpu] for gpu in gpus if gpu in found}
+        for source in dict.fromkeys(run.series for each in pairs.values() for run, _ in each):
+            kin = {source, *(name for name, of in same.items() if of == source), same.get(source, source)}
+            rest = {gpu: [sample for run, sample in each if run.series not in kin] for gpu, each in pairs.items()}
+            if say is not None:
+                say(f"{chip} without {source}: {sum(map(len, rest.values()))} rows")
+            known = refit(rest, chip)
+            for gpu, each in pairs.items():
+                own = [run for run, _ in each if run.series == source]
+                chosen = known.get(gpu, rates(""))
+                records += validate(own, ("time",), rates=lambda _, chosen=chosen: chosen)  # type: ignore[misc]
+    return tuple(records)

@@ -1,0 +1,257 @@
+"""A published run becomes the job that its own columns describe; nothing that was measured decides it."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+
+from loadgauge.estimate.params import parameters
+from loadgauge.hardware import gpu_ids
+from loadgauge.training import OPTIMIZERS
+from loadgauge.validate import words
+from loadgauge.validate.counters import counter
+from loadgauge.validate.expression import express, jobs
+from loadgauge.validate.flags import Flags, chunks_of
+from loadgauge.validate.measured import has_time, step_seconds
+from loadgauge.validate.models import named
+from loadgauge.validate.runs import MEASURED, Run, published
+from loadgauge.validate.stages import _chunks
+
+RUNS = {run.id: run for run in published().runs}
+
+# Every word of these columns in the published files and in others of the same kind.
+HARDWARE = """24GB GPU; 40GB GPU; 80GB GPU; A100 (size and form not stated); A100-40GB-SXM; A100-80GB; A100-80GB-SXM;
+A10G-24GB; A800-80GB; Ampere GPU (A100-class; model not named in table); Ascend 910B (Atlas 900 A2 PODc);
+Ascend Atlas 900 A3 SuperPoD; B200-SXM; B200-SXM (power limited); B300-SXM; GB200; GB300; Gaudi2-96GB; H100-80GB-SXM;
+H100-80GB-SXM (Grand Teton); H100-94GB; H100-96GB-HBM2e (500W, Grand Teton); H200-141GB-NVL; H200-141GB-SXM;
+H800-80GB-SXM; L40S-48GB; MI300X-192GB; MI325X-256GB; MI350X-288GB; MI355X-288GB; RTX-A6000-48GB; RTX3090-24GB (PCIe);
+RTX4090-24GB; TPU-v3-256 (cores); TPU-v4; TPU-v5e; TPU-v5p; TPU-v6e-Trillium; TPU7x-Ironwood (per chip)"""
+PRECISION = """bf16; bf16 (autocast, fp32 optimizer); bf16 + NF4; bf16-mixed (fp32 weights); bf16-true; bf16/fp16; fp16;
+fp16/bf16 mixed (12.55 GB params); fp8; fp8 (32x32 blocks); fp8 (TE); fp8 (TE, amp_fp8); fp8 (float8nocompile);
+fp8 (no recipe name); fp8 (per config); fp8 e4m3 (tensorwise, fp32 rest); fp8 hybrid (blockwise, bf16 rest);
+fp8 hybrid (tensorwise, bf16 rest); fp8-blockwise mixed; fp8-current-scaling; fp8-mxfp8; fp8-mxfp8 (cublas);
+fp8-mxfp8 (cublas, rceil); fp8-rowwise; fp8-rowwise (bf16 rest); fp8-rowwise_with_gw_hp;
+fp8-rowwise_with_gw_hp (bf16 rest); fp8-tensorwise; fp8-tensorwise (bf16 rest); mxfp8; mxfp8 grouped GEMM only;
+mxfp8 linears only; mxfp8 linears+grouped; nvfp4; nvfp4 (per config)"""
+SHARDING = """fsdp; fsdp (8 within node) + dp across nodes; fsdp (zero2-like: params not resharded for backward);
+fsdp (zero3); fsdp 8; fsdp SHARD_GRAD_OP (zero2); fsdp2; fsdp2 (zero3); hsdp; megatron-fsdp optim_grads_params; none;
+none (ddp); zero1; zero1 (BF16Optimizer, fp32 grad accum); zero2; zero2-like; zero3"""
+OPTIMIZER = """AdamW; SGD; adam; adamw; adamw (CPU offload); adamw 8-bit; bnb PagedAdamW; decoupled_adamw; dist_muon; muon;
+torch.optim.AdamW"""
+
+
+def listed(text: str) -> list[str]:
+    return [" ".join(word.split()) for word in re.split(r";\s(?![^(]*\))", text)]
+
+
+def test_every_word_is_mapped() -> None:
+    for text, table in (
+        (HARDWARE, words.HARDWARE),
+        (PRECISION, words.PRECISION),
+        (SHARDING, words.SHARDING),
+        (OPTIMIZER, words.OPTIMIZER),
+    ):
+        assert not [word for word in listed(text) if word not in table]
+    assert {name for name in words.HARDWARE.values() if name != words.UNNAMED} <= set(gpu_ids())
+    assert set(words.OPTIMIZER.values()) <= set(OPTIMIZERS)
+
+
+@pytest.mark.parametrize(("word", "column"), [("LOMO", "optimizer"), ("Cray-1", "hardware"), ("int3", "precision")])
+def test_a_word_that_is_not_mapped_is_the_reason(word: str, column: str) -> None:
+    run = msgspec.structs.replace(RUNS["T-SM-001"], **{column: word})
+    found = express(run)
+    assert found.job is None
+    assert f"{column}: {word!r}" in found.reason
+
+
+def test_nothing_measured_decides_the_job() -> None:
+    measured = dict.fromkeys(MEASURED, 1.2345)
+    chosen = [run for number, run in enumerate(RUNS.values()) if number % 17 == 0]
+    assert len(chosen) > 80
+    for run in chosen:
+        assert express(msgspec.structs.replace(run, **measured)) == express(run), run.id
+        assert express(msgspec.structs.replace(run, **dict.fromkeys(MEASURED))) == express(run), run.id
+
+
+@pytest.mark.parametrize(
+    ("id", "params"),
+    [  # as published: transformers' own counts, and the papers' tables
+        ("M-TT-001", 8_030_261_248),  # Llama 3.1 8B
+        ("T-MB-074", 70_553_706_496),  # Llama 3 70B
+        ("T-TT-013", 405_853_388_800),  # Llama 3.1 405B
+        ("M-LG-011", 6_738_415_616),  # Llama 2 7B
+        ("T-KOR-001", 22.0e9),
+        ("T-KOR-003", 174.6e9),
+        ("T-KOR-005", 529.6e9),
+        ("T-KOR-007", 1008.0e9),
+        ("T-ZB-007", 1.5e9),
+        ("T-ZB-019", 6.2e9),
+        ("T-ZB-031", 14.6e9),
+        ("T-ZB-043", 28.3e9),
+        ("T-MB-227", 30_532_122_624),  # Qwen3 30B A3B
+        ("T-MSL-008", 46_702_792_704),  # Mixtral 8x7B
+        ("T-TL-001", 1_100_048_384),  # TinyLlama
+    ],
+)
+def test_models_have_the_published_parameters(id: str, params: float) -> None:
+    expression = express(RUNS[id])
+    assert expression.job is not None, expression.reason
+    own = 2e-5 if params == int(params) and params % 1e8 else 0.02
+    lora = expression.job.training.lora
+    assert lora is None or lora.rank
+    assert parameters(expression.job.model).total == pytest.approx(params, rel=own)
+
+
+def test_a_layout_holds_the_gpus_and_the_batch_of_its_row() -> None:
+    checked = 0
+    for run in RUNS.values():
+        job = express(run).job
+        if job is None:
+            continue
+        layout = job.layout
+        if run.gpus is not None:
+            assert layout.gpus == run.gpus, run.id
+            checked += 1
+        if run.global_batch is not None:
+            assert layout.global_batch == run.global_batch, run.id
+        if run.seq_len is not None:
+            assert layout.seq_len == run.seq_len, run.id
+        further = job.model.num_hidden_layers - (run.layers or job.model.num_hidden_layers)
+        assert further in (0, 1), run.id  # 1: a layer of multi-token prediction
+        assert sum(layout.layers_of(job.model)) == job.model.num_hidden_layers, run.id
+    assert checked > 1000
+
+
+def test_most_rows_of_quality_a_can_be_expressed() -> None:
+    for letter in "TM":
+        rows = [run for run in RUNS.values() if run.id[0] == letter and run.quality == "A"]
+        found = [run for run in rows if express(run).job is not None]
+        assert len(found) / len(rows) >= 0.85, letter
+
+
+def test_a_row_without_a_job_says_why() -> None:
+    for run in RUNS.values():
+        found = express(run)
+        assert (found.job is None) == bool(found.reason), run.id
+        assert len(jobs(run)) == (0 if found.job is None else 1 + len(found.variants))
+
+
+def test_open_knobs_become_variants() -> None:
+    stated = RUNS["T-SM-001"]
+    assert "recompute" not in {variant.knob for variant in express(stated).variants}
+    found = express(msgspec.structs.replace(stated, recompute=""))
+    values = {
+        variant.value: variant.job.layout.recompute.mode for variant in found.variants if variant.knob == "recompute"
+    }
+    assert values == {"selective (attention)": "selective", "full": "full"}
+    assert found.job is not None
+    assert found.job.layout.recompute.mode == "none"
+
+
+# -- what was measured -------------------------------------------------------------------------------------------------
+
+
+def test_a_step_is_the_batch_over_the_rate() -> None:
+    run = RUNS["T-MB-074"]
+    job = express(run).job
+    assert job is not None
+    assert step_seconds(run, job) == 256 * 8192 / (64 * 5248)
+    assert step_seconds(msgspec.structs.replace(run, step_time_s=7.5), job) == 7.5
+
+
+@pytest.mark.parametrize(("utilisation", "timed"), [("22B", "002"), ("175B", "004"), ("530B", "006"), ("1T", "008")])
+def test_utilisation_gives_the_step_time_that_was_printed_elsewhere(utilisation: str, timed: str) -> None:
+    """Megatron-LM's README prints the utilisation of the very runs whose seconds are in table 5 of Korthikanti et al."""
+    run = next(run for run in RUNS.values() if run.series == "MMFU" and run.model.endswith(utilisation))
+    job = express(run).job
+    assert job is not None
+    assert step_seconds(run, job) == pytest.approx(RUNS[f"T-KOR-{timed}"].step_time_s, rel=0.01)
+
+
+def test_flops_are_counted_as_each_framework_counts_them() -> None:
+    """Rows that print both tokens/s and TFLOP/s say how their source counts: all pairs, or in Megatron-Bridge half."""
+    checked = {"LLMF": 0, "MB": 0, "NEMO": 0}
+    for run in RUNS.values():
+        plain = run.moe_experts is None and run.task == "pretrain" and run.attention != "mla"
+        printed = run.tokens_per_s_per_gpu is not None and run.model_tflops_per_gpu is not None
+        llama2 = "LLAMA2" in run.model  # NeMo 24.07 prints a tenth less for these than its own formula
+        if run.series not in checked or not printed or not plain or llama2:
+            continue
+        job = express(run).job
+        if job is None:
+            continue
+        converted = step_seconds(msgspec.structs.replace(run, tokens_per_s_per_gpu=None), job)
+        # The printed figures have two to four digits.
+        assert converted == pytest.approx(step_seconds(run, job), rel=0.035), run.id
+        checked[run.series] += 1
+    assert all(count > 5 for count in checked.values())
+
+
+def test_only_what_is_a_time_counts_as_one() -> None:
+    assert not has_time(Run(id="x", peak_memory_gib=3.0))
+    assert has_time(Run(id="x", hfu=0.4))
+
+
+@pytest.mark.parametrize(
+    ("words_of_the_source", "kind", "last"),
+    [
+        ("active (active_bytes.all.peak)", "allocated", False),
+        ("allocated (max over all ranks)", "allocated", False),
+        ("allocated (torch max_memory_allocated; last rank = last pipeline stage)", "allocated", True),
+        ("reserved (torchtitan log)", "reserved", False),
+        ("nvidia-smi snapshot (integer GB)", "device", False),
+        ("unknown (integer GB; likely nvidia-smi)", "unknown", False),
+        ("per GPU, from screenshot text", "unknown", False),
+        ("", "unknown", False),
+    ],
+)
+def test_counters(words_of_the_source: str, kind: str, last: bool) -> None:
+    found = counter(Run(id="x", memory_kind=words_of_the_source))
+    assert (found.kind, found.last_stage) == (kind, last)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def test_pipeline_layouts_of_megatron() -> None:
+    found = chunks_of("Et*4|(t*4|)*14tmL")  # DeepSeek-V3's 61 layers in 16 chunks
+    assert len(found) == 16
+    assert sum(layers for layers, _ in found) == 61
+    assert [further for _, further in found] == [False] * 15 + [True]
+    assert [layers for layers, _ in chunks_of("Et|(tt|)*6mL")] == [1, *[2] * 6, 0]
+
+
+@pytest.mark.parametrize(("layers", "count"), [(22, 8), (61, 16), (126, 32), (30, 8), (94, 32), (7, 3)])
+def test_uneven_chunks_hold_every_layer_and_leave_the_ends_no_more(layers: int, count: int) -> None:
+    chunks = _chunks(layers, count)
+    assert sum(chunks) == layers
+    assert len(chunks) == count
+    assert max(chunks) - min(chunks) <= 1
+    assert chunks[-1] == min(chunks)
+
+
+def test_flags() -> None:
+    flags = Flags.of("mtp-num-layers=1;  torch.compile ; a=b=c")
+    assert flags.number("mtp_num_layers") == 1
+    assert flags.has("torch.compile")
+    assert not flags.has("torch")
+    assert flags.value("a") == "b=c"
+    assert flags.number("a") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("Llama 3.1 8B", "llama-3.1-8b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Qwen/Qwen3-30B-A3B-Base", "qwen3-30b-a3b"),
+        ("Qwen2.5-14B", "qwen2.5-14b"),
+        ("Mixtral 8x7B", "mixtral-8x7b"),
+        ("GPT-like 4B vocab 32k", None),
+    ],
+)
+def test_public_names(name: str, known: str | None) -> None:
+    found = named(name)
+    assert (None if found is None else found.name) == known

@@ -1,0 +1,121 @@
+"""Published runs are read row by row: what is wrong in one is said of that one, and nothing else can go wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgauge.errors import ConfigError
+from loadgauge.validate.runs import CARRIED, KINDS, MEASURED, Run, parse, published, read
+
+HEAD = "id,model,layers,gpus,tp,tokens_per_s_per_gpu"
+
+
+def test_every_published_row_is_read() -> None:
+    found = published()
+    assert len(found.runs) == 1047 + 543
+    assert not found.rejected
+    assert not found.ignored
+    assert len({run.id for run in found.runs}) == len(found.runs)
+
+
+def test_a_run_in_both_files_counts_its_speed_once() -> None:
+    weighed = [run for run in published().runs if run.id.startswith("M-")]
+    assert all(getattr(run, name) is None for run in weighed for name in MEASURED if name != "peak_memory_gib")
+    assert sum(run.peak_memory_gib is not None for run in weighed) == 506
+
+
+def test_columns_may_be_missing_in_any_order_and_unknown_ones_are_listed() -> None:
+    found = parse("colour,gpus,id\nred,8,T-X-1\n")
+    assert found.runs == (Run(id="T-X-1", gpus=8),)
+    assert found.ignored == ("colour",)
+    assert not set(CARRIED) & set(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("T-1,gpt,many,8,1,5", "layers: must be a whole number, got 'many'"),
+        ("T-1,gpt,12.5,8,1,5", "layers: must be a whole number, got '12.5'"),
+        ("T-1,gpt,12,0,1,5", "gpus: must be above 0, got '0'"),
+        ("T-1,gpt,12,8,-1,5", "tp: must be above 0, got '-1'"),
+        ("T-1,gpt,12,8,1,nan", "tokens_per_s_per_gpu: must be a number, got 'nan'"),
+        ("T-1,gpt,12,8,1,inf", "tokens_per_s_per_gpu: must be a number, got 'inf'"),
+        ("T-1,gpt,12,1e30,1,5", "gpus: is too large: '1e30'"),
+        ("T-1,gpt,12,8,1,5,6", "has more cells than there are columns"),
+    ],
+)
+def test_a_bad_cell_rejects_its_row_alone(row: str, says: str) -> None:
+    found = parse(f"{HEAD}\n{row}\nT-2,gpt,12,8,1,5\n")
+    assert [(bad.id, bad.line, bad.reason) for bad in found.rejected] == [("T-1", 2, says)]
+    assert [run.id for run in found.runs] == ["T-2"]
+
+
+def test_an_id_may_not_appear_twice_and_a_missing_one_is_the_line() -> None:
+    found = parse(f"{HEAD}\nT-1,a,1,1,1,1\nT-1,b,1,1,1,1\n,c,1,1,1,1\n")
+    assert [run.id for run in found.runs] == ["T-1", "line 4"]
+    assert [bad.reason for bad in found.rejected] == ["id: the id appears twice"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "one of them must be id"),
+        ("model,gpus\nx,8\n", "one of them must be id"),
+        ("id,gpus,gpus\nT,1,2\n", "the column gpus appears twice"),
+        ('id,model\n"T,x\n', "not a valid CSV"),
+        ("id\0,model\n", "zero byte"),
+    ],
+)
+def test_what_is_no_csv_is_refused_in_one_line(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse(text, "runs.csv")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "latin.csv").write_bytes(b"id,model\nT,caf\xe9\n")
+    for path, says in (
+        (tmp_path / "none.csv", "no such file"),
+        (tmp_path, "is not a file"),
+        (tmp_path / "latin.csv", "not text in UTF-8"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            read(path)
+
+
+def test_a_byte_order_mark_does_not_hide_the_first_column(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text("id,gpus\nT,8\n", encoding="utf-8-sig")
+    assert read(tmp_path / "runs.csv").runs == (Run(id="T", gpus=8),)
+
+
+cells = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
+
+
+@given(st.lists(st.lists(cells, min_size=3, max_size=8), max_size=4))
+def test_no_content_is_a_traceback(rows: list[list[str]]) -> None:
+    out = io.StringIO()
+    csv.writer(out).writerows([["id", "layers", "mfu", "model"], *rows])
+    try:
+        found = parse(out.getvalue())
+    except ConfigError:
+        return
+    assert all(bad.reason for bad in found.rejected)
+
+
+@given(st.text(max_size=200))
+def test_no_text_is_a_traceback(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        parse(text)
+
+
+@given(st.integers(1, 10**9), st.floats(1e-9, 1e9))
+def test_numbers_are_read_as_written(whole: int, real: float) -> None:
+    found = parse(f"id,gpus,mfu\nT,{whole},{real!r}\n")
+    assert found.runs[0].gpus == whole
+    assert found.runs[0].mfu == real
