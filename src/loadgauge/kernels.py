@@ -92,6 +92,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     products: the recipe of 8 or 4 bits that the matrix products of the blocks run in, if any.
     experts: `grouped` is transformers' grouped_mm form (torchtitan's too), which weights the experts' outputs and keeps
         them; `fused` is Megatron's, which weights inside the activation and keeps neither its output nor the experts'.
+    dispatch: tokens go to their experts by a plain all-to-all, a copy for each, or `deduplicated`: one to each domain of
+        fast links, which hands it on (DeepEP, HybridEP).
     router_aux_loss: a load-balancing loss keeps the scores of all experts (transformers: with `output_router_logits`).
     loss: `float32` upcasts the logits and keeps log-probabilities; `inplace` is Megatron's vocabulary-parallel loss,
         which keeps one float32 copy; `chunked` computes logits and loss a chunk at a time, recomputing in backward.
@@ -108,6 +110,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     scores_mask: bool = False
     written_mask: bool = False
     experts: Literal["grouped", "fused"] = "grouped"
+    dispatch: Literal["all_to_all", "deduplicated"] = "all_to_all"
     router_aux_loss: bool = False
     recurrence: Literal["fused", "reference"] = "fused"
     joint_output: bool = False

@@ -83,6 +83,8 @@ class Gemm(msgspec.Struct, frozen=True):
 class Collective(msgspec.Struct, frozen=True):
     """One collective over the `ranks` of an axis; `nbytes` is the full (gathered) tensor.
 
+    `copies`: how many of an all-to-all's rows are copies of one token, where a domain is sent only one of them.
+
     >>> Collective("all_reduce", "tp", 1024, 8).wire
     1792
     """
@@ -91,6 +93,7 @@ class Collective(msgspec.Struct, frozen=True):
     axis: str
     nbytes: Size
     ranks: Size
+    copies: Size = 1
 
     @property
     def wire(self) -> Size:

@@ -228,11 +228,22 @@ def joined(axis: str, first: Group, second: Group) -> Group:
     return Group(axis, first.ranks * second.ranks, first.stride, ((second.ranks, second.stride),))
 
 
-def adapter_bytes(kind: str, nbytes: Size, group: Group, fabric: Fabric) -> Size:
+def single_copies(copies: Size, domains: Size) -> Size:
+    """The share of an all-to-all's rows that leave their domain where each domain is sent one copy of a token at most.
+
+    Of k copies with places drawn at random among d domains, d (1 - (1 - 1/d)^k) domains get one or more.
+
+    >>> single_copies(1, 4), single_copies(8, 1), round(single_copies(8, 4), 3)
+    (1.0, 0.125, 0.45)
+    """
+    return domains * (1 - (1 - 1 / domains) ** copies) / copies
+
+
+def adapter_bytes(kind: str, nbytes: Size, group: Group, fabric: Fabric, copies: Size = 1) -> Size:
     """Bytes that one GPU's share of the network carries in each direction.
 
     A ring over several domains crosses each border once, over the adapters of all m members there. All-to-all sends n - m
-    of the n parts over one's own adapter.
+    of the n parts over one's own adapter, or fewer where of so many `copies` of a token a domain is sent one.
 
     >>> fabric = Fabric(domain=8, inner_bandwidth=450e9, outer_bandwidth=50e9, inner_latency=0, outer_latency=0)
     >>> adapter_bytes("all_reduce", 1600, Group("dp", 16, 1), fabric)  # 3000 over 8 adapters
@@ -243,17 +254,18 @@ def adapter_bytes(kind: str, nbytes: Size, group: Group, fabric: Fabric) -> Size
     if kind == "send_recv":
         return crossing * wire_bytes(kind, nbytes, n)
     if kind in ("all_to_all", "gather", "scatter"):
-        return crossing * (n - m) * spread(nbytes, n)
+        sent = crossing * (n - m) * spread(nbytes, n)
+        return sent if same(copies, 1) else sent * single_copies(copies, group.domains(fabric.domain))
     return crossing * wire_bytes(kind, nbytes, n) / m
 
 
-def seconds(kind: str, nbytes: Size, group: Group, fabric: Fabric, algorithm: str = "auto") -> Size:
+def seconds(kind: str, nbytes: Size, group: Group, fabric: Fabric, algorithm: str = "auto", copies: Size = 1) -> Size:
     """Seconds of one collective over `nbytes` (the full tensor); nothing in a group of one.
 
     A ring runs at the inner link, or over several domains at m times the outer one if that is slower. Double binary trees
     and hierarchies are for all-reduce; `auto` is the faster one of ring and tree, as NCCL chooses (source: nccl,
     tuning.cc, whose latency terms these are: a ring of n ranks over d domains takes n - d inner steps and d - 1 outer
-    ones in each direction, a tree n/d - 1 inner ones and log2 d outer ones).
+    ones in each direction, a tree n/d - 1 inner ones and log2 d outer ones). `copies`: as in `ops.Collective`.
 
     >>> fabric = Fabric(domain=8, inner_bandwidth=450e9, outer_bandwidth=50e9, inner_latency=0, outer_latency=0)
     >>> seconds("all_gather", 450e9, Group("dp", 8, 1), fabric), seconds("all_reduce", 50e9, Group("dp", 8, 8), fabric)
@@ -269,6 +281,9 @@ def seconds(kind: str, nbytes: Size, group: Group, fabric: Fabric, algorithm: st
     if kind in ("all_to_all", "gather", "scatter"):
         # The parts for other domains go over one's own adapter, the rest inside, at the same time.
         inside, outside = nbytes * (m - 1) / n / fabric.inner, nbytes * (n - m) / n / outer
+        if not same(copies, 1):
+            # One copy crosses; the domain's own link hands it on to all who wait for it.
+            inside, outside = nbytes * (m - 1) / m / fabric.inner, outside * single_copies(copies, d)
         latency = where(d > 1, fabric.outer_latency, fabric.inner_latency)
         return alone * (latency + where(d > 1, maximum(inside, outside), nbytes * (n - 1) / n / fabric.inner))
     bus = where(d > 1, minimum(fabric.inner, m * outer), fabric.inner)

@@ -119,7 +119,7 @@ def collective_seconds(collectives: Iterable[Collective], by_axis: dict[str, Gro
     for collective in collectives:
         group = by_axis[collective.axis]
         total[collective.axis] = total.get(collective.axis, 0) + seconds(
-            collective.kind, collective.nbytes, group, fabric
+            collective.kind, collective.nbytes, group, fabric, copies=collective.copies
         )
     return total
 
@@ -136,10 +136,11 @@ def entry(
     each: Size = 0,
     exposed: Size = 1,
     lane: str | None = None,
+    copies: Size = 1,
 ) -> Traffic:
     """One row of the table: `calls` a step, `each` a micro-batch; `exposed`: the share of its seconds nothing hides."""
     several = where(group.ranks > 1, 1, 0)
-    whole = calls * seconds(kind, payload, group, fabric)
+    whole = calls * seconds(kind, payload, group, fabric, copies=copies)
     return Traffic(
         axis=axis,
         what=what,
@@ -148,7 +149,7 @@ def entry(
         calls_per_step=calls * several,
         payload=payload,
         wire=wire_bytes(kind, payload, group.ranks),
-        adapter=adapter_bytes(kind, payload, group, fabric),
+        adapter=adapter_bytes(kind, payload, group, fabric, copies),
         link=group.link(fabric.domain) if isinstance(group.ranks, int) else "",
         ranks=group.ranks,
         seconds=whole,
@@ -195,12 +196,12 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[st
     batches = memory.layout.num_microbatches
     overlap = memory.training.overlap
     shown = {"tp": not overlap.tp, "cp": not overlap.cp, "ep": not overlap.ep, "etp": True}
-    found: dict[tuple[str, str, str, Size], Size] = {}
+    found: dict[tuple[str, str, str, Size, Size], Size] = {}
 
     def add(collectives: Iterable[Collective], count: int, suffix: str) -> None:
         for one in collectives:
             what = suffix if suffix in ("embedding", "head") else f"{CONTENT[one.axis]}, {suffix}"
-            key = (one.axis, what, one.kind, one.nbytes)
+            key = (one.axis, what, one.kind, one.nbytes, one.copies)
             found[key] = found.get(key, 0) + count
 
     for key, count in memory.counts(stage, stage.start, stage.stop).items():
@@ -214,8 +215,11 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[st
     ):
         if held:
             add(layer.comm, 1, name)
-    for (axis, what, kind, nbytes), calls in found.items():
-        yield entry(axis, what, kind, calls * batches, nbytes, made[axis], fabric, each=calls, exposed=int(shown[axis]))
+    for (axis, what, kind, nbytes, copies), calls in found.items():
+        yield entry(
+            axis, what, kind, calls * batches, nbytes, made[axis], fabric,
+            each=calls, exposed=int(shown[axis]), copies=copies,
+        )  # fmt: skip
 
 
 def _forward(layer: Layer, recompute: Recompute | None = None) -> Iterator[Collective]:

@@ -28,4 +28,7 @@ def habits(run: Run, flags: Flags, training: Training, *, performance_recipe: bo
         overlap = msgspec.structs.replace(overlap, tp=True, dp=True, ep=a2a, launch=graphs)
     elif training.framework.name == "megatron":
         overlap = msgspec.structs.replace(overlap, dp=run.year is not None and run.year >= OVERLAP_SINCE)
-    return msgspec.structs.replace(training, overlap=overlap)
+    kernels = training.kernels
+    if flags.value("moe_flex_dispatcher_backend") in ("deepep", "hybridep"):
+        kernels = msgspec.structs.replace(kernels, dispatch="deduplicated")
+    return msgspec.structs.replace(training, overlap=overlap, kernels=kernels)
