@@ -134,7 +134,9 @@ def transient(apart: Apart) -> Explanation:
     kept = Step("of it, held for the backward (counted under activations)", -facts.kept)
     if apart.key is None:
         largest = Step(f"the largest set alive at once in the forward of one {apart.kind(key)}", facts.forming)
-        return apart.explanation("what lives only while one layer runs forward", (largest, kept), sources=(walked,))
+        around = Step("held by the model's forward: masks, the embedding's output", apart.facts.around(apart.stage))
+        rule = "what lives only while one layer runs forward"
+        return apart.explanation(rule, (largest, kept, around), sources=(walked,))
     steps = [Step(f"the largest set alive at once in the backward of one {apart.kind(key)}", facts.working), kept]
     if key[1] and group > 1:
         more = min(group, apart.stage.stop - apart.stage.start) - 1

@@ -10,9 +10,12 @@ from loadgauge.algebra import Size, maximum
 from loadgauge.ops import NOTHING, Layer, Operation, Recompute, Tensor
 
 
-def forward_peak(layer: Layer, recompute: Recompute = NOTHING) -> Size:
-    """Largest number of bytes alive during the forward of a layer, what it keeps included."""
-    kept = {tensor.name for tensor in layer.kept(recompute)}
+def forward_peak(layer: Layer, recompute: Recompute = NOTHING, held: tuple[str, ...] = ()) -> Size:
+    """Largest number of bytes alive during the forward of a layer, what it keeps included.
+
+    `held`: names of tensors that whoever calls the layer holds until it returns.
+    """
+    kept = {tensor.name for tensor in layer.kept(recompute)}.union(held)
     last_use = {tensor.name: index for index, operation in enumerate(layer) for tensor in operation.inputs}
     alive: dict[str, Size] = {}
     peak: Size = 0

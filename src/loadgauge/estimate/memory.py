@@ -47,7 +47,7 @@ class LayerFacts(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, layer: Layer, recompute: Recompute, working: Size, waits: Size) -> LayerFacts:
         return cls(
-            layer, recompute, layer.saved(recompute), waits, forward_peak(layer, recompute), working,
+            layer, recompute, layer.saved(recompute), waits, forward_peak(layer, recompute, ("input",)), working,
             RankWeights.of(layer.weights),
         )  # fmt: skip
 
@@ -142,6 +142,14 @@ class MemoryModel:
             (chunk.first, chunk.last, tuple(self.counts(stage, chunk.start, chunk.stop).items()))
             for chunk in stage.chunks
         )
+
+    def around(self, stage: Stage) -> Size:
+        """Bytes that the model's forward holds while its layers run, beside what they keep."""
+        total: Size = 0 if self.layout.recompute.mode == "full" else mask_bytes(self.model, self.view)
+        first = None if stage.start == stage.stop else self.facts[stage.kind(stage.start), False]
+        if stage.first and (first is None or all(tensor.name != "input" for tensor in first.layer.kept())):
+            total = total + self.embedding.operations[-1].outputs[0].nbytes
+        return total
 
     def alike(self, stage: Stage) -> object:
         """The same for stages that need the same memory."""
@@ -245,7 +253,9 @@ class MemoryModel:
             return terms
         if layout.zero == 3:
             # One layer in use and the next one on its way; the head's unit stays gathered (source: pytorch, FSDP2).
-            largest = max((gathered_bytes(facts.weights.all, precision, base) for facts in self.facts.values()), default=0)
+            largest = max(
+                (gathered_bytes(facts.weights.all, precision, base) for facts in self.facts.values()), default=0
+            )
             terms["gathered embedding and head"] = shared * gathered_bytes(ends.all, precision, base)
             terms["two gathered layers"] = shared * 2 * largest
             if block is not None:

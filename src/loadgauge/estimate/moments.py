@@ -54,7 +54,7 @@ class StageAtWork:
         self.accumulating = self.layout.num_microbatches > 1
         self.works = works(self.layout, stage.index)
         self.chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
-        self.alike = memory.make_up(stage)
+        self.alike, self.around = memory.make_up(stage), memory.around(stage)
         # A tied table has its gradient from the head on.
         tied = RankWeights.of(tuple(weight for operation in memory.head for weight in operation.borrows))
         head = RankWeights.of(memory.head.weights) + tied
@@ -143,7 +143,7 @@ class StageAtWork:
             work,
             gradients=self.gradients(0),
             gathered=memory.gathered(self.weights, self.ends, None),
-            transient=facts.forming - facts.kept,
+            transient=facts.forming - facts.kept + self.around,
             **self.held(work, ahead),
         )
         return msgspec.structs.replace(found, key=key, gone=ahead)
