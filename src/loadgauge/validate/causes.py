@@ -56,13 +56,6 @@ CAUSES: tuple[Cause, ...] = (
         lambda run, record, flags: run.gpus is None,
     ),
     Cause(
-        "several optimizer instances",
-        "The optimizer is sharded over a part of the data-parallel ranks (`num-distributed-optimizer-instances`), which"
-        " the row names and no column states.",
-        lambda run, record, flags: "multi_dist_optimizer_instances" in run.model,
-        "memory",
-    ),
-    Cause(
         "widths of latent attention not stated",
         "The row says that attention is latent, and no column how wide; Megatron-LM's defaults stand in.",
         lambda run, record, flags: run.attention == "mla" and (run.hidden or 0) < 4096,

@@ -16,7 +16,7 @@ from loadgauge.adapters import BaseName, Lora
 from loadgauge.errors import Error
 from loadgauge.hardware import Gpu, gpu
 from loadgauge.layers import View, block_layer
-from loadgauge.layout import SCHEDULES, Layout, RecomputePolicy
+from loadgauge.layout import SCHEDULES, TWO_CHUNKS, Layout, RecomputePolicy
 from loadgauge.model import ModelSpec, Moe
 from loadgauge.training import FRAMEWORKS, Training
 from loadgauge.training import training as trained
@@ -32,13 +32,17 @@ NODE = 8
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What `estimate` needs. `gpu` None: a card that the catalogue does not have, or that the source does not name."""
+    """What `estimate` needs. `gpu` None: a card that the catalogue does not have, or that the source does not name.
+
+    nic_bandwidth: byte/s of one GPU to other nodes, where the row says so
+    """
 
     model: ModelSpec
     layout: Layout
     training: Training
     gpu: Gpu | None
     gpus_per_node: int | None
+    nic_bandwidth: float | None = None
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -93,7 +97,10 @@ def _express(run: Run) -> Expression:
         training = _training(run, flags, framework, recipe, values, model)
         layout = _layout(facts, values, model, training)
         layout.check(model)
-        return Job(model=model, layout=layout, training=training, gpu=card, gpus_per_node=run.gpus_per_node)
+        return Job(
+            model=model, layout=layout, training=training, gpu=card, gpus_per_node=run.gpus_per_node,
+            nic_bandwidth=_nic(run, flags),
+        )  # fmt: skip
 
     job = build(chosen, described.model)
     variants: list[Variant] = []
@@ -106,6 +113,15 @@ def _express(run: Run) -> Expression:
     for name, model in described.others:
         variants.append(Variant(name.split()[0], name, build(chosen, model)))
     return Expression(job=job, variants=tuple(variants), assumed=tuple(assumed), untimed=untimed)
+
+
+def _nic(run: Run, flags: Flags) -> float | None:
+    """Adapters of a node, shared by its GPUs: "inter-node 4x100Gb"."""
+    for phrase in flags.phrases:
+        match = re.search(r"inter-node (\d+)x(\d+) ?Gb", phrase)
+        if match:
+            return int(match[1]) * int(match[2]) * 1e9 / 8 / (run.gpus_per_node or NODE)
+    return None
 
 
 def _gpu(run: Run) -> tuple[Gpu | None, str]:
@@ -134,7 +150,11 @@ def _training(
         raise Inexpressible(f"optimizer: {run.optimizer!r} is not modelled")
     if word == "fp8-tensorwise" and run.precision == "fp8" and framework == "megatron" and (run.year or 0) < 2025:
         word = "fp8-delayed"  # the only recipe there was
-    if flags.has("fp8-param-gather"):
+    if (
+        word.startswith(("fp8", "mxfp8"))
+        and flags.has("fp8-param-gather")
+        and flags.value("fp8-param-gather") != "false"
+    ):
         word = f"{word}-primary"
     for phrase, name in (("AdamW bnb 8-bit", "adamw-8bit"), ("AdamW ao 8-bit", "adamw-8bit")):
         optimizer = name if flags.says(phrase) else optimizer
@@ -204,8 +224,8 @@ def _layout(facts: knobs.Facts, values: dict[str, Any], model: ModelSpec, traini
         total = run.global_batch
     schedule = _schedule(run, flags)
     vpp = run.vpp or 1
-    if schedule in ("v-half", "zb-v", "dualpipe", "dualpipe-v"):
-        vpp = 2 if vpp == 1 else vpp
+    if schedule in TWO_CHUNKS:
+        vpp = 1  # two chunks are part of the schedule
     if schedule not in SCHEDULES:
         raise Inexpressible(f"schedule: {schedule!r} is not modelled")
     if schedule == "interleaved" and (pp == 1 or vpp == 1):
@@ -225,6 +245,7 @@ def _layout(facts: knobs.Facts, values: dict[str, Any], model: ModelSpec, traini
         raise Inexpressible(f"sharding: {values['sharding']!r} is not mapped")
     return Layout(
         dp=dp,
+        replicas=_replicas(run, flags, dp, zero),
         tp=tp,
         pp=pp,
         cp=cp,
@@ -241,6 +262,16 @@ def _layout(facts: knobs.Facts, values: dict[str, Any], model: ModelSpec, traini
         stage_layers=stage_layers(run, flags, model, pp, vpp, training),
         **extra,
     )
+
+
+def _replicas(run: Run, flags: Flags, dp: int, zero: int) -> int:
+    """Groups that hold the same shards, where the row says over how many ranks it shards."""
+    group = flags.after(r"zero1 group (\d+)")
+    if run.sharding in words.REPLICATED:
+        group = run.gpus_per_node or NODE
+    elif "multi_dist_optimizer_instances" in run.model:
+        group = dp // 2  # Megatron-LM's tests of that name have two instances
+    return dp // group if zero and group and group < dp and dp % group == 0 else 1
 
 
 def _schedule(run: Run, flags: Flags) -> Any:

@@ -56,6 +56,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+NIC = 50e9
+"""Byte/s of one GPU to other nodes, where no source states them: 400 Gbit/s, the usual adapter since 2022."""
 RatesOf = Callable[[str], Rates]
 """The calibration of a GPU, by its id; where it is given it stands in for the one that comes with loadgauge."""
 
@@ -185,7 +187,9 @@ def machine(job: Job) -> Cluster:
     per_node = job.gpus_per_node
     if per_node is not None and gpus % per_node and gpus < per_node:
         per_node = gpus
-    return cluster(job.gpu, gpus, per_node)
+    if job.nic_bandwidth is None and job.gpu.nic.bandwidth is None:
+        return cluster(job.gpu, gpus, per_node, nic_bandwidth=NIC)
+    return cluster(job.gpu, gpus, per_node, nic_bandwidth=job.nic_bandwidth)
 
 
 def _estimate(job: Job, place: Cluster | None, rates: Rates | None) -> Estimate:

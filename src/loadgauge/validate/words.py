@@ -200,7 +200,7 @@ SCHEDULES: tuple[tuple[str, str], ...] = (
     ("schedule ZB-1p", "zb-h1"),
     ("schedule ZB-2p", "zb-2p"),
     ("schedule ZB-V", "zb-v"),
-    ("schedule DualPipeV", "dualpipe-v"),
+    ("schedule DualPipeV", "dualpipev"),
     ("schedule DualPipe", "dualpipe"),
     ("schedule GPipe", "gpipe"),
     ("schedule 1F1B", "1f1b"),
