@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgauge import Layout, estimate, model
-from loadgauge.errors import LayoutError
+from loadgauge.errors import ConfigError, LayoutError
 from loadgauge.estimate.schedule import simulate, violation
 from loadgauge.families.paper import deepseek_block, gpt_model, llama_model, mixtral_block
 from loadgauge.layout import SCHEDULES, V_SHAPED, RecomputePolicy
@@ -238,3 +238,21 @@ def test_uneven_chunks_hold_every_layer_once():
     held = [layer for stage in layout.chunks_of(DENSE) for start, stop in stage for layer in range(start, stop)]
     assert sorted(held) == list(range(8))
     assert [[stop - start for start, stop in stage] for stage in layout.chunks_of(DENSE)] == [[2, 1], [3, 2]]
+
+
+# -- operations that run again -----------------------------------------------------------------------------------------
+
+
+def test_an_operation_of_some_blocks_only_may_run_again() -> None:
+    """Dispatch is in the layers with experts, `mlp.gate` in the dense ones; what no layer has is refused."""
+    mixed, saved = model("deepseek-v2-lite"), {}
+    for ops in ("none", "mlp.gate", "mlp.dispatch", "mlp.gate,mlp.dispatch"):
+        memory = estimate(mixed, Layout(seq_len=512, recompute=RecomputePolicy.parse(ops))).memory
+        saved[ops] = next(moment.parts["activations"] for moment in memory.moments if moment.name == "loss")
+    dense, sparse = (saved["none"] - saved[ops] for ops in ("mlp.gate", "mlp.dispatch"))
+    assert 0 < dense < sparse
+    assert saved["none"] - saved["mlp.gate,mlp.dispatch"] == dense + sparse
+    with pytest.raises(ConfigError, match=r"recompute: no operation 'mlp.gates' in this model's layers \(known: .*mlp"):
+        estimate(mixed, Layout(seq_len=512, recompute=RecomputePolicy.parse("mlp.gate,mlp.gates")))
+    with pytest.raises(ConfigError, match=r"no operation 'mlp\.dispatch'"):
+        estimate(DENSE, Layout(seq_len=512, recompute=RecomputePolicy.parse("mlp.dispatch")))

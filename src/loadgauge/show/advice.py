@@ -80,7 +80,7 @@ def _single(given: Job) -> Iterator[tuple[dict[str, Any], str]]:
     if given.model.head.kind == "lm" and training.kernels.loss != "chunked":
         yield {"loss": "chunked"}, "the loss in chunks"
     for stage in range(layout.zero + 1, 4):
-        if layout.dp > 1:
+        if layout.zero_ranks > 1:
             yield {"zero": stage}, "shards more of the model states"
     if layout.micro_batch > 1:
         yield {"micro_batch": 1}, "more, smaller micro-batches"
@@ -127,13 +127,13 @@ def _together(given: Job) -> Change | None:
     """The mildest combination that fits on the same GPUs."""
     lean, layout = _lean(given), given.layout
     tried: list[dict[str, Any]] = [lean]
-    if layout.dp > 1:
+    if layout.zero_ranks > 1:
         tried += [{"zero": 1} | lean, {"zero": 3} | lean]
     factors = [factor for factor in (2, 4, 8, 16) if layout.dp % factor == 0 and layout.tp * factor <= _node(given)]
     tried += [{"tp": layout.tp * factor, "sequence_parallel": True, **lean} for factor in factors]
     tried += [{"tp": layout.tp * factor, "sequence_parallel": True, "zero": 1, **lean} for factor in factors]
     tried += [{"offload": "optimizer", **lean}]
-    if layout.dp > 1:
+    if layout.zero_ranks > 1:
         tried += [{"zero": 3, "offload": "all", **lean}]
     return _first(given, tried, "together, on the same GPUs")
 

@@ -1,0 +1,16 @@
+"""What is advised when a run does not fit."""
+
+from __future__ import annotations
+
+from loadgauge.show.advice import advice
+from loadgauge.show.request import Request, job
+
+
+def test_zero_shards_over_context_parallel_ranks_too() -> None:
+    """One replica whose ranks share the sequence: they hold the same weights, so ZeRO can share those out."""
+    given = job(Request(model="llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, cp=8, seq_len=32768, loss="chunked"))
+    assert given.layout.dp == 1
+    assert given.estimate().memory.fits is False
+    found = {change.flags: change.result for change in advice(given)}
+    assert {"--zero 1", "--zero 3"} <= set(found)
+    assert all(result.memory.fits for result in found.values())
