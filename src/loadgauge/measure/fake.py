@@ -14,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 
 _DEVICE_OF = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_EMPTY = torch.ops.aten.empty.memory_format
+_GROUPED = torch.ops.aten._grouped_mm.default if hasattr(torch.ops.aten, "_grouped_mm") else None
 _NEVER = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 _PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FRESH, _VIEW, _SAME, _OTHER = range(4)
@@ -44,6 +46,13 @@ class FakeMode(FakeTensorMode):
         if func is _ITEM and getattr(args[0], "constant", None) is None:
             dtype = args[0].dtype
             return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
+        if func is _GROUPED and args[0].dtype is not torch.bfloat16:
+            return super().dispatch(
+                _EMPTY,
+                (),
+                (_product_shape(args[0], args[1], args[2] if len(args) > 2 else (kwargs or {}).get("offs")),),
+                _like(args[0]),
+            )
         suits = self._suits.get(func)
         if suits is None:
             suits = self._suits[func] = _suits(func)
@@ -151,6 +160,17 @@ class FakeMode(FakeTensorMode):
         state.update(self._template)
         state["_fake_device"] = device
         return made
+
+
+def _product_shape(a: Any, b: Any, ends: Any) -> list[int]:
+    """Of a grouped matrix product: PyTorch's own rule refuses what is not bfloat16, its kernels do not."""
+    if a.dim() == 3:
+        return [a.shape[1], b.shape[1]] if b.dim() == 2 else [a.shape[0], a.shape[1], b.shape[2]]
+    return [a.shape[0], b.shape[2]] if b.dim() == 3 else [ends.shape[0], a.shape[0], b.shape[1]]
+
+
+def _like(one: Any) -> dict[str, Any]:
+    return {"dtype": one.dtype, "device": one.fake_device}
 
 
 _empty = torch._C._VariableFunctions.empty_strided

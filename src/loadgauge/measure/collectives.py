@@ -1,0 +1,100 @@
+"""Collective calls as PyTorch dispatches them, and the bytes that each is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import torch
+
+_QUIET = ("wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier_")
+
+
+class Collective(msgspec.Struct, frozen=True):
+    """One call. `payload` is the larger of what goes in and what comes out on this rank [bytes]; what the wires carry
+    follows from it by algorithm. `ranks`: size of the group, 0 where it is not known."""
+
+    kind: str
+    ranks: int
+    payload: int
+    phase: str = ""
+    module: str = ""
+    step: int = 0
+
+
+class Sum(msgspec.Struct, frozen=True):
+    """All calls of one kind in groups of one size."""
+
+    kind: str
+    ranks: int
+    calls: int
+    payload: int
+
+
+def summed(calls: Iterable[Collective]) -> tuple[Sum, ...]:
+    """Calls and bytes by kind and group size, most bytes first."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for call in calls:
+        entry = found.setdefault((call.kind, call.ranks), [0, 0])
+        entry[0] += 1
+        entry[1] += call.payload
+    sums = [Sum(kind, ranks, calls, payload) for (kind, ranks), (calls, payload) in found.items()]
+    return tuple(sorted(sums, key=lambda one: (-one.payload, one.kind)))
+
+
+def collective(
+    func: Any, args: Any, kwargs: Any, out: Any, phase: str = "", module: str = "", step: int = 0
+) -> Collective | None:
+    """What a dispatched operation sends; None where it sends nothing."""
+    name: str = func._opname
+    if name in _QUIET:
+        return None
+    values = [*args, *(kwargs or {}).values()]
+    sizes = [_nbytes(value) for value in values] + [_nbytes(out)]
+    return Collective(plain(name), _ranks(values), max(sizes), phase, module, step)
+
+
+def plain(name: str) -> str:
+    """One name for the ways in which PyTorch calls the same collective.
+
+    >>> plain("_allgather_base_"), plain("all_gather_into_tensor"), plain("allreduce_")
+    ('all_gather', 'all_gather', 'all_reduce')
+    """
+    bare = (
+        name.strip("_").replace("_coalesced", "").replace("_base", "").replace("_out", "").replace("_into_tensor", "")
+    )
+    return _NAMES.get(bare.replace("_tensor", ""), bare.replace("_tensor", ""))
+
+
+_NAMES = {
+    "allgather": "all_gather",
+    "allreduce": "all_reduce",
+    "alltoall": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "recv_any_source": "recv",
+    "shard_dim_alltoall": "all_to_all",
+}
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return int(value.numel() * value.element_size())
+    if isinstance(value, list | tuple):
+        return sum(_nbytes(one) for one in value)
+    return 0
+
+
+def _ranks(values: list[Any]) -> int:
+    import torch.distributed as dist
+
+    for value in values:
+        try:
+            if isinstance(value, torch.ScriptObject):
+                return int(dist.ProcessGroup.unbox(value).size())
+            if isinstance(value, str):
+                resolve: Any = torch._C._distributed_c10d._resolve_process_group
+                return int(resolve(value).size())
+        except (RuntimeError, AttributeError, TypeError):
+            continue
+    return 0

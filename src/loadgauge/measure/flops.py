@@ -1,0 +1,86 @@
+"""FLOPs of dispatched operations: PyTorch's own formulas, and those that its table lacks. A multiply-add is 2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+Formula = Callable[..., int]
+LOOKS_LIKE_A_PRODUCT = ("mm", "conv", "attention", "matmul", "einsum", "dot", "lstm", "gru", "rnn")
+aten = torch.ops.aten
+
+
+def _grouped_mm(a: Any, b: Any, offs: Any = None, *_: Any, **__: Any) -> int:
+    """Each row of `a` meets one matrix of `b`; of two matrices, the columns are shared out over groups."""
+    if len(a) == 2 and len(b) == 3:
+        return int(2 * a[0] * a[1] * b[-1])
+    if len(a) == 2 and len(b) == 2:
+        return int(2 * a[0] * a[1] * b[1])
+    return int(2 * math.prod(a) * b[-1])
+
+
+def _attention_on_cpu(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(q, k, v))
+
+
+def _attention_on_cpu_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(grad, q, k, v))
+
+
+def _mv(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    return int(2 * a[0] * a[1])
+
+
+def _dot(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    return int(2 * a[0])
+
+
+def _more() -> dict[Any, Formula]:
+    """What the registry of PyTorch 2.13 counts as nothing, where this release has it."""
+    wanted: dict[str, Formula] = {
+        "_grouped_mm": _grouped_mm,
+        "_scaled_dot_product_flash_attention_for_cpu": _attention_on_cpu,
+        "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_on_cpu_backward,
+        "mv": _mv,
+        "dot": _dot,
+    }
+    return {getattr(aten, name): formula for name, formula in wanted.items() if hasattr(aten, name)}
+
+
+_SHAPED = _more()
+_KNOWN: dict[Any, Any] = {}
+
+
+def formula(func: Any) -> Callable[[Any, Any, Any], int] | str | None:
+    """How to count an operation from (arguments, keywords, result); its name where it should count but nothing is
+    known; None where it does not count."""
+    if func not in _KNOWN:
+        _KNOWN[func] = _formula(func)
+    found: Callable[[Any, Any, Any], int] | str | None = _KNOWN[func]
+    return found
+
+
+def _formula(func: Any) -> Callable[[Any, Any, Any], int] | str | None:
+    packet = getattr(func, "_overloadpacket", None)
+    if packet in _SHAPED:
+        own = _SHAPED[packet]
+        return lambda args, kwargs, out: own(*(_shape(one) for one in args), **(kwargs or {}))
+    if packet in flop_registry:
+        counted: Any = flop_registry[packet]
+        return lambda args, kwargs, out: int(counted(*args, **(kwargs or {}), out_val=out))
+    name: str = func.name() if hasattr(func, "name") else str(func)
+    short = name.rpartition("::")[2].partition(".")[0]
+    if name.startswith(("aten::", "prims::")) and any(part in short for part in LOOKS_LIKE_A_PRODUCT):
+        return name.partition(".")[0] if short not in _FREE else None
+    return None
+
+
+_FREE = {"_to_copy", "commit", "_fused_sdp_choice"}
+
+
+def _shape(one: Any) -> Any:
+    return tuple(one.shape) if isinstance(one, torch.Tensor) else one

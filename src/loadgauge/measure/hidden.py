@@ -1,0 +1,57 @@
+"""CUDA memory that no tracer of operations sees: not allocated by a tensor. Each figure has its basis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from loadgauge.estimate.outside import COMMUNICATOR, CONTEXT, WORKSPACE
+from loadgauge.measure.stream import Record, op_name
+
+
+class Hidden(msgspec.Struct, frozen=True):
+    """A line of the table [bytes]. `where`: in the allocator (counts as allocated) or beside it."""
+
+    name: str
+    nbytes: int
+    low: int
+    high: int
+    where: str
+    basis: str
+
+
+def hidden(records: Iterable[Record], groups: int = 0) -> tuple[Hidden, ...]:
+    """What to add to a traced peak on a real GPU. `groups`: process groups that send anything."""
+    lines = [
+        Hidden(
+            "CUDA context and kernels", int(CONTEXT.value), int(CONTEXT.low), int(CONTEXT.high), "beside", "assumed"
+        ),
+        Hidden(
+            "cuBLAS workspace", int(WORKSPACE.value), int(WORKSPACE.low), int(WORKSPACE.high), "allocated", "assumed"
+        ),
+    ]
+    if groups:
+        figures = (int(part * groups) for part in (COMMUNICATOR.value, COMMUNICATOR.low, COMMUNICATOR.high))
+        value, low, high = figures
+        lines.append(Hidden(f"NCCL buffers of {groups} groups", value, low, high, "beside", "assumed"))
+    flash = _flash_backward(records)
+    if flash:
+        lines.append(
+            Hidden(
+                "FlashAttention backward: float32 gradient of the queries, row sums", flash, 0, 2 * flash, "allocated",
+                "derived from the sources of FlashAttention-2, not measured",
+            )
+        )  # fmt: skip
+    return tuple(lines)
+
+
+def _flash_backward(records: Iterable[Record]) -> int:
+    """Its largest accumulator: four bytes for each element of the queries, rows rounded up to 128, and row sums."""
+    largest = 0
+    for record in records:
+        if len(record.shape) == 4 and "flash_attention_backward" in op_name(record.op):
+            batch, heads, rows, width = (int(size) for size in record.shape)
+            rounded = -(-rows // 128) * 128
+            largest = max(largest, 4 * batch * heads * rounded * (width + 1))
+    return largest

@@ -1,0 +1,235 @@
+"""Watches code train: what it allocates by phase and module, what it saves, computes and sends.
+
+Nothing is asked of the code: modules, backward and optimizers are seen by the hooks that PyTorch has for all of them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.nn.modules import module as modules
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from loadgauge.measure.collectives import Collective, collective
+from loadgauge.measure.flops import formula
+from loadgauge.measure.graph import Field, fields, nodes
+from loadgauge.measure.saved import SavedTensor
+from loadgauge.measure.stream import SAVED, WEIGHTS, Stream, dtype_name
+from loadgauge.measure.tracker import Tracker, node_key
+
+FORWARD, BACKWARD, STEP = "forward", "backward", "optimizer step"
+
+
+class Work(msgspec.Struct):
+    """FLOPs of one operation, and where it ran."""
+
+    flops: int
+    op: str
+    module: str
+    node: int
+    phase: str
+    step: int
+
+
+class Observer:
+    """What was seen. Use `observing`."""
+
+    def __init__(self, device: str | None) -> None:
+        self.tracker = Tracker(device)
+        self.tracker.watchers.append(self._saw)
+        self.work: list[Work] = []
+        self.uncounted: Counter[str] = Counter()
+        self.collectives: list[Collective] = []
+        self.saved: list[SavedTensor] = []
+        self.multiplied: set[int] = set()
+        self.steps = 0
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.kinds: dict[str, str] = {}
+        self._phase = FORWARD
+        self._stack: list[str] = []
+        self._names: dict[int, tuple[str, nn.Module]] = {}
+        self._roots: Counter[str] = Counter()
+        self._switches: list[tuple[int, str]] = []
+        self._within = 0
+
+    @property
+    def stream(self) -> Stream:
+        """The allocations."""
+        return self.tracker.stream
+
+    # -- modules -------------------------------------------------------------------------------------------------------
+
+    def name(self, root: nn.Module, prefix: str = "") -> None:
+        """Gives the modules of a model their names; the first model's have no prefix."""
+        for path, module in root.named_modules():
+            if id(module) not in self._names:
+                label = f"{prefix}.{path}" if prefix and path else path or prefix
+                self._names[id(module)] = (label, module)
+                self.kinds.setdefault(label, type(module).__name__)
+        self.tracker.claim(root.parameters(), WEIGHTS)
+        self.tracker.claim(root.buffers(), WEIGHTS)
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        known = self._names.get(id(module))
+        if known is None:
+            kind = type(module).__name__
+            self._roots[kind] += 1
+            first = not self._names
+            label = kind if self._roots[kind] == 1 else f"{kind} {self._roots[kind]}"
+            above = self._stack[-1] if self._stack else ""
+            self.name(module, "" if first else f"{above}.{kind}" if above else label)
+            known = self._names[id(module)]
+        self._stack.append(known[0])
+        self._switch()
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        known = self._names.get(id(module))
+        if known is not None and known[0] in self._stack:
+            while self._stack.pop() != known[0]:  # modules that an exception left
+                pass
+            self._switch()
+
+    def _switch(self) -> None:
+        name = self._stack[-1] if self._stack else ""
+        self.tracker.module = name
+        self._switches.append((_next_node(), name))
+
+    def module_of(self, node: int) -> str:
+        """The module whose forward made a node of the graph."""
+        if node < 0:
+            return ""
+        place = bisect.bisect_right(self._switches, node, key=lambda switch: switch[0]) - 1
+        return self._switches[place][1] if place >= 0 else ""
+
+    # -- operations ----------------------------------------------------------------------------------------------------
+
+    def _saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        count = formula(func)
+        if count is not None:
+            if isinstance(count, str):
+                self.uncounted[count] += 1
+            else:
+                node = node_key(torch._C._current_autograd_node())
+                flops = count(args, kwargs, out)
+                self.work.append(
+                    Work(flops, str(func._overloadpacket), self.tracker.module, node, self._phase, self.steps)
+                )
+        elif func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"):
+            sent = collective(func, args, kwargs, out, self._phase, self.tracker.module, self.steps)
+            if sent is not None:
+                self.collectives.append(sent)
+
+    # -- phases --------------------------------------------------------------------------------------------------------
+
+    def begin(self, phase: str) -> None:
+        """What follows belongs to this phase of the step."""
+        self._phase = phase
+        self.tracker.begin(phase)
+
+    def _backward(self, original: Any) -> Any:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._within:
+                return original(tensors, *args, **kwargs)
+            roots = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor)]
+            self._note_saved(roots)
+            before, self._stack, self._within = self._stack, [], 1
+            self._switch()
+            self.begin(BACKWARD)
+            try:
+                return original(tensors, *args, **kwargs)
+            finally:
+                self._stack, self._within = before, 0
+                self._switch()
+                for name in {id(optimizer): optimizer for optimizer in self.optimizers}.values():
+                    self.tracker.claim_optimizer(name)
+                for _, module in self._names.values():
+                    for parameter in module._parameters.values():
+                        if parameter is not None and parameter.grad is not None:
+                            self.tracker.claim([parameter.grad], "gradients")
+                self.begin(FORWARD)
+
+        return backward
+
+    def _note_saved(self, roots: list[torch.Tensor]) -> None:
+        """Every tensor that the graph of these keeps, with the module that saved it. The last backward's stay."""
+        self.saved, self.multiplied = [], set()
+        numbers: dict[int, int] = {}
+        records = self.stream.records
+        for node in sorted(nodes(roots), key=lambda node: int(node._sequence_nr())):
+            module = ""
+            for field in fields(node):
+                if not isinstance(field, Field) or (field.packed is None and field.tensor.dim() == 0):
+                    continue  # made again in backward, or a Python number
+                number = self.tracker.take(field.tensor, "external")
+                if number is None:
+                    continue
+                if field.node.startswith("MulBackward"):
+                    self.multiplied.add(number)
+                module = module or self.module_of(int(node._sequence_nr()))
+                category = records[number].category
+                self.saved.append(
+                    SavedTensor(
+                        node=field.node,
+                        field=field.field,
+                        shape=tuple(map(int, field.tensor.shape)),
+                        dtype=dtype_name(field.tensor.dtype),
+                        nbytes=int(field.tensor.nbytes),
+                        storage=numbers.setdefault(number, len(numbers) + 1),
+                        storage_nbytes=int(field.tensor.untyped_storage().nbytes()),
+                        owner="" if category in ("", SAVED) and records[number].phase else category or "inputs",
+                        module=module,
+                    )
+                )
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not any(optimizer is known for known in self.optimizers):
+            self.optimizers.append(optimizer)
+        self.tracker.claim_optimizer(optimizer)
+        self.begin(STEP)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.tracker.claim_optimizer(optimizer)
+        self.steps += 1
+        self.begin(FORWARD)
+
+    def finish(self) -> None:
+        """Gives what backward allocated the module of the node that asked for it."""
+        for record in self.stream.records:
+            if record.node >= 0 and not record.module:
+                record.module = self.module_of(record.node)
+        for work in self.work:
+            if work.node >= 0 and not work.module:
+                work.module = self.module_of(work.node)
+
+
+_next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
+
+
+@contextlib.contextmanager
+def observing(device: str | None) -> Iterator[Observer]:
+    """Watches the code in its body; the preparation lasts until `begin` is called."""
+    observer = Observer(device)
+    original = torch.autograd.backward
+    handles = [
+        modules.register_module_forward_pre_hook(observer._enter),
+        modules.register_module_forward_hook(observer._leave, always_call=True),
+        register_optimizer_step_pre_hook(observer._before_step),
+        register_optimizer_step_post_hook(observer._after_step),
+    ]
+    torch.autograd.backward = observer._backward(original)
+    try:
+        with observer.tracker:
+            yield observer
+    finally:
+        torch.autograd.backward = original
+        for handle in handles:
+            handle.remove()
+        observer.finish()
