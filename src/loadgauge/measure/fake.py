@@ -155,7 +155,7 @@ class FakeMode(FakeTensorMode):
         if self._template is None:
             self._template = dict(vars(FakeTensor(self, meta, device)))
         made = _subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
-        torch._C._set_throw_on_mutable_data_ptr(made)
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(made)  # copy.deepcopy asks for it
         state = made.__dict__
         state.update(self._template)
         state["_fake_device"] = device

@@ -155,6 +155,7 @@ def built(config: Any, settings: Settings, device: str) -> Any:
         raise ConfigError(f"{config.model_type}: {str(error).strip().splitlines()[0]}") from None
     finally:
         torch.set_default_dtype(default)
+    model.tie_weights()  # left out together with the initial values
     if settings.checkpointing == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()

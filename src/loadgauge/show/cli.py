@@ -18,6 +18,7 @@ COMMANDS = {
     "network": "what the network must carry, how fast, and whether it can",
     "equation": "the closed form of a quantity, with its source",
     "validate": "predicted against published runs",
+    "trace": "what PyTorch would allocate, save, compute and send, with no GPU",
     "saved": "what a PyTorch expression keeps for backward",
     "gpus": "the catalogue of GPUs",
     "models": "the catalogue of models",

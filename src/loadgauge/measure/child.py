@@ -1,0 +1,91 @@
+"""A trace in a process of its own: PyTorch may end the process from C++, and the caller then says so in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from loadgauge.errors import ConfigError, Error, NotModelled
+from loadgauge.measure.trace import Trace
+from loadgauge.measure.training import Settings
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What to trace, and where to put the files that were asked for."""
+
+    target: str
+    device: str
+    settings: Settings
+    layers: int | None = None
+    viewer: str = ""
+
+
+class Reply(msgspec.Struct):
+    """A trace, or why there is none."""
+
+    trace: Trace | None = None
+    error: str = ""
+    kind: str = ""
+
+
+def traced(request: Request) -> Trace:
+    """Runs the trace and returns it. Raises the child's error, or NotModelled if PyTorch ended the child."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answered = Path(folder) / "request", Path(folder) / "reply"
+        asked.write_bytes(msgspec.msgpack.encode(request))
+        done = subprocess.run(
+            [sys.executable, "-m", "loadgauge.measure.child", str(asked), str(answered)],
+            capture_output=True, text=True, errors="replace", check=False,
+        )  # fmt: skip
+        if not answered.exists():
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise NotModelled(f"PyTorch ended the trace (exit code {done.returncode}): {last[:500]}")
+        reply = msgspec.msgpack.decode(answered.read_bytes(), type=Reply)
+    if reply.trace is None:
+        raise {"ConfigError": ConfigError, "NotModelled": NotModelled}.get(reply.kind, Error)(reply.error)
+    return reply.trace
+
+
+def answer(request: Request) -> Reply:
+    """The work of the child."""
+    from loadgauge.measure.target import job
+    from loadgauge.measure.trace import record
+
+    try:
+        found = record(job(request.target, request.settings, request.layers), request.device)
+        if request.viewer:
+            from loadgauge.measure.viewer import write
+
+            write(found.stream, Path(request.viewer))
+        return Reply(found.trace)
+    except Error as error:
+        return Reply(error=str(error), kind=type(error).__name__)
+    except OSError as error:
+        return Reply(error=f"{error.strerror or error}: {error.filename or ''}", kind="ConfigError")
+    except Exception as error:
+        if os.environ.get("LOADGAUGE_DEBUG"):
+            raise
+        said = (str(error).strip().splitlines() or ["no message"])[0]
+        return Reply(error=f"{request.target} cannot be traced: {type(error).__name__}: {said}", kind="NotModelled")
+
+
+def main() -> None:
+    """Where the child begins; it does not take leave of PyTorch, which may abort on the way out."""
+    import logging
+
+    logging.disable(logging.CRITICAL)
+    asked, answered = map(Path, sys.argv[1:3])
+    reply = answer(msgspec.msgpack.decode(asked.read_bytes(), type=Request))
+    answered.write_bytes(msgspec.msgpack.encode(reply))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

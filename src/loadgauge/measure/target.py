@@ -1,0 +1,51 @@
+"""What a person names on the command line, as a job to trace."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from loadgauge.errors import ConfigError
+from loadgauge.families.catalogue import models, resolve
+from loadgauge.measure.script import FunctionJob, function
+from loadgauge.measure.training import ConfigJob, Job, Settings
+
+
+def job(target: str, settings: Settings, layers: int | None = None) -> Job:
+    """A job for a name in the catalogue, a Hugging Face `config.json` or its folder, or `script.py:function`.
+
+    `layers`: another number of layers. Raises ConfigError.
+    """
+    if ".py:" in target:
+        return FunctionJob(function(target), target)
+    config = hugging_face(target)
+    if layers is not None:
+        config.num_hidden_layers = layers
+    return ConfigJob(config, settings, target)
+
+
+def hugging_face(target: str) -> Any:
+    """The configuration object of transformers for a model of the catalogue or a file."""
+    from transformers import CONFIG_MAPPING
+
+    keys = _keys(target)
+    kind = keys.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise ConfigError(f"transformers knows no model_type {kind!r}", file=target)
+    try:
+        return CONFIG_MAPPING[kind].from_dict(keys)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(f"transformers cannot read it: {str(error).splitlines()[0]}", file=target) from None
+
+
+def _keys(target: str) -> dict[str, Any]:
+    spec = resolve(target)  # says what is wrong, in the words of every command
+    if spec.name in models() and not Path(target).exists():
+        text = resources.files("loadgauge").joinpath(f"data/models/{spec.name}.json").read_text(encoding="utf-8")
+    else:
+        path = Path(target)
+        text = (path / "config.json" if path.is_dir() else path).read_text(encoding="utf-8")
+    keys: dict[str, Any] = json.loads(text)
+    return keys

@@ -1,0 +1,165 @@
+"""`loadgauge trace`: what PyTorch itself would allocate, save, compute and send, with no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from loadgauge.show.extras import needs_torch
+from loadgauge.show.numbers import Whole
+from loadgauge.units import GIB, flops, gib
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from loadgauge.measure.trace import Trace
+
+COUNT = Whole(1, 10**9)
+
+
+@click.command("trace")
+@click.argument("target")
+@click.option(
+    "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True, help="As which device."
+)
+@click.option("--seq-len", type=COUNT, default=4096, show_default=True, help="Tokens of a sequence.")
+@click.option("--micro-batch", type=COUNT, default=1, show_default=True, help="Sequences in one forward.")
+@click.option("--accumulate", type=COUNT, default=1, show_default=True, help="Micro-batches in one optimizer step.")
+@click.option(
+    "--precision", metavar="NAME", default="bf16", show_default=True, help="bf16, bf16-mixed, fp16-mixed, fp32."
+)
+@click.option(
+    "--optimizer",
+    metavar="NAME",
+    default="adamw",
+    show_default=True,
+    help="adamw, adamw-fused, adamw-loop, sgd, sgd-momentum, adafactor.",
+)
+@click.option("--attention", type=click.Choice(("sdpa", "eager")), default="sdpa", show_default=True)
+@click.option("--checkpointing", type=click.Choice(("none", "full")), default="none", show_default=True)
+@click.option("--layers", type=COUNT, help="Another number of layers than the model's.")
+@click.option("--viewer", metavar="FILE", default="", help="Write a snapshot for pytorch.org/memory_viz.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
+def command(target: str, as_json: bool, device: str, layers: int | None, viewer: str, **given: Any) -> None:
+    """Run two training steps of TARGET on tensors without memory, and say what they would take.
+
+    TARGET is a MODEL (a name in the catalogue, a Hugging Face config.json, or its folder), or script.py:function: a
+    function that trains, or that returns a function which trains one step. Nothing is allocated and no GPU is needed;
+    operations take the decisions that CUDA would take.
+
+    \b
+    loadgauge trace llama-3.1-8b --seq-len 8192 --checkpointing full
+    loadgauge trace path/to/config.json --optimizer adamw-fused --viewer memory.pickle
+    loadgauge trace train.py:main --json
+    """
+    needs_torch("trace")
+    from loadgauge.measure.child import Request, traced
+    from loadgauge.measure.training import Settings
+
+    settings = Settings(**given)
+    settings.check()
+    if viewer and not Path(viewer).resolve().parent.is_dir():
+        raise click.UsageError(f"--viewer: no such folder: {Path(viewer).parent}")
+    found = traced(Request(target, device, settings, layers, viewer))
+    if as_json:
+        from loadgauge.show.table import document
+
+        document(found)
+    else:
+        _report(found, viewer)
+
+
+def _report(found: Trace, viewer: str) -> None:
+    from loadgauge.show.table import Column, bar, console, draw, heading, points
+
+    target = console()
+    peak = found.peak
+    target.print(
+        f"PEAK  {gib(found.allocated)} in {peak.phase}, at {peak.op}{_in(peak.module)} (step {_step(found)} of {found.steps})"
+    )
+    rows = [
+        [name, f"{nbytes / GIB:,.2f}", f"{nbytes / peak.total:.0%}", bar(target, nbytes / peak.total)]
+        for name, nbytes in peak.categories.items()
+    ]
+    columns = [Column("at the peak"), Column("GiB", "right"), Column("", "right"), Column("", style="cyan")]
+    draw(target, columns, rows, title="What is alive")
+    parts = [
+        [f"{piece.nbytes / GIB:,.2f}", str(piece.count), piece.category, _made(piece), "x".join(map(str, piece.shape)), piece.dtype]
+        for piece in _merged(found)[:12]
+    ]  # fmt: skip
+    draw(
+        target,
+        [Column("GiB", "right"), Column("tensors", "right"), Column("as"), Column("from", wrap=True), Column("shape"),
+         Column("dtype", wide=True)],
+        parts, title="The largest of it",
+    )  # fmt: skip
+    phases = [[name or "preparation", f"{nbytes / GIB:,.2f}"] for name, nbytes in found.phases.items()]
+    draw(target, [Column("phase"), Column("highest, GiB", "right")], phases, title="By phase")
+    _work(target, found)
+    if found.advice:
+        heading(target, "Operators of loadgauge.measure.fused that would keep less, and in how many modules")
+        points(
+            target,
+            (f"{one.operator}, in {len(one.modules)}: {gib(one.saves)} less; {one.why}" for one in found.advice),
+        )
+    if found.hidden:
+        heading(target, "Not seen by any tracer; to be added on a GPU")
+        points(target, (f"{one.name}: {one.nbytes / 2**20:,.0f} MiB ({one.where} the allocator; {one.basis})"
+                        if one.where == "beside" else f"{one.name}: {one.nbytes / 2**20:,.0f} MiB ({one.basis})"
+                        for one in found.hidden))  # fmt: skip
+    heading(target, "Assumed, and not counted")
+    points(target, [f"{name}: {value}" for name, value in found.assumed.items()])
+    points(target, [f"not counted: {note}" for note in found.not_counted])
+    if viewer:
+        target.print(f"\nwritten: {viewer} (open it at https://pytorch.org/memory_viz)")
+
+
+def _work(target: Console, found: Trace) -> None:
+    from loadgauge.show.table import Column, draw, heading, points
+
+    heading(target, "Work and what is kept, of the last step")
+    kernels = ", ".join(f"{name} x{count}" for name, count in found.attention.items())
+    points(
+        target,
+        [
+            f"FLOPs: {flops(found.flops.total)} ({', '.join(f'{n} {flops(v)}' for n, v in found.flops.by_phase.items())})",
+            f"kept for backward: {gib(found.saved_nbytes)} in {len(found.kept)} modules",
+            *([f"attention kernels, as CUDA would choose: {kernels}"] if kernels else []),
+        ],
+    )
+    if found.collectives:
+        rows = [[one.kind, str(one.ranks), str(one.calls), f"{one.payload / 1e9:,.3f}"] for one in found.collectives]
+        columns = [Column("collective"), Column("ranks", "right"), Column("calls", "right"), Column("GB", "right")]
+        draw(target, columns, rows, title="Sent in the last step, by one rank")
+
+
+def _merged(found: Trace) -> list[Any]:
+    """The largest pieces, those of alike modules (layer 0, layer 1, ...) together."""
+    import re
+
+    import msgspec
+
+    merged: dict[tuple[Any, ...], Any] = {}
+    for piece in found.at_peak:
+        module = re.sub(r"\.\d+(?=\.|$)", ".*", piece.module)
+        key = (piece.category, piece.op, module, piece.shape, piece.dtype)
+        before = merged.get(key)
+        count, nbytes = (before.count, before.nbytes) if before else (0, 0)
+        merged[key] = msgspec.structs.replace(
+            piece, module=module, count=count + piece.count, nbytes=nbytes + piece.nbytes
+        )
+    return sorted(merged.values(), key=lambda piece: -piece.nbytes)
+
+
+def _made(piece: Any) -> str:
+    return piece.module or "" if piece.op == "external" else f"{piece.op}{_in(piece.module)}"
+
+
+def _in(module: str) -> str:
+    return f" in {module}" if module else ""
+
+
+def _step(found: Trace) -> int:
+    return found.step_peaks.index(max(found.step_peaks)) + 1 if found.step_peaks else 1
