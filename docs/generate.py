@@ -6,9 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from loadgauge.estimate.equation import Equation, equations
 from loadgauge.estimate.params import parameters
 from loadgauge.families import model, model_sources, model_types, models
 from loadgauge.model import Attention, Block, LatentAttention, ModelSpec, Moe
+from loadgauge.show.equation import arguments as command_arguments
+from loadgauge.show.equation import command
+from loadgauge.sources import cite
 
 HERE = Path(__file__).parent
 MIXERS = {
@@ -130,7 +134,146 @@ def _row(kind: str, name: str, source: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-PAGES: dict[str, Callable[[], str]] = {"models.md": models_page}
+# -- equations ---------------------------------------------------------------------------------------------------------
+
+EQUATIONS = {
+    "GPT: `--layer gpt`": (
+        "The layer that Narayanan et al. and Korthikanti et al. analyse: LayerNorm, biases, dropout, as many key-value"
+        " heads as heads, an MLP of width 4h.",
+        "--layer gpt",
+        (
+            "params", "params --tp", "forward-flops", "backward-flops", "training-flops",
+            "training-flops --recompute full", "recompute-flops --recompute selective",
+            "activations", "activations --tp", "activations --tp --sequence-parallel",
+            "activations --tp --sequence-parallel --recompute selective", "activations --tp --recompute selective",
+            "activations --recompute full", "activations --precision fp32", "activations --attention flash",
+            "activations --attention flash --padding-free", "wire --tp", "wire --tp --sequence-parallel",
+            "wire --tp --recompute full", "model-params", "model-flops", "model-flops --recompute full",
+        ),
+    ),
+    "Llama: `--layer llama`": (
+        "RMSNorm, a gated MLP, rotary positions, grouped-query attention, no biases, no dropout.",
+        "--layer llama",
+        (
+            "params", "params --tp", "forward-flops", "backward-flops", "training-flops",
+            "training-flops --recompute full", "activations", "activations --tp --sequence-parallel",
+            "activations --tp --sequence-parallel --recompute selective", "activations --attention flash",
+            "activations --attention flash --tp --sequence-parallel --cp", "wire --tp", "wire --tp --sequence-parallel",
+            "wire --cp --attention flash", "model-params", "model-flops",
+        ),
+    ),
+    "Experts: `--layer mixtral`, or `moe`": (
+        "Mixtral: the attention and norms of a Llama, and routed experts in place of its MLP.",
+        "--layer moe",
+        (
+            "params", "params --tp --ep --etp", "active-params", "forward-flops", "backward-flops", "training-flops",
+            "forward-flops --tp --sequence-parallel --ep --etp", "activations", "activations --attention flash",
+            "activations --attention flash --experts fused",
+            "activations --attention flash --tp --sequence-parallel --ep",
+            "activations --attention flash --experts fused --tp --sequence-parallel --ep --etp",
+            "wire --ep", "wire --tp --sequence-parallel --ep --etp", "model-params", "model-active-params",
+            "model-flops",
+        ),
+    ),
+    "Latent attention: `--layer deepseek`, or `mla`": (
+        "DeepSeek-V3: multi-head latent attention, routed experts and a shared one; in the model's first layers an MLP"
+        " stands in place of the experts.",
+        "--layer mla",
+        (
+            "params", "params --tp --ep --etp", "active-params", "forward-flops", "backward-flops", "training-flops",
+            "forward-flops --tp --sequence-parallel --ep --etp", "activations", "activations --attention flash",
+            "activations --attention flash --experts fused",
+            "activations --attention flash --tp --sequence-parallel --ep",
+            "activations --attention flash --experts fused --tp --sequence-parallel --ep --etp",
+            "wire --ep", "wire --tp --sequence-parallel --ep --etp", "model-params", "model-active-params",
+            "model-flops",
+        ),
+    ),
+    "Model states": (
+        "Weights, gradients and optimizer states on one of d data-parallel ranks, whatever the layers are.",
+        "",
+        ("states", "states --precision bf16-mixed-18", "states --precision fp32"),
+    ),
+}  # fmt: skip
+"""A section: what it is about, what is said on each of its command lines, and the command lines."""
+
+
+def equations_page() -> str:
+    """The closed forms of each open layer, as `loadgauge equation` prints them."""
+    lines = [
+        "# Equations",
+        "",
+        "Made by `make docs`: each is what the command above it prints, read off the same list of operations that gives",
+        "the numbers of `loadgauge estimate`. `tests/test_equation.py`, `tests/test_equation_experts.py` and",
+        "`tests/paper/` compare them with the papers' and with derivations by hand. `loadgauge equation` takes any model",
+        "of [the catalogue](models.md) as `--layer` too, a number in place of each letter of ranks (`--tp 8`), and",
+        "prints LaTeX (`--latex`) and JSON (`--json`).",
+        "",
+        "A tensor that two operations keep is kept once, and belongs to the first of them.",
+        "",
+    ]
+    cited: dict[str, None] = {}
+    for title, (introduction, always, commands) in EQUATIONS.items():
+        lines += [f"## {title}", "", introduction, ""]
+        for words in commands:
+            lines += _asked([*words.split(), *always.split()], words, cited)
+    lines += ["## Sources", ""]
+    lines += [f"- `{key}`: {cite(key)}" for key in cited]
+    return "\n".join(lines) + "\n"
+
+
+def _asked(arguments: list[str], heading: str, cited: dict[str, None]) -> list[str]:
+    """One command line and what it prints. The works named are added to those cited."""
+    found = equations_of(arguments)
+    first = found[0]
+    cited.update(dict.fromkeys(first.keys))
+    source = first.source
+    for key in first.keys:
+        source = source.replace(str(cite(key)), f"`{key}`")
+    # The equations that everybody knows by their number are found by it.
+    number = source.rpartition(", ")[2] if len(first.keys) == 1 else ""
+    number = f" ({cite(first.keys[0]).authors}, {number})" if number.startswith("equation") else ""
+    lines = [f"### {heading}{number}", "", "```", f"loadgauge equation {' '.join(arguments)}", "```", ""]
+    if len(found) > 1:
+        what = first.what.rpartition(",")[0]
+        lines += [f"{_sentence(what)} [{first.unit}]:", "", "| ZeRO stage | | |", "|--:|---|---|"]
+        lines += [f"| {one.what.rpartition(' ')[2]} | ${one.latex}$ | `{one.text}` |" for one in found]
+        lines += ["", "where d: data-parallel ranks.", ""]
+    else:
+        lines += [f"{_sentence(first.what)} [{first.unit}]:", "", "$$", first.latex, "$$", "", "```"]
+        lines += [*_text(first), "```", ""]
+        lines += [f"where {'; '.join(f'{name}: {meaning}' for name, meaning in first.legend.items())}.", ""]
+    if first.validity:
+        lines += [f"Holds for: {'; '.join(first.validity)}.", ""]
+    return [*lines, f"Source: {source}.", ""]
+
+
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:]
+
+
+def _text(found: Equation) -> list[str]:
+    """The closed form as Python, and part by part.
+
+    >>> _text(equations_of(["activations"])[0])[:2]
+    ['34*b*h*s + 5*a*b*s**2', '= b*h*s*(34 + 5*a*s/h)']
+    """
+    whole = [] if found.is_long else [found.text, *([f"= {found.factored}"] if found.factored else [])]
+    return [*whole, *(["", *found.lines] if len(found.parts) > 1 and whole else found.lines if not whole else [])]
+
+
+def equations_of(arguments: list[str]) -> tuple[Equation, ...]:
+    """What `loadgauge equation` finds for the words after it.
+
+    >>> equations_of(["params", "--layer", "gpt"])[0].text
+    '12*h**2 + 13*h'
+    """
+    given = dict(command.make_context("equation", list(arguments)).params)
+    quantity = given.pop("quantity")
+    return equations(quantity, **command_arguments(quantity, given))
+
+
+PAGES: dict[str, Callable[[], str]] = {"models.md": models_page, "equations.md": equations_page}
 """Each generated page, and what makes it."""
 
 

@@ -9,6 +9,7 @@ import pytest
 import sympy
 
 import loadgauge
+from command_line import document
 from loadgauge.errors import ConfigError, Error
 from loadgauge.estimate.equation import QUANTITIES, Equation, equation, equations
 from loadgauge.estimate.letters import factored, letter, put_in, text
@@ -126,6 +127,12 @@ def test_model_states_are_zeros_table(precision: str, by_hand: tuple[Any, ...]) 
     assert all(same(one, by) for one, by in zip(found, by_hand, strict=True))
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_zero_stage_on_the_command_line(stage: int) -> None:
+    (found,) = document(f"equation states --zero {stage}")["equations"]
+    assert found["expression"] == ("16", "4 + 12/d", "2 + 14/d", "16/d")[stage]
+
+
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt2", "gemma-2-9b", "qwen3-8b", "bert-base"])
 @pytest.mark.parametrize("attention", ["eager", "flash"])
 def test_letters_of_a_real_model_agree_with_its_numbers(name: str, attention: Any) -> None:
@@ -185,7 +192,7 @@ def test_every_combination_gives_an_equation_or_a_clear_error() -> None:
             assert equation(quantity, layer, **options).text  # type: ignore[arg-type]
         except Error:
             refused += 1
-            assert quantity.startswith("model-") or (sp and tp == 1)
+            assert quantity.startswith("model-") or quantity == "active-params" or (sp and tp == 1)
     assert refused
 
 

@@ -26,11 +26,11 @@ MEANING = {
     "a": "attention heads",
     "k": "key-value heads",
     "d": "head width",
-    "q": "width of the query latent",
-    "m": "width of the key-value latent",
-    "d_n": "head width without positions",
-    "d_r": "head width with rotary positions",
-    "d_v": "head width of the values",
+    "q": "width of the query latent (q_lora_rank)",
+    "m": "width of the key-value latent (kv_lora_rank)",
+    "d_n": "head width without positions (qk_nope_head_dim)",
+    "d_r": "head width with rotary positions (qk_rope_head_dim)",
+    "d_v": "head width of the values (v_head_dim)",
     "f": "intermediate size of the MLP",
     "f_e": "intermediate size of one expert",
     "f_s": "intermediate size of the shared expert",
@@ -42,6 +42,7 @@ MEANING = {
     "n_t": "rows of the token-type table",
     "h_e": "width of the token table",
     "l": "layers",
+    "l_d": "of them, layers with an MLP in place of experts",
     "t": "tensor-parallel ranks",
     "c": "context-parallel ranks",
     "e": "expert-parallel ranks",
@@ -263,6 +264,9 @@ def factored(expression: Any) -> str:
         outside = sympy.gcd_terms(expression).as_coeff_Mul()[1]
         factors = [factor for factor in sympy.Mul.make_args(outside) if not isinstance(factor, sympy.Add)]
         outside = sympy.Mul(*factors)
+    above, below = outside.as_numer_denom()
+    if any(sympy.expand(part / outside).free_symbols & below.free_symbols for part in parts):
+        outside = above  # ranks that not all terms are divided by stay with those that are
     if outside.as_numer_denom()[0] == 1:
         return ""
     inside = sympy.sstr(_sum([sympy.expand(part / outside) for part in parts]), order="none")
@@ -281,9 +285,15 @@ def kinds(model: ModelSpec) -> tuple[str, ...]:
     described = [_features(block) for block in model.blocks]
     names = []
     for index, features in enumerate(described):
-        own = [word for place, word in features.items() if len({other[place] for other in described}) > 1 and word]
+        own = [word for place, word in features.items() if word and _tells_apart(place, described)]
         names.append(f"layer with {' and '.join(own)}" if own else f"layer of kind {index + 1}")
     return tuple(names)
+
+
+def _tells_apart(place: str, described: list[dict[str, str]]) -> bool:
+    words = {features[place] for features in described}
+    # Where one kind of layer has an MLP and the other has experts, its width says nothing more.
+    return len(words - {""} if place == "width" else words) > 1
 
 
 def _features(block: Block) -> dict[str, str]:
