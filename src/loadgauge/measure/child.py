@@ -57,7 +57,7 @@ def answer(request: Request) -> Reply:
     from loadgauge.measure.trace import record
 
     try:
-        found = record(job(request.target, request.settings, request.layers), request.device)
+        found = record(job(request.target, request.settings, request.device, request.layers), request.device)
         if request.viewer:
             from loadgauge.measure.viewer import write
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from importlib import resources
 from pathlib import Path
@@ -9,17 +10,19 @@ from typing import Any
 
 from loadgauge.errors import ConfigError
 from loadgauge.families.catalogue import models, resolve
-from loadgauge.measure.script import FunctionJob, function
+from loadgauge.measure.call import where
+from loadgauge.measure.script import FunctionJob, cuda_is, function
 from loadgauge.measure.training import ConfigJob, Job, Settings
 
 
-def job(target: str, settings: Settings, layers: int | None = None) -> Job:
+def job(target: str, settings: Settings, device: str = "cuda", layers: int | None = None) -> Job:
     """A job for a name in the catalogue, a Hugging Face `config.json` or its folder, or `script.py:function`.
 
-    `layers`: another number of layers. Raises ConfigError.
+    `device`: what a script is told while it is read. `layers`: another number of layers. Raises ConfigError.
     """
     if ".py:" in target:
-        return FunctionJob(function(target), target)
+        with cuda_is(where(device)) if device == "cuda" else contextlib.nullcontext():
+            return FunctionJob(function(target), target)
     config = hugging_face(target)
     if layers is not None:
         config.num_hidden_layers = layers
