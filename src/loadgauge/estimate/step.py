@@ -184,9 +184,14 @@ class StepModel:
         base = lora is not None and lora.quantised
         gather: Size = 0
         scatter: Size = 0
-        for part, group in ((weights.dense, self.groups["zero"]), (weights.expert, self.groups["expert_dp"])):
+        for part, group, others in (
+            (weights.dense, self.groups["zero"], self.groups["replicas"]),
+            (weights.expert, self.groups["expert_dp"], self.groups["expert_replicas"]),
+        ):
+            reduced = self.reduced_bytes * part.trainable
             gather = gather + seconds("all_gather", gathered_bytes(part, precision, base), group, self.fabric)
-            scatter = scatter + seconds("reduce_scatter", self.reduced_bytes * part.trainable, group, self.fabric)
+            scatter = scatter + seconds("reduce_scatter", reduced, group, self.fabric)
+            scatter = scatter + seconds("all_reduce", reduced / group.ranks, others, self.fabric)
         return gather, scatter
 
     @property
@@ -232,7 +237,8 @@ class StepModel:
 
     def bucket_latency(self, row: Traffic) -> Size:
         """Seconds that cutting a reduction (or gathering) into buckets adds: the latency of each but the first."""
-        name = "expert_dp" if "experts" in row.what else "replicas" if "replicas" in row.what else "zero"
+        names = ("expert_dp", "expert_replicas") if "experts" in row.what else ("zero", "replicas")
+        name = names["replicas" in row.what]
         itemsize = self.training.precision.compute if row.what.startswith("updated") else self.reduced_bytes
         bucket = BUCKETS.get(self.training.framework.name, BUCKETS["torchtitan"])
         if self.training.framework.name == "megatron":
