@@ -145,3 +145,11 @@ def test_machines_read_the_catalogue():
     assert Machine.of(h100, PERFECT, training("megatron", "bf16")).peak == 989e12
     assert Machine.of(h100, PERFECT, training("megatron", "fp32")).peak == 67e12
     assert Machine.of(h100, PERFECT, training("megatron", "fp8")).fp8_peak == 1979e12
+
+
+def test_megatrons_dropout_is_part_of_the_residual_sum():
+    x, y, mask = Tensor("x", 1000, 2), Tensor("y", 1000, 2), Tensor("mask", 1000, 1)
+    dropout = Operation("mlp.residual_dropout", "elementwise", (x,), (y,), keeps=(mask,))
+    apart, fused = (operation_seconds(dropout, machine(fuses_dropout=flag)) for flag in (False, True))
+    assert (apart.forward, fused.forward) == (pytest.approx(4000 / 1e11), pytest.approx(1000 / 1e11))
+    assert apart.backward == fused.backward == pytest.approx(5000 / 1e11)

@@ -97,7 +97,7 @@ def test_tensor_parallel_traffic_crosses_the_slower_link_on_small_nodes():
     whole, split = (timed(tp=8, sequence_parallel=True, nodes_of=n).time for n in (8, 4))
     assert whole is not None
     assert split is not None
-    assert split.parts["tp"] > 2 * whole.parts["tp"]
+    assert split.parts["tp"] > 1.5 * whole.parts["tp"]
 
 
 def test_communication_at_the_links_own_rate():

@@ -55,15 +55,15 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     fp8_matmul: float = 0.5
     flash2: float = 0.45
     flash2_backward: float = 0.35
-    contention: float = 0.1
+    contention: float = 0.2
     multiprocessors: int = 132
     low_measured: float = 0.9
     high_measured: float = 1.1
 
 
 DEFAULT = Rates(
-    gpu="", matmul=0.70, wave=0.5, small_k=50, attention=0.55, attention_backward=0.45, memory=0.80, traffic=1.0,
-    launch=5e-6, inner_link=0.75, outer_link=0.70, inner_latency=3.4e-6, outer_latency=1.4e-5, low=0.75, high=1.4,
+    gpu="", matmul=0.70, wave=0.5, small_k=50, attention=0.55, attention_backward=0.45, memory=0.82, traffic=1.0,
+    launch=4e-6, inner_link=0.78, outer_link=0.85, inner_latency=3.4e-6, outer_latency=1.4e-5, low=0.75, high=1.4,
     basis="assumed", date="", rows=(),
 )  # fmt: skip
 """For GPUs that no run in the calibration covers: round figures in the middle of those that are covered. Latencies: those

@@ -34,6 +34,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     low: LowPrecision | None = None
     graphs: bool = False
     """Whether CUDA graphs hide the launches."""
+    fuses_dropout: bool = False
+    """Whether dropout is part of the residual sum's kernel."""
     flash2: bool = False
     """Whether attention is FlashAttention-2's, and not the vendor's own."""
 
@@ -59,6 +61,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             fp8_peak=None if low is None else gpu.peak(low.format),
             low=low,
             graphs=training.overlap.launch,
+            fuses_dropout=training.kernels.activation == "fused",
             flash2=training.framework.name != "megatron",
         )
 
@@ -117,9 +120,14 @@ def operation_seconds(operation: Operation, machine: Machine) -> OperationTime:
     if operation.gemms:
         return _products(operation, machine)
     nbytes = operation.hbm_bytes()
+    if machine.fuses_dropout and operation.name.endswith(".residual_dropout"):
+        # One kernel with the residual sum, which reads and writes the rest.
+        nbytes = sum(tensor.nbytes for tensor in operation.keeps)
     # Backward reads the gradient of what came out and what was kept, and writes the gradient of what went in; a residual
     # sum adds up the two gradients that come to it.
-    back = nbytes if operation.shares_gradient else nbytes + sum(tensor.nbytes for tensor in operation.keeps)
+    back = operation.hbm_bytes()
+    if not operation.shares_gradient:
+        back = back + sum(tensor.nbytes for tensor in operation.keeps)
     return OperationTime(_moved(nbytes, machine), _moved(back, machine), 0)
 
 

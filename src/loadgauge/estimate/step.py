@@ -303,7 +303,17 @@ class StepModel:
         if layout.pp == 1:
             return 0
         nbytes = view.kernels.dtypes.activation * view.tokens * self.memory.model.hidden_size / view.token_shards
+        if self.training.framework.name == "megatron" and not layout.sequence_parallel:
+            # Each tensor-parallel rank sends its part, and they are gathered on the other side (source: narayanan2021).
+            gathered = seconds("all_gather", nbytes, self.groups["tp"], self.fabric)
+            return gathered + seconds("send_recv", nbytes / layout.tp, self.groups["pp"], self.fabric)
         return seconds("send_recv", nbytes, self.groups["pp"], self.fabric)
+
+    @property
+    def sends_hidden(self) -> bool:
+        """Whether activations travel beside compute; Megatron-LM's 1F1B sends and receives in turn, whatever the switch."""
+        in_turn = self.training.framework.name == "megatron" and self.layout.schedule in ("1f1b", "gpipe")
+        return self.overlap.pp and not in_turn
 
     def pipeline_seconds(self, forward: list[Size], backward: list[Size], weight: list[Size], send: Size) -> Size:
         """The schedule played through; a long steady state is played short and its rest added (`PLAYED`)."""
@@ -320,8 +330,8 @@ class StepModel:
             forward=forward,
             backward=[b - w for b, w in zip(backward, weight, strict=True)] if split else backward,
             weight=weight if split else 0,
-            send=send, overlap_send=self.overlap.pp, chunks=chunks,
+            send=send, overlap_send=self.sends_hidden, chunks=chunks,
         )  # fmt: skip
         rest = batches - played
         slowest = max(f + b for f, b in zip(forward, backward, strict=True))
-        return result.total + rest * (slowest + (0 if self.overlap.pp else 2 * send * layout.vpp))
+        return result.total + rest * (slowest + (0 if self.sends_hidden else 2 * send * layout.vpp))

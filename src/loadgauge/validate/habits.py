@@ -9,7 +9,7 @@ from loadgauge.validate.flags import Flags
 from loadgauge.validate.runs import Run
 
 OVERLAP_SINCE = 2023
-"""The year from which the runs of Megatron-LM and its kin reduce gradients beside the backward pass."""
+"""The year from which the runs of Megatron-LM and its kin reduce gradients, and send activations, beside compute."""
 
 
 def habits(run: Run, flags: Flags, training: Training, *, performance_recipe: bool) -> Training:
@@ -27,7 +27,8 @@ def habits(run: Run, flags: Flags, training: Training, *, performance_recipe: bo
         graphs = flags.value("cuda_graph_impl") not in (None, "", "none")
         overlap = msgspec.structs.replace(overlap, tp=True, dp=True, ep=a2a, launch=graphs)
     elif training.framework.name == "megatron":
-        overlap = msgspec.structs.replace(overlap, dp=run.year is not None and run.year >= OVERLAP_SINCE)
+        since = run.year is not None and run.year >= OVERLAP_SINCE
+        overlap = msgspec.structs.replace(overlap, dp=since, pp=since)
     kernels = training.kernels
     if flags.value("moe_flex_dispatcher_backend") in ("deepep", "hybridep"):
         kernels = msgspec.structs.replace(kernels, dispatch="deduplicated")
