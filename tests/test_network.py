@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from command_line import document, typed
-from loadgauge.cluster import cluster
+from loadgauge.cluster import cluster, evenly
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.comm import Fabric
 from loadgauge.estimate.compute import step_flops
 from loadgauge.estimate.estimate import estimate, view_of
-from loadgauge.estimate.network import Need, Setup, bandwidth_needed, filled, largest_tp, smallest_batch, what_if
+from loadgauge.estimate.network import Need, Setup, bandwidth_needed, largest_tp, smallest_batch, what_if
 from loadgauge.families.catalogue import resolve
 from loadgauge.families.paper import gpt_model
 from loadgauge.hardware import gpu
@@ -204,8 +204,18 @@ def test_links_nobody_uses_are_not_varied() -> None:
     assert {change.name for change in what_if(asked, asked.answer())} == {"node link x 2", "node link x 0.5"}
 
 
+def test_gpus_without_a_fast_link_have_the_network_alone() -> None:
+    line = "network llama-3.1-8b --gpu h100-sxm5-80gb --gpus 16 --gpus-per-node 1 --zero 3"
+    found = answered(line)
+    assert {row["link"] for row in found["network"]} == {"outer"}
+    assert {each["name"] for each in found["what_if"]} == {
+        "network x 2", "network x 0.5", "oversubscription 2", "oversubscription 4"
+    }  # fmt: skip
+    assert "joins" not in typed(line).out.splitlines()[2]
+
+
 def test_racks_are_filled_alike() -> None:
-    assert [filled(gpus, 72) for gpus in (8, 72, 144, 128, 256, 100, 73)] == [8, 72, 72, 64, 64, 50, 72]
+    assert [evenly(gpus, 72) for gpus in (8, 72, 144, 128, 256, 2048, 100, 73)] == [8, 72, 72, 64, 64, 64, 50, 72]
 
 
 def test_rails_keep_oversubscription_away() -> None:
@@ -244,6 +254,14 @@ def test_interleaved_batches_come_in_whole_rounds() -> None:
     batch = smallest_batch(asked)
     assert batch is not None
     assert batch.global_batch % 32 == 0
+
+
+def test_two_directions_take_two_batches_at_a_time() -> None:
+    asked = setup(dp=8, pp=4, schedule="dualpipe", global_batch=64, overlap={"dp": False})
+    batch = smallest_batch(asked)
+    assert batch is not None
+    assert batch.global_batch % 16 == 0
+    assert batch.global_batch >= 8 * 2 * 4
 
 
 def test_fully_sharded_ranks_need_larger_micro_batches() -> None:
@@ -330,6 +348,16 @@ def test_the_page_fits_the_terminal(line: str, monkeypatch: pytest.MonkeyPatch) 
         assert max(len(each) for each in lines[1:]) <= width
         for title in ("What a GPU's links carry", "Every collective", "What if", "What these links allow"):
             assert any(each.startswith(title) for each in lines)
+
+
+def test_replicas_take_time() -> None:
+    # Weights are gathered in the node; only the sums over replicas leave it, and wait for the network.
+    asked = setup(framework="torchtitan", dp=64, zero=3, replicas=8, overlap={"prefetch": False})
+    slow = msgspec.structs.replace(asked.fabric, outer_bandwidth=asked.fabric.outer_bandwidth / 2)
+    usual, slowed = asked.answer(), msgspec.structs.replace(asked, fabric=slow).answer()
+    sums = [sum(row.seconds for row in each.traffic if row.link == "outer") for each in (usual, slowed)]
+    assert sums[1] > sums[0] > 0
+    assert slowed.exposed - usual.exposed == pytest.approx(sums[1] - sums[0])
 
 
 def test_one_gpu_has_nobody_to_talk_to() -> None:

@@ -25,10 +25,14 @@ def domain_of(gpu: Gpu, gpus_per_node: int | None) -> int:
     return stated if stated > GPUS_PER_NODE else min(stated, gpus_per_node)
 
 
-def _even(gpus: int, domain: int) -> int:
-    """GPUs taken of each rack: a job fills all its racks alike, 64 of 72 where it runs on 256."""
-    racks = -(-gpus // domain)
-    return gpus // racks if domain > GPUS_PER_NODE and gpus % racks == 0 else domain
+def evenly(gpus: int, domain: int) -> int:
+    """GPUs taken of each rack: a job fills all its racks alike, 64 of 72 where it runs on 256.
+
+    >>> evenly(256, 72), evenly(2048, 72), evenly(16, 72), evenly(73, 72)
+    (64, 64, 16, 72)
+    """
+    least = -(-gpus // domain)
+    return next((gpus // racks for racks in range(least, 2 * least + 1) if gpus % racks == 0), domain)
 
 
 def cluster(
@@ -49,22 +53,24 @@ def cluster(
     [8, 64]
     >>> [link.domain for link in cluster(gpu("gb200-nvl72"), 256, nic_bandwidth=50e9).links]  # 64 of each rack
     [64, 256]
+    >>> [link.domain for link in cluster(gpu("h100-sxm5-80gb"), 16, gpus_per_node=1).links]
+    [1, 16]
     """
-    domain = link_domain or _even(gpus, domain_of(gpu, gpus_per_node))
+    domain = link_domain or domain_of(gpu, gpus_per_node)
+    if link_domain is None and domain > GPUS_PER_NODE:
+        domain = evenly(gpus, domain)
     known = rates(gpu.id)
-    links = []
-    if gpus > 1 and domain > 1:
-        links.append(
-            Link(bandwidth=link_bandwidth or gpu.link_bandwidth, latency=known.inner_latency, domain=min(domain, gpus))
-        )
+    size = min(domain, gpus)
+    # A GPU that no fast link joins to others is a domain of its own, as fast inside as its memory.
+    links = [Link(bandwidth=gpu.memory_bandwidth, latency=0.0, domain=1)]
+    if size > 1:
+        links = [Link(bandwidth=link_bandwidth or gpu.link_bandwidth, latency=known.inner_latency, domain=size)]
     if gpus > domain:
         if nic_bandwidth is None and gpu.nic.bandwidth is None:
             raise NotStated(
                 f"{gpu.name}: no trusted source states the network adapter's bandwidth; give --nic-bandwidth"
             )
         links.append(Link(bandwidth=nic_bandwidth or gpu.nic_bandwidth, latency=known.outer_latency, domain=gpus))
-    if not links:
-        links.append(Link(bandwidth=gpu.memory_bandwidth, latency=0.0, domain=1))
     node = min(gpus_per_node or min(domain, GPUS_PER_NODE), gpus)
     if gpus % node:
         raise ConfigError(f"{gpus} GPUs are not whole nodes of {node}; give --gpus-per-node", key="gpus_per_node")

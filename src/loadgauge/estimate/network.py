@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from loadgauge.algebra import ceil_div
+from loadgauge.cluster import evenly
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.amdahl import efficiency
 from loadgauge.estimate.comm import Fabric
@@ -290,8 +290,8 @@ def what_if(setup: Setup, found: Network) -> Iterator[Change]:
             speed = getattr(fabric, field)
             changes += [(f"{title} x {factor:g}", {field: speed * factor}) for factor in (2, 0.5)]
     for size in (NODE, RACK):
-        domain = filled(setup.layout.gpus, size)
-        if domain != fabric.domain:
+        domain = evenly(setup.layout.gpus, size)
+        if fabric.domain not in (1, domain):
             of = f" (of {size})" if domain < size and setup.layout.gpus > size else ""
             name = "nodes" if size == NODE else "racks"
             changes.append((f"{name} of {domain}{of}", {"domain": domain}))
@@ -304,16 +304,6 @@ def what_if(setup: Setup, found: Network) -> Iterator[Change]:
     for name, fields in changes:
         other = msgspec.structs.replace(fabric, **fields)
         yield Change(name, other, msgspec.structs.replace(setup, fabric=other).answer())
-
-
-def filled(gpus: int, size: int) -> int:
-    """GPUs of each node (or rack) of so many, where all are filled alike.
-
-    >>> filled(16, 72), filled(256, 72), filled(64, 8)
-    (16, 64, 8)
-    """
-    nodes = ceil_div(gpus, size)
-    return size if gpus % nodes else gpus // nodes
 
 
 def largest_tp(setup: Setup) -> int:
@@ -350,13 +340,16 @@ def smallest_batch(setup: Setup, most: int = 4096) -> Batch | None:
         if layout.tokens is not None and micro_batch != layout.micro_batch:
             return None
         other = msgspec.structs.replace(layout, **sizes)
+        if other.valid(setup.model):
+            return None
         found = msgspec.structs.replace(setup, layout=other).answer()
         return Batch(**sizes) if all(need.enough for need in found.needs if need.axis == "dp") else None
 
-    step = layout.pp if layout.schedule == "interleaved" else 1
     if layout.zero >= 2:
         sizes = (2**power for power in range(7))
         return next((found for size in sizes if (found := kept(size, layout.num_microbatches))), None)
+    # Interleaved schedules take whole rounds of micro-batches, DualPipe two at a time and at least two a stage.
+    step = {"interleaved": layout.pp, "dualpipe": 2}.get(layout.schedule, 1)
     low, high = 0, 1
     while not kept(layout.micro_batch, high * step):
         low, high = high, 2 * high

@@ -117,17 +117,22 @@ def _links(given: Job, setup: Setup) -> str:
     """What the links are, and what of them collectives achieve."""
     fabric = setup.fabric
     assert given.gpu is not None
-    kind = given.gpu.interconnect.kind or "The fast link"
-    said = "yours" if given.request.link_bandwidth else "datasheet"
-    text = f"{kind} joins {fabric.domain} GPUs, {gigabytes(fabric.inner_bandwidth)} GB/s each and way ({said}),"
-    text += f" of which collectives achieve {fabric.inner_efficiency:.0%}"
-    if given.layout.gpus <= fabric.domain:
-        return f"{text}."
-    said = "yours" if given.request.nic_bandwidth else "datasheet"
-    return (
-        f"{text}; the network gives {gigabytes(fabric.outer_bandwidth)} GB/s a GPU and way ({said}),"
-        f" of which they achieve {fabric.outer_efficiency:.0%}."
-    )
+    parts = []
+    if fabric.domain > 1:
+        kind = given.gpu.interconnect.kind or "the fast link"
+        said = "yours" if given.request.link_bandwidth else "datasheet"
+        parts.append(
+            f"{kind} joins {fabric.domain} GPUs, {gigabytes(fabric.inner_bandwidth)} GB/s each and way ({said}), of which"
+            f" collectives achieve {fabric.inner_efficiency:.0%}"
+        )
+    if given.layout.gpus > fabric.domain:
+        said = "yours" if given.request.nic_bandwidth else "datasheet"
+        parts.append(
+            f"the network gives {gigabytes(fabric.outer_bandwidth)} GB/s a GPU and way ({said}), of which collectives"
+            f" achieve {fabric.outer_efficiency:.0%}"
+        )
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _place(row: Need | Traffic) -> int:
@@ -200,7 +205,7 @@ def _traffic(target: Console, found: Network) -> None:
 def _calls(row: Traffic) -> str:
     """Micro-batches times calls of each, or the calls of a step."""
     each = row.calls_per_microbatch
-    return f"{row.calls_per_step // each:,} x {each:,}" if each else f"{row.calls_per_step:,}"
+    return f"{row.calls_per_step / each:,g} x {each:,g}" if each else f"{row.calls_per_step:,g}"
 
 
 def _what_if(target: Console, setup: Setup, found: Network) -> None:
