@@ -230,6 +230,14 @@ def test_rails_keep_oversubscription_away() -> None:
 # -- the inverse ------------------------------------------------------------------------------------------------------
 
 
+def test_tp_that_cannot_be() -> None:
+    assert largest_tp(setup(dp=1)) is None
+    assert largest_tp(setup("mixtral-8x7b", dp=8, ep=8, share=0.9)) == 8, (
+        "with sequence parallelism, which experts need"
+    )
+    assert "tp" not in typed("network llama-3.1-8b --gpu h100-sxm5-80gb --gpus 2 --pp 2").out.split("allow")[1][:60]
+
+
 def allowed(asked: Setup, axis: str) -> bool:
     return all(each.enough for each in asked.answer().needs if each.axis == axis)
 

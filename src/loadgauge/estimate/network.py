@@ -23,7 +23,7 @@ from loadgauge.estimate.step import StepModel, StepTime
 from loadgauge.estimate.traffic import Traffic
 from loadgauge.hardware import Cluster
 from loadgauge.layout import Layout
-from loadgauge.model import ModelSpec
+from loadgauge.model import ModelSpec, Moe
 from loadgauge.rates import Rates
 from loadgauge.training import Training
 
@@ -306,16 +306,20 @@ def what_if(setup: Setup, found: Network) -> Iterator[Change]:
         yield Change(name, other, msgspec.structs.replace(setup, fabric=other).answer())
 
 
-def largest_tp(setup: Setup) -> int:
-    """The largest tensor-parallel degree, on the same GPUs, whose traffic its links carry in the time allowed."""
-    layout, best, tp = setup.layout, 1, 2
-    ranks = layout.tp * layout.dp
+def largest_tp(setup: Setup) -> int | None:
+    """The largest tensor-parallel degree, on the same GPUs, whose traffic its links carry in the time allowed.
+
+    1 where no other's is; None where the model or the layout admits no other. Experts come with sequence parallelism.
+    """
+    layout, model = setup.layout, setup.model
+    shared = layout.sequence_parallel or any(isinstance(block.mlp, Moe) for block in model.blocks)
+    ranks, best, tp = layout.tp * layout.dp, None, 2
     while tp <= ranks:
-        other = msgspec.structs.replace(layout, tp=tp, dp=ranks // tp)
-        if ranks % tp == 0 and not other.valid(setup.model):
+        other = msgspec.structs.replace(layout, tp=tp, dp=ranks // tp, sequence_parallel=shared)
+        if ranks % tp == 0 and not other.valid(model):
             found = msgspec.structs.replace(setup, layout=other).answer()
-            if all(need.enough for need in found.needs if need.axis == "tp"):
-                best = tp
+            fits = all(need.enough for need in found.needs if need.axis == "tp")
+            best = tp if fits else best or 1
         tp *= 2
     return best
 

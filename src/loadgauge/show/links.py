@@ -233,11 +233,10 @@ def _limits(target: Console, given: Job, setup: Setup, found: Network) -> None:
     layout, lines = given.layout, []
     best = largest_tp(setup)
     here = f"; you have {layout.tp}" if layout.tp > 1 else ""
-    lines.append(
-        f"largest tp on these GPUs, with dp what is left: {best}{here}"
-        if best > 1
-        else f"no tp above 1: its traffic takes more than {percent(setup.share)} of compute at 2{here}"
-    )
+    if best == 1:
+        lines.append(f"no tp above 1: its traffic takes more than {percent(setup.share)} of compute at 2{here}")
+    elif best is not None:
+        lines.append(f"largest tp on these GPUs, with dp what is left: {best}{here}")
     if any(need.axis == "dp" for need in found.needs):
         lines.append(_batch_line(given, setup))
     lines.append(
