@@ -6,7 +6,7 @@ from loadgauge.algebra import shard
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.estimate.compute import Flops, step_flops
 from loadgauge.estimate.memory import MemoryModel, Moment, Stage, stages
-from loadgauge.estimate.outside import FRAGMENTATION, outside
+from loadgauge.estimate.outside import FRAGMENTATION, outside, workspaces
 from loadgauge.estimate.params import parameters
 from loadgauge.estimate.result import Basis, Estimate, Memory, Rank, Time
 from loadgauge.estimate.time import step_time
@@ -110,6 +110,8 @@ def _time(
 def _memory(facts: MemoryModel, gpu: Gpu | None) -> Memory:
     model, layout = facts.model, facts.layout
     beyond = outside(layout)
+    held = workspaces(gpu, facts.training, grouped=facts.has_experts)
+    fixed = beyond.value + held
     worst: tuple[Stage, list[Moment], Moment] | None = None
     peaks: dict[object, float] = {}
     by_stage: list[float] = []
@@ -129,10 +131,10 @@ def _memory(facts: MemoryModel, gpu: Gpu | None) -> Memory:
             if worst is None or peak.total > worst[2].total:
                 worst = (stage, moments, peak)
                 host = facts.host(stage)
-        by_stage.append(peaks[alike] + beyond.value)
+        by_stage.append(peaks[alike] + fixed)
     assert worst is not None
     stage, moments, peak = worst
-    allocated = peak.total
+    allocated = peak.total + held
     total = allocated + beyond.value
     capacity = None if gpu is None else gpu.capacity
     return Memory(
@@ -143,10 +145,11 @@ def _memory(facts: MemoryModel, gpu: Gpu | None) -> Memory:
         fits=None if capacity is None else total <= capacity,
         rank=Rank(stage.index),
         moment=peak.name,
-        parts={**peak.parts, "outside": beyond.value},
-        moments=tuple(Moment(m.name, {**m.parts, "outside": beyond.value}, m.position) for m in moments),
+        parts={**peak.parts, "outside": fixed},
+        moments=tuple(Moment(m.name, {**m.parts, "outside": fixed}, m.position) for m in moments),
         stages=tuple(by_stage),
         host=host,
+        workspaces=held,
     )
 
 

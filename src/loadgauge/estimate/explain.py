@@ -12,7 +12,7 @@ from loadgauge.errors import ConfigError
 from loadgauge.estimate.apart import Apart, Explanation, Key, Step, cited
 from loadgauge.estimate.explain_layers import activations, loss, transient
 from loadgauge.estimate.memory import PARTS
-from loadgauge.estimate.outside import COMMUNICATOR, CONTEXT, WORKSPACE, outside
+from loadgauge.estimate.outside import COMMUNICATOR, CONTEXT, communicators
 from loadgauge.estimate.result import Estimate
 from loadgauge.estimate.states import RankWeights, WeightCount
 from loadgauge.training import OPTIMIZERS
@@ -162,13 +162,12 @@ def _gathered(apart: Apart) -> Explanation:
 
 
 def _outside(apart: Apart) -> Explanation:
-    fixed = CONTEXT.value + WORKSPACE.value
-    groups = round((outside(apart.layout).value - fixed) / COMMUNICATOR.value)
+    groups = communicators(apart.layout)
     steps = (
         Step("CUDA context and loaded kernels", CONTEXT.value),
-        Step("cuBLAS workspace", WORKSPACE.value),
+        Step("workspaces of cuBLAS and Transformer Engine, from PyTorch's allocator", apart.result.memory.workspaces),
         Step(f"buffers of {groups} NCCL communicators, one an axis with several ranks", groups * COMMUNICATOR.value),
     )
     return apart.explanation(
-        "memory that PyTorch's allocator does not hand out", steps, notes=("assumed figures, not measured here",)
+        "memory beside the tensors of the step", steps, notes=("assumed figures, not measured here",)
     )

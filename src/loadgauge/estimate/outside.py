@@ -1,14 +1,19 @@
-"""GPU memory that PyTorch's allocator does not hand out: assumed figures, and the range they may lie in.
+"""GPU memory beside the tensors of a step: the CUDA context, buffers of NCCL and of cuBLAS, fragmentation.
 
-None of these is derived or measured here; every one is printed with the basis `assumed`.
+What lies outside PyTorch's allocator is assumed, and printed with that basis. The workspaces of matrix products come from
+the allocator, once and for good: cuBLAS asks for 32 MiB from Hopper on, PyTorch gives 8 MiB and 128 KiB before (sources:
+cublas; pytorch, CUDABlas.cpp), for each thread that multiplies: the main one and autograd's. Transformer Engine has one of
+its own, of 32 or 4 MiB, and four more for the streams of grouped products (source: transformer-engine).
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from loadgauge.hardware import Gpu
 from loadgauge.layout import Layout
-from loadgauge.units import GIB, MIB
+from loadgauge.training import Training
+from loadgauge.units import GIB, KIB, MIB
 
 
 class Assumed(msgspec.Struct, frozen=True):
@@ -23,18 +28,46 @@ CONTEXT = Assumed(0.55 * GIB, 0.30 * GIB, 0.80 * GIB)
 """CUDA context and loaded kernels of one process."""
 COMMUNICATOR = Assumed(0.25 * GIB, 0.05 * GIB, 0.60 * GIB)
 """Buffers of one NCCL communicator."""
-WORKSPACE = Assumed(32 * MIB, 8 * MIB, 64 * MIB)
-"""cuBLAS workspace, 8 MiB up to Ampere and 32 MiB from Hopper on."""
+CUBLAS = {True: 32 * MIB, False: 8 * MIB + 128 * KIB}
+"""Workspace of one cuBLAS handle, from Hopper on and before."""
+TRANSFORMER_ENGINE = {True: 32 * MIB, False: 4 * MIB}
+HANDLES = 2
+"""The main thread's and autograd's."""
+GROUPED_STREAMS = 4
+HOPPER_AND_LATER = ("h100", "h200", "h20-", "h800", "b100", "b200", "b300", "gb200", "gb300")
 FRAGMENTATION = Assumed(0.0, 0.0, 0.08)
 """Share of the allocated bytes that the caching allocator may hold beyond them; not part of the value, only of the range."""
 
 
+def workspaces(gpu: Gpu | None, training: Training, *, grouped: bool) -> float:
+    """Bytes that the allocator hands out for good to the libraries of matrix products; 0 where no GPU is named.
+
+    grouped: whether the model has experts, whose products are grouped
+
+    >>> from loadgauge.hardware import gpu
+    >>> from loadgauge.training import training
+    >>> workspaces(gpu("h100-sxm5-80gb"), training("megatron"), grouped=True) / 2**20
+    224.0
+    """
+    if gpu is None or gpu.vendor != "nvidia":
+        return 0.0
+    recent = gpu.id.startswith(HOPPER_AND_LATER)
+    total = HANDLES * CUBLAS[recent]
+    if training.framework.name == "megatron":
+        total += TRANSFORMER_ENGINE[recent] * (1 + (GROUPED_STREAMS if grouped else 0))
+    return float(total)
+
+
+def communicators(layout: Layout) -> int:
+    """How many NCCL communicators a rank is in: one an axis with several ranks."""
+    return sum(1 for degree in (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep) if degree > 1)
+
+
 def outside(layout: Layout) -> Assumed:
-    """Bytes outside the allocator on one rank: context, workspace, and a communicator for each axis with several ranks."""
-    groups = sum(1 for degree in (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep) if degree > 1)
-    fixed, each = (CONTEXT, WORKSPACE), COMMUNICATOR
+    """Bytes outside the allocator on one rank: the context, and a communicator for each axis with several ranks."""
+    groups = communicators(layout)
     return Assumed(
-        sum(part.value for part in fixed) + groups * each.value,
-        sum(part.low for part in fixed) + groups * each.low,
-        sum(part.high for part in fixed) + groups * each.high,
+        CONTEXT.value + groups * COMMUNICATOR.value,
+        CONTEXT.low + groups * COMMUNICATOR.low,
+        CONTEXT.high + groups * COMMUNICATOR.high,
     )

@@ -40,11 +40,13 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """The peak of each pipeline stage."""
     host: float
     """Bytes offloaded to the host, for this rank."""
+    workspaces: float = 0.0
+    """Of the part outside: what the allocator hands out to the libraries of matrix products."""
 
     @property
     def allocated(self) -> float:
-        """Bytes PyTorch's allocator hands out at the peak."""
-        return self.total - self.parts["outside"]
+        """Bytes PyTorch's allocator hands out at the peak, workspaces included."""
+        return self.total - self.parts["outside"] + self.workspaces
 
     @property
     def verdict(self) -> Literal["fits", "tight", "does not fit", "unknown"]:

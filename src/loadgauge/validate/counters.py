@@ -51,7 +51,7 @@ def counter(run: Run) -> Counter:
 def reading(kind: Counter, estimate: Estimate) -> tuple[float, float, float]:
     """What the counter would show [bytes]: low, predicted, high. An unknown one lies between allocated and device."""
     memory = estimate.memory
-    outside = memory.parts["outside"]
+    outside = memory.parts["outside"] - memory.workspaces
     allocated = (memory.stages[-1] if kind.last_stage else memory.total) - outside
     if kind.kind == "allocated":
         return allocated, allocated, allocated
