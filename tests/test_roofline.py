@@ -27,7 +27,7 @@ EFFICIENCIES = (
     "fp8_matmul",
 )
 PERFECT = msgspec.structs.replace(
-    DEFAULT, wave=0.0, small_k=0.0, launch=0.0, multiprocessors=100, **dict.fromkeys(EFFICIENCIES, 1.0)
+    DEFAULT, wave=0.0, small_k=0.0, launch=0.0, routing=0.0, multiprocessors=100, **dict.fromkeys(EFFICIENCIES, 1.0)
 )
 
 
@@ -153,3 +153,12 @@ def test_megatrons_dropout_is_part_of_the_residual_sum():
     apart, fused = (operation_seconds(dropout, machine(fuses_dropout=flag)) for flag in (False, True))
     assert (apart.forward, fused.forward) == (pytest.approx(4000 / 1e11), pytest.approx(1000 / 1e11))
     assert apart.backward == fused.backward == pytest.approx(5000 / 1e11)
+
+
+def test_routing_takes_its_time_in_each_direction():
+    layer = block_layer(model("mixtral-8x7b").blocks[0], 4096, View.of(4096, 1))
+    slow, fast = (layer_seconds(layer, machine(rates(routing=seconds))) for seconds in (0.5, 0.0))
+    assert slow.forward - fast.forward == pytest.approx(0.5)
+    assert slow.backward - fast.backward == pytest.approx(0.5)
+    dense = block_layer(model("llama-3.1-8b").blocks[0], 4096, View.of(4096, 1))
+    assert layer_seconds(dense, machine(rates(routing=0.5))) == layer_seconds(dense, machine())

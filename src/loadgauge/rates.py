@@ -28,7 +28,9 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     inner_link, outer_link: achieved share of the link inside a domain, and of the network adapter
     inner_latency, outer_latency: seconds of one step of a collective
     contention: share of hidden communication's time that the compute beside it loses
-    fp8_matmul: as `matmul`, of the 8-bit (or 4-bit) peak
+    fp8_matmul, fp4_matmul: as `matmul`, of the 8-bit and the 4-bit peak
+    routing: seconds that an expert layer's routing adds in each direction: many small kernels, and a host that waits to
+        learn how many tokens each expert has
     multiprocessors: how many tiles of a matrix product are computed at a time
     low, high: the factors on a predicted time between which 80 % of the rows lie that were not used to fit it
     low_measured, high_measured: the same once a measured run of the same model and machine has rescaled it
@@ -53,6 +55,8 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     date: str
     rows: tuple[str, ...]
     fp8_matmul: float = 0.5
+    fp4_matmul: float = 0.4
+    routing: float = 3e-4
     flash2: float = 0.45
     flash2_backward: float = 0.35
     contention: float = 0.2

@@ -91,7 +91,8 @@ def gemm_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False) -> Size:
     filled = 1 - (1 - useful) * rates.wave
     peak, share = machine.peak, rates.matmul
     if fp8 and machine.fp8_peak is not None:
-        peak, share = machine.fp8_peak, rates.fp8_matmul
+        four = machine.low is not None and machine.low.format == "fp4"
+        peak, share = machine.fp8_peak, rates.fp4_matmul if four else rates.fp8_matmul
     arithmetic = gemm.flops / (peak * share * filled * gemm.k / (gemm.k + rates.small_k))
     moved = 2 * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n) * gemm.batch
     return maximum(arithmetic, moved / (machine.bandwidth * rates.memory)) + machine.launch
@@ -128,7 +129,8 @@ def operation_seconds(operation: Operation, machine: Machine) -> OperationTime:
     back = operation.hbm_bytes()
     if not operation.shares_gradient:
         back = back + sum(tensor.nbytes for tensor in operation.keeps)
-    return OperationTime(_moved(nbytes, machine), _moved(back, machine), 0)
+    routing = rates.routing if _permutes(operation) and operation.kind == "collective" else 0.0
+    return OperationTime(_moved(nbytes, machine) + routing, _moved(back, machine) + routing, 0)
 
 
 def _permutes(operation: Operation) -> bool:

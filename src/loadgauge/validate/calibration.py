@@ -41,12 +41,14 @@ FITTED = {
     "outer_latency": (1.4e-5, 1e-5, 0.0, 1e-4),
     "contention": (0.2, 0.1, 0.0, 1.0),
     "fp8_matmul": (0.5, 0.15, 0.1, 1.0),
+    "fp4_matmul": (0.4, 0.15, 0.1, 1.0),
+    "routing": (3e-4, 3e-4, 0.0, 5e-3),
 }
 """Prior value, its spread, and the bounds of each fitted efficiency."""
 ONE_ATTENTION = ("a100", "a800", "a10", "v100", "rtx3090")
 SPREAD = 0.05
 """Of measured times, as a logarithm: the same box from two vendors differs by 2 to 12 %."""
-WITHIN_A_CHIP = 0.5
+WITHIN_A_CHIP = 0.8
 """How far the GPUs of one chip are from one another, of the spreads in `FITTED`."""
 CHIPS = {
     "ampere": ("a100-sxm4-80gb", "a100-sxm4-40gb", "a100-pcie-80gb", "a100-pcie-40gb", "a800-sxm4-80gb"),
