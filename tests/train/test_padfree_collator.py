@@ -118,6 +118,13 @@ def test_log_probabilities_of_pairs() -> None:
         torch.testing.assert_close(found[i], expected, rtol=1e-10, atol=1e-10)
 
 
+def test_log_probabilities_count_from_the_first_target() -> None:
+    batch = Collator()([{"chosen_input_ids": [5, 6, 7], "rejected_input_ids": [8, 9]}])
+    logits = torch.zeros(1, 5, 97)
+    found = sequence_log_probs(logits, batch["labels"], batch["cu_seq_lens_q"])
+    assert (found / -torch.log(torch.tensor(97.0))).tolist() == pytest.approx([2, 1])
+
+
 lengths_of_a_set = st.lists(st.integers(1, 50), min_size=1, max_size=60)
 
 
@@ -133,6 +140,10 @@ def test_every_sequence_once_and_never_over_budget(lengths: list[int], budget: i
     # Best fit: no two batches together fit the budget, so at most one is less than half full.
     fills = sorted(sum(lengths[i] for i in batch) for batch in distinct)
     assert all(one + two > budget for one, two in itertools.pairwise(fills))
+
+
+def test_the_fullest_batch_with_room_is_taken() -> None:
+    assert len(TokenBudgetSampler([6, 5, 4, 3, 2], 10, shuffle=False)) == 2
 
 
 def test_epochs_differ_and_repeat() -> None:

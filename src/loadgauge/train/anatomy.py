@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers import PreTrainedModel
 
 from loadgauge.errors import NotModelled
-from loadgauge.train.attention import NAMES, PROBES, Seen
-from loadgauge.train.masks import Reach
+from loadgauge.train.attention import MADE, NAMES, PROBES, Seen
+from loadgauge.train.masks import Reach, reach_of
 from loadgauge.train.mixers import Notes, leaves, token_dims
 from loadgauge.train.routing import arguments, by_name
 
@@ -28,10 +28,13 @@ LENGTHS = (7, 5)
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Attention layers behind the interface with what their tokens see, other mixers, and outputs of both sequences."""
+    """Attention layers behind the interface with what their tokens see, other mixers, every different reach of the masks
+    the model makes, and the outputs of both sequences.
+    """
 
     attention: dict[nn.Module, Reach]
     mixers: dict[nn.Module, Notes]
+    reaches: tuple[Reach, ...]
     alone: tuple[Tensor, Tensor]
 
 
@@ -102,14 +105,15 @@ def configs(model: nn.Module) -> list[Any]:
 
 
 def look(model: PreTrainedModel, samples: tuple[Tensor, Tensor], stock: str, interface: bool) -> Anatomy:
-    """Run `model` on both samples alone and tell its parts apart. `interface`: use attention behind the interface."""
+    """Run `model` on both samples alone and tell its parts apart. `interface`: leave attention to the interface."""
     inner = backbone(model)
     before = inner.config._attn_implementation
     noted = _Noted(inner)
     try:
         # Silently ignored by families that do not use the interface: their layers then note nothing.
-        if interface and model._can_set_attn_implementation():
+        if model._can_set_attn_implementation():
             model.set_attn_implementation(PROBES[stock])
+        MADE.clear()
         for module in inner.modules():
             module.padding_free_notes = []  # type: ignore[assignment]
         with torch.no_grad():
@@ -120,7 +124,9 @@ def look(model: PreTrainedModel, samples: tuple[Tensor, Tensor], stock: str, int
             for module in inner.modules()
             if (reach := _agreed(module.padding_free_notes, read)) is not None  # type: ignore[arg-type]
         }
+        attention = attention if interface else {}
         mixers = noted.mixers(set(attention))
+        reaches = _reaches(model, inner, samples[0], PROBES[stock]) if mixers else ()
     finally:
         noted.remove()
         for module in inner.modules():
@@ -129,7 +135,29 @@ def look(model: PreTrainedModel, samples: tuple[Tensor, Tensor], stock: str, int
             model.set_attn_implementation(before)
     if not attention and not mixers:
         raise NotModelled(f"{type(model).__name__}: no part of it was found to mix tokens")
-    return Anatomy(attention, mixers, (alone[0], alone[1]))
+    return Anatomy(attention, mixers, reaches, (alone[0], alone[1]))
+
+
+def _reaches(model: PreTrainedModel, inner: PreTrainedModel, ids: Tensor, probe: str) -> tuple[Reach, ...]:
+    """The different reaches of the masks a model makes. One that ignores the interface is asked for its masks alone."""
+    before = inner.config._attn_implementation
+    ignored = not MADE
+    if ignored:
+        inner.config._attn_implementation = probe
+        try:
+            with torch.no_grad(), contextlib.suppress(Exception):  # its layers need not understand what they are given
+                model(input_ids=ids)
+        finally:
+            inner.config._attn_implementation = before
+    found: list[Reach] = []
+    for function in dict.fromkeys(MADE):
+        reach = reach_of(function)
+        if reach not in found:
+            found.append(reach)
+    # Such a model may leave out a mask that a short sequence does not need, and a longer one does.
+    if ignored and any(reach not in (Reach(), Reach(right=-1)) for reach in found):
+        raise NotModelled(f"{type(model).__name__} has windows of its own and ignores the attention interface")
+    return tuple(found)
 
 
 def samples_by_run(samples: tuple[Tensor, Tensor]) -> list[tuple[str, Tensor]]:

@@ -38,6 +38,9 @@ NAMES = {"sdpa": "padding_free", "eager": "padding_free_eager"}
 PROBES = {stock: f"{name}_probe" for stock, name in NAMES.items()}
 """Registered names under which a layer notes in its `padding_free_notes` how it is called."""
 
+MADE: list[Any] = []
+"""The mask functions that masks were made of under `PROBES`, in order."""
+
 
 @dataclass
 class LayerPlan:
@@ -98,6 +101,7 @@ def _register(stock: str) -> None:
         dense: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[stock](*args, **kwargs)
         if dense is not None:
             dense.made_by = kwargs.get("mask_function")  # type: ignore[attr-defined]
+        MADE.append(kwargs.get("mask_function"))
         return dense
 
     AttentionInterface.register(NAMES[stock], attention)
@@ -237,8 +241,7 @@ def per_sequence(
             )
             continue
         if mask is None and reach.right == 0:
-            index = torch.arange(length, device=device)
-            mask = reach.sees(index[:, None], index[None])
+            mask = reach.over(length, device)
         outputs.append(_written_out(q, k, v, mask, dropout, scale, softcap, sinks))
     return torch.cat([output.transpose(1, 2) for output in outputs], 1)
 

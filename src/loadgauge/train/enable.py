@@ -271,7 +271,7 @@ def _fit(
     for module, notes in parts.mixers.items():
         if "flat" not in notes.calls:
             raise NotModelled(f"{type(module).__name__} is not called on a flat batch")
-        convention = mixers.learn(module, notes, anatomy.LENGTHS)
+        convention = mixers.learn(module, notes, anatomy.LENGTHS, parts.reaches)
         if not convention.source:
             raise NotModelled(f"boundaries do not reach {type(module).__name__}")
         module.padding_free_mixer = convention  # type: ignore[assignment]

@@ -57,14 +57,18 @@ class Reach:
             seen = seen & (query // self.chunk == key // self.chunk)
         return seen
 
+    def over(self, length: int, device: torch.device) -> Tensor:
+        """Boolean mask (length, length) of a sequence: rows are queries, columns keys."""
+        index = torch.arange(length, device=device)
+        return self.sees(index[:, None], index[None])
+
     def dense(self, length: int, device: torch.device) -> Tensor | None:
         """Boolean mask (length, length), or None where a sequence that short is simply causal or sees all of itself."""
         if self.plain(length):
             return None
         known = self._dense.get((length, device))
         if known is None:
-            index = torch.arange(length, device=device)
-            known = self.sees(index[:, None], index[None])
+            known = self.over(length, device)
             self._dense.clear()  # neighbours in a batch differ in length; only layers of one forward share a mask
             self._dense[length, device] = known
         return known

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from loadgauge.errors import NotModelled
 from loadgauge.train import boundaries
 from loadgauge.train.boundaries import Boundaries
+from loadgauge.train.masks import Reach, reach_of
 from loadgauge.train.routing import FLAT_KEYS, arguments, by_name
 
 MaskBuilder = Callable[[int, Tensor, Tensor | None], Tensor]
@@ -31,7 +32,7 @@ class Convention:
     """How one mixer's arguments follow the tokens, by name; a tuple of tensors holds one rule for each of its leaves."""
 
     rules: dict[str, list[tuple[str, int]]]
-    masks: dict[str, tuple[str, Tensor]]
+    masks: dict[str, tuple[str, Tensor, Reach]]
     outputs: list[int | None]
     takes: tuple[str, ...]
     source: str = ""
@@ -59,8 +60,11 @@ def token_dims(first: Any, second: Any, lengths: tuple[int, int]) -> list[int]:
     return [d for d in range(first.dim()) if (first.shape[d], second.shape[d]) == lengths]
 
 
-def learn(module: nn.Module, notes: Notes, lengths: tuple[int, int]) -> Convention:
-    """The convention of a mixer from its three noted calls. Raises `NotModelled` where an argument fits no rule."""
+def learn(module: nn.Module, notes: Notes, lengths: tuple[int, int], reaches: tuple[Reach, ...]) -> Convention:
+    """The convention of a mixer from its three noted calls. `reaches`: of the masks its model makes.
+
+    Raises `NotModelled` where an argument fits no rule, or a mask could hold a window that short sequences do not show.
+    """
     (first, output_first), (second, output_second) = notes.calls["first"], notes.calls["second"]
     flat, _ = notes.calls["flat"]
     convention = Convention({}, {}, [], arguments(module))
@@ -71,12 +75,7 @@ def learn(module: nn.Module, notes: Notes, lengths: tuple[int, int]) -> Conventi
         for one, two, whole in zip(leaves(value), leaves(second.get(name)), beside, strict=False):
             rule = _rule(one, two, whole, lengths)
             if rule is None:
-                mask = _mask_form(one)
-                if mask is None:
-                    raise NotModelled(
-                        f"{type(module).__name__}: its argument {name} follows neither tokens nor a known mask"
-                    )
-                convention.masks[name] = mask
+                convention.masks[name] = _mask(one, reaches, f"{type(module).__name__}: its argument {name}")
                 rule = ("mask", 0)
             convention.rules[name].append(rule)
     convention.source = _source(flat, sum(lengths))
@@ -109,11 +108,22 @@ def _close(one: Tensor, two: Tensor) -> bool:
     return torch.allclose(one.double(), two.double(), rtol=tolerance, atol=tolerance)
 
 
-def _mask_form(mask: Tensor) -> tuple[str, Tensor] | None:
-    """Which way a model writes its causal mask, recognised from the one of a short sequence."""
+def _mask(mask: Tensor, reaches: tuple[Reach, ...], what: str) -> tuple[str, Tensor, Reach]:
+    made_by = getattr(mask, "made_by", None)
+    if made_by is None and len(reaches) != 1:
+        raise NotModelled(f"{what} is a mask of unknown reach")
+    reach = reaches[0] if made_by is None else reach_of(made_by)
+    form = _mask_form(mask, reach)
+    if form is None:
+        raise NotModelled(f"{what} follows neither tokens nor a known mask")
+    return *form, reach
+
+
+def _mask_form(mask: Tensor, reach: Reach) -> tuple[str, Tensor] | None:
+    """Which way a model writes its mask, recognised from the one of a short sequence."""
     if mask.dim() != 4 or mask.shape[-1] != mask.shape[-2]:
         return None
-    seen = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
+    seen = reach.over(mask.shape[-1], mask.device)
     if mask.dtype == torch.bool:
         forms = {"seen": seen, "hidden": ~seen}
         return next(((form, mask[..., :1, :1]) for form, like in forms.items() if bool((mask == like).all())), None)
@@ -124,9 +134,9 @@ def _mask_form(mask: Tensor) -> tuple[str, Tensor] | None:
     return ("biased", mask[..., :1, :1]) if bool((mask == biased).all()) else None
 
 
-def build_mask(form: str, like: Tensor, length: int, given: Any, device: torch.device) -> Tensor:
+def build_mask(form: str, like: Tensor, reach: Reach, length: int, given: Any, device: torch.device) -> Tensor:
     """The mask (.., length, length) that the model would have written for a sequence alone."""
-    seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    seen = reach.over(length, device)
     if form in ("seen", "hidden"):
         return (seen if form == "seen" else ~seen).expand(*like.shape[:-2], -1, -1)
     lowest = torch.finfo(like.dtype).min
@@ -207,9 +217,9 @@ def _part(convention: Convention, call: dict[str, Any], start: int, end: int) ->
         if name in FLAT_KEYS:
             continue
         if name in convention.masks:
-            form, like = convention.masks[name]
+            form, like, reach = convention.masks[name]
             device = next(value.device for value in call.values() if isinstance(value, Tensor))
-            part[name] = build_mask(form, like, end - start, call.get(name), device)
+            part[name] = build_mask(form, like, reach, end - start, call.get(name), device)
             continue
         if all(kind == "same" for kind, _ in rules) and boundaries.is_marks(call.get(name), _last(call.get(name))):
             part[name] = None
