@@ -189,6 +189,8 @@ class StepModel:
             (weights.expert, self.groups["expert_dp"], self.groups["expert_replicas"]),
         ):
             reduced = self.reduced_bytes * part.trainable
+            if same(part.total, 0):
+                continue
             gather = gather + seconds("all_gather", gathered_bytes(part, precision, base), group, self.fabric)
             scatter = scatter + seconds("reduce_scatter", reduced, group, self.fabric)
             scatter = scatter + seconds("all_reduce", reduced / group.ranks, others, self.fabric)
