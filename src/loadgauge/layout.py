@@ -68,6 +68,11 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
         options += [f"group={self.group}"] if self.group > 1 else []
         return ":".join([self.mode, *options])
 
+    @property
+    def every_layer(self) -> bool:
+        """Whether it applies to all layers, and so to those of multi-token prediction too."""
+        return self.mode != "none" and self.every == 1 and self.layers is None
+
     def applies_to(self, layers: int) -> int:
         """How many of a stage's `layers` it applies to."""
         if self.mode == "none":
@@ -166,8 +171,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     def routes(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """The (stage, chunk) pairs that a micro-batch passes, from the embedding to the head: two routes with DualPipe.
 
-        Interleaved, it goes round through all stages for each chunk; in a V down through chunk 0 and up through chunk 1
-        (sources: narayanan2021, 2.2.2; qi2024v; deepseek2024).
+        Interleaved, it goes round through all stages for each chunk; in a V down chunk 0 and up chunk 1 (source:
+        narayanan2021, qi2024v, deepseek2024).
 
         >>> Layout(pp=2, schedule="zb-v").routes, Layout(pp=2, schedule="dualpipe").routes
         ((((0, 0), (1, 0), (1, 1), (0, 1)),), (((0, 0), (1, 0)), ((1, 1), (0, 1))))
@@ -202,8 +207,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     def in_flight(self, stage: int) -> Size:
         """Micro-batches whose activations a stage holds at its fullest, in units of a stage of the model (1/p of it).
 
-        Counted to the end of backward; where the gradients of the weights come later (zero-bubble), to their end, as if
-        all were held until then (`estimate.flight` counts what is). With m micro-batches, p stages and r this stage:
+        Counted to the end of backward, the weights' part of it included (`estimate.flight` says what waits for that).
+        With m micro-batches, p stages and r this stage:
 
         | schedule    | micro-batches                                                        | source                  |
         |-------------|----------------------------------------------------------------------|-------------------------|
@@ -238,7 +243,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         """The most that `expert_imbalance` can be: every token sends all it can to the experts of one rank.
 
         A rank has E / e of the E experts, so a token sends it at most min(K, E / e) of its K copies, where K / e is the
-        mean: min(e, E / K) times as many. (A capacity factor bounds it as well.)
+        mean: min(e, E / K) times that. (A capacity factor bounds it as well.)
 
         >>> from loadgauge.families.paper import mixtral_block
         >>> from loadgauge.model import ModelSpec
@@ -248,10 +253,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         [1, 4, 8, 8.0]
         """
         worst: Size = 1
-        for block in model.blocks:
-            if isinstance(block.mlp, Moe):
-                spread_out = block.mlp.num_experts / block.mlp.num_experts_per_tok
-                worst = maximum(worst, minimum(self.ep, spread_out))
+        for mixture in (block.mlp for block in model.blocks if isinstance(block.mlp, Moe)):
+            worst = maximum(worst, minimum(self.ep, mixture.num_experts / mixture.num_experts_per_tok))
         return worst
 
     def valid(self, model: ModelSpec) -> list[str]:
@@ -344,9 +347,8 @@ def _of_experts(layout: Layout, model: ModelSpec) -> Iterator[str]:
     for mixture in mixtures:
         yield from _uneven(mixture.num_experts, layout.ep, "num_experts over ep")
         yield from _uneven(mixture.moe_intermediate_size, layout.etp, "moe_intermediate_size over etp")
-        if mixture.shared is not None:
-            width = mixture.shared.intermediate_size
-            yield from _uneven(width, layout.tp, "width of the shared experts over tp")
+        if (shared := mixture.shared) is not None:
+            yield from _uneven(shared.intermediate_size, layout.tp, "width of the shared experts over tp")
         # Without it every tensor-parallel rank would route the same tokens; Megatron-LM refuses that too.
         if layout.tp > 1 and not layout.sequence_parallel:
             yield "experts with tp above 1 need sequence parallelism"
@@ -354,12 +356,9 @@ def _of_experts(layout: Layout, model: ModelSpec) -> Iterator[str]:
         ranks = layout.dp * layout.cp * layout.tp
         yield from _uneven(ranks, layout.ep * layout.etp, "dp x cp x tp over ep x etp")
         yield from _uneven(ranks // (layout.ep * layout.etp), layout.replicas, "ranks of an expert over replicas")
-    worst = layout.worst_imbalance(model)
-    if not 1 <= layout.expert_imbalance <= worst:
-        yield (
-            f"expert_imbalance must be from 1, balanced, to {worst:g}, where every token goes to one rank as far as it"
-            f" can; got {layout.expert_imbalance:g}"
-        )
+    imbalance, worst = layout.expert_imbalance, layout.worst_imbalance(model)
+    if not 1 <= imbalance <= worst:
+        yield f"expert_imbalance must be from 1, balanced, to {worst:g}, all that one rank can get; got {imbalance:g}"
 
 
 def _of_sequences(layout: Layout, model: ModelSpec) -> Iterator[str]:

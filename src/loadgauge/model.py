@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from loadgauge.algebra import Size
+from loadgauge.errors import ConfigError
 
 
 class Norm(msgspec.Struct, frozen=True):
@@ -317,8 +318,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     final_norm: Norm | None = None
     head: Head = Head()
     num_nextn_predict_layers: int = 0
-    """Multi-token prediction layers that were published with the model. They are not among the blocks, as transformers
+    """Multi-token prediction modules that were published with the model. They are not among the blocks, as transformers
     does not build them."""
+    mtp_layers: int = 0
+    """Of such modules, how many are trained with the model, and so counted (`with_mtp`)."""
     unused_keys: tuple[str, ...] = ()
     """Keys of the config that were not read and could matter."""
     source: str = ""
@@ -327,6 +330,22 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def num_hidden_layers(self) -> int:
         """Number of blocks."""
         return len(self.pattern)
+
+    def with_mtp(self, layers: int | None = None) -> ModelSpec:
+        """The model with its multi-token prediction modules, or with so many; each predicts one token more.
+
+        A module is a block like the last layer, behind a matrix that joins the hidden state and the next token's
+        embedding; embedding and head are the model's own (source: deepseek2024v3, section 2.2). Raises `ConfigError`
+        where the model came with none and no number is given.
+        """
+        count = self.num_nextn_predict_layers if layers is None else layers
+        if count < 1:
+            key = "num_nextn_predict_layers"
+            raise ConfigError(f"{self.name} has no multi-token prediction layers; say how many", key=key)
+        if self.head.kind != "lm":
+            raise ConfigError(f"{self.name} has no language-model head to predict tokens with", key="head")
+        unread = tuple(text for text in self.unused_keys if not text.startswith("num_nextn_predict_layers"))
+        return msgspec.structs.replace(self, mtp_layers=count, unused_keys=unread)
 
     def layer_counts(self, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
         """How many layers of each distinct block lie in `start:stop`."""

@@ -15,6 +15,8 @@ from loadgauge.estimate.memory import MemoryModel, Stage, stages
 from loadgauge.estimate.params import parameters
 from loadgauge.estimate.states import RankWeights
 from loadgauge.families.paper import deepseek_block, llama_block, mixtral_block
+from loadgauge.layers import head_layer
+from loadgauge.layers.ends import prediction_layer
 from loadgauge.model import Block, ModelSpec, Norm
 from loadgauge.ops import Collective, Layer
 from loadgauge.training import Training, training
@@ -248,6 +250,23 @@ def test_ranks_together_do_the_work_of_the_model_once(run: tuple[ModelSpec, Layo
     assert msgspec.to_builtins(flops) == done
     alone = estimate(model, Layout(global_batch=layout.global_batch, seq_len=LENGTH), how()).flops
     assert (alone.forward, alone.backward) == (flops.forward, flops.backward)
+
+
+@FEW
+@given(runs(), st.integers(1, 2))
+def test_multi_token_prediction_is_shared_as_the_rest_is(run: tuple[ModelSpec, Layout], modules: int) -> None:
+    model, layout = run
+    more, view = model.with_mtp(modules), view_of(layout, how())
+    block = facts_of(model, layout).facts[model.pattern[-1], False].layer
+    own = [prediction_layer(more, view), block, head_layer(more, view, shared=True)]
+    steps = modules * layout.num_microbatches * layout.dp * layout.cp * layout.tp
+    once, both = (estimate(each, layout, how()).flops for each in (model, more))
+    assert both.forward - once.forward == steps * sum(layer.forward_flops for layer in own)
+    assert both.backward - once.backward == steps * sum(layer.backward_flops for layer in own)
+    held = modules * sum(weight.numel * weight.shards for layer in own for weight in layer.weights)
+    assert held == parameters(more).mtp
+    for collective in (collective for layer in own for collective in layer.comm):
+        assert collective.ranks == getattr(layout, collective.axis)
 
 
 DEGREES = ("tp", "cp", "ep", "etp")

@@ -89,8 +89,8 @@ class Apart:
         """Layers of the stage, by kind."""
         self.done = self._done()
         """Layers whose backward is over at this moment."""
-        self.ends = self.facts.ends(self.stage)
-        self.weights = self.facts.weights(self.counts) + self.ends
+        self.ends = self.facts.units(self.stage)
+        self.weights = self.facts.weights(self.counts) + self.facts.ends(self.stage)
         self.names = kinds(self.model)
 
     def _at_work(self) -> Moment:
@@ -118,7 +118,8 @@ class Apart:
     @property
     def key(self) -> Key | None:
         """The kind of the layer in backward, where the moment is one."""
-        return None if self.moment.position is None else self.at_work.key
+        forward = self.at_work.work is not None and self.at_work.work.forward
+        return None if forward else self.at_work.key
 
     def kind(self, key: Key) -> str:
         """What to call layers of that kind."""

@@ -11,6 +11,7 @@ from loadgauge.estimate.recompute import applied, recomputed_counts
 from loadgauge.estimate.stages import stages
 from loadgauge.kernels import Kernels
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
+from loadgauge.layers.ends import prediction_layer
 from loadgauge.layout import Layout, RecomputePolicy
 from loadgauge.model import (
     Attention,
@@ -75,7 +76,9 @@ def microbatch_flops(
         tokens=view.cp * view.tokens, pairs=view.cp * view.pairs, positions=view.cp * view.positions,
         kernels=msgspec.structs.replace(view.kernels, vocabulary_multiple=1),
     )  # fmt: skip
+    modules = model.mtp_layers
     ends = [embedding_layer(model, whole), head_layer(model, whole)]
+    ends += [prediction_layer(model, whole), head_layer(model, whole, shared=True)] * modules
     forward: Size = sum(layer.forward_flops for layer in ends)
     backward: Size = sum(layer.backward_flops for layer in ends)
     again: Size = sum(layer.recompute_flops() for layer in ends)
@@ -83,6 +86,11 @@ def microbatch_flops(
     rerun = recomputed_counts(model, recompute, 0, model.num_hidden_layers) if repeated is None else repeated
     layers = [block_layer(block, model.hidden_size, whole) for block in model.blocks]
     names = frozenset(name for layer in layers for name in layer.names)
+    if modules:
+        # Their blocks are like the last layer.
+        kind, more = model.pattern[-1], modules if recompute.every_layer else 0
+        counts = tuple(count + (modules if index == kind else 0) for index, count in enumerate(counts))
+        rerun = [count + (more if index == kind else 0) for index, count in enumerate(rerun)]
     for layer, count, more in zip(layers, counts, rerun, strict=True):
         forward = forward + count * layer.forward_flops
         backward = backward + count * layer.backward_flops

@@ -58,6 +58,8 @@ def _parameters(apart: Apart) -> str:
     for name, layer, here in (("embedding", facts.embedding, stage.first), ("head", facts.head, stage.last)):
         if here and layer.params:
             terms.append(f"{layer.params:,} ({name})")
+    if facts.prediction is not None and stage.last:
+        terms.append(f"{facts.prediction.weights.total:,} (multi-token prediction)")
     return f"parameters on this rank before ZeRO: {' + '.join(terms)} = {apart.weights.total:,}"
 
 
@@ -75,7 +77,9 @@ def _weights(apart: Apart) -> Explanation:
         if low is not None:
             instead = low.weights == "instead"
             less = f" instead of {precision.weight} B{over}" if instead else " beside them"
-            what = f"{count.quantised:,} of them{where} in {low.format}, by rows and by columns, {low.weight_element:g} B"
+            what = (
+                f"{count.quantised:,} of them{where} in {low.format}, by rows and by columns, {low.weight_element:g} B"
+            )
             steps.append(Step(what + less, apart.states(WeightCount(quantised=count.quantised), ranks).weights))
     adapters = () if apart.training.lora is None else ("hu2021", *(() if stored is None else (stored.source,)))
     return apart.explanation(
@@ -95,13 +99,15 @@ def _gradients(apart: Apart) -> Explanation:
         if accumulating and apart.facts.lazy and apart.key is not None and apart.stage.last:
             tied = RankWeights.of(tuple(weight for one in apart.facts.head for weight in one.borrows))
             pieces.append(("the tied table's new gradient, not summed yet", tied))
-    elif apart.moment.position is None:
+    elif apart.key is None:
         pieces = []
     else:
         held = (
             [weight for one in apart.facts.head for weight in (*one.weights, *one.borrows)] if apart.stage.last else []
         )
         head = RankWeights.of(tuple(held))
+        if apart.facts.prediction is not None and apart.stage.last:
+            head = head + apart.facts.prediction.weights
         done = sum(apart.done.values())
         pieces = [("head", head), (f"the {done} layers whose backward is over", apart.facts.weights(apart.done))]
     over = apart.over(apart.layout.zero_ranks, 2)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from loadgauge.algebra import Size, ceil_div
 from loadgauge.estimate.apart import Apart, Explanation, Formula, Kept, Key, Step
+from loadgauge.estimate.flight import Work
 from loadgauge.estimate.letters import MEANING, letter, lettered_block, lettered_ends, lettered_view, put_in, text
 from loadgauge.estimate.live import backward_peak, forward_peak
+from loadgauge.estimate.memory import Prediction
+from loadgauge.estimate.moments import HEADS_AT_WORK
 from loadgauge.estimate.recompute import applied
 from loadgauge.layers import block_layer, head_layer
 from loadgauge.ops import NOTHING, Layer, Recompute
@@ -34,6 +38,8 @@ def activations(apart: Apart) -> Explanation:
         if chunk.first:
             steps.append(Step(f"embedding{many}", flight * facts.embedding_kept))
         steps.append(Step(f"what all layers share: tables of rotary positions, masks{many}", flight * facts.shared))
+        if facts.prediction is not None and chunk.last:
+            steps += _predicted(apart, work, facts.prediction, flight, waits)
     for key in apart.counts:
         formulas.append(_layer_formula(apart, key))
         tensors += _kept(apart.kind(key), facts.facts[key].layer, facts.facts[key].recompute)
@@ -54,6 +60,16 @@ def activations(apart: Apart) -> Explanation:
         tensors=tuple(tensors),
         sources=(f"read off the layer's list of operations, counted as in {cite('korthikanti2022')}",),
     )
+
+
+def _predicted(apart: Apart, work: Work, extra: Prediction, flight: Size, waits: Size) -> Iterator[Step]:
+    """What multi-token prediction keeps, on the chunk before the head."""
+    what = f"multi-token prediction ({extra.modules} x)"
+    yield Step(f"{what} x {flight:g} micro-batches in flight", flight * extra.kept)
+    yield Step(f"{what}, {waits:g} micro-batches that wait for the weights' gradients", waits * extra.waiting)
+    if apart.stage.chunks[work.chunk].last and apart.moment.name not in HEADS_AT_WORK:
+        yield Step(f"{what}, {'not come to yet' if work.forward else 'given back'}", -extra.kept)
+        yield Step(f"{what}, of it waiting for the weights' gradients", extra.waiting if work.splits else 0)
 
 
 def _stored(apart: Apart, key: Key, count: int) -> Size:
@@ -93,6 +109,8 @@ def loss(apart: Apart) -> Explanation:
     others, waits = work.flight.whole[index] - own, work.flight.waiting[index]
     steps = [Step(f"{others:g} other micro-batches in flight x {one.head:,} B", one.head * others)]
     waits = waits + (own and work.splits and apart.moment.name != "loss")
+    if apart.moment.name == "loss" and facts.prediction is not None:
+        steps.append(Step("kept by the heads of multi-token prediction", facts.prediction.head))
     what = f"{waits:g} that wait for the gradient of the head's weights x {one.head_waiting:,} B"
     steps.append(Step(what, waits * one.head_waiting))
     if apart.moment.name == "loss":
@@ -129,10 +147,10 @@ def transient(apart: Apart) -> Explanation:
         rule = "what the optimizer step makes for itself" if apart.at_step else "nothing at this moment"
         what = f"temporary of {apart.training.framework.name}'s optimizer step"
         return apart.explanation(rule, (Step(what, apart.moment.parts["transient"]),))
-    facts = apart.facts.facts[key]
+    facts, work = apart.facts.facts[key], apart.at_work.work
     walked = "walked operation by operation, as autograd makes and drops its tensors"
     kept = Step("of it, held for the backward (counted under activations)", -facts.kept)
-    if apart.key is None:
+    if work is not None and work.forward:
         largest = Step(f"the largest set alive at once in the forward of one {apart.kind(key)}", facts.forming)
         around = Step("held by the model's forward: masks, the embedding's output", apart.facts.around(apart.stage))
         rule = "what lives only while one layer runs forward"

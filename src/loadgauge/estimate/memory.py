@@ -17,7 +17,7 @@ from loadgauge.estimate.recompute import applied
 from loadgauge.estimate.stages import Chunk, Key, Stage, stages
 from loadgauge.estimate.states import RankWeights, States, WeightCount, gathered_bytes, model_states
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
-from loadgauge.layers.ends import mask_bytes, rotary_layer
+from loadgauge.layers.ends import mask_bytes, prediction_layer, rotary_layer
 from loadgauge.layout import Layout
 from loadgauge.model import ModelSpec, Moe
 from loadgauge.ops import NOTHING, Layer, Recompute
@@ -64,6 +64,21 @@ class ChunkBytes(msgspec.Struct, frozen=True):
     head_waiting: Size
 
 
+class Prediction(msgspec.Struct, frozen=True):
+    """The multi-token prediction modules together: what they keep for one micro-batch, and their weights.
+
+    key: the kind of layer their block is; head: of the bytes, what their heads keep, and what of it waits
+    """
+
+    modules: int
+    key: Key
+    kept: Size
+    waiting: Size
+    head: Size
+    head_waiting: Size
+    weights: RankWeights
+
+
 class MemoryModel:
     """The memory of a model under a layout. Facts of each kind of layer are worked out once, whatever its number."""
 
@@ -88,6 +103,7 @@ class MemoryModel:
             self.shared = self.shared + mask_bytes(model, view)
         self.head = head_layer(model, view, holds_table=not layout.ends_together)
         self.head_kept = self.head.saved()
+        self.prediction = self._prediction() if model.mtp_layers else None
         self.head_working = maximum(forward_peak(self.head), self.backward(self.head, NOTHING))
 
     def backward(self, layer: Layer, recompute: Recompute) -> Size:
@@ -102,6 +118,32 @@ class MemoryModel:
             return once
         added = backward_peak(layer, gradient, recompute, accumulating=True, split=split)
         return where(self.layout.num_microbatches > 1, added, once)
+
+    def _prediction(self) -> Prediction:
+        """The modules of multi-token prediction, which are on the stage of the head."""
+        model, view, many = self.model, self.view, self.model.mtp_layers
+        key = model.pattern[-1], self.layout.recompute.every_layer
+        owns = not (self.layout.ends_together or model.tie_word_embeddings)
+        entry = prediction_layer(model, view, holds_table=owns)
+        # Several modules read the same table.
+        again = prediction_layer(model, view)
+        head, block = head_layer(model, view, shared=True), self.facts[key]
+        weights = (block.weights + RankWeights.of(again.weights) + RankWeights.of(head.weights)).times(many - 1)
+        weights = weights + block.weights + RankWeights.of(entry.weights) + RankWeights.of(head.weights)
+        return Prediction(
+            modules=many,
+            key=key,
+            kept=many * (entry.saved() + block.kept),
+            waiting=many * (waiting(entry) + block.waiting) if self.layout.splits_backward else 0,
+            head=many * head.saved(),
+            head_waiting=many * waiting(head) if self.delays_head else 0,
+            weights=weights,
+        )
+
+    @property
+    def delays_head(self) -> bool:
+        """Whether the gradient of the head's matrix comes later; a loss in chunks makes all its gradients at once."""
+        return self.layout.splits_backward and self.view.kernels.loss != "chunked"
 
     # -- one stage ----------------------------------------------------------------------------------------------------
 
@@ -126,15 +168,13 @@ class MemoryModel:
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
         """What one micro-batch keeps on a chunk."""
-        counts = self.counts(stage, chunk.start, chunk.stop)
-        # A loss in chunks makes all its gradients at once.
-        delayed = chunk.last and self.layout.splits_backward and self.view.kernels.loss != "chunked"
-        return ChunkBytes(
-            kept=self.kept(counts) + self.shared + (self.embedding_kept if chunk.first else 0),
-            waiting=self.waiting(counts),
-            head=self.head_kept if chunk.last else 0,
-            head_waiting=waiting(self.head) if delayed else 0,
-        )
+        counts, extra = self.counts(stage, chunk.start, chunk.stop), self.prediction if chunk.last else None
+        kept = self.kept(counts) + self.shared + (self.embedding_kept if chunk.first else 0)
+        waits, head = self.waiting(counts), self.head_kept if chunk.last else 0
+        head_waits = waiting(self.head) if chunk.last and self.delays_head else 0
+        if extra is None:
+            return ChunkBytes(kept, waits, head, head_waits)
+        return ChunkBytes(kept + extra.kept, waits + extra.waiting, head + extra.head, head_waits + extra.head_waiting)
 
     def make_up(self, stage: Stage) -> tuple[object, ...]:
         """For each chunk of a stage what is the same for chunks of the same layers."""
@@ -162,7 +202,7 @@ class MemoryModel:
             total = total + self.facts[key].weights.times(count)
         return total
 
-    def ends(self, stage: Stage) -> RankWeights:
+    def units(self, stage: Stage) -> RankWeights:
         """Weights of the embedding and the head, as far as they are on this stage."""
         total = RankWeights()
         if stage.first:
@@ -170,6 +210,11 @@ class MemoryModel:
         if stage.last:
             total = total + RankWeights.of(self.head.weights)
         return total
+
+    def ends(self, stage: Stage) -> RankWeights:
+        """Weights of a stage beside its layers: embedding, head and multi-token prediction."""
+        units = self.units(stage)
+        return units if self.prediction is None or not stage.last else units + self.prediction.weights
 
     def moments(self, stage: Stage) -> Iterator[Moment]:
         """The moments of a step on one rank of a stage."""

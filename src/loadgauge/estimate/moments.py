@@ -18,8 +18,10 @@ from loadgauge.estimate.stages import Chunk, Key, Stage
 from loadgauge.estimate.states import RankWeights
 
 if TYPE_CHECKING:
-    from loadgauge.estimate.memory import MemoryModel
+    from loadgauge.estimate.memory import MemoryModel, Prediction
 PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "loss", "transient", "outside")
+
+HEADS_AT_WORK = ("loss", "backward of multi-token prediction")
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -48,8 +50,8 @@ class StageAtWork:
     def __init__(self, memory: MemoryModel, stage: Stage) -> None:
         self.memory, self.stage = memory, stage
         self.layout = memory.layout
-        self.ends = memory.ends(stage)
-        self.weights = memory.weights(memory.counts(stage, stage.start, stage.stop)) + self.ends
+        self.ends = memory.units(stage)
+        self.weights = memory.weights(memory.counts(stage, stage.start, stage.stop)) + memory.ends(stage)
         self.states = memory.states(self.weights)
         self.accumulating = self.layout.num_microbatches > 1
         self.works = works(self.layout, stage.index)
@@ -58,6 +60,8 @@ class StageAtWork:
         # A tied table has its gradient from the head on.
         tied = RankWeights.of(tuple(weight for operation in memory.head for weight in operation.borrows))
         head = RankWeights.of(memory.head.weights) + tied
+        if memory.prediction is not None:
+            head = head + memory.prediction.weights
         self.head_gradients = memory.states(head).gradients if stage.last else 0
         self.pending = memory.states(tied).gradients if stage.last else 0
 
@@ -70,6 +74,8 @@ class StageAtWork:
         at_head = [work for work in self.works if self.chunk(work).last]
         if at_head:
             yield self.at_loss(max(at_head, key=self.nbytes))
+            if self.memory.prediction is not None:
+                yield from (self.predicted(work, self.memory.prediction) for work in backwards if self.chunk(work).last)
         for order in ("last", "first") if self.memory.lazy or self.layout.splits_backward else ("last",):
             for work in reversed(backwards):
                 for key, position in self.memory.positions(self.stage, self.chunk(work), order):
@@ -113,15 +119,18 @@ class StageAtWork:
             return self.states.gradients
         return where(self.accumulating, self.states.gradients + unsummed, grown)
 
-    def held(self, work: Work, gone: dict[Key, int], *, at_loss: bool = False) -> dict[str, Size]:
+    def held(self, work: Work, gone: dict[Key, int], *, at_head: bool = False) -> dict[str, Size]:
         """All that is in flight, less what the layers `gone` do not hold of the micro-batch at work."""
         kept: Size = -self.memory.kept(gone)
         if work.splits:
             kept = kept + self.memory.waiting(gone)
+        extra = self.memory.prediction
+        if extra is not None and self.chunk(work).last and not at_head:
+            kept = kept - extra.kept + (extra.waiting if work.splits else 0)
         loss: Size = 0
         for index, (one, whole, waits) in enumerate(zip(self.chunks, *work.flight, strict=True)):
             own = int(index == work.chunk)
-            behind = waits + own * int(work.splits and not at_loss)
+            behind = waits + own * int(work.splits and not at_head)
             kept = kept + whole * one.kept + waits * one.waiting
             loss = loss + (whole - own) * one.head + behind * one.head_waiting
         return {"activations": kept, "loss": loss}
@@ -150,15 +159,31 @@ class StageAtWork:
 
     def at_loss(self, work: Work) -> Moment:
         """The head, forward or backward, for one micro-batch."""
-        held = self.held(work, {}, at_loss=True)
+        held, extra = self.held(work, {}, at_head=True), self.memory.prediction
         return self.at(
-            "loss",
+            HEADS_AT_WORK[0],
             work,
             gradients=self.gradients(0),
             gathered=self.memory.gathered(self.weights, self.ends, None),
             activations=held["activations"],
-            loss=held["loss"] + self.memory.head_working,
+            loss=held["loss"] + self.memory.head_working + (0 if extra is None else extra.head),
         )
+
+    def predicted(self, work: Work, extra: Prediction) -> Moment:
+        """The backward of a multi-token prediction module's block, when the heads are done."""
+        facts = self.memory.facts[extra.key]
+        held = self.held(work, {}, at_head=True)
+        left = self.chunks[work.chunk].head_waiting if work.splits else 0
+        found = self.at(
+            HEADS_AT_WORK[1],
+            work,
+            gradients=self.gradients(self.head_gradients, self.pending),
+            gathered=self.memory.gathered(self.weights, self.ends, facts.weights),
+            transient=facts.working - facts.kept,
+            activations=held["activations"],
+            loss=held["loss"] + left,
+        )
+        return msgspec.structs.replace(found, key=extra.key)
 
     def backward(self, work: Work, key: Key, position: int, order: str) -> Moment:
         """The backward of the last (or first) layer of a kind: those behind it have given back what they kept."""

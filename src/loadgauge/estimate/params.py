@@ -7,6 +7,7 @@ import msgspec
 from loadgauge.algebra import Size, shard
 from loadgauge.kernels import Kernels
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
+from loadgauge.layers.ends import prediction_layer
 from loadgauge.model import Block, ModelSpec, Moe
 from loadgauge.ops import Layer
 
@@ -19,11 +20,13 @@ class Parameters(msgspec.Struct, frozen=True):
     head: Size
     idle: Size = 0
     """Of the routed experts that a token does not pass through."""
+    mtp: Size = 0
+    """Of the multi-token prediction modules, without the embedding and the head that they share with the model."""
 
     @property
     def total(self) -> Size:
         """All parameters."""
-        return self.embedding + self.layers + self.head
+        return self.embedding + self.layers + self.head + self.mtp
 
     @property
     def active(self) -> Size:
@@ -44,11 +47,18 @@ def parameters(model: ModelSpec) -> Parameters:
     view = View(tokens=1, pairs=1, kernels=Kernels())
     counts = model.layer_counts()
     blocks = [(block, block_layer(block, model.hidden_size, view)) for block in model.blocks]
+    idle = sum(count * _idle(block, layer) for count, (block, layer) in zip(counts, blocks, strict=True))
+    module: Size = 0
+    if model.mtp_layers:
+        last, layer = blocks[model.pattern[-1]]
+        ends = prediction_layer(model, view).params + head_layer(model, view, loss=False, shared=True).params
+        module, idle = ends + layer.params, idle + model.mtp_layers * _idle(last, layer)
     return Parameters(
         embedding=embedding_layer(model, view).params,
         layers=sum(count * layer.params for count, (_, layer) in zip(counts, blocks, strict=True)),
         head=head_layer(model, view, loss=False).params,
-        idle=sum(count * _idle(block, layer) for count, (block, layer) in zip(counts, blocks, strict=True)),
+        idle=idle,
+        mtp=model.mtp_layers * module,
     )
 
 

@@ -5,11 +5,12 @@ Legend: T tokens, h hidden size, v vocabulary on this rank, t tensor-parallel ra
 
 from __future__ import annotations
 
-from loadgauge.algebra import Size, ceil_div, spread
+from loadgauge.algebra import Size, ceil_div, shard, spread
+from loadgauge.errors import NotModelled
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.mlp import activate
 from loadgauge.layers.view import View
-from loadgauge.model import Attention, Head, LatentAttention, ModelSpec
+from loadgauge.model import Attention, Head, LatentAttention, ModelSpec, Norm
 from loadgauge.ops import Collective, Gemm, Layer, Operation, Tensor, Weight
 
 
@@ -94,10 +95,44 @@ def mask_bytes(model: ModelSpec, view: View) -> Size:
     return len(seen - {(False, None)}) * build.residual_itemsize * view.pairs
 
 
-def head_layer(model: ModelSpec, view: View, *, loss: bool = True, holds_table: bool = False) -> Layer:
+def prediction_layer(model: ModelSpec, view: View, *, holds_table: bool = False) -> Layer:
+    """What a multi-token prediction module puts before its block (source: deepseek2024v3, equation 21).
+
+    The next token's embedding, from the model's own table, and the hidden state each pass a norm; a matrix of 2h x h
+    makes one of the two. `holds_table`: count that table here too, as a stage does which does not have the embedding.
+    """
+    build = Builder(view)
+    hidden, rows, trainable = model.hidden_size, build.local_tokens, build.trainable
+    if model.embedding_size is not None:
+        raise NotModelled("multi-token prediction with an embedding of another width is not modelled")
+    norm = model.final_norm or Norm("rmsnorm")
+    indices = Tensor("prediction.ids", view.tokens, build.dtypes.index, "index")
+    embedded = build.residual("prediction.tokens", hidden)
+    table = Weight("prediction.tokens.weight", vocabulary(model, view) * hidden, view.tp, "table", trainable)
+    keeps = (indices,) if trainable else ()
+    weights = (table,) if holds_table else ()
+    build.operations.append(Operation("prediction.tokens", "lookup", (indices,), (embedded,), weights, keeps))
+    token = build.norm("prediction.token_norm", embedded, norm, rows, hidden)
+    state = build.norm("prediction.hidden_norm", build.residual("input", hidden), norm, rows, hidden)
+    joined = build.elementwise("prediction.joined", (token, state), build.hidden("prediction.joined", 2 * hidden))
+    source, kept, reduced, workspace = build.enter("prediction.gather", joined, 2 * hidden)
+    full = build.dtypes.activation * view.tokens * hidden
+    build.linear(
+        "prediction.project", source, view.tokens, 2 * hidden, shard(hidden, view.tp, "hidden_size"),
+        kept_input=kept, shards=view.tp, backward_comm=reduced, workspace=workspace,
+        output=build.hidden("prediction.project", hidden),
+        forward_comm=(Collective("all_gather", "tp", full, view.tp),),
+    )  # fmt: skip
+    return build.layer("prediction")
+
+
+def head_layer(
+    model: ModelSpec, view: View, *, loss: bool = True, holds_table: bool = False, shared: bool = False
+) -> Layer:
     """The final norm, the head's matrices and the loss.
 
     `holds_table`: count a tied table here too, as the last pipeline stage does, which keeps a copy of it.
+    `shared`: the matrix is another head's, as in multi-token prediction.
     """
     build = Builder(view)
     hidden, head, rows = model.hidden_size, model.head, build.local_tokens
@@ -115,7 +150,8 @@ def head_layer(model: ModelSpec, view: View, *, loss: bool = True, holds_table: 
     if model.embedding_size is not None and not model.factorised_embedding:
         x = build.linear("head.project_out", x, rows, hidden, width)
     if head.kind == "lm":
-        _logits(build, x, model, width, loss, holds_table)
+        owned = not shared and (holds_table or not model.tie_word_embeddings)
+        _logits(build, x, model, width, loss, owned)
     elif head.kind in ("pooler", "classifier"):
         width = hidden if model.factorised_embedding else width
         rows = rows if head.per_token else view.sequences
@@ -136,7 +172,7 @@ def _transform(build: Builder, x: Tensor, head: Head, rows: Size, width: Size, i
     return x
 
 
-def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool, holds_table: bool) -> None:
+def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool, owned: bool) -> None:
     view, head = build.view, model.head
     columns = vocabulary(model, view)
     source, kept, reduced, workspace = build.enter("head.gather", x, width)
@@ -146,7 +182,7 @@ def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool
     build.linear(
         "head.logits", source, view.tokens, width, columns,
         bias=head.bias, kept_input=kept, shards=view.tp, kind="head", output=logits,
-        weight=holds_table or not model.tie_word_embeddings, backward_comm=reduced, workspace=workspace,
+        weight=owned, backward_comm=reduced, workspace=workspace,
     )  # fmt: skip
     if head.softcap:
         capped = build.tensor("head.softcap", logits.numel)
