@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 from loadgauge import Layout, estimate, model
 from loadgauge.errors import ConfigError, LayoutError
+from loadgauge.estimate.estimate import view_of
+from loadgauge.estimate.memory import MemoryModel
 from loadgauge.estimate.schedule import simulate, violation
 from loadgauge.families.paper import deepseek_block, gpt_model, llama_model, mixtral_block
 from loadgauge.layout import SCHEDULES, V_SHAPED, RecomputePolicy
 from loadgauge.model import Mamba2, ModelSpec, Norm, ShortConvolution
+from loadgauge.training import training
 
 
 def of_blocks(*blocks: Any) -> ModelSpec:
@@ -256,3 +259,20 @@ def test_an_operation_of_some_blocks_only_may_run_again() -> None:
         estimate(mixed, Layout(seq_len=512, recompute=RecomputePolicy.parse("mlp.gate,mlp.gates")))
     with pytest.raises(ConfigError, match=r"no operation 'mlp\.dispatch'"):
         estimate(DENSE, Layout(seq_len=512, recompute=RecomputePolicy.parse("mlp.dispatch")))
+
+
+def kept_with(layout: Layout, imbalance: float) -> int:
+    """Bytes that one layer with experts keeps on the busiest rank."""
+    how = training("megatron")
+    view = msgspec.structs.replace(view_of(layout, how), imbalance=imbalance)
+    return int(MemoryModel(MIXTRAL, layout, how, view).facts[0, False].kept)
+
+
+def test_the_busiest_rank_keeps_its_rows_as_many_times() -> None:
+    """Of each row: what came, gate and up, the activation's output, in 16 bits, and the weight of the row in 32."""
+    layout = Layout(dp=6, ep=6, global_batch=6, seq_len=64)
+    rows, each = 64 * 2, 2 * (512 + 3 * 90) + 4
+    worst = layout.worst_imbalance(MIXTRAL)
+    assert worst == 6
+    assert kept_with(layout, worst) - kept_with(layout, 1) == (worst - 1) * rows * each
+    assert Layout(dp=6).worst_imbalance(MIXTRAL) == 1, "one rank has all experts, and all rows"
