@@ -83,13 +83,13 @@ def common_divisor(first: Size, second: Size) -> Size:
 
 
 def same(first: Size, second: Size) -> bool:
-    """Whether two sizes are plainly one: equal numbers, equal expressions, or the very same array. For structure only.
+    """Whether two sizes are plainly one: equal numbers, equal expressions, or arrays equal throughout. For structure only.
 
     >>> same(300, 150 * 2), same(8, 64)
     (True, False)
     """
     if _is_array(first, second):
-        return first is second
+        return first is second or bool((first == second).all())
     return bool(first == second)
 
 

@@ -92,7 +92,7 @@ def layout_groups(layout: Layout) -> dict[str, Group]:
         raise ConfigError(f"must name each of {', '.join(AXES)} once, got {', '.join(order)}", key="order")
     made = groups({axis: getattr(layout, axis) for axis in ("tp", "cp", "dp", "pp")}, order)
     experts = groups({"tp": layout.etp, "ep": layout.ep, "dp": layout.expert_dp, "pp": layout.pp}, order)
-    if layout.pp > 1 and not same(layout.ep * layout.etp, 1) and made["pp"].stride != experts["pp"].stride:
+    if layout.pp > 1 and not same(layout.ep * layout.etp, 1) and not same(made["pp"].stride, experts["pp"].stride):
         raise LayoutError(
             f"with pp numbered before dp, experts need ep x etp = tp x cp, not {layout.ep} x {layout.etp}"
             f" and {layout.tp} x {layout.cp}"
@@ -180,15 +180,17 @@ def stage_traffic(
     Exposed seconds are all or nothing here, by the overlap switches; `expose` puts in what a timeline shows.
     """
     made = layout_groups(memory.layout) if by_axis is None else by_axis
+    rows = [*_operations(memory, fabric, stage, made), *weight_traffic(memory, fabric, stage, made)]
+    return tuple(row for row in rows if not same(row.calls_per_step, 0) and not same(row.payload, 0))
+
+
+def weight_traffic(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group]) -> Iterator[Traffic]:
+    """What is exchanged beside the layers' own collectives: between pipeline stages, and of gradients and weights."""
     counts = memory.counts(stage, stage.start, stage.stop)
     layers = [(count, memory.facts[key].weights) for key, count in counts.items()]
-    rows = [
-        *_operations(memory, fabric, stage, made),
-        *_pipeline(memory, fabric, stage, made),
-        *_shared(memory, fabric, stage, made),
-        *gradient_traffic(memory.layout, memory.training, layers, memory.ends(stage), made, fabric),
-    ]
-    return tuple(row for row in rows if not same(row.calls_per_step, 0) and not same(row.payload, 0))
+    yield from _pipeline(memory, fabric, stage, made)
+    yield from _shared(memory, fabric, stage, made)
+    yield from gradient_traffic(memory.layout, memory.training, layers, memory.ends(stage), made, fabric)
 
 
 def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group]) -> Iterator[Traffic]:
