@@ -23,6 +23,8 @@ class Request(msgspec.Struct, frozen=True):
     settings: Settings
     layers: int | None = None
     viewer: str = ""
+    world: int = 1
+    rank: int = 0
 
 
 class Reply(msgspec.Struct):
@@ -57,7 +59,14 @@ def answer(request: Request) -> Reply:
     from loadgauge.measure.trace import record
 
     try:
-        found = record(job(request.target, request.settings, request.device, request.layers), request.device)
+        asked = job(request.target, request.settings, request.device, request.layers)
+        world = None
+        if request.world > 1:
+            from loadgauge.measure.distributed import World
+
+            world = World(request.world, request.rank)
+            world.check()
+        found = record(asked, request.device, world=world)
         if request.viewer:
             from loadgauge.measure.viewer import write
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from loadgauge.estimate.outside import COMMUNICATOR, CONTEXT, WORKSPACE
+from loadgauge.estimate.outside import COMMUNICATOR, CONTEXT, CUBLAS, HANDLES
 from loadgauge.measure.stream import Record, op_name
 
 
@@ -24,13 +24,12 @@ class Hidden(msgspec.Struct, frozen=True):
 def hidden(records: Iterable[Record], groups: int = 0) -> tuple[Hidden, ...]:
     """What to add to a traced peak on a real GPU. `groups`: process groups that send anything."""
     lines = [
+        Hidden("CUDA context and kernels", int(CONTEXT.value), int(CONTEXT.low), int(CONTEXT.high), "beside", "assumed"),
         Hidden(
-            "CUDA context and kernels", int(CONTEXT.value), int(CONTEXT.low), int(CONTEXT.high), "beside", "assumed"
+            "cuBLAS workspaces of two threads", HANDLES * CUBLAS[True], HANDLES * CUBLAS[False],
+            HANDLES * CUBLAS[True], "allocated", "stated in PyTorch's CUDABlas.cpp: from Hopper on, and before",
         ),
-        Hidden(
-            "cuBLAS workspace", int(WORKSPACE.value), int(WORKSPACE.low), int(WORKSPACE.high), "allocated", "assumed"
-        ),
-    ]
+    ]  # fmt: skip
     if groups:
         figures = (int(part * groups) for part in (COMMUNICATOR.value, COMMUNICATOR.low, COMMUNICATOR.high))
         value, low, high = figures

@@ -127,6 +127,10 @@ class Observer:
             if sent is not None:
                 self.collectives.append(sent)
 
+    def sent(self, kind: str, ranks: int, payload: int) -> None:
+        """Takes down a collective that is not dispatched [bytes]."""
+        self.collectives.append(Collective(kind, ranks, payload, self._phase, self.tracker.module, self.steps))
+
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def begin(self, phase: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -18,6 +20,9 @@ from loadgauge.measure.saved import SavedTensor
 from loadgauge.measure.simulated import PINNED, fakes
 from loadgauge.measure.stream import Moment, Piece, Stream
 from loadgauge.measure.training import Job
+
+if TYPE_CHECKING:
+    from loadgauge.measure.distributed import World
 
 STEPS = 2
 """The optimizer's states exist from the second step on."""
@@ -84,7 +89,7 @@ class Recorded(msgspec.Struct, frozen=True):
     stream: Stream
 
 
-def trace(job: Job, device: str = "cuda", steps: int = STEPS) -> Trace:
+def trace(job: Job, device: str = "cuda", steps: int = STEPS, world: World | None = None) -> Trace:
     """Traces the training steps of a job as on `device` (cuda or cpu). See `record` for the stream of events.
 
     >>> import torch
@@ -96,15 +101,27 @@ def trace(job: Job, device: str = "cuda", steps: int = STEPS) -> Trace:
     >>> found.flops.total == 2 * 2 * 64 * 1024 * 1024  # the input needs no gradient
     True
     """
-    return record(job, device, steps).trace
+    return record(job, device, steps, world).trace
 
 
-def record(job: Job, device: str = "cuda", steps: int = STEPS) -> Recorded:
-    """As `trace`, with the stream of allocations that the allocator's simulation and the memory viewer read."""
+def record(job: Job, device: str = "cuda", steps: int = STEPS, world: World | None = None) -> Recorded:
+    """As `trace`, with the stream of allocations that the allocator's simulation and the memory viewer read.
+
+    `world`: this process plays one rank of so many (FSDP, DDP, tensor, sequence and pipeline parallel code).
+    """
     place = where(device)
     cuda_kernels.ATTENTION.clear()
     begun = time.perf_counter()
-    with fakes() as mode, job.prepared(mode, place) as step, observing(place) as observer:
+    with (
+        fakes() as mode,
+        job.prepared(mode, place) as step,
+        observing(place) as observer,
+        contextlib.ExitStack() as more,
+    ):
+        if world is not None:
+            from loadgauge.measure.distributed import pretended
+
+            more.enter_context(pretended(world, observer))
         job.introduce(observer)
         observer.begin(FORWARD)
         for _ in range(steps):

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from loadgauge.measure.stream import GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, Record, Stream
 
 _DEVICE_OF = torch.ops.prim.device.default
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 Watcher = Callable[[Any, Any, Any, Any], None]
 """Called with (operation, arguments, keywords, result) after every operation."""
@@ -83,6 +84,8 @@ class Tracker(TorchDispatchMode):
         for kind in types:
             if kind.__name__ == "DTensor":
                 return NotImplemented
+        if func is _WAIT and self._fake is not None:
+            return args[0]  # its fake would be a new tensor, where a real one is the same
         out = func(*args, **kwargs) if kwargs else func(*args)
         if self.suspended or torch._C._get_dispatch_mode(_FAKE) is not self._fake:
             return out

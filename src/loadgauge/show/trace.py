@@ -40,9 +40,15 @@ COUNT = Whole(1, 10**9)
 @click.option("--attention", type=click.Choice(("sdpa", "eager")), default="sdpa", show_default=True)
 @click.option("--checkpointing", type=click.Choice(("none", "full")), default="none", show_default=True)
 @click.option("--layers", type=COUNT, help="Another number of layers than the model's.")
+@click.option(
+    "--world", type=Whole(1, 10**6), default=1, help="Play one rank of so many, for a script that is parallel."
+)
+@click.option("--rank", type=Whole(0, 10**6), default=0, help="Which rank to play.")
 @click.option("--viewer", metavar="FILE", default="", help="Write a snapshot for pytorch.org/memory_viz.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
-def command(target: str, as_json: bool, device: str, layers: int | None, viewer: str, **given: Any) -> None:
+def command(
+    target: str, as_json: bool, device: str, layers: int | None, viewer: str, world: int, rank: int, **given: Any
+) -> None:
     """Run two training steps of TARGET on tensors without memory, and say what they would take.
 
     TARGET is a MODEL (a name in the catalogue, a Hugging Face config.json, or its folder), or script.py:function: a
@@ -62,7 +68,9 @@ def command(target: str, as_json: bool, device: str, layers: int | None, viewer:
     settings.check()
     if viewer and not Path(viewer).resolve().parent.is_dir():
         raise click.UsageError(f"--viewer: no such folder: {Path(viewer).parent}")
-    found = traced(Request(target, device, settings, layers, viewer))
+    if world > 1 and ".py:" not in target:
+        raise click.UsageError("--world is for a script that is parallel; of a MODEL one rank has everything")
+    found = traced(Request(target, device, settings, layers, viewer, world, rank))
     if as_json:
         from loadgauge.show.table import document
 
