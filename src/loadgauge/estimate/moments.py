@@ -71,7 +71,9 @@ class StageAtWork:
         for work in forwards:
             for key, position in self.memory.positions(self.stage, self.chunk(work), "last"):
                 yield self.forward(work, key, position)
-        at_head = [work for work in self.works if self.chunk(work).last]
+        # The head runs backward as soon as it has run forward; a split backward may find more that waits.
+        ways = (True, False) if self.layout.splits_backward else (True,)
+        at_head = [work for work in self.works if self.chunk(work).last and work.forward in ways]
         if at_head:
             yield self.at_loss(max(at_head, key=self.nbytes))
             if self.memory.prediction is not None:
