@@ -37,6 +37,7 @@ def view_of(layout: Layout, training: Training) -> View:
         cp_comm=layout.cp_comm,
         ep=layout.ep,
         etp=layout.etp,
+        imbalance=layout.expert_imbalance,
         kernels=training.kernels,
         lora=training.lora,
     )

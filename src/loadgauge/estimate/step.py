@@ -17,6 +17,7 @@ from loadgauge.estimate.roofline import LayerTime, Machine, layer_seconds, opera
 from loadgauge.estimate.schedule import simulate
 from loadgauge.estimate.states import RankWeights, gathered_bytes
 from loadgauge.estimate.traffic import Traffic, collective_seconds, expose, layout_groups, stage_traffic
+from loadgauge.layers.ends import head_layer, prediction_layer
 from loadgauge.ops import Layer, Operation, Recompute
 
 LANES = (
@@ -211,6 +212,11 @@ class StepModel:
             total = total.add(self.embedding)
         if stage.last:
             total = total.add(self.head)
+            if (more := self.memory.prediction) is not None:
+                model, view = self.memory.model, self.memory.view
+                entry, head = prediction_layer(model, view), head_layer(model, view, shared=True)
+                module = self.of_end(entry).add(self.layers[more.key]).add(self.of_end(head))
+                total = total.add(module, more.modules)
         return total
 
     # -- the end of a step ----------------------------------------------------------------------------------------------

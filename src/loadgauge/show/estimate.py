@@ -8,7 +8,7 @@ import click
 
 from loadgauge.estimate.memory import PARTS
 from loadgauge.show.flags import Request, run_options, whole_run_options
-from loadgauge.show.request import Job, job
+from loadgauge.show.request import Job, job, worst_routing
 
 
 @click.command("estimate")
@@ -64,6 +64,17 @@ def _plain(given: Job, found: dict[str, Any], part: str | None) -> dict[str, Any
             "expected_pairs": given.layout.pairs,
             "worst_case": {"total": memory.total, "low": memory.low, "high": memory.high, "fits": memory.fits},
         }
+    routed = worst_routing(given)
+    if routed is not None:
+        memory = routed.memory
+        found["experts"] = {
+            "imbalance": given.layout.expert_imbalance,
+            "worst_imbalance": routed.layout.expert_imbalance,
+            "worst_case": {
+                "total": memory.total, "low": memory.low, "high": memory.high, "fits": memory.fits,
+                "step": None if routed.time is None else routed.time.step,
+            },
+        }  # fmt: skip
     if part is not None:
         from loadgauge.estimate.explain import explain
 

@@ -54,6 +54,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     link_bandwidth: str | None = None
     nic_bandwidth: str | None = None
     cp_comm: str | None = None
+    mtp: bool = False
+    expert_imbalance: float | None = None
     replicas: int | None = None
     order: str | None = None
     overlap: str | None = None
@@ -130,6 +132,13 @@ RUN = (
     click.option("--cp-comm", type=click.Choice(get_args(CpComm)), help="How cp ranks exchange keys and values."),
     click.option("--replicas", type=DEGREE, help="Data-parallel groups that hold the same ZeRO shards (HSDP)."),
     click.option("--order", metavar=",".join(AXES), help="Order in which axes number the ranks, the fastest first."),
+    click.option("--mtp", is_flag=True, help="Train the model's multi-token prediction modules too."),
+    click.option(
+        "--expert-imbalance",
+        type=Positive(),
+        metavar="X",
+        help="Tokens of the busiest expert rank over the mean (1: balanced); the worst case is shown beside it.",
+    ),
     click.option(
         "--overlap",
         metavar="WHAT",

@@ -8,9 +8,9 @@ from loadgauge.estimate.memory import PARTS
 from loadgauge.estimate.params import parameters
 from loadgauge.estimate.result import Estimate
 from loadgauge.show.advice import advice
-from loadgauge.show.request import Job
+from loadgauge.show.request import Job, worst_routing
 from loadgauge.show.table import GLUE, Column, bar, console, draw, heading, is_wide, points
-from loadgauge.show.timing import headline, timing
+from loadgauge.show.timing import headline, seconds, timing
 from loadgauge.units import GIB, count, flops
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def _verdict(target: Console, given: Job, result: Estimate) -> None:
     if memory.host:
         points(target, [f"Host memory: {gib(memory.host)} GiB for each rank of the stage."], "")
     _lengths(target, given)
+    _routing(target, given)
 
 
 def _lengths(target: Console, given: Job) -> None:
@@ -105,6 +106,21 @@ def _lengths(target: Console, given: Job) -> None:
     ending = {True: ", which fits too.", False: ", which DOES NOT FIT.", None: "."}[memory.fits]
     line = f"Worst micro-batch, {given.layout.micro_batch} x the longest ({given.lengths.longest:,} tokens):"
     points(target, [f"{line} {gib(memory.total, 1)} GiB{ending}"], "", style="red" if memory.fits is False else "")
+
+
+def _routing(target: Console, given: Job) -> None:
+    """With experts over several ranks: what routing is assumed, and the worst that can happen."""
+    worst = worst_routing(given)
+    if worst is None:
+        return
+    memory, layout = worst.memory, worst.layout
+    ending = {True: ", which fits too.", False: ", which DOES NOT FIT.", None: "."}[memory.fits]
+    step = "" if worst.time is None else f", a step {seconds(worst.time.step)}"
+    line = (
+        f"Experts: the busiest rank gets {given.layout.expert_imbalance:g} x the mean (assumed). At worst,"
+        f" {layout.expert_imbalance:g} x: {gib(memory.total, 1)} GiB{step}{ending}"
+    )
+    points(target, [line], "", style="red" if memory.fits is False else "")
 
 
 def _advice(target: Console, given: Job, result: Estimate) -> None:

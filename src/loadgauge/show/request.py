@@ -88,6 +88,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return estimate(self.model, layout, self.training, self.gpu)
 
 
+def worst_routing(given: Job) -> Estimate | None:
+    """The estimate where all tokens that can go to one expert rank do; None where that changes nothing."""
+    worst = given.layout.worst_imbalance(given.model)
+    if worst <= given.layout.expert_imbalance:
+        return None
+    layout = msgspec.structs.replace(given.layout, expert_imbalance=worst)
+    return msgspec.structs.replace(given, layout=layout).estimate()
+
+
 def job(request: Request, model: ModelSpec | None = None) -> Job:
     """The run that a request means; `model` where it is at hand already.
 
@@ -107,6 +116,8 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
         return value
 
     _applies(request, chosen)
+    if request.mtp:
+        chosen = chosen.with_mtp()
     _whole_run(request)
     dp, degrees = _degrees(request, fill)
     micro_batch = fill("micro_batch", 1)
@@ -142,6 +153,7 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
         schedule=_schedule(request, assumed),
         stage_layers=_stage_layers(request.stage_layers),
         cp_comm=request.cp_comm or "ring",  # type: ignore[arg-type]
+        expert_imbalance=_imbalance(request, chosen, fill),
         replicas=request.replicas or 1,
         order=_order(request.order),
         **_ragged(lengths, micro_batch, kind),
@@ -283,6 +295,15 @@ def _order(text: str | None) -> tuple[str, ...]:
     if sorted(names) != sorted(AXES):
         raise ConfigError(f"must name each of {', '.join(AXES)} once, got {text!r}", key="order")
     return tuple(names)
+
+
+def _imbalance(request: Request, model: ModelSpec, fill: Any) -> float:
+    """Tokens of the busiest expert rank over the mean; balanced where nothing is said, and said so."""
+    if any(isinstance(block.mlp, Moe) for block in model.blocks):
+        return float(fill("expert_imbalance", 1.0, "balanced routing"))
+    if request.expert_imbalance is not None:
+        raise ConfigError(f"{model.name} has no experts", key="expert_imbalance")
+    return 1.0
 
 
 def _stage_layers(text: str | None) -> tuple[int, ...] | None:
