@@ -67,11 +67,13 @@ class ChunkBytes(msgspec.Struct, frozen=True):
 class Prediction(msgspec.Struct, frozen=True):
     """The multi-token prediction modules together: what they keep for one micro-batch, and their weights.
 
-    key: the kind of layer their block is; head: of the bytes, what their heads keep, and what of it waits
+    key: the kind of layer their block is; ends: the operations before that block, and after it
+    head: of the bytes, what their heads keep, and what of it waits
     """
 
     modules: int
     key: Key
+    ends: tuple[Layer, Layer]
     kept: Size
     waiting: Size
     head: Size
@@ -133,6 +135,7 @@ class MemoryModel:
         return Prediction(
             modules=many,
             key=key,
+            ends=(entry, head),
             kept=many * (entry.saved() + block.kept),
             waiting=many * (waiting(entry) + block.waiting) if self.layout.splits_backward else 0,
             head=many * head.saved(),
