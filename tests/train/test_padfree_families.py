@@ -12,14 +12,25 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from padfree_families import CAUSAL, MASKED, build, padded, ragged
 
-from loadgauge.train import Collator, check, enable
+from loadgauge.train import Collator, check, describe, enable
 
 LENGTHS = [13, 3, 22, 1, 9, 4]  # 4 is the number of heads: where layouts guessed from shapes go wrong
 FLOAT32_PARTS = {  # softmax, norms or routers in float32 whatever the weights are
     "gemma", "gemma3", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "llama4", "qwen3_next",
     "recurrent_gemma", "falcon_h1",
 }  # fmt: skip
-FLOAT32_SOFTMAX = {"bloom", "mpt", "gptj", "codegen", "gpt_neo", "mamba", "mamba2", "falcon_mamba", "jamba"}
+FLOAT32_SOFTMAX = {
+    "bloom",
+    "mpt",
+    "gptj",
+    "codegen",
+    "gpt_neo",
+    "mamba",
+    "mamba2",
+    "falcon_mamba",
+    "jamba",
+    "nemotron_h",
+}
 NO_FLOAT64 = {"xglm", "gemma2"}  # eager masks overflow: the padded reference itself is not a number
 
 
@@ -77,6 +88,15 @@ def run(
 @pytest.mark.parametrize("name", [*CAUSAL, *MASKED])
 def test_equals_padded(name: str) -> None:
     compare(name, LENGTHS)
+
+
+def test_sparse_attention_is_not_taken_for_dense() -> None:
+    """Indices of sparse attention are an argument that a dense kernel would drop: such layers run once per sequence."""
+    model = enable(build("deepseek_v32", index_topk=4))
+    assert "DeepseekV32Attention run once per sequence" in describe(model)
+    # Equal scores are cut off by chance, which the length of a padded row changes: each sequence alone is the reference.
+    found = check(model, Collator()([{"input_ids": row} for row in ragged(LENGTHS)]))
+    assert found.ok, str(found)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "llama4", "bert"])

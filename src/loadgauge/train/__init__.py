@@ -16,6 +16,8 @@ try:
     from loadgauge.train.collator import Collator, sequence_log_probs, target_count
     from loadgauge.train.enable import describe, disable, enable, enabled, paused
     from loadgauge.train.probe import Leak
+    from loadgauge.train.report import Report, report
+    from loadgauge.train.saved import saved_bytes
 except ModuleNotFoundError as missing:
     if missing.name not in ("torch", "transformers"):
         raise
@@ -25,6 +27,7 @@ __all__ = [
     "Check",
     "Collator",
     "Leak",
+    "Report",
     "TokenBudgetDataset",
     "TokenBudgetSampler",
     "check",
@@ -33,6 +36,8 @@ __all__ = [
     "enable",
     "enabled",
     "paused",
+    "report",
+    "saved_bytes",
     "sequence_log_probs",
     "target_count",
 ]

@@ -22,6 +22,12 @@ from loadgauge.train.masks import Reach, reach_of
 from loadgauge.train.mixers import Notes, leaves, token_dims
 from loadgauge.train.routing import arguments, by_name
 
+UNDERSTOOD = {
+    *("dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "cache_position"),
+    *("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_router_logits", "deterministic"),
+}
+"""Arguments of an attention function that padding-free attention takes or may leave out."""
+
 LENGTHS = (7, 5)
 """Tokens of the two short sequences a model is looked at with."""
 
@@ -110,54 +116,59 @@ def look(model: PreTrainedModel, samples: tuple[Tensor, Tensor], stock: str, int
     before = inner.config._attn_implementation
     noted = _Noted(inner)
     try:
-        # Silently ignored by families that do not use the interface: their layers then note nothing.
-        if model._can_set_attn_implementation():
-            model.set_attn_implementation(PROBES[stock])
-        MADE.clear()
-        for module in inner.modules():
-            module.padding_free_notes = []  # type: ignore[assignment]
+        settable = model._can_set_attn_implementation()
+        attention, reaches = _probe(model, inner, noted, samples[0], stock, settable)
+        attention = attention if interface else {}
+        if settable:
+            model.set_attn_implementation(stock)
         with torch.no_grad():
             alone = tuple(first_tensor(noted.run(name, model, ids)).detach() for name, ids in samples_by_run(samples))
-        read: dict[Any, Reach | None] = {}  # layers share the functions that make their masks
-        attention = {
-            module: reach
-            for module in inner.modules()
-            if (reach := _agreed(module.padding_free_notes, read)) is not None  # type: ignore[arg-type]
-        }
-        attention = attention if interface else {}
         mixers = noted.mixers(set(attention))
-        reaches = _reaches(model, inner, samples[0], PROBES[stock]) if mixers else ()
     finally:
         noted.remove()
-        for module in inner.modules():
-            module.__dict__.pop("padding_free_notes", None)
         if inner.config._attn_implementation != before:
             model.set_attn_implementation(before)
     if not attention and not mixers:
         raise NotModelled(f"{type(model).__name__}: no part of it was found to mix tokens")
+    # Such a model may leave out a mask that a short sequence does not need, and a longer one does.
+    if mixers and not settable and any(reach not in (Reach(), Reach(right=-1)) for reach in reaches):
+        raise NotModelled(f"{type(model).__name__} has windows of its own and ignores the attention interface")
     return Anatomy(attention, mixers, reaches, (alone[0], alone[1]))
 
 
-def _reaches(model: PreTrainedModel, inner: PreTrainedModel, ids: Tensor, probe: str) -> tuple[Reach, ...]:
-    """The different reaches of the masks a model makes. One that ignores the interface is asked for its masks alone."""
+def _probe(
+    model: PreTrainedModel, inner: PreTrainedModel, noted: _Noted, ids: Tensor, stock: str, settable: bool
+) -> tuple[dict[nn.Module, Reach], tuple[Reach, ...]]:
+    """The attention layers behind the interface, and every different reach of the masks the model makes."""
     before = inner.config._attn_implementation
-    ignored = not MADE
-    if ignored:
-        inner.config._attn_implementation = probe
-        try:
-            with torch.no_grad(), contextlib.suppress(Exception):  # its layers need not understand what they are given
-                model(input_ids=ids)
-        finally:
+    MADE.clear()
+    for module in inner.modules():
+        module.padding_free_notes = []  # type: ignore[assignment]
+    try:
+        if settable:
+            model.set_attn_implementation(PROBES[stock])
+        else:  # it is asked for its masks alone, and need not understand what it then gets
+            inner.config._attn_implementation = PROBES[stock]
+        with torch.no_grad(), contextlib.suppress(Exception):
+            noted.run("probe", model, ids)
+        read: dict[Any, Reach | None] = {}  # layers share the functions that make their masks
+        called = {module: notes for module in inner.modules() if (notes := module.__dict__["padding_free_notes"])}
+        attention = {module: _agreed(notes, read) for module, notes in called.items()}
+        reaches: list[Reach] = []
+        for function in dict.fromkeys(MADE):
+            if (reach := reach_of(function)) not in reaches:
+                reaches.append(reach)
+    finally:
+        for module in inner.modules():
+            module.__dict__.pop("padding_free_notes", None)
+        if settable:
+            model.set_attn_implementation(before)
+        else:
             inner.config._attn_implementation = before
-    found: list[Reach] = []
-    for function in dict.fromkeys(MADE):
-        reach = reach_of(function)
-        if reach not in found:
-            found.append(reach)
-    # Such a model may leave out a mask that a short sequence does not need, and a longer one does.
-    if ignored and any(reach not in (Reach(), Reach(right=-1)) for reach in found):
-        raise NotModelled(f"{type(model).__name__} has windows of its own and ignores the attention interface")
-    return tuple(found)
+    # An argument that is not understood (indices of sparse attention, say) must not be dropped.
+    understood = all(note.arguments <= UNDERSTOOD for notes in called.values() for note in notes)
+    known = {module: reach for module, reach in attention.items() if reach is not None}
+    return known if understood and settable else {}, tuple(reaches)
 
 
 def samples_by_run(samples: tuple[Tensor, Tensor]) -> list[tuple[str, Tensor]]:

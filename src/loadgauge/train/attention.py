@@ -144,7 +144,8 @@ def varlen_supported(device: torch.device) -> bool:
 
 def backend_for(plan: LayerPlan, query: Tensor, *, dropout: float, softcap: float | None, sinks: bool) -> str:
     """The back-end of this call. Raises `ConfigError` where the one asked for cannot do it."""
-    device, half = query.device, query.dtype in (torch.float16, torch.bfloat16)
+    device, width = query.device, query.shape[-1]
+    half = query.dtype in (torch.float16, torch.bfloat16) and width <= 256 and width % 8 == 0
     general = plan.reach.function is None
     able = {
         "cpu_flash": device.type == "cpu" and general and not dropout and softcap is None,

@@ -72,8 +72,7 @@ def enable(model: Model, backend: str = "auto") -> Model:
     were_on = _caches_off(top)
     try:
         with anatomy.quiet(top):
-            parts = anatomy.look(top, samples, stock, interface=backend != "mixer")
-            _try_carriers(top, inner, parts, samples, stock, "auto" if backend == "mixer" else backend)
+            _try(top, inner, samples, stock, backend)
     except BaseException:
         disable(top)
         _caches_on(were_on)
@@ -83,6 +82,21 @@ def enable(model: Model, backend: str = "auto") -> Model:
     return model
 
 
+def _try(
+    top: PreTrainedModel, inner: PreTrainedModel, samples: tuple[Tensor, Tensor], stock: str, backend: str
+) -> None:
+    """The first way that can be proven: attention behind the interface, else every mixer once per sequence."""
+    reasons: list[str] = []
+    for interface in (False,) if backend == "mixer" else (True, False):
+        parts = anatomy.look(top, samples, stock, interface)
+        if interface and not parts.attention:
+            continue
+        kind = "auto" if backend == "mixer" else backend
+        if _try_carriers(top, inner, parts, samples, stock, kind, reasons):
+            return
+    raise NotModelled(f"{type(top).__name__} cannot be made padding-free ({'; '.join(dict.fromkeys(reasons))})")
+
+
 def _try_carriers(
     top: PreTrainedModel,
     inner: PreTrainedModel,
@@ -90,8 +104,8 @@ def _try_carriers(
     samples: tuple[Tensor, Tensor],
     stock: str,
     backend: str,
-) -> None:
-    reasons = []
+    reasons: list[str],
+) -> bool:
     for carrier in ("mask", "mapping", "positions"):
         wiring = _wiring(top, carrier, bool(parts.mixers))
         if carrier == "mapping" and not wiring.layer_types:
@@ -100,13 +114,13 @@ def _try_carriers(
             _install(top, inner, parts, wiring, stock, backend)
             _fit(top, inner, parts, wiring, samples)
             _prove(top, parts, wiring, samples)
-            return
+            return True
         except Exception as error:  # a carrier that a model chokes on is a reason like any other
             if isinstance(error, ConfigError) and error.key == "backend":
                 raise
             reasons.append(f"{carrier}: {type(error).__name__}: {error}")
             disable(top)
-    raise NotModelled(f"{type(top).__name__} cannot be made padding-free ({'; '.join(reasons)})")
+    return False
 
 
 def disable(model: Model) -> Model:
@@ -176,14 +190,19 @@ def describe(model: nn.Module) -> str:
 def _wiring(top: PreTrainedModel, carrier: str, by_argument: bool) -> Wiring:
     text = top.config.get_text_config()
     types_of_layers = [*(getattr(text, "layer_types", None) or ()), *(getattr(text, "layers_block_type", None) or ())]
-    numbered: Any = next((m for m in top.modules() if hasattr(m, "create_position_ids_from_input_ids")), None)
+    # RoBERTa and its kin count positions from padding_idx + 1, and say so by a padding_idx in the table of positions.
+    numbered = [
+        module.padding_idx
+        for name, module in top.named_modules()
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None
+    ]
     return Wiring(
         carrier=carrier,
         by_argument=by_argument,
         one_row_each="SequenceClassification" in type(top).__name__,
-        first_position=int(numbered.padding_idx) + 1 if numbered is not None else 0,
+        first_position=numbered[0] + 1 if numbered else 0,
         layer_types=tuple(dict.fromkeys(types_of_layers)),
-        pad_token_id=text.pad_token_id,
+        pad_token_id=getattr(text, "pad_token_id", None),
         model_takes=routing.arguments(top),
         backbone_takes=routing.arguments(anatomy.backbone(top)),
     )

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from loadgauge.errors import NotModelled
 from loadgauge.train import boundaries
 from loadgauge.train.boundaries import Boundaries
-from loadgauge.train.masks import Reach, reach_of
+from loadgauge.train.masks import MaskFunction, Reach, reach_of
 from loadgauge.train.routing import FLAT_KEYS, arguments, by_name
 
 MaskBuilder = Callable[[int, Tensor, Tensor | None], Tensor]
@@ -68,14 +68,20 @@ def learn(module: nn.Module, notes: Notes, lengths: tuple[int, int], reaches: tu
     (first, output_first), (second, output_second) = notes.calls["first"], notes.calls["second"]
     flat, _ = notes.calls["flat"]
     convention = Convention({}, {}, [], arguments(module))
+    made_by = {name: getattr(value, "made_by", None) for name, value in notes.calls.get("probe", ({}, None))[0].items()}
     for name, value in first.items():
+        if value is None and (function := made_by.get(name)) is not None:  # left out for so short a sequence
+            reach = reach_of(function)
+            convention.masks[name] = ("needed", torch.empty(1, 1, 1, 1, dtype=torch.bool), reach)
+            continue
         convention.rules[name] = []
         beside = leaves(flat.get(name))
         beside += [None] * (len(leaves(value)) - len(beside))
         for one, two, whole in zip(leaves(value), leaves(second.get(name)), beside, strict=False):
             rule = _rule(one, two, whole, lengths)
             if rule is None:
-                convention.masks[name] = _mask(one, reaches, f"{type(module).__name__}: its argument {name}")
+                what = f"{type(module).__name__}: its argument {name}"
+                convention.masks[name] = _mask(one, made_by.get(name), reaches, what)
                 rule = ("mask", 0)
             convention.rules[name].append(rule)
     convention.source = _source(flat, sum(lengths))
@@ -89,6 +95,8 @@ def learn(module: nn.Module, notes: Notes, lengths: tuple[int, int], reaches: tu
 
 def _rule(one: Any, two: Any, whole: Any, lengths: tuple[int, int]) -> tuple[str, int] | None:
     dims = token_dims(one, two, lengths)
+    if isinstance(one, Tensor) and two is None:  # a mask that only the longer of the two needed
+        return None
     if not isinstance(one, Tensor) or not dims:
         return ("whole", 0) if isinstance(one, Tensor) and isinstance(whole, Tensor) else ("same", 0)
     if len(dims) > 1 or not isinstance(whole, Tensor):
@@ -108,8 +116,9 @@ def _close(one: Tensor, two: Tensor) -> bool:
     return torch.allclose(one.double(), two.double(), rtol=tolerance, atol=tolerance)
 
 
-def _mask(mask: Tensor, reaches: tuple[Reach, ...], what: str) -> tuple[str, Tensor, Reach]:
-    made_by = getattr(mask, "made_by", None)
+def _mask(
+    mask: Tensor, made_by: MaskFunction | None, reaches: tuple[Reach, ...], what: str
+) -> tuple[str, Tensor, Reach]:
     if made_by is None and len(reaches) != 1:
         raise NotModelled(f"{what} is a mask of unknown reach")
     reach = reaches[0] if made_by is None else reach_of(made_by)
@@ -134,11 +143,13 @@ def _mask_form(mask: Tensor, reach: Reach) -> tuple[str, Tensor] | None:
     return ("biased", mask[..., :1, :1]) if bool((mask == biased).all()) else None
 
 
-def build_mask(form: str, like: Tensor, reach: Reach, length: int, given: Any, device: torch.device) -> Tensor:
-    """The mask (.., length, length) that the model would have written for a sequence alone."""
+def build_mask(form: str, like: Tensor, reach: Reach, length: int, given: Any, device: torch.device) -> Tensor | None:
+    """The mask (.., length, length) that the model would have written for a sequence alone; None where it needs none."""
+    if form == "needed" and reach.plain(length):
+        return None
     seen = reach.over(length, device)
-    if form in ("seen", "hidden"):
-        return (seen if form == "seen" else ~seen).expand(*like.shape[:-2], -1, -1)
+    if form in ("needed", "seen", "hidden"):
+        return (~seen if form == "hidden" else seen).expand(*like.shape[:-2], -1, -1)
     lowest = torch.finfo(like.dtype).min
     if form == "additive":
         return torch.zeros(*like.shape[:-2], length, length, dtype=like.dtype, device=device).masked_fill(~seen, lowest)
@@ -213,13 +224,11 @@ def _note(notes: Notes, original: Callable[..., Any], call: dict[str, Any], args
 
 def _part(convention: Convention, call: dict[str, Any], start: int, end: int) -> dict[str, Any]:
     part: dict[str, Any] = {}
+    for name, (form, like, reach) in convention.masks.items():
+        device = next(value.device for value in call.values() if isinstance(value, Tensor))
+        part[name] = build_mask(form, like, reach, end - start, call.get(name), device)
     for name, rules in convention.rules.items():
-        if name in FLAT_KEYS:
-            continue
-        if name in convention.masks:
-            form, like, reach = convention.masks[name]
-            device = next(value.device for value in call.values() if isinstance(value, Tensor))
-            part[name] = build_mask(form, like, reach, end - start, call.get(name), device)
+        if name in FLAT_KEYS or name in part:
             continue
         if all(kind == "same" for kind, _ in rules) and boundaries.is_marks(call.get(name), _last(call.get(name))):
             part[name] = None
