@@ -19,6 +19,7 @@ COMMANDS = {
     "equation": "the closed form of a quantity, with its source",
     "validate": "predicted against published runs",
     "trace": "what PyTorch would allocate, save, compute and send, with no GPU",
+    "why": "what held the memory when it ran out",
     "saved": "what a PyTorch expression keeps for backward",
     "gpus": "the catalogue of GPUs",
     "models": "the catalogue of models",

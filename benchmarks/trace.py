@@ -1,0 +1,94 @@
+"""How fast a trace is: two training steps at full depth, against PyTorch's own MemTracker on the same work.
+
+    python benchmarks/trace.py [NAME ...]
+
+Prints one JSON document: seconds, host memory, and the machine. Each case runs in a process of its own; the time of
+imports is apart. Run it on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from datetime import date
+
+CASES = ("llama-3.1-8b", "llama-3.1-405b", "llama-3.1-8b by MemTracker")
+
+
+def one(name: str) -> dict[str, object]:
+    """One case, in this process."""
+    begun = time.perf_counter()
+    import torch
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    from loadgauge.measure.target import hugging_face
+    from loadgauge.measure.trace import trace
+    from loadgauge.measure.training import ConfigJob, Settings
+
+    model, _, by = name.partition(" by ")
+    config, settings = hugging_face(model), Settings()
+    imported = time.perf_counter()
+    peak = by_memtracker(config, settings) if by else trace(ConfigJob(config, settings)).peak.total
+    done = time.perf_counter()
+    return {
+        "name": name,
+        "seconds": round(done - imported, 2),
+        "imports": round(imported - begun, 2),
+        "host_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+        "peak": peak,
+        "torch": str(torch.__version__),
+    }
+
+
+def by_memtracker(config: object, settings: object) -> int:
+    """The same two steps under PyTorch's fake tensors and its tracker, on fake CPU tensors."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    from loadgauge.measure.patches import no_packed_sequences
+    from loadgauge.measure.training import built
+
+    with FakeTensorMode(), torch.device("cpu"), no_packed_sequences():
+        model = built(config, settings, "cpu")  # type: ignore[arg-type]
+        ids = torch.zeros(1, 4096, dtype=torch.long)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        tracker = MemTracker()
+        tracker.track_external(model, optimizer, ids)
+        with tracker:
+            for number in range(2):
+                if number:
+                    tracker.reset_mod_stats()
+                model(input_ids=ids, labels=ids).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        return max(sum(parts.values()) - parts["Total"] for parts in tracker.get_tracker_snapshot("peak").values())
+
+
+def main() -> None:
+    """Every case, one after the other."""
+    results = []
+    for name in sys.argv[1:] or CASES:
+        done = subprocess.run([sys.executable, __file__, "--one", name], capture_output=True, text=True, check=False)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        results.append(json.loads(lines[-1]) if lines else {"name": name, "error": done.stderr[-300:]})
+    load = os.getloadavg()[0]
+    machine = {
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "date": str(date.today()),
+        "load": round(load, 1),
+    }
+    print(json.dumps({"machine": machine, "results": results}, indent=2))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(one(sys.argv[2])), flush=True)
+        os._exit(0)
+    main()

@@ -1,0 +1,181 @@
+"""A snapshot of CUDA's allocator (`torch.cuda.memory._snapshot`): what was held at the peak, by whom, and what lay idle.
+
+A snapshot is a pickle, and a pickle can run code. This one is read by an unpickler that knows no class and no function:
+a snapshot needs none, and anything else is refused. PyTorch is not needed.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgauge.errors import ConfigError
+
+UNSTATED = "no stack was recorded"
+BEFORE = "before the recording began"
+LIBRARY = ("site-packages", "dist-packages", "/torch/", "torch/nn", "torch\\", "<frozen", "??")
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Blocks that one place in the program held at the peak. `where` is its innermost own line, `stack` the innermost
+    lines of all."""
+
+    where: str
+    nbytes: int
+    blocks: int
+    stack: tuple[str, ...]
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What a snapshot says of one device [bytes].
+
+    `peak` is the most that was allocated at once while events were recorded (or at the end, without events); `reserved`
+    is what the segments take at the end, `idle` what lies free in them, and `largest_idle` the largest piece of that.
+    `failed` is the size of the allocation that did not fit, 0 if all did.
+    """
+
+    device: int
+    peak: int
+    holders: tuple[Holder, ...]
+    allocated: int
+    reserved: int
+    idle: int
+    largest_idle: int
+    failed: int
+    free: int
+    events: int
+
+
+class _Plain(pickle.Unpickler):
+    """Reads numbers, texts and containers of them."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}; a snapshot asks for nothing")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to something outside itself")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The content of a snapshot file. Raises ConfigError for whatever is no snapshot; runs nothing."""
+    with path.open("rb") as file:
+        try:
+            content = _Plain(file).load()
+        except Exception as error:  # a broken pickle can fail in any way
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(f"is no allocator snapshot: {said}", file=str(path)) from None
+    if isinstance(content, list):  # before PyTorch 2.0: the segments alone
+        content = {"segments": content}
+    if not isinstance(content, dict) or not isinstance(content.get("segments"), list):
+        raise ConfigError("is no allocator snapshot: it has no segments", file=str(path))
+    return content
+
+
+def read(path: Path, device: int = 0) -> Snapshot:
+    """What a snapshot file says of a device."""
+    content = load(path)
+    try:
+        return summary(content, device)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        raise ConfigError(f"is no allocator snapshot: {type(error).__name__}: {error}", file=str(path)) from None
+
+
+def summary(content: Mapping[str, Any], device: int = 0) -> Snapshot:
+    """What a snapshot says: replays its events, beginning with what was there before they were recorded."""
+    segments = [one for one in content["segments"] if one.get("device", 0) == device]
+    traces = content.get("device_traces") or []
+    events = list(traces[device]) if device < len(traces) else []
+    final = {block["address"]: block for block in _blocks(segments) if block["state"].startswith("active")}
+    blocks = list(_blocks(segments))
+    idle = [block["size"] for block in blocks if block["state"] == "inactive"]
+    live, peak, at_peak = _replay(events, final)
+    failures = [one for one in events if one["action"] == "oom"]
+    return Snapshot(
+        device=device,
+        peak=peak,
+        holders=tuple(_holders(at_peak)),
+        allocated=sum(live.values()),
+        reserved=sum(one["total_size"] for one in segments),
+        idle=sum(idle),
+        largest_idle=max(idle, default=0),
+        failed=max((one["size"] for one in failures), default=0),
+        free=min((one.get("device_free", 0) for one in failures), default=0),
+        events=len(events),
+    )
+
+
+def _blocks(segments: list[Any]) -> Iterator[dict[str, Any]]:
+    for segment in segments:
+        address = segment["address"]
+        for block in segment["blocks"]:
+            yield {**block, "address": block.get("address", address)}
+            address += block["size"]
+
+
+def _replay(
+    events: list[Any], final: Mapping[int, Any]
+) -> tuple[dict[int, int], int, list[tuple[int, list[Any] | None]]]:
+    """(live at the end, the peak, what was live then as (bytes, frames)); frames are None for what is older."""
+    held: dict[int, tuple[int, list[Any] | None]] = {}
+    seen: set[int] = set()
+    for event in events:  # what is freed, but was never allocated, was there before
+        address, size = event.get("addr"), event["size"]
+        if event["action"] == "alloc":
+            seen.add(address)
+        elif event["action"] == "free_completed" and address not in seen:
+            held[address] = (size, None)
+            seen.add(address)
+    for address, block in final.items():
+        if address not in seen:
+            held[address] = (block["size"], block.get("frames") or None)
+    now = sum(size for size, _ in held.values())
+    peak, at_peak, at = now, dict(held), -1
+    start = dict(held)
+    for number, event in enumerate(events):
+        now += _apply(event, held)
+        if now > peak:
+            peak, at = now, number
+    if at >= 0:
+        at_peak = start
+        for event in events[: at + 1]:
+            _apply(event, at_peak)
+    return {address: size for address, (size, _) in held.items()}, peak, list(at_peak.values())
+
+
+def _apply(event: Any, held: dict[int, tuple[int, list[Any] | None]]) -> int:
+    if event["action"] == "alloc":
+        held[event["addr"]] = (event["size"], event.get("frames") or [])
+        return int(event["size"])
+    if event["action"] == "free_completed":
+        gone = held.pop(event["addr"], None)
+        return -gone[0] if gone else 0
+    return 0
+
+
+def _holders(held: list[tuple[int, list[Any] | None]]) -> list[Holder]:
+    """What was held, by the stack that asked for it, most first."""
+    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for size, frames in held:
+        stack = tuple(_line(frame) for frame in (frames or [])[:8])
+        where = BEFORE if frames is None else _own(frames) if frames else UNSTATED
+        groups.setdefault((where, stack), []).append(size)
+    found = [Holder(where, sum(sizes), len(sizes), stack) for (where, stack), sizes in groups.items()]
+    return sorted(found, key=lambda one: -one.nbytes)
+
+
+def _own(frames: list[Any]) -> str:
+    """The innermost line that is not a library's; else the innermost."""
+    for frame in frames:
+        if not any(part in frame["filename"] for part in LIBRARY):
+            return _line(frame)
+    return _line(frames[0])
+
+
+def _line(frame: Any) -> str:
+    line = frame.get("line", 0)
+    place = f"{frame['filename']}:{line}" if line else str(frame["filename"])
+    return f"{frame['name']} ({place})"
