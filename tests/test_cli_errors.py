@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from command_line import typed
 from loadgauge.estimate.memory import PARTS
 from loadgauge.hardware import gpu_ids
+from loadgauge.layout import SCHEDULES
 from loadgauge.show.cli import COMMANDS
 from loadgauge.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS
 
@@ -194,7 +195,7 @@ FLAGS = st.one_of(
         ]
     ),
     flag("--gpu", one_of(gpu_ids())),
-    flag("--schedule", one_of(("1f1b", "gpipe", "interleaved"))),
+    flag("--schedule", one_of(SCHEDULES)),
     flag("--recompute", one_of(("none", "selective", "full", "full:every=2", "full:layers=1", "full:group=3", "mlp"))),
     flag(
         "--stage-layers",

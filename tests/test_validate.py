@@ -237,9 +237,8 @@ def test_held_out_uses_no_row_of_the_source_nor_of_its_twin() -> None:
     runs = source("KOR", "MMFU", "SC21")
     seen: list[set[str]] = []
 
-    def refit(rest: list[object], gpu: str) -> object:
-        seen.append({sample.id.split("-")[1] for sample in rest})  # type: ignore[attr-defined]
-        return rates("")
+    def refit(rest: dict[str, list[object]], chip: str) -> None:
+        seen.append({sample.id.split("-")[1] for each in rest.values() for sample in each})  # type: ignore[attr-defined]
 
     found = held_out(runs, refit=refit)  # type: ignore[arg-type]
     assert {one.source for one in found} == {"KOR", "MMFU", "SC21"}

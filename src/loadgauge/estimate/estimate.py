@@ -5,10 +5,11 @@ from __future__ import annotations
 from loadgauge.algebra import shard
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.estimate.compute import Flops, step_flops
-from loadgauge.estimate.memory import MemoryModel, Moment, Stage, stages
+from loadgauge.estimate.memory import MemoryModel, Moment
 from loadgauge.estimate.outside import FRAGMENTATION, outside, workspaces
 from loadgauge.estimate.params import parameters
 from loadgauge.estimate.result import Basis, Estimate, Memory, Rank, Time
+from loadgauge.estimate.stages import Stage, stages
 from loadgauge.estimate.time import step_time
 from loadgauge.estimate.traffic import Traffic
 from loadgauge.hardware import Cluster, Gpu
@@ -118,13 +119,7 @@ def _memory(facts: MemoryModel, gpu: Gpu | None) -> Memory:
     by_stage: list[float] = []
     host = 0.0
     for stage in stages(model, layout):
-        # A later stage of the same make-up holds no more micro-batches than an earlier one.
-        alike = (
-            stage.first,
-            stage.last,
-            tuple(facts.counts(stage, stage.start, stage.stop).items()),
-            layout.in_flight(stage.index),
-        )
+        alike = facts.alike(stage)
         if alike not in peaks:
             moments = list(facts.moments(stage))
             peak = max(moments, key=lambda moment: moment.total)

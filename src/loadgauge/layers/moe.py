@@ -190,7 +190,12 @@ def _experts(
         )  # fmt: skip
         back = Tensor("mlp.order_back", rows.own, build.dtypes.index, "index")
         restored = Tensor("mlp.restore", output.numel, wide)
-        combined = build.elementwise("mlp.restore", (combined,), restored, keeps=(back,))
+        # The bias of each row is still at hand.
+        biases = gathered if spec.expert_bias else 0
+        build.operations.append(
+            Operation("mlp.restore", "elementwise", (combined,), (restored,), keeps=(back,), workspace=biases)
+        )
+        combined = restored
     return build.elementwise("mlp.combine", (combined,), Tensor("mlp.combine", local * hidden_size, itemsize))
 
 

@@ -91,7 +91,9 @@ def predictor(sample: Sample) -> Any:
     return seconds
 
 
-def fit(samples: Sequence[Sample], gpu: str, start: Rates = DEFAULT, prior: Rates | None = None) -> Rates:
+def fit(
+    samples: Sequence[Sample], gpu: str, start: Rates = DEFAULT, prior: Rates | None = None, rounds: int = 15
+) -> Rates:
     """The efficiencies of a GPU from its samples, held to those of `prior` (its chip's), or to `FITTED`. Needs scipy.
 
     On Ampere and before, Megatron's attention is FlashAttention-2 too, so the two share their rates.
@@ -130,9 +132,16 @@ def fit(samples: Sequence[Sample], gpu: str, start: Rates = DEFAULT, prior: Rate
         numpy.clip(numpy.zeros(len(chosen)), (low - centre) / spread + margin, (high - centre) / spread - margin),
         bounds=((low - centre) / spread, (high - centre) / spread),
         diff_step=1e-3,
-        max_nfev=15,
+        max_nfev=rounds,
     )
     return rates_of(found.x)
+
+
+def fit_pooled(samples: Mapping[str, Sequence[Sample]], chip: str, rounds: int = 8) -> Rates | None:
+    """The efficiencies of a chip from the samples of all its GPUs; None where there are none."""
+    gpus, start = CHIPS[chip], msgspec.structs.replace(DEFAULT, multiprocessors=MULTIPROCESSORS[chip])
+    pooled = [sample for gpu in gpus for sample in samples.get(gpu, ())]
+    return fit(pooled, gpus[0], start, rounds=rounds) if pooled else None
 
 
 def fit_chip(samples: Mapping[str, Sequence[Sample]], chip: str) -> dict[str, Rates]:
@@ -141,10 +150,9 @@ def fit_chip(samples: Mapping[str, Sequence[Sample]], chip: str) -> dict[str, Ra
     A GPU without samples of its own gets the chip's.
     """
     gpus, start = CHIPS[chip], msgspec.structs.replace(DEFAULT, multiprocessors=MULTIPROCESSORS[chip])
-    pooled = [sample for gpu in gpus for sample in samples.get(gpu, ())]
-    if not pooled:
+    common = fit_pooled(samples, chip, rounds=15)
+    if common is None:
         return {}
-    common = fit(pooled, gpus[0], start)
     return {
         gpu: fit(own, gpu, start, common) if (own := samples.get(gpu, ())) else msgspec.structs.replace(common, gpu=gpu)
         for gpu in gpus

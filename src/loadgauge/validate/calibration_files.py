@@ -10,10 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from loadgauge.rates import Rates
-from loadgauge.validate.calibration import CHIPS, FITTED, Sample, fit_chip, predictor
-from loadgauge.validate.held_out import samples
+from loadgauge.rates import DEFAULT, Rates
+from loadgauge.validate.calibration import CHIPS, FITTED, Sample, fit_chip
+from loadgauge.validate.held_out import held_out, samples
 from loadgauge.validate.runs import Run, published
+from loadgauge.validate.summary import configuration_weights
 
 WIDER = 1.5
 """How much wider the range of a GPU is that only its chip's other GPUs calibrate, as a power of the factors."""
@@ -36,14 +37,20 @@ def spread(errors: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def fitted(runs: Sequence[Run], chip: str, date: str) -> dict[str, Rates]:
-    """The calibration of each GPU of a chip, with the rows it comes from and its range."""
+    """The calibration of each GPU of a chip, with the rows it comes from and its range.
+
+    The range is that of rows which the fit had not seen: each source predicted by the fit to the others. Where there is
+    one source only, it is the default's.
+    """
     found = samples([run for run in runs if run.quality == QUALITY])
     own: Mapping[str, list[Sample]] = {gpu: [s for _, s in found[gpu]] for gpu in CHIPS[chip] if gpu in found}
     made = fit_chip(own, chip)
-    errors = [(predictor(sample)(made[gpu]) / sample.seconds, sample.weight) for gpu in own for sample in own[gpu]]
-    if not errors:
-        return {}
-    low, high = spread(errors)
+    members = [run for gpu in own for run, _ in found[gpu]]
+    low, high = DEFAULT.low, DEFAULT.high
+    if len({run.series for run in members}) > 1:
+        unseen = [record for record in held_out(members, say=print) if record.error is not None]
+        weights = configuration_weights(unseen)
+        low, high = spread([(1 + (one.error or 0), weight) for one, weight in zip(unseen, weights, strict=True)])
     every = tuple(sample.id for gpu in own for sample in own[gpu])
     finished = {}
     for gpu, known in made.items():

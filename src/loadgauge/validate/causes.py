@@ -73,10 +73,37 @@ CAUSES: tuple[Cause, ...] = (
         "memory",
     ),
     Cause(
-        "the loss compiled",
-        "With torch.compile the loss keeps and makes fewer float32 copies of the logits, how many depends on the version;"
-        " PyTorch's own are assumed.",
-        lambda run, record, flags: flags.says("torch.compile") and "torchtitan" in run.framework,
+        "experts' tokens gathered",
+        "Megatron-LM's `allgather` dispatcher gathers the tokens of all expert ranks on each; an all-to-all is modelled.",
+        lambda run, record, flags: flags.value("moe-token-dispatcher-type") == "allgather",
+    ),
+    Cause(
+        "layers of the stages not stated",
+        "The row's name says that the stages are uneven, and no column how.",
+        lambda run, record, flags: "uneven" in run.model,
+    ),
+    Cause(
+        "Megatron-LM without Transformer Engine",
+        "Its own softmax and norms keep float32 copies that the fused kernels do not.",
+        lambda run, record, flags: "uninstall_te" in run.model,
+        "memory",
+    ),
+    Cause(
+        "captured CUDA graphs",
+        "Graphs keep the buffers of everything they captured, apart from the allocator's other blocks.",
+        lambda run, record, flags: "cudagraph" in run.model,
+        "memory",
+    ),
+    Cause(
+        "multi-token prediction",
+        "A further layer and a further loss, which the row names and whose details it does not state.",
+        lambda run, record, flags: flags.has("mtp-loss-scaling-factor") or "MTP" in run.model.replace("w/o MTP", ""),
+    ),
+    Cause(
+        "reserved by torchtitan",
+        "The counter is of reserved memory. FSDP's buffers come from pools of their own streams, and blocks of one phase do"
+        " not serve the next, so more is reserved than the usual share that is assumed.",
+        lambda run, record, flags: "torchtitan" in run.framework and run.memory_kind.startswith("reserved"),
         "memory",
     ),
     Cause(

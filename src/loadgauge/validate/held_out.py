@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from loadgauge.errors import Error
 from loadgauge.rates import Rates, rates
-from loadgauge.validate.calibration import CHIPS, Sample, fit_chip
+from loadgauge.validate.calibration import CHIPS, Sample, fit_pooled
 from loadgauge.validate.expression import express
 from loadgauge.validate.measured import has_time, step_seconds
 from loadgauge.validate.models import Inexpressible
@@ -16,6 +16,7 @@ from loadgauge.validate.runs import Run
 from loadgauge.validate.validate import Record, machine, validate
 
 Progress = Callable[[str], object]
+Refit = Callable[[Mapping[str, Sequence[Sample]], str], Rates | None]
 
 
 def samples(runs: Iterable[Run]) -> dict[str, list[tuple[Run, Sample]]]:
@@ -44,9 +45,7 @@ def _weighted(pairs: Sequence[tuple[Run, Sample]]) -> list[tuple[Run, Sample]]:
     return [(run, msgspec.structs.replace(sample, weight=1 / count[run.configuration])) for run, sample in pairs]
 
 
-def held_out(
-    runs: Sequence[Run], refit: Callable[..., dict[str, Rates]] = fit_chip, say: Progress | None = None
-) -> tuple[Record, ...]:
+def held_out(runs: Sequence[Run], refit: Refit = fit_pooled, say: Progress | None = None) -> tuple[Record, ...]:
     """The records of time where each source is predicted by the fit to all others; `refit` makes it, a chip at a time.
 
     A source that is the only one of its chip is predicted with the stated default. Nothing of a source is then an input,
@@ -62,9 +61,7 @@ def held_out(
             rest = {gpu: [sample for run, sample in each if run.series not in kin] for gpu, each in pairs.items()}
             if say is not None:
                 say(f"{chip} without {source}: {sum(map(len, rest.values()))} rows")
-            known = refit(rest, chip)
-            for gpu, each in pairs.items():
-                own = [run for run, _ in each if run.series == source]
-                chosen = known.get(gpu, rates(""))
-                records += validate(own, ("time",), rates=lambda _, chosen=chosen: chosen)  # type: ignore[misc]
+            known = refit(rest, chip) or rates("")
+            own = [run for each in pairs.values() for run, _ in each if run.series == source]
+            records += validate(own, ("time",), rates=lambda _, known=known: known)  # type: ignore[misc]
     return tuple(records)
