@@ -301,9 +301,9 @@ class MemoryModel:
             return terms
         if layout.zero == 3:
             # One layer in use and the next one on its way; the head's unit stays gathered (source: pytorch, FSDP2).
-            largest = max(
-                (gathered_bytes(facts.weights.all, precision, base) for facts in self.facts.values()), default=0
-            )
+            largest: Size = 0
+            for facts in self.facts.values():
+                largest = maximum(largest, gathered_bytes(facts.weights.all, precision, base))
             terms["gathered embedding and head"] = shared * gathered_bytes(ends.all, precision, base)
             terms["two gathered layers"] = shared * 2 * largest
             if block is not None:
