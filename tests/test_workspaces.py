@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from loadgauge import Layout, estimate, gpu, model, training
@@ -27,3 +28,34 @@ def test_workspaces_are_allocated_and_stay(card: str, framework: str, name: str,
     assert found.total - without.total == pytest.approx(expected * MIB)
     assert sum(found.parts.values()) == pytest.approx(found.total)
     assert without.workspaces == 0
+
+
+def test_placeholders_of_weights_gradients() -> None:
+    """One of each shape of a block's matrices, in 16 bits, and the head's while it runs backward: counted by hand."""
+    spec = model("llama-3.1-8b")
+    layout = Layout(seq_len=4096, tp=2, sequence_parallel=True, global_batch=4)
+    kind = training("megatron")
+    bare = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, gradient_placeholders=False))
+    found, without = (estimate(spec, layout, one).memory for one in (kind, bare))
+    h, kv, f = 4096, 1024, 14336
+    block = 2 * (h * (h + 2 * kv) + h * h + 3 * h * f) // 2
+    at = {moment.name: moment for moment in found.moments}
+    for moment in without.moments:
+        if moment.name.startswith(("backward of layer", "forward")):
+            assert at[moment.name].total - moment.total == pytest.approx(block)
+    # While the head runs backward: its placeholder and the gradient of the logits, both in 16 bits.
+    alive = 2 * h * 128256 / 2 + 2 * 4096 * 128256 / 2
+    assert alive < at["loss"].parts["loss"] < 1.2 * alive
+    assert next(moment for moment in without.moments if moment.name == "loss").parts["loss"] != at["loss"].parts["loss"]
+
+
+def test_experts_share_a_placeholder() -> None:
+    layout = Layout(seq_len=128, dp=8, ep=4, zero=1, global_batch=8)
+    kind = training("megatron")
+    bare = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, gradient_placeholders=False))
+    found, without = (estimate(model("mixtral-8x7b"), layout, one).memory for one in (kind, bare))
+    h, kv, f = 4096, 1024, 14336
+    expected = 2 * (h * (h + 2 * kv) + h * h + 3 * h * f)
+    layer = next(moment for moment in found.moments if moment.name.startswith("backward of layer"))
+    other = next(moment for moment in without.moments if moment.name == layer.name)
+    assert layer.total - other.total == pytest.approx(expected)

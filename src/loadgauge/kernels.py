@@ -95,6 +95,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     dispatch: tokens go to their experts by a plain all-to-all, a copy for each, or `deduplicated`: one to each domain of
         fast links, which hands it on (DeepEP, HybridEP).
     router_aux_loss: a load-balancing loss keeps the scores of all experts (transformers: with `output_router_logits`).
+    gradient_placeholders: weights' gradients are added to their float32 buffer inside the product, and autograd is given
+        an empty tensor instead: one of each shape, kept for good (Transformer Engine since 2.0), for the head a new one.
     loss: `float32` upcasts the logits and keeps log-probabilities; `inplace` is Megatron's vocabulary-parallel loss,
         which keeps one float32 copy; `chunked` computes logits and loss a chunk at a time, recomputing in backward.
     """
@@ -114,6 +116,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     router_aux_loss: bool = False
     recurrence: Literal["fused", "reference"] = "fused"
     joint_output: bool = False
+    gradient_placeholders: bool = False
     loss: Literal["float32", "inplace", "chunked"] = "float32"
     loss_chunks: int = 8
     vocabulary_multiple: int = 1

@@ -201,7 +201,9 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
         Framework(
             name="megatron",
-            kernels=Kernels(activation="fused", experts="fused", loss="inplace", vocabulary_multiple=128),
+            kernels=Kernels(
+                activation="fused", experts="fused", loss="inplace", vocabulary_multiple=128, gradient_placeholders=True
+            ),
             precision="bf16-mixed-18", gradients_persist=True, source="megatron-lm",
         ),
         Framework(

@@ -105,6 +105,7 @@ class MemoryModel:
             self.shared = self.shared + mask_bytes(model, view)
         self.head = head_layer(model, view, holds_table=not layout.ends_together)
         self.head_kept = self.head.saved()
+        self.placeholders = self._placeholders()
         self.prediction = self._prediction() if model.mtp_layers else None
         self.head_working = maximum(forward_peak(self.head), self.backward(self.head, NOTHING))
 
@@ -120,6 +121,21 @@ class MemoryModel:
             return once
         added = backward_peak(layer, gradient, recompute, accumulating=True, split=split)
         return where(self.layout.num_microbatches > 1, added, once)
+
+    def _placeholders(self) -> Size:
+        """Bytes of the empty tensors that stand for the gradients of the blocks' matrices, one of each shape."""
+        if not self.view.kernels.gradient_placeholders or self.layout.zero == 3:
+            return 0
+        shapes: list[tuple[str, Size, Size]] = []
+        for facts in self.facts.values():
+            for operation in facts.layer:
+                for weight in operation.weights:
+                    if weight.kind == "matrix" and weight.trainable and operation.name != "mlp.router":
+                        # All experts of a rank share one; what is named alike in two kinds of layer is alike.
+                        experts = operation.gemms[0].batch if weight.expert else 1
+                        if not any(name == weight.name and same(numel, weight.numel) for name, numel, _ in shapes):
+                            shapes.append((weight.name, weight.numel, weight.numel / experts))
+        return self.training.precision.compute * sum(size for _, _, size in shapes)
 
     def _prediction(self) -> Prediction:
         """The modules of multi-token prediction, which are on the stage of the head."""
@@ -315,6 +331,8 @@ class MemoryModel:
         if precision.autocast:
             tied = sum(weight.numel for operation in self.head for weight in operation.borrows)
             terms["16-bit copies of the weights"] = compute * (weights.matrices + tied)
+        if not same(self.placeholders, 0):
+            terms["placeholders of weights' gradients"] = self.placeholders
         if layout.zero == 0 and framework.ddp_copies:
             terms["gradient buckets of data parallelism"] = shared * gradient * weights.trainable
         return terms

@@ -5,6 +5,8 @@ Legend: T tokens, h hidden size, v vocabulary on this rank, t tensor-parallel ra
 
 from __future__ import annotations
 
+import msgspec
+
 from loadgauge.algebra import Size, ceil_div, shard, spread
 from loadgauge.errors import NotModelled
 from loadgauge.layers.builder import Builder
@@ -184,6 +186,10 @@ def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool
         bias=head.bias, kept_input=kept, shards=view.tp, kind="head", output=logits,
         weight=owned, backward_comm=reduced, workspace=workspace,
     )  # fmt: skip
+    if build.kernels.gradient_placeholders and build.trainable and not chunked:
+        product = build.operations[-1]
+        beside = build.dtypes.activation * width * columns + logits.nbytes
+        build.operations[-1] = msgspec.structs.replace(product, backward_workspace=beside)
     if head.softcap:
         capped = build.tensor("head.softcap", logits.numel)
         logits = build.elementwise("head.softcap", (logits,), capped, keeps=() if chunked else (capped,))

@@ -11,6 +11,9 @@ from loadgauge.validate.runs import Run
 OVERLAP_SINCE = 2023
 """The year from which the runs of Megatron-LM and its kin reduce gradients, and send activations, beside compute."""
 
+PLACEHOLDERS_SINCE = 2025
+"""The year from which Transformer Engine keeps placeholders of weights' gradients."""
+
 
 def habits(run: Run, flags: Flags, training: Training, *, performance_recipe: bool) -> Training:
     """The training with the overlap of the run.
@@ -30,6 +33,8 @@ def habits(run: Run, flags: Flags, training: Training, *, performance_recipe: bo
         since = run.year is not None and run.year >= OVERLAP_SINCE
         overlap = msgspec.structs.replace(overlap, dp=since, pp=since)
     kernels = training.kernels
+    if kernels.gradient_placeholders and (run.year is None or run.year < PLACEHOLDERS_SINCE):
+        kernels = msgspec.structs.replace(kernels, gradient_placeholders=False)
     if flags.value("moe_flex_dispatcher_backend") in ("deepep", "hybridep"):
         kernels = msgspec.structs.replace(kernels, dispatch="deduplicated")
     return msgspec.structs.replace(training, overlap=overlap, kernels=kernels)
