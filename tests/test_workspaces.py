@@ -43,10 +43,14 @@ def test_placeholders_of_weights_gradients() -> None:
     for moment in without.moments:
         if moment.name.startswith(("backward of layer", "forward")):
             assert at[moment.name].total - moment.total == pytest.approx(block)
-    # While the head runs backward: its placeholder and the gradient of the logits, both in 16 bits.
-    alive = 2 * h * 128256 / 2 + 2 * 4096 * 128256 / 2
-    assert alive < at["loss"].parts["loss"] < 1.2 * alive
-    assert next(moment for moment in without.moments if moment.name == "loss").parts["loss"] != at["loss"].parts["loss"]
+    few = msgspec.structs.replace(layout, seq_len=128)
+    there, bare_there = (
+        next(moment for moment in estimate(spec, few, one).memory.moments if moment.name == "loss").parts["loss"]
+        for one in (kind, bare)
+    )
+    # With few tokens the head's backward needs most for its placeholder, beside the gradients of logits and input.
+    assert there == pytest.approx(2 * h * 128256 / 2 + 2 * 128 * 128256 / 2 + 2 * 128 * h, rel=0.01)
+    assert bare_there < there / 4
 
 
 def test_experts_share_a_placeholder() -> None:
