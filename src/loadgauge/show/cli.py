@@ -15,6 +15,7 @@ from loadgauge.errors import Error, NothingFits
 
 COMMANDS = {
     "estimate": "does it fit, where does every byte go, how long, what does it cost",
+    "plan": "the best layout of all there are, or the nearest miss",
     "network": "what the network must carry, how fast, and whether it can",
     "equation": "the closed form of a quantity, with its source",
     "validate": "predicted against published runs",

@@ -1,0 +1,317 @@
+"""The best layouts of a space: all of them evaluated at once, the best ones estimated again one by one.
+
+The array reading ranks; what is reported is the exact `estimate` of each layout. No layout is left out beforehand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+
+from loadgauge.errors import ConfigError, LayoutError, NothingFits
+from loadgauge.estimate.estimate import estimate
+from loadgauge.estimate.result import Estimate
+from loadgauge.hardware import Cluster
+from loadgauge.layout import Layout
+from loadgauge.rates import Rates
+from loadgauge.rates import rates as calibrated
+from loadgauge.search.arrays import Batch, Reading
+from loadgauge.search.space import SIZES, Kind, Space, Structure
+from loadgauge.training import Training
+
+Objective = Literal["time", "throughput", "money", "gpus", "headroom", "network"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+KEPT = 100
+"""Layouts that are estimated again one by one, beside the front."""
+Progress = Callable[[int, int], None]
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One cluster to plan for, and the layouts on it. price: of a GPU-hour; host: bytes of one node's host memory."""
+
+    space: Space
+    training: Training
+    cluster: Cluster
+    rates: Rates | None = None
+    price: float | None = None
+    scale: float = 1.0
+
+    def reading(self) -> Reading:
+        """The array reading of all its layouts."""
+        return Reading(self.space, self.training, self.cluster, self.rates or calibrated(self.cluster.gpu.id))
+
+    def estimate(self, layout: Layout) -> Estimate:
+        """The exact estimate of one layout."""
+        return estimate(
+            self.space.model, layout, self.training, cluster=self.cluster, rates=self.rates, scale=self.scale
+        )
+
+
+class Found(NamedTuple):
+    """A layout that the array reading found. score: what is minimised; memory [bytes], step [s]."""
+
+    score: float
+    step: float
+    memory: float
+    case: int
+    layout: Layout
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The best layouts, best first, the Pareto front of time and memory, and how many were looked at.
+
+    evaluated: combinations of all axes; valid: those that can exist, whose memory and time were worked out
+    fitting: of those, how many fit; moved: places that exact estimates took another order than the array reading
+    """
+
+    cases: tuple[Case, ...]
+    objective: Objective
+    margin: float
+    layouts: tuple[Estimate, ...]
+    pareto: tuple[Estimate, ...]
+    evaluated: int
+    valid: int
+    fitting: int
+    seconds: float
+    moved: int = 0
+
+
+class _Best:
+    """The best layouts seen so far, the front, and the one that needs least."""
+
+    def __init__(self, numpy: Any, kept: int) -> None:
+        self.numpy, self.kept = numpy, kept
+        self.rows: list[tuple[float, float, float, int, Batch, int]] = []
+        self.front: list[tuple[float, float, float, int, Batch, int]] = []
+        self.least: tuple[float, float, float, int, Batch, int] | None = None
+        self.ceiling = float("inf")
+        self.valid = self.fitting = 0
+
+    def add(self, number: int, batch: Batch, score: Any, limit: float) -> None:
+        """Takes in the layouts of one structure; `limit`: bytes that they may need."""
+        numpy = self.numpy
+        self.valid += len(batch.places)
+        least = int(numpy.argmin(batch.memory))
+        if self.least is None or batch.memory[least] < self.least[2]:
+            self.least = self._row(number, batch, score, least)
+        fits = numpy.flatnonzero(batch.memory <= limit)
+        self.fitting += len(fits)
+        if not len(fits):
+            return
+        good = fits[score[fits] <= self.ceiling]
+        if len(good) > self.kept:
+            good = good[numpy.argpartition(score[good], self.kept)[: self.kept]]
+        self.rows += [self._row(number, batch, score, int(index)) for index in good]
+        if len(self.rows) > 20 * self.kept:
+            self.trim()
+        self._front(number, batch, score, fits)
+
+    def trim(self) -> None:
+        """Only the best stay."""
+        self.rows.sort(key=lambda row: row[:3])
+        del self.rows[self.kept :]
+        if len(self.rows) == self.kept:
+            self.ceiling = self.rows[-1][0] * (1 + 1e-12)
+
+    def _row(self, number: int, batch: Batch, score: Any, index: int) -> tuple[float, float, float, int, Batch, int]:
+        return float(score[index]), float(batch.step[index]), float(batch.memory[index]), number, batch, index
+
+    def _front(self, number: int, batch: Batch, score: Any, fits: Any) -> None:
+        numpy = self.numpy
+        order = fits[numpy.lexsort((batch.memory[fits], batch.step[fits]))]
+        memory = batch.memory[order]
+        lowest = numpy.minimum.accumulate(memory)
+        better = numpy.concatenate([[True], memory[1:] < lowest[:-1]])
+        mine = [self._row(number, batch, score, int(index)) for index in order[better]]
+        merged = sorted(self.front + mine, key=lambda row: (row[1], row[2]))
+        self.front = []
+        for row in merged:
+            if not self.front or row[2] < self.front[-1][2]:
+                self.front.append(row)
+
+
+def plan(
+    cases: Sequence[Case],
+    *,
+    objective: Objective = "time",
+    margin: float = 0.0,
+    top: int = 10,
+    progress: Progress | None = None,
+) -> Plan:
+    """The best layouts of all cases together. margin: bytes to be left free on each GPU.
+
+    Raises `LayoutError` where no layout can exist, and `NothingFits` where none fits.
+
+    >>> from loadgauge import cluster, gpu, model, training
+    >>> space = Space(model=model("llama-3.1-8b"), gpus=8, global_batch=8, seq_len=4096)
+    >>> found = plan([Case(space=space, training=training("torchtitan"), cluster=cluster(gpu("h100-sxm5-80gb"), 8))])
+    >>> found.layouts[0].layout.zero, found.evaluated, found.valid
+    (3, 8, 4)
+    """
+    import numpy
+
+    if objective not in OBJECTIVES:
+        raise ConfigError(f"unknown objective {objective!r} (known: {', '.join(OBJECTIVES)})", key="objective")
+    started = time.perf_counter()
+    best = _Best(numpy, max(KEPT, top))
+    evaluated = 0
+    for number, case in enumerate(cases):
+        reading = case.reading()
+        limit = case.cluster.gpu.capacity - margin
+        structures = list(case.space.structures())
+        for done, structure in enumerate(structures):
+            if progress is not None:
+                progress(number * len(structures) + done, len(cases) * len(structures))
+            for kind in case.space.kinds:
+                evaluated += reading.limits[kind].size
+                batch = reading.batch(structure, kind)
+                if batch is not None:
+                    best.add(number, batch, _score(objective, case, reading, batch), limit)
+    best.trim()
+    if best.least is None:
+        raise LayoutError(no_layout(cases))
+    if not best.rows:
+        raise nothing_fits(cases, _layout(cases, best.least), best.least[3], margin)
+    ranked = _exact(cases, objective, [(row[3], _layout(cases, row)) for row in best.rows])
+    moved = sum(1 for place, (index, _) in enumerate(ranked) if place != index)
+    front = _exact(cases, objective, [(row[3], _layout(cases, row)) for row in best.front])
+    return Plan(
+        cases=tuple(cases), objective=objective, margin=margin, layouts=tuple(found for _, found in ranked[:top]),
+        pareto=tuple(sorted((found for _, found in front), key=lambda found: _seconds(found))), evaluated=evaluated,
+        valid=best.valid, fitting=best.fitting, seconds=time.perf_counter() - started, moved=moved,
+    )  # fmt: skip
+
+
+def _score(objective: Objective, case: Case, reading: Reading, batch: Batch) -> Any:
+    """What is minimised, for each layout of a batch."""
+    if objective == "headroom":
+        return batch.memory - case.cluster.gpu.capacity
+    if objective == "network":
+        return reading.network(batch)
+    gpus = case.space.gpus
+    return {
+        "time": batch.step,
+        "throughput": batch.step * gpus,
+        "money": batch.step * gpus * (1.0 if case.price is None else case.price),
+        "gpus": gpus + batch.step / (batch.step + 1),
+    }[objective]
+
+
+def score(objective: Objective, case: Case, found: Estimate) -> float:
+    """The same of an exact estimate."""
+    if objective == "headroom":
+        return found.memory.total - case.cluster.gpu.capacity
+    if objective == "network":
+        return sum(row.calls_per_step * row.adapter for row in found.network)
+    step, gpus = _seconds(found), case.space.gpus
+    return {
+        "time": step, "throughput": step * gpus, "money": step * gpus * (1.0 if case.price is None else case.price),
+        "gpus": gpus + step / (step + 1),
+    }[objective]  # fmt: skip
+
+
+def _seconds(found: Estimate) -> float:
+    assert found.time is not None
+    return found.time.step
+
+
+def _layout(cases: Sequence[Case], row: tuple[float, float, float, int, Batch, int]) -> Layout:
+    """The layout of a row, in whole numbers."""
+    batch, index = row[4], row[5]
+    return layout_at(cases[row[3]].space, batch.structure, batch.kind, int(batch.places[index]))
+
+
+def layout_at(space: Space, structure: Structure, kind: Kind, place: int) -> Layout:
+    """The layout at a place of the open arrays, in whole numbers."""
+    values = {**{name: getattr(space, name) for name in SIZES}, "tp": kind.tp, "cp": kind.cp}
+    sizes: dict[str, int] = {}
+    for name in reversed(SIZES):
+        place, index = divmod(place, len(values[name]))
+        sizes[name] = values[name][index]
+    return space.layout(structure, sizes)
+
+
+def _exact(
+    cases: Sequence[Case], objective: Objective, found: Iterable[tuple[int, Layout]]
+) -> list[tuple[int, Estimate]]:
+    """Exact estimates, best first, each with the place that the array reading gave it."""
+    rows = []
+    for place, (number, layout) in enumerate(found):
+        result = cases[number].estimate(layout)
+        rows.append(((score(objective, cases[number], result), result.memory.total, _simplicity(layout)), place, result))
+    rows.sort(key=lambda row: (row[0], row[1]))
+    return [(place, result) for _, place, result in rows]
+
+
+def _simplicity(layout: Layout) -> tuple[int, ...]:
+    """Of two layouts as good, the one with fewer things to set up comes first."""
+    return layout.pp * layout.vpp, layout.tp, layout.cp, layout.zero, layout.replicas
+
+
+# -- when there is none -------------------------------------------------------------------------------------------------
+
+
+def no_layout(cases: Sequence[Case]) -> str:
+    """Why no layout can exist, in one line: what each constraint leaves."""
+    reasons: dict[str, None] = {}
+    for case in cases:
+        space = case.space
+        reading = case.reading()
+        most: tuple[int, str] | None = None
+        left_out: dict[str, int] = {}
+        looked = 0
+        for structure in space.structures():
+            for kind in space.kinds:
+                if structure.sequence_parallel and kind.tp == (1,):
+                    continue
+                limits = reading.limits[kind]
+                looked += limits.size
+                for name, mask in limits.masks(structure):
+                    excluded = limits.size - int(limits.count(mask))
+                    left_out[name] = left_out.get(name, 0) + excluded
+        if not looked:
+            reasons[f"{space.model.num_hidden_layers} layers cannot be split over pp {_list(space.pp)}"
+                    f" with vpp {_list(space.vpp)}"] = None  # fmt: skip
+            continue
+        all_out = [name for name, count in left_out.items() if count == looked]
+        most = max(((count, name) for name, count in left_out.items()), default=None)
+        names = all_out or ([most[1]] if most else [])
+        problems = example(space)
+        reasons[f"{' and '.join(names)}: not one of {looked:,} does{f' ({problems})' if problems else ''}"] = None
+    return f"no layout can exist on {_list(tuple(case.space.gpus for case in cases))} GPUs; {'; '.join(reasons)}"
+
+
+def example(space: Space) -> str:
+    """What `Layout.valid` says where each axis has its only value; empty where several are open."""
+    if len(space.tp) > 1 or len(space.pp) > 1 or len(space.cp) > 1:
+        return ""
+    for structure in space.structures():
+        within = space.tp[0] * space.cp[0] * structure.pp
+        if space.gpus % within:
+            return f"{space.gpus} over {within} leaves {space.gpus % within}"
+        first = {name: getattr(space, name)[0] for name in SIZES}
+        problems = space.layout(structure, first).valid(space.model)
+        return problems[0] if problems else ""
+    return ""
+
+
+def _list(values: Sequence[int]) -> str:
+    shown = list(dict.fromkeys(values))
+    return ", ".join(map(str, shown if len(shown) < 8 else [*shown[:3], "...", shown[-1]]))
+
+
+def nothing_fits(cases: Sequence[Case], layout: Layout, number: int, margin: float) -> NothingFits:
+    """What to raise where nothing fits: the layout that needs least, and how much it lacks."""
+    case = cases[number]
+    nearest = case.estimate(layout)
+    missing = nearest.memory.total + margin - case.cluster.gpu.capacity
+    spare = f" with {margin / 2**30:.1f} GiB to spare" if margin else ""
+    text = (
+        f"no layout of {case.space.model.name} fits {case.cluster.gpu.name}{spare}: the nearest needs"
+        f" {nearest.memory.total / 2**30:.1f} GiB of {case.cluster.gpu.capacity / 2**30:.1f} GiB a GPU,"
+        f" {missing / 2**30:.1f} GiB too much"
+    )
+    return NothingFits(text, nearest=nearest, missing=missing)

@@ -1,0 +1,182 @@
+"""`loadgauge plan`: the best layout of all there are, the Pareto front, or the nearest miss."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from loadgauge.errors import ConfigError, NotStated
+from loadgauge.layout import SCHEDULES, RecomputePolicy
+from loadgauge.show.flags import RUN, Request
+from loadgauge.show.numbers import Positive, Whole
+from loadgauge.show.request import Job, job
+from loadgauge.units import GIB
+
+OPEN = ("tp", "pp", "vpp", "cp", "ep", "etp", "zero", "micro_batch", "replicas", "schedule", "recompute", "sequence_parallel")
+"""Axes that the search walks; a flag locks one, or narrows it down to several values."""
+
+
+class Values(click.ParamType):  # type: ignore[type-arg]
+    """One value, or several with commas between them."""
+
+    name = "values"
+
+    def __init__(self, kind: str, known: tuple[str, ...] = ()) -> None:
+        self.kind, self.known = kind, known
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        """The values that the text names, each once."""
+        words = [word.strip() for word in str(value).split(",")]
+        if self.kind == "number":
+            number = Whole(0, 10**7)
+            return tuple(dict.fromkeys(number.convert(word, param, ctx) for word in words))
+        unknown = [word for word in words if self.known and word not in self.known]
+        if unknown:
+            self.fail(f"unknown {unknown[0]!r} (known: {', '.join(self.known)})", param, ctx)
+        return tuple(dict.fromkeys(words))
+
+
+NUMBERS = {
+    "tp": "Tensor-parallel ranks", "pp": "Pipeline stages", "vpp": "Chunks of a pipeline stage",
+    "cp": "Context-parallel ranks", "ep": "Expert-parallel ranks", "etp": "Tensor-parallel ranks of one expert",
+    "zero": "ZeRO stage", "micro_batch": "Sequences in one forward on one rank",
+    "replicas": "Groups that hold the same ZeRO shards (HSDP)",
+}  # fmt: skip
+
+
+def _options(command: Any) -> Any:
+    """The flags of a run; those of the open axes take several values."""
+    own = [
+        click.option(f"--{name.replace('_', '-')}", name, type=Values("number"), metavar="N,N,...", help=f"{text}: only these.")
+        for name, text in NUMBERS.items()
+    ]
+    own += [
+        click.option("--gpus", type=Values("number"), metavar="N,N,...", help="GPUs in all; several sizes are compared."),
+        click.option(
+            "--schedule", type=Values("word", (*SCHEDULES, "all")), metavar="NAME,...",
+            help="Pipeline schedules (those of the framework; all: every one).",
+        ),
+        click.option("--recompute", metavar="WHAT;WHAT", help="Recomputation: none, selective, full:every=2, ...; with ; between."),
+        click.option("--sequence-parallel/--no-sequence-parallel", default=None, help="Only with it, or only without."),
+    ]  # fmt: skip
+    replaced = {*NUMBERS, "gpus", "schedule", "recompute", "sequence_parallel", "measured"}
+    for option in reversed(own):
+        command = option(command)
+    for option in reversed(RUN):
+        probe = option(lambda: None)
+        if probe.__click_params__[0].name not in replaced:  # type: ignore[attr-defined]
+            command = option(command)
+    return command
+
+
+@click.command("plan")
+@click.argument("model")
+@_options
+@click.option(
+    "--objective",
+    type=click.Choice(("time", "throughput", "money", "gpus", "headroom", "network")),
+    default="time",
+    show_default=True,
+    help="What the best layout has the least (or most) of.",
+)
+@click.option("--margin", type=Positive(), metavar="GiB", help="Memory to be left free on each GPU.")
+@click.option("--price", type=Positive(), metavar="MONEY", help="Of one GPU-hour, in your currency.")
+@click.option("--top", type=Whole(1, 100), default=5, show_default=True, help="How many layouts to print.")
+@click.option("--what-next", is_flag=True, help="What each change of the job would bring, every one planned anew.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: layouts (best first), pareto, evaluated, valid.")
+def command(model: str, as_json: bool, **flags: Any) -> int:
+    """The fastest (cheapest, smallest, ...) of all layouts of MODEL that can exist, proven by looking at every one.
+
+    A flag of a layout (--tp 8) locks it, or narrows it down (--tp 4,8); all others are open. Exit code: 0 there is a
+    layout, 1 none fits (the nearest miss is printed), 2 cannot tell.
+
+    \b
+    loadgauge plan llama-3.1-70b --gpu h100-sxm5-80gb --gpus 64 --seq-len 8192 --global-batch 512
+    loadgauge plan llama-3.1-8b --gpu rtx4090 --gpus 1 --qlora --global-batch 16 --margin 2
+    loadgauge plan mixtral-8x7b --gpu h100-sxm5-80gb --gpus 32,64,128 --objective money --global-batch 512
+    """
+    from loadgauge.show.planned import answer
+
+    return answer(*cases(model, flags), as_json=as_json)
+
+
+def cases(model: str, flags: dict[str, Any]) -> tuple[Job, list[Any], dict[str, Any]]:
+    """The clusters to plan for, the job that they share, and what was asked of the plan."""
+    from loadgauge.search.choices import space_for
+    from loadgauge.search.plan import Case
+
+    asked = {name: flags.pop(name) for name in ("objective", "margin", "price", "top", "what_next")}
+    locks = _locks(flags)
+    sizes = flags.pop("gpus") or (1,)
+    if flags["gpu"] is None:
+        raise ConfigError("is needed: a plan is for a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
+    if min(sizes) < 1:
+        raise ConfigError("at least 1 is needed", key="gpus")
+    if flags["framework"] is None:
+        flags["framework"] = _framework(flags, locks, max(sizes))
+        asked["assumed_framework"] = flags["framework"]
+    given: Job | None = None
+    found = []
+    for gpus in sizes:
+        given = job(Request(model=model, gpus=gpus, **flags))
+        if given.cluster is None:
+            raise NotStated(given.untimed)
+        space = space_for(
+            given.model, given.training, gpus, given.layout.global_batch, given.layout.seq_len, locks=locks,
+            stage_layers=given.layout.stage_layers, lengths=given.lengths, base=given.layout,
+        )  # fmt: skip
+        found.append(
+            Case(space=space, training=given.training, cluster=given.cluster, price=asked["price"])
+        )  # fmt: skip
+    assert given is not None
+    hidden = {f"--{name.replace('_', '-')}" for name in OPEN}
+    assumed = {flag: value for flag, value in given.assumed.items() if flag not in hidden}
+    if "assumed_framework" in asked:
+        assumed["--framework"] = asked.pop("assumed_framework")
+    asked["margin"] = (asked["margin"] or 0.0) * GIB
+    return given, found, {**asked, "assumed": assumed}
+
+
+def _locks(flags: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The axes that the user has locked, taken out of the flags."""
+    locks: dict[str, tuple[Any, ...]] = {}
+    for name in OPEN:
+        values = flags.pop(name)
+        if values is None:
+            continue
+        if name == "recompute":
+            values = tuple(RecomputePolicy.parse(text.strip()) for text in values.split(";"))
+        elif name == "sequence_parallel":
+            values = (values,)
+        elif name != "schedule" and min(values) < (0 if name == "zero" else 1):
+            raise ConfigError(f"must be at least {0 if name == 'zero' else 1}, got {min(values)}", key=name)
+        elif name == "zero" and max(values) > 3:
+            raise ConfigError(f"must be 0, 1, 2 or 3, got {max(values)}", key=name)
+        locks[name] = values
+    return locks
+
+
+def _framework(flags: dict[str, Any], locks: dict[str, tuple[Any, ...]], gpus: int) -> str:
+    """Megatron where a model is trained on several GPUs; transformers for adapters and for one GPU."""
+    parallel = any(max(locks.get(name, (1,))) > 1 for name in ("tp", "pp", "cp", "ep"))
+    if not parallel and (gpus == 1 or flags["lora_rank"] is not None or flags["qlora"]):
+        return "huggingface"
+    return "megatron"
+
+
+def progress(done: int, whole: int) -> None:
+    """How far the search is, on a terminal only."""
+    if sys.stderr.isatty():
+        width = 30
+        full = done * width // max(whole, 1)
+        sys.stderr.write(f"\r{'#' * full}{'.' * (width - full)} {done:,} of {whole:,} structures\x1b[K")
+        sys.stderr.flush()
+
+
+def clear() -> None:
+    """Takes the progress away again."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
