@@ -33,7 +33,8 @@ def habits(run: Run, flags: Flags, training: Training, *, performance_recipe: bo
         since = run.year is not None and run.year >= OVERLAP_SINCE
         overlap = msgspec.structs.replace(overlap, dp=since, pp=since)
     kernels = training.kernels
-    if kernels.gradient_placeholders and (run.year is None or run.year < PLACEHOLDERS_SINCE):
+    before = run.year is None or run.year < PLACEHOLDERS_SINCE
+    if before or flags.has("no-gradient-accumulation-fusion") or flags.value("transformer-impl") == "local":
         kernels = msgspec.structs.replace(kernels, gradient_placeholders=False)
     if flags.value("moe_flex_dispatcher_backend") in ("deepep", "hybridep"):
         kernels = msgspec.structs.replace(kernels, dispatch="deduplicated")
