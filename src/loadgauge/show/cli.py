@@ -22,6 +22,7 @@ COMMANDS = {
     "trace": "what PyTorch would allocate, save, compute and send, with no GPU",
     "why": "what held the memory when it ran out",
     "saved": "what a PyTorch expression keeps for backward",
+    "convert": "one tool's job file into another's",
     "gpus": "the catalogue of GPUs",
     "models": "the catalogue of models",
 }
@@ -74,8 +75,8 @@ def commands(ctx: click.Context) -> None:
     loadgauge estimate path/to/config.json --gpu rtx4090 --qlora --explain activations
     loadgauge equation activations --layer gpt --tp --sequence-parallel
 
-    A MODEL is a name in the catalogue, a Hugging Face config.json, or its folder. Exit codes: 0 yes, 1 no, 2 cannot
-    tell.
+    A MODEL is a name in the catalogue, a Hugging Face config.json, its folder, or another tool's job file. Exit codes:
+    0 yes, 1 no, 2 cannot tell.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

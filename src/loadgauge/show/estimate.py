@@ -20,8 +20,9 @@ from loadgauge.show.request import Job, job, worst_routing
 def command(model: str, as_json: bool, part: str | None, **flags: Any) -> int:
     """Memory of the worst rank at its peak moment, FLOPs, time and money of training MODEL.
 
-    MODEL is a name in the catalogue (`loadgauge models`), a Hugging Face config.json, or its folder. What is not said
-    is assumed, and listed. Exit code: 0 it fits (or no --gpu is given), 1 it does not, 2 cannot tell.
+    MODEL is a name in the catalogue (`loadgauge models`), a Hugging Face config.json, its folder, or another tool's job
+    file, whose run the flags change (`loadgauge convert --help` lists the tools). What is not said is assumed, and
+    listed. Exit code: 0 it fits (or no --gpu is given), 1 it does not, 2 cannot tell.
 
     \b
     loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3
@@ -51,6 +52,8 @@ def command(model: str, as_json: bool, part: str | None, **flags: Any) -> int:
 def _plain(given: Job, found: dict[str, Any], part: str | None) -> dict[str, Any]:
     """The JSON document: the estimate, what was assumed, and what was asked for beside it."""
     found["assumed"] = given.assumed
+    if given.file:
+        found["file"] = given.file
     budget = given.budget(given.estimate()) if given.request.tokens else None
     if "time" in found:
         found["time"].update({"days": None, "cost": None} if budget is None else budget.to_dict())

@@ -36,6 +36,9 @@ def report(given: Job, result: Estimate) -> None:
     _stages(target, result)
     timing(target, given, result)
     _work(target, result)
+    if given.file:
+        heading(target, "Your job file")
+        points(target, [given.file])
     if given.assumed:
         heading(target, "Assumed, as you did not say")
         glued = (f"{flag} {value}".replace(" ", GLUE) for flag, value in given.assumed.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -48,6 +49,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no cluster, where a GPU is given."""
     scale: float = 1.0
     """What the user's measured run took, over what was predicted for it."""
+    file: str = ""
+    """Where the model is another tool's job file: whose, and which of its keys say nothing here."""
 
     def estimate(self) -> Estimate:
         """The estimate of the job."""
@@ -104,6 +107,12 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
     >>> found.layout.dp, found.layout.seq_len, found.training.framework.name
     (2, 4096, 'megatron')
     """
+    file = ""
+    if model is None and os.path.splitext(request.model)[1]:
+        from loadgauge.show.jobfile import from_job_file, is_job_file  # only then are dialects read
+
+        if is_job_file(request.model):
+            request, model, file = from_job_file(request)
     chosen = resolve(request.model) if model is None else model
     card = None if request.gpu is None else gpu(request.gpu)
     assumed: dict[str, str] = {}
@@ -161,7 +170,7 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
     machines, untimed = _cluster(request, card, layout)
     found = Job(
         request=request, model=chosen, layout=layout, training=kind, gpu=card, lengths=lengths, assumed=assumed,
-        cluster=machines, untimed=untimed,
+        cluster=machines, untimed=untimed, file=file,
     )  # fmt: skip
     if request.measured is None:
         return found

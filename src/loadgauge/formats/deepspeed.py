@@ -1,0 +1,180 @@
+"""DeepSpeed's JSON. `auto` is left to the trainer's own arguments, as in transformers and accelerate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.formats.table import Dialect, Facts, Idea, Keys
+from loadgauge.formats.words import CPU, NOWHERE
+
+OPTIMIZERS = {
+    "AdamW": "adamw", "Adam": "adamw", "CPUAdam": "adamw", "Lion": "lion", "Muon": "muon", "Adafactor": "adafactor",
+    "SGD": "sgd", "fusedadam": "adamw",
+}  # fmt: skip
+REMOVED = ("mics_shard_size", "mics_hierarchical_params_gather")
+
+
+def batch(prefix: str = "") -> Idea:
+    """Sequences of a step, of a micro-batch, and micro-batches: B = b a d."""
+    whole, micro, count = (
+        f"{prefix}{key}"
+        for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    )
+
+    def read(keys: Keys) -> Facts:
+        found = {"global_batch": keys.whole(whole), "micro_batch": keys.whole(micro), "accumulation": keys.whole(count)}
+        if found["micro_batch"] and not found["global_batch"] and count not in keys.left:
+            found["accumulation"] = found["accumulation"] or 1
+        return found
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        # What another file says of it, this one need not repeat.
+        left = [key for key in (whole, micro, count) if keys.document.get(key) == "auto"]
+        said = {micro: facts.get("micro_batch") or 1, count: facts.get("accumulation") or 1}
+        if "global_batch" in facts and "gpus" in facts:
+            said[whole] = facts["global_batch"]
+        return {key: value for key, value in said.items() if key not in left or len(left) < 3}
+
+    return Idea(
+        keys=(whole, micro, count), facts=("global_batch", "micro_batch", "accumulation"), read=read, write=write
+    )
+
+
+def zero(prefix: str = "") -> Idea:
+    """The stage, and what moves to the host."""
+    stage, param, state = (
+        f"{prefix}zero_optimization.{key}" for key in ("stage", "offload_param.device", "offload_optimizer.device")
+    )
+    share, old = f"{prefix}zero_optimization.offload_optimizer.ratio", f"{prefix}zero_optimization.cpu_offload"
+    spelled = dict.fromkeys(CPU, True) | dict.fromkeys(NOWHERE, False)
+
+    def read(keys: Keys) -> Facts:
+        for name in REMOVED:
+            if keys.has(f"{prefix}zero_optimization.{name}"):
+                raise keys.wrong(f"{prefix}zero_optimization.{name}", "was removed from DeepSpeed (MiCS)")
+        number = keys.whole(stage, minimum=0)
+        if number is not None and number > 3:
+            raise keys.wrong(stage, f"must be 0, 1, 2 or 3, got {number}")
+        moved = keys.choice(state, spelled) or keys.flag(old)
+        if keys.choice(param, spelled):
+            if number != 3:
+                raise keys.wrong(param, f"goes with stage 3, not with {number or 0}")
+            return {"zero": number, "offload": "all"}
+        if moved and not number:
+            raise keys.wrong(state, "goes with stages 1 to 3")
+        if moved and keys.real(share) not in (None, 1.0):
+            raise keys.wrong(share, f"a part ({keys.real(share)}) is not read; 1 is")
+        return {"zero": number or 0, "offload": "optimizer" if moved else "none"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        moved = facts.get("offload") or "none"
+        said: dict[str, Any] = {stage: facts.get("zero") or 0}
+        for key, on in ((param, moved == "all"), (state, moved != "none")):
+            if on or keys.has(key):
+                said[key] = keys.document.get(key) if on and keys.raw(key) in CPU else ("cpu" if on else "none")
+        if keys.has(old):
+            said[old] = None
+        if keys.has(share):
+            said[share] = 1.0
+        return said
+
+    return Idea(keys=(stage, param, state, share, old), facts=("zero", "offload"), read=read, write=write)
+
+
+def precision(prefix: str = "") -> Idea:
+    """`bf16` or `fp16` enabled; gradients in float32 where `grad_accum_dtype` says so."""
+    bf16, fp16, grads = f"{prefix}bf16.enabled", f"{prefix}fp16.enabled", f"{prefix}data_types.grad_accum_dtype"
+
+    def read(keys: Keys) -> Facts:
+        half = {"bf16": keys.flag(bf16), "fp16": keys.flag(fp16)}
+        if all(half.values()):
+            raise keys.wrong(fp16, f"contradicts {keys.document.shown(bf16)}")
+        name = next((word for word, on in half.items() if on), None)
+        if name is None:
+            return {} if {bf16, fp16} & set(keys.left) else {"precision": "fp32"}
+        wide = keys.choice(grads, {"fp32": True, "bf16": False, "fp16": False})
+        return {"precision": f"{name}-mixed-18" if wide else f"{name}-mixed-16" if wide is False else name}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name, _, recipe = facts["precision"].partition("-")
+        if name not in ("bf16", "fp16", "fp32") or recipe not in ("", "mixed-16", "mixed-18"):
+            return {}
+        said: dict[str, Any] = {grads: {"mixed-18": "fp32", "mixed-16": name}.get(recipe)}
+        for word, key in (("bf16", bf16), ("fp16", fp16)):
+            if name == word or keys.document.get(key) is True or keys.document.get(key) == "auto":
+                said[key] = name == word
+        return said
+
+    return Idea(keys=(bf16, fp16, grads), facts=("precision",), read=read, write=write)
+
+
+def _optimizer() -> Idea:
+    kind, momentum = "optimizer.type", "optimizer.params.momentum"
+
+    def read(keys: Keys) -> Facts:
+        name = keys.choice(kind, OPTIMIZERS)
+        if name == "sgd" and keys.real(momentum):
+            name = "sgd-momentum"
+        return {"optimizer": name}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name = facts["optimizer"]
+        spelled = {ours: theirs for theirs, ours in reversed(OPTIMIZERS.items())} | {"adamw": "AdamW"}
+        theirs = spelled.get(name.removesuffix("-momentum"))
+        if theirs is None:
+            return {}
+        return {kind: theirs, momentum: 0.9 if name == "sgd-momentum" else None}
+
+    return Idea(keys=(kind, momentum), facts=("optimizer",), read=read, write=write)
+
+
+def _tensor_parallel() -> Idea:
+    key = "tensor_parallel.autotp_size"
+
+    def read(keys: Keys) -> Facts:
+        return {"tp": keys.whole(key, minimum=0) or 1}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        ranks = facts.get("tp") or 1
+        return {key: ranks if ranks > 1 or keys.has(key) else None}
+
+    return Idea(keys=(key,), facts=("tp",), read=read, write=write)
+
+
+def context_parallel(key: str) -> Idea:
+    """Ulysses: heads for tokens."""
+
+    def read(keys: Keys) -> Facts:
+        ranks = keys.whole(key) or 1
+        return {"cp": ranks, "cp_comm": "all_to_all" if ranks > 1 else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        ranks = facts.get("cp") or 1
+        return {key: ranks if ranks > 1 or keys.has(key) else None}
+
+    return Idea(keys=(key,), facts=("cp", "cp_comm"), read=read, write=write)
+
+
+DEEPSPEED = Dialect(
+    name="deepspeed",
+    title="DeepSpeed configuration",
+    versions="DeepSpeed 0.9 - 0.19",
+    syntaxes=("json",),
+    framework="deepspeed",
+    auto=True,
+    marks=frozenset(
+        {
+            *("zero_optimization.stage", "train_micro_batch_size_per_gpu", "train_batch_size", "bf16.enabled"),
+            *("fp16.enabled", "zero_optimization.overlap_comm", "gradient_clipping", "zero_allow_untested_optimizer"),
+        }
+    ),
+    blank={"json": "{\n    \n}\n"},
+    ideas=(
+        _tensor_parallel(),
+        context_parallel("sequence_parallel_size"),
+        batch(),
+        zero(),
+        precision(),
+        _optimizer(),
+    ),
+)

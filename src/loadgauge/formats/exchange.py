@@ -1,0 +1,298 @@
+"""Reads a job file of any dialect, and writes one: as a patch of the user's own file, or from nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgauge.errors import ConfigError
+from loadgauge.formats.argv import Argv
+from loadgauge.formats.dialects import dialect as dialect_of
+from loadgauge.formats.dialects import recognise
+from loadgauge.formats.nested import json_document, toml_document, yaml_document
+from loadgauge.formats.run import FIELDS, Run, Said, facts, merge, solve
+from loadgauge.formats.table import Dialect, Document, Keys, Missing
+
+LARGEST_FILE = 500_000
+"""Bytes. A job file has some thousands."""
+SYNTAXES = {
+    ".json": "json",
+    ".toml": "toml",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".sh": "argv",
+    ".txt": "argv",
+    ".args": "argv",
+}
+SYNTAXES |= {".bash": "argv", ".slurm": "argv", ".sbatch": "argv"}
+BESIDE = ("deepspeed", "deepspeed_config.deepspeed_config_file")
+"""Keys that name a DeepSpeed configuration in a file of its own."""
+ALIKE: dict[str, Any] = {
+    "tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "etp": 1, "zero": 0, "replicas": 1, "sequence_parallel": False,
+    "recompute": "none", "loss": "auto", "offload": "none", "qlora": False, "attention": "flash", "micro_batch": 1,
+    "order": "tp,cp,ep,dp,pp", "precision": "bf16", "optimizer": "adamw",
+}  # fmt: skip
+"""What a run that does not say it is estimated with."""
+
+
+class JobFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A job file that was read. `unread`: its keys that say nothing here; `auto`: keys that it leaves to another file."""
+
+    dialect: str
+    syntax: str
+    file: str
+    run: Run
+    said: dict[str, Said]
+    unread: tuple[str, ...] = ()
+    auto: tuple[str, ...] = ()
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """A job file that was written. `left_out`: what of the run it does not say, or says differently, a line each."""
+
+    dialect: str
+    text: str
+    left_out: tuple[str, ...] = ()
+
+
+def load(path: str | Path) -> str:
+    """The text of a regular file of a sensible size."""
+    place, file = Path(path), str(path)
+    try:
+        if not place.is_file():
+            raise ConfigError("is not a file" if place.exists() else "no such file", file=file)
+        with place.open("rb") as stream:
+            content = stream.read(LARGEST_FILE + 1)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=file) from None
+    if len(content) > LARGEST_FILE:
+        raise ConfigError(f"is larger than {LARGEST_FILE // 1000} kB; a job file has some kB", file=file)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError("is not text (UTF-8)", file=file) from None
+
+
+def _syntax(text: str, file: str) -> str:
+    suffix = Path(file).suffix.lower()
+    if suffix == ".py":
+        raise ConfigError(
+            "is a program, which is not run; give the flags or the file that it is started with", file=file
+        )
+    if suffix in SYNTAXES:
+        return SYNTAXES[suffix]
+    start = text.lstrip()
+    if start.startswith("{"):
+        return "json"
+    if (
+        start.startswith(("#!", "torchrun", "python", "accelerate ", "deepspeed ", "--"))
+        or "\n--" in text
+        or " --" in text
+    ):
+        return "argv"
+    return "yaml"
+
+
+def document(text: str, syntax: str, chosen: Dialect | None = None, file: str = "") -> Document:
+    """A file's text as keys and values; what cannot be read is a `ConfigError` of one line."""
+    sections = dict(chosen.sections) if chosen is not None and syntax == "yaml" else None
+    try:
+        if syntax == "argv":
+            style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
+            return Argv(text, style, objects)  # type: ignore[arg-type]
+        reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
+        return reader(text, sections)
+    except ConfigError as error:
+        raise ConfigError(str(error), file="" if str(error).startswith(f"{file}:") else file) from None
+
+
+def read(
+    text: str,
+    name: str | None = None,
+    *,
+    file: str = "",
+    given: Mapping[str, Any] | None = None,
+    version: str | None = None,
+) -> JobFile:
+    """The run that a job file says. A file that contradicts itself, or that no dialect knows, raises `ConfigError`.
+
+    name: of the dialect; None: the one whose keys the file has
+    given: facts known from elsewhere, as flags name them, which go before the file's
+    version: of the tool; None: the newest whose defaults are known
+
+    >>> found = read('{"zero_optimization": {"stage": 3}, "train_batch_size": 64, "gradient_clipping": 1.0,'
+    ...              ' "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}')
+    >>> found.dialect, found.run.zero, found.run.gpus, found.unread
+    ('deepspeed', 3, 8, ('gradient_clipping',))
+    """
+    syntax = _syntax(text, file)
+    chosen = None if name is None else dialect_of(name)
+    if chosen is None:
+        chosen = recognise(document(text, syntax, None, file))
+        if chosen is None and syntax == "yaml":
+            flat = dialect_of("megatron")
+            chosen = recognise(document(text, syntax, flat, file))
+        if chosen is None:
+            raise ConfigError("has no keys of a job file that is known; say whose it is with --from", file=file)
+    elif syntax not in chosen.syntaxes:
+        raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
+    keys = Keys(document(text, syntax, chosen, file), file, chosen.auto, _version(version))
+    known = {name: Said(value, f"--{name.replace('_', '-')}") for name, value in (given or {}).items()}
+    found = chosen.read(keys, frozenset(known))
+    found.setdefault("framework", Said(chosen.framework, chosen.name, True))
+    found = _beside(keys, found, file, frozenset(known))
+    return JobFile(
+        dialect=chosen.name, syntax=syntax, file=file, run=solve(_with(found, known), file), said=found,
+        unread=chosen.unread(keys.document), auto=tuple(keys.document.shown(key) for key in keys.left),
+    )  # fmt: skip
+
+
+def _version(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = text.split(".")
+    if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in parts):
+        raise ConfigError(f"must be a version such as 1.6, got {text!r}", key="version")
+    return tuple(int(part) for part in parts)
+
+
+def _beside(keys: Keys, found: dict[str, Said], file: str, known: frozenset[str]) -> dict[str, Said]:
+    """Adds what the DeepSpeed configuration says that the file names."""
+    for key in BESIDE:
+        name = keys.raw(key)
+        if not isinstance(name, str) or not name.endswith(".json"):
+            continue
+        places = [Path(file).parent / name, Path(name)] if file else [Path(name)]
+        place = next((place for place in places if place.is_file()), None)
+        if place is None:
+            if "zero" in known:
+                continue
+            raise ConfigError(f"names {name}, which is not there, and only it says the ZeRO stage; give --zero",
+                              key=keys.document.shown(key), file=file)  # fmt: skip
+        text = load(place)
+        other = dialect_of("deepspeed")
+        theirs = Keys(document(text, "json", other, str(place)), str(place), True)
+        found = merge(found, other.read(theirs, known), str(place))
+    return found
+
+
+def _with(found: Mapping[str, Said], known: Mapping[str, Said]) -> dict[str, Said]:
+    """The facts of a file with those given beside them, which go first; what followed from what they replace goes."""
+    facts = {**found, **known}
+    stale: set[str] = set()
+    if "gpus" in known:
+        stale |= {"nodes", "gpus_per_node", "dp", "shards"}
+    if known.keys() & {"tp", "pp", "cp"}:
+        stale |= {"dp", "shards"}
+    if "global_batch" in known or (
+        "global_batch" in found and known.keys() & {"gpus", "tp", "pp", "cp", "micro_batch"}
+    ):
+        stale |= {"accumulation"}
+    if "replicas" in known:
+        stale |= {"shards", "dp"}
+    return {name: said for name, said in facts.items() if name not in stale or name in known}
+
+
+def write(run: Run, name: str, template: str | None = None, *, file: str = "", syntax: str | None = None) -> Written:
+    """A job file of a dialect that says a run; `template` is the user's own, patched where it says something else.
+
+    >>> print(write(Run(tp=8, gpus=16, precision="bf16"), "megatron", "torchrun --nproc-per-node 8 x.py --fp16  # mine").text)
+    torchrun --nproc-per-node 8 --nnodes 2 x.py --tensor-model-parallel-size 8 --bf16  # mine
+    """
+    chosen = dialect_of(name)
+    if template is not None:
+        kind = _syntax(template, file) if syntax is None else syntax
+    else:
+        kind = syntax or chosen.syntaxes[0]
+    if kind not in chosen.syntaxes:
+        raise ConfigError(f"{chosen.title} is {' or '.join(chosen.syntaxes)}, not {kind}")
+    target = document(chosen.blank[kind] if template is None else template, kind, chosen, file)
+    keys = Keys(target, file, chosen.auto)
+    wanted, changed = facts(run), False
+    for idea in chosen.ideas:
+        if not wanted.keys() & set(idea.facts):
+            continue
+        if template is None or _stale(idea.read(keys), idea.facts, wanted):
+            for key, value in idea.write(wanted, keys).items():
+                changed |= _put(target, key, value)
+    text = target.text() if changed or template is None else template
+    return Written(dialect=chosen.name, text=text, left_out=_left_out(run, text, chosen.name, kind))
+
+
+def _put(target: Document, key: str, value: Any) -> bool:
+    """Makes a document say a value; whether it did not before."""
+    before = target.get(key)
+    if value is None:
+        target.drop(key)
+        return not isinstance(before, Missing)
+    if before == value and isinstance(before, bool) == isinstance(value, bool):
+        return False
+    if target.syntax == "argv" and str(before) == str(value):
+        return False
+    target.put(key, value)
+    return True
+
+
+def _stale(said: Mapping[str, Any], names: tuple[str, ...], wanted: Mapping[str, Any]) -> bool:
+    """Whether what an idea says of a file is not what is wanted."""
+    for name in names:
+        if name not in wanted or name == "framework":
+            continue
+        have = said.get(name)
+        if have is None:
+            if wanted[name] != ALIKE.get(name) and name not in (
+                "dp",
+                "shards",
+                "nodes",
+                "gpus_per_node",
+                "accumulation",
+            ):
+                return True
+        elif have != wanted[name]:
+            return True
+    return False
+
+
+def _left_out(run: Run, text: str, name: str, syntax: str) -> tuple[str, ...]:
+    """Reads what was written, and lists what it does not say as the run does."""
+    keys = Keys(document(text, syntax, dialect_of(name)), "", dialect_of(name).auto)
+    said = dialect_of(name).read(keys)
+    beyond = {} if run.gpus is None or "gpus" in said or "nodes" in said else {"gpus": run.gpus}
+    known = {key: Said(value, f"--{key}") for key, value in beyond.items()}
+    found = solve(_with(said, known))
+    lines = [f"--gpus {run.gpus}: is said to the launcher"] if beyond and solve(said).gpus != run.gpus else []
+    for field in FIELDS:
+        asked, got = getattr(run, field), getattr(found, field)
+        if field in ("framework", "config", "accumulation", "gpus_per_node", "gpus") or asked is None:
+            continue
+        if field in ("lora_targets", "base", "schedule", "cp_comm") and got is None and _alike(field, asked, run):
+            continue
+        if (ALIKE.get(field) if got is None else got) != asked:
+            flag = f"--{field.replace('_', '-')}" + ("" if asked is True else f" {asked}")
+            rest = "has no place in it" if got is None else f"it means {got}"
+            lines.append(f"{flag}: {rest}")
+    return tuple(lines)
+
+
+def _alike(field: str, asked: Any, run: Run) -> bool:
+    if field == "schedule":
+        return (run.pp or 1) == 1 or asked == ("interleaved" if (run.vpp or 1) > 1 else "1f1b")
+    return bool(asked == {"lora_targets": "all", "base": "nf4", "cp_comm": "ring"}[field])
+
+
+def combine(files: Sequence[JobFile], given: Mapping[str, Any] | None = None) -> Run:
+    """The run that several files of one job say together; two that contradict raise `ConfigError`."""
+    found: dict[str, Said] = {}
+    for job in files:
+        named = {
+            name: said if said.default or len(files) == 1 else Said(said.value, f"{job.file}: {said.key}")
+            for name, said in job.said.items()
+        }
+        found = merge(found, named)
+    known = {name: Said(value, f"--{name.replace('_', '-')}") for name, value in (given or {}).items()}
+    return solve(_with(found, known), files[0].file if len(files) == 1 else "")

@@ -1,0 +1,303 @@
+"""transformers' TrainingArguments, and TRL's SFT on top of them: YAML, JSON or a command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.formats import deepspeed
+from loadgauge.formats.megatron import launched
+from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.formats.words import ATTENTION, SHARDING, TORCH_OPTIMIZERS
+
+INLINE = "deepspeed."
+FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def checkpointing(default: Any = None, *, new: str = "activation_checkpointing") -> Idea:
+    """Layers that run again; with `every_n_layers` every n-th. FSDP has a switch of its own."""
+    names = (new, "gradient_checkpointing")
+    every = tuple(f"{name}_kwargs.every_n_layers" for name in names)
+    own = ("fsdp_config.activation_checkpointing", "fsdp_config.fsdp_activation_checkpointing")
+
+    def read(keys: Keys) -> Facts:
+        said = [flag for key in (*names, *own) if (flag := keys.flag(key)) is not None]
+        usual = default(keys) if callable(default) else default
+        on = any(said) if said else usual
+        if on is None:
+            return {"recompute": "none"}
+        if not on:
+            return {"recompute": "none"}
+        number = next((found for key in every if (found := keys.whole(key)) is not None), 1)
+        return {"recompute": "full" if number == 1 else f"full:every={number}"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        kind, _, option = (facts.get("recompute") or "none").partition(":")
+        number = option.removeprefix("every=") or "1"
+        if kind not in ("none", "full") or not number.isdecimal():
+            return {}
+        present = [key for key in (*names, *own) if keys.has(key)] or [names[1] if keys.has(every[1]) else names[0]]
+        said: dict[str, Any] = dict.fromkeys(present, kind == "full")
+        if int(number) > 1:
+            said[every[1] if names[1] in present else every[0]] = int(number)
+        else:
+            said |= {key: 1 for key in every if keys.has(key)}
+        return said
+
+    return Idea(keys=(*names, *every, *own), facts=("recompute",), read=read, write=write)
+
+
+def sharding(legacy: bool = True) -> Idea:
+    """FSDP's switches, or a DeepSpeed configuration within the file; a file of its own is read beside it."""
+    inner = deepspeed.zero(INLINE)
+    names = ("reshard_after_forward", "version", "sharding_strategy", "cpu_offload", "offload_params")
+    keyed = {name: (f"fsdp_config.{name}", f"fsdp_config.fsdp_{name}") for name in names}
+    owned = ("fsdp", "deepspeed", *inner.keys, *(key for pair in keyed.values() for key in pair), "fsdp_version")
+
+    def first(keys: Keys, name: str) -> str | None:
+        return next((key for key in keyed[name] if keys.has(key)), None)
+
+    def of_fsdp(keys: Keys) -> Facts:
+        words = [] if isinstance(keys.raw("fsdp"), bool) else keys.words("fsdp") or []
+        switch = keys.flag("fsdp") if (words and words[0].lower() in ("true", "false")) or not words else True
+        if switch is False:
+            return {"framework": "huggingface", "zero": 0}
+        version = keys.whole(first(keys, "version") or keyed["version"][0]) or keys.whole("fsdp_version")
+        zero, found = 3, None
+        for word in words:
+            if word.upper() in SHARDING:
+                zero = SHARDING[word.upper()]
+        strategy, reshard = first(keys, "sharding_strategy"), first(keys, "reshard_after_forward")
+        if strategy is not None:
+            found = keys.choice(strategy, SHARDING)
+        elif reshard is not None:
+            raw = str(keys.raw(reshard)).lower()
+            if raw in ("true", "false"):
+                found = 3 if raw == "true" else 2
+            else:
+                found = keys.choice(reshard, SHARDING)
+        if strategy is not None and version == 2:
+            raise keys.wrong(strategy, "goes with version 1 of FSDP, not with 2")
+        moved = "offload" in words or any(
+            keys.flag(key) for name in ("cpu_offload", "offload_params") if (key := first(keys, name)) is not None
+        )
+        return {
+            "framework": "huggingface", "zero": zero if found is None else found, "offload": "all" if moved else "none",
+        }  # fmt: skip
+
+    def read(keys: Keys) -> Facts:
+        beside = keys.raw("deepspeed")
+        if beside is not None and keys.has("fsdp") and keys.raw("fsdp") is not False:
+            raise keys.wrong("deepspeed", f"contradicts {keys.document.shown('fsdp')}")
+        if isinstance(beside, dict):
+            return {"framework": "deepspeed"} | inner.read(keys)
+        if beside is not None and beside is not False:
+            return {"framework": "deepspeed"}
+        if keys.has("fsdp") or (legacy and any(keys.has(*pair) for pair in keyed.values())):
+            return of_fsdp(keys)
+        return {"framework": "huggingface", "zero": 0, "offload": "none"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        zero, moved = facts.get("zero") or 0, facts.get("offload") or "none"
+        beside = keys.raw("deepspeed")
+        if isinstance(beside, str) and beside:
+            return {}
+        said: dict[str, Any] = dict.fromkeys(owned)
+        engine = facts.get("framework") == "deepspeed"
+        if engine or zero == 1 or moved == "optimizer" or isinstance(beside, dict):
+            said.pop("deepspeed")
+            auto = {f"{INLINE}{name}": "auto" for name in FILLED if not keys.has(f"{INLINE}{name}")}
+            if isinstance(beside, dict):
+                auto = {}
+            return said | auto | inner.write(facts, keys)
+        if not zero:
+            return said
+        present = {name: first(keys, name) or pair[0] for name, pair in keyed.items()}
+        legacy_words = isinstance(keys.raw("fsdp"), str | list) and str(keys.raw("fsdp")).lower() not in (
+            "true",
+            "false",
+        )
+        if legacy_words:
+            word = {3: "full_shard", 2: "shard_grad_op"}[zero]
+            text = [word, "auto_wrap", *(["offload"] if moved == "all" else [])]
+            return said | {"fsdp": text if isinstance(keys.raw("fsdp"), list) else " ".join(text)}
+        return said | {
+            "fsdp": True, present["version"]: 2, present["reshard_after_forward"]: zero == 3,
+            present["cpu_offload"]: True if moved == "all" else None,
+        }  # fmt: skip
+
+    return Idea(keys=owned, facts=("framework", "zero", "offload"), read=read, write=write)
+
+
+def half(default: Any = None, pure: str = "") -> Idea:
+    """`bf16` or `fp16`. `pure`: a switch for 16 bits throughout."""
+    owned = ("bf16", "fp16", *([pure] if pure else []))
+
+    def read(keys: Keys) -> Facts:
+        if pure and keys.flag(pure):
+            return {"precision": "bf16-pure"}
+        bf16, fp16 = keys.flag("bf16"), keys.flag("fp16")
+        if bf16 and fp16:
+            raise keys.wrong("fp16", f"contradicts {keys.document.shown('bf16')}")
+        if bf16 is None and not fp16 and "bf16" in keys.left:
+            return {"precision": "bf16"}
+        usual = default(keys) if callable(default) else default
+        if bf16 is None and fp16 is None and usual is not None:
+            return {"precision": usual}
+        return {"precision": "bf16" if bf16 else "fp16" if fp16 else "fp32"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name = facts["precision"]
+        if name not in ("bf16", "fp16", "fp32") and not (pure and name == "bf16-pure"):
+            return {}
+        usual = default(keys) if callable(default) else default
+        said: dict[str, Any] = {pure: True if name == "bf16-pure" else None} if pure else {}
+        for word in ("bf16", "fp16"):
+            off = False if keys.has(word) or word in keys.left or (usual == word and name == "fp32") else None
+            said[word] = True if name == word else off
+        return said
+
+    return Idea(keys=owned, facts=("precision",), read=read, write=write)
+
+
+def targets(rank: str, modules: str, switch: Any, usual: int, everything: str = "all-linear") -> Idea:
+    """LoRA: its rank and the linear layers it is on. `switch`: key and words (off, on)."""
+    key, off, on = switch
+
+    def read(keys: Keys) -> Facts:
+        said = keys.raw(key)
+        spelled = str(said).lower() if isinstance(said, bool) else said
+        active = spelled not in (None, off) and not (off is False and str(spelled).lower() == "false")
+        if not active:
+            return {}
+        chosen = keys.words(modules)
+        words = None if chosen is None else "all" if chosen in ([everything], ["all"]) else ",".join(chosen)
+        return {"lora_rank": keys.whole(rank) or usual, "lora_targets": words}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if not facts.get("lora_rank"):
+            return {key: None if off is False or off is None else off, rank: None, modules: None}
+        words = facts.get("lora_targets")
+        spelled = None if words is None else everything if words == "all" else words.split(",")
+        if words == "attention":
+            spelled = ["q_proj", "k_proj", "v_proj", "o_proj"]
+        return {key: on, rank: facts["lora_rank"], modules: spelled}
+
+    return Idea(keys=(rank, modules, key), facts=("lora_rank", "lora_targets"), read=read, write=write)
+
+
+def _quantised() -> Idea:
+    four, eight, kind, nested = "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant"
+
+    def read(keys: Keys) -> Facts:
+        if keys.flag(eight):
+            raise keys.wrong(eight, "a base in 8 bits is not read; 4 bits are")
+        if not keys.flag(four):
+            return {"qlora": False}
+        keys.choice(kind, {"nf4": True})
+        return {"qlora": True, "base": "nf4" if keys.flag(nested) else "nf4-single"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        base = facts.get("base") or "nf4"
+        if not facts.get("qlora"):
+            return {four: False if keys.has(four) else None, nested: None}
+        if base not in ("nf4", "nf4-single"):
+            return {}
+        return {four: True, nested: True if base == "nf4" else None}
+
+    return Idea(keys=(four, eight, kind, nested), facts=("qlora", "base"), read=read, write=write)
+
+
+def _trl_loss() -> Idea:
+    key, liger = "loss_type", "use_liger_kernel"
+
+    def read(keys: Keys) -> Facts:
+        # Since 1.6 the logits are never whole, with a plain `nll` too from 1.16 on.
+        words = {"nll": keys.since(1, 16), "chunked_nll": True, "dft": False}
+        said = keys.choice(key, words)
+        chunked = keys.flag(liger) or (keys.since(1, 6) if said is None else said)
+        return {"loss": "chunked" if chunked else "auto"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        chunked = (facts.get("loss") or "auto").startswith("chunked")
+        return {key: "nll" if chunked else None, liger: False if keys.has(liger) else None} if chunked else {}
+
+    return Idea(keys=(key, liger), facts=("loss",), read=read, write=write)
+
+
+def _liger() -> Idea:
+    key = "use_liger_kernel"
+
+    def read(keys: Keys) -> Facts:
+        return {"loss": "chunked" if keys.flag(key) else "auto"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {key: True if facts.get("loss") == "chunked" else False if keys.has(key) else None}
+
+    return Idea(keys=(key,), facts=("loss",), read=read, write=write)
+
+
+def _trl_precision(keys: Keys) -> str | None:
+    return "bf16" if keys.since(0, 19) else None
+
+
+def _trl_checkpointing(keys: Keys) -> bool:
+    return keys.since(0, 22)
+
+
+OWN = frozenset({"fsdp_config", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs", "deepspeed"})
+SHARED = (
+    launched("nproc_per_node", "nnodes"),
+    row("model", "model_name_or_path", kind="word"),
+    sharding(),
+)
+BATCH = (
+    row("micro_batch", "per_device_train_batch_size", default=8),
+    row("accumulation", "gradient_accumulation_steps", default=1),
+    row("optimizer", "optim", words=TORCH_OPTIMIZERS, default="adamw"),
+    row("attention", "attn_implementation", words=ATTENTION),
+)
+
+BLANK = {
+    "yaml": "output_dir: output\n",
+    "json": '{\n  "output_dir": "output"\n}\n',
+    "argv": "torchrun train.py --output_dir output\n",
+}
+TRANSFORMERS = Dialect(
+    name="transformers",
+    title="transformers TrainingArguments",
+    versions="transformers 4.40 - 5.23",
+    syntaxes=("yaml", "json", "argv"),
+    auto=True,
+    objects=OWN,
+    marks=frozenset(
+        {"per_device_train_batch_size", "output_dir", "per_device_eval_batch_size", "save_strategy", "fsdp"}
+    ),
+    blank=BLANK,
+    ideas=(*SHARED, *BATCH, checkpointing(), half(), _liger()),
+)
+
+TRL = Dialect(
+    name="trl",
+    title="TRL SFT",
+    versions="TRL 0.12 - 1.16",
+    syntaxes=("yaml", "json", "argv"),
+    auto=True,
+    objects=OWN,
+    marks=frozenset(
+        {
+            *("max_length", "max_seq_length", "packing", "use_peft", "padding_free", "lora_r", "lora_target_modules"),
+            *("dataset_text_field", "dataset_name", "load_in_4bit", "per_device_train_batch_size", "loss_type"),
+        }
+    ),
+    blank=BLANK,
+    ideas=(
+        *SHARED,
+        *BATCH,
+        row("seq_len", "max_length", "max_seq_length", default=1024),
+        checkpointing(_trl_checkpointing, new="gradient_checkpointing"),
+        half(_trl_precision),
+        _trl_loss(),
+        _quantised(),
+        targets("lora_r", "lora_target_modules", ("use_peft", False, True), 16),
+    ),
+)

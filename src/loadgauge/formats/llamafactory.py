@@ -1,0 +1,141 @@
+"""LLaMA-Factory's YAML, which is TrainingArguments with words of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.formats.huggingface import half, sharding, targets
+from loadgauge.formats.megatron import launched
+from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.formats.words import TORCH_OPTIMIZERS
+
+
+def _checkpointing() -> Idea:
+    key = "disable_gradient_checkpointing"
+
+    def read(keys: Keys) -> Facts:
+        return {"recompute": "none" if keys.flag(key) else "full"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        word = facts.get("recompute") or "none"
+        if word not in ("none", "full"):
+            return {}
+        return {key: True if word == "none" else False if keys.has(key) else None}
+
+    return Idea(keys=(key,), facts=("recompute",), read=read, write=write)
+
+
+def _adapter() -> Idea:
+    inner = targets("lora_rank", "lora_target", ("finetuning_type", "full", "lora"), 8, "all")
+    bits, kind, nested, method = "quantization_bit", "quantization_type", "double_quantization", "quantization_method"
+
+    def read(keys: Keys) -> Facts:
+        how = keys.choice("finetuning_type", {"lora": "lora", "full": "full"}) or "lora"
+        number = keys.whole(bits)
+        if how == "full":
+            if number is not None:
+                raise keys.wrong(bits, "goes with finetuning_type lora, not with full")
+            return {"qlora": False}
+        if number not in (None, 4):
+            raise keys.wrong(bits, f"a base in {number} bits is not read; 4 bits are")
+        keys.choice(kind, {"nf4": True})
+        keys.choice(method, {"bnb": True, "bitsandbytes": True})
+        found = inner.read(keys) or {"lora_rank": keys.whole("lora_rank") or 8}
+        found["lora_targets"] = found.get("lora_targets") or "all"
+        base = "nf4-single" if keys.flag(nested) is False else "nf4"
+        return found | {"qlora": number == 4, "base": base if number == 4 else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        said = inner.write(facts, keys)
+        if isinstance(said.get("lora_target"), list):
+            said["lora_target"] = ",".join(said["lora_target"])
+        base, quantised = facts.get("base") or "nf4", bool(facts.get("qlora"))
+        if quantised and base not in ("nf4", "nf4-single"):
+            return {}
+        single = quantised and base == "nf4-single"
+        return said | {bits: 4 if quantised else None, nested: False if single else True if keys.has(nested) else None}
+
+    return Idea(
+        keys=(*inner.keys, bits, kind, nested, method), facts=("lora_rank", "lora_targets", "qlora", "base"),
+        read=read, write=write,
+    )  # fmt: skip
+
+
+def _optimizer() -> Idea:
+    inner = row("optimizer", "optim", words=TORCH_OPTIMIZERS, default="adamw")
+
+    def read(keys: Keys) -> Facts:
+        return {"optimizer": "muon"} if keys.flag("use_muon") else inner.read(keys)
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        muon = facts["optimizer"] == "muon"
+        return ({} if muon else inner.write(facts, keys)) | {"use_muon": True if muon else None}
+
+    return Idea(keys=(*inner.keys, "use_muon"), facts=("optimizer",), read=read, write=write)
+
+
+def _attention() -> Idea:
+    key = "flash_attn"
+    known = {"fa2": "flash", "auto": "flash", "sdpa": "flash", "fa3": "flash", "disabled": "eager"}
+
+    def read(keys: Keys) -> Facts:
+        return {"attention": keys.choice(key, known) or "flash"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {key: "disabled" if facts["attention"] == "eager" else "fa2"}
+
+    return Idea(keys=(key,), facts=("attention",), read=read, write=write)
+
+
+def _loss() -> Idea:
+    key = "enable_liger_kernel"
+
+    def read(keys: Keys) -> Facts:
+        return {"loss": "chunked" if keys.flag(key) else "auto"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        chunked = facts.get("loss") == "chunked"
+        return {key: True if chunked else False if keys.has(key) else None}
+
+    return Idea(keys=(key,), facts=("loss",), read=read, write=write)
+
+
+LLAMAFACTORY = Dialect(
+    name="llamafactory",
+    title="LLaMA-Factory",
+    versions="LLaMA-Factory 0.9",
+    syntaxes=("yaml", "json", "argv"),
+    auto=True,
+    objects=frozenset({"fsdp_config", "deepspeed"}),
+    marks=frozenset(
+        {
+            *("finetuning_type", "cutoff_len", "stage", "template", "lora_rank", "lora_target", "quantization_bit"),
+            *(
+                "overwrite_cache",
+                "dataset_dir",
+                "preprocessing_num_workers",
+                "flash_attn",
+                "per_device_train_batch_size",
+            ),
+        }
+    ),
+    blank={
+        "yaml": "stage: sft\ndo_train: true\noutput_dir: output\n",
+        "json": '{\n  "stage": "sft",\n  "do_train": true,\n  "output_dir": "output"\n}\n',
+        "argv": "llamafactory-cli train --stage sft --do_train True --output_dir output\n",
+    },
+    ideas=(
+        launched("nproc_per_node", "nnodes"),
+        row("model", "model_name_or_path", kind="word"),
+        sharding(),
+        row("seq_len", "cutoff_len", default=2048),
+        row("micro_batch", "per_device_train_batch_size", default=8),
+        row("accumulation", "gradient_accumulation_steps", default=1),
+        _optimizer(),
+        _adapter(),
+        _checkpointing(),
+        half(pure="pure_bf16"),
+        _attention(),
+        _loss(),
+    ),
+)

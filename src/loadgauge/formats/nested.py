@@ -1,0 +1,262 @@
+"""JSON, YAML and TOML as documents: keys are paths with dots. They are read as data, and written back as they were."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from loadgauge.errors import ConfigError
+from loadgauge.families.hf import decode
+from loadgauge.formats.table import MISSING
+
+DEEPEST = 40
+MOST_KEYS = 20_000
+INDENT = 2
+
+
+class Nested:
+    """Mappings within mappings. `sections`: where a key without dots belongs in a file that has sections.
+
+    >>> document = json_document('{"zero_optimization": {"stage": 2}, "lr": 1e-5}')
+    >>> document.names()
+    ('zero_optimization.stage', 'lr')
+    >>> document.put("zero_optimization.stage", 3)
+    >>> print(document.text())
+    {"zero_optimization": {"stage": 3}, "lr": 1e-5}
+    """
+
+    def __init__(
+        self,
+        syntax: str,
+        root: Any,
+        dump: Callable[[Any], str],
+        table: Callable[[], Any] = dict,
+        sections: dict[str, str] | None = None,
+    ) -> None:
+        self.syntax, self.root, self.dump, self.table = syntax, root, dump, table
+        self.sections = sections or {}
+        self.paths = {self._named(path): path for path in _leaves(root)}
+        """The keys as the table has them, and where they stand."""
+
+    def _named(self, path: tuple[str, ...]) -> str:
+        if self.sections and (len(path) == 1 or path[0] in self.sections.values()):
+            return path[-1].replace("-", "_")
+        return ".".join(path)
+
+    def _place(self, key: str) -> tuple[str, ...]:
+        if key in self.paths:
+            return self.paths[key]
+        if self.sections:
+            section = self.sections.get(key)
+            return (section, key) if section is not None and section in self.root else (key,)
+        return tuple(key.split("."))
+
+    def names(self) -> tuple[str, ...]:
+        """Every key that has a value, in order."""
+        return tuple(self.paths)
+
+    def get(self, key: str) -> Any:
+        """The value of a key; a mapping where the key is that of a section."""
+        found = self.root
+        for name in self._place(key):
+            if not isinstance(found, dict) or name not in found:
+                return MISSING
+            found = found[name]
+        return found
+
+    def put(self, key: str, value: Any) -> None:
+        """Sets a key where it stands, or adds it, with its sections."""
+        place = self._place(key)
+        found = self.root
+        for name in place[:-1]:
+            if not isinstance(found.get(name), dict):
+                found[name] = self.table()
+            found = found[name]
+        found[place[-1]] = value
+        self.paths[self._named(place)] = place
+
+    def drop(self, key: str) -> None:
+        """Takes a key out, if it is there, and leaves the comments that follow it."""
+        place = self._place(key)
+        if self.get(key) is MISSING:
+            return
+        found = self.root
+        for name in place[:-1]:
+            found = found[name]
+        _keep_comments(found, place[-1])
+        del found[place[-1]]
+        self.paths.pop(self._named(place), None)
+
+    def shown(self, key: str) -> str:
+        """The key as the file writes it."""
+        return ".".join(self._place(key))
+
+    def text(self) -> str:
+        """The file."""
+        return self.dump(self.root)
+
+
+def _leaves(root: Any) -> Iterator[tuple[str, ...]]:
+    """The path of every value that is not a mapping. An explicit stack: a hostile file may nest without end."""
+    stack: list[tuple[tuple[str, ...], Any]] = [((), root)]
+    count = 0
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, dict) and (value or not path):
+            if len(path) >= DEEPEST:
+                raise ConfigError("is nested too deeply")
+            stack += [((*path, str(key)), inner) for key, inner in reversed(list(value.items()))]
+            count += len(value)
+        elif path:
+            yield path
+        if count > MOST_KEYS:
+            raise ConfigError(f"has more than {MOST_KEYS} keys")
+
+
+def json_document(text: str, sections: dict[str, str] | None = None) -> Nested:
+    """JSON, in the order, the indent and the spelling of numbers that the file has."""
+    decode(text.encode())  # refuses what is not strict JSON, or names a key twice
+    numbers: dict[str, str] = {}
+
+    def kept(spelling: str) -> float:
+        value = float(spelling)
+        numbers[repr(value)] = spelling
+        return value
+
+    try:
+        root = json.loads(text.removeprefix("\ufeff"), parse_float=kept)
+    except ValueError as error:  # an integer of thousands of digits
+        raise ConfigError(f"is not valid JSON: {error}") from None
+    if not isinstance(root, dict):
+        raise ConfigError("must be a JSON object")
+    indent = re.search(r"\n([ \t]+)\S", text)
+    space = " " * INDENT if indent is None else indent[1]
+    if indent is None and root and "\n" not in text.strip():
+        space = None
+    end = "\n" if text.endswith("\n") else ""
+
+    def dump(value: Any) -> str:
+        written = json.dumps(value, indent=space, ensure_ascii=False)
+        # A float is spelled as it was read; a text cannot look like one of them outside its quotes.
+        pattern = r'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?'
+        return re.sub(pattern, lambda match: numbers.get(match[0], match[0]), written) + end
+
+    return Nested("json", root, dump, dict, sections)
+
+
+def toml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
+    """TOML, comments and layout kept."""
+    try:
+        tomllib.loads(text)  # stricter, and safe from deep nesting
+        import tomlkit
+
+        root = tomlkit.parse(text)
+    except RecursionError:
+        raise ConfigError("is nested too deeply") from None
+    except ValueError as error:
+        raise ConfigError(f"is not valid TOML: {error}") from None
+    return Nested("toml", root, lambda value: str(tomlkit.dumps(value)), tomlkit.table, sections)
+
+
+def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
+    """YAML 1.2, comments and layout kept; tags, which could name code, are refused."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.comments import CommentedMap
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    _refuse_tags(text)
+    loader = YAML(typ="rt")
+    loader.preserve_quotes = True
+    loader.width = 100_000
+    sequence = re.search(r"^(\s*)[\w.-]+:[ \t]*(?:#.*)?\n(?:[ \t]*#.*\n)*(\s*)- ", text, re.MULTILINE)
+    if sequence is not None and len(sequence[2]) > len(sequence[1]):
+        offset = len(sequence[2].replace("\n", "")) - len(sequence[1].replace("\n", ""))
+        loader.indent(mapping=INDENT, sequence=offset + 2, offset=offset)
+    try:
+        documents = list(loader.load_all(text)) if text.strip() else [CommentedMap()]
+    except RecursionError:
+        raise ConfigError("is nested too deeply") from None
+    except MarkedYAMLError as error:
+        where = "" if error.problem_mark is None else f" (line {error.problem_mark.line + 1})"
+        raise ConfigError(f"is not valid YAML: {error.problem}{where}") from None
+    except (YAMLError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError) as error:
+        raise ConfigError(f"is not valid YAML: {_first_line(error)}") from None
+    if len(documents) != 1:
+        raise ConfigError(f"holds {len(documents)} YAML documents; one job is one document")
+    root = CommentedMap() if documents[0] is None else documents[0]
+    if not isinstance(root, dict):
+        raise ConfigError("must be a YAML mapping of named values")
+
+    def dump(value: Any) -> str:
+        from io import StringIO
+
+        target = StringIO()
+        loader.dump(value, target)
+        return target.getvalue()
+
+    return Nested("yaml", root, dump, CommentedMap, sections)
+
+
+def _refuse_tags(text: str) -> None:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+    from ruamel.yaml.tokens import AnchorToken, BlockMappingStartToken, FlowMappingStartToken, TagToken
+
+    anchors = depth = 0
+    try:
+        for token in YAML(typ="safe", pure=True).scan(text):
+            if isinstance(token, TagToken):
+                raise ConfigError(f"has the YAML tag {_tag(token)!r}; a job file is plain data")
+            anchors += isinstance(token, AnchorToken)
+            if isinstance(token, BlockMappingStartToken | FlowMappingStartToken):
+                depth += 1
+    except RecursionError:
+        raise ConfigError("is nested too deeply") from None
+    except MarkedYAMLError as error:
+        where = "" if error.problem_mark is None else f" (line {error.problem_mark.line + 1})"
+        raise ConfigError(f"is not valid YAML: {error.problem}{where}") from None
+    except (YAMLError, ValueError) as error:
+        raise ConfigError(f"is not valid YAML: {_first_line(error)}") from None
+    if anchors > 100:
+        raise ConfigError(f"has {anchors} YAML anchors; a job file has a few")
+
+
+def _tag(token: Any) -> str:
+    value = token.value
+    return "".join(part or "" for part in value) if isinstance(value, tuple) else str(value)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _keep_comments(found: Any, key: str) -> None:
+    """Hands the comment lines after a key to the key before it; ruamel.yaml would take them out with the key."""
+    comments: Any = getattr(found, "ca", None)
+    tokens = None if comments is None else comments.items.get(key)
+    if not tokens or tokens[2] is None:
+        return
+    _, newline, rest = tokens[2].value.partition("\n")
+    if not rest.strip():
+        return
+    names = list(found)
+    index = names.index(key)
+    from ruamel.yaml.error import CommentMark
+    from ruamel.yaml.tokens import CommentToken
+
+    if index == 0:
+        after = names[1] if len(names) > 1 else None
+        if after is not None:
+            lines = [line.strip().removeprefix("#").removeprefix(" ") for line in rest.splitlines() if line.strip()]
+            found.yaml_set_comment_before_after_key(
+                after, before="\n".join(lines), indent=tokens[2].start_mark.column * 0
+            )
+        return
+    before = comments.items.setdefault(names[index - 1], [None, None, None, None])
+    if before[2] is None:
+        before[2] = CommentToken(newline + rest, CommentMark(0), None)
+    else:
+        before[2].value = before[2].value.rstrip("\n") + newline + rest

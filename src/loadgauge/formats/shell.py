@@ -1,0 +1,106 @@
+"""Words and variables of a shell script. Nothing is run; what only a run would tell keeps its dollar sign."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from loadgauge.errors import ConfigError
+
+MOST_WORDS = 50_000
+ASSIGNED = re.compile(
+    r"(?:^|(?<=[\s;]))(?:export\s+|local\s+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s;()#]*)", re.MULTILINE
+)
+LETTERS = re.compile(
+    r"""(?P<skip>\s+|\\\r?\n|[;()&|{}<>`]|(?:(?<=\s)|(?<=^))\#[^\n]*)"""
+    r"""|(?P<word>(?:"(?:[^"\\]|\\.)*"|'[^']*'|\$\(\(.*?\)\)|\$\([^)]*\)|\$\{[^}]*\}|\\[^\n]|[^\s;()&|{}<>"'\\`])+)""",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+class Word(NamedTuple):
+    """A word of the script: as it stands from `start` to `end`, and what it says."""
+
+    start: int
+    end: int
+    text: str
+
+
+def words_of(source: str, variables: dict[str, str]) -> Iterator[Word]:
+    """The words of a script, without its comments; of a quoted "--flag value" the words inside."""
+    place, count = 0, 0
+    while place < len(source):
+        match = LETTERS.match(source, place)
+        if match is None:
+            place += 1
+            continue
+        if match["word"] is not None:
+            count += 1
+            if count > MOST_WORDS:
+                raise ConfigError(f"has more than {MOST_WORDS} words")
+            text = match["word"]
+            inner = text[1:-1]
+            if text[0] in "\"'" and text[-1] == text[0] and inner.startswith("--") and " " in inner:
+                # A quoted "--flag value" of an array: its words, each at its place.
+                for part in re.finditer(r"\S+", inner):
+                    yield Word(
+                        match.start() + 1 + part.start(), match.start() + 1 + part.end(), _value(part[0], variables)
+                    )
+            else:
+                yield Word(match.start(), match.end(), _value(text, variables))
+        place = match.end()
+
+
+def _value(text: str, variables: dict[str, str]) -> str:
+    single = text.startswith("'") and text.endswith("'")
+    plain = re.sub(r"\\(.)", r"\1", re.sub(r"(?<!\\)[\"']", "", text)) if not single else text[1:-1]
+    return plain if single else _expanded(plain, variables)
+
+
+def variables_of(source: str) -> dict[str, str]:
+    """Variables that a script sets once, to a plain value; one set twice to different values is not known."""
+    found: dict[str, str] = {}
+    unknown: set[str] = set()
+    for match in ASSIGNED.finditer(source):
+        line = source.rfind("\n", 0, match.start()) + 1
+        before = source[line : match.start()].strip()
+        if before.startswith("#") or (
+            before not in ("", "export", "local") and not re.fullmatch(r"(?:\w+=\S*\s*;?\s*)+", before)
+        ):
+            continue
+        name, value = match[1], match[2].strip("\"'")
+        start = match.start(2)
+        if source.startswith("$((", start):
+            stop = source.find("))", start)
+            value = source[start : stop + 2] if 0 < stop - start < 200 else value
+        value = _expanded(value, found)
+        if found.get(name, value) != value:
+            unknown.add(name)
+        found[name] = value
+    return {name: value for name, value in found.items() if name not in unknown and "$" not in value}
+
+
+def _expanded(text: str, variables: dict[str, str]) -> str:
+    """`$NAME`, `${NAME}`, `${NAME:-default}` and `$((A * B))`, as far as they are known."""
+    if "$" not in text or len(text) > 500:
+        return text
+
+    def known(match: re.Match[str]) -> str:
+        name, default = match[1] or match[3], match[2]
+        if name in variables:
+            return variables[name]
+        return match[0] if default is None or "$" in default else default.strip("\"'")
+
+    plain = re.sub(r"\$\{(\w+)(?::?-([^}]*))?\}|\$([A-Za-z_]\w*)", known, text)
+
+    def product(match: re.Match[str]) -> str:
+        words = [variables.get(word, word) for word in re.split(r"\s*\*\s*", match[1].strip())]
+        if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
+            return match[0]
+        result = 1
+        for word in words:
+            result *= int(word)
+        return str(result)
+
+    return re.sub(r"\$\(\(([\w\s*]{1,100})\)\)", product, plain)

@@ -1,0 +1,142 @@
+"""A job file of another tool in the place of a MODEL: its run as flags, and the model that it names."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgauge.errors import ConfigError
+from loadgauge.families.catalogue import model_sources, models, resolve
+from loadgauge.formats.exchange import SYNTAXES, JobFile, load, read
+from loadgauge.formats.recompute import resolved
+from loadgauge.formats.run import FIELDS, Run
+from loadgauge.model import ModelSpec
+from loadgauge.show.flags import Request
+from loadgauge.training import training
+
+WITH_GPU = ("gpus_per_node", "order", "overlap")
+"""Flags that say nothing without --gpu."""
+VARIANTS = re.compile(r"^(meta-|unsloth-)|-(hf|instruct|chat|it|base|v\d+(\.\d+)?|bnb|4bit|unsloth|bf16|sft)\b")
+
+
+def is_job_file(text: str) -> bool:
+    """Whether a MODEL is a job file: by its ending; JSON that is no `config.json` too.
+
+    >>> is_job_file("llama-3.1-8b"), is_job_file("./no-such-file.yaml")
+    (False, True)
+    """
+    suffix = Path(text).suffix.lower()
+    if suffix not in SYNTAXES or text.lower() in models():
+        return False
+    if suffix != ".json":
+        return os.sep in text or os.path.exists(text)
+    if not os.path.isfile(text):
+        return False
+    try:
+        start = load(text)
+    except ConfigError:
+        return False
+    return not any(f'"{key}"' in start for key in ("model_type", "architectures", "hidden_size", "text_config"))
+
+
+def from_job_file(request: Request) -> tuple[Request, ModelSpec, str]:
+    """The flags of a job file with those given beside it, which go first; its model; and a line on what was not read."""
+    given = _given(request)
+    found = read(load(request.model), file=request.model, given={name: given[name] for name in FIELDS if name in given})
+    model, name = model_of(found)
+    flags = {key: value for key, value in flags_of(found.run, model).items() if key not in given}
+    if request.gpu is None:
+        flags = {key: value for key, value in flags.items() if key not in WITH_GPU}
+    if request.lengths is not None:
+        flags.pop("seq_len", None)
+    return msgspec.structs.replace(request, **flags), model, f"{note(found)}{name}"
+
+
+def _given(request: Request) -> dict[str, Any]:
+    defaults = Request(model="")
+    values = {name: getattr(request, name) for name in Request.__struct_fields__ if name != "model"}
+    return {name: value for name, value in values.items() if value != getattr(defaults, name)}
+
+
+def note(found: JobFile) -> str:
+    """What was read, and what was not.
+
+    >>> note(JobFile(dialect="trl", syntax="yaml", file="job.yaml", run=Run(), said={}, unread=("lr", "seed")))
+    'job.yaml is read as trl; 2 of its keys say nothing here: lr, seed'
+    """
+    count = len(found.unread)
+    ignored = f"; {count} of its keys say{'s' * (count == 1)} nothing here: {', '.join(found.unread)}" if count else ""
+    return f"{found.file} is read as {found.dialect}{ignored}"
+
+
+def flags_of(run: Run, model: ModelSpec | None) -> dict[str, Any]:
+    """A run as values of flags, without those that say nothing."""
+    flags: dict[str, Any] = {}
+    for name in Request.__struct_fields__:
+        value = getattr(run, name, None) if name in FIELDS else None
+        if name != "model" and value is not None:
+            flags[name] = value
+    if run.global_batch is None and run.accumulation is not None:
+        ranks = 1 if run.gpus is None else run.gpus // run.within
+        flags["global_batch"] = (run.micro_batch or 1) * run.accumulation * ranks
+    if "recompute" in flags and model is not None:
+        flags["recompute"] = resolved(flags["recompute"], model, training(run.framework or "huggingface"))
+    if (run.cp or 1) == 1:
+        flags.pop("cp_comm", None)
+    if (run.pp or 1) == 1:
+        flags.pop("schedule", None)
+    if flags.get("loss") == "auto" or (model is not None and model.head.kind != "lm"):
+        flags.pop("loss", None)
+    if flags.get("qlora") is not True:
+        flags.pop("base", None)
+    return flags
+
+
+def model_of(found: JobFile) -> tuple[ModelSpec, str]:
+    """The model that a job file has the sizes or the name of, and a remark where the name is only alike."""
+    if found.run.config is not None:
+        from loadgauge.families.hf import from_dict
+
+        return from_dict(found.run.config, found.file, Path(found.file).stem), ""
+    name = found.run.model
+    if name is None:
+        raise ConfigError(
+            "says how a model is trained, and not which in a way that is read; `loadgauge convert FILE --to flags`"
+            " prints the flags to give beside a MODEL",
+            file=found.file,
+        )
+    beside = Path(found.file).parent / name
+    if not os.path.exists(name) and beside.exists():
+        return resolve(str(beside)), ""
+    try:
+        return resolve(name), ""
+    except ConfigError as error:
+        known = alike(name)
+        if known is None:
+            raise ConfigError(str(error), file=found.file) from None
+        return resolve(known), f"; its model {name} is taken for {known}"
+
+
+def alike(name: str) -> str | None:
+    """The model of the catalogue that differs from a name by its publisher and its fine-tuning only.
+
+    >>> alike("NousResearch/Meta-Llama-3.1-8B-Instruct"), alike("someone/something")
+    ('llama-3.1-8b', None)
+    """
+    wanted = _plain(name)
+    for known in models():
+        if wanted in (_plain(known), _plain(model_sources()[known].repository)):
+            return known
+    return None
+
+
+def _plain(name: str) -> str:
+    words = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+    before = ""
+    while before != words:
+        before, words = words, VARIANTS.sub("", words)
+    return words
