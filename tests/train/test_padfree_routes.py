@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 from padfree_families import CAUSAL, MASKED, build, padded, ragged
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.train import Check, Collator, Leak, check, describe, disable, enable, enabled, paused
 from loadgauge.train.attention import LayerPlan
 
@@ -217,6 +217,39 @@ def test_a_copy_is_padding_free_by_itself() -> None:
             parameter.zero_()
     assert torch.equal(twin(**batch).logits, expected)
     assert check(twin, batch).ok
+
+
+@pytest.mark.parametrize("name", ["llama", "bamba", "bloom"])
+def test_a_pickled_model_is_padding_free(name: str, tmp_path: Any) -> None:
+    torch.save(enable(build(name)), tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    batch = Collator()([{"input_ids": row} for row in ragged(LENGTHS)])
+    assert check(loaded, batch).ok
+    again = enable(disable(loaded))
+    assert check(again, batch).ok
+
+
+def test_a_model_with_eyes_reads_text_and_refuses_pictures() -> None:
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = hf.Gemma3Config(
+        text_config=build("gemma3").config.to_dict(),
+        vision_config=vision | {"image_size": 16, "patch_size": 8},
+        mm_tokens_per_image=4,
+        image_token_index=90,
+        boi_token_index=91,
+        eoi_token_index=92,
+    )
+    model = enable(hf.Gemma3ForConditionalGeneration(config))
+    batch = Collator()([{"input_ids": row} for row in ragged(LENGTHS)])
+    assert check(model, batch).ok
+    with pytest.raises(ConfigError, match="only text"):
+        model(**batch, pixel_values=torch.zeros(1, 3, 16, 16))
+
+
+def test_embeddings_that_count_masks_are_refused() -> None:
+    """ESM scales embeddings by the share of masks in a sequence; in a flat row that is a share of all sequences."""
+    with pytest.raises(NotModelled, match="cannot be made padding-free"):
+        enable(build("esm", token_dropout=True))
 
 
 def test_saved_configuration_knows_nothing_of_it(tmp_path: Any) -> None:

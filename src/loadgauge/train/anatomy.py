@@ -73,12 +73,15 @@ def stock_implementation(model: PreTrainedModel) -> str:
 
 
 def sample(model: PreTrainedModel, length: int, seed: int) -> Tensor:
-    """Random token ids (1, length) without any special token."""
+    """Random token ids (1, length) without any special token but one mask: some embeddings count masks."""
     config = model.config.get_text_config()
     special = {value for key, value in config.to_dict().items() if key.endswith("token_id") and isinstance(value, int)}
     ids = [token for token in range(min(config.vocab_size, 1000)) if token not in special]
     generator = torch.Generator().manual_seed(seed)
-    return torch.tensor(ids)[torch.randint(len(ids), (1, length), generator=generator)].to(embedding(model).device)
+    chosen = torch.tensor(ids)[torch.randint(len(ids), (1, length), generator=generator)]
+    if isinstance(mask := getattr(config, "mask_token_id", None), int):
+        chosen[0, length // 2] = mask
+    return chosen.to(embedding(model).device)
 
 
 def embedding(model: PreTrainedModel) -> Tensor:

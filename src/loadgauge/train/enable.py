@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import sys
-import types
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -235,9 +235,9 @@ def _install(
         if "forward" in module.__dict__:
             module.padding_free_forward = module.__dict__["forward"]
         module.padding_free_mixer = notes  # type: ignore[assignment]
-        module.forward = types.MethodType(mixers.run_per_sequence, module)
+        module.forward = functools.partial(mixers.run_per_sequence, module)  # unlike a method, this can be pickled
     if hasattr(inner, "build_alibi_tensor"):
-        inner.build_alibi_tensor = types.MethodType(_alibi, inner)  # type: ignore[assignment]
+        inner.build_alibi_tensor = functools.partial(_alibi, inner)  # type: ignore[assignment]
     inner.padding_free_wiring = wiring  # type: ignore[assignment]
     handles = [
         inner.register_forward_pre_hook(routing.before_backbone, with_kwargs=True),

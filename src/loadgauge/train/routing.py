@@ -20,6 +20,8 @@ from loadgauge.train.boundaries import Boundaries, Rows
 
 FLAT_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 """Keys of a flat batch as transformers names them; an enabled model takes them out of the call."""
+OTHER_SENSES = ("pixel_", "image_", "video_", "audio_", "input_features")
+"""How the names of inputs begin that bring tokens, or masks, which flat text knows nothing of."""
 CACHES = ("past_key_values", "cache_params", "layer_past", "state")
 
 
@@ -65,6 +67,8 @@ def before_backbone(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     if wiring is None or wiring.paused:
         return None
     call = by_name(wiring.backbone_takes, args, kwargs)
+    if seen := [key for key, value in call.items() if value is not None and key.startswith(OTHER_SENSES)]:
+        raise ConfigError("only text can be run without padding", key=seen[0])
     marks = flat_marks(call)
     if marks is None:
         where = padded(call)
@@ -90,7 +94,7 @@ def before_backbone(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     if "use_cache" in wiring.backbone_takes:
         call["use_cache"] = False
     if "position_ids" in wiring.backbone_takes:
-        call["position_ids"] = _positions(call.get("position_ids"), marks, tokens, wiring.first_position)
+        call["position_ids"] = _positions(call.get("position_ids"), marks, wiring.first_position)
     else:
         call.pop("position_ids", None)
     return (), call
@@ -143,6 +147,8 @@ def flat_marks(call: dict[str, Any]) -> Tensor | None:
         where = boundaries.from_cumulative(cumulative, length)
     else:
         assert isinstance(positions, Tensor)
+        if positions.dim() != 2:
+            raise ConfigError("positions of several axes need cu_seq_lens_q beside them", key="position_ids")
         where = boundaries.from_positions(positions)
     if _cached(call):
         if cumulative is not None or len(where.lengths) > 1:
@@ -242,7 +248,7 @@ def cumulative_of(marks: Tensor) -> Tensor:
     return cumulative
 
 
-def _positions(given: Tensor | None, marks: Tensor, tokens: int, first: int) -> Tensor:
+def _positions(given: Tensor | None, marks: Tensor, first: int) -> Tensor:
     if torch.compiler.is_compiling():
         if given is None:
             raise ConfigError("a compiled model needs position_ids with its flat batch", key="position_ids")
@@ -253,7 +259,7 @@ def _positions(given: Tensor | None, marks: Tensor, tokens: int, first: int) -> 
     elif first and int(given[0, 0]) == 0:
         given = given + first
     else:
-        given = given.view(1, tokens)
+        given = given.view_as(given)  # the caller's tensor stays without an attribute
     given.boundaries = where  # type: ignore[attr-defined]
     return given
 
