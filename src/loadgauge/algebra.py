@@ -119,6 +119,15 @@ def minimum(first: Size, second: Size) -> Size:
     return min(first, second)
 
 
+def several(ranks: Size) -> Size:
+    """1 where there are several ranks, 0 where there is one; a symbol stands for several.
+
+    >>> several(1), several(8)
+    (0, 1)
+    """
+    return 1 if _is_symbol(ranks) else where(ranks > 1, 1, 0)
+
+
 def where(condition: Any, yes: Size, no: Size) -> Size:
     """`yes` where the condition holds, else `no`.
 

@@ -15,10 +15,10 @@ import msgspec
 from loadgauge.algebra import Size, where
 from loadgauge.estimate.flight import Work, works
 from loadgauge.estimate.stages import Chunk, Key, Stage
-from loadgauge.estimate.states import RankWeights
+from loadgauge.estimate.states import RankWeights, States
 
 if TYPE_CHECKING:
-    from loadgauge.estimate.memory import MemoryModel, Prediction
+    from loadgauge.estimate.memory import ChunkBytes, MemoryModel, Prediction
 PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "loss", "transient", "outside")
 
 HEADS_AT_WORK = ("loss", "backward of multi-token prediction")
@@ -50,20 +50,23 @@ class StageAtWork:
     def __init__(self, memory: MemoryModel, stage: Stage) -> None:
         self.memory, self.stage = memory, stage
         self.layout = memory.layout
-        self.ends = memory.units(stage)
-        self.weights = memory.weights(memory.counts(stage, stage.start, stage.stop)) + memory.ends(stage)
-        self.states = memory.states(self.weights)
+        self.ends, self.weights, self.states, self.head_gradients, self.pending = self.weighed()
         self.accumulating = self.layout.num_microbatches > 1
         self.works = works(self.layout, stage.index)
         self.chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
         self.alike, self.around = memory.make_up(stage), memory.around(stage)
+
+    def weighed(self) -> tuple[RankWeights, RankWeights, States, Size, Size]:
+        """Weights of the ends and of all, the states of all, and what the head's gradients and a tied table's come to."""
+        memory, stage = self.memory, self.stage
+        weights = memory.weights(memory.counts(stage, stage.start, stage.stop)) + memory.ends(stage)
         # A tied table has its gradient from the head on.
         tied = RankWeights.of(tuple(weight for operation in memory.head for weight in operation.borrows))
         head = RankWeights.of(memory.head.weights) + tied
         if memory.prediction is not None:
             head = head + memory.prediction.weights
-        self.head_gradients = memory.states(head).gradients if stage.last else 0
-        self.pending = memory.states(tied).gradients if stage.last else 0
+        gradients = [memory.states(part).gradients if stage.last else 0 for part in (head, tied)]
+        return memory.units(stage), weights, memory.states(weights), *gradients  # type: ignore[return-value]
 
     def moments(self) -> Iterator[Moment]:
         """All of them, in the order in which a micro-batch comes to them."""
@@ -102,8 +105,21 @@ class StageAtWork:
 
     def nbytes(self, work: Work) -> Size:
         """Bytes of all that is in flight."""
-        flights = zip(self.chunks, *work.flight, strict=True)
-        return sum(n * (one.kept + one.head) + waits * (one.waiting + one.head_waiting) for one, n, waits in flights)
+        folded = self.folded(work)
+        return sum(n * (one.kept + one.head) + waits * (one.waiting + one.head_waiting) for one, n, waits, _ in folded)
+
+    def folded(self, work: Work) -> list[tuple[ChunkBytes, Size, Size, int]]:
+        """For chunks of the same layers together: what one keeps, micro-batches in flight, those that wait, and whether
+        the work is on one of them.
+        """
+        found: dict[object, tuple[ChunkBytes, Size, Size, int]] = {}
+        for index, (alike, one, whole, waits) in enumerate(zip(self.alike, self.chunks, *work.flight, strict=True)):
+            own = int(index == work.chunk)
+            if alike in found:
+                _, before, waited, at_work = found[alike]
+                whole, waits, own = before + whole, waited + waits, at_work + own
+            found[alike] = one, whole, waits, own
+        return list(found.values())
 
     # -- what a moment is made of -------------------------------------------------------------------------------------
 
@@ -130,8 +146,7 @@ class StageAtWork:
         if extra is not None and self.chunk(work).last and not at_head:
             kept = kept - extra.kept + (extra.waiting if work.splits else 0)
         loss: Size = 0
-        for index, (one, whole, waits) in enumerate(zip(self.chunks, *work.flight, strict=True)):
-            own = int(index == work.chunk)
+        for one, whole, waits, own in self.folded(work):
             behind = waits + own * int(work.splits and not at_head)
             kept = kept + whole * one.kept + waits * one.waiting
             loss = loss + (whole - own) * one.head + behind * one.head_waiting
@@ -191,7 +206,10 @@ class StageAtWork:
         """The backward of the last (or first) layer of a kind: those behind it have given back what they kept."""
         memory, facts, stop = self.memory, self.memory.facts[key], self.chunk(work).stop
         behind = memory.counts(self.stage, position + 1, stop)
-        done = memory.weights(behind) + memory.weights(memory.counts(self.stage, stop, self.stage.stop))
+        grown: Size = 0
+        if memory.lazy:
+            done = memory.weights(behind) + memory.weights(memory.counts(self.stage, stop, self.stage.stop))
+            grown = self.head_gradients + memory.states(done).gradients
         transient = facts.working - facts.kept
         group = self.layout.recompute.group
         if key[1] and group > 1:
@@ -199,7 +217,7 @@ class StageAtWork:
         found = self.at(
             self.name("backward", order, work, position),
             work,
-            gradients=self.gradients(self.head_gradients + memory.states(done).gradients, self.pending),
+            gradients=self.gradients(grown, self.pending),
             gathered=memory.gathered(self.weights, self.ends, facts.weights),
             transient=transient,
             **self.held(work, behind),

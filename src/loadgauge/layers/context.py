@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.algebra import Size
+from loadgauge.algebra import Size, several
 from loadgauge.layers.builder import Builder
 from loadgauge.ops import Collective, Tensor
 
@@ -36,9 +36,9 @@ def exchange(build: Builder, query: Tensor, key: Tensor, value: Tensor, context:
     if view.cp_comm == "all_to_all":
         there = tuple(Collective("all_to_all", "cp", tensor.nbytes, ranks) for tensor in (query, key, value))
         back = (Collective("all_to_all", "cp", context.nbytes, ranks),)
-        return Exchange((*there, *back), (*back, *there), query.nbytes + own)
+        return Exchange((*there, *back), (*back, *there), several(ranks) * (query.nbytes + own))
     gather = Collective("all_gather", "cp", own * ranks, ranks)
     scatter = Collective("reduce_scatter", "cp", own * ranks, ranks)
     # A ring holds the piece in use and the one that arrives; gathering holds all of them.
     held = 2 * own if view.cp_comm == "ring" else own * ranks
-    return Exchange((gather,), (gather, scatter), held)
+    return Exchange((gather,), (gather, scatter), several(ranks) * held)
