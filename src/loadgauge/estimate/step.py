@@ -303,11 +303,10 @@ class StepModel:
         busy = [passes * sum(one.seconds for one in held) for held in chunks]
         slowest = max(range(layout.pp), key=busy.__getitem__)
         send = self.send_seconds()
-        total = self.pipeline_seconds(chunks, send)
+        total, sending = self.pipeline_seconds(chunks, send, slowest)
+        waiting = maximum(total - busy[slowest], 0)
         # Hidden sends are waited for where nothing runs beside them: on the way down and up again.
-        free = total - minimum(2 * (layout.pp - 1) * send, maximum(total - busy[slowest], 0))
-        if layout.pp > 1 and not self.sends_hidden:
-            free = self.pipeline_seconds(chunks, 0)
+        sent = minimum(2 * (layout.pp - 1) * send if self.sends_hidden else sending, waiting)
         rows = stage_traffic(self.memory, self.fabric, each[slowest], self.groups)
         micro = MicroBatch({}, {})
         for one in chunks[slowest]:
@@ -318,8 +317,8 @@ class StepModel:
                 parts[lane] = parts[lane] + passes * value
         for lane, value in self.once(rows, each[slowest], micro).items():
             parts[lane] = parts[lane] + value
-        parts["pp"] = parts["pp"] + total - free
-        parts.update(bubble=maximum(free - busy[slowest], 0), optimizer=self.optimizer(each[slowest]))
+        parts["pp"] = parts["pp"] + sent
+        parts.update(bubble=waiting - sent, optimizer=self.optimizer(each[slowest]))
         return StepTime(step=sum(parts.values()), parts=parts, stage=slowest, traffic=expose(rows, parts))
 
     def send_seconds(self) -> Size:
@@ -340,8 +339,10 @@ class StepModel:
         in_turn = self.training.framework.name == "megatron" and self.layout.schedule in ("1f1b", "gpipe")
         return self.overlap.pp and not in_turn
 
-    def pipeline_seconds(self, chunks: Sequence[Sequence[MicroBatch]], send: Size) -> Size:
-        """The schedule played through; of a long steady state three rounds, to which the rest is added.
+    def pipeline_seconds(self, chunks: Sequence[Sequence[MicroBatch]], send: Size, stage: int = 0) -> tuple[Size, Size]:
+        """Seconds of the schedule, and of them what a stage spends with sending where nothing hides it.
+
+        The schedule is played through; of a long steady state three rounds, to which the rest is added.
 
         Once every stage has had its first micro-batches, each further one adds the time of the slowest stage (GPipe: of
         the slowest forward and the slowest backward). Stages far from equal make that wrong by up to 2 %.
@@ -349,7 +350,7 @@ class StepModel:
         layout = self.layout
         batches = layout.num_microbatches
         if layout.pp == 1:
-            return batches * chunks[0][0].seconds
+            return batches * chunks[0][0].seconds, 0
         played = min(batches, ROUNDS * layout.pp)
         split = layout.splits_backward
         result = simulate(
@@ -364,4 +365,6 @@ class StepModel:
             slowest = sum(
                 max(sum(getattr(held[0], side).values()) for held in chunks) for side in ("forward", "backward")
             )
-        return result.total + (batches - played) * (slowest + (0 if self.sends_hidden else 2 * send * layout.vpp))
+        more = 0 if self.sends_hidden else 2 * send * layout.vpp
+        rest = batches - played
+        return result.total + rest * (slowest + more), result.sending[stage] + rest * more
