@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -9,8 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-MODULE = "loadgauge module "
-"""Begins the name of a range that stands for a module."""
+MODULE, PHASE = "loadgauge module ", "loadgauge phase "
+"""Begin the names of ranges that stand for a module, and for a phase of the step."""
+
+
+class Range(NamedTuple):
+    """A stretch of time with a name [ns]."""
+
+    name: str
+    begin: int
+    end: int
 
 
 class Event(NamedTuple):
@@ -52,6 +61,19 @@ def events(stopped: profile) -> list[Event]:
     return found
 
 
+def ranges(stopped: profile) -> list[Range]:
+    """The modules and phases that a profiler saw, in order of their beginnings."""
+    results: Any = stopped.profiler
+    waiting = list(results.kineto_results.experimental_event_tree())
+    found = []
+    while waiting:
+        event = waiting.pop()
+        if event.name.startswith((MODULE, PHASE)):
+            found.append(Range(event.name, event.start_time_ns, event.end_time_ns))
+        waiting.extend(event.children)
+    return sorted(found, key=lambda one: one.begin)
+
+
 class Live(NamedTuple):
     """What was live when most was: `peak` and `end` are bytes above the start, `held` the allocations at the peak."""
 
@@ -68,17 +90,20 @@ class Live(NamedTuple):
         return _summed((event.module, event.change) for event in self.held)
 
 
-def live(stream: Sequence[Event]) -> Live:
-    """The highest sum of changes, and the allocations that make it up.
+def live(stream: Sequence[Event], since: int = 0, until: int = 1 << 63) -> Live:
+    """The highest sum of changes between two times [ns], and the allocations that make it up.
 
     The release of memory that is older than the stream does not count: the profiler reports it only by chance.
     """
     now = peak = 0
     at = -1
     held: dict[int, Event] = {}
+    begun = False
     for number, event in enumerate(stream):
+        if not begun and event.time >= since:
+            begun, peak, at = True, now, number - 1  # what is there at the beginning
         now += _counted(event, held)
-        if now > peak:
+        if now > peak and since <= event.time <= until:
             peak, at = now, number
     held.clear()
     for event in stream[: at + 1]:
@@ -93,6 +118,30 @@ def _counted(event: Event, held: dict[int, Event]) -> int:
         return event.change
     known = held.pop(event.address, None)
     return 0 if known is None else -known.change
+
+
+class Use(NamedTuple):
+    """What a stretch of time took [bytes]: the most above its beginning, and what was left of it at its end."""
+
+    peak: int
+    persistent: int
+
+
+def uses(stream: Sequence[Event], stretches: Sequence[Range]) -> dict[str, Use]:
+    """By name, the largest peak and the largest remainder of the stretches; stream and stretches in order of time."""
+    times = [event.time for event in stream]
+    levels = [0]
+    held: dict[int, Event] = {}
+    for event in stream:
+        levels.append(levels[-1] + _counted(event, held))
+    found: dict[str, Use] = {}
+    for one in stretches:
+        first, last = bisect.bisect_left(times, one.begin), bisect.bisect_right(times, one.end)
+        peak = max(levels[first : last + 1]) - levels[first]
+        left = levels[last] - levels[first]
+        before = found.get(one.name, Use(peak, left))
+        found[one.name] = Use(max(before.peak, peak), max(before.persistent, left))
+    return found
 
 
 def _summed(pairs: Iterator[tuple[str, int]]) -> dict[str, int]:

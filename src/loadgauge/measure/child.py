@@ -7,16 +7,22 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from loadgauge.errors import ConfigError, Error, NotModelled
+from loadgauge.measure.compare import Comparison
+from loadgauge.measure.real import Real
 from loadgauge.measure.trace import Trace
 from loadgauge.measure.training import Settings
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What to trace, and where to put the files that were asked for."""
+    """What to trace, and where to put the files that were asked for.
+
+    `work`: trace; compare (with a measurement on `measure`, if any); or measure alone, with `timed` steps for time.
+    """
 
     target: str
     device: str
@@ -25,18 +31,33 @@ class Request(msgspec.Struct, frozen=True):
     viewer: str = ""
     world: int = 1
     rank: int = 0
+    work: Literal["trace", "compare", "measure"] = "trace"
+    measure: str = ""
+    timed: int = 3
+
+
+DONE = {"trace": "traced", "compare": "compared", "measure": "measured"}
 
 
 class Reply(msgspec.Struct):
-    """A trace, or why there is none."""
+    """What came of it, or why nothing did."""
 
     trace: Trace | None = None
+    comparison: Comparison | None = None
+    real: Real | None = None
     error: str = ""
     kind: str = ""
 
 
 def traced(request: Request) -> Trace:
     """Runs the trace and returns it. Raises the child's error, or NotModelled if PyTorch ended the child."""
+    found = replied(request).trace
+    assert found is not None
+    return found
+
+
+def replied(request: Request) -> Reply:
+    """Has a child do the work. Raises as `traced` does."""
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "request", Path(folder) / "reply"
         asked.write_bytes(msgspec.msgpack.encode(request))
@@ -48,24 +69,34 @@ def traced(request: Request) -> Trace:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise NotModelled(f"PyTorch ended the trace (exit code {done.returncode}): {last[:500]}")
         reply = msgspec.msgpack.decode(answered.read_bytes(), type=Reply)
-    if reply.trace is None:
+    if reply.kind:
         raise {"ConfigError": ConfigError, "NotModelled": NotModelled}.get(reply.kind, Error)(reply.error)
-    return reply.trace
+    return reply
 
 
 def answer(request: Request) -> Reply:
     """The work of the child."""
+    from loadgauge.measure.compare import compare
+    from loadgauge.measure.real import real
     from loadgauge.measure.target import job
     from loadgauge.measure.trace import record
+    from loadgauge.measure.training import ConfigJob
 
     try:
-        asked = job(request.target, request.settings, request.device, request.layers)
+        device = "cpu" if request.work == "measure" else request.device  # what is measured is no simulation
+        asked = job(request.target, request.settings, device, request.layers)
         world = None
         if request.world > 1:
             from loadgauge.measure.distributed import World
 
             world = World(request.world, request.rank)
             world.check()
+        if request.work == "measure":
+            return Reply(real=real(asked, request.device, request.timed))
+        if request.work == "compare":
+            if not isinstance(asked, ConfigJob):
+                raise ConfigError("formulas are known of models, not of scripts: `trace` and `measure` take those")
+            return Reply(comparison=compare(asked, request.device, request.measure))
         found = record(asked, request.device, world=world)
         if request.viewer:
             from loadgauge.measure.viewer import write
@@ -80,7 +111,9 @@ def answer(request: Request) -> Reply:
         if os.environ.get("LOADGAUGE_DEBUG"):
             raise
         said = (str(error).strip().splitlines() or ["no message"])[0]
-        return Reply(error=f"{request.target} cannot be traced: {type(error).__name__}: {said}", kind="NotModelled")
+        return Reply(
+            error=f"{request.target} cannot be {DONE[request.work]}: {type(error).__name__}: {said}", kind="NotModelled"
+        )
 
 
 def main() -> None:

@@ -29,6 +29,14 @@ class Hidden(NamedTuple):
 
     node: str
     field: str
+    region: Any = None
+    """What knows of the checkpointed region."""
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that the region is made again from."""
+        given = getattr(self.region, "get_inputs", None)
+        return tuple(one for one in given() if isinstance(one, torch.Tensor)) if callable(given) else ()
 
 
 def nodes(roots: Iterable[torch.Tensor]) -> Iterator[Any]:
@@ -83,13 +91,21 @@ def _each(node: str, field: str, raw: Any, read: Any) -> Iterator[Field | Hidden
             packed = one.data
             tensors = [leaf for leaf in tree_leaves(packed) if isinstance(leaf, torch.Tensor)]
             if not tensors:
-                yield Hidden(node, label)
+                yield Hidden(node, label, _region(one.unpack_hook))
             for tensor in tensors:
                 yield Field(node, label, tensor, packed)
             continue
         value = values[number] if values is not None else read()
         if isinstance(value, torch.Tensor):
             yield Field(node, label, value, None)
+
+
+def _region(hook: Any) -> Any:
+    """What `torch.utils.checkpoint` keeps of a region; its hook closes over it (PyTorch 2.13)."""
+    for cell in getattr(hook, "__closure__", None) or ():
+        if hasattr(cell.cell_contents, "get_inputs"):
+            return cell.cell_contents
+    return None
 
 
 def _hooked(raw: Any) -> bool:

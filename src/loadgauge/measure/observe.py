@@ -166,32 +166,39 @@ class Observer:
         """Every tensor that the graph of these keeps, with the module that saved it. The last backward's stay."""
         self.saved, self.multiplied = [], set()
         numbers: dict[int, int] = {}
-        records = self.stream.records
+        regions: set[int] = set()
         for node in sorted(nodes(roots), key=lambda node: int(node._sequence_nr())):
-            module = ""
+            module = self.module_of(int(node._sequence_nr()))
             for field in fields(node):
-                if not isinstance(field, Field) or (field.packed is None and field.tensor.dim() == 0):
-                    continue  # made again in backward, or a Python number
-                number = self.tracker.take(field.tensor, "external")
-                if number is None:
-                    continue
-                if field.node.startswith("MulBackward"):
-                    self.multiplied.add(number)
-                module = module or self.module_of(int(node._sequence_nr()))
-                category = records[number].category
-                self.saved.append(
-                    SavedTensor(
-                        node=field.node,
-                        field=field.field,
-                        shape=tuple(map(int, field.tensor.shape)),
-                        dtype=dtype_name(field.tensor.dtype),
-                        nbytes=int(field.tensor.nbytes),
-                        storage=numbers.setdefault(number, len(numbers) + 1),
-                        storage_nbytes=int(field.tensor.untyped_storage().nbytes()),
-                        owner="" if category in ("", SAVED) and records[number].phase else category or "inputs",
-                        module=module,
-                    )
-                )
+                if not isinstance(field, Field):  # made again in backward
+                    if id(field.region) not in regions:
+                        regions.add(id(field.region))
+                        for tensor in field.inputs:
+                            self._keep("checkpoint", "input", tensor, module, numbers)
+                elif field.packed is not None or field.tensor.dim():  # else a Python number
+                    number = self._keep(field.node, field.field, field.tensor, module, numbers)
+                    if number is not None and field.node.startswith("MulBackward"):
+                        self.multiplied.add(number)
+
+    def _keep(self, node: str, field: str, tensor: torch.Tensor, module: str, numbers: dict[int, int]) -> int | None:
+        number = self.tracker.take(tensor, "external")
+        if number is None:
+            return None
+        record = self.stream.records[number]
+        self.saved.append(
+            SavedTensor(
+                node=node,
+                field=field,
+                shape=tuple(map(int, tensor.shape)),
+                dtype=dtype_name(tensor.dtype),
+                nbytes=int(tensor.nbytes),
+                storage=numbers.setdefault(number, len(numbers) + 1),
+                storage_nbytes=int(tensor.untyped_storage().nbytes()),
+                owner="" if record.category in ("", SAVED) and record.phase else record.category or "inputs",
+                module=module,
+            )
+        )
+        return number
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not any(optimizer is known for known in self.optimizers):

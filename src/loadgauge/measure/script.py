@@ -66,14 +66,14 @@ class FunctionJob:
         self._step: Any = None
 
     @contextlib.contextmanager
-    def prepared(self, mode: FakeMode, device: str) -> Iterator[Callable[[Any], None]]:
+    def prepared(self, mode: FakeMode | None, device: str) -> Iterator[Callable[[Any], None]]:
         """`cuda` is the simulated device; the function itself is called by `introduce`."""
 
         def once(_: Any) -> None:
             if callable(self._step):
                 self._guarded(self._step)
 
-        with contextlib.nullcontext() if device == "cpu" else cuda_is(device):
+        with contextlib.nullcontext() if mode is None or device == "cpu" else cuda_is(device):
             yield once
 
     def introduce(self, observer: Observer) -> None:

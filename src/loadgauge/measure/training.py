@@ -38,7 +38,7 @@ class Job(Protocol):
     target: str
     assumed: dict[str, str]
 
-    def prepared(self, mode: FakeMode, device: str) -> Any:
+    def prepared(self, mode: FakeMode | None, device: str) -> Any:
         """A context that makes the model and gives a function that trains one step."""
         ...
 
@@ -100,11 +100,13 @@ class ConfigJob:
         self._ids: Any = None
 
     @contextlib.contextmanager
-    def prepared(self, mode: FakeMode, device: str) -> Iterator[Callable[[Any], None]]:
-        """Makes the model on fake tensors; a step is forward, backward and optimizer."""
+    def prepared(self, mode: FakeMode | None, device: str) -> Iterator[Callable[[Any], None]]:
+        """Makes the model, with values where there is no fake mode; a step is forward, backward and optimizer."""
         settings = self.settings
-        self._model = built(self.config, settings, device)
+        self._model = built(self.config, settings, device, values=mode is None)
         ids = torch.empty((settings.micro_batch, settings.seq_len), dtype=torch.long, device=device)
+        if mode is None:
+            ids.random_(3, min(1000, self.config.get_text_config().vocab_size))
         self._ids = ids
         optimizer = OPTIMIZERS[settings.optimizer]([one for one in self._model.parameters() if one.requires_grad])
 
@@ -125,8 +127,8 @@ class ConfigJob:
         observer.tracker.claim([self._ids], INPUTS)
 
 
-def built(config: Any, settings: Settings, device: str) -> Any:
-    """The model of a config, in training mode, without values."""
+def built(config: Any, settings: Settings, device: str, values: bool = False) -> Any:
+    """The model of a config, in training mode, with initial `values` or without."""
     import transformers
     from transformers.initialization import no_init_weights
 
@@ -139,7 +141,7 @@ def built(config: Any, settings: Settings, device: str) -> Any:
     default = torch.get_default_dtype()
     torch.set_default_dtype(settings.dtype)
     try:
-        with torch.device(device), no_init_weights():
+        with torch.device(device), contextlib.nullcontext() if values else no_init_weights():
             if fitting:
                 model = fitting[0]._from_config(config, attn_implementation=settings.attention)
             else:
@@ -175,8 +177,10 @@ class ModuleJob:
         self._fake: Any = None
 
     @contextlib.contextmanager
-    def prepared(self, mode: FakeMode, device: str) -> Iterator[Callable[[Any], None]]:
+    def prepared(self, mode: FakeMode | None, device: str) -> Iterator[Callable[[Any], None]]:
         """Exchanges the parameters; a step is forward, loss, backward and optimizer."""
+        if mode is None:
+            raise ConfigError("a module is measured where it runs: use `measured` or `MeasureCallback`")
         memo: dict[int, Any] = {}  # ids that serve as labels too are one tensor
 
         def fake(one: Any) -> Any:

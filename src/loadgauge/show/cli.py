@@ -20,6 +20,8 @@ COMMANDS = {
     "equation": "the closed form of a quantity, with its source",
     "validate": "predicted against published runs",
     "trace": "what PyTorch would allocate, save, compute and send, with no GPU",
+    "measure": "what training steps that really run take: memory, time, FLOP/s",
+    "compare": "formula, trace and measurement side by side, and why they differ",
     "why": "what held the memory when it ran out",
     "saved": "what a PyTorch expression keeps for backward",
     "convert": "one tool's job file into another's",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -17,6 +18,31 @@ if TYPE_CHECKING:
     from loadgauge.measure.trace import Trace
 
 COUNT = Whole(1, 10**9)
+SETTINGS = (
+    click.option("--seq-len", type=COUNT, default=4096, show_default=True, help="Tokens of a sequence."),
+    click.option("--micro-batch", type=COUNT, default=1, show_default=True, help="Sequences in one forward."),
+    click.option("--accumulate", type=COUNT, default=1, show_default=True, help="Micro-batches in one optimizer step."),
+    click.option(
+        "--precision", metavar="NAME", default="bf16", show_default=True, help="bf16, bf16-mixed, fp16-mixed, fp32."
+    ),
+    click.option(
+        "--optimizer",
+        metavar="NAME",
+        default="adamw",
+        show_default=True,
+        help="adamw, adamw-fused, adamw-loop, sgd, sgd-momentum, adafactor.",
+    ),
+    click.option("--attention", type=click.Choice(("sdpa", "eager")), default="sdpa", show_default=True),
+    click.option("--checkpointing", type=click.Choice(("none", "full")), default="none", show_default=True),
+)
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def settings_options(command: Command) -> Command:
+    """The flags that say how a model is trained, which `compare` and `measure` have too."""
+    for option in reversed(SETTINGS):
+        command = option(command)
+    return command
 
 
 @click.command("trace")
@@ -24,21 +50,7 @@ COUNT = Whole(1, 10**9)
 @click.option(
     "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True, help="As which device."
 )
-@click.option("--seq-len", type=COUNT, default=4096, show_default=True, help="Tokens of a sequence.")
-@click.option("--micro-batch", type=COUNT, default=1, show_default=True, help="Sequences in one forward.")
-@click.option("--accumulate", type=COUNT, default=1, show_default=True, help="Micro-batches in one optimizer step.")
-@click.option(
-    "--precision", metavar="NAME", default="bf16", show_default=True, help="bf16, bf16-mixed, fp16-mixed, fp32."
-)
-@click.option(
-    "--optimizer",
-    metavar="NAME",
-    default="adamw",
-    show_default=True,
-    help="adamw, adamw-fused, adamw-loop, sgd, sgd-momentum, adafactor.",
-)
-@click.option("--attention", type=click.Choice(("sdpa", "eager")), default="sdpa", show_default=True)
-@click.option("--checkpointing", type=click.Choice(("none", "full")), default="none", show_default=True)
+@settings_options
 @click.option("--layers", type=COUNT, help="Another number of layers than the model's.")
 @click.option(
     "--world", type=Whole(1, 10**6), default=1, help="Play one rank of so many, for a script that is parallel."

@@ -1,0 +1,89 @@
+"""`loadgauge measure`: what training steps that really run take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from loadgauge.show.extras import needs_torch
+from loadgauge.show.numbers import Whole
+from loadgauge.show.trace import COUNT, settings_options
+from loadgauge.units import GIB, MIB, flops
+
+if TYPE_CHECKING:
+    from loadgauge.measure.real import Real
+
+MOST_MODULES = 15
+PEAKS = {"fp32": "tf32", "bf16": "bf16", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
+"""Which peak of a GPU a precision can reach; PyTorch uses TF32 only where it is told to."""
+
+
+@click.command("measure")
+@click.argument("target")
+@click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True, help="Where it runs.")
+@settings_options
+@click.option("--layers", type=COUNT, help="Another number of layers than the model's.")
+@click.option("--steps", type=Whole(0, 1000), default=3, show_default=True, help="Steps to time.")
+@click.option("--gpu", metavar="GPU", help="Whose peak FLOP/s MFU is a share of (`loadgauge gpus` lists them).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, seconds, FLOP and plain counts.")
+def command(
+    target: str, as_json: bool, device: str, layers: int | None, steps: int, gpu: str | None, **given: Any
+) -> None:
+    """Train TARGET for some steps, and measure them: peak and what stays, by module; seconds, FLOP/s, MFU.
+
+    TARGET is a MODEL, with random weights, or script.py:function (see `loadgauge trace`). The steps that are timed run
+    without any instrument.
+
+    \b
+    loadgauge measure gpt2 --seq-len 128 --layers 2
+    loadgauge measure train.py:main --device cuda --gpu h100-sxm5-80gb
+    """
+    needs_torch("measure")
+    from loadgauge.hardware import gpu as known
+    from loadgauge.measure.child import Request, replied
+    from loadgauge.measure.training import Settings
+
+    settings = Settings(**given)
+    settings.check()
+    peak = None if gpu is None else known(gpu).peak(PEAKS[settings.precision])
+    found = replied(Request(target, device, settings, layers, work="measure", timed=steps)).real
+    assert found is not None
+    if as_json:
+        import msgspec
+
+        from loadgauge.show.table import document
+
+        more = {"step": found.step, "flops_per_second": found.flops_per_second}
+        document({**msgspec.to_builtins(found), **more, "mfu": found.mfu(peak) if peak else None})
+    else:
+        _report(found, peak)
+
+
+def _report(found: Real, peak: float | None) -> None:
+    from loadgauge.show.table import Column, console, draw, heading, points
+
+    target = console()
+    target.print(f"PEAK  {found.peak / GIB:,.3f} GiB on {found.device} (PyTorch {found.torch})")
+    notes = [
+        f"forward and backward: {found.backward_peak / GIB:,.3f} GiB; optimizer step: {found.step_peak / GIB:,.3f} GiB"
+    ]
+    notes += [f"{name}: {nbytes / GIB:,.3f} GiB" for name, nbytes in found.states.items()]
+    if found.reserved is not None and found.device_total is not None:
+        notes.append(
+            f"reserved {found.reserved / GIB:,.3f} GiB; on the device, of all processes, {found.device_total / GIB:,.3f} GiB"
+        )
+    points(target, notes)
+    heading(target, "Work")
+    work = [f"FLOPs of a step: {flops(found.flops)}, of the model {flops(found.model_flops)}"]
+    if found.step and found.flops_per_second:
+        mfu = f", MFU {found.mfu(peak):.1%}" if peak else ""
+        work.append(
+            f"a step takes {found.step:.4g} s (median of {len(found.seconds)}): {flops(found.flops_per_second)}/s{mfu}"
+        )
+    work += [f"FLOPs of {name} are not counted" for name in found.uncounted]
+    points(target, work)
+    ordered = sorted(found.modules.items(), key=lambda item: -item[1].peak)[:MOST_MODULES]
+    rows = [[name, f"{use.peak / MIB:,.3f}", f"{use.persistent / MIB:,.3f}"] for name, use in ordered]
+    columns = [Column("forward of", wrap=True), Column("peak, MiB", "right"), Column("stays, MiB", "right")]
+    draw(target, columns, rows, title="Modules that take most, beside what was there")
