@@ -92,6 +92,13 @@ def test_a_model_that_mixes_outside_its_layers_is_refused() -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
+def test_a_leak_too_small_to_see_is_refused() -> None:
+    model = build("llama", torch.float32)
+    model.model.norm.forward = lambda hidden: hidden + 1e-6 * hidden.roll(1, 1)
+    with pytest.raises(NotModelled, match="gradient from one sequence to another"):
+        enable(model)
+
+
 def test_encoder_decoder_is_refused() -> None:
     from transformers import T5Config, T5ForConditionalGeneration
 

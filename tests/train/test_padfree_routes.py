@@ -273,6 +273,13 @@ def test_other_backends(name: str, backend: str) -> None:
     assert found.ok, str(found)
 
 
+def test_a_window_that_short_sequences_do_not_feel() -> None:
+    """Its mask is left out of the calls that a mixer's arguments are learnt from."""
+    model = enable(build("mistral", torch.float32, sliding_window=12), "mixer")
+    found = check(model, Collator()([{"input_ids": row} for row in ragged(LENGTHS)]))
+    assert found.ok, str(found)
+
+
 def test_a_leak_alone_is_enough_to_fail() -> None:
     fine = Check(2, 5, 0.0, 0.0, 0.0, Leak(0.0, None), 1e-4)
     assert fine.ok

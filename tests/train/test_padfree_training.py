@@ -107,6 +107,21 @@ def test_dropout_drops_and_does_not_leak() -> None:
         torch.manual_seed(0)
         draws = [per_sequence(q, k, v, where, Reach(), 0.4, 0.5, softcap, None) for _ in range(3000)]
         assert float((torch.stack(draws).mean(0) - kept).abs().max()) < 0.12
+        # Values that are the unit vectors show the shares themselves: so many of them are dropped.
+        q, k = (torch.randn(1, 2, 60, 4) for _ in range(2))
+        shares = per_sequence(
+            q,
+            k,
+            torch.eye(60).expand(1, 2, -1, -1),
+            boundaries.from_lengths([60]),
+            Reach(right=-1),
+            0.4,
+            0.5,
+            softcap,
+            None,
+        )
+        assert float((shares == 0).float().mean()) == pytest.approx(0.4, abs=0.03)
+        q, k, v = (torch.randn(1, 2, 9, 4, dtype=torch.float64) for _ in range(3))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -154,6 +169,19 @@ def test_autocast() -> None:
     found.loss.backward()
     expected.loss.backward()
     assert error(gradients(model), gradients(stock)) < 3e-2
+
+
+def test_autocast_reaches_the_operator() -> None:
+    from loadgauge.train import boundaries
+    from loadgauge.train.attention import LayerPlan, attend
+    from loadgauge.train.masks import Reach
+
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    marks = boundaries.from_lengths([2, 3]).marks(q.device)
+    for backend in ("cpu_flash", "sdpa"):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = attend(torch.nn.Identity(), LayerPlan(Reach(), backend), q, k, v, marks)
+        assert found.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "granitemoe", "gpt_oss", "olmoe"])

@@ -39,6 +39,7 @@ class Collator:
 
     None takes "sequence" where the label is a number and "causal" otherwise. Padding marked in a feature's
     `attention_mask` is taken out, packed features (`seq_lengths`) are kept apart, lists of features are joined.
+    `boundaries=False` leaves the lengths out, which then follow from the positions.
     Raises `ConfigError` for a key it would have to drop.
     """
 
