@@ -113,8 +113,8 @@ def test_attention_runs_again_where_layers_do() -> None:
     none, full = (
         setup(dp=8, recompute=RecomputePolicy(mode=mode)).answer().compute.attention for mode in ("none", "full")
     )
-    # A forward more, beside a forward and a backward of more than twice its work.
-    assert 1.2 * none < full < 1.34 * none
+    # A forward more, beside a forward and a backward of more than twice its work (and slower at it).
+    assert 1.1 * none < full < 1.34 * none
 
 
 def test_every_byte_of_the_table_is_in_a_need() -> None:

@@ -78,7 +78,8 @@ def microbatch_flops(
     )  # fmt: skip
     modules = model.mtp_layers
     ends = [embedding_layer(model, whole), head_layer(model, whole)]
-    ends += [prediction_layer(model, whole), head_layer(model, whole, shared=True)] * modules
+    if modules:
+        ends += [prediction_layer(model, whole), head_layer(model, whole, shared=True)] * modules
     forward: Size = sum(layer.forward_flops for layer in ends)
     backward: Size = sum(layer.backward_flops for layer in ends)
     again: Size = sum(layer.recompute_flops() for layer in ends)

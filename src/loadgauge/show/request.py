@@ -25,6 +25,8 @@ from loadgauge.training import Training, training
 from loadgauge.units import parse, parse_count
 
 LORA_RANK = 16
+JOB_FILES = ("json", "toml", "yaml", "yml", "sh", "txt", "args", "bash", "slurm", "sbatch")
+"""Endings of files that may be another tool's."""
 SEQ_LEN = 4096
 TARGETS = {
     "q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output", "qkv_proj": "qkv", "c_attn": "qkv",
@@ -108,7 +110,7 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
     (2, 4096, 'megatron')
     """
     file = ""
-    if model is None and os.path.splitext(request.model)[1]:
+    if model is None and os.path.splitext(request.model)[1].lower().lstrip(".") in JOB_FILES:
         from loadgauge.show.jobfile import from_job_file, is_job_file  # only then are dialects read
 
         if is_job_file(request.model):
