@@ -19,7 +19,7 @@ from loadgauge.layout import Layout
 from loadgauge.rates import Rates
 from loadgauge.rates import rates as calibrated
 from loadgauge.search.arrays import Batch, Reading
-from loadgauge.search.space import SIZES, Kind, Space, Structure
+from loadgauge.search.space import SIZES, Constraints, Grid, Space, Structure
 from loadgauge.training import Training
 
 Objective = Literal["time", "throughput", "money", "gpus", "headroom", "network"]
@@ -162,14 +162,12 @@ def plan(
         reading = case.reading()
         limit = case.cluster.gpu.capacity - margin
         structures = list(case.space.structures())
+        evaluated += case.space.size
         for done, structure in enumerate(structures):
             if progress is not None:
                 progress(number * len(structures) + done, len(cases) * len(structures))
-            for kind in case.space.kinds:
-                evaluated += reading.limits[kind].size
-                batch = reading.batch(structure, kind)
-                if batch is not None:
-                    best.add(number, batch, _score(objective, case, reading, batch), limit)
+            for batch in reading.batches(structure):
+                best.add(number, batch, _score(objective, case, reading, batch), limit)
     best.trim()
     if best.least is None:
         raise LayoutError(no_layout(cases))
@@ -221,17 +219,14 @@ def _seconds(found: Estimate) -> float:
 def _layout(cases: Sequence[Case], row: tuple[float, float, float, int, Batch, int]) -> Layout:
     """The layout of a row, in whole numbers."""
     batch, index = row[4], row[5]
-    return layout_at(cases[row[3]].space, batch.structure, batch.kind, int(batch.places[index]))
+    return layout_at(cases[row[3]].space, batch.structure, batch.grid, int(batch.places[index]))
 
 
-def layout_at(space: Space, structure: Structure, kind: Kind, place: int) -> Layout:
+def layout_at(space: Space, structure: Structure, grid: Grid, place: int) -> Layout:
     """The layout at a place of the open arrays, in whole numbers."""
-    values = {**{name: getattr(space, name) for name in SIZES}, "tp": kind.tp, "cp": kind.cp}
-    sizes: dict[str, int] = {}
-    for name in reversed(SIZES):
-        place, index = divmod(place, len(values[name]))
-        sizes[name] = values[name][index]
-    return space.layout(structure, sizes)
+    row, column = divmod(place, grid.shape[1])
+    sizes = {name: int(values[row]) for name, values in grid.columns.items()}
+    return space.layout(structure, {**sizes, "replicas": int(grid.replicas[column])})
 
 
 def _exact(
@@ -259,19 +254,14 @@ def no_layout(cases: Sequence[Case]) -> str:
     reasons: dict[str, None] = {}
     for case in cases:
         space = case.space
-        reading = case.reading()
-        most: tuple[int, str] | None = None
         left_out: dict[str, int] = {}
         looked = 0
-        for structure in space.structures():
-            for kind in space.kinds:
-                if structure.sequence_parallel and kind.tp == (1,):
-                    continue
-                limits = reading.limits[kind]
-                looked += limits.size
+        for grid in space.grids(possible=False):
+            limits = Constraints(grid)
+            for structure in space.structures():
+                looked += grid.size
                 for name, mask in limits.masks(structure):
-                    excluded = limits.size - int(limits.count(mask))
-                    left_out[name] = left_out.get(name, 0) + excluded
+                    left_out[name] = left_out.get(name, 0) + grid.size - limits.count(mask)
         if not looked:
             reasons[f"{space.model.num_hidden_layers} layers cannot be split over pp {_list(space.pp)}"
                     f" with vpp {_list(space.vpp)}"] = None  # fmt: skip

@@ -1,29 +1,27 @@
 """The space of layouts: structures one by one, sizes as open (broadcast) arrays, what is not possible as named masks.
 
 A *structure* is what changes the list of operations or the order of work: pipeline stages, schedule, ZeRO stage, sequence
-parallelism, recomputation. Within one, the sizes `SIZES` are axes of open arrays, in that order: an array that depends on
-`tp` and `micro_batch` alone has one row for each pair of them, whatever the other axes hold. dp is what is left of the GPUs.
+parallelism, recomputation. Within one, the sizes `SIZES` are open arrays over a `Grid`. dp is what is left of the GPUs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from loadgauge.algebra import Size
-from loadgauge.errors import LayoutError
 from loadgauge.estimate.schedule_orders import violation
 from loadgauge.layout import V_SHAPED, Layout, RecomputePolicy, Schedule
 from loadgauge.lengths import Lengths
 from loadgauge.model import ModelSpec, Moe
 from loadgauge.search.split import balanced
 
-SIZES = ("tp", "cp", "ep", "etp", "micro_batch", "replicas")
-"""Axes of the open arrays."""
-AXIS = {name: index for index, name in enumerate(SIZES)}
+COMBINED = ("tp", "cp", "ep", "etp", "micro_batch")
+SIZES = (*COMBINED, "replicas")
+"""What the open arrays hold."""
 
 
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,11 +41,72 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
         return self.schedule not in ("1f1b", "gpipe", "interleaved")
 
 
-class Kind(NamedTuple):
-    """Axes of a grid that are alike in structure: `tp` and `cp` are 1 throughout, or above 1 throughout."""
+class Grid:
+    """Two open axes: the combinations of `COMBINED` that can exist on some pipeline, and the replicas.
 
-    tp: tuple[int, ...]
-    cp: tuple[int, ...]
+    Every other size follows from them, so an array has as many rows as it depends on combinations, and one column where
+    the replicas do not matter. All layouts of a grid have the same operations.
+
+    sizes: the open array of each of `SIZES`; a plain number where all have the same
+    """
+
+    def __init__(self, space: Space, values: dict[str, tuple[int, ...]], *, possible: bool = True) -> None:
+        import numpy
+
+        self.space, self.numpy = space, numpy
+        self.replicas = numpy.array(values["replicas"], dtype="float64")
+        columns = numpy.meshgrid(*(numpy.array(values[name], dtype="float64") for name in COMBINED), indexing="ij")
+        self.columns = {name: column.reshape(-1) for name, column in zip(COMBINED, columns, strict=True)}
+        if possible:
+            chosen = self._possible()
+            self.columns = {name: column[chosen] for name, column in self.columns.items()}
+        self.shape = len(self.columns["tp"]), len(self.replicas)
+        self.sizes: dict[str, Size] = {}
+        for name, column in (*self.columns.items(), ("replicas", self.replicas)):
+            alike = len(column) and (column == column[0]).all() and name != "micro_batch"
+            open_array = column[None, :] if name == "replicas" else column[:, None]
+            self.sizes[name] = int(column[0]) if alike else open_array
+        self.ragged: dict[str, Size] = {}
+        if space.lengths is not None:
+            each = {n: batch_of(space.lengths, n, space.padded) for n in values["micro_batch"]}
+            for name in ("tokens", "pairs"):
+                self.ragged[name] = numpy.array([each[int(n)][name] for n in self.columns["micro_batch"]])[:, None]
+
+    def _possible(self) -> Any:
+        """Combinations that some number of pipeline stages can have."""
+        numpy, found = self.numpy, False
+        for pp in self.space.pp:
+            dp = self.space.gpus / (self.columns["tp"] * self.columns["cp"] * pp)
+            batches = self.space.global_batch / numpy.maximum(dp, 1e-9) / self.columns["micro_batch"]
+            own = dp * self.columns["cp"] * self.columns["tp"] / (self.columns["ep"] * self.columns["etp"])
+            found = found | (_whole(numpy, dp) & _whole(numpy, batches) & _whole(numpy, own))
+        either: Any = False
+        for spread in self.space.sequence_parallel:
+            either = either | self.valid(("tp", "cp"), sequence_parallel=spread)
+        return found & either & self.valid(("ep", "etp"))
+
+    def valid(self, names: tuple[str, str], **rest: Any) -> Any:
+        """What `Layout.valid` says of two sizes, the batch and the schedule left out, for each combination."""
+        numpy, space = self.numpy, self.space
+        pairs = numpy.stack([self.columns[name] for name in names], axis=1).astype("int64")
+        if not len(pairs):
+            return numpy.zeros(0, dtype=bool)
+        distinct, places = numpy.unique(pairs, axis=0, return_inverse=True)
+        flags = []
+        for pair in distinct.tolist():
+            sizes = dict(zip(names, pair, strict=True))
+            dp = math.prod(pair) if "ep" in names else 1
+            balanced_routing = {} if "ep" in names else {"expert_imbalance": 1.0}
+            layout = msgspec.structs.replace(
+                space.base, dp=dp, global_batch=dp, seq_len=space.seq_len, **sizes, **rest, **balanced_routing
+            )
+            flags.append(not layout.valid(space.model))
+        return numpy.array(flags)[places.reshape(-1)]
+
+    @property
+    def size(self) -> int:
+        """Layouts of the grid, possible or not."""
+        return self.shape[0] * self.shape[1]
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,60 +187,35 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     # -- sizes ----------------------------------------------------------------------------------------------------------
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The grids: values of tp and cp that change the operations alike."""
+    def size(self) -> int:
+        """Combinations of all axes, possible or not."""
+        return len(list(self.structures())) * math.prod(len(getattr(self, name)) for name in SIZES)
+
+    def grids(self, *, possible: bool = True) -> tuple[Grid, ...]:
+        """The grids: one for the values of tp that give the same operations."""
         by_tp: dict[object, list[int]] = {}
         for tp in self.tp:
-            alone = [
+            grouped = [
                 -(-mixer.num_key_value_heads // tp) == mixer.num_attention_heads // tp
                 for block in self.model.blocks
                 if (mixer := block.attention) is not None and hasattr(mixer, "num_key_value_heads")
             ]
-            by_tp.setdefault((tp == 1, tuple(alone)), []).append(tp)
-        by_cp: dict[bool, list[int]] = {}
-        for cp in self.cp:
-            by_cp.setdefault(cp == 1, []).append(cp)
-        return tuple(Kind(tuple(tp), tuple(cp)) for tp in by_tp.values() for cp in by_cp.values())
+            by_tp.setdefault(tuple(grouped), []).append(tp)
+        values = {name: getattr(self, name) for name in SIZES}
+        made = (Grid(self, {**values, "tp": tuple(tp)}, possible=possible) for tp in by_tp.values())
+        return tuple(grid for grid in made if grid.size)
 
-    def axes(self, kind: Kind) -> dict[str, Size]:
-        """The open array of each axis, float64; a plain 1 where tp or cp is 1."""
-        import numpy
-
-        values = {**{name: getattr(self, name) for name in SIZES}, "tp": kind.tp, "cp": kind.cp}
-        found: dict[str, Size] = {}
-        for name, numbers in values.items():
-            if numbers == (1,) and name != "micro_batch":
-                found[name] = 1
-                continue
-            shape = [1] * len(SIZES)
-            shape[AXIS[name]] = len(numbers)
-            found[name] = numpy.array(numbers, dtype="float64").reshape(shape)
-        return found
-
-    def ragged(self) -> dict[str, Size]:
-        """Expected tokens and query-key pairs of a micro-batch, for each size of it; nothing where all are alike."""
-        if self.lengths is None:
-            return {}
-        import numpy
-
-        shape = [1] * len(SIZES)
-        shape[AXIS["micro_batch"]] = len(self.micro_batch)
-        each = [batch_of(self.lengths, micro_batch, self.padded) for micro_batch in self.micro_batch]
-        return {name: numpy.array([one[name] for one in each], dtype="float64").reshape(shape) for name in each[0]}
-
-    def layout(self, structure: Structure, sizes: dict[str, Size]) -> Layout:
-        """A layout of ints or of open arrays."""
+    def layout(self, structure: Structure, sizes: dict[str, Size], ragged: dict[str, Size] | None = None) -> Layout:
+        """A layout of ints, or of open arrays. ragged: the tokens and pairs of a micro-batch, where they are at hand."""
         within = sizes["tp"] * sizes["cp"] * structure.pp
         left = self.gpus // within if isinstance(within, int) else self.gpus / within
-        raggedness: dict[str, Size] = {}
-        if self.lengths is not None:
-            whole = isinstance(sizes["micro_batch"], int)
-            raggedness = batch_of(self.lengths, sizes["micro_batch"], self.padded) if whole else self.ragged()
+        if ragged is None:
+            ragged = {} if self.lengths is None else batch_of(self.lengths, sizes["micro_batch"], self.padded)
         return msgspec.structs.replace(
             self.base, dp=left, pp=structure.pp, vpp=structure.vpp, schedule=structure.schedule,
             stage_layers=structure.stage_layers, zero=structure.zero, sequence_parallel=structure.sequence_parallel,
             recompute=structure.recompute, global_batch=self.global_batch, seq_len=self.seq_len,
-            **sizes, **raggedness,
+            **sizes, **ragged,
         )  # fmt: skip
 
 
@@ -194,19 +228,19 @@ def batch_of(lengths: Lengths, micro_batch: int, padded: bool) -> dict[str, floa
 
 
 class Constraints:
-    """What keeps layouts of a space from existing, as masks over its open arrays, each with a name.
+    """What keeps layouts of a space from existing, as masks over the arrays of a grid, each with a name.
 
-    Where a rule is about a few small axes it is `Layout.valid` itself that is asked, once for each value.
+    Where a rule is about a few small sizes it is `Layout.valid` itself that is asked, once for each value.
     """
 
-    def __init__(self, space: Space, kind: Kind) -> None:
+    def __init__(self, grid: Grid) -> None:
         import numpy
 
-        self.space, self.kind, self.numpy = space, kind, numpy
-        self.sizes = space.axes(kind)
+        self.grid, self.space, self.sizes, self.numpy = grid, grid.space, grid.sizes, numpy
         self._of_blocks: dict[bool, Any] = {}
         self._of_schedules: dict[object, Any] = {}
-        self.experts = any(isinstance(block.mlp, Moe) for block in space.model.blocks)
+        self._possible: dict[object, Any] = {}
+        self.experts = any(isinstance(block.mlp, Moe) for block in self.space.model.blocks)
 
     def masks(self, structure: Structure) -> Iterator[tuple[str, Any]]:
         """Name and mask (true: possible) of each constraint on the layouts of a structure."""
@@ -218,7 +252,7 @@ class Constraints:
         yield "the global batch divides over dp x micro-batch", each
         yield "attention heads, widths and sequence divide over tp and cp", self.of_blocks(structure.sequence_parallel)
         if self.experts:
-            yield "experts divide over ep and etp", self.of_experts()
+            yield "experts divide over ep and etp", self.grid.valid(("ep", "etp"))[:, None]
             own = dp * sizes["cp"] * sizes["tp"] / (sizes["ep"] * sizes["etp"])
             yield "dp x cp x tp divides over ep x etp", _whole(numpy, own)
             yield "ranks with the same experts divide over the replicas", _whole(numpy, own / sizes["replicas"])
@@ -230,45 +264,27 @@ class Constraints:
         yield f"{structure.schedule} runs so many micro-batches", self.of_schedule(structure, batches)
 
     def possible(self, structure: Structure) -> Any:
-        """The layouts of a structure that can exist, over all axes."""
-        found: Any = True
-        for _, mask in self.masks(structure):
-            found = found & mask
-        return self.numpy.broadcast_to(found, self.shape)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The length of each axis."""
-        lengths = {**{name: len(getattr(self.space, name)) for name in SIZES}}
-        lengths.update(tp=len(self.kind.tp), cp=len(self.kind.cp))
-        return tuple(lengths[name] for name in SIZES)
-
-    @property
-    def size(self) -> int:
-        """Places in the open arrays."""
-        return math.prod(self.shape)
+        """The places of the layouts of a structure that can exist."""
+        key = (
+            structure.pp, structure.vpp, structure.schedule, structure.sequence_parallel, structure.zero > 0
+        )  # fmt: skip
+        if key not in self._possible:
+            found: Any = True
+            for _, mask in self.masks(structure):
+                found = found & mask
+            self._possible[key] = self.numpy.flatnonzero(self.numpy.broadcast_to(found, self.grid.shape))
+        return self._possible[key]
 
     def count(self, mask: Any) -> int:
-        """Places at which a mask is true."""
-        return int(self.numpy.broadcast_to(mask, self.shape).sum())
+        """Layouts of the grid for which a mask is true."""
+        return int(self.numpy.broadcast_to(mask, self.grid.shape).sum())
 
     def of_blocks(self, sequence_parallel: bool) -> Any:
-        """tp x cp, by `Layout.valid`."""
+        """By `Layout.valid`, of tp and cp."""
         if sequence_parallel not in self._of_blocks:
-            flags = [
-                [
-                    not self.problems(tp=tp, cp=cp, sequence_parallel=sequence_parallel, expert_imbalance=1.0)
-                    for cp in self.kind.cp
-                ]
-                for tp in self.kind.tp
-            ]
-            self._of_blocks[sequence_parallel] = self.numpy.array(flags).reshape(self._shape("tp", "cp"))
+            found = self.grid.valid(("tp", "cp"), sequence_parallel=sequence_parallel)
+            self._of_blocks[sequence_parallel] = found[:, None]
         return self._of_blocks[sequence_parallel]
-
-    def of_experts(self) -> Any:
-        """ep x etp, by `Layout.valid`."""
-        flags = [[not self.problems(dp=ep * etp, ep=ep, etp=etp) for etp in self.space.etp] for ep in self.space.ep]
-        return self.numpy.array(flags).reshape(self._shape("ep", "etp"))
 
     def of_schedule(self, structure: Structure, batches: Any) -> Any:
         """What the order of work asks of the number of micro-batches."""
@@ -284,15 +300,6 @@ class Constraints:
             self._of_schedules[key] = numpy.array(flags)[places].reshape(numpy.shape(batches))
         return self._of_schedules[key]
 
-    def problems(self, **sizes: Any) -> list[str]:
-        """What `Layout.valid` says of a layout of these sizes, batch and schedule left out."""
-        dp = sizes.get("dp", 1)
-        layout = msgspec.structs.replace(self.space.base, seq_len=self.space.seq_len, global_batch=dp, **sizes)
-        return layout.valid(self.space.model)
-
-    def _shape(self, *names: str) -> tuple[int, ...]:
-        return tuple(length if name in names else 1 for name, length in zip(SIZES, self.shape, strict=True))
-
 
 def _whole(numpy: Any, value: Any) -> Any:
     return numpy.asarray((numpy.floor(value) == value) & (value >= 1))
@@ -306,14 +313,3 @@ def divisors(number: int) -> tuple[int, ...]:
     """
     small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
     return tuple(sorted({*small, *(number // n for n in small)}))
-
-
-def only(space: Space, layout: Layout) -> list[str]:
-    """Why a layout is not of a space, a line each; empty where it is."""
-    found = []
-    for name in ("tp", "pp", "cp", "ep", "etp", "vpp", "zero", "sequence_parallel", "micro_batch", "recompute", "schedule"):
-        if getattr(layout, name) not in getattr(space, name):
-            found.append(f"{name} = {getattr(layout, name)}")
-    if space.gpus != layout.gpus:
-        raise LayoutError(f"the space is of {space.gpus} GPUs, the layout of {layout.gpus}")
-    return found

@@ -1,0 +1,241 @@
+"""The memory of a stage for many layouts at once: `estimate.memory` and `estimate.moments` with open arrays."""
+
+from __future__ import annotations
+
+import copy
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from loadgauge.algebra import Size
+from loadgauge.estimate.flight import Work, works
+from loadgauge.estimate.memory import ChunkBytes, MemoryModel
+from loadgauge.estimate.moments import PARTS, Moment, StageAtWork
+from loadgauge.estimate.stages import Chunk, Stage
+from loadgauge.estimate.states import RankWeights, States
+from loadgauge.layout import Layout
+from loadgauge.model import ModelSpec
+from loadgauge.layers import View
+from loadgauge.training import Training
+
+STATES = ("weights", "gradients", "optimizer", "gathered")
+"""Parts that depend on ZeRO, and not on what is in flight."""
+
+
+class SomeBatches(Layout, frozen=True, kw_only=True):
+    """Layouts that run the same number of micro-batches, where the order of work needs a whole number."""
+
+    batches: int = 1
+
+    @property
+    def num_microbatches(self) -> Size:
+        """Micro-batches each pipeline runs in one step."""
+        return self.batches
+
+    @classmethod
+    def of(cls, layout: Layout, batches: int) -> SomeBatches:
+        """The same layouts with so many micro-batches."""
+        return cls(**{name: getattr(layout, name) for name in Layout.__struct_fields__}, batches=batches)
+
+
+class ArrayMemory(MemoryModel):
+    """The memory of many layouts. What several structures need is worked out once.
+
+    shared: what depends on the facts of the layers alone; weighing: on the pipeline and the ZeRO stage
+    """
+
+    def __init__(self, model: ModelSpec, layout: Layout, training: Training, view: View) -> None:
+        self.shared_bytes: dict[object, Any] = {}
+        self.weighing: dict[object, Any] = {}
+        super().__init__(model, layout, training, view)
+
+    def under(self, layout: Layout) -> ArrayMemory:
+        """The same under another layout of the same structure."""
+        other = copy.copy(self)
+        other.layout = layout
+        return other
+
+    def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
+        """What one micro-batch keeps on a chunk."""
+        key = "chunk", chunk.first, chunk.last, tuple(self.counts(stage, chunk.start, chunk.stop).items())
+        if key not in self.shared_bytes:
+            self.shared_bytes[key] = super().of_chunk(stage, chunk)
+        found: ChunkBytes = self.shared_bytes[key]
+        return found
+
+    def make_up(self, stage: Stage) -> tuple[object, ...]:
+        """For each chunk of a stage what is the same for chunks of the same layers."""
+        key = "make-up", stage.index, stage.start, stage.stop, stage.chunks, stage.pattern
+        if key not in self.shared_bytes:
+            self.shared_bytes[key] = super().make_up(stage)
+        found: tuple[object, ...] = self.shared_bytes[key]
+        return found
+
+    def around(self, stage: Stage) -> Size:
+        """Bytes that the model's forward holds while its layers run, beside what they keep."""
+        key = "around", stage.first, stage.start == stage.stop or stage.kind(stage.start)
+        if key not in self.shared_bytes:
+            self.shared_bytes[key] = super().around(stage)
+        return self.shared_bytes[key]
+
+    def gathered(self, held: RankWeights, ends: RankWeights, layer: RankWeights | None) -> Size:
+        """Bytes of all copies beside the states."""
+        # The objects are kept with the value, so that their numbers stay theirs.
+        key = "gathered", id(held), id(ends), id(layer)
+        if key not in self.weighing:
+            self.weighing[key] = super().gathered(held, ends, layer), held, ends, layer
+        return self.weighing[key][0]
+
+
+class Choice(NamedTuple):
+    """Layouts for which the same work finds the most in flight: a mask, and the bytes of each work at one of them."""
+
+    mask: Any
+    nbytes: dict[int, float]
+
+
+class ArrayStage(StageAtWork):
+    """A stage of many layouts. Which work finds the most may differ between them, so each choice is read in turn."""
+
+    memory: ArrayMemory
+    chosen: Choice | None = None
+
+    def weighed(self) -> tuple[RankWeights, RankWeights, States, Size, Size]:
+        """Weights and states of the stage, worked out once for all kinds of recomputation."""
+        stage = self.stage
+        counts: dict[int, int] = {}
+        for kind in stage.pattern:
+            counts[kind] = counts.get(kind, 0) + 1
+        key = "weighed", stage.first, stage.last, tuple(sorted(counts.items()))
+        if key not in self.memory.weighing:
+            self.memory.weighing[key] = super().weighed()
+        found: tuple[RankWeights, RankWeights, States, Size, Size] = self.memory.weighing[key]
+        return found
+
+    def choices(self) -> list[Choice]:
+        """The choices there are."""
+        import numpy
+
+        groups: dict[object, dict[object, int]] = {}
+        for number, work in enumerate(self.works):
+            sums = tuple((id(one), whole, waits) for one, whole, waits, _ in self.folded(work))
+            if self.layout.schedule in ("1f1b", "gpipe"):
+                sums = ()
+            ways = (True, False) if self.layout.splits_backward else (True,)
+            groups.setdefault((work.forward, self.alike[work.chunk], work.splits), {}).setdefault(sums, number)
+            if self.chunk(work).last and work.forward in ways:
+                groups.setdefault("head", {}).setdefault(sums, number)
+        several = [list(numbers.values()) for numbers in map(_largest, groups.values()) if len(numbers) > 1]
+        alone = {id(self.works[next(iter(numbers.values()))]): 1.0
+                 for numbers in map(_largest, groups.values()) if len(numbers) == 1}  # fmt: skip
+        if not several:
+            return [Choice(True, alone)]
+        every = sorted({number for numbers in several for number in numbers})
+        arrays = numpy.broadcast_arrays(*(StageAtWork.nbytes(self, self.works[number]) for number in every))
+        sizes = dict(zip(every, arrays, strict=True))
+        picks = numpy.stack([numpy.argmax(numpy.stack([sizes[n] for n in numbers]), axis=0) for numbers in several])
+        flat = picks.reshape(len(several), -1)
+        _, index, inverse = numpy.unique(flat, axis=1, return_index=True, return_inverse=True)
+        inverse = inverse.reshape(picks.shape[1:])
+        return [
+            Choice(
+                inverse == number if len(index) > 1 else True,
+                {**alone, **{id(self.works[n]): float(sizes[n].reshape(-1)[place]) for n in every}},
+            )
+            for number, place in enumerate(index)
+        ]
+
+    def nbytes(self, work: Work) -> Size:
+        """Bytes of all that is in flight, at one of the layouts of the choice at hand; less where another holds more."""
+        return -1.0 if self.chosen is None else self.chosen.nbytes.get(id(work), -1.0)
+
+
+def _largest(works: dict[object, int]) -> dict[object, int]:
+    """Those that no other one exceeds on chunks of every kind; of equal ones the first."""
+    found = {}
+    for sums, number in works.items():
+        mine = [size for part in sums for size in part[1:]]  # type: ignore[attr-defined]
+        if not any(
+            other is not sums
+            and all(a >= b for a, b in zip([size for part in other for size in part[1:]], mine, strict=True))  # type: ignore[attr-defined]
+            for other in works
+        ):
+            found[sums] = number
+    return found
+
+
+def peak(memory: ArrayMemory, kept: list[Stage]) -> Size:
+    """The most that any of these stages holds at any moment."""
+    import numpy
+
+    most: Any = None
+    for stage in kept:
+        at_work = ArrayStage(memory, stage)
+        for chosen in at_work.choices():
+            at_work.chosen = chosen
+            found = _most(at_work, numpy)
+            if most is None:
+                most = found
+            elif chosen.mask is True:
+                most = numpy.maximum(most, found)
+            else:
+                most = numpy.where(chosen.mask, numpy.maximum(most, found), most)
+            if most is found and chosen.mask is not True:
+                most = numpy.where(chosen.mask, found, 0.0)
+    return most
+
+
+def _most(at_work: ArrayStage, numpy: Any) -> Size:
+    """The maximum over the moments; the parts that several moments share are added once."""
+    groups: dict[tuple[int, ...], tuple[Moment, Any]] = {}
+    for moment in at_work.moments():
+        rest = sum(moment.parts[part] for part in PARTS if part not in STATES)
+        key = tuple(id(moment.parts[part]) if hasattr(moment.parts[part], "shape") else moment.parts[part]
+                    for part in STATES)  # fmt: skip
+        if key in groups:
+            first, before = groups[key]
+            groups[key] = first, numpy.maximum(before, rest)
+        else:
+            groups[key] = moment, rest
+    most: Any = None
+    for moment, rest in groups.values():
+        total = sum(moment.parts[part] for part in STATES) + rest
+        most = total if most is None else numpy.maximum(most, total)
+    return most
+
+
+def fullest(memory: MemoryModel, every: list[Stage]) -> list[Stage]:
+    """The stages that no other one with the same chunks exceeds in what is in flight."""
+    alike: dict[object, list[Stage]] = {}
+    for stage in every:
+        alike.setdefault(memory.make_up(stage), []).append(stage)
+    layout = memory.layout
+    if layout.schedule in ("1f1b", "gpipe", "interleaved"):
+        return [same[0] for same in alike.values()]  # a later stage holds no more micro-batches
+    found = []
+    for same in alike.values():
+        numbers = _fullest(layout.schedule, layout.pp, int(layout.num_microbatches), tuple(s.index for s in same))
+        found += [stage for stage in same if stage.index in numbers]
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _fullest(schedule: Any, stages: int, batches: int, indices: tuple[int, ...]) -> tuple[int, ...]:
+    layout = Layout(pp=stages, schedule=schedule, global_batch=batches)
+    held = {index: works(layout, index) for index in indices}
+    kept: list[int] = []
+    for index in indices:
+        if not any(_exceeds(held[other], held[index]) for other in kept):
+            kept = [other for other in kept if not _exceeds(held[index], held[other])] + [index]
+    return tuple(kept)
+
+
+def _exceeds(these: tuple[Work, ...], those: tuple[Work, ...]) -> bool:
+    """Whether each of those works has one among these that holds as much of everything."""
+    return all(
+        any(
+            one[:3] == other[:3]
+            and all(a >= b for n in (0, 1) for a, b in zip(one.flight[n], other.flight[n], strict=True))
+            for one in these
+        )
+        for other in those
+    )
