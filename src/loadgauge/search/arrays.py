@@ -8,7 +8,7 @@ weights of a stage for all kinds of recomputation, a pipeline's schedule for all
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from loadgauge.algebra import Size
@@ -19,7 +19,7 @@ from loadgauge.estimate.outside import outside, workspaces
 from loadgauge.estimate.roofline import Machine
 from loadgauge.estimate.stages import Stage, stages
 from loadgauge.estimate.step import ROUNDS, MicroBatch, StepModel
-from loadgauge.estimate.traffic import layout_groups, weight_traffic
+from loadgauge.estimate.traffic import Traffic, layout_groups, weight_traffic
 from loadgauge.hardware import Cluster
 from loadgauge.layout import Layout
 from loadgauge.rates import Rates
@@ -51,10 +51,15 @@ class Reading:
         self.fabric = Fabric.of(cluster, rates)
         self.grids = [GridReading(self, grid) for grid in space.grids()]
 
-    def batches(self, structure: Structure) -> list[Batch]:
-        """The layouts of one structure that can exist."""
+    def batches(self, structures: Sequence[Structure]) -> Iterator[Batch]:
+        """The layouts that can exist of structures with one pipeline, whose schedules are played together."""
         with self.numpy.errstate(all="ignore"):
-            return [found for each in self.grids if (found := each.batch(structure)) is not None]
+            steps = [step for one in structures for each in self.grids if (step := each.step(one)) is not None]
+            play_all(steps)
+            for step in steps:
+                yield step.batch()
+            for each in self.grids:
+                each.forget()
 
 
 class GridReading:
@@ -76,21 +81,22 @@ class GridReading:
             cache[key] = make()
         return cache[key]
 
-    def batch(self, structure: Structure) -> Batch | None:
-        """The layouts of one structure; None where none can exist."""
+    def step(self, structure: Structure) -> Step | None:
+        """The layouts of one structure, their schedules not played yet; None where none can exist."""
         places = self.limits.possible(structure)
         if not places.size:
             return None
-        layout = self.cached(
-            "layout", structure, lambda: self.space.layout(structure, self.grid.sizes, self.grid.ragged)
-        )
+        layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
         pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
         each = self.cached("stages", pipeline, lambda: list(stages(self.space.model, layout)))
         facts = self.facts_key(structure, layout)
         memory, time = self.models(facts, layout)
-        held = self.held(structure, facts, memory, each, places)
-        step = self.step(structure, facts, time, each, places)
-        return Batch(structure, self.grid, places, held + self.fixed(structure, layout, memory, places), step)
+        held = self.held(structure, memory, each, places)
+        return Step(self, structure, facts, time, each, places, held + self.fixed(structure, layout, memory, places))
+
+    def forget(self) -> None:
+        """Drops what the pipelines to come do not need."""
+        self.caches.pop("sums", None)
 
     # -- facts ----------------------------------------------------------------------------------------------------------
 
@@ -134,9 +140,7 @@ class GridReading:
 
     # -- memory ---------------------------------------------------------------------------------------------------------
 
-    def held(
-        self, structure: Structure, facts: object, memory: ArrayMemory, each: list[Stage], places: Any
-    ) -> Any:  # fmt: skip
+    def held(self, structure: Structure, memory: ArrayMemory, each: list[Stage], places: Any) -> Any:
         """Bytes of the worst rank at its peak, without what is outside the step."""
         numpy, layout = self.numpy, memory.layout
         if structure.schedule in ("1f1b", "gpipe"):
@@ -174,95 +178,142 @@ class GridReading:
 
         return self.at(self.cached("outside", structure.pp, make), places)
 
-    # -- time -----------------------------------------------------------------------------------------------------------
 
-    def step(
-        self, structure: Structure, facts: object, time: StepModel, each: list[Stage], places: Any
-    ) -> Any:  # fmt: skip
-        """Seconds of a step, as `StepModel.step` adds them up."""
-        numpy, layout, memory = self.numpy, time.layout, time.memory
+class Step:
+    """The time of the layouts of one structure, as `StepModel.step` adds it up."""
+
+    def __init__(
+        self, reading: GridReading, structure: Structure, facts: object, time: StepModel, each: list[Stage], places: Any,
+        held: Any,
+    ) -> None:  # fmt: skip
+        import numpy
+
+        self.reading, self.structure, self.facts, self.time = reading, structure, facts, time
+        self.places, self.held, self.numpy = places, held, numpy
+        memory = time.memory
         makes = [memory.make_up(stage) for stage in each]
-        chunks: dict[object, MicroBatch] = {}
+        self.chunks: dict[object, MicroBatch] = {}
         for stage, make in zip(each, makes, strict=True):
             for chunk, of_it in zip(stage.chunks, make, strict=True):
-                if of_it not in chunks:
-                    chunks[of_it] = self.cached(
+                if of_it not in self.chunks:
+                    self.chunks[of_it] = reading.cached(
                         "chunks", (facts, of_it), lambda stage=stage, chunk=chunk: time.of_chunk(stage, chunk)
                     )
-        rows = {of_it: row for row, of_it in enumerate(chunks)}
+        rows = {of_it: row for row, of_it in enumerate(self.chunks)}
         firsts: dict[object, int] = {}
         for index, make in enumerate(makes):
             firsts.setdefault(make, index)
         order = sorted(firsts.values())
-        table = self.times(facts, chunks, places)
-        work = table[0] + table[1]
+        self.kinds = tuple(rows[of_it] for make in makes for of_it in make)
+        """Of each chunk of each stage, its row in the times."""
+        # Replicas change the times of a layer under ZeRO-3 only.
+        columns = reading.grid.shape[1]
+        self.shared = structure.zero < 3
+        self.distinct, self.back = places, None
+        if self.shared:
+            first = numpy.concatenate([[True], numpy.diff(places // columns) > 0])
+            self.distinct, self.back = places[first], numpy.cumsum(first) - 1
+        self.times = self.seconds(self.distinct)
+        self.batches = reading.at(time.layout.num_microbatches, self.distinct)
+        self.send = reading.at(time.send_seconds(), self.distinct) if structure.pp > 1 else None
+        work = self.times[0] + self.times[1]
         busy = numpy.stack([sum(work[rows[of_it]] for of_it in makes[index]) for index in order])
-        ends = numpy.stack([self.at(self.once(facts, time, each[index], chunks), places) for index in order])
-        slowest = busy.argmax(axis=0)
-        kinds = [rows[of_it] for make in makes for of_it in make]
-        batches = self.at(layout.num_microbatches, places)
-        played = self.pipeline(structure, facts, time, kinds, chunks, busy.max(axis=0), batches, places)
-        return played + numpy.take_along_axis(ends, slowest[None, :], axis=0)[0]
+        self.slowest = busy.max(axis=0)
+        which = self.spread(busy.argmax(axis=0))
+        ends = numpy.stack([reading.at(self.once(each[index]), places) for index in order])
+        self.ends = numpy.take_along_axis(ends, which[None, :], axis=0)[0]
+        self.played: Any = None
 
-    def times(self, facts: object, chunks: dict[object, MicroBatch], places: Any) -> Any:
+    def spread(self, values: Any) -> Any:
+        """From layouts of distinct times to all."""
+        return values if self.back is None else values[self.back]
+
+    def seconds(self, places: Any) -> Any:
         """Seconds of each chunk: forward, backward, and of that the gradients of the weights: [3, chunks, layouts]."""
 
         def sums(one: MicroBatch) -> tuple[Size, Size, Size]:
             return sum(one.forward.values()), sum(one.backward.values()), one.weight
 
-        each = [self.cached("sums", (facts, key), lambda one=one: sums(one)) for key, one in chunks.items()]
-        return self.numpy.stack([self.numpy.stack([self.at(one[part], places) for one in each]) for part in range(3)])
+        reading, numpy = self.reading, self.numpy
+        each = [reading.cached("sums", (self.facts, key), lambda one=one: sums(one)) for key, one in self.chunks.items()]
+        return numpy.stack([numpy.stack([reading.at(one[part], places) for one in each]) for part in range(3)])
 
-    def once(self, facts: object, time: StepModel, stage: Stage, chunks: dict[object, MicroBatch]) -> Size:
+    def once(self, stage: Stage) -> Size:
         """Seconds that a step has once, on one stage: gradients, new weights and the update."""
+        time, layout, memory, reading = self.time, self.time.layout, self.time.memory, self.reading
+        make_up = memory.make_up(stage)
+        counts = tuple(memory.counts(stage, stage.start, stage.stop).items())
+        kinds = tuple(sorted((kind, stage.pattern.count(kind)) for kind in set(stage.pattern)))
+        of_weights = stage.first, stage.last, layout.pp, layout.zero, layout.copies, layout.ends_together
+
+        def make_rows() -> tuple[Traffic, ...]:
+            return tuple(weight_traffic(memory, reading.fabric, stage, time.groups))
 
         def make() -> Size:
             micro = MicroBatch({}, {})
             for of_it in make_up:
-                micro = micro.add(chunks[of_it])
-            rows = tuple(weight_traffic(time.memory, self.fabric, stage, time.groups))
-            return sum(time.once(rows, stage, micro).values()) + time.optimizer(stage)
+                micro = micro.add(self.chunks[of_it])
+            key = layout.sequence_parallel, kinds, *of_weights
+            rows = reading.cached("rows", key, make_rows)
+            update = reading.cached("update", key, lambda: time.optimizer(stage))
+            return sum(time.once(rows, stage, micro).values()) + update
 
-        layout, make_up = time.layout, time.memory.make_up(stage)
-        totals = stage.first, stage.last, tuple(time.memory.counts(stage, stage.start, stage.stop).items())
-        return self.cached("once", (facts, layout.pp, layout.zero, layout.copies, totals), make)
+        return reading.cached("once", (self.facts, counts, *of_weights), make)
 
-    def pipeline(
-        self, structure: Structure, facts: object, time: StepModel, kinds: list[int], chunks: dict[object, MicroBatch],
-        slowest: Any, batches: Any, places: Any,
-    ) -> Any:  # fmt: skip
-        """Seconds of the schedule, as `StepModel.pipeline_seconds` plays it."""
-        numpy, p = self.numpy, structure.pp
-        if p == 1:
-            return batches * slowest
-        hidden = time.sends_hidden
-        columns = self.grid.shape[1]
-        # Replicas change the times of a layer under ZeRO-3 only.
-        if structure.zero == 3:
-            distinct, back = places, numpy.arange(len(places))
+    def batch(self) -> Batch:
+        """The layouts, the schedule played."""
+        structure, layout = self.structure, self.time.layout
+        if structure.pp == 1:
+            pipeline = self.batches * self.slowest
         else:
-            distinct, back = numpy.unique(places // columns, return_inverse=True)
-            distinct = distinct * columns
-        short = numpy.minimum(self.at(time.layout.num_microbatches, distinct), ROUNDS * p)
-        send = self.at(time.send_seconds(), distinct)
+            rest = self.slowest / layout.copies
+            rest = rest + (0 if self.time.sends_hidden else 2 * self.send * structure.vpp)
+            pipeline = self.played + (self.batches - self.short) * rest
+        return Batch(structure, self.reading.grid, self.places, self.held, self.spread(pipeline) + self.ends)
 
-        def make() -> Any:
-            forward, backward, weight = self.times(facts, chunks, distinct)
-            backward, weight = (backward - weight, weight) if structure.splits else (backward, numpy.zeros_like(weight))
-            found = numpy.empty(len(distinct))
-            for number in numpy.unique(short):
-                mine = short == number
-                found[mine] = play(
-                    structure.schedule, p, int(number), kinds, forward[:, mine], backward[:, mine], weight[:, mine],
-                    send[mine], overlap_send=hidden,
-                )  # fmt: skip
-            return found
+    @property
+    def short(self) -> Any:
+        """Micro-batches that are played."""
+        return self.numpy.minimum(self.batches, ROUNDS * self.structure.pp)
 
-        key = facts, p, structure.vpp, structure.schedule, structure.stage_layers, len(distinct)
-        played = self.cached("played", key, make) if structure.zero < 3 else make()
-        each = slowest / time.layout.copies
-        rest = each + (0 if hidden else 2 * send[back] * structure.vpp)
-        return played[back] + (batches - short[back]) * rest
+
+def play_all(steps: list[Step]) -> None:
+    """Plays the schedules of structures with one pipeline, all together; equal times once."""
+    import numpy
+
+    if not steps or steps[0].structure.pp == 1:
+        return
+    done: dict[object, Step] = {}
+    groups: dict[tuple[int, ...], list[Step]] = {}
+    for step in steps:
+        key = id(step.reading), step.facts, len(step.distinct)
+        if step.shared and key in done:
+            continue
+        if step.shared:
+            done[key] = step
+        groups.setdefault(step.kinds, []).append(step)
+    for kinds, each in groups.items():
+        structure = each[0].structure
+        forward, backward, weight = (numpy.concatenate([step.times[n] for step in each], axis=1) for n in range(3))
+        if structure.splits:
+            backward = backward - weight
+        else:
+            weight = numpy.zeros_like(weight)
+        send, short = (numpy.concatenate([getattr(step, name) for step in each]) for name in ("send", "short"))
+        found = numpy.empty(len(short))
+        for number in numpy.unique(short):
+            mine = short == number
+            found[mine] = play(
+                structure.schedule, structure.pp, int(number), kinds, forward[:, mine], backward[:, mine],
+                weight[:, mine], send[mine], overlap_send=each[0].time.sends_hidden,
+            )  # fmt: skip
+        start = 0
+        for step in each:
+            step.played = found[start : start + len(step.distinct)]
+            start += len(step.distinct)
+    for step in steps:
+        if step.played is None:
+            step.played = done[id(step.reading), step.facts, len(step.distinct)].played
 
 
 def flights(layout: Layout, stage: Stage) -> tuple[object, ...]:

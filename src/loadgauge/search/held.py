@@ -111,36 +111,39 @@ class ArrayStage(StageAtWork):
         found: tuple[RankWeights, RankWeights, States, Size, Size] = self.memory.weighing[key]
         return found
 
+    def __init__(self, memory: ArrayMemory, stage: Stage) -> None:
+        super().__init__(memory, stage)
+        if self.layout.schedule not in ("1f1b", "gpipe"):
+            names: dict[object, int] = {}
+            alike = tuple(names.setdefault(one, len(names)) for one in self.alike)
+            self.works = candidates(self.layout, stage.index, alike)
+
     def choices(self) -> list[Choice]:
         """The choices there are."""
         import numpy
 
-        groups: dict[object, dict[object, int]] = {}
+        if self.layout.schedule in ("1f1b", "gpipe"):
+            return [Choice(True, {})]
+        groups: dict[object, list[int]] = {}
+        ways = (True, False) if self.layout.splits_backward else (True,)
         for number, work in enumerate(self.works):
-            sums = tuple((id(one), whole, waits) for one, whole, waits, _ in self.folded(work))
-            if self.layout.schedule in ("1f1b", "gpipe"):
-                sums = ()
-            ways = (True, False) if self.layout.splits_backward else (True,)
-            groups.setdefault((work.forward, self.alike[work.chunk], work.splits), {}).setdefault(sums, number)
+            groups.setdefault((work.forward, self.alike[work.chunk], work.splits), []).append(number)
             if self.chunk(work).last and work.forward in ways:
-                groups.setdefault("head", {}).setdefault(sums, number)
-        several = [list(numbers.values()) for numbers in map(_largest, groups.values()) if len(numbers) > 1]
-        alone = {id(self.works[next(iter(numbers.values()))]): 1.0
-                 for numbers in map(_largest, groups.values()) if len(numbers) == 1}  # fmt: skip
+                groups.setdefault("head", []).append(number)
+        several = [numbers for numbers in groups.values() if len(numbers) > 1]
         if not several:
-            return [Choice(True, alone)]
+            return [Choice(True, {})]
         every = sorted({number for numbers in several for number in numbers})
         arrays = numpy.broadcast_arrays(*(StageAtWork.nbytes(self, self.works[number]) for number in every))
         sizes = dict(zip(every, arrays, strict=True))
         picks = numpy.stack([numpy.argmax(numpy.stack([sizes[n] for n in numbers]), axis=0) for numbers in several])
         flat = picks.reshape(len(several), -1)
+        if (flat == flat[:, :1]).all():
+            return [Choice(True, {id(self.works[n]): float(sizes[n].reshape(-1)[0]) for n in every})]
         _, index, inverse = numpy.unique(flat, axis=1, return_index=True, return_inverse=True)
         inverse = inverse.reshape(picks.shape[1:])
         return [
-            Choice(
-                inverse == number if len(index) > 1 else True,
-                {**alone, **{id(self.works[n]): float(sizes[n].reshape(-1)[place]) for n in every}},
-            )
+            Choice(inverse == number, {id(self.works[n]): float(sizes[n].reshape(-1)[place]) for n in every})
             for number, place in enumerate(index)
         ]
 
@@ -149,18 +152,32 @@ class ArrayStage(StageAtWork):
         return -1.0 if self.chosen is None else self.chosen.nbytes.get(id(work), -1.0)
 
 
-def _largest(works: dict[object, int]) -> dict[object, int]:
-    """Those that no other one exceeds on chunks of every kind; of equal ones the first."""
-    found = {}
-    for sums, number in works.items():
-        mine = [size for part in sums for size in part[1:]]  # type: ignore[attr-defined]
-        if not any(
-            other is not sums
-            and all(a >= b for a, b in zip([size for part in other for size in part[1:]], mine, strict=True))  # type: ignore[attr-defined]
-            for other in works
-        ):
-            found[sums] = number
-    return found
+def candidates(layout: Layout, stage: int, alike: tuple[int, ...]) -> tuple[Work, ...]:
+    """Of a stage's works those that may find the most: no other one of the same kind holds as much on chunks of each kind.
+
+    alike: of each chunk, which ones have the same layers
+    """
+    return _candidates(layout.schedule, layout.pp, layout.vpp, min(layout.num_microbatches, 4 * layout.pp), stage, alike)
+
+
+@lru_cache(maxsize=4096)
+def _candidates(
+    schedule: Any, stages: int, vpp: int, batches: int, stage: int, alike: tuple[int, ...]
+) -> tuple[Work, ...]:
+    layout = Layout(pp=stages, vpp=vpp, schedule=schedule, global_batch=batches)
+    groups: dict[object, dict[tuple[int, ...], Work]] = {}
+    for work in works(layout, stage):
+        sums = [0] * (2 * (max(alike) + 1))
+        for chunk, (whole, waits) in enumerate(zip(*work.flight, strict=True)):
+            sums[2 * alike[chunk]] += whole
+            sums[2 * alike[chunk] + 1] += waits
+        groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(tuple(sums), work)
+    found = []
+    for each in groups.values():
+        for sums, work in each.items():
+            if not any(other != sums and all(map(int.__ge__, other, sums)) for other in each):
+                found.append(work)
+    return tuple(found)
 
 
 def peak(memory: ArrayMemory, kept: list[Stage]) -> Size:

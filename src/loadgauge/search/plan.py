@@ -161,12 +161,12 @@ def plan(
     for number, case in enumerate(cases):
         reading = case.reading()
         limit = case.cluster.gpu.capacity - margin
-        structures = list(case.space.structures())
+        pipelines = case.space.pipelines()
         evaluated += case.space.size
-        for done, structure in enumerate(structures):
+        for done, structures in enumerate(pipelines):
             if progress is not None:
-                progress(number * len(structures) + done, len(cases) * len(structures))
-            for batch in reading.batches(structure):
+                progress(number * len(pipelines) + done, len(cases) * len(pipelines))
+            for batch in reading.batches(structures):
                 best.add(number, batch, _score(objective, case, reading, batch), limit)
     best.trim()
     if best.least is None:

@@ -169,6 +169,13 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
                                     sequence_parallel=spread, recompute=again,
                                 )  # fmt: skip
 
+    def pipelines(self) -> list[list[Structure]]:
+        """All structures, those of one pipeline together."""
+        found: dict[object, list[Structure]] = {}
+        for one in self.structures():
+            found.setdefault((one.pp, one.vpp, one.schedule, one.stage_layers), []).append(one)
+        return list(found.values())
+
     def _schedules(self, pp: int) -> Iterator[tuple[Schedule, int]]:
         if pp == 1:
             # One stage has no schedule; whoever asks for one asks for a pipeline.
