@@ -41,7 +41,7 @@ def test_placeholders_of_weights_gradients() -> None:
     block = 2 * (h * (h + 2 * kv) + h * h + 3 * h * f) // 2
     at = {moment.name: moment for moment in found.moments}
     for moment in without.moments:
-        if moment.name.startswith(("backward of layer", "forward")):
+        if moment.name.startswith("forward"):
             assert at[moment.name].total - moment.total == pytest.approx(block)
     few = msgspec.structs.replace(layout, seq_len=128)
     there, bare_there = (
@@ -50,7 +50,8 @@ def test_placeholders_of_weights_gradients() -> None:
     )
     # With few tokens the head's backward needs most for its placeholder, beside the gradients of logits and input.
     assert there == pytest.approx(2 * h * 128256 / 2 + 2 * 128 * 128256 / 2 + 2 * 128 * h, rel=0.01)
-    assert bare_there < there / 4
+    # Without a placeholder the gradient itself is there, in 16 bits, until it is added to its buffer.
+    assert bare_there == pytest.approx(there, rel=0.01)
 
 
 def test_experts_share_a_placeholder() -> None:
@@ -60,6 +61,6 @@ def test_experts_share_a_placeholder() -> None:
     found, without = (estimate(model("mixtral-8x7b"), layout, one).memory for one in (kind, bare))
     h, kv, f = 4096, 1024, 14336
     expected = 2 * (h * (h + 2 * kv) + h * h + 3 * h * f)
-    layer = next(moment for moment in found.moments if moment.name.startswith("backward of layer"))
+    layer = next(moment for moment in found.moments if moment.name.startswith("forward of layer"))
     other = next(moment for moment in without.moments if moment.name == layer.name)
     assert layer.total - other.total == pytest.approx(expected)

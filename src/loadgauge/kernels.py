@@ -98,7 +98,10 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     gradient_placeholders: weights' gradients are added to their float32 buffer inside the product, and autograd is given
         an empty tensor instead: one of each shape, kept for good (Transformer Engine since 2.0), for the head a new one.
     loss: `float32` upcasts the logits and keeps log-probabilities; `inplace` is Megatron's vocabulary-parallel loss,
-        which keeps one float32 copy; `chunked` computes logits and loss a chunk at a time, recomputing in backward.
+        which keeps one float32 copy; `jit` is its fused form (`--cross-entropy-fusion-impl native`), which makes a second
+        one; `fused` writes the gradient over the 16-bit logits (Transformer Engine, Liger); `compiled` keeps the 16-bit
+        logits and makes their gradient from them (torch.compile); `chunked` computes logits and loss a chunk at a time,
+        recomputing in backward.
     """
 
     attention: Literal["eager", "flash"] = "flash"
@@ -117,7 +120,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     recurrence: Literal["fused", "reference"] = "fused"
     joint_output: bool = False
     gradient_placeholders: bool = False
-    loss: Literal["float32", "inplace", "chunked"] = "float32"
+    loss: Literal["float32", "inplace", "jit", "fused", "compiled", "chunked"] = "float32"
     loss_chunks: int = 8
     vocabulary_multiple: int = 1
     products: LowPrecision | None = None

@@ -110,6 +110,7 @@ class Operation(msgspec.Struct, frozen=True):
     only inside the operation, such as the gathered input of a sequence-parallel linear; `backward_workspace` is bytes
     alive inside its backward beside the gradients of its inputs, when that of its output is dropped already.
     `shares_gradient` marks a sum or a view: the gradient of its output is handed to its inputs without a copy.
+    `overwrites` marks one whose input's gradient is written over what it kept (a fused loss, over the logits).
     `borrows`: weights it reads that another operation owns (a tied table).
     `computed_share`: of the FLOPs, which count every query-key pair, what a causal kernel carries out.
     """
@@ -130,6 +131,7 @@ class Operation(msgspec.Struct, frozen=True):
     workspace: Size = 0
     backward_workspace: Size = 0
     shares_gradient: bool = False
+    overwrites: bool = False
     borrows: tuple[Weight, ...] = ()
     computed_share: Size = 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -242,6 +242,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
 
 T = TypeVar("T")
+LOSSES = get_args(get_type_hints(Kernels)["loss"])
+"""How a loss may run: `Kernels.loss`."""
 
 
 def choose(table: dict[str, T], name: str, what: str) -> T:
@@ -266,7 +268,7 @@ def training(
 
     precision: a recipe's name, `bf16` / `fp16` for the framework's usual recipe of that format, or one of
         `LOW_PRECISIONS` (`fp8` is `fp8-tensorwise`); one that the framework does not have raises `NotModelled`
-    loss: `auto` (the framework's), `float32`, `inplace`, `chunked` or `chunked:N`
+    loss: `auto` (the framework's), `chunked:N`, or one of `LOSSES`
 
     >>> training("megatron", "bf16").precision.name
     'bf16-mixed-18'
@@ -282,8 +284,8 @@ def training(
     kind, _, chunks = loss.partition(":")
     if kind == "auto":
         kind = chosen.kernels.loss
-    if kind not in ("float32", "inplace", "chunked") or (chunks and (kind != "chunked" or not chunks.isdecimal())):
-        raise ConfigError(f"unknown loss {loss!r} (known: auto, float32, inplace, chunked, chunked:N)")
+    if kind not in LOSSES or (chunks and (kind != "chunked" or not chunks.isdecimal())):
+        raise ConfigError(f"unknown loss {loss!r} (known: auto, {', '.join(LOSSES)}, chunked:N)")
     if chunks and not 1 <= int(chunks) <= 4096:
         raise ConfigError(f"loss {loss!r}: from 1 to 4096 chunks")
     autocast = recipe.autocast and chosen.name != "torchtitan"

@@ -92,6 +92,9 @@ def backward_peak(
         reached = [tensor.name for tensor in operation.outputs if tensor.name in gradients.buffer]
         if not reached:
             continue
+        if operation.overwrites:
+            for tensor in operation.keeps:
+                held.pop(tensor.name, None)
         extra: Size = operation.workspace
         made = {tensor.name: tensor for tensor in operation.inputs if tensor.dtype != "index"}
         for name, tensor in made.items():

@@ -112,6 +112,10 @@ class MemoryModel:
     def backward(self, layer: Layer, recompute: Recompute) -> Size:
         """The working set of a layer's backward, with the gradients that come into being in it."""
         gradient = self.training.precision.gradient if self.lazy else 0
+        if self.training.framework.name == "megatron" and not self.view.kernels.gradient_placeholders:
+            # Each weight's gradient is a tensor of its own until it is added to the buffer.
+            compute, split = self.training.precision.compute, self.layout.splits_backward
+            return backward_peak(layer, compute, recompute, accumulating=True, split=split)
         if self.layout.zero == 3 and not same(self.layout.zero_ranks, 1):
             # What is not sharded yet of it is among `gathered_terms`.
             gradient = 0
@@ -314,6 +318,11 @@ class MemoryModel:
                 terms["gathered weights"] = shared * compute * minimum(weights.total, LIVE_PARAMETERS)
             if layout.zero:
                 terms["communication buckets"] = shared * 2 * gradient * minimum(weights.trainable, framework.buckets)
+            return terms
+        if layout.zero == 3 and layout.pp > 1 and framework.name == "torchtitan":
+            # It does not shard again between micro-batches: weights stay gathered, and gradients are summed whole.
+            terms["gathered weights of the stage"] = shared * gathered_bytes(weights, precision, base)
+            terms["unsharded gradients of the stage"] = shared * 4 * weights.trainable
             return terms
         if layout.zero == 3:
             # One layer in use and the next one on its way; the head's unit stays gathered (source: pytorch, FSDP2).

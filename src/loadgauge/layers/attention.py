@@ -20,7 +20,7 @@ CORE = frozenset(
     {"attention.scores", "attention.softmax", "attention.dropped", "attention.context", "attention.flash"}
     | {"attention.softcap", "attention.masked", "attention.softmax_cast", "attention.repeat_k", "attention.repeat_v"}
     | {"attention.scaled", "attention.softmax_upcast", "attention.by_token", "attention.with_sinks"}
-    | {"attention.query_float32", "attention.key_float32", "attention.floored"}
+    | {"attention.query_float32", "attention.key_float32", "attention.floored", "attention.exchanged"}
 )
 """What selective recomputation runs again: from queries, keys and values to the context."""
 
@@ -195,6 +195,11 @@ def _flash(
             computed_share=_computed_share(build, spec),
         )
     )  # fmt: skip
+    if view.cp_comm == "all_to_all" and not same(view.cp, 1):
+        # The kernel keeps its output as it made it, heads apart; the last matrix keeps it token by token.
+        context = build.elementwise(
+            "attention.exchanged", (context,), build.tensor("attention.exchanged", context.numel)
+        )
     if spec.heads_first and view.kernels.views_pin_storage:
         # The kernel lays its output out as the queries are; the last matrix needs it token by token.
         context = build.elementwise("attention.by_token", (context,), build.tensor("attention.by_token", context.numel))

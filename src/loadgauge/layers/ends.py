@@ -209,11 +209,24 @@ def _loss(build: Builder, logits: Tensor, upcast: bool, chunked: bool, logits_fl
     value = build.float32("head.loss", 1)
     labels = Tensor("head.labels", view.tokens, build.dtypes.index, "index")
     probabilities = build.float32("head.log_softmax", logits.numel)
-    if build.kernels.loss == "inplace":
-        # The float32 copy becomes the probabilities in place, and the gradient in place again.
+    if build.kernels.loss in ("inplace", "jit"):
+        # The float32 copy becomes the probabilities in place, and the gradient in place again; the fused form makes the
+        # probabilities beside the copy.
+        second = probabilities.nbytes if build.kernels.loss == "jit" else 0
         build.operations.append(
             Operation(
                 "head.log_softmax", "loss", (logits,), (value,), keeps=(probabilities,), forward_comm=reduced,
+                workspace=second,
+            )
+        )  # fmt: skip
+        return
+    if build.kernels.loss in ("fused", "compiled"):
+        statistic = Tensor("head.lse", view.tokens, build.dtypes.softmax_statistic, "statistic")
+        overwrites = build.kernels.loss == "fused"
+        build.operations.append(
+            Operation(
+                "head.loss", "loss", (logits,), (value,), keeps=(logits,) if overwrites else (logits, statistic),
+                forward_comm=reduced, overwrites=overwrites,
             )
         )  # fmt: skip
         return

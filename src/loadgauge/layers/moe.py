@@ -196,7 +196,20 @@ def _experts(
             Operation("mlp.restore", "elementwise", (combined,), (restored,), keeps=(back,), workspace=biases)
         )
         combined = restored
-    return build.elementwise("mlp.combine", (combined,), Tensor("mlp.combine", local * hidden_size, itemsize))
+    summed = Tensor("mlp.combine", local * hidden_size, itemsize)
+    held = _referred(build, spec, rows, output) if fused else 0
+    build.operations.append(Operation("mlp.combine", "elementwise", (combined,), (summed,), workspace=held))
+    return summed
+
+
+def _referred(build: Builder, spec: Moe, rows: Rows, output: Tensor) -> Size:
+    """Rows that Megatron's layer still refers to when it combines them: as they were permuted, as they came from the
+    other ranks, and as its own experts gave them (source: megatron-lm, `MoELayer` and its all-to-all dispatcher)."""
+    if build.kernels.dispatch != "all_to_all":
+        return 0
+    arrived = output.itemsize * rows.received * (output.numel / rows.own)
+    several = where(spec.num_experts > build.view.ep, 1, 0)
+    return output.nbytes + where(build.view.ep > 1, 2 * several * arrived, several * arrived)
 
 
 def _inner(
@@ -210,6 +223,10 @@ def _inner(
         # The activation multiplies by the weight of each row; it keeps its input and those weights only.
         held = build.float32("mlp.multiply.weights", rows.computed)
         output = Tensor("mlp.multiply", numel, itemsize)
+        if not spec.gated:
+            # There is no such kernel of a plain activation: PyTorch keeps what goes into either step.
+            active = activate(build, "mlp.activation", first, spec.activation)
+            return build.elementwise("mlp.multiply", (active, weights), output, keeps=(active, held))
         return build.elementwise("mlp.multiply", (first, weights), output, keeps=(first, held))
     if not spec.gated:
         return activate(build, "mlp.activation", first, spec.activation)

@@ -174,7 +174,7 @@ def _training(
         word,
         optimizer=optimizer,
         attention=values["attention"],
-        loss=_loss(flags),
+        loss=_loss(run, flags, framework),
         lora=lora,
         offload=offload,
     )
@@ -184,8 +184,18 @@ def _training(
     return habits(run, flags, found, performance_recipe=tuned)
 
 
-def _loss(flags: Flags) -> str:
-    return "chunked" if flags.value("use_liger_kernel") == "true" else "auto"
+def _loss(run: Run, flags: Flags, framework: str) -> str:
+    """How the loss runs: Megatron-LM's fused form is its own (`native`) unless a source says otherwise, and torchtitan
+    compiles its loss with the model from 2025 on."""
+    if flags.value("use_liger_kernel") == "true":
+        return "chunked"
+    if framework == "megatron":
+        if flags.says("fused cross entropy") or flags.value("cross-entropy-fusion-impl") == "te":
+            return "fused"
+        fused = flags.has("cross-entropy-loss-fusion") and flags.value("cross-entropy-loss-fusion") != "false"
+        return "jit" if fused else "auto"
+    compiled = flags.says("torch.compile") and "torchtitan" in run.framework and (run.year or 0) >= 2025
+    return "compiled" if compiled else "auto"
 
 
 def _lora(run: Run, flags: Flags, model: ModelSpec, rank: int) -> Lora:
