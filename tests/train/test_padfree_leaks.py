@@ -140,3 +140,5 @@ def test_a_backend_that_is_not_there_is_refused(backend: str) -> None:
         enable(model, backend=backend)
     assert not enabled(model)
     assert model.config.use_cache
+    with pytest.raises(ConfigError, match="no attention that sdpa could run"):
+        enable(build("falcon", torch.float32), backend="sdpa")

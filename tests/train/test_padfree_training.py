@@ -10,7 +10,7 @@ import pytest
 import torch
 from padfree_families import build, padded, ragged
 
-from loadgauge.train import Collator, check, enable
+from loadgauge.train import Collator, check, describe, enable
 from loadgauge.train.probe import leak
 
 FIRST, SECOND = [13, 3, 22, 1, 9], [5, 20, 6, 17]  # the same number of tokens, cut differently
@@ -92,9 +92,11 @@ def test_dropout_drops_and_does_not_leak() -> None:
     assert leak(model, batch, FIRST).worst == 0.0
     one, other = model(**batch).logits, model(**batch).logits
     assert not torch.equal(one, other)
+    assert "on sdpa" in describe(model)
     model.eval()
     still = model(**batch).logits
     assert torch.equal(still, model(**batch).logits)
+    assert "on cpu_flash" in describe(model)
     # On average, what is dropped and scaled up is what was there: attention is linear in the shares.
     from loadgauge.train import boundaries
     from loadgauge.train.attention import per_sequence

@@ -49,6 +49,7 @@ class LayerPlan:
     reach: Reach
     backend: str
     calls: int = 0
+    ran_on: str = ""
 
 
 @dataclass(frozen=True)
@@ -190,8 +191,6 @@ def attend(
     **_: Any,
 ) -> Tensor:
     """Attention within each sequence: query (1, H, T, D), key and value (1, G, T, ...), output (1, T, H, E)."""
-    if not torch.compiler.is_compiling():
-        plan.calls += 1
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -199,6 +198,8 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     reach = plan.reach
     chosen = backend_for(plan, query, dropout=dropout, softcap=softcap, sinks=s_aux is not None)
+    if not torch.compiler.is_compiling():
+        plan.calls, plan.ran_on = plan.calls + 1, chosen
     if chosen == "cpu_flash":
         sinks = None if s_aux is None else s_aux.reshape(-1)
         output: Tensor = varlen_attention(query, key, value, marks, sinks, reach.left, reach.right, reach.chunk, scale)[

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.train import anatomy, boundaries, mixers, routing
-from loadgauge.train.attention import BACKENDS, NAMES, LayerPlan, backend_for
+from loadgauge.train.attention import BACKENDS, NAMES, LayerPlan
 from loadgauge.train.mixers import Convention
 from loadgauge.train.routing import Wiring
 
@@ -87,9 +87,13 @@ def _try(
 ) -> None:
     """The first way that can be proven: attention behind the interface, else every mixer once per sequence."""
     reasons: list[str] = []
-    for interface in (False,) if backend == "mixer" else (True, False):
+    for interface in {"auto": (True, False), "mixer": (False,)}.get(backend, (True,)):
         parts = anatomy.look(top, samples, stock, interface)
         if interface and not parts.attention:
+            if backend != "auto":
+                raise ConfigError(
+                    f"{type(top).__name__} has no attention that {backend} could run: use backend='auto'", key="backend"
+                )
             continue
         kind = "auto" if backend == "mixer" else backend
         if _try_carriers(top, inner, parts, samples, stock, kind, reasons):
@@ -170,18 +174,14 @@ def enabled(model: nn.Module) -> bool:
 
 
 def describe(model: nn.Module) -> str:
-    """One line: which layers run how."""
+    """One line: which layers run how; of attention, the back-end of its last call."""
     if not enabled(model):
         raise ConfigError("is not padding-free: call enable first", key="model")
     counts: Counter[str] = Counter()
-    weight = anatomy.embedding(anatomy.whole(model))
     for module in model.modules():
         plan, mixer = module.__dict__.get("padding_free"), module.__dict__.get("padding_free_mixer")
         if isinstance(plan, LayerPlan):
-            sample = torch.empty(0, device=weight.device, dtype=weight.dtype)
-            softcap = getattr(module, "attn_logit_softcapping", None)
-            chosen = backend_for(plan, sample, dropout=0.0, softcap=softcap, sinks=False)
-            counts[f"attention layers ({plan.reach}) on {chosen}"] += 1
+            counts[f"attention layers ({plan.reach}) on {plan.ran_on}"] += 1
         elif isinstance(mixer, Convention):
             counts[f"{type(module).__name__} run once per sequence"] += 1
     return f"{type(anatomy.whole(model)).__name__}: " + ", ".join(f"{n} {what}" for what, n in counts.items())
