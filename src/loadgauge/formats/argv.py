@@ -14,6 +14,7 @@ from loadgauge.formats.table import MISSING
 Style = Literal["switch", "value", "tyro", "hydra"]
 NAME = re.compile(r"--[A-Za-z][\w.\-]*(?:=|$)")
 HYDRA = re.compile(r"\+{0,2}[A-Za-z_][\w@/]*(?:\.\w+)+=")
+UNDOTTED = re.compile(r"[a-z_]+=")
 SUBCOMMAND = re.compile(r"[a-z][a-z-]*:[a-z][a-z-]*$")
 
 
@@ -104,7 +105,10 @@ class Argv:
         if not values:
             return True
         inner = self._object(key)
-        return inner if inner is not None else values[0] if len(values) == 1 else values
+        if inner is not None or len(values) > 1:
+            return values if inner is None else inner
+        listed = self.style == "hydra" and values[0][:1] == "[" and values[0][-1:] == "]"
+        return [word.strip("\"' ") for word in values[0][1:-1].split(",")] if listed else values[0]
 
     def put(self, key: str, value: Any) -> None:
         """Sets an option where it stands, or adds it after the last one that the tool takes."""
@@ -123,6 +127,8 @@ class Argv:
                 return
             key, value = (key if value else _negative(key)), True
         words = [] if value is True and self.style in ("switch", "tyro") else _spelled(value)
+        if self.style == "hydra" and isinstance(value, list):
+            words = [f"'[{','.join(words)}]'"]
         found = self.options.get(key)
         if found:
             for option in reversed(found):
@@ -144,8 +150,8 @@ class Argv:
     def _insert(self, key: str, words: list[str]) -> None:
         if ":" in key:
             spelled = key.replace("_", "-")
-        elif self.style == "hydra":
-            spelled, words = f"{key}={','.join(words)}", []
+        elif self.style == "hydra" and key not in LAUNCHER:
+            spelled, words = f"{key}={words[0]}", []
         else:
             spelled = self.shown(key)
         new = " ".join([spelled, *words])
@@ -171,7 +177,7 @@ class Argv:
     def _anchor(self, launcher: bool) -> int | None:
         """Where the last option ends that the tool takes, or its launcher."""
         ends = [
-            (option.values[0].end if option.values else option.end)
+            option.end if not option.values else option.values[0 if launcher else -1].end
             for options in self.options.values()
             for option in options
             if (option.name in LAUNCHER) == launcher and ":" not in option.name
@@ -226,7 +232,7 @@ class Argv:
         options = self.options.get(key) or self.options.get(_negative(key))
         if options:
             return options[0].shown
-        if ":" in key or self.style == "hydra":
+        if ":" in key or (self.style == "hydra" and key not in LAUNCHER):
             return key
         return f"--{key.replace('_', '-') if self.style == 'switch' else key}"
 
@@ -270,7 +276,7 @@ def _spelled(value: Any) -> list[str]:
         return [f"'{json.dumps(value)}'"]
     if isinstance(value, list | tuple):
         return [str(word) for word in value]
-    return [str(value)]
+    return [f"'{value}'" if re.search(r"\s", str(value)) and str(value)[0] != "'" else str(value)]
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -287,23 +293,28 @@ def _options(words: list[Word]) -> Iterator[Option]:
     while index < len(words):
         word = words[index]
         index += 1
-        hydra = HYDRA.match(word.text)
-        if hydra is not None or (NAME.match(word.text) and "=" in word.text):
+        if _overrides(word) or (NAME.match(word.text) and "=" in word.text):
             name, _, value = word.text.partition("=")
-            inner = word.end - len(value)
+            inner = word.start + word.raw.index("=") + 1
+            end = word.end - (word.raw[0] in "\"'")
             yield Option(
                 name.lstrip("-+").replace("-", "_"), name.lstrip("+"), word.start, word.end,
-                (Word(inner, word.end, value.strip("\"'")),), True,
+                (Word(inner, end, value.strip("\"'")),), True,
             )  # fmt: skip
         elif SUBCOMMAND.match(word.text) and not word.text.startswith("-"):
             yield Option(word.text.replace("-", "_"), word.text, word.start, word.end, (), False)
         elif NAME.match(word.text):
             values = []
-            while index < len(words) and not _begins(words[index].text):
+            while index < len(words) and not (words[index].first or _begins(words[index])):
                 values.append(words[index])
                 index += 1
             yield Option(word.text.lstrip("-").replace("-", "_"), word.text, word.start, word.end, tuple(values), False)
 
 
-def _begins(text: str) -> bool:
-    return bool(NAME.match(text) or HYDRA.match(text) or SUBCOMMAND.match(text))
+def _begins(word: Word) -> bool:
+    return bool(NAME.match(word.text) or _overrides(word) or SUBCOMMAND.match(word.text))
+
+
+def _overrides(word: Word) -> bool:
+    """Whether a word is one of Hydra's overrides; without dots at the start of a line it would be a variable."""
+    return bool(HYDRA.match(word.text) or (UNDOTTED.match(word.text) and not word.first))

@@ -114,7 +114,7 @@ def _adapter() -> Idea:
         if kind is None:
             if keys.flag(four):
                 raise keys.wrong(four, "says a base in 4 bits, and no adapter trains on it")
-            return {"qlora": False}
+            return {"lora_rank": 0, "qlora": False}
         if keys.flag(eight):
             raise keys.wrong(eight, "a base in 8 bits is not read; 4 bits are")
         found = inner.read(keys)

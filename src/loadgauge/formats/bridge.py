@@ -52,7 +52,7 @@ def _lora() -> Idea:
 
     def read(keys: Keys) -> Facts:
         if not keys.has(rank, modules, "peft._target_"):
-            return {}
+            return {"lora_rank": 0}
         if (kind := keys.word("peft._target_")) is not None and not kind.endswith(".LoRA"):
             raise keys.wrong("peft._target_", f"{kind!r} is not read; LoRA is")
         chosen = keys.words(modules) or list(TARGETS)

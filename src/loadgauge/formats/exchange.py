@@ -31,9 +31,9 @@ SYNTAXES |= {".bash": "argv", ".slurm": "argv", ".sbatch": "argv"}
 BESIDE = ("deepspeed", "deepspeed_config.deepspeed_config_file")
 """Keys that name a DeepSpeed configuration in a file of its own."""
 ALIKE: dict[str, Any] = {
-    "tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "etp": 1, "zero": 0, "replicas": 1, "sequence_parallel": False,
+    "lora_rank": 0, "tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "etp": 1, "zero": 0, "replicas": 1, "sequence_parallel": False,
     "recompute": "none", "loss": "auto", "offload": "none", "qlora": False, "attention": "flash", "micro_batch": 1,
-    "order": "tp,cp,ep,dp,pp", "precision": "bf16", "optimizer": "adamw",
+    "order": "tp,cp,ep,dp,pp", "precision": "bf16", "optimizer": "adamw", "overlap": "cp,pp,prefetch",
 }  # fmt: skip
 """What a run that does not say it is estimated with."""
 
@@ -241,7 +241,7 @@ def _put(target: Document, key: str, value: Any) -> bool:
 def _stale(said: Mapping[str, Any], names: tuple[str, ...], wanted: Mapping[str, Any]) -> bool:
     """Whether what an idea says of a file is not what is wanted."""
     for name in names:
-        if name not in wanted or name == "framework":
+        if name not in wanted or (name == "framework" and wanted[name] == "torchtitan"):
             continue
         have = said.get(name)
         if have is None:

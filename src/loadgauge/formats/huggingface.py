@@ -102,8 +102,9 @@ def sharding(legacy: bool = True) -> Idea:
         if isinstance(beside, str) and beside:
             return {}
         said: dict[str, Any] = dict.fromkeys(owned)
-        engine = facts.get("framework") == "deepspeed"
-        if engine or zero == 1 or moved == "optimizer" or isinstance(beside, dict):
+        engine = facts.get("framework")
+        inside = isinstance(beside, dict) and engine != "huggingface"
+        if engine == "deepspeed" or zero == 1 or moved == "optimizer" or inside:
             said.pop("deepspeed")
             auto = {f"{INLINE}{name}": "auto" for name in FILLED if not keys.has(f"{INLINE}{name}")}
             if isinstance(beside, dict):
@@ -168,7 +169,7 @@ def targets(rank: str, modules: str, switch: Any, usual: int, everything: str = 
         spelled = str(said).lower() if isinstance(said, bool) else said
         active = spelled not in (None, off) and not (off is False and str(spelled).lower() == "false")
         if not active:
-            return {}
+            return {"lora_rank": 0}
         chosen = keys.words(modules)
         words = None if chosen is None else "all" if chosen in ([everything], ["all"]) else ",".join(chosen)
         return {"lora_rank": keys.whole(rank) or usual, "lora_targets": words}
@@ -180,6 +181,8 @@ def targets(rank: str, modules: str, switch: Any, usual: int, everything: str = 
         spelled = None if words is None else everything if words == "all" else words.split(",")
         if words == "attention":
             spelled = ["q_proj", "k_proj", "v_proj", "o_proj"]
+        if isinstance(spelled, str) and keys.document.syntax == "argv":
+            spelled = [spelled]  # in the place of all the words of a list
         return {key: on, rank: facts["lora_rank"], modules: spelled}
 
     return Idea(keys=(rank, modules, key), facts=("lora_rank", "lora_targets"), read=read, write=write)

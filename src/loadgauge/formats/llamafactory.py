@@ -35,12 +35,12 @@ def _adapter() -> Idea:
         if how == "full":
             if number is not None:
                 raise keys.wrong(bits, "goes with finetuning_type lora, not with full")
-            return {"qlora": False}
+            return {"lora_rank": 0, "qlora": False}
         if number not in (None, 4):
             raise keys.wrong(bits, f"a base in {number} bits is not read; 4 bits are")
         keys.choice(kind, {"nf4": True})
         keys.choice(method, {"bnb": True, "bitsandbytes": True})
-        found = inner.read(keys) or {"lora_rank": keys.whole("lora_rank") or 8}
+        found = {"lora_rank": keys.whole("lora_rank") or 8, "lora_targets": inner.read(keys).get("lora_targets")}
         found["lora_targets"] = found.get("lora_targets") or "all"
         base = "nf4-single" if keys.flag(nested) is False else "nf4"
         return found | {"qlora": number == 4, "base": base if number == 4 else None}

@@ -17,7 +17,9 @@ def machines(facts: Facts, before: int | None) -> tuple[int, int]:
     gpus: int = facts["gpus"]
     if "nodes" in facts:
         return facts["gpus_per_node"], facts["nodes"]
-    each = next(each for each in (before, 8, gpus if gpus < 8 else 1, 1) if each and gpus % each == 0)
+    each = next(
+        each for each in (before if before != 1 else None, 8, gpus if gpus < 8 else 1, 1) if each and gpus % each == 0
+    )
     return each, gpus // each
 
 
@@ -26,12 +28,12 @@ def launched(*names: str) -> Idea:
     each, nodes = names
 
     def read(keys: Keys) -> Facts:
-        if not keys.has(each):
+        if keys.document.syntax != "argv" or not keys.has(each):
             return {}
         return {"gpus_per_node": keys.whole(each), "nodes": keys.whole(nodes) or 1}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if "gpus" not in facts:
+        if keys.document.syntax != "argv" or "gpus" not in facts:
             return {}
         return dict(zip((each, nodes), machines(facts, keys.whole(each) if keys.has(each) else None), strict=True))
 

@@ -113,15 +113,15 @@ def overlap() -> Idea:
     grads, params, tensor, experts_too = (
         *("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "overlap_moe_expert_parallel_comm"),
     )
-    stages = "overlap_p2p_communication"
-    owned: tuple[str, ...] = (grads, params, tensor, experts_too, stages, f"no_{stages}")
+    stages, switched_off = "overlap_p2p_comm", "no_overlap_p2p_communication"
+    owned: tuple[str, ...] = (grads, params, tensor, experts_too, stages, switched_off)
 
     def read(keys: Keys) -> Facts:
         if not keys.has(*owned):
             return {}
         hidden = {"cp", "prefetch"}
         hidden |= {name for name, key in (("dp", grads), ("tp", tensor), ("ep", experts_too)) if keys.flag(key)}
-        hidden |= {"pp"} if keys.flag(stages) is not False else set()
+        hidden |= {"pp"} if keys.flag(stages) is not False and not keys.flag(switched_off) else set()
         return {"overlap": ",".join(sorted(hidden))}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -133,8 +133,12 @@ def overlap() -> Idea:
             params: "dp" in hidden and bool(facts.get("zero")),
             tensor: "tp" in hidden,
         }
-        said |= {experts_too: "ep" in hidden, stages: None if "pp" in hidden else False}
-        return {key: value or None for key, value in said.items()} | {stages: said[stages]}
+        said |= {experts_too: "ep" in hidden, stages: None}
+        if keys.document.syntax == "argv":
+            return {key: value or None for key, value in said.items()} | {
+                switched_off: None if "pp" in hidden else True
+            }
+        return {key: value or None for key, value in said.items()} | {stages: None if "pp" in hidden else False}
 
     return Idea(keys=owned, facts=("overlap",), read=read, write=write)
 

@@ -38,8 +38,11 @@ class Nested:
     ) -> None:
         self.syntax, self.root, self.dump, self.table = syntax, root, dump, table
         self.sections = sections or {}
-        self.paths = {self._named(path): path for path in _leaves(root)}
-        """The keys as the table has them, and where they stand."""
+        self._find()
+
+    def _find(self) -> None:
+        """The keys as a table has them, and where they stand."""
+        self.paths = {self._named(path): path for path in _leaves(self.root)}
 
     def _named(self, path: tuple[str, ...]) -> str:
         if self.sections and (len(path) == 1 or path[0] in self.sections.values()):
@@ -76,7 +79,7 @@ class Nested:
                 found[name] = self.table()
             found = found[name]
         found[place[-1]] = value
-        self.paths[self._named(place)] = place
+        self._find()
 
     def drop(self, key: str) -> None:
         """Takes a key out, if it is there, and leaves the comments that follow it."""
@@ -88,7 +91,7 @@ class Nested:
             found = found[name]
         _keep_comments(found, place[-1])
         del found[place[-1]]
-        self.paths.pop(self._named(place), None)
+        self._find()
 
     def shown(self, key: str) -> str:
         """The key as the file writes it."""

@@ -22,6 +22,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     config: of the model as a Hugging Face `config.json`, where the file has the sizes instead of a name
     accumulation: micro-batches of a step on one data parallel rank, where how many ranks there are is not known
+    lora_rank: 0 where the file says that no adapters are trained
     recompute: as on the command line, or `per-op` (torchtitan), or `modules:...` (Megatron), which depend on the model
     """
 

@@ -20,36 +20,44 @@ LETTERS = re.compile(
 
 
 class Word(NamedTuple):
-    """A word of the script: as it stands from `start` to `end`, and what it says."""
+    """A word of the script: as it stands (`raw`) from `start` to `end`, and what it says. `first`: of a line or of a command."""
 
     start: int
     end: int
     text: str
+    first: bool = False
+    raw: str = ""
 
 
 def words_of(source: str, variables: dict[str, str]) -> Iterator[Word]:
     """The words of a script, without its comments; of a quoted "--flag value" the words inside."""
-    place, count = 0, 0
+    place, count, first = 0, 0, True
     while place < len(source):
         match = LETTERS.match(source, place)
         if match is None:
             place += 1
             continue
-        if match["word"] is not None:
+        if match["word"] is None:
+            # A backslash before the end of a line joins it to the next.
+            first |= match["skip"][0] != "\\" and any(letter in match["skip"] for letter in "\n;()&|{}")
+        else:
             count += 1
             if count > MOST_WORDS:
                 raise ConfigError(f"has more than {MOST_WORDS} words")
-            text = match["word"]
-            inner = text[1:-1]
-            if text[0] in "\"'" and text[-1] == text[0] and inner.startswith("--") and " " in inner:
-                # A quoted "--flag value" of an array: its words, each at its place.
-                for part in re.finditer(r"\S+", inner):
-                    yield Word(
-                        match.start() + 1 + part.start(), match.start() + 1 + part.end(), _value(part[0], variables)
-                    )
-            else:
-                yield Word(match.start(), match.end(), _value(text, variables))
+            yield from _parts(match.start(), match["word"], first, variables)
+            first = False
         place = match.end()
+
+
+def _parts(start: int, text: str, first: bool, variables: dict[str, str]) -> Iterator[Word]:
+    inner = text[1:-1]
+    if text[0] in "\"'" and text[-1] == text[0] and inner.startswith("--") and " " in inner:
+        # A quoted "--flag value" of an array: its words, each at its place.
+        for part in re.finditer(r"\S+", inner):
+            place = start + 1 + part.start()
+            yield Word(place, place + len(part[0]), _value(part[0], variables), not part.start(), part[0])
+    else:
+        yield Word(start, start + len(text), _value(text, variables), first, text)
 
 
 def _value(text: str, variables: dict[str, str]) -> str:

@@ -233,16 +233,21 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 message = f"{str(error).rpartition(': ')[2]}; give {flags}"
                 raise ConfigError(message, key=error.key, file=error.file) from None
             present = [key for key in idea.keys if keys.has(key)]
-            shown = " and ".join(keys.document.shown(key) for key in present[:2]) or idea.keys[0]
             for fact, value in values.items():
                 if value is not None:
-                    found[fact] = Said(value, shown, default=not present)
+                    found[fact] = Said(value, _shown(keys, idea, present, value), default=not present)
         return found
 
     def unread(self, document: Document) -> tuple[str, ...]:
         """Keys of a document that no idea reads, as the file writes them."""
         known = self.known
         return tuple(document.shown(key) for key in document.names() if key not in known)
+
+
+def _shown(keys: Keys, idea: Idea, present: list[str], value: Any) -> str:
+    """The key that says a value: the one that has it, or else the first two of the idea."""
+    own = [key for key in present if str(keys.raw(key)) == str(value)]
+    return " and ".join(keys.document.shown(key) for key in (own[:1] or present[:2] or idea.keys[:1]))
 
 
 def row(

@@ -118,7 +118,11 @@ def _batch() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         pp, each, count = facts.get("pp") or 1, facts.get("micro_batch") or 1, facts.get("accumulation") or 1
         batch = facts.get("global_batch")
-        local = {old: None, rank: each if pp == 1 else each * count, whole: batch if "gpus" in facts or batch else None}
+        target = old if keys.has(old) else rank
+        local: dict[str, Any] = {
+            target: each if pp == 1 else each * count,
+            whole: batch if "gpus" in facts or batch else None,
+        }
         return local | {micro: each if pp > 1 else None}
 
     def read_once(keys: Keys) -> Facts:
@@ -174,7 +178,10 @@ def _tensor_parallel() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         ranks, shared = facts.get("tp") or 1, bool(facts.get("sequence_parallel"))
-        return {tp: ranks, old[0]: None, sp: False if ranks > 1 and not shared else True if keys.has(sp) else None}
+        return {
+            old[0] if keys.has(old[0]) else tp: ranks,
+            sp: False if ranks > 1 and not shared else True if keys.has(sp) else None,
+        }
 
     return Idea(keys=(tp, sp, old[0]), facts=("tp", "sequence_parallel"), read=read, write=write)
 

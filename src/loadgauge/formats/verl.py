@@ -95,7 +95,9 @@ def _layout() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wide = (facts.get("tp") or 1, facts.get("pp") or 1, facts.get("ep") or 1) != (1, 1, 1)
         if facts.get("framework") == "megatron" or wide:
-            said: dict[str, Any] = {strategy: "megatron"}
+            said: dict[str, Any] = dict.fromkeys((ulysses, group, reshard, param, state, policy)) | {
+                strategy: "megatron"
+            }
             said |= {key: facts.get(name) or 1 for name, key in sizes.items() if name != "vpp"}
             virtual, ranks = facts.get("vpp") or 1, facts.get("tp") or 1
             within = facts.get("etp") or 1
@@ -108,8 +110,9 @@ def _layout() -> Idea:
         if not facts.get("zero"):
             return {}
         replicated = (facts.get("replicas") or 1) > 1 or keys.has(group)
-        return {
-            strategy: keys.document.get(strategy) if keys.has(strategy) else "fsdp2", ulysses: ranks,
+        megatron = (*sizes.values(), etp, sp, distributed, mparam, mstate)
+        return dict.fromkeys(megatron) | {
+            strategy: keys.document.get(strategy) if keys.word(strategy) in ("fsdp", "fsdp2") else "fsdp2", ulysses: ranks,
             param: moved == "all", state: moved != "none", policy: False if keys.has(policy) else None,
             reshard: (facts.get("zero") or 0) == 3, group: shards * ranks if replicated and shards is not None else None,
         }  # fmt: skip
@@ -210,7 +213,7 @@ def _lora() -> Idea:
     def read(keys: Keys) -> Facts:
         number = keys.whole(rank, minimum=0)
         if not number:
-            return {}
+            return {"lora_rank": 0}
         chosen = keys.words(modules) or ["all-linear"]
         return {"lora_rank": number, "lora_targets": "all" if chosen == ["all-linear"] else ",".join(chosen)}
 

@@ -14,7 +14,6 @@ from loadgauge.formats.dialects import FILES
 from loadgauge.formats.exchange import JobFile, Written, combine, load, read, write
 from loadgauge.formats.recompute import spelled
 from loadgauge.formats.run import FIELDS, Run
-from loadgauge.layout import AXES
 from loadgauge.show.flags import Request, run_options
 from loadgauge.show.jobfile import flags_of, note
 from loadgauge.show.request import Job
@@ -131,7 +130,6 @@ def run_of(given: Job) -> Run:
     usual = FRAMEWORKS[kind.framework.name].precision
     batch = int(layout.global_batch)
     stages = layout.stage_layers
-    order = None if layout.order == AXES else ",".join(layout.order)
     names = ("tp", "pp", "vpp", "cp", "ep", "etp", "zero", "replicas")
     degrees: dict[str, Any] = {name: int(getattr(layout, name)) for name in names}
     return Run(
@@ -151,13 +149,13 @@ def run_of(given: Job) -> Run:
         optimizer=kind.optimizer.name,
         attention=kind.kernels.attention,
         loss=request.loss,
-        lora_rank=None if lora is None else int(lora.rank),
+        lora_rank=0 if lora is None else int(lora.rank),
         lora_targets=None if lora is None else request.lora_targets or _targets(lora),
-        qlora=None if lora is None else bool(lora.quantised),
+        qlora=lora is not None and bool(lora.quantised),
         base=None if lora is None or not lora.quantised else request.base or "nf4",
         offload=kind.offload,
         cp_comm=layout.cp_comm if layout.cp != 1 else None,
-        order=order,
+        order=",".join(layout.order),
         overlap=request.overlap,
     )  # fmt: skip
 

@@ -93,6 +93,8 @@ def flags_of(run: Run, model: ModelSpec | None) -> dict[str, Any]:
         flags.pop("loss", None)
     if flags.get("qlora") is not True:
         flags.pop("base", None)
+    if not flags.get("lora_rank"):
+        flags.pop("lora_rank", None)
     return flags
 
 

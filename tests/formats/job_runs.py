@@ -1,0 +1,187 @@
+"""Runs that each dialect can say, for property tests: what is listed here is what its tool's documentation has keys for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from loadgauge.formats.run import Run
+
+FEW, SOME = st.sampled_from((1, 2, 4, 8)), st.sampled_from((1, 2, 3, 5, 8, 16))
+LENGTHS = st.sampled_from((512, 1024, 2048, 4096, 8192, 131072))
+FULL = ("none", "full")
+MEGATRON_RECOMPUTE = (*FULL, "selective", "full:layers=2", "full:group=4", "modules:layernorm,moe_act", "modules:mlp")
+HF_OPTIMIZERS = ("adamw", "adamw-8bit", "adafactor", "lion", "sgd")
+CAN: dict[str, dict[str, Any]] = {
+    "megatron": {
+        "framework": ("megatron",), "tp": (1, 2, 8), "pp": (1, 2, 4), "vpp": (1, 3), "cp": (1, 2), "ep": (1, 4),
+        "etp": (1, 2), "zero": (0, 1, 2, 3), "replicas": (1, 2), "sequence_parallel": (False, True),
+        "recompute": MEGATRON_RECOMPUTE, "attention": ("flash", "eager"), "offload": ("none", "optimizer"),
+        "precision": (
+            *("fp32", "bf16", "fp16", "bf16-mixed-16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "mxfp8", "nvfp4"),
+            *("fp8-delayed-primary", "mxfp8-primary", "nvfp4-primary"),
+        ),
+        "optimizer": ("adamw", "sgd", "sgd-momentum", "muon", "lion"), "cp_comm": ("ring", "all_to_all", "all_gather"),
+        "seq_len": LENGTHS, "overlap": ("cp,pp,prefetch", "cp,dp,pp,prefetch", "cp,ep,prefetch,tp"),
+        "gpus_per_node": (8,), "order": ("tp,cp,ep,dp,pp", "tp,cp,ep,pp,dp"),
+    },
+    "megatron-bridge": {
+        "framework": ("megatron",), "tp": (1, 2, 8), "pp": (1, 2, 4), "vpp": (1, 3), "cp": (1, 2), "ep": (1, 4),
+        "etp": (1, 2), "zero": (0, 1, 2, 3), "replicas": (1, 2), "sequence_parallel": (False, True),
+        "recompute": MEGATRON_RECOMPUTE, "attention": ("flash", "eager"), "offload": ("none", "optimizer"),
+        "precision": ("bf16", "fp16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "mxfp8", "nvfp4"),
+        "optimizer": ("adamw", "sgd-momentum", "muon", "lion"), "cp_comm": ("ring", "all_to_all", "all_gather"),
+        "seq_len": LENGTHS, "lora_rank": (0, 16), "lora_targets": ("all", "q_proj,k_proj,v_proj,o_proj"),
+    },
+    "torchtitan": {
+        "framework": ("torchtitan",), "model": (None, "llama-3.1-8b", "llama-3.1-405b", "qwen3-8b", "deepseek-v3"),
+        "tp": (1, 2, 8), "pp": (1, 4), "cp": (1, 2), "ep": (1, 2), "zero": (0, 2, 3), "replicas": (1, 2),
+        "sequence_parallel": (False, True), "schedule": ("1f1b", "gpipe", "zb-v", "dualpipev"),
+        "recompute": (*FULL, "per-op"), "precision": ("bf16", "fp32", "bf16-pure"), "offload": ("none", "all"),
+        "seq_len": LENGTHS, "gpus_per_node": (8,), "optimizer": ("adamw",),
+    },
+    "deepspeed": {
+        "framework": ("deepspeed",), "tp": (1, 2), "cp": (1, 4), "zero": (0, 1, 2, 3),
+        "offload": ("none", "optimizer", "all"), "precision": ("fp32", "bf16", "fp16", "bf16-mixed-16", "bf16-mixed-18"),
+        "optimizer": ("adamw", "lion", "muon", "sgd", "sgd-momentum"),
+    },
+    "accelerate": {
+        "framework": ("huggingface", "deepspeed", "megatron"), "tp": (1, 2), "pp": (1, 2), "cp": (1, 2),
+        "zero": (0, 1, 2, 3), "replicas": (1, 2), "offload": ("none", "optimizer", "all"), "recompute": FULL,
+        "precision": ("fp32", "bf16", "fp16"), "sequence_parallel": (False, True),
+    },
+    "transformers": {
+        "framework": ("huggingface", "deepspeed"), "model": (None, "meta-llama/Llama-3.1-8B"), "zero": (0, 1, 2, 3),
+        "offload": ("none", "optimizer", "all"), "recompute": (*FULL, "full:every=2"),
+        "precision": ("fp32", "bf16", "fp16"), "optimizer": HF_OPTIMIZERS, "loss": ("auto", "chunked"),
+    },
+    "trl": {
+        "framework": ("huggingface", "deepspeed"), "model": (None, "meta-llama/Llama-3.1-8B"), "zero": (0, 1, 2, 3),
+        "offload": ("none", "optimizer", "all"), "recompute": (*FULL, "full:every=2"),
+        "precision": ("fp32", "bf16", "fp16"), "optimizer": HF_OPTIMIZERS, "loss": ("chunked",), "seq_len": LENGTHS,
+        "attention": ("flash", "eager"), "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
+        "qlora": (False, True), "base": ("nf4", "nf4-single"),
+    },
+    "axolotl": {
+        "framework": ("huggingface", "deepspeed"), "model": ("NousResearch/Meta-Llama-3.1-8B",), "zero": (0, 1, 2, 3),
+        "offload": ("none", "optimizer", "all"), "recompute": FULL, "precision": ("fp32", "bf16", "fp16", "bf16-pure"),
+        "optimizer": (*HF_OPTIMIZERS, "muon"), "loss": ("auto", "chunked", "chunked:4"), "seq_len": LENGTHS,
+        "attention": ("flash", "eager"), "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
+        "qlora": (False, True), "base": ("nf4", "nf4-single"), "tp": (1, 2), "cp": (1, 2), "replicas": (1, 2), "ep": (1, 2),
+    },
+    "llamafactory": {
+        "framework": ("huggingface", "deepspeed"), "model": (None, "meta-llama/Llama-3.1-8B"), "zero": (0, 1, 2, 3),
+        "offload": ("none", "optimizer", "all"), "recompute": FULL, "precision": ("fp32", "bf16", "fp16", "bf16-pure"),
+        "optimizer": (*HF_OPTIMIZERS, "muon"), "loss": ("auto", "chunked"), "seq_len": LENGTHS,
+        "attention": ("flash", "eager"), "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
+        "qlora": (False, True), "base": ("nf4", "nf4-single"),
+    },
+    "verl": {
+        "framework": ("huggingface", "megatron"), "model": ("Qwen/Qwen3-8B",), "tp": (1, 2), "pp": (1, 2), "vpp": (1, 2),
+        "cp": (1, 2), "ep": (1, 2), "etp": (1, 2), "zero": (0, 1, 2, 3), "replicas": (1, 2),
+        "sequence_parallel": (False, True), "recompute": MEGATRON_RECOMPUTE, "offload": ("none", "optimizer", "all"),
+        "precision": (None, "bf16-autocast", "bf16-pure"), "seq_len": LENGTHS, "gpus_per_node": (8,),
+        "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
+    },
+}  # fmt: skip
+SYNTAXES = [
+    *(("megatron", "argv"), ("megatron", "yaml"), ("megatron-bridge", "yaml"), ("megatron-bridge", "argv")),
+    *(("torchtitan", "argv"), ("torchtitan", "toml"), ("deepspeed", "json"), ("accelerate", "yaml")),
+    *(("transformers", "yaml"), ("transformers", "json"), ("transformers", "argv")),
+    *(("trl", "yaml"), ("trl", "json"), ("trl", "argv"), ("axolotl", "yaml")),
+    *(("llamafactory", "yaml"), ("llamafactory", "json"), ("llamafactory", "argv"), ("verl", "argv"), ("verl", "yaml")),
+]
+LAUNCHED = {("megatron", "yaml"), ("torchtitan", "toml"), ("megatron-bridge", "yaml"), ("axolotl", "yaml")}
+LAUNCHED |= {(name, syntax) for name in ("transformers", "trl", "llamafactory") for syntax in ("yaml", "json")}
+"""Files that cannot say how many GPUs there are: whoever starts the job does."""
+
+
+@st.composite
+def runs(draw: st.DrawFn, name: str, syntax: str) -> Run:
+    """A run that the dialect has words for, all of it."""
+    can = CAN[name]
+    values: dict[str, Any] = {
+        field: draw(choices if isinstance(choices, st.SearchStrategy) else st.sampled_from(choices))
+        for field, choices in can.items()
+    }
+    values |= {"micro_batch": draw(SOME)}
+    _agree(values, name, syntax)
+    within = values.get("tp", 1) * values.get("pp", 1) * values.get("cp", 1)
+    dp = (values.get("replicas") or 1) * draw(st.sampled_from((2, 4, 8)))
+    if values.get("gpus_per_node"):
+        dp *= 8
+    values["gpus"] = within * dp
+    if name != "accelerate":
+        values["global_batch"] = dp * values["micro_batch"] * draw(SOME)
+    else:
+        values["micro_batch"] = None
+    return Run(**{field: value for field, value in values.items() if value is not None})
+
+
+def _agree(values: dict[str, Any], name: str, syntax: str) -> None:
+    """What contradicts itself in any tool's words gives way."""
+    framework = values["framework"]
+    if values.get("tp", 1) == 1 and "sequence_parallel" in values:
+        values["sequence_parallel"] = False
+    if values.get("pp", 1) == 1:
+        values |= {key: one for key, one in (("vpp", 1), ("schedule", None)) if key in values}
+    elif name in ("megatron", "megatron-bridge"):
+        values["schedule"] = "interleaved" if values["vpp"] > 1 else "1f1b"
+    if values.get("ep", 1) == 1 and "etp" in values:
+        values["etp"] = 1
+    if values.get("cp", 1) == 1:
+        values.pop("cp_comm", None)
+    if not values.get("lora_rank"):
+        values |= {key: None for key in ("lora_targets",) if key in values} | (
+            {"qlora": False} if "qlora" in values else {}
+        )
+    if not values.get("qlora"):
+        values.pop("base", None)
+    if name == "verl":
+        _agree_verl(values, framework)
+    if "model" in values and name == "torchtitan" and syntax == "argv":
+        values["loss"] = "chunked" if values["model"] else None
+    if name == "torchtitan" and values["cp"] > 1:
+        values["zero"] = values["zero"] or 3  # it shards over the ranks of context parallelism too
+    if name == "deepspeed" and values["cp"] > 1:
+        values["cp_comm"] = "all_to_all"
+    if name == "megatron" and syntax == "yaml":
+        values["gpus_per_node"] = None
+    if name == "torchtitan" and syntax == "toml":
+        values["gpus_per_node"] = None
+    if name == "accelerate" and framework == "megatron":
+        values |= {"cp": 1, "zero": min(values["zero"], 1), "offload": "none", "replicas": 1, "recompute": "none"}
+    elif name == "accelerate":
+        values |= {"pp": 1, "sequence_parallel": False}
+    if framework in ("huggingface", "deepspeed") and name != "verl" and name != "deepspeed":
+        if framework == "huggingface":
+            values["zero"] = {1: 3}.get(values["zero"], values["zero"])
+            values["offload"] = "all" if values["offload"] != "none" and values["zero"] else "none"
+        if name == "accelerate" and (framework == "deepspeed" or not values["zero"]):
+            values["recompute"] = "none"
+    if framework == "deepspeed":
+        if values["zero"] == 0 or (values["offload"] == "all" and values["zero"] != 3):
+            values["offload"] = "none"
+        if name in ("axolotl", "accelerate"):
+            values |= {"replicas": 1, "cp": 1 if name == "accelerate" else values["cp"]}
+    if not values.get("zero") and "replicas" in values:
+        values["replicas"] = 1
+
+
+def _agree_verl(values: dict[str, Any], framework: str) -> None:
+    if framework == "megatron":
+        values |= {"zero": min(values["zero"], 1), "offload": "none", "replicas": 1, "precision": None}
+        values["schedule"] = None if values["pp"] == 1 else "interleaved" if values["vpp"] > 1 else "1f1b"
+    else:
+        values |= {
+            "tp": 1,
+            "pp": 1,
+            "vpp": 1,
+            "ep": 1,
+            "etp": 1,
+            "sequence_parallel": False,
+            "zero": max(values["zero"], 2),
+        }
+        values["recompute"] = values["recompute"] if values["recompute"] in FULL else "full"
+        values["cp_comm"] = "all_to_all" if values["cp"] > 1 else None
