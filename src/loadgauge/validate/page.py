@@ -220,10 +220,10 @@ A column that a source leaves empty takes the value that its framework uses when
 value is predicted too, and the range that `validate --json` prints is over all of them, one knob at a time, added up for
 memory and multiplied for time. No rule looks at a measurement. The rules are in `src/loadgauge/validate/knobs.py` and
 `models.py`. Some rules were changed after rows of memory had shown them to be wrong, each for every row and never for
-one: attention kernels of Megatron-LM before 2024, the float32 gradients that it keeps for bf16 alone, dropout of its test models, the layers
-that a pipeline gives to its last stage, the number of GPUs where none is stated, and the unit of one source (see
-`data/runs/README.md`). Two of them follow the framework's source, the others the pattern of the rows or what is known of its
-defaults; so for memory these rows are not unseen."""
+one: attention kernels of Megatron-LM before 2024, the float32 gradients that it keeps for bf16 alone, dropout of its test
+models, the layers that a pipeline gives to its last stage, the number of GPUs where none is stated, and the unit of one
+source (see `data/runs/README.md`). Two of them follow the framework's source, the others the pattern of the rows or what is
+known of its defaults; so for memory these rows are not unseen."""
 
 
 def generate(cross_validate: bool = True, say: Callable[[str], object] | None = None) -> str:
