@@ -73,7 +73,9 @@ def answer(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: boo
 def flags_of(result: Estimate) -> str:
     """The layout as flags of `loadgauge estimate`."""
     layout = result.layout
-    words = [f"--{name} {value}" for name in ("tp", "pp", "vpp", "cp", "ep", "etp") if (value := getattr(layout, name)) > 1]
+    words = [
+        f"--{name} {value}" for name in ("tp", "pp", "vpp", "cp", "ep", "etp") if (value := getattr(layout, name)) > 1
+    ]
     words += [f"--zero {layout.zero}"] if layout.zero else []
     words += [f"--replicas {layout.replicas}"] if layout.replicas > 1 else []
     words += ["--sequence-parallel"] if layout.sequence_parallel else []
@@ -188,5 +190,8 @@ def _nothing(error: NothingFits, cases: list[Case], asked: dict[str, Any], *, as
     points(target, [f"The nearest: {flags_of(nearest)}; its peak is {nearest.memory.moment}."], "")
     heading(target, "What would make it fit")
     lines = [change.line() for change in changes]
-    points(target, lines or ["nothing that was tried: offload, an 8-bit optimizer, LoRA, QLoRA, more GPUs, half the length"])
+    points(
+        target,
+        lines or ["nothing that was tried: offload, an 8-bit optimizer, LoRA, QLoRA, more GPUs, half the length"],
+    )
     return 1
