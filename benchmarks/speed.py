@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 import loadgauge
+from loadgauge.estimate.schedule import simulate
 from loadgauge.families.paper import llama_block, llama_model
 from loadgauge.kernels import Kernels
 from loadgauge.layers import View, block_layer
@@ -82,12 +83,34 @@ def main() -> None:
         how, gpu = loadgauge.training("megatron"), loadgauge.gpu("h100-sxm5-80gb")
         return lambda: loadgauge.estimate(model, layout, how, gpu)
 
+    def one_estimate_with_time(name: str, **given: int) -> Callable[[], object]:
+        model, layout = loadgauge.model(name), loadgauge.Layout(**given)
+        how = loadgauge.training("megatron")
+        machines = loadgauge.cluster(loadgauge.gpu("h100-sxm5-80gb"), layout.gpus)
+        return lambda: loadgauge.estimate(model, layout, how, cluster=machines)
+
+    def played() -> object:
+        return simulate("1f1b", 64, 512, forward=1.0, backward=2.0)
+
+    small = {"dp": 8, "zero": 3, "seq_len": 8192, "global_batch": 64}
+    large = {"dp": 16, "tp": 8, "pp": 9, "zero": 1, "seq_len": 8192, "global_batch": 1152}
     command = ["estimate", "llama-3.1-405b", "--gpus", "1152", "--tp", "8", "--pp", "9", "--seq-len", "8192", "--json"]
     rows = [
         ("one layer x 5 quantities x 1,000,000 layouts, columns in chunks of 8,192", seconds(in_chunks), "< 500 ms"),
         ("the same on an open 100 x 100 x 100 grid", seconds(on_an_open_grid), ""),
         ("one estimate, 126 layers on 1,152 GPUs, warm", seconds(one_estimate(126, 1152), 51), "< 2 ms"),
         ("one estimate, 1,260 layers on 1,152,000 GPUs, warm", seconds(one_estimate(1260, 1_152_000), 51), "the same"),
+        (
+            "one estimate with time, 8B on 8 GPUs, warm",
+            seconds(one_estimate_with_time("llama-3.1-8b", **small), 51),
+            "< 2 ms",
+        ),
+        (
+            "one estimate with time, 405B on 1,152 GPUs, pp 9, warm",
+            seconds(one_estimate_with_time("llama-3.1-405b", **large), 51),
+            "< 2 ms",
+        ),
+        ("a 1F1B pipeline of 64 stages and 512 micro-batches, played", seconds(played, 21), "< 50 ms"),
         ("`loadgauge estimate --json`, cold start, CPU time", cold_start(command), "< 200 ms"),
     ]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
