@@ -122,7 +122,8 @@ def test_a_trace_written_and_read_again(tmp_path: Path) -> None:
     assert read_again.reserved == allocator.reserved
     assert read_again.idle == allocator.reserved - allocator.allocated
     said = typed(["why", str(path)])
-    assert said.out.startswith("PEAK")
+    assert said.out.startswith("CAUSE")
+    assert "\nPEAK" in said.out
     assert json.loads(typed(["why", str(path), "--json"]).out)["peak"] == read_again.peak
 
 

@@ -88,6 +88,7 @@ class Allocator:
         self.peaks = [0, 0, 0]
         self.retries = self.made = 0
         self._next = 1 << 40
+        self._asking = -1
         self._grown: dict[bool, Segment] = {}
 
     def result(self) -> Reserved:
@@ -113,7 +114,7 @@ class Allocator:
         if not nbytes:
             self.live[storage] = None
             return
-        size = self.rounded(nbytes)
+        size, self._asking = self.rounded(nbytes), storage
         small = size <= SMALL
         block = self._fitting(size, small) or self._from_driver(size, small)
         rest = block.size - size
@@ -213,7 +214,7 @@ class Allocator:
                     self.trace.append(Event("segment_free", block.address, block.size, -1))
         if self.reserved + wanted > self.limit:
             missing = self.reserved + wanted - self.limit
-            self.trace.append(Event("oom", 0, wanted, -1))
+            self.trace.append(Event("oom", 0, wanted, self._asking))
             raise NothingFits(
                 f"{wanted:,} bytes do not fit: {self.reserved:,} of {self.limit:,} are reserved, {self.allocated:,} of"
                 " them allocated",
@@ -256,9 +257,12 @@ class Allocator:
         del pool[bisect.bisect_left(pool, (block.size, block.address), key=lambda entry: entry[:2])]
 
 
-def replay(stream: Stream, limit: int = 0, expandable: bool = False, max_split: int = 0, roundup: int = 0) -> Allocator:
-    """Serves a traced stream. A storage that changes its size is released and allocated anew."""
-    allocator = Allocator(limit, expandable, max_split, roundup)
+def replay(stream: Stream, allocator: Allocator | None = None) -> Allocator:
+    """Serves a traced stream. A storage that changes its size is released and allocated anew.
+
+    Raises NothingFits where the allocator's limit leaves no room; the allocator is then as it was at that moment.
+    """
+    allocator = allocator or Allocator()
     sizes: dict[int, int] = {}
     for number, change in zip(stream.ids, stream.changes, strict=True):
         before = sizes.get(number, 0)

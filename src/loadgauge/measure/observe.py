@@ -42,8 +42,8 @@ class Work(msgspec.Struct):
 class Observer:
     """What was seen. Use `observing`."""
 
-    def __init__(self, device: str | None) -> None:
-        self.tracker = Tracker(device)
+    def __init__(self, device: str | None, stacks: bool = False) -> None:
+        self.tracker = Tracker(device, stacks)
         self.tracker.watchers.append(self._saw)
         self.work: list[Work] = []
         self.uncounted: Counter[str] = Counter()
@@ -126,6 +126,16 @@ class Observer:
             sent = collective(func, args, kwargs, out, self._phase, self.tracker.module, self.steps)
             if sent is not None:
                 self.collectives.append(sent)
+                if sent.kind == "all_gather":
+                    self._gathered(func, [*tree_leaves(args), *tree_leaves(out)], sent.payload)
+
+    def _gathered(self, func: Any, tensors: list[Any], payload: int) -> None:
+        """What a collective fills is what it makes, whoever made room for it."""
+        for one in tensors:
+            if isinstance(one, torch.Tensor) and one.nbytes == payload:
+                number = self.tracker.take(one, func)
+                if number is not None and self.stream.records[number].category == "":
+                    self.stream.records[number].op = func
 
     def sent(self, kind: str, ranks: int, payload: int) -> None:
         """Takes down a collective that is not dispatched [bytes]."""
@@ -225,9 +235,9 @@ _next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
 
 
 @contextlib.contextmanager
-def observing(device: str | None) -> Iterator[Observer]:
+def observing(device: str | None, stacks: bool = False) -> Iterator[Observer]:
     """Watches the code in its body; the preparation lasts until `begin` is called."""
-    observer = Observer(device)
+    observer = Observer(device, stacks)
     original = torch.autograd.backward
     handles = [
         modules.register_module_forward_pre_hook(observer._enter),

@@ -106,6 +106,8 @@ class _Renamed(TorchFunctionMode):
         self.device = device
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.device and args[1:] and args[0] == "cuda":
+            return torch.device(self.device, *args[1:])
         kwargs = {name: renamed(value, self.device) for name, value in (kwargs or {}).items()}
         return func(*(renamed(value, self.device) for value in args), **kwargs)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -87,18 +87,14 @@ def read(path: Path, device: int = 0) -> Snapshot:
 def summary(content: Mapping[str, Any], device: int = 0) -> Snapshot:
     """What a snapshot says: replays its events, beginning with what was there before they were recorded."""
     segments = [one for one in content["segments"] if one.get("device", 0) == device]
-    traces = content.get("device_traces") or []
-    events = list(traces[device]) if device < len(traces) else []
-    final = {block["address"]: block for block in _blocks(segments) if block["state"].startswith("active")}
-    blocks = list(_blocks(segments))
-    idle = [block["size"] for block in blocks if block["state"] == "inactive"]
-    live, peak, at_peak = _replay(events, final)
+    idle = [block["size"] for block in _blocks(segments) if block["state"] == "inactive"]
+    events, live, peak, at_peak = replay(content, device)
     failures = [one for one in events if one["action"] == "oom"]
     return Snapshot(
         device=device,
         peak=peak,
         holders=tuple(_holders(at_peak)),
-        allocated=sum(live.values()),
+        allocated=sum(block.nbytes for block in live.values()),
         reserved=sum(one["total_size"] for one in segments),
         idle=sum(idle),
         largest_idle=max(idle, default=0),
@@ -116,51 +112,70 @@ def _blocks(segments: list[Any]) -> Iterator[dict[str, Any]]:
             address += block["size"]
 
 
-def _replay(
-    events: list[Any], final: Mapping[int, Any]
-) -> tuple[dict[int, int], int, list[tuple[int, list[Any] | None]]]:
-    """(live at the end, the peak, what was live then as (bytes, frames)); frames are None for what is older."""
-    held: dict[int, tuple[int, list[Any] | None]] = {}
+class Block(NamedTuple):
+    """What was held at some moment. `frames`: the lines that asked for it; None for what is older than the recording.
+    `event`: which event it was, -1 for what is older."""
+
+    nbytes: int
+    frames: list[Any] | None
+    event: int = -1
+
+
+def replay(
+    content: Mapping[str, Any], device: int = 0, *, failure: bool = False
+) -> tuple[list[Any], dict[int, Block], int, list[Block]]:
+    """The events of a device; and after them: what is live, by address, the peak, and what was live then.
+
+    `failure`: instead of the peak, what was live when the last allocation failed, where one did.
+    """
+    segments = [one for one in content["segments"] if one.get("device", 0) == device]
+    traces = content.get("device_traces") or []
+    events = list(traces[device]) if device < len(traces) else []
+    final = {block["address"]: block for block in _blocks(segments) if block["state"].startswith("active")}
+    held: dict[int, Block] = {}
     seen: set[int] = set()
     for event in events:  # what is freed, but was never allocated, was there before
         address, size = event.get("addr"), event["size"]
         if event["action"] == "alloc":
             seen.add(address)
         elif event["action"] == "free_completed" and address not in seen:
-            held[address] = (size, None)
+            held[address] = Block(size, None)
             seen.add(address)
     for address, block in final.items():
         if address not in seen:
-            held[address] = (block["size"], block.get("frames") or None)
-    now = sum(size for size, _ in held.values())
+            held[address] = Block(block["size"], block.get("frames") or None)
+    now = sum(block.nbytes for block in held.values())
     peak, at_peak, at = now, dict(held), -1
     start = dict(held)
     for number, event in enumerate(events):
-        now += _apply(event, held)
+        now += _apply(number, event, held)
         if now > peak:
             peak, at = now, number
+    failed = [number for number, event in enumerate(events) if event["action"] == "oom"] if failure else []
+    if failed:
+        at = failed[-1]
     if at >= 0:
         at_peak = start
-        for event in events[: at + 1]:
-            _apply(event, at_peak)
-    return {address: size for address, (size, _) in held.items()}, peak, list(at_peak.values())
+        for number, event in enumerate(events[: at + 1]):
+            _apply(number, event, at_peak)
+    return events, held, peak, list(at_peak.values())
 
 
-def _apply(event: Any, held: dict[int, tuple[int, list[Any] | None]]) -> int:
+def _apply(number: int, event: Any, held: dict[int, Block]) -> int:
     if event["action"] == "alloc":
-        held[event["addr"]] = (event["size"], event.get("frames") or [])
+        held[event["addr"]] = Block(event["size"], event.get("frames") or [], number)
         return int(event["size"])
     if event["action"] == "free_completed":
         gone = held.pop(event["addr"], None)
-        return -gone[0] if gone else 0
+        return -gone.nbytes if gone else 0
     return 0
 
 
-def _holders(held: list[tuple[int, list[Any] | None]]) -> list[Holder]:
+def _holders(held: list[Block]) -> list[Holder]:
     """What was held, by the stack that asked for it, most first."""
     groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for size, frames in held:
-        stack = tuple(_line(frame) for frame in (frames or [])[:8])
+    for size, frames, _ in held:
+        stack = tuple(line_of(frame) for frame in (frames or [])[:8])
         where = BEFORE if frames is None else _own(frames) if frames else UNSTATED
         groups.setdefault((where, stack), []).append(size)
     found = [Holder(where, sum(sizes), len(sizes), stack) for (where, stack), sizes in groups.items()]
@@ -171,11 +186,12 @@ def _own(frames: list[Any]) -> str:
     """The innermost line that is not a library's; else the innermost."""
     for frame in frames:
         if not any(part in frame["filename"] for part in LIBRARY):
-            return _line(frame)
-    return _line(frames[0])
+            return line_of(frame)
+    return line_of(frames[0])
 
 
-def _line(frame: Any) -> str:
+def line_of(frame: Any) -> str:
+    """A frame in words: function (file:line)."""
     line = frame.get("line", 0)
     place = f"{frame['filename']}:{line}" if line else str(frame["filename"])
     return f"{frame['name']} ({place})"

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer states"
 SAVED, TEMPORARIES, INPUTS = "saved activations", "temporaries", "inputs"
 CATEGORIES = (WEIGHTS, GRADIENTS, OPTIMIZER, SAVED, TEMPORARIES, INPUTS)
+
+
+class Frame(NamedTuple):
+    """A line of a program."""
+
+    filename: str
+    line: int
+    name: str
 
 
 class Record:
@@ -58,6 +66,8 @@ class Stream:
         self.changes: list[int] = []
         self.records: list[Record] = []
         self.phases: list[tuple[int, str]] = []
+        self.stacks: dict[int, tuple[Frame, ...]] = {}
+        """The lines that asked for each storage, where they were taken down; the innermost first."""
 
     def begin(self, phase: str) -> None:
         """What follows belongs to this phase."""

@@ -104,10 +104,13 @@ def trace(job: Job, device: str = "cuda", steps: int = STEPS, world: World | Non
     return record(job, device, steps, world).trace
 
 
-def record(job: Job, device: str = "cuda", steps: int = STEPS, world: World | None = None) -> Recorded:
+def record(
+    job: Job, device: str = "cuda", steps: int = STEPS, world: World | None = None, stacks: bool = False
+) -> Recorded:
     """As `trace`, with the stream of allocations that the allocator's simulation and the memory viewer read.
 
-    `world`: this process plays one rank of so many (FSDP, DDP, tensor, sequence and pipeline parallel code).
+    `world`: this process plays one rank of so many (FSDP, DDP, tensor, sequence and pipeline parallel code). `stacks`:
+    the stream knows the lines of the program, for the viewer and for `why`.
     """
     place = where(device)
     cuda_kernels.ATTENTION.clear()
@@ -115,7 +118,7 @@ def record(job: Job, device: str = "cuda", steps: int = STEPS, world: World | No
     with (
         fakes() as mode,
         job.prepared(mode, place) as step,
-        observing(place) as observer,
+        observing(place, stacks) as observer,
         contextlib.ExitStack() as more,
     ):
         if world is not None:

@@ -6,19 +6,24 @@ tells. What an operation allocates and frees inside itself is not seen (its kern
 
 from __future__ import annotations
 
+import sys
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from loadgauge.measure.stream import GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, Record, Stream
+from loadgauge.measure.stream import GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, Frame, Record, Stream
 
 _DEVICE_OF = torch.ops.prim.device.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
+UNSHARD = "fsdp::unshard"
+"""Stands for the operation that FSDP gets memory with, for weights that it has gathered."""
 Watcher = Callable[[Any, Any, Any, Any], None]
 """Called with (operation, arguments, keywords, result) after every operation."""
 
@@ -26,12 +31,15 @@ Watcher = Callable[[Any, Any, Any, Any], None]
 class Tracker(TorchDispatchMode):
     """Writes a `Stream`. `device`: only storages on devices of this type count; None: all of them.
 
+    `stacks`: the lines of the program that ask for each storage are taken down too.
+
     Use it as a context manager around the code; mark phases with `stream.begin` and claim tensors with `claim`.
     """
 
-    def __init__(self, device: str | None = None) -> None:
+    def __init__(self, device: str | None = None, stacks: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.stream = Stream()
+        self.stacks = stacks
         self.device = device
         self.module = ""
         self.phase = 0
@@ -130,6 +138,8 @@ class Tracker(TorchDispatchMode):
         number = len(stream.records)
         node = torch._C._current_autograd_node()
         stream.records.append(Record(nbytes, op, self.module, self.phase, tensor.shape, tensor.dtype, node_key(node)))
+        if self.stacks:
+            stream.stacks[number] = stack(node)
         known, ids, changes = self._known, stream.ids, stream.changes
 
         def released(_: Any) -> None:
@@ -174,6 +184,8 @@ class Tracker(TorchDispatchMode):
             entry = known.get(storage._cdata)
             if entry is not None and storage.nbytes() != entry[2]:
                 change(entry, storage.nbytes())
+                if size:
+                    self.stream.records[entry[0]].op = UNSHARD
             return result
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[assignment, method-assign]
@@ -184,6 +196,27 @@ class Tracker(TorchDispatchMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._hooks.__exit__(*error)
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+
+OWN = str(Path(__file__).parents[1])
+
+
+def stack(node: Any) -> tuple[Frame, ...]:
+    """The lines that are being run, innermost first, as CUDA's allocator records them: in backward, which CUDA runs on
+    a thread of its own, the node of the graph stands before what hooks run. Lines of this package are left out."""
+    frames = []
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        code = frame.f_code
+        if node is not None and code.co_name == "backward" and code.co_filename.endswith("_tensor.py"):
+            break
+        if not code.co_filename.startswith(OWN) and not code.co_filename.endswith(_DISPATCH):
+            frames.append(Frame(code.co_filename, line, code.co_name))
+    if node is not None:
+        frames.append(Frame("??", 0, f"torch::autograd::generated::{node.name()}::apply"))
+    return tuple(frames)
+
+
+_DISPATCH = ("_python_dispatch.py", "_ops.py", "fake_tensor.py", "overrides.py", "_device.py")
 
 
 def node_key(node: Any) -> int:

@@ -58,13 +58,17 @@ def snapshot(stream: Stream, allocator: Allocator) -> dict[str, Any]:
 
 
 class _Frames:
-    """Where a storage was made, as a stack for the viewer: operation, module, phase, category."""
+    """Where a storage was made, as a stack for the viewer: the lines of the program, where the stream knows them; else
+    operation, module, phase, category."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.known: dict[int, list[dict[str, Any]]] = {-1: []}
 
     def of(self, number: int) -> list[dict[str, Any]]:
+        if number not in self.known and number in self.stream.stacks:
+            frames = self.stream.stacks[number]
+            self.known[number] = [{"name": one.name, "filename": one.filename, "line": one.line} for one in frames]
         if number not in self.known:
             record = self.stream.records[number]
             phases = self.stream.phases
