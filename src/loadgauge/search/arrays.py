@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Memory and time of every layout of a space: the array reading of the list of operations.
 
 The formulas are those of `estimate`, which read open arrays where a single layout has whole numbers. What does not change
@@ -50,17 +49,24 @@ class Reading:
         self.space, self.training, self.cluster, self.numpy = space, training, cluster, numpy
         self.machine = Machine.of(cluster.gpu, rates, training)
         self.fabric = Fabric.of(cluster, rates)
-        self.grids = [GridReading(self, grid) for grid in space.grids()]
 
-    def batches(self, structures: Sequence[Structure]) -> Iterator[Batch]:
-        """The layouts that can exist of structures with one pipeline, whose schedules are played together."""
-        with self.numpy.errstate(all="ignore"):
-            steps = [step for one in structures for each in self.grids if (step := each.step(one)) is not None]
-            play_all(steps)
-            for step in steps:
-                yield step.batch()
-            for each in self.grids:
-                each.forget()
+    def batches(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Batch]:
+        """The layouts that can exist, structure by structure; those with one pipeline are played together."""
+        groups: dict[tuple[int, bool], dict[object, list[Structure]]] = {}
+        for one in self.space.structures():
+            pipelines = groups.setdefault((one.pp, one.sequence_parallel), {})
+            pipelines.setdefault((one.vpp, one.schedule, one.stage_layers), []).append(one)
+        for number, (within, pipelines) in enumerate(groups.items()):
+            if progress is not None:
+                progress(number, len(groups))
+            for grid in self.space.grids(within):
+                each = GridReading(self, grid)
+                for structures in pipelines.values():
+                    with self.numpy.errstate(all="ignore"):
+                        steps = [step for one in structures if (step := each.step(one)) is not None]
+                        play_all(steps)
+                        found = [step.batch() for step in steps]
+                    yield from found
 
 
 class GridReading:
@@ -94,10 +100,6 @@ class GridReading:
         memory, time = self.models(facts, layout)
         held = self.held(structure, memory, each, places)
         return Step(self, structure, facts, time, each, places, held + self.fixed(structure, layout, memory, places))
-
-    def forget(self) -> None:
-        """Drops what the pipelines to come do not need."""
-        self.caches.pop("sums", None)
 
     # -- facts ----------------------------------------------------------------------------------------------------------
 
@@ -236,9 +238,7 @@ class Step:
             return sum(one.forward.values()), sum(one.backward.values()), one.weight
 
         reading, numpy = self.reading, self.numpy
-        each = [
-            reading.cached("sums", (self.facts, key), lambda one=one: sums(one)) for key, one in self.chunks.items()
-        ]
+        each = [reading.cached("sums", (self.facts, key), lambda one=one: sums(one)) for key, one in self.chunks.items()]
         return numpy.stack([numpy.stack([reading.at(one[part], places) for one in each]) for part in range(3)])
 
     def once(self, stage: Stage) -> Size:

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The best layouts of a space: all of them evaluated at once, the best ones estimated again one by one.
 
 The array reading ranks; what is reported is the exact `estimate` of each layout. No layout is left out beforehand.
@@ -23,7 +22,7 @@ from loadgauge.search.arrays import Batch, Reading
 from loadgauge.search.space import SIZES, Constraints, Grid, Space, Structure
 from loadgauge.training import Training
 
-Objective = Literal["time", "throughput", "money", "gpus", "headroom", "network"]
+Objective = Literal["time", "throughput", "money", "gpus", "headroom"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 KEPT = 100
 """Layouts that are estimated again one by one, beside the front."""
@@ -162,13 +161,9 @@ def plan(
     for number, case in enumerate(cases):
         reading = case.reading()
         limit = case.cluster.gpu.capacity - margin
-        pipelines = case.space.pipelines()
         evaluated += case.space.size
-        for done, structures in enumerate(pipelines):
-            if progress is not None:
-                progress(number * len(pipelines) + done, len(cases) * len(pipelines))
-            for batch in reading.batches(structures):
-                best.add(number, batch, _score(objective, case, reading, batch), limit)
+        for batch in reading.batches(progress):
+            best.add(number, batch, _score(objective, case, batch), limit)
     best.trim()
     if best.least is None:
         raise LayoutError(no_layout(cases))
@@ -184,12 +179,10 @@ def plan(
     )  # fmt: skip
 
 
-def _score(objective: Objective, case: Case, reading: Reading, batch: Batch) -> Any:
+def _score(objective: Objective, case: Case, batch: Batch) -> Any:
     """What is minimised, for each layout of a batch."""
     if objective == "headroom":
         return batch.memory - case.cluster.gpu.capacity
-    if objective == "network":
-        return reading.network(batch)
     gpus = case.space.gpus
     return {
         "time": batch.step,
@@ -203,8 +196,6 @@ def score(objective: Objective, case: Case, found: Estimate) -> float:
     """The same of an exact estimate."""
     if objective == "headroom":
         return found.memory.total - case.cluster.gpu.capacity
-    if objective == "network":
-        return sum(row.calls_per_step * row.adapter for row in found.network)
     step, gpus = _seconds(found), case.space.gpus
     return {
         "time": step, "throughput": step * gpus, "money": step * gpus * (1.0 if case.price is None else case.price),
@@ -237,9 +228,7 @@ def _exact(
     rows = []
     for place, (number, layout) in enumerate(found):
         result = cases[number].estimate(layout)
-        rows.append(
-            ((score(objective, cases[number], result), result.memory.total, _simplicity(layout)), place, result)
-        )
+        rows.append(((score(objective, cases[number], result), result.memory.total, _simplicity(layout)), place, result))
     rows.sort(key=lambda row: (row[0], row[1]))
     return [(place, result) for _, place, result in rows]
 
@@ -259,7 +248,7 @@ def no_layout(cases: Sequence[Case]) -> str:
         space = case.space
         left_out: dict[str, int] = {}
         looked = 0
-        for grid in space.grids(possible=False):
+        for grid in space.grids():
             limits = Constraints(grid)
             for structure in space.structures():
                 looked += grid.size

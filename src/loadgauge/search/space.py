@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The space of layouts: structures one by one, sizes as open (broadcast) arrays, what is not possible as named masks.
 
 A *structure* is what changes the list of operations or the order of work: pipeline stages, schedule, ZeRO stage, sequence
@@ -7,6 +6,7 @@ parallelism, recomputation. Within one, the sizes `SIZES` are open arrays over a
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +21,8 @@ from loadgauge.model import ModelSpec, Moe
 from loadgauge.search.split import balanced
 
 COMBINED = ("tp", "cp", "ep", "etp", "micro_batch")
+ELEMENTS = 100_000
+"""Layouts of one grid, at most: their arrays stay in the processor's cache."""
 SIZES = (*COMBINED, "replicas")
 """What the open arrays hold."""
 
@@ -43,24 +45,33 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grid:
-    """Two open axes: the combinations of `COMBINED` that can exist on some pipeline, and the replicas.
+    """Two open axes: combinations of `COMBINED`, and the replicas.
 
     Every other size follows from them, so an array has as many rows as it depends on combinations, and one column where
     the replicas do not matter. All layouts of a grid have the same operations.
 
     sizes: the open array of each of `SIZES`; a plain number where all have the same
+    within: stages and sequence parallelism, to leave out the combinations that cannot exist with them
     """
 
-    def __init__(self, space: Space, values: dict[str, tuple[int, ...]], *, possible: bool = True) -> None:
+    def __init__(
+        self, space: Space, values: dict[str, tuple[int, ...]], within: tuple[int, bool] | None = None
+    ) -> None:  # fmt: skip
         import numpy
 
         self.space, self.numpy = space, numpy
         self.replicas = numpy.array(values["replicas"], dtype="float64")
         columns = numpy.meshgrid(*(numpy.array(values[name], dtype="float64") for name in COMBINED), indexing="ij")
         self.columns = {name: column.reshape(-1) for name, column in zip(COMBINED, columns, strict=True)}
-        if possible:
-            chosen = self._possible()
+        if within is not None:
+            chosen, of_replicas = self._possible(*within)
             self.columns = {name: column[chosen] for name, column in self.columns.items()}
+            self.replicas = self.replicas[of_replicas]
+        self._arrays()
+
+    def _arrays(self) -> None:
+        """The open arrays of its columns."""
+        numpy, space = self.numpy, self.space
         self.shape = len(self.columns["tp"]), len(self.replicas)
         self.sizes: dict[str, Size] = {}
         for name, column in (*self.columns.items(), ("replicas", self.replicas)):
@@ -69,22 +80,29 @@ class Grid:
             self.sizes[name] = int(column[0]) if alike else open_array
         self.ragged: dict[str, Size] = {}
         if space.lengths is not None:
-            each = {n: batch_of(space.lengths, n, space.padded) for n in values["micro_batch"]}
+            each = {int(n): batch_of(space.lengths, int(n), space.padded) for n in set(self.columns["micro_batch"])}
             for name in ("tokens", "pairs"):
                 self.ragged[name] = numpy.array([each[int(n)][name] for n in self.columns["micro_batch"]])[:, None]
 
-    def _possible(self) -> Any:
-        """Combinations that some number of pipeline stages can have."""
-        numpy, found = self.numpy, False
-        for pp in self.space.pp:
-            dp = self.space.gpus / (self.columns["tp"] * self.columns["cp"] * pp)
-            batches = self.space.global_batch / numpy.maximum(dp, 1e-9) / self.columns["micro_batch"]
-            own = dp * self.columns["cp"] * self.columns["tp"] / (self.columns["ep"] * self.columns["etp"])
-            found = found | (_whole(numpy, dp) & _whole(numpy, batches) & _whole(numpy, own))
-        either: Any = False
-        for spread in self.space.sequence_parallel:
-            either = either | self.valid(("tp", "cp"), sequence_parallel=spread)
-        return found & either & self.valid(("ep", "etp"))
+    def parts(self) -> Iterator[Grid]:
+        """The grid in pieces of at most `ELEMENTS` layouts, so that a search needs little memory."""
+        rows = max(1, ELEMENTS // max(1, self.shape[1]))
+        for start in range(0, self.shape[0], rows):
+            part = copy.copy(self)
+            part.columns = {name: column[start : start + rows] for name, column in self.columns.items()}
+            part._arrays()
+            yield part
+
+    def _possible(self, pp: int, sequence_parallel: bool) -> tuple[Any, Any]:
+        """Combinations that can exist with so many stages, and the replicas that one of them can have."""
+        numpy = self.numpy
+        dp = self.space.gpus / (self.columns["tp"] * self.columns["cp"] * pp)
+        batches = self.space.global_batch / numpy.maximum(dp, 1e-9) / self.columns["micro_batch"]
+        own = dp * self.columns["cp"] * self.columns["tp"] / (self.columns["ep"] * self.columns["etp"])
+        found = _whole(numpy, dp) & _whole(numpy, batches) & _whole(numpy, own) & self.valid(("ep", "etp"))
+        found = found & self.valid(("tp", "cp"), sequence_parallel=sequence_parallel)
+        most = dp[found].max() if found.any() else 0
+        return found, self.replicas <= most
 
     def valid(self, names: tuple[str, str], **rest: Any) -> Any:
         """What `Layout.valid` says of two sizes, the batch and the schedule left out, for each combination."""
@@ -170,13 +188,6 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
                                     sequence_parallel=spread, recompute=again,
                                 )  # fmt: skip
 
-    def pipelines(self) -> list[list[Structure]]:
-        """All structures, those of one pipeline together."""
-        found: dict[object, list[Structure]] = {}
-        for one in self.structures():
-            found.setdefault((one.pp, one.vpp, one.schedule, one.stage_layers), []).append(one)
-        return list(found.values())
-
     def _schedules(self, pp: int) -> Iterator[tuple[Schedule, int]]:
         if pp == 1:
             # One stage has no schedule; whoever asks for one asks for a pipeline.
@@ -199,8 +210,8 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         """Combinations of all axes, possible or not."""
         return len(list(self.structures())) * math.prod(len(getattr(self, name)) for name in SIZES)
 
-    def grids(self, *, possible: bool = True) -> tuple[Grid, ...]:
-        """The grids: one for the values of tp that give the same operations."""
+    def grids(self, within: tuple[int, bool] | None = None) -> Iterator[Grid]:
+        """The grids: one for the values of tp that give the same operations, cut where it would be long."""
         by_tp: dict[object, list[int]] = {}
         for tp in self.tp:
             grouped = [
@@ -210,8 +221,8 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
             ]
             by_tp.setdefault(tuple(grouped), []).append(tp)
         values = {name: getattr(self, name) for name in SIZES}
-        made = (Grid(self, {**values, "tp": tuple(tp)}, possible=possible) for tp in by_tp.values())
-        return tuple(grid for grid in made if grid.size)
+        for tp in by_tp.values():
+            yield from Grid(self, {**values, "tp": tuple(tp)}, within).parts()
 
     def layout(self, structure: Structure, sizes: dict[str, Size], ragged: dict[str, Size] | None = None) -> Layout:
         """A layout of ints, or of open arrays. ragged: the tokens and pairs of a micro-batch, where they are at hand."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from loadgauge.estimate.schedule_orders import BW, PAIR_BW, PAIR_END, PAIR_F, PAIR_WAIT, B, F, Order, W, order_of_work
 
-ELEMENTS = 4_000_000
+ELEMENTS = 1_000_000
 """Of the table of times, at most."""
 MAKES = {F: "F", PAIR_END: "F", B: "B", BW: "B", PAIR_BW: "B"}
 """What work of each kind hands on: activations or their gradient."""
