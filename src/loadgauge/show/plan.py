@@ -14,7 +14,20 @@ from loadgauge.show.numbers import Positive, Whole
 from loadgauge.show.request import Job, job
 from loadgauge.units import GIB
 
-OPEN = ("tp", "pp", "vpp", "cp", "ep", "etp", "zero", "micro_batch", "replicas", "schedule", "recompute", "sequence_parallel")
+OPEN = (
+    "tp",
+    "pp",
+    "vpp",
+    "cp",
+    "ep",
+    "etp",
+    "zero",
+    "micro_batch",
+    "replicas",
+    "schedule",
+    "recompute",
+    "sequence_parallel",
+)
 """Axes that the search walks; a flag locks one, or narrows it down to several values."""
 
 
@@ -49,7 +62,9 @@ NUMBERS = {
 def _options(command: Any) -> Any:
     """The flags of a run; those of the open axes take several values."""
     own = [
-        click.option(f"--{name.replace('_', '-')}", name, type=Values("number"), metavar="N,N,...", help=f"{text}: only these.")
+        click.option(
+            f"--{name.replace('_', '-')}", name, type=Values("number"), metavar="N,N,...", help=f"{text}: only these."
+        )
         for name, text in NUMBERS.items()
     ]
     own += [
@@ -85,7 +100,9 @@ def _options(command: Any) -> Any:
 @click.option("--price", type=Positive(), metavar="MONEY", help="Of one GPU-hour, in your currency.")
 @click.option("--top", type=Whole(1, 100), default=5, show_default=True, help="How many layouts to print.")
 @click.option("--what-next", is_flag=True, help="What each change of the job would bring, every one planned anew.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document: layouts (best first), pareto, evaluated, valid.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document: layouts (best first), pareto, evaluated, valid."
+)
 def command(model: str, as_json: bool, **flags: Any) -> int:
     """The fastest (cheapest, smallest, ...) of all layouts of MODEL that can exist, proven by looking at every one.
 
