@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs calibration accuracy bench clean
+.PHONY: help demo test lint docs calibration accuracy bench gpu clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -41,6 +41,9 @@ accuracy: $(VENV)/installed-dev ## docs/accuracy.md: predicted against published
 
 bench: $(VENV)/installed-dev ## speed, as a dated table in benchmarks/
 	$(BIN)/python benchmarks/speed.py
+
+gpu: $(VENV)/installed-dev ## calibrate this machine's GPU, and measure 26 trainings on it (an hour); GPU=h100-sxm5-80gb names it
+	$(BIN)/python -m loadgauge.measure.gpu $(if $(GPU),--gpu $(GPU)) benchmarks/gpu.json
 
 clean:           ## remove what make made
 	rm -rf $(VENV) build dist

@@ -154,6 +154,10 @@ def _agree(values: dict[str, Any], name: str, syntax: str) -> None:
         values |= {"cp": 1, "zero": min(values["zero"], 1), "offload": "none", "replicas": 1, "recompute": "none"}
     elif name == "accelerate":
         values |= {"pp": 1, "sequence_parallel": False}
+        if framework == "deepspeed":
+            values["tp"] = 1
+        elif values["tp"] * values["cp"] > 1:
+            values["zero"] = max(values["zero"], 2)  # its other sizes go with FSDP only
     if framework in ("huggingface", "deepspeed") and name != "verl" and name != "deepspeed":
         if framework == "huggingface":
             values["zero"] = {1: 3}.get(values["zero"], values["zero"])

@@ -78,10 +78,14 @@ def _degrees() -> Idea:
                 other["sp"]: bool(facts.get("sequence_parallel")) if ranks > 1 else None,
                 other["ep"]: facts.get("ep") if (facts.get("ep") or 1) > 1 else None,
             }  # fmt: skip
+        if (
+            facts.get("zero") not in (2, 3)
+            or facts.get("framework") == "deepspeed"
+            or facts.get("offload") == "optimizer"
+        ):
+            return dict.fromkeys((switch, tp, cp, copies, shards))
         sizes: dict[str, Any] = {tp: facts.get("tp") or 1, cp: facts.get("cp") or 1}
         replicas, whole = facts.get("replicas") or 1, facts.get("shards")
-        if not facts.get("zero"):
-            replicas, whole = facts.get("dp") or 1, 1
         if (
             all(size == 1 for size in sizes.values())
             and not keys.has(copies, shards, tp, cp)
@@ -90,7 +94,7 @@ def _degrees() -> Idea:
             return {}
         if whole is not None and "gpus" in facts:
             sizes |= {copies: replicas, shards: whole}
-        return {switch: True, **sizes}
+        return sizes
 
     return Idea(
         keys=(switch, tp, cp, copies, shards, f"{P}sp_size", *other.values()),
@@ -172,7 +176,8 @@ def _accumulation() -> Idea:
         return {"accumulation": said[0] if said else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        present = [key for key in names if keys.has(key)] or [names[1]]
+        # Only DeepSpeed's section has a place for it; elsewhere it is an argument of the trainer.
+        present = [key for key in names if keys.has(key)] or ([names[0]] if _kind(keys) == "deepspeed" else [])
         return dict.fromkeys(present, facts.get("accumulation") or 1)
 
     return Idea(keys=names, facts=("accumulation",), read=read, write=write)

@@ -28,7 +28,7 @@ def _attention() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = facts["attention"]
         off: dict[str, Any] = {key: None for key in SWITCHES if keys.has(key)}
-        if keys.has(word):
+        if keys.has(word) or not off:
             return off | {word: "eager" if wanted == "eager" else "flash_attention_2"}
         return off | {"eager_attention" if wanted == "eager" else "flash_attention": True}
 
@@ -88,8 +88,8 @@ def _loss() -> Idea:
 
     def read(keys: Keys) -> Facts:
         if keys.flag(key):
-            number = keys.whole(count) or 8
-            return {"loss": f"chunked:{number}"}
+            number = keys.whole(count)
+            return {"loss": f"chunked:{number}" if number else "chunked"}
         return {"loss": "chunked" if any(keys.flag(name) for name in fused) else "auto"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -99,7 +99,10 @@ def _loss() -> Idea:
             return off
         if kind != "chunked":
             return {}
-        return off | ({key: True, count: int(number)} if number else {fused[1]: True})
+        present = [name for name in fused if keys.flag(name)]
+        return off | (
+            {present[0]: True} if present and not number else {key: True, count: int(number) if number else None}
+        )
 
     return Idea(keys=(key, count, *fused), facts=("loss",), read=read, write=write)
 
@@ -204,7 +207,7 @@ AXOLOTL = Dialect(
             default="adamw",
         ),
         row("ep", "expert_parallel_size", default=1, off=1),
-        sharding(),
+        sharding(switched=False),
         _degrees(),
         _adapter(),
         _checkpointing(),

@@ -99,7 +99,7 @@ def _offload() -> Idea:
 
 
 def _model() -> Idea:
-    names = ("model.hf_model_id", "hf_model_path", "model.hf_path")
+    names = ("model.hf_model_id",)
 
     def read(keys: Keys) -> Facts:
         return {"model": next((word for key in names if (word := keys.word(key))), None)}

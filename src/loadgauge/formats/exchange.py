@@ -16,7 +16,7 @@ from loadgauge.formats.nested import json_document, toml_document, yaml_document
 from loadgauge.formats.run import FIELDS, Run, Said, facts, merge, solve
 from loadgauge.formats.table import Dialect, Document, Keys, Missing
 
-LARGEST_FILE = 500_000
+LARGEST_FILE = 100_000
 """Bytes. A job file has some thousands."""
 SYNTAXES = {
     ".json": "json",

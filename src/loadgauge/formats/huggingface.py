@@ -46,8 +46,11 @@ def checkpointing(default: Any = None, *, new: str = "activation_checkpointing")
     return Idea(keys=(*names, *every, *own), facts=("recompute",), read=read, write=write)
 
 
-def sharding(legacy: bool = True) -> Idea:
-    """FSDP's switches, or a DeepSpeed configuration within the file; a file of its own is read beside it."""
+def sharding(switched: bool = True) -> Idea:
+    """FSDP, or a DeepSpeed configuration within the file; a file of its own is read beside it.
+
+    switched: whether `fsdp` must be on for `fsdp_config` to count; in axolotl it counts by being there
+    """
     inner = deepspeed.zero(INLINE)
     names = ("reshard_after_forward", "version", "sharding_strategy", "cpu_offload", "offload_params")
     keyed = {name: (f"fsdp_config.{name}", f"fsdp_config.fsdp_{name}") for name in names}
@@ -92,7 +95,7 @@ def sharding(legacy: bool = True) -> Idea:
             return {"framework": "deepspeed"} | inner.read(keys)
         if beside is not None and beside is not False:
             return {"framework": "deepspeed"}
-        if keys.has("fsdp") or (legacy and any(keys.has(*pair) for pair in keyed.values())):
+        if keys.has("fsdp") or (not switched and any(keys.has(*pair) for pair in keyed.values())):
             return of_fsdp(keys)
         return {"framework": "huggingface", "zero": 0, "offload": "none"}
 
@@ -121,6 +124,13 @@ def sharding(legacy: bool = True) -> Idea:
             word = {3: "full_shard", 2: "shard_grad_op"}[zero]
             text = [word, "auto_wrap", *(["offload"] if moved == "all" else [])]
             return said | {"fsdp": text if isinstance(keys.raw("fsdp"), list) else " ".join(text)}
+        if not switched:
+            old = keys.has("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params")
+            moves = present["offload_params"]
+            return said | {
+                "fsdp_version": 2, present["reshard_after_forward"]: zero == 3,
+                moves: moved == "all" if moved == "all" or old else None,
+            }  # fmt: skip
         return said | {
             "fsdp": True, present["version"]: 2, present["reshard_after_forward"]: zero == 3,
             present["cpu_offload"]: True if moved == "all" else None,

@@ -26,7 +26,7 @@ OTHER: tuple[str, ...] = (
     "hidden_dropout",
     "attention_dropout",
 )
-OTHER += ("tokenizer_model", "hf_model_path", "no_position_embedding")
+OTHER += ("tokenizer_model", "no_position_embedding")
 BEYOND: tuple[str, ...] = (
     "multi_latent_attention",
     "moe_shared_expert_intermediate_size",

@@ -204,18 +204,24 @@ def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
 
 
 def _refuse_tags(text: str) -> None:
+    """Looks through the tokens before anything is built of them: for tags, anchors without number, endless nesting."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
-    from ruamel.yaml.tokens import AnchorToken, BlockMappingStartToken, FlowMappingStartToken, TagToken
+    from ruamel.yaml.tokens import AnchorToken, TagToken
 
     anchors = depth = 0
     try:
         for token in YAML(typ="safe", pure=True).scan(text):
+            kind = type(token).__name__
             if isinstance(token, TagToken):
                 raise ConfigError(f"has the YAML tag {_tag(token)!r}; a job file is plain data")
             anchors += isinstance(token, AnchorToken)
-            if isinstance(token, BlockMappingStartToken | FlowMappingStartToken):
-                depth += 1
+            depth += kind.endswith(("MappingStartToken", "SequenceStartToken"))
+            depth -= kind in ("BlockEndToken", "FlowMappingEndToken", "FlowSequenceEndToken")
+            if depth > DEEPEST:
+                raise ConfigError("is nested too deeply")
+    except ConfigError:
+        raise
     except RecursionError:
         raise ConfigError("is nested too deeply") from None
     except MarkedYAMLError as error:

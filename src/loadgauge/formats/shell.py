@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from loadgauge.errors import ConfigError
 
-MOST_WORDS = 50_000
+MOST_WORDS = 15_000
 ASSIGNED = re.compile(
     r"(?:^|(?<=[\s;]))(?:export\s+|local\s+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s;()#]*)", re.MULTILINE
 )

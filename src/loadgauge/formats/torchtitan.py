@@ -146,6 +146,7 @@ def _pipeline() -> Idea:
         "parallelism.pipeline_parallel_layers_per_stage",
     )
     old = (f"{OLD}pipeline_parallel_degree", f"{OLD}pipeline_parallel_schedule")
+    graphs = "training.disable_cuda_graphs"
 
     def read(keys: Keys) -> Facts:
         stages = keys.whole(pp) or keys.whole(old[0]) or 1
@@ -162,9 +163,11 @@ def _pipeline() -> Idea:
             name = facts.get("schedule") or ("interleaved" if (facts.get("vpp") or 1) > 1 else "1f1b")
             spelled = {ours: theirs for theirs, ours in SCHEDULES.items()}.get(name)
             said |= {schedule: spelled} if spelled else {}
+            if keys.document.syntax == "argv":
+                said[graphs] = True  # which pipelines do not have yet
         return said
 
-    return Idea(keys=(pp, schedule, *old), facts=("pp", "schedule", "vpp"), read=read, write=write)
+    return Idea(keys=(pp, schedule, graphs, *old), facts=("pp", "schedule", "vpp"), read=read, write=write)
 
 
 def _tensor_parallel() -> Idea:
@@ -241,6 +244,22 @@ def _seq_len() -> Idea:
     return Idea(keys=(key,), facts=("seq_len",), read=read, write=write)
 
 
+def _optimizer() -> Idea:
+    """By name in TOML; the flags have groups of parameters, of which only the configuration itself has the names."""
+    old, new = "optimizer.name", "optimizer.param_groups.0.optimizer_name"
+    names = {"AdamW": "adamw", "Adam": "adamw", "Muon": "muon"}
+
+    def read(keys: Keys) -> Facts:
+        return {"optimizer": keys.choice(old, names) or keys.choice(new, names) or "adamw"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if facts["optimizer"] != "adamw":
+            return {}
+        return {key: "AdamW" for key in (old, new) if keys.has(key)}
+
+    return Idea(keys=(old, new), facts=("optimizer",), read=read, write=write)
+
+
 def _offload() -> Idea:
     key = "training.enable_cpu_offload"
 
@@ -282,7 +301,7 @@ TORCHTITAN = Dialect(
         _seq_len(),
         _recompute(),
         _precision(),
-        row("optimizer", "optimizer.name", words={"AdamW": "adamw", "Adam": "adamw"}, default="adamw"),
+        _optimizer(),
         _offload(),
     ),
 )

@@ -96,7 +96,7 @@ def answer(request: Request) -> Reply:
         if request.work == "compare":
             if not isinstance(asked, ConfigJob):
                 raise ConfigError("formulas are known of models, not of scripts: `trace` and `measure` take those")
-            return Reply(comparison=compare(asked, request.device, request.measure))
+            return Reply(comparison=compare(asked, request.device, request.measure, request.timed))
         found = record(asked, request.device, world=world, stacks=bool(request.viewer))
         if request.viewer:
             from loadgauge.measure.viewer import write

@@ -68,16 +68,19 @@ class Comparison(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
     differences: tuple[Difference, ...]
     not_counted: tuple[str, ...]
+    real: Real | None = None
 
 
-def compare(job: ConfigJob, device: str = "cuda", measure: str = "") -> Comparison:
+def compare(job: ConfigJob, device: str = "cuda", measure: str = "", timed: int = 0) -> Comparison:
     """Compares the formula of a job with its trace as on `device`, and with two real steps on `measure` ("": none).
+
+    `timed`: how many more real steps to time.
 
     Raises NotModelled where the formula does not cover the job.
     """
     formula = Formula(job.config, job.settings)
     traced = record(job, device)
-    taken = real(job, measure, timed=0) if measure else None
+    taken = real(job, measure, timed=timed) if measure else None
     rows, differences = [], []
 
     def add(row: Row, causes: Callable[[], list[Cause]], more: Callable[[], list[Cause]] | None = None) -> None:
@@ -100,6 +103,7 @@ def compare(job: ConfigJob, device: str = "cuda", measure: str = "") -> Comparis
         rows=tuple(rows),
         differences=tuple(differences),
         not_counted=traced.trace.not_counted,
+        real=taken,
     )
 
 

@@ -16,7 +16,8 @@ no model FLOPs."""
 
 
 class FlopCounter(TorchDispatchMode):
-    """Counts what runs in its body, backward included; costs a few microseconds an operation.
+    """Counts what runs in its body, backward included; costs a few microseconds an operation (measured on a CPU: 2 % of a
+    step of 0.45 s).
 
     `hardware`: everything; `model`: without recomputation. What runs in backward with gradients enabled is a checkpoint
     that runs again. `uncounted`: operations that should count, but have no formula.

@@ -92,13 +92,13 @@ def real(job: Job, device: str = "cpu", timed: int = 3) -> Real:
         raise ConfigError("device: there is no CUDA device here")
     observer = Observer(device)
     before = torch.cuda.memory_allocated() if device == "cuda" else 0
-    memory: _OnCpu | _OnCuda = _OnCuda(before) if device == "cuda" else _OnCpu()
-    sizes = _States()
+    memory = recorder(device, before)
+    sizes = States()
     with contextlib.ExitStack() as running:
         with memory.recording():
             step = running.enter_context(job.prepared(None, device))
             job.introduce(observer)
-            with _watched(observer, memory, sizes):
+            with watched(observer, memory, sizes):
                 for _ in range(2):
                     with memory.phase("training"):
                         step(observer)
@@ -135,7 +135,7 @@ def _timed(step: Callable[[], None], device: str) -> float:
     return time.perf_counter() - begun
 
 
-class _States:
+class States:
     """The largest sizes of weights, gradients and optimizer states, each storage once."""
 
     def __init__(self) -> None:
@@ -286,8 +286,16 @@ class _OnCuda:
         )  # fmt: skip
 
 
+Recorder = _OnCpu | _OnCuda
+
+
+def recorder(device: str, before: int = 0) -> Recorder:
+    """What takes down memory on a device; `before`: bytes that were there, and are not the job's."""
+    return _OnCuda(before) if device == "cuda" else _OnCpu()
+
+
 @contextlib.contextmanager
-def _watched(observer: Observer, memory: _OnCpu | _OnCuda, sizes: _States) -> Iterator[None]:
+def watched(observer: Observer, memory: Recorder, sizes: States) -> Iterator[None]:
     """Marks forwards of modules and steps of optimizers."""
     open_: list[Any] = []
     steps: list[Any] = []

@@ -25,6 +25,9 @@ def job(target: str, settings: Settings, device: str = "cuda", layers: int | Non
             return FunctionJob(function(target), target)
     config = hugging_face(target)
     if layers is not None:
+        kinds = getattr(config, "layer_types", None)
+        if kinds:
+            config.layer_types = [kinds[number % len(kinds)] for number in range(layers)]
         config.num_hidden_layers = layers
     return ConfigJob(config, settings, target)
 

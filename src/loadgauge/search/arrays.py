@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """Memory and time of every layout of a space: the array reading of the list of operations.
 
 The formulas are those of `estimate`, which read open arrays where a single layout has whole numbers. What does not change
@@ -10,11 +9,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
 
 from loadgauge.algebra import Size
 from loadgauge.estimate.comm import Fabric
 from loadgauge.estimate.estimate import view_of
+from loadgauge.estimate.flight import works
 from loadgauge.estimate.memory import MemoryModel
 from loadgauge.estimate.outside import outside, workspaces
 from loadgauge.estimate.roofline import Machine
@@ -28,6 +31,9 @@ from loadgauge.search.held import ArrayMemory, SomeBatches, fullest, peak
 from loadgauge.search.space import Constraints, Grid, Space, Structure
 from loadgauge.search.timeline import play
 from loadgauge.training import Training
+
+Wanted: TypeAlias = Callable[[Any, Any], Any]
+"""Of bytes and of the least seconds of layouts: for which of them the exact time matters."""
 
 
 class Batch(NamedTuple):
@@ -51,8 +57,13 @@ class Reading:
         self.machine = Machine.of(cluster.gpu, rates, training)
         self.fabric = Fabric.of(cluster, rates)
 
-    def batches(self, progress: Callable[[int, int], None] | None = None) -> Iterator[Batch]:
-        """The layouts that can exist, structure by structure; those with one pipeline are played together."""
+    def batches(
+        self, progress: Callable[[int, int], None] | None = None, wanted: Wanted | None = None
+    ) -> Iterator[Batch]:  # fmt: skip
+        """The layouts that can exist, structure by structure; those with one pipeline are played together.
+
+        wanted: whether the time of a layout matters, given its memory and the least time it can take
+        """
         groups: dict[tuple[int, bool], dict[object, list[Structure]]] = {}
         for one in self.space.structures():
             pipelines = groups.setdefault((one.pp, one.sequence_parallel), {})
@@ -65,6 +76,9 @@ class Reading:
                 for structures in pipelines.values():
                     with self.numpy.errstate(all="ignore"):
                         steps = [step for one in structures if (step := each.step(one)) is not None]
+                        if wanted is not None:
+                            for step in steps:
+                                step.narrow(wanted)
                         play_all(steps)
                         found = [step.batch() for step in steps]
                     yield from found
@@ -153,18 +167,18 @@ class GridReading:
         short = numpy.minimum(batches, 4 * structure.pp)
         found = numpy.empty(len(places))
         alike: dict[object, list[int]] = {}
-        for number in numpy.unique(short):
-            some = SomeBatches.of(layout, int(number))
-            key = self.cached(
-                "flights", (structure.pp, structure.vpp, structure.schedule, structure.stage_layers, int(number)),
-                lambda some=some: tuple((stage.index, flights(some, stage)) for stage in fullest(memory.under(some), each)),
+        for number in map(int, numpy.unique(short)):
+            some = memory.under(SomeBatches.of(layout, number))
+            key = (
+                structure.pp, structure.vpp, structure.schedule, structure.stage_layers, structure.recompute, number
             )  # fmt: skip
-            alike.setdefault((key, number > 1), []).append(int(number))
-        for (key, _), numbers in alike.items():
+            kept = self.cached("kept", key, partial(fullest, some, each))
+            held = tuple((stage.index, works(some.layout, stage.index)) for stage in kept)
+            alike.setdefault((held, number > 1), []).append(number)
+        for numbers in alike.values():
             under = memory.under(SomeBatches.of(layout, max(numbers)))
             chosen = numpy.isin(short, numbers)
-            kept = [each[index] for index, _ in key]  # type: ignore[attr-defined]
-            found[chosen] = self.at(peak(under, kept), places[chosen])
+            found[chosen] = self.at(peak(under, fullest(under, each)), places[chosen])
         return found
 
     def fixed(self, structure: Structure, layout: Layout, memory: MemoryModel, places: Any) -> Any:
@@ -172,10 +186,13 @@ class GridReading:
 
         def make() -> Any:
             numpy, code, axes = self.numpy, 0, ("dp", "tp", "cp", "ep")
+            alone = Layout(pp=layout.pp)
             for bit, axis in enumerate(axes):
                 code = code + self.numpy.asarray(getattr(layout, axis) > 1) * 2**bit
             values = [
-                outside(Layout(pp=layout.pp, **{axis: 1 + (number >> bit & 1) for bit, axis in enumerate(axes)})).value
+                outside(
+                    msgspec.structs.replace(alone, **{axis: 1 + (number >> bit & 1) for bit, axis in enumerate(axes)})
+                ).value
                 for number in range(2 ** len(axes))
             ]
             return numpy.array(values)[code] + workspaces(self.gpu, self.training, grouped=memory.has_experts)
@@ -200,9 +217,7 @@ class Step:
         for stage, make in zip(each, makes, strict=True):
             for chunk, of_it in zip(stage.chunks, make, strict=True):
                 if of_it not in self.chunks:
-                    self.chunks[of_it] = reading.cached(
-                        "chunks", (facts, of_it), lambda stage=stage, chunk=chunk: time.of_chunk(stage, chunk)
-                    )
+                    self.chunks[of_it] = reading.cached("chunks", (facts, of_it), partial(time.of_chunk, stage, chunk))
         rows = {of_it: row for row, of_it in enumerate(self.chunks)}
         firsts: dict[object, int] = {}
         for index, make in enumerate(makes):
@@ -219,7 +234,7 @@ class Step:
             self.distinct, self.back = places[first], numpy.cumsum(first) - 1
         self.times = self.seconds(self.distinct)
         self.batches = reading.at(time.layout.num_microbatches, self.distinct)
-        self.send = reading.at(time.send_seconds(), self.distinct) if structure.pp > 1 else None
+        self.send: Any = reading.at(time.send_seconds(), self.distinct)
         work = self.times[0] + self.times[1]
         busy = numpy.stack([sum(work[rows[of_it]] for of_it in makes[index]) for index in order])
         self.slowest = busy.max(axis=0)
@@ -227,6 +242,27 @@ class Step:
         ends = numpy.stack([reading.at(self.once(each[index]), places) for index in order])
         self.ends = numpy.take_along_axis(ends, which[None, :], axis=0)[0]
         self.played: Any = None
+        self.needed: Any = numpy.ones(len(self.distinct), dtype=bool)
+        """Of the layouts of distinct times, those whose schedule is to be played."""
+
+    @property
+    def alike(self) -> object:
+        """The same for structures with the same times."""
+        return (self.facts, len(self.distinct)) if self.shared else id(self)
+
+    @property
+    def least(self) -> Any:
+        """Seconds that a step takes at least: the slowest stage is busy for all micro-batches."""
+        return self.spread(self.batches * self.slowest) / self.time.layout.copies * (1 - 1e-9) + self.ends
+
+    def narrow(self, wanted: Wanted) -> None:
+        """Leaves out the schedules of layouts that are not wanted; their time is then infinite."""
+        chosen = wanted(self.held, self.least)
+        if self.back is None:
+            self.needed = chosen
+        else:
+            self.needed = self.numpy.zeros(len(self.distinct), dtype=bool)
+            self.needed[self.back[chosen]] = True
 
     def spread(self, values: Any) -> Any:
         """From layouts of distinct times to all."""
@@ -239,9 +275,7 @@ class Step:
             return sum(one.forward.values()), sum(one.backward.values()), one.weight
 
         reading, numpy = self.reading, self.numpy
-        each = [
-            reading.cached("sums", (self.facts, key), lambda one=one: sums(one)) for key, one in self.chunks.items()
-        ]
+        each = [reading.cached("sums", (self.facts, key), partial(sums, one)) for key, one in self.chunks.items()]
         return numpy.stack([numpy.stack([reading.at(one[part], places) for one in each]) for part in range(3)])
 
     def once(self, stage: Stage) -> Size:
@@ -284,28 +318,31 @@ class Step:
 
 
 def play_all(steps: list[Step]) -> None:
-    """Plays the schedules of structures with one pipeline, all together; equal times once."""
+    """Plays the schedules of structures with one pipeline, all together; equal times once, and only those needed."""
     import numpy
 
     if not steps or steps[0].structure.pp == 1:
         return
-    done: dict[object, Step] = {}
+    leaders: dict[object, Step] = {}
     groups: dict[tuple[int, ...], list[Step]] = {}
     for step in steps:
-        key = id(step.reading), step.facts, len(step.distinct)
-        if step.shared and key in done:
-            continue
-        if step.shared:
-            done[key] = step
-        groups.setdefault(step.kinds, []).append(step)
+        leader = leaders.setdefault(step.alike, step)
+        if leader is step:
+            groups.setdefault(step.kinds, []).append(step)
+        else:
+            leader.needed = leader.needed | step.needed
     for kinds, each in groups.items():
         structure = each[0].structure
-        forward, backward, weight = (numpy.concatenate([step.times[n] for step in each], axis=1) for n in range(3))
+        forward, backward, weight = (
+            numpy.concatenate([step.times[n][:, step.needed] for step in each], axis=1) for n in range(3)
+        )
         if structure.splits:
             backward = backward - weight
         else:
             weight = numpy.zeros_like(weight)
-        send, short = (numpy.concatenate([getattr(step, name) for step in each]) for name in ("send", "short"))
+        send, short = (
+            numpy.concatenate([getattr(step, name)[step.needed] for step in each]) for name in ("send", "short")
+        )
         found = numpy.empty(len(short))
         for number in numpy.unique(short):
             mine = short == number
@@ -315,15 +352,9 @@ def play_all(steps: list[Step]) -> None:
             )  # fmt: skip
         start = 0
         for step in each:
-            step.played = found[start : start + len(step.distinct)]
-            start += len(step.distinct)
+            step.played = numpy.full(len(step.distinct), numpy.inf)
+            count = int(step.needed.sum())
+            step.played[step.needed] = found[start : start + count]
+            start += count
     for step in steps:
-        if step.played is None:
-            step.played = done[id(step.reading), step.facts, len(step.distinct)].played
-
-
-def flights(layout: Layout, stage: Stage) -> tuple[object, ...]:
-    """What a stage holds of its micro-batches."""
-    from loadgauge.estimate.flight import works
-
-    return works(layout, stage.index)
+        step.played = leaders[step.alike].played

@@ -11,9 +11,11 @@ from loadgauge.adapters import Lora
 from loadgauge.cluster import cluster
 from loadgauge.errors import Error, NothingFits
 from loadgauge.estimate.result import Estimate
+from loadgauge.overlap import Overlap
 from loadgauge.search.choices import space_for
 from loadgauge.search.plan import Case, Objective, plan
 from loadgauge.training import OPTIMIZERS
+from loadgauge.training import training as default_training
 
 RANK = 16
 """Of adapters, where a change brings them in."""
@@ -65,14 +67,14 @@ def variants(case: Case) -> Iterator[tuple[str, str, Case]]:
         yield f"{factor} times the GPUs", f"--gpus {factor * space.gpus}", more_gpus(case, factor * space.gpus)
 
 
-def more_gpus(case: Case, gpus: int) -> Case:
+def more_gpus(case: Case, gpus: int, batch: int | None = None) -> Case:
     """The same job on another number of GPUs of the same kind and links; all axes open."""
     space, old = case.space, case.cluster
     inner = old.links[0].bandwidth if old.links[0].domain > 1 else None
     outer = old.links[-1].bandwidth if len(old.links) > 1 else None
     new = cluster(old.gpu, gpus, None, inner, outer)
     wider = space_for(
-        space.model, case.training, gpus, max(space.global_batch, gpus), space.seq_len, stage_layers=space.stage_layers,
+        space.model, case.training, gpus, batch or max(space.global_batch, gpus), space.seq_len, stage_layers=space.stage_layers,
         lengths=space.lengths, base=space.base,
     )  # fmt: skip
     return msgspec.structs.replace(case, space=wider, cluster=new)
@@ -96,3 +98,49 @@ def what_would_fit(cases: Sequence[Case], margin: float, objective: Objective, m
         if len(found) == most or "GPUs" in what:
             break
     return found
+
+
+def faster(case: Case) -> Iterator[tuple[str, str, Case]]:
+    """Changes of a job that may make it faster."""
+    training, space, old = case.training, case.space, case.cluster
+    for index, (name, flag) in enumerate(
+        (("link inside a node", "--link-bandwidth"), ("network adapter", "--nic-bandwidth"))
+    ):
+        if index < len(old.links) and old.links[index].domain > 1:
+            doubled = msgspec.structs.replace(old.links[index], bandwidth=2 * old.links[index].bandwidth)
+            links = tuple(doubled if place == index else link for place, link in enumerate(old.links))
+            flags = f"{flag} {doubled.bandwidth / 1e9:g}GB/s"
+            yield f"twice the {name}", flags, _with(case, cluster=msgspec.structs.replace(old, links=links))
+    overlapped = msgspec.structs.replace(training, overlap=Overlap.parse("all"))
+    yield "all communication beside compute", "--overlap all", _with(case, training=overlapped)
+    if training.framework.name == "megatron" and training.precision.products is None and training.lora is None:
+        try:
+            low = default_training("megatron", "fp8", training.optimizer.name, training.kernels.attention)
+            old.gpu.peak("fp8")
+            yield "8-bit matrix products", "--precision fp8", _with(case, training=low)
+        except Error:
+            pass
+    batch = msgspec.structs.replace(
+        space,
+        global_batch=2 * space.global_batch,
+        micro_batch=tuple(dict.fromkeys((*space.micro_batch, 2 * space.global_batch))),
+    )
+    yield "twice the global batch, by the token", f"--global-batch {2 * space.global_batch}", _with(case, space=batch)
+    yield "twice the GPUs", f"--gpus {2 * space.gpus}", more_gpus(case, 2 * space.gpus)
+
+
+def what_next(case: Case, best: Estimate, margin: float, objective: Objective) -> list[Change]:
+    """What each change would bring, the one with the most tokens a second first; every row is planned anew."""
+    assert best.time is not None
+    found = []
+    for what, flags, changed in (*variants(case), *faster(case)):
+        if "times the GPUs" in what or "half the sequence" in what or "adapters" in what:
+            continue
+        try:
+            other = plan([changed], objective=objective, margin=margin, top=1).layouts[0]
+        except Error:
+            continue
+        assert other.time is not None
+        # What the old step would take for as many tokens on as many GPUs as it has.
+        found.append(Change(what, flags, other, best.time.step * other.time.tokens / best.time.tokens))
+    return sorted(found, key=lambda change: -change.before / change.best.time.step)  # type: ignore[operator,union-attr]

@@ -1,8 +1,8 @@
-# mypy: ignore-errors
 """Which values each axis may have, where the user does not say: all that the framework can run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -93,7 +93,7 @@ def trimmed(space: Space, keep: set[str]) -> Space:
             exists(tp=tp, sequence_parallel=spread) for spread in space.sequence_parallel if tp > 1 or not spread
         )
 
-    tests = {
+    tests: dict[str, Callable[[int], bool]] = {
         "tp": with_tp,
         "cp": lambda cp: exists(cp=cp),
         "ep": lambda ep: exists(dp=ep, ep=ep),

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The memory of a stage for many layouts at once: `estimate.memory` and `estimate.moments` with open arrays."""
 
 from __future__ import annotations
@@ -170,11 +169,11 @@ def _candidates(
     layout = Layout(pp=stages, vpp=vpp, schedule=schedule, global_batch=batches)
     groups: dict[object, dict[tuple[int, ...], Work]] = {}
     for work in works(layout, stage):
-        sums = [0] * (2 * (max(alike) + 1))
+        held = [0] * (2 * (max(alike) + 1))
         for chunk, (whole, waits) in enumerate(zip(*work.flight, strict=True)):
-            sums[2 * alike[chunk]] += whole
-            sums[2 * alike[chunk] + 1] += waits
-        groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(tuple(sums), work)
+            held[2 * alike[chunk]] += whole
+            held[2 * alike[chunk] + 1] += waits
+        groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(tuple(held), work)
     found = []
     for each in groups.values():
         for sums, work in each.items():

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The best layouts of a space: all of them evaluated at once, the best ones estimated again one by one.
 
 The array reading ranks; what is reported is the exact `estimate` of each layout. No layout is left out beforehand.
@@ -8,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
@@ -19,13 +19,13 @@ from loadgauge.hardware import Cluster
 from loadgauge.layout import Layout
 from loadgauge.rates import Rates
 from loadgauge.rates import rates as calibrated
-from loadgauge.search.arrays import Batch, Reading
+from loadgauge.search.arrays import Batch, Reading, Wanted
 from loadgauge.search.space import SIZES, Constraints, Grid, Space, Structure
 from loadgauge.training import Training
 
 Objective = Literal["time", "throughput", "money", "gpus", "headroom"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-KEPT = 100
+KEPT = 20
 """Layouts that are estimated again one by one, beside the front."""
 Progress = Callable[[int, int], None]
 
@@ -102,13 +102,33 @@ class _Best:
         self.fitting += len(fits)
         if not len(fits):
             return
-        good = fits[score[fits] <= self.ceiling]
+        good = fits[(score[fits] <= self.ceiling) & (batch.step[fits] < numpy.inf)]
         if len(good) > self.kept:
             good = good[numpy.argpartition(score[good], self.kept)[: self.kept]]
         self.rows += [self._row(number, batch, score, int(index)) for index in good]
         if len(self.rows) > 20 * self.kept:
             self.trim()
         self._front(number, batch, score, fits)
+
+    def wanted(self, score: Any, limit: float) -> Wanted:
+        """Whether the exact time of a layout can matter: it fits, and by its least time might be among the best kept, or
+        on the front.
+        """
+        numpy = self.numpy
+
+        def contenders(memory: Any, least: Any) -> Any:
+            if len(self.rows) >= self.kept:
+                self.trim()
+            good = score(least, memory) <= self.ceiling
+            if self.front:
+                steps = numpy.array([row[1] for row in self.front])
+                bytes_by_then = numpy.array([numpy.inf, *(row[2] for row in self.front)])
+                good = good | (memory < bytes_by_then[numpy.searchsorted(steps, least, side="right")])
+            else:
+                good = numpy.ones(len(memory), dtype=bool)
+            return good & (memory <= limit)
+
+        return contenders
 
     def trim(self) -> None:
         """Only the best stay."""
@@ -122,6 +142,9 @@ class _Best:
 
     def _front(self, number: int, batch: Batch, score: Any, fits: Any) -> None:
         numpy = self.numpy
+        fits = fits[batch.step[fits] < numpy.inf]
+        if not len(fits):
+            return
         order = fits[numpy.lexsort((batch.memory[fits], batch.step[fits]))]
         memory = batch.memory[order]
         lowest = numpy.minimum.accumulate(memory)
@@ -140,9 +163,13 @@ def plan(
     objective: Objective = "time",
     margin: float = 0.0,
     top: int = 10,
+    exhaustive: bool = False,
     progress: Progress | None = None,
 ) -> Plan:
-    """The best layouts of all cases together. margin: bytes to be left free on each GPU.
+    """The best layouts of all cases together.
+
+    margin: bytes to be left free on each GPU; exhaustive: play the schedule of every layout, also of those that do not fit
+    or whose slowest stage alone takes longer than the layouts found so far (which cannot change the answer)
 
     Raises `LayoutError` where no layout can exist, and `NothingFits` where none fits.
 
@@ -163,8 +190,9 @@ def plan(
         reading = case.reading()
         limit = case.cluster.gpu.capacity - margin
         evaluated += case.space.size
-        for batch in reading.batches(progress):
-            best.add(number, batch, _score(objective, case, batch), limit)
+        wanted = None if exhaustive else best.wanted(partial(_score, objective, case), limit)
+        for batch in reading.batches(progress, wanted):
+            best.add(number, batch, _score(objective, case, batch.step, batch.memory), limit)
     best.trim()
     if best.least is None:
         raise LayoutError(no_layout(cases))
@@ -180,16 +208,16 @@ def plan(
     )  # fmt: skip
 
 
-def _score(objective: Objective, case: Case, batch: Batch) -> Any:
-    """What is minimised, for each layout of a batch."""
+def _score(objective: Objective, case: Case, step: Any, memory: Any) -> Any:
+    """What is minimised, for each layout; it never falls where the time grows."""
     if objective == "headroom":
-        return batch.memory - case.cluster.gpu.capacity
+        return memory - case.cluster.gpu.capacity
     gpus = case.space.gpus
     return {
-        "time": batch.step,
-        "throughput": batch.step * gpus,
-        "money": batch.step * gpus * (1.0 if case.price is None else case.price),
-        "gpus": gpus + batch.step / (batch.step + 1),
+        "time": step,
+        "throughput": step * gpus,
+        "money": step * gpus * (1.0 if case.price is None else case.price),
+        "gpus": gpus + 1 - 1 / (step + 1),
     }[objective]
 
 
@@ -200,7 +228,7 @@ def score(objective: Objective, case: Case, found: Estimate) -> float:
     step, gpus = _seconds(found), case.space.gpus
     return {
         "time": step, "throughput": step * gpus, "money": step * gpus * (1.0 if case.price is None else case.price),
-        "gpus": gpus + step / (step + 1),
+        "gpus": gpus + 1 - 1 / (step + 1),
     }[objective]  # fmt: skip
 
 

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """The space of layouts: structures one by one, sizes as open (broadcast) arrays, what is not possible as named masks.
 
 A *structure* is what changes the list of operations or the order of work: pipeline stages, schedule, ZeRO stage, sequence
@@ -18,7 +17,7 @@ from loadgauge.algebra import Size
 from loadgauge.estimate.schedule_orders import violation
 from loadgauge.layout import V_SHAPED, Layout, RecomputePolicy, Schedule
 from loadgauge.lengths import Lengths
-from loadgauge.model import ModelSpec, Moe
+from loadgauge.model import Attention, ModelSpec, Moe
 from loadgauge.search.split import balanced
 
 COMBINED = ("tp", "cp", "ep", "etp", "micro_batch")
@@ -218,12 +217,12 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
             grouped = [
                 -(-mixer.num_key_value_heads // tp) == mixer.num_attention_heads // tp
                 for block in self.model.blocks
-                if (mixer := block.attention) is not None and hasattr(mixer, "num_key_value_heads")
+                if isinstance(mixer := block.attention, Attention)
             ]
             by_tp.setdefault(tuple(grouped), []).append(tp)
         values = {name: getattr(self, name) for name in SIZES}
-        for tp in by_tp.values():
-            yield from Grid(self, {**values, "tp": tuple(tp)}, within).parts()
+        for alike in by_tp.values():
+            yield from Grid(self, {**values, "tp": tuple(alike)}, within).parts()
 
     def layout(self, structure: Structure, sizes: dict[str, Size], ragged: dict[str, Size] | None = None) -> Layout:
         """A layout of ints, or of open arrays. ragged: the tokens and pairs of a micro-batch, where they are at hand."""

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """A pipeline schedule played through for many layouts at once: `estimate.schedule_timeline` with arrays of times.
 
 The order of work is the same for all of them, so what waits for what is worked out once, as levels of entries that
@@ -57,56 +56,73 @@ def waits(schedule: str, stages: int, batches: int, chunks: int | None) -> Waits
 
     order = order_of_work(schedule, stages, batches, chunks)
     source, sends = _ways(order)
-    listed = [
-        [(*divmod(row, order.chunks), number) for row, number in zip(rows, numbers, strict=True)]
-        for rows, numbers in zip(order.rows, order.microbatches, strict=True)
-    ]
-    done: dict[object, tuple[int, int]] = {}  # what an entry makes -> its level and place in it
+    made: dict[tuple[str, int, int], list[tuple[int, int] | None]] = {}
+
+    def outputs(key: tuple[str, int, int]) -> list[tuple[int, int] | None]:
+        """Of each micro-batch, the level and place of the entry that makes it."""
+        return made.setdefault(key, [None] * batches)
+
+    tables: list[list[tuple[list[tuple[int, int] | None] | None, Any, int, bool]]] = []
+    for stage in range(stages):
+        table = []
+        for row in range((max(COSTS) + 1) * order.chunks):
+            kind, chunk = divmod(row, order.chunks)
+            wanted = source(kind, stage, chunk)
+            # What the same stage has made is there by now: entries follow one another.
+            inputs = None if wanted is None or wanted[1] == stage else outputs(wanted)
+            output = outputs((MAKES[kind], stage, chunk)) if kind in MAKES else None
+            cost = (stage * order.chunks + chunk) * KINDS + COSTS[kind]
+            table.append((inputs, output, cost, sends(kind, stage, chunk)))
+        tables.append(table)
     levels: list[list[tuple[Any, ...]]] = []
-    reached, behind = [0] * stages, [(-1, 0, False)] * stages
+    nothing = -1, 0
+    reached = [0] * stages
+    behind: list[tuple[int, int, bool]] = [(-1, 0, False)] * stages
     moving = True
     while moving:
         moving = False
-        for stage, mine in enumerate(listed):
-            while reached[stage] < len(mine):
-                kind, chunk, number = mine[reached[stage]]
-                wanted = source(kind, stage, chunk)
-                found = (-1, 0) if wanted is None else done.get((*wanted, number))
-                if found is None:
-                    break
-                level = 1 + max(behind[stage][0], found[0])
+        for stage, (rows, numbers) in enumerate(zip(order.rows, order.microbatches, strict=True)):
+            table, before = tables[stage], behind[stage]
+            for place in range(reached[stage], len(rows)):
+                inputs, output, cost, leaves = table[rows[place]]
+                found = nothing
+                if inputs is not None:
+                    arrived = inputs[numbers[place]]
+                    if arrived is None:
+                        break
+                    found = arrived
+                level = 1 + max(before[0], found[0])
                 if level == len(levels):
                     levels.append([])
-                sent = wanted is not None and wanted[1] != stage
-                cost = (stage * order.chunks + chunk) * KINDS + COSTS[kind]
-                levels[level].append((behind[stage], found, cost, behind[stage][2], sent))
+                levels[level].append((before, found, cost, before[2], inputs is not None))
                 mark = level, len(levels[level]) - 1
-                if kind in MAKES:
-                    done[(MAKES[kind], stage, chunk, number)] = mark
-                behind[stage] = (*mark, sends(kind, stage, chunk))
+                if output is not None:
+                    output[numbers[place]] = mark
+                before = (*mark, leaves)
                 reached[stage] += 1
                 moving = True
+            behind[stage] = before
     starts = [1]
     for each in levels:
         starts.append(starts[-1] + len(each))
 
-    def row(mark: tuple[int, ...]) -> int:
+    def place_of(mark: tuple[int, ...]) -> int:
         return 0 if mark[0] < 0 else starts[mark[0]] + mark[1]
 
     def column(values: Any, kind: Any = "int64") -> Any:
         return numpy.array(list(values), dtype=kind)
 
-    made = []
+    done = []
     for (start, stop), each in zip(pairwise(starts), levels, strict=True):
         befores, sources, costs, held, sent = zip(*each, strict=True)
-        made.append(
+        done.append(
             Level(
-                start, stop, column(map(row, befores)), column(map(row, sources)), column(costs),
+                start, stop, column(map(place_of, befores)), column(map(place_of, sources)), column(costs),
                 column(held, "float64")[:, None], column(sent, "float64")[:, None],
             )
         )  # fmt: skip
     held = column((each[2] for each in behind), "float64")[:, None]
-    return Waits(tuple(made), starts[-1], column(map(row, behind)), held)
+    return Waits(tuple(done), starts[-1], column(map(place_of, behind)), held)
 
 
 def _ways(order: Order) -> tuple[Any, Any]:

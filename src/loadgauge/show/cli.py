@@ -23,6 +23,7 @@ COMMANDS = {
     "measure": "what training steps that really run take: memory, time, FLOP/s",
     "compare": "formula, trace and measurement side by side, and why they differ",
     "why": "what held the memory when it ran out",
+    "calibrate": "the efficiencies of this device, as a data file",
     "saved": "what a PyTorch expression keeps for backward",
     "convert": "one tool's job file into another's",
     "gpus": "the catalogue of GPUs",

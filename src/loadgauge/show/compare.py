@@ -41,7 +41,9 @@ def command(target: str, as_json: bool, device: str, layers: int | None, measure
 
     settings = Settings(**given)
     settings.check()
-    found = replied(Request(target, device, settings, layers, work="compare", measure=measure or "")).comparison
+    found = replied(
+        Request(target, device, settings, layers, work="compare", measure=measure or "", timed=0)
+    ).comparison
     assert found is not None
     if as_json:
         from loadgauge.show.table import document

@@ -99,6 +99,14 @@ def _options(command: Any) -> Any:
 @click.option("--margin", type=Positive(), metavar="GiB", help="Memory to be left free on each GPU.")
 @click.option("--price", type=Positive(), metavar="MONEY", help="Of one GPU-hour, in your currency.")
 @click.option("--top", type=Whole(1, 100), default=5, show_default=True, help="How many layouts to print.")
+@click.option(
+    "--find",
+    type=click.Choice(("seq-len", "micro-batch", "gpus", "nic", "model")),
+    help="The other way round: the longest sequence, the largest micro-batch, the fewest GPUs, the smallest adapter"
+    " (--exposed), the largest model of the catalogue.",
+)
+@click.option("--exposed", type=Positive(), metavar="SHARE", help="Of the step, what communication may take (0.1).")
+@click.option("--prices", metavar="GPU=2.5,GPU=1.8", help="Compare kinds of GPU by the price of their hours.")
 @click.option("--what-next", is_flag=True, help="What each change of the job would bring, every one planned anew.")
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON document: layouts (best first), pareto, evaluated, valid."
@@ -112,6 +120,7 @@ def command(model: str, as_json: bool, **flags: Any) -> int:
     \b
     loadgauge plan llama-3.1-70b --gpu h100-sxm5-80gb --gpus 64 --seq-len 8192 --global-batch 512
     loadgauge plan llama-3.1-8b --gpu rtx4090 --gpus 1 --qlora --global-batch 16 --margin 2
+    loadgauge plan llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --find seq-len
     loadgauge plan mixtral-8x7b --gpu h100-sxm5-80gb --gpus 32,64,128 --objective money --global-batch 512
     """
     from loadgauge.show.planned import answer
@@ -124,7 +133,10 @@ def cases(model: str, flags: dict[str, Any]) -> tuple[Job, list[Any], dict[str, 
     from loadgauge.search.choices import space_for
     from loadgauge.search.plan import Case
 
-    asked = {name: flags.pop(name) for name in ("objective", "margin", "price", "top", "what_next")}
+    names = ("objective", "margin", "price", "top", "what_next", "find", "exposed", "prices")
+    asked = {name: flags.pop(name) for name in names}
+    if asked["exposed"] is not None and asked["find"] != "nic":
+        raise ConfigError("goes with --find nic", key="exposed")
     locks = _locks(flags)
     sizes = flags.pop("gpus") or (1,)
     if flags["gpu"] is None:

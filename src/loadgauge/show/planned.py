@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loadgauge.errors import NothingFits
+from loadgauge.errors import ConfigError, NothingFits
 from loadgauge.estimate.result import Estimate
+from loadgauge.families.catalogue import models as catalogue
+from loadgauge.families.catalogue import resolve
+from loadgauge.search.changes import what_next, what_would_fit
 from loadgauge.search.plan import Case, Plan, plan
 from loadgauge.show.plan import clear, progress
 from loadgauge.show.request import Job
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 def answer(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
     """Plans and prints; the exit code."""
+    if asked["find"] is not None or asked["prices"] is not None:
+        return _found(cases, asked, as_json=as_json)
     try:
         found = plan(
             cases, objective=asked["objective"], margin=asked["margin"], top=asked["top"], progress=progress
@@ -27,6 +32,7 @@ def answer(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: boo
         clear()
         return _nothing(error, cases, asked, as_json=as_json)
     clear()
+    changes = what_next(cases[-1], found.layouts[0], asked["margin"], asked["objective"]) if asked["what_next"] else []
     if as_json:
         document(
             {
@@ -39,6 +45,7 @@ def answer(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: boo
                 "fitting": found.fitting,
                 "seconds": found.seconds,
                 "why": why(found),
+                "changes": [change.to_dict() for change in changes],
                 "assumed": asked["assumed"],
             }
         )
@@ -51,6 +58,9 @@ def answer(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: boo
         heading(target, "Why the second one lost")
         points(target, reasons)
     _table(target, _thinned(found.pareto), "Less memory for more time: the Pareto front")
+    if changes:
+        heading(target, "What to change next, each planned anew")
+        points(target, [change.line() for change in changes])
     points(
         target,
         [
@@ -169,10 +179,58 @@ def why(found: Plan) -> list[str]:
     return lines
 
 
+def _found(cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
+    """The answer to a question the other way round."""
+    from loadgauge.search import questions
+
+    case, how = cases[-1], (asked["objective"], asked["margin"])
+    if asked["prices"] is not None:
+        answers = questions.cheapest_gpu(case, _prices(asked["prices"]), asked["margin"])
+    elif asked["find"] == "seq-len":
+        answers = [questions.largest_sequence(case, *how)]
+    elif asked["find"] == "micro-batch":
+        answers = [questions.largest_micro_batch(case, *how)]
+    elif asked["find"] == "gpus":
+        answers = [questions.fewest_gpus(case, *how)]
+    elif asked["find"] == "nic":
+        answers = [questions.smallest_nic(case, asked["exposed"] or 0.1, *how)]
+    else:
+        answers = [questions.largest_model(case, [resolve(name) for name in catalogue()], *how)]
+    if as_json:
+        document(
+            {
+                "answers": [{"text": one.text, "value": one.value, "layout": one.best.to_dict()} for one in answers],
+                "assumed": asked["assumed"],
+            }
+        )
+        return 0
+    target = console()
+    for answer in answers:
+        target.print(answer.text[:1].upper() + answer.text[1:] + ".", soft_wrap=True)
+    _table(
+        target,
+        [one.best for one in answers],
+        "With the best layout" if len(answers) == 1 else "Each with its best layout",
+    )
+    return 0
+
+
+def _prices(text: str) -> dict[str, float]:
+    """Prices of kinds of GPU, as in `h100-sxm5-80gb=2.5,a100-sxm4-80gb=1.6`."""
+    prices = {}
+    for word in text.split(","):
+        name, _, price = word.strip().partition("=")
+        try:
+            prices[name] = float(price)
+        except ValueError:
+            prices[name] = -1.0
+        if not 0 < prices[name] < float("inf"):
+            raise ConfigError(f"must be GPU=PRICE,GPU=PRICE, got {word.strip()!r}", key="prices")
+    return prices
+
+
 def _nothing(error: NothingFits, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
     """The nearest miss and what would make it fit; exit code 1."""
-    from loadgauge.search.changes import what_would_fit
-
     nearest: Any = error.nearest
     changes = what_would_fit(cases, asked["margin"], asked["objective"])
     if as_json:

@@ -14,7 +14,7 @@ import msgspec
 
 from loadgauge.adapters import BaseName, Lora
 from loadgauge.errors import Error
-from loadgauge.hardware import Gpu, gpu
+from loadgauge.hardware import Gpu, gpu, gpu_ids
 from loadgauge.layers import View, block_layer
 from loadgauge.layout import SCHEDULES, TWO_CHUNKS, Layout, RecomputePolicy
 from loadgauge.model import ModelSpec, Moe
@@ -127,7 +127,7 @@ def _nic(run: Run, flags: Flags) -> float | None:
 def _gpu(run: Run) -> tuple[Gpu | None, str]:
     if not run.hardware:
         return None, "hardware: not stated"
-    name = words.HARDWARE.get(run.hardware)
+    name = run.hardware if run.hardware in gpu_ids() else words.HARDWARE.get(run.hardware)
     if name is None:
         raise Inexpressible(f"hardware: {run.hardware!r} is not mapped to the catalogue")
     if name == words.UNNAMED:

@@ -1,0 +1,216 @@
+"""`make gpu`: calibrates this GPU, and runs a fixed list of trainings on it, each by formula, trace and measurement.
+
+One JSON comes of it, with device, versions and date. `runs` in it has the columns of `data/runs`, so that
+`loadgauge validate --runs` predicts what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from loadgauge.errors import ConfigError, Error
+from loadgauge.families.catalogue import resolve
+from loadgauge.hardware import Gpu, gpu
+from loadgauge.measure.benchmarks import Sizes
+from loadgauge.measure.calibrate import Calibration, calibrate
+from loadgauge.measure.child import Request, replied
+from loadgauge.measure.compare import Comparison
+from loadgauge.measure.real import Real
+from loadgauge.measure.training import Settings
+from loadgauge.model import Attention, LatentAttention, Mlp, ModelSpec
+from loadgauge.units import GIB
+
+TIMED = 5
+PRECISIONS = {"bf16": "bf16-true", "bf16-mixed": "bf16-mixed (fp32 weights)", "fp16-mixed": "fp16", "fp32": "fp32"}
+OPTIMIZERS = {"adamw": "AdamW", "adamw-fused": "AdamW", "adamw-loop": "AdamW", "sgd": "SGD"}
+"""The words of `data/runs` for those of `Settings`."""
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A training: a model of the catalogue, cut to so many layers, and how it is trained."""
+
+    model: str
+    layers: int
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """Everything that tells it from the others."""
+        one = self.settings
+        parts = [self.model, f"{self.layers} layers", one.precision, one.optimizer, one.attention]
+        parts += [f"{one.micro_batch} x {one.seq_len}", *(["checkpointed"] if one.checkpointing == "full" else [])]
+        return ", ".join(parts)
+
+
+def _case(model: str, layers: int, seq_len: int = 2048, micro_batch: int = 1, **more: Any) -> Case:
+    settings = Settings(**{"optimizer": "adamw-fused", **more}, seq_len=seq_len, micro_batch=micro_batch)
+    return Case(model, layers, settings)
+
+
+CASES = (
+    _case("gpt2", 12, 1024, 8), _case("gpt2", 12, 1024, 8, attention="eager"),
+    _case("gpt2-xl", 24, 1024, 4), _case("gpt2-xl", 24, 1024, 4, precision="bf16-mixed"),
+    _case("gpt2-xl", 48, 1024, 2, checkpointing="full"),
+    _case("llama-3.2-1b", 16, 4096), _case("llama-3.2-1b", 16, 4096, checkpointing="full"),
+    _case("llama-3.2-1b", 16, 4096, optimizer="adamw"), _case("llama-3.2-1b", 16, 1024, 4, attention="eager"),
+    _case("llama-3.2-1b", 8, 16384, checkpointing="full"), _case("llama-3.2-1b", 8, 2048, precision="fp32"),
+    _case("llama-3.1-8b", 4, 4096), _case("llama-3.1-8b", 8, 8192, checkpointing="full", optimizer="sgd"),
+    _case("llama-3.1-8b", 4, 4096, precision="bf16-mixed"), _case("qwen3-4b", 8, 4096),
+    _case("qwen3-4b", 8, 4096, checkpointing="full"), _case("mistral-7b-v0.3", 4, 4096),
+    _case("gemma-2b", 6, 2048, attention="eager"), _case("gemma-3-1b", 12, 2048), _case("phi-2", 8, 2048),
+    _case("mixtral-8x7b", 1, 2048), _case("qwen3-30b-a3b", 2, 2048), _case("deepseek-v2-lite", 4, 2048),
+    _case("bert-large", 24, 512, 16), _case("bert-large", 24, 512, 16, attention="eager"),
+    _case("opt-1.3b", 12, 2048, 2),
+)  # fmt: skip
+"""Trainings that fit on 40 GB: dense, mixtures of experts, latent attention and encoders; both attentions; checkpointed
+or not; three precisions, three optimizers."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of a training, or why nothing did."""
+
+    name: str
+    comparison: Comparison | None = None
+    error: str = ""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What `make gpu` writes."""
+
+    device: str
+    gpu: str
+    torch: str
+    transformers: str
+    cuda: str
+    date: str
+    calibration: Calibration
+    outcomes: tuple[Outcome, ...]
+    runs: tuple[dict[str, str], ...]
+
+
+def report(
+    card: Gpu | None,
+    device: str = "cuda",
+    cases: Sequence[Case] = CASES,
+    sizes: Sizes | None = None,
+    timed: int = TIMED,
+) -> Report:
+    """Calibrates, then runs every case in a process of its own. `card`: which GPU it is; None on a CPU."""
+    import transformers
+
+    calibration = calibrate(device, card, sizes)
+    outcomes, runs = [], []
+    for number, case in enumerate(cases):
+        found = _ran(case, device, timed)
+        outcomes.append(found)
+        print(f"{case.name}: {found.error or 'done'}", file=sys.stderr, flush=True)
+        taken = None if found.comparison is None else found.comparison.real
+        if taken is not None and card is not None:
+            runs.append(row(case, taken, card, number))
+    return Report(
+        device=calibration.device,
+        gpu="" if card is None else card.id,
+        torch=str(torch.__version__),
+        transformers=str(transformers.__version__),
+        cuda=str(torch.version.cuda or ""),
+        date=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        calibration=calibration,
+        outcomes=tuple(outcomes),
+        runs=tuple(runs),
+    )
+
+
+def _ran(case: Case, device: str, timed: int) -> Outcome:
+    request = Request(case.model, device, case.settings, case.layers, work="compare", measure=device, timed=timed)
+    try:
+        return Outcome(case.name, replied(request).comparison)
+    except Error as error:
+        return Outcome(case.name, error=str(error))
+
+
+def row(case: Case, taken: Real, card: Gpu, number: int) -> dict[str, str]:
+    """A measured training in the columns of `data/runs` (their README explains them)."""
+    spec, settings = resolve(case.model), case.settings
+    cells: dict[str, Any] = {
+        "id": f"T-OWN-{number + 1:03}", "quality": "A", "task": "pretrain", "source": "loadgauge make gpu",
+        "year": datetime.datetime.now(tz=datetime.UTC).year, "framework": "transformers", "model": case.model,
+        "layers": case.layers, **_shape(spec), "hardware": card.id, "gpus": 1, "gpus_per_node": 1,
+        "seq_len": settings.seq_len, "micro_batch": settings.micro_batch,
+        "global_batch": settings.micro_batch * settings.accumulate, "precision": PRECISIONS[settings.precision],
+        "tp": 1, "pp": 1, "cp": 1, "dp": 1, "recompute": "full" if settings.checkpointing == "full" else "none",
+        "optimizer": OPTIMIZERS[settings.optimizer], "step_time_s": taken.step, "peak_memory_gib": taken.peak / GIB,
+        "memory_kind": "allocated (torch max_memory_allocated)",
+        "other_flags": "eager attention" if settings.attention == "eager" else "sdpa; flash attention",
+    }  # fmt: skip
+    return {name: "" if value is None else str(value) for name, value in cells.items()}
+
+
+def _shape(spec: ModelSpec) -> dict[str, Any]:
+    """The sizes that a reader of a row needs; those of experts are the model's own."""
+    block = spec.blocks[-1]
+    attention, mlp = block.attention, block.mlp
+    sizes: dict[str, Any] = {"hidden": spec.hidden_size, "vocab": spec.vocab_size}
+    sizes["tied_embeddings"] = "yes" if spec.tie_word_embeddings else "no"
+    if isinstance(attention, Attention):
+        sizes |= {"heads": attention.num_attention_heads, "kv_heads": attention.num_key_value_heads,
+                  "head_dim": attention.head_dim}  # fmt: skip
+    elif isinstance(attention, LatentAttention):
+        sizes |= {"heads": attention.num_attention_heads, "attention": "mla"}
+    if isinstance(mlp, Mlp):
+        sizes |= {"ffn": mlp.intermediate_size, "gated": "yes" if mlp.gated else "no"}
+    return sizes
+
+
+def write(found: Report, path: Path) -> None:
+    """The JSON, and beside it its runs as the CSV that `validate --runs` reads."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    if found.runs:
+        names = list(dict.fromkeys(name for one in found.runs for name in one))
+        with path.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
+            lines = csv.DictWriter(file, names)
+            lines.writeheader()
+            lines.writerows(found.runs)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m loadgauge.measure.gpu --gpu NAME FILE.json`."""
+    parser = argparse.ArgumentParser(prog="loadgauge.measure.gpu", description=main.__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--gpu", help="which GPU it is (`loadgauge gpus` lists them); default: by its name")
+    given = parser.parse_args(arguments)
+    try:
+        if not torch.cuda.is_available():
+            raise ConfigError("there is no CUDA device here; this is for a machine that has one")
+        write(report(gpu(given.gpu) if given.gpu else recognised(torch.cuda.get_device_name())), given.file)
+    except Error as error:
+        print(f"loadgauge: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def recognised(name: str) -> Gpu:
+    """The catalogue's GPU of a device name, where only one fits.
+
+    >>> recognised("NVIDIA A100-SXM4-80GB").id
+    'a100-sxm4-80gb'
+    """
+    from loadgauge.hardware import gpus
+
+    words = name.lower().replace("nvidia", "").replace("geforce", "").replace("-", " ").split()
+    fitting = [one for one in gpus() if all(word in one.id.replace("-", " ") or word in one.id for word in words)]
+    if len(fitting) != 1:
+        raise ConfigError(f"{name!r}: name it with --gpu (fitting: {', '.join(one.id for one in fitting) or 'none'})")
+    return fitting[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""What `make gpu` does on a machine with a GPU, done on a CPU with less."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from loadgauge.errors import ConfigError
+from loadgauge.hardware import gpu, gpu_ids
+from loadgauge.measure.benchmarks import Sizes
+from loadgauge.measure.formula import Formula
+from loadgauge.measure.gpu import CASES, Case, Report, main, recognised, report, row, write
+from loadgauge.measure.real import Real
+from loadgauge.measure.target import hugging_face, job
+from loadgauge.measure.training import ConfigJob, Settings
+from loadgauge.units import GIB
+from loadgauge.validate.runs import read
+from loadgauge.validate.validate import validate
+
+SMALL = Sizes(
+    matmul=((128, 128, 64),), attention=((1, 64, 2, 32),), elements=(2**16,), parameters=2**12, payloads=(2**12,)
+)  # fmt: skip
+BIG = 40 * GIB
+
+
+def test_the_list() -> None:
+    """At least 20 trainings, all different, of several kinds; each has a formula and fits on a small data-centre GPU."""
+    assert len(CASES) >= 20
+    assert len({one.name for one in CASES}) == len(CASES)
+    assert {one.settings.attention for one in CASES} == {"sdpa", "eager"}
+    assert {one.settings.checkpointing for one in CASES} == {"none", "full"}
+    assert len({one.model for one in CASES}) >= 10
+    for case in CASES:
+        asked = job(case.model, case.settings, "cuda", case.layers)
+        assert isinstance(asked, ConfigJob)
+        formula = Formula(asked.config, case.settings)
+        assert formula.spec.num_hidden_layers == case.layers
+        assert formula.estimate.memory.allocated < BIG, case.name
+
+
+@pytest.fixture(scope="module")
+def found() -> Report:
+    good = Case("electra-small", 1, Settings(seq_len=16, precision="fp32", optimizer="adamw-fused"))
+    bad = Case("electra-small", 1, Settings(seq_len=100_000))
+    return report(None, "cpu", (good, bad), SMALL, timed=1)
+
+
+def test_a_report(found: Report, tmp_path: Path) -> None:
+    good, bad = found.outcomes
+    assert good.comparison is not None, good.error
+    rows = {one.quantity: one for one in good.comparison.rows}
+    assert rows["peak"].measured == pytest.approx(rows["peak"].trace, rel=0.01)
+    assert good.comparison.real is not None
+    assert len(good.comparison.real.seconds) == 1
+    assert bad.comparison is None
+    assert "100000 is more than" in bad.error
+    assert (found.device, found.torch) == ("cpu", str(torch.__version__))
+    path = tmp_path / "report.json"
+    write(found, path)
+    assert msgspec.json.decode(path.read_bytes(), type=Report) == found
+
+
+def test_validate_reads_its_runs(found: Report, tmp_path: Path) -> None:
+    """Rows of a GPU that is not here: what is predicted for them stands in for what would be measured."""
+    card, chosen = gpu("h100-sxm5-80gb"), [one for one in CASES if one.model in ("llama-3.2-1b", "gpt2-xl", "qwen3-4b")]
+    runs = []
+    for number, case in enumerate(chosen):
+        formula = Formula(hugging_face(case.model), case.settings)
+        peak = int(formula.estimate.memory.allocated)
+        taken = Real("", card.name, "", peak, peak, 0, {}, {}, (), (0.5,), 0, 0, ())
+        runs.append(row(case, taken, card, number))
+    path = tmp_path / "report.json"
+    write(msgspec.structs.replace(found, runs=tuple(runs)), path)
+    rows = read(path.with_suffix(".csv"))
+    assert not rows.rejected
+    assert not rows.ignored
+    assert [one.step_time_s for one in rows.runs] == [0.5] * len(chosen)
+    records = validate(rows, ("time", "memory"))
+    assert {record.id for record in records} == {one["id"] for one in runs}
+    predicted = [record for record in records if record.predicted is not None]
+    assert len(predicted) >= 0.8 * len(records), [record.reason for record in records if record.predicted is None]
+
+
+def test_names_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert recognised("NVIDIA H200").id == "h200-sxm-141gb"
+    assert recognised("NVIDIA GeForce RTX 4090").id == "rtx4090"
+    assert "a100-sxm4-80gb" in gpu_ids()
+    with pytest.raises(ConfigError, match="name it with --gpu"):
+        recognised("NVIDIA H100")
+    if not torch.cuda.is_available():
+        assert main(["nowhere.json"]) == 2
+        assert "no CUDA device" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""The plan is what a loop over single estimates finds: the same best, the same order, the same front."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from spaces import alone, case, every_layout
+
+from loadgauge import NothingFits
+from loadgauge.errors import LayoutError
+from loadgauge.search import questions
+from loadgauge.search.plan import OBJECTIVES, plan
+
+SMALL = {
+    "dense": case("llama-3.1-8b", 8, 8, pp=(1, 2), cp=(1, 2), schedule=("1f1b",), vpp=(1,), replicas=(1, 2)),
+    "experts": case(
+        "deepseek-v2-lite", 8, 8, pp=(1, 4), cp=(1,), tp=(1, 2), etp=(1,), vpp=(1, 2), schedule=("1f1b", "interleaved"),
+        replicas=(1,), zero=(1, 3),
+    ),
+}  # fmt: skip
+
+
+@functools.cache
+def brute_force(name: str) -> list[tuple[float, float]]:
+    """Time and memory of every layout that fits, the best first, by a plain loop."""
+    given = SMALL[name]
+    rows = [alone(given, layout) for layout in every_layout(given)]
+    return sorted((step, memory) for memory, step in rows if memory <= given.cluster.gpu.capacity)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_order_and_front_are_those_of_a_plain_loop(name: str) -> None:
+    given = SMALL[name]
+    expected = brute_force(name)
+    found = plan([given], top=100)
+    assert found.fitting == len(expected)
+    for result, (step, _) in zip(found.layouts, expected, strict=False):
+        assert result.time is not None
+        assert result.time.step == pytest.approx(step, rel=1e-12)
+    front = []
+    for step, memory in expected:
+        if not front or memory < front[-1][1]:
+            front.append((step, memory))
+    shown = [(result.time.step, result.memory.total) for result in found.pareto if result.time is not None]
+    assert [memory for _, memory in shown] == pytest.approx([memory for _, memory in front])
+    assert [step for step, _ in shown] == pytest.approx([step for step, _ in front])
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_no_layout_does_better_by_the_objective(objective: str) -> None:
+    given = SMALL["dense"]
+    best = plan([given], objective=objective).layouts[0]  # type: ignore[arg-type]
+    expected = brute_force("dense")
+    assert best.time is not None
+    if objective == "headroom":
+        assert best.memory.total == min(memory for _, memory in expected)
+    else:
+        assert best.time.step == pytest.approx(expected[0][0], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_schedules_that_are_not_played_change_nothing(name: str, objective: str) -> None:
+    given = SMALL[name]
+    quick, whole = (plan([given], objective=objective, top=15, exhaustive=flag) for flag in (False, True))  # type: ignore[arg-type]
+    assert [result.layout for result in quick.layouts] == [result.layout for result in whole.layouts]
+    assert [result.layout for result in quick.pareto] == [result.layout for result in whole.pareto]
+    assert (quick.valid, quick.fitting) == (whole.valid, whole.fitting)
+
+
+def test_a_margin_is_left_free() -> None:
+    given = SMALL["dense"]
+    fastest = plan([given]).layouts[0].memory.total
+    margin = given.cluster.gpu.capacity - fastest + 1
+    found = plan([given], margin=margin)
+    assert all(result.memory.total <= given.cluster.gpu.capacity - margin for result in (*found.layouts, *found.pareto))
+
+
+def test_a_lock_is_kept_and_costs_time() -> None:
+    free = plan([SMALL["dense"]]).layouts[0]
+    locked = plan([questions.with_space(SMALL["dense"], tp=(8,))]).layouts[0]
+    assert locked.layout.tp == 8
+    assert locked.time is not None
+    assert free.time is not None
+    assert locked.time.step >= free.time.step
+
+
+def test_the_nearest_miss_is_the_layout_that_needs_least() -> None:
+    given = case("llama-3.1-70b", 1, 4, card="rtx4090")
+    with pytest.raises(NothingFits) as caught:
+        plan([given])
+    least = min(alone(given, layout)[0] for layout in every_layout(given))
+    assert caught.value.missing == pytest.approx(least - given.cluster.gpu.capacity)
+
+
+def test_what_cannot_exist_is_said_with_its_reason() -> None:
+    with pytest.raises(LayoutError, match="attention heads"):
+        plan([questions.with_space(SMALL["dense"], tp=(3,))])
+
+
+def test_the_longest_sequence_fits_and_a_longer_one_does_not() -> None:
+    given = case("llama-3.1-8b", 1, 1, schedule=("1f1b",), zero=(0,), card="b200-sxm-180gb")
+    answer = questions.largest_sequence(given)
+    assert answer.best.memory.fits
+    assert questions.best_of(questions.with_space(given, seq_len=answer.value), "time", 0) is not None
+    more = answer.value + max(1, answer.value // 1024 // 64) * questions.STEP
+    assert questions.best_of(questions.with_space(given, seq_len=more), "time", 0) is None
+
+
+def test_fewer_gpus_do_not_hold_it() -> None:
+    given = SMALL["dense"]
+    answer = questions.fewest_gpus(given)
+    smaller = [size for size in questions.sizes(8, 8) if size < answer.value]
+    assert smaller
+    from loadgauge.search.changes import more_gpus
+
+    assert all(questions.best_of(more_gpus(given, size, batch=8), "time", 0) is None for size in smaller)
