@@ -16,9 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgauge import lengths as module
 from loadgauge.errors import ConfigError
-from loadgauge.lengths import LONGEST, Lengths
+from loadgauge.lengths import LONGEST, Lengths, files
 
 DATA = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 
@@ -158,6 +157,13 @@ GOOD = {
     "csv, several columns": 'id,text,length\n1,"a, b",512\n2,"c\nd",1024\n3,,512\n',
     "csv, other name, capitals": "Lengths,id\r\n512,1\r\n1024,2\r\n512,3\r\n",
     "csv with blank lines": "length\n\n512\n1024\n\n512\n",
+    "csv histogram": "length,count\n1024,1\n512,2\n",
+    "csv histogram, a length twice and one of none": "Count,Length\n1,512\n1,1024\n1,512\n0,7\n",
+    "csv whose third column is no count": "length,count,id\n512,3,1\n1024,9,2\n512,4,3\n",
+    "json histogram": '{"512": 2, "1024": 1}',
+    "json histogram over lines": '{\n "512": 2,\n "1024": 1\n}\n',
+    "json lines": '{"length": 512, "text": "a"}\n\n{"text": "b", "length": 1024}\n{"length": 512}\n',
+    "json lines of token ids": "".join(json.dumps({"input_ids": [7] * n}) + "\n" for n in (512, 1024, 512)),
 }
 
 
@@ -180,9 +186,19 @@ BAD = {
     "broken json": ("[512, 1024", "starts like a JSON list but is not one"),
     "deep json": ("[" * 100_000, "starts like a JSON list but is not one"),
     "json object": (
-        '{"length": [512]}',
-        "must hold whole numbers, a JSON list or a CSV column named length or lengths",
+        '{\n"length": 512\n}',
+        r"must be JSON lines \(one object a line\) or an object of counts by length",
     ),
+    "json, lists for lengths": ('{"length": [512]}', r"line 1: must be whole numbers from 1 to .* got \[512\]"),
+    "json histogram with a fraction": ('{"512": 0.5}', "the count of length 512 must be a whole number, got 0.5"),
+    "json histogram of nothing": ('{"512": 0}', "no lengths given"),
+    "json histogram of a length too long": ('{"10000001": 1}', "got 10000001"),
+    "json lines without the column": ('{"size": 1}\n', "has no column named length, lengths or input_ids; name one"),
+    "json lines, then another": ('{"length": 1}\n[2]\n', "line 2: is not a JSON object"),
+    "json lines, one without": ('{"length": 1}\n{"id": 2}\n', "line 2: has no column length"),
+    "json lines with text": ('{"length": "long"}\n', "length: holds text, whose length in tokens depends"),
+    "json lines with an empty sequence": ('{"input_ids": []}\n', "line 1: .* got 0"),
+    "csv histogram with words": ("length,count\n512,many\n", "line 2: the count must be a whole number, got 'many'"),
     "words": ("hello world\n", "must hold whole numbers"),
     "csv without the column": ("id,size\n1,512\n", "must hold whole numbers"),
     "zero": ("512\n0\n", "line 2: must be whole numbers from 1"),
@@ -207,7 +223,7 @@ def test_refuses_in_one_line(text: str, message: str, tmp_path: Path) -> None:
     said = str(caught.value)
     assert said.startswith(str(file))
     assert "\n" not in said
-    assert len(said) - len(str(file)) < 160
+    assert len(said) - len(str(file)) < 170
 
 
 def test_refuses_what_is_no_text_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +237,112 @@ def test_refuses_what_is_no_text_file(tmp_path: Path, monkeypatch: pytest.Monkey
         Lengths.from_file(binary)
     with pytest.raises(ConfigError, match="is not a file"):
         Lengths.from_file("/dev/null")
-    monkeypatch.setattr(module, "FILE_BYTES", 8)
+    monkeypatch.setattr(files, "FILE_BYTES", 8)
     (tmp_path / "large").write_text(json.dumps([512] * 3))
     with pytest.raises(ConfigError, match="has 15 bytes, more than the 8"):
         Lengths.from_file(tmp_path / "large")
+
+
+# -- data sets ---------------------------------------------------------------------------------------------------------
+
+ROWS = [
+    {"id": n, "tokens": length, "ids": [0] * length, "text": "word " * length} for n, length in enumerate((5, 9, 5))
+]
+
+
+def data_set(kind: str, folder: Path) -> Path:
+    """The rows of `ROWS` as a file."""
+    path = folder / f"data.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        return path
+    if kind == "csv":
+        path.write_text("id,tokens,text\n" + "".join(f'{row["id"]},{row["tokens"]},"{row["text"]}"\n' for row in ROWS))
+        return path
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.Table.from_pylist(ROWS)
+    if kind == "parquet":
+        from pyarrow import parquet
+
+        parquet.write_table(table, path)
+    elif kind == "folder":
+        datasets = pytest.importorskip("datasets")
+        datasets.Dataset.from_list(ROWS).save_to_disk(path)
+    else:
+        new = pyarrow.ipc.new_file if kind == "arrow" else pyarrow.ipc.new_stream
+        with new(path, table.schema) as writer:
+            writer.write_table(table)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "arrow", "stream", "folder"])
+def test_a_column_of_a_data_set(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    path = data_set(kind, tmp_path)
+    expected = Lengths.of([5, 9, 5])
+    assert Lengths.from_file(path, "tokens") == Lengths.parse(f"{path}:tokens") == expected
+    if kind != "csv":
+        assert Lengths.parse(f"{path}:ids") == expected
+    with pytest.raises(ConfigError, match="text: holds text, whose length in tokens depends on the tokenizer") as text:
+        Lengths.parse(f"{path}:text")
+    with pytest.raises(ConfigError, match=r"size: has no (such )?column"):
+        Lengths.parse(f"{path}:size")
+    assert "\n" not in str(text.value)
+    with pytest.raises(ConfigError, match="length"):  # No column has a name that says so.
+        Lengths.parse(str(path))
+
+
+def test_a_table_that_is_broken_or_holds_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "data.parquet"
+    for values, message in (
+        ([5, None], "got None"),
+        ([5, 0], "got 0"),
+        ([5.5], "must hold whole numbers or token ids, not double"),
+        ([[5]], "must hold whole numbers or token ids, not list"),
+    ):
+        parquet.write_table(pyarrow.table({"length": values}), path)
+        with pytest.raises(ConfigError, match=f"length: .*{message}") as caught:
+            Lengths.from_file(path)
+        assert "\n" not in str(caught.value)
+    whole = path.read_bytes()
+    for broken in (whole[: len(whole) // 2], b"PAR1", b"ARROW1" + whole[6:], b"\xff\xff\xff\xff" + whole[4:]):
+        path.write_bytes(broken)
+        with pytest.raises(ConfigError, match="cannot be read") as caught:
+            Lengths.from_file(path)
+        assert "\n" not in str(caught.value)
+    path.write_bytes(whole)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match="needs pyarrow to be read"):
+        Lengths.from_file(path)
+
+
+def test_what_a_command_line_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Lengths.parse("uniform:7") == Lengths.uniform(7)
+    for bad in ("uniform:", "uniform:0", "uniform:x", "uniform:-1", "uniform:10000001", "uniform:" + "9" * 30):
+        with pytest.raises(ConfigError, match=r"uniform|whole numbers from 1"):
+            Lengths.parse(bad)
+    with pytest.raises(ConfigError, match="No such file"):
+        Lengths.parse(str(tmp_path / "missing:column"))
+    with pytest.raises(ConfigError, match="zero byte"):
+        Lengths.parse("a\0b")
+    monkeypatch.chdir(tmp_path)
+    Path("uniform:7").write_text("512\n")  # A file goes before its meaning.
+    assert Lengths.parse("uniform:7") == Lengths.of([512])
+
+
+@given(st.dictionaries(st.integers(1, 40), st.integers(1, 4), min_size=1, max_size=5), st.integers(1, 4))
+def test_a_histogram_is_its_sequences(counts: dict[int, int], b: int) -> None:
+    listed = Lengths.of([length for length, count in counts.items() for _ in range(count)])
+    assert Lengths.histogram(counts) == listed
+    padded, unpadded = listed.padded(b), listed.unpadded(b)
+    assert padded == (b * listed.expected_max(b), b * listed.expected_max_square(b))
+    assert unpadded == (listed.expected_sum(b), listed.expected_sum_square(b))
+
+
+@pytest.mark.parametrize("counts", [{512: -1}, {512: 0.5}, {512: True}, {0: 1}, {512: 0}, {}])
+def test_refuses_a_histogram_that_is_none(counts: dict[int, int]) -> None:
+    with pytest.raises(ConfigError):
+        Lengths.histogram(counts)

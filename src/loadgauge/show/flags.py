@@ -111,7 +111,12 @@ RUN = (
     click.option("--micro-batch", type=Whole(1, 10**6), help="Sequences in one forward on one rank."),
     click.option("--global-batch", type=COUNT, help="Sequences in one optimizer step, over all GPUs."),
     click.option("--seq-len", type=COUNT, help="Tokens of a sequence."),
-    click.option("--lengths", metavar="FILE", help="Sequence lengths (text, CSV or JSON) instead of --seq-len."),
+    click.option(
+        "--lengths",
+        metavar="FILE",
+        help="Sequence lengths instead of --seq-len: a file, FILE:COLUMN of a data set, or uniform:N; with and without"
+        " padding.",
+    ),
     click.option(
         "--precision", metavar="NAME", help=f"bf16, fp16 (the framework's recipe), or {', '.join(PRECISIONS)}."
     ),

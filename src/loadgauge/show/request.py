@@ -245,11 +245,7 @@ def _degrees(request: Request, fill: Any) -> tuple[int, dict[str, int]]:
 
 
 def _lengths(path: str | None) -> Lengths | None:
-    if path is None:
-        return None
-    if "\0" in path:
-        raise ConfigError("no file name has a zero byte in it", key="lengths")
-    return Lengths.from_file(path)
+    return None if path is None else Lengths.parse(path)
 
 
 def _framework(request: Request) -> tuple[str, str]:
@@ -290,10 +286,9 @@ def _ragged(lengths: Lengths | None, micro_batch: int, kind: Training) -> dict[s
     """Expected tokens and query-key pairs of a micro-batch: padding-free with flash attention, padded with eager."""
     if lengths is None:
         return {}
-    if kind.kernels.attention == "flash":
-        return {"tokens": lengths.expected_sum(micro_batch), "pairs": lengths.expected_sum_square(micro_batch)}
-    longest, square = lengths.expected_max(micro_batch), lengths.expected_max_square(micro_batch)
-    return {"tokens": micro_batch * longest, "pairs": micro_batch * square}
+    free = kind.kernels.attention == "flash"
+    tokens, pairs = lengths.unpadded(micro_batch) if free else lengths.padded(micro_batch)
+    return {"tokens": tokens, "pairs": pairs}
 
 
 def _order(text: str | None) -> tuple[str, ...]:

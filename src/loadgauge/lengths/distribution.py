@@ -2,7 +2,7 @@
 
 A batch is `b` independent draws (with replacement). The bytes a layer keeps are linear in tokens and query-key pairs,
 so the expected bytes are those of a `View` with the expected tokens and pairs: padded, b E[K] and b E[K^2] with K the
-longest of the batch; padding-free, E[sum s] and E[sum s^2].
+longest of the batch; padding-free, E[sum s] and E[sum s^2]. FLOPs are linear in them too.
 
 Legend: v_1 < v_2 < ... the distinct lengths, F_i the share of lengths that are at most v_i. K <= v_i has probability
 F_i^b, so E[K] = v_m - sum over i < m of F_i^b (v_{i+1} - v_i), and alike with squares for E[K^2] (source: padfree2024).
@@ -12,21 +12,15 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from loadgauge.errors import ConfigError
-
-LONGEST = 10_000_000
-"""Tokens of the longest sequence accepted; anything longer is taken for a slip."""
-FILE_BYTES = 64 * 2**20
-"""Bytes of the largest file read."""
-COLUMNS = ("length", "lengths")
+from loadgauge.lengths.files import read, whole
 
 
 class Lengths(msgspec.Struct, frozen=True):
@@ -45,7 +39,7 @@ class Lengths(msgspec.Struct, frozen=True):
         >>> Lengths.uniform(8192).mean
         4096.5
         """
-        every = range(1, _length(longest, key="longest") + 1)
+        every = range(1, whole(longest, key="longest") + 1)
         return cls(every, every)
 
     @classmethod
@@ -55,22 +49,60 @@ class Lengths(msgspec.Struct, frozen=True):
         >>> Lengths.of([512, 512, 1024]).mean_square == (2 * 512**2 + 1024**2) / 3
         True
         """
-        return cls._counted(Counter(_length(length) for length in lengths))
+        return cls._counted(Counter(whole(length) for length in lengths))
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Lengths:
-        """From a text file (one whole number a line, or separated by commas), a JSON list, or a CSV file with a column
-        `length` or `lengths`. Told apart by content; anything else raises `ConfigError`.
+    def histogram(cls, counts: Mapping[int, int], file: str = "") -> Lengths:
+        """So many sequences of each length.
+
+        >>> Lengths.histogram({512: 2, 1024: 1}) == Lengths.of([512, 512, 1024])
+        True
         """
-        name = str(path)
+        for length, count in counts.items():
+            whole(length, file=file)
+            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+                raise ConfigError(f"must be whole numbers, got {count!r} of length {length}", key="counts", file=file)
+        return cls._counted(Counter({length: count for length, count in counts.items() if count}), file)
+
+    @classmethod
+    def parse(cls, text: str) -> Lengths:
+        """From the words of the command line: `uniform:N`, a file, or `FILE:COLUMN` of a data set.
+
+        >>> Lengths.parse("uniform:8192") == Lengths.uniform(8192)
+        True
+        """
+        if "\0" in text:
+            raise ConfigError("no file name has a zero byte in it", key="lengths")
+        start, colon, rest = text.rpartition(":")
+        if not colon or Path(text).exists():
+            return cls.from_file(text)
+        if start == "uniform":
+            if not (rest.isascii() and rest.isdecimal() and len(rest) <= 20):
+                raise ConfigError(f"must be like uniform:8192, got {text!r}", key="lengths")
+            return cls.uniform(int(rest))
+        return cls.from_file(start, rest) if Path(start).exists() else cls.from_file(text)
+
+    @classmethod
+    def from_file(cls, path: str | Path, column: str | None = None) -> Lengths:
+        """From a text file (one whole number a line, or separated by commas), a JSON list, a histogram (CSV with a column
+        `count` beside the lengths, or a JSON object of counts by length), or a data set: CSV, JSON lines, Parquet, Arrow,
+        or a folder of the last two.
+
+        A data set's lengths are in `column`, by default `length` or `lengths`; token ids (by default `input_ids`) are
+        counted. Told apart by content; anything else raises `ConfigError`, and so does a column of text, whose tokens
+        depend on the tokenizer.
+        """
+        name, counts = str(path), Counter[int]()
         try:
-            return cls._counted(Counter(_read(Path(path), name)), file=name)
+            for length, count in read(Path(path), name, column):
+                counts[length] += count
         except OSError as error:
             raise ConfigError(f"cannot be read ({error.strerror or error})", file=name) from None
         except UnicodeDecodeError:
             raise ConfigError("is not a text file (UTF-8)", file=name) from None
         except csv.Error as error:
             raise ConfigError(f"cannot be read as CSV ({error})", file=name) from None
+        return cls.histogram(counts, file=name)
 
     @classmethod
     def _counted(cls, counts: Counter[int], file: str = "") -> Lengths:
@@ -130,6 +162,22 @@ class Lengths(msgspec.Struct, frozen=True):
         """
         return _batch(b) * self.mean_square
 
+    def padded(self, b: int) -> tuple[float, float]:
+        """Tokens and query-key pairs to expect of a batch padded to its longest: b E[K] and b E[K^2].
+
+        >>> Lengths.of([1, 2]).padded(1)
+        (1.5, 2.5)
+        """
+        return b * self.expected_max(b), b * self.expected_max_square(b)
+
+    def unpadded(self, b: int) -> tuple[float, float]:
+        """Tokens and query-key pairs to expect of a batch without padding: E[sum s] and E[sum s^2].
+
+        >>> Lengths.of([1, 2]).unpadded(2)
+        (3.0, 5.0)
+        """
+        return self.expected_sum(b), self.expected_sum_square(b)
+
     def _moment(self, power: int) -> float:
         below, total = 0, 0
         for value, upto in zip(self.values, self.cumulative, strict=True):
@@ -151,64 +199,3 @@ def _batch(b: int) -> int:
     if not isinstance(b, int) or isinstance(b, bool) or b < 1:
         raise ConfigError(f"must be a whole number of at least 1, got {b!r}", key="batch")
     return b
-
-
-def _length(value: object, key: str = "lengths", file: str = "") -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LONGEST:
-        shown = repr(value)
-        shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
-        raise ConfigError(f"must be whole numbers from 1 to {LONGEST}, got {shown}", key=key, file=file)
-    return value
-
-
-def _read(path: Path, name: str) -> Iterator[int]:
-    if path.exists() and not path.is_file():
-        raise ConfigError("is not a file", file=name)
-    size = path.stat().st_size
-    if size > FILE_BYTES:
-        raise ConfigError(f"has {size:,} bytes, more than the {FILE_BYTES:,} that are read", file=name)
-    with path.open(encoding="utf-8-sig", newline="") as lines:
-        first = next((line for line in lines if line.strip()), "")
-        lines.seek(0)
-        if first.lstrip().startswith("["):
-            yield from _from_json(lines.read(), name)
-        elif all(_digits(cell) for cell in _cells(first)):
-            for number, line in enumerate(lines, 1):
-                yield from (_number(cell, number, name) for cell in _cells(line))
-        else:
-            yield from _from_csv(lines, name)
-
-
-def _from_json(text: str, name: str) -> Iterator[int]:
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ConfigError("starts like a JSON list but is not one", file=name) from None
-    yield from (_length(value, file=name) for value in values)
-
-
-def _from_csv(lines: Iterable[str], name: str) -> Iterator[int]:
-    rows = csv.reader(lines)
-    header = [cell.strip().lower() for cell in next((row for row in rows if row), [])]
-    column = next((header.index(known) for known in COLUMNS if known in header), None)
-    if column is None:
-        raise ConfigError(
-            f"must hold whole numbers, a JSON list or a CSV column named {' or '.join(COLUMNS)}", file=name
-        )
-    for row in rows:
-        if row:
-            yield _number(row[column] if column < len(row) else "", rows.line_num, name)
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.split(",") if cell.strip()]
-
-
-def _digits(cell: str) -> bool:
-    return cell.isascii() and cell.isdecimal()
-
-
-def _number(cell: str, line: int, name: str) -> int:
-    cell = cell.strip()
-    # A number too long to be a length is not worth converting.
-    return _length(int(cell) if _digits(cell) and len(cell) <= 20 else cell, key=f"line {line}", file=name)
