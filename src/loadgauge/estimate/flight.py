@@ -79,6 +79,44 @@ def _largest(flights: Iterable[Flight]) -> Iterator[Flight]:
             yield flight
 
 
+def heaviest(layout: Layout, stage: int, alike: tuple[object, ...]) -> tuple[Work, ...]:
+    """Of a stage's works those that may find the most bytes: no other one of the same kind holds as much on like chunks.
+
+    alike: for each chunk what is the same for chunks of the same layers
+
+    >>> layout = Layout(pp=4, vpp=4, global_batch=16, schedule="interleaved")
+    >>> len(works(layout, 1)), len(heaviest(layout, 1, ("same",) * 4))
+    (32, 2)
+    """
+    if layout.schedule in ("1f1b", "gpipe"):
+        return works(layout, stage)
+    names: dict[object, int] = {}
+    chunks = layout.vpp if layout.schedule == "interleaved" else None
+    return _heaviest(
+        layout.schedule, layout.pp, minimum(layout.num_microbatches, 4 * layout.pp), chunks, stage,
+        tuple(names.setdefault(each, len(names)) for each in alike),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _heaviest(
+    schedule: str, stages: int, batches: int, chunks: int | None, stage: int, alike: tuple[int, ...]
+) -> tuple[Work, ...]:
+    groups: dict[object, dict[tuple[int, ...], Work]] = {}
+    for work in _works(schedule, stages, batches, chunks, stage):
+        held = [0] * (2 * (max(alike) + 1))
+        for chunk, (whole, waits) in enumerate(zip(*work.flight, strict=True)):
+            held[2 * alike[chunk]] += whole
+            held[2 * alike[chunk] + 1] += waits
+        groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(tuple(held), work)
+    found = []
+    for each in groups.values():
+        for sums, work in each.items():
+            if not any(other != sums and all(map(int.__ge__, other, sums)) for other in each):
+                found.append(work)
+    return tuple(found)
+
+
 def waiting(layer: Layer) -> Size:
     """Bytes that the gradients of a layer's weights need once that of its input is made.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from loadgauge.algebra import Size, where
-from loadgauge.estimate.flight import Work, works
+from loadgauge.estimate.flight import Work, heaviest
 from loadgauge.estimate.stages import Chunk, Key, Stage
 from loadgauge.estimate.states import RankWeights, States
 
@@ -52,9 +52,9 @@ class StageAtWork:
         self.layout = memory.layout
         self.ends, self.weights, self.states, self.head_gradients, self.pending = self.weighed()
         self.accumulating = self.layout.num_microbatches > 1
-        self.works = works(self.layout, stage.index)
         self.chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
         self.alike, self.around = memory.make_up(stage), memory.around(stage)
+        self.works = heaviest(self.layout, stage.index, self.alike)
 
     def weighed(self) -> tuple[RankWeights, RankWeights, States, Size, Size]:
         """Weights of the ends and of all, the states of all, and what the head's gradients and a tied table's come to."""

@@ -7,6 +7,7 @@ that runs beside compute shows only by what sticks out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -353,12 +354,14 @@ class StepModel:
             return batches * chunks[0][0].seconds, 0
         played = min(batches, ROUNDS * layout.pp)
         split = layout.splits_backward
-        result = simulate(
-            layout.schedule, layout.pp, played,
-            forward=[[sum(one.forward.values()) for one in held] for held in chunks],
-            backward=[[sum(one.backward.values()) - (one.weight if split else 0) for one in held] for held in chunks],
-            weight=[[one.weight for one in held] for held in chunks] if split else 0,
-            send=send, overlap_send=self.sends_hidden, chunks=layout.vpp if layout.schedule == "interleaved" else None,
+        total, sending = played_seconds(
+            layout.schedule, layout.pp, played, layout.vpp if layout.schedule == "interleaved" else None,
+            tuple(tuple(sum(one.forward.values()) for one in held) for held in chunks),
+            tuple(
+                tuple(sum(one.backward.values()) - (one.weight if split else 0) for one in held) for held in chunks
+            ),
+            tuple(tuple(one.weight for one in held) for held in chunks) if split else 0,
+            send, self.sends_hidden,
         )  # fmt: skip
         slowest = max(sum(one.seconds for one in held) for held in chunks) / layout.copies
         if layout.schedule == "gpipe":
@@ -367,4 +370,24 @@ class StepModel:
             )
         more = 0 if self.sends_hidden else 2 * send * layout.vpp
         rest = batches - played
-        return result.total + rest * (slowest + more), result.sending[stage] + rest * more
+        return total + rest * (slowest + more), sending[stage] + rest * more
+
+
+@lru_cache(maxsize=1024)
+def played_seconds(
+    schedule: str,
+    stages: int,
+    batches: int,
+    chunks: int | None,
+    forward: tuple[tuple[Size, ...], ...],
+    backward: tuple[tuple[Size, ...], ...],
+    weight: tuple[tuple[Size, ...], ...] | Size,
+    send: Size,
+    overlap_send: bool,
+) -> tuple[Size, tuple[Size, ...]]:
+    """Seconds of a schedule played through, and what each stage spends with sending; layouts often share both."""
+    result = simulate(
+        schedule, stages, batches, forward=forward, backward=backward, weight=weight, send=send,
+        overlap_send=overlap_send, chunks=chunks,
+    )  # fmt: skip
+    return result.total, result.sending

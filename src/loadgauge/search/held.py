@@ -111,13 +111,6 @@ class ArrayStage(StageAtWork):
         found: tuple[RankWeights, RankWeights, States, Size, Size] = self.memory.weighing[key]
         return found
 
-    def __init__(self, memory: ArrayMemory, stage: Stage) -> None:
-        super().__init__(memory, stage)
-        if self.layout.schedule not in ("1f1b", "gpipe"):
-            names: dict[object, int] = {}
-            alike = tuple(names.setdefault(one, len(names)) for one in self.alike)
-            self.works = candidates(self.layout, stage.index, alike)
-
     def choices(self) -> list[Choice]:
         """The choices there are."""
         import numpy
@@ -150,36 +143,6 @@ class ArrayStage(StageAtWork):
     def nbytes(self, work: Work) -> Size:
         """Bytes of all that is in flight, at one of the layouts of the choice at hand; less where another holds more."""
         return -1.0 if self.chosen is None else self.chosen.nbytes.get(id(work), -1.0)
-
-
-def candidates(layout: Layout, stage: int, alike: tuple[int, ...]) -> tuple[Work, ...]:
-    """Of a stage's works those that may find the most: no other one of the same kind holds as much on chunks of each kind.
-
-    alike: of each chunk, which ones have the same layers
-    """
-    return _candidates(
-        layout.schedule, layout.pp, layout.vpp, min(layout.num_microbatches, 4 * layout.pp), stage, alike
-    )
-
-
-@lru_cache(maxsize=4096)
-def _candidates(
-    schedule: Any, stages: int, vpp: int, batches: int, stage: int, alike: tuple[int, ...]
-) -> tuple[Work, ...]:
-    layout = Layout(pp=stages, vpp=vpp, schedule=schedule, global_batch=batches)
-    groups: dict[object, dict[tuple[int, ...], Work]] = {}
-    for work in works(layout, stage):
-        held = [0] * (2 * (max(alike) + 1))
-        for chunk, (whole, waits) in enumerate(zip(*work.flight, strict=True)):
-            held[2 * alike[chunk]] += whole
-            held[2 * alike[chunk] + 1] += waits
-        groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(tuple(held), work)
-    found = []
-    for each in groups.values():
-        for sums, work in each.items():
-            if not any(other != sums and all(map(int.__ge__, other, sums)) for other in each):
-                found.append(work)
-    return tuple(found)
 
 
 def peak(memory: ArrayMemory, kept: list[Stage]) -> Size:
