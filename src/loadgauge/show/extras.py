@@ -11,3 +11,9 @@ def needs_torch(command: str) -> None:
     """Raises ConfigError, saying what to install, where PyTorch is not there."""
     if find_spec("torch") is None:
         raise ConfigError(f"`loadgauge {command}` needs PyTorch: pip install 'loadgauge[torch]'")
+
+
+def needs_web(command: str) -> None:
+    """Raises ConfigError, saying what to install, where the server's libraries are not there."""
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise ConfigError(f"`loadgauge {command}` needs starlette and uvicorn: pip install 'loadgauge[web]'")

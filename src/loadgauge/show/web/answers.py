@@ -1,0 +1,51 @@
+"""The answers of the page's questions, as plain values; what cannot be answered raises an `Error` of one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadgauge.errors import ConfigError
+from loadgauge.show.estimate import _plain as document_of
+from loadgauge.show.web.explained import explained
+from loadgauge.show.web.flags import State, command_line, job_of
+from loadgauge.show.web.panels import PANELS, Shown
+from loadgauge.show.web.uploads import Uploads
+
+
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What every question has: the flags. want: the figures to be drawn; None: all of them."""
+
+    flags: State
+    want: list[str] | None = None
+
+
+class OfBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A question about one block of the treemap."""
+
+    flags: State
+    id: str
+
+
+def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
+    """The document that `loadgauge estimate --json` prints, the command line that prints it, and the figures."""
+    given = job_of(question.flags, uploads)
+    result = given.estimate()
+    wanted = list(PANELS) if question.want is None else question.want
+    unknown = [name for name in wanted if name not in PANELS]
+    if unknown:
+        raise ConfigError(f"no figure {unknown[0][:40]!r} (known: {', '.join(PANELS)})", key="want")
+    shown = Shown(given, result)
+    return {
+        "estimate": document_of(given, result.to_dict(), None),
+        "command": command_line(given, uploads),
+        "verdict": result.memory.verdict,
+        "panels": {name: PANELS[name](shown) for name in wanted},
+    }
+
+
+def explain(question: OfBlock, uploads: Uploads) -> dict[str, Any]:
+    """What there is to say of one block."""
+    given = job_of(question.flags, uploads)
+    return explained(Shown(given, given.estimate()), question.id)

@@ -1,0 +1,161 @@
+"""What is asked of every request before anything else: the right Host, the right Origin, the token, a body of a sane size.
+
+The server listens on the loopback address only, but every page that a browser has open can send requests there, and
+every name can be made to point there (DNS rebinding). The token keeps other pages and other users of the machine out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from secrets import compare_digest
+from typing import Any, TypeAlias
+from urllib.parse import parse_qs
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+JSON_LIMIT = 4 * 2**20
+"""Bytes of a JSON body."""
+FILE_LIMIT = 2**30
+"""Bytes of a snapshot, which goes to the disk piece by piece."""
+FILE_PATHS = ("/api/snapshot",)
+NAMES = ("127.0.0.1", "localhost", "[::1]")
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:;"
+        " connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+class Refused(Exception):
+    """Why a request is not answered."""
+
+    def __init__(self, status: int, text: str) -> None:
+        self.status, self.text = status, text
+        super().__init__(text)
+
+
+class Guard:
+    """Lets through what the page itself asks; answers the rest with one line, and adds the security headers."""
+
+    def __init__(self, app: App, token: str, port: int, extra_hosts: Iterable[str] = ()) -> None:
+        self.app, self.token = app, token
+        self.hosts = {f"{name}:{port}" for name in NAMES} | set(extra_hosts)
+        self.cookie = f"loadgauge-{port}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            limit = self.check(scope, headers)
+            await self.app(scope, limited(receive, limit), self.hardened(scope, send))
+        except Refused as error:
+            await refuse(error, self.hardened(scope, send))
+
+    def check(self, scope: Scope, headers: dict[str, str]) -> int:
+        """Raises `Refused`, or returns how large the body may be."""
+        path, method = scope["path"], scope["method"]
+        if headers.get("host", "").lower() not in self.hosts:
+            raise Refused(421, "this host is not served here; open the address that `loadgauge serve` printed")
+        origin = headers.get("origin")
+        if origin is not None and origin.lower() not in {f"http://{host}" for host in self.hosts}:
+            raise Refused(403, "requests from other pages are refused")
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            raise Refused(403, "requests from other pages are refused")
+        if method not in ("GET", "HEAD", "POST"):
+            raise Refused(405, f"{method} is not known here")
+        if path.startswith("/api/"):
+            if not self.is_token(headers.get("x-loadgauge-token", "")):
+                raise Refused(401, "the token is missing or wrong; open the address that `loadgauge serve` printed")
+        elif path in ("/", "/index.html") and not (self.in_address(scope) or self.in_cookie(headers)):
+            raise Refused(401, "the token is missing or wrong; open the address that `loadgauge serve` printed")
+        limit = FILE_LIMIT if path in FILE_PATHS else JSON_LIMIT
+        length = headers.get("content-length", "0")
+        if not (length.isascii() and length.isdecimal() and len(length) < 20):
+            raise Refused(400, "content-length is no number")
+        if int(length) > limit:
+            raise Refused(413, too_large(limit))
+        return limit
+
+    def is_token(self, text: str) -> bool:
+        """Whether it is the token, in a time that does not tell how much of it."""
+        return compare_digest(text.encode("utf-8", "replace"), self.token.encode())
+
+    def in_address(self, scope: Scope) -> bool:
+        """Whether the address has the token."""
+        query = scope.get("query_string", b"").decode("latin-1")
+        try:
+            found = parse_qs(query, max_num_fields=20).get("token", [""])
+        except ValueError:
+            return False
+        return self.is_token(found[0])
+
+    def in_cookie(self, headers: dict[str, str]) -> bool:
+        """Whether the browser has been here before."""
+        try:
+            jar = SimpleCookie(headers.get("cookie", ""))
+        except CookieError:
+            return False
+        return self.cookie in jar and self.is_token(jar[self.cookie].value)
+
+    def hardened(self, scope: Scope, send: Send) -> Send:
+        """Adds the security headers; nothing that the token opens may be kept by a cache."""
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message["headers"]}
+                extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                if b"cache-control" not in names:
+                    extra.append((b"cache-control", b"no-store"))
+                message = {**message, "headers": [*message["headers"], *extra]}
+            await send(message)
+
+        return sending
+
+
+def too_large(limit: int) -> str:
+    """What is said of a body that is too large."""
+    return f"is larger than {limit // 2**20} MiB"
+
+
+def limited(receive: Receive, limit: int) -> Receive:
+    """Counts the bytes of the body as they come: no header has to say how many there are."""
+    seen = 0
+
+    async def receiving() -> Message:
+        nonlocal seen
+        message = await receive()
+        if message["type"] == "http.request":
+            seen += len(message.get("body", b""))
+            if seen > limit:
+                raise Refused(413, too_large(limit))
+        return message
+
+    return receiving
+
+
+async def refuse(error: Refused, send: Send) -> None:
+    """The answer to a request that is refused."""
+    body = json.dumps({"error": error.text, "kind": "Refused", "code": 2}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if error.status == 413:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,81 @@
+"""The page and its files: those of the package's folder `static`, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+from pathlib import Path
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+FOLDER = Path(__file__).parent / "static"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".woff2": "font/woff2",
+    ".txt": "text/plain; charset=utf-8",
+    ".md": "text/plain; charset=utf-8",
+    ".map": "application/json",
+}
+"""Files that are served, by their ending."""
+MARK = "__TOKEN__"
+"""Where `index.html` has the token put in."""
+BLANK = f'<!doctype html><title>loadgauge</title><meta name="loadgauge-token" content="{MARK}">'
+"""The page where its files are not there."""
+
+
+class Pages:
+    """Serves the files by a list of their names, so that no address can lead anywhere else."""
+
+    def __init__(self, token: str, port: int, folder: Path = FOLDER) -> None:
+        self.token, self.port, self.folder = token, port, folder
+        self.files: dict[str, Path] = {}
+
+    def routes(self) -> list[Route]:
+        """The page, and its files."""
+        return [
+            Route("/", self.index, methods=["GET"]),
+            Route("/index.html", self.index, methods=["GET"]),
+            Route("/{name:path}", self.file, methods=["GET"]),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        """The page with the token in a meta element, and in a cookie, for when it is loaded again without its address."""
+        place = self.folder / "index.html"
+        text = place.read_text(encoding="utf-8") if place.is_file() else BLANK
+        answer = Response(text.replace(MARK, html.escape(self.token)), media_type="text/html; charset=utf-8")
+        answer.set_cookie(f"loadgauge-{self.port}", self.token, httponly=True, samesite="strict", path="/")
+        return answer
+
+    async def file(self, request: Request) -> Response:
+        """A file of the page; what has not changed is not sent again."""
+        name = request.path_params["name"].removeprefix("static/")
+        if name not in self.files:
+            self.files = listed(self.folder)
+        place = self.files.get(name)
+        if place is None or not place.is_file():
+            raise HTTPException(404)
+        content = place.read_bytes()
+        tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+        headers = {"etag": tag, "cache-control": "no-cache"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=TYPES[place.suffix], headers=headers)
+
+
+def listed(folder: Path) -> dict[str, Path]:
+    """The files of a folder that may be served, by their names from there."""
+    return {
+        place.relative_to(folder).as_posix(): place
+        for place in sorted(folder.rglob("*"))
+        if place.is_file() and not place.is_symlink() and place.suffix in TYPES
+    }

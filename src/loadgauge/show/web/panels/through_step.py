@@ -1,0 +1,90 @@
+"""Memory through one step: the moments of the estimate, and between them the worst rank as it works through its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from loadgauge.estimate.flight import Flight, Work
+from loadgauge.estimate.memory import PARTS, Moment
+from loadgauge.estimate.moments import StageAtWork
+from loadgauge.estimate.schedule import Event
+from loadgauge.show.web.panels.schedule import flights
+from loadgauge.show.web.panels.shown import MICROBATCHES, Shown
+
+
+def moments(shown: Shown) -> dict[str, Any]:
+    """The moments as the estimate has them (`points`, in order), and the curve of the worst rank over its schedule.
+
+    The curve has a row a point: seconds (a forward's time where none is known), then bytes by part. Its highest point is
+    the peak where enough micro-batches are drawn to reach it (`reaches_peak`).
+    """
+    memory = shown.result.memory
+    stage = memory.rank.stage
+    # Enough to fill every stage, and chunk, of any schedule.
+    batches = shown.some(max(MICROBATCHES, 2 * shown.layout.pp))
+    played = shown.play(batches)
+    rows = [
+        [seconds * shown.scale, *(moment.parts[part] for part in PARTS[:-1]), memory.parts["outside"]]
+        for seconds, moment in _curve(shown, [event for event in played.timeline if event.stage == stage], played.total)
+    ]
+    peak = max(sum(row[1:]) for row in rows)
+    return {
+        "rank": {"stage": stage},
+        "capacity": memory.capacity,
+        "peak": memory.moment,
+        "points": [
+            {"name": moment.name, "t": place, "total": moment.total, "parts": moment.parts}
+            for place, moment in enumerate(memory.moments)
+        ],
+        "curve": {
+            "columns": ["t", *PARTS],
+            "rows": rows,
+            "microbatches_shown": batches,
+            "microbatches": int(shown.layout.num_microbatches),
+            "timed": shown.result.time is not None,
+            "reaches_peak": abs(peak - memory.total) <= 1e-9 * memory.total,
+        },
+    }
+
+
+def _curve(shown: Shown, events: list[Event], end: float) -> Iterator[tuple[float, Moment]]:
+    """Seconds and what is alive: at the end of a forward, and layer after layer through a backward."""
+    at_work = StageAtWork(shown.memory, shown.apart.stage)
+    known: dict[object, list[tuple[float, Moment]]] = {}
+    last: Moment | None = None
+    for event, flight in zip(events, flights(events, len(at_work.chunks)), strict=True):
+        if event.kind == "W":
+            continue
+        work = Work(event.kind == "F", event.chunk, event.kind == "B", Flight(*flight))
+        key = work.forward, work.chunk, work.splits, flight
+        if key not in known:
+            known[key] = list(_within(at_work, work))
+        if work.forward and last is not None:
+            yield event.start, last
+        for share, moment in known[key]:
+            yield event.start + share * (event.end - event.start), moment
+            last = moment
+    yield end, at_work.at("optimizer step", transient=shown.memory.step_transient(at_work.weights, at_work.states))
+
+
+def _within(at_work: StageAtWork, work: Work) -> Iterator[tuple[float, Moment]]:
+    """The moments within one piece of work, by the share of it that is over."""
+    memory, stage, chunk = at_work.memory, at_work.stage, at_work.chunk(work)
+    layers = max(1, chunk.stop - chunk.start)
+    if work.forward:
+        for key, position in reversed(list(memory.positions(stage, chunk, "last"))):
+            yield (position - chunk.start + 1) / layers, at_work.forward(work, key, position)
+        return
+    if chunk.last:
+        yield 0.0, at_work.at_loss(work)
+        if memory.prediction is not None:
+            yield 0.0, at_work.predicted(work, memory.prediction)
+    places = {position: (key, "last") for key, position in memory.positions(stage, chunk, "last")}
+    for key, position in memory.positions(stage, chunk, "first"):
+        places.setdefault(position, (key, "first"))
+    for position in sorted(places, reverse=True):
+        key, order = places[position]
+        yield (chunk.stop - 1 - position) / layers, at_work.backward(work, key, position, order)
+    if chunk.first:
+        yield 1.0, at_work.at_embedding(work)

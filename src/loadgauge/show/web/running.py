@@ -1,0 +1,23 @@
+"""Runs the application until it is interrupted."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import webbrowser
+
+import uvicorn
+
+from loadgauge.show.web.app import application
+
+
+def run(listening: socket.socket, token: str, port: int, url: str | None) -> None:
+    """Serves on a socket that listens already; `url` is opened in a browser once it does."""
+    config = uvicorn.Config(
+        application(token, port), log_level="warning", access_log=False, server_header=False, date_header=False,
+        lifespan="on", timeout_keep_alive=30, timeout_graceful_shutdown=2, http="h11", ws="none", loop="asyncio",
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    if url is not None:
+        threading.Timer(0.3, webbrowser.open, [url]).start()
+    server.run(sockets=[listening])

@@ -1,0 +1,98 @@
+"""What the user has handed in: configs of models by the digest of their text, in memory, and files for a command to read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections import OrderedDict
+from pathlib import Path
+
+from loadgauge.errors import ConfigError
+from loadgauge.families.hf import decode, from_dict
+from loadgauge.model import ModelSpec
+
+PREFIX = "upload:"
+MOST = 64
+"""Uploads that are kept; the oldest goes first."""
+DIGITS = 16
+"""Of the digest, in an id."""
+
+
+class Uploads:
+    """Texts by their id. The id of a text is always the same, so that a page can hand it in again after a restart."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="loadgauge-")
+        self.models: OrderedDict[str, tuple[ModelSpec, str]] = OrderedDict()
+        self.files: OrderedDict[str, tuple[str, Path]] = OrderedDict()
+
+    def close(self) -> None:
+        """Removes whatever was kept on the disk."""
+        self.folder.cleanup()
+
+    @staticmethod
+    def key(text: str) -> str:
+        """The id of a text."""
+        return PREFIX + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
+
+    def add_model(self, text: str, name: str) -> str:
+        """Keeps a Hugging Face config; what is none raises `ConfigError`."""
+        spec = from_dict(decode(text.encode("utf-8", "surrogatepass"), name), name, own_name(name))
+        key = self.key(text)
+        self.models[key] = spec, name
+        self.models.move_to_end(key)
+        while len(self.models) > MOST:
+            self.models.popitem(last=False)
+        return key
+
+    def add_file(self, text: str, name: str) -> str:
+        """Keeps a text as a file, under a name of our own."""
+        key = self.key(text)
+        path = Path(self.folder.name) / key.removeprefix(PREFIX)
+        path.write_text(text, encoding="utf-8")
+        self.files[key] = name, path
+        while len(self.files) > MOST:
+            self.files.popitem(last=False)[1][1].unlink(missing_ok=True)
+        return key
+
+    def model(self, key: str) -> ModelSpec:
+        """The model of an id."""
+        if key not in self.models:
+            raise ConfigError("this file is not here any more: hand it in again", key="model")
+        return self.models[key][0]
+
+    def path(self, key: str, flag: str) -> str:
+        """Where the file of an id is kept; anything else, a path of the user's for one, is refused."""
+        if key not in self.files:
+            raise ConfigError("only a file that was handed in can be read: drop it on the page", key=flag)
+        return str(self.files[key][1])
+
+    def name(self, key: str) -> str:
+        """The name that a model's file had."""
+        return self.models[key][1] if key in self.models else key
+
+    def name_of_path(self, path: str) -> str:
+        """The name that a file had."""
+        return next((name for name, place in self.files.values() if str(place) == path), os.path.basename(path))
+
+
+def own_name(file: str) -> str:
+    """What to call the model of a file; empty where only its type says what it is.
+
+    >>> own_name("my-model.json"), own_name("config.json")
+    ('my-model', '')
+    """
+    stem = Path(file).stem
+    return "" if stem == "config" else stem
+
+
+def plain_name(text: str) -> str:
+    """The name of a file without its folders, fit to be printed.
+
+    >>> plain_name("../../etc/my config.json"), plain_name("")
+    ('my config.json', 'file')
+    """
+    last = text.replace("\\", "/").rpartition("/")[2]
+    shown = "".join(letter for letter in last if letter.isprintable())[:120].strip().lstrip("-")
+    return shown if shown not in ("", ".", "..") else "file"
