@@ -12,6 +12,7 @@ from loadgauge.layout import SCHEDULES, RecomputePolicy
 from loadgauge.show.flags import RUN, Request
 from loadgauge.show.numbers import Positive, Whole
 from loadgauge.show.request import Job, job
+from loadgauge.show.sweep import handed_over, sweep_options
 from loadgauge.units import GIB
 
 OPEN = (
@@ -87,7 +88,7 @@ def _options(command: Any) -> Any:
 
 
 @click.command("plan")
-@click.argument("model")
+@click.argument("model", required=False)
 @_options
 @click.option(
     "--objective",
@@ -108,10 +109,11 @@ def _options(command: Any) -> Any:
 @click.option("--exposed", type=Positive(), metavar="SHARE", help="Of the step, what communication may take (0.1).")
 @click.option("--prices", metavar="GPU=2.5,GPU=1.8", help="Compare kinds of GPU by the price of their hours.")
 @click.option("--what-next", is_flag=True, help="What each change of the job would bring, every one planned anew.")
+@sweep_options
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON document: layouts (best first), pareto, evaluated, valid."
 )
-def command(model: str, as_json: bool, **flags: Any) -> int:
+def command(model: str | None, as_json: bool, **flags: Any) -> int:
     """The fastest (cheapest, smallest, ...) of all layouts of MODEL that can exist, proven by looking at every one.
 
     A flag of a layout (--tp 8) locks it, or narrows it down (--tp 4,8); all others are open. Exit code: 0 there is a
@@ -122,7 +124,12 @@ def command(model: str, as_json: bool, **flags: Any) -> int:
     loadgauge plan llama-3.1-8b --gpu rtx4090 --gpus 1 --qlora --global-batch 16 --margin 2
     loadgauge plan llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --find seq-len
     loadgauge plan mixtral-8x7b --gpu h100-sxm5-80gb --gpus 32,64,128 --objective money --global-batch 512
+    loadgauge plan --sweep sweep.toml --output results
     """
+    handed = handed_over(model, flags, as_json=as_json)
+    if handed is not None:
+        return handed
+    assert model is not None
     from loadgauge.show.planned import answer
 
     return answer(*cases(model, flags), as_json=as_json)

@@ -1,0 +1,164 @@
+"""Who plans the cells of a sweep: processes of this machine, or an existing Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from importlib.util import find_spec
+from typing import Any
+
+from loadgauge.errors import ConfigError, Error
+from loadgauge.search.sweep import Cell, Row
+
+Work = Callable[[Cell, dict[str, bytes]], Row]
+"""Plans a cell. The files that cells name come beside it where the worker may not see them. Raises nothing."""
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# -- processes ----------------------------------------------------------------------------------------------------------
+
+
+class Processes:
+    """Processes of this machine, each a pool of its own: where one dies, it is known under which cell."""
+
+    def __init__(self, work: Work, count: int) -> None:
+        self.work, self.slots = work, count
+        self.idle: list[ProcessPoolExecutor] = []
+        self.busy: dict[Future[Row], tuple[int, ProcessPoolExecutor]] = {}
+
+    def submit(self, number: int, cell: Cell) -> None:
+        """Gives a cell to a process that has none, which is started where there is none."""
+        pool = self.idle.pop() if self.idle else _pool()
+        try:
+            future = pool.submit(self.work, cell, {})
+        except BrokenProcessPool:  # It died while it had nothing to do.
+            pool = _pool()
+            future = pool.submit(self.work, cell, {})
+        self.busy[future] = number, pool
+
+    def finished(self, seconds: float) -> list[tuple[int, Row | None]]:
+        """What has finished; None for a cell whose process died."""
+        rows: list[tuple[int, Row | None]] = []
+        for future in wait(self.busy, seconds, FIRST_COMPLETED).done:
+            number, pool = self.busy.pop(future)
+            try:
+                rows.append((number, future.result()))
+                self.idle.append(pool)
+            except BrokenProcessPool:
+                rows.append((number, None))
+                pool.shutdown(wait=False)
+        return rows
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for pool in (*self.idle, *(pool for _, pool in self.busy.values())):
+            for process in list((getattr(pool, "_processes", None) or {}).values()):
+                process.kill()
+            pool.shutdown(wait=True, cancel_futures=True)
+        self.idle, self.busy = [], {}
+
+
+def _pool() -> ProcessPoolExecutor:
+    # Spawned, not forked: a fork of a process with threads may hang.
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_begin)
+
+
+def _begin() -> None:
+    """In each new process: it ends with its parent however that ends, and leaves Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+# -- Ray ----------------------------------------------------------------------------------------------------------------
+
+
+class OnRay:
+    """Tasks of an existing Ray cluster, each on one processor. files: what cells name, for nodes that do not see it."""
+
+    def __init__(self, work: Work, address: str, count: int | None, files: dict[str, bytes]) -> None:
+        if find_spec("ray") is None:
+            raise ConfigError("Ray is not installed: pip install 'loadgauge[ray]'", key="ray")
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # What goes wrong is told in one line.
+        import ray
+
+        self.ray: Any = ray
+        self.count = count
+        self.mine = not ray.is_initialized()
+        if self.mine:
+            _connect(ray, address)
+        # Ray itself retries nothing: `run` counts the deaths, here as with processes.
+        self.task: Any = ray.remote(num_cpus=1, max_retries=0)(work)
+        self.files = ray.put(files)
+        self.busy: dict[Any, int] = {}
+
+    @property
+    def slots(self) -> int:
+        """Twice the processors of the cluster, which may grow: so that none waits, and an autoscaler sees a demand."""
+        if self.count is not None:
+            return self.count
+        return max(2, 2 * int(self.ray.cluster_resources().get("CPU", 1)))
+
+    def submit(self, number: int, cell: Cell) -> None:
+        """Gives a cell to the cluster."""
+        self.busy[self.task.options(name=f"loadgauge {cell.key}").remote(cell, self.files)] = number
+
+    def finished(self, seconds: float) -> list[tuple[int, Row | None]]:
+        """What has finished; None for a cell whose worker or node died, or ran out of memory."""
+        done, _ = self.ray.wait(list(self.busy), num_returns=1, timeout=seconds, fetch_local=False)
+        more, _ = self.ray.wait(list(self.busy), num_returns=len(self.busy), timeout=0, fetch_local=False)
+        rows: list[tuple[int, Row | None]] = []
+        for task in dict.fromkeys((*done, *more)):
+            number = self.busy.pop(task)
+            try:
+                rows.append((number, self.ray.get(task)))
+            except self.ray.exceptions.RayTaskError as error:
+                raise Error(f"the Ray workers cannot run loadgauge: {_last(error)}; install it on every node") from None
+            except self.ray.exceptions.RayError:
+                rows.append((number, None))
+        return rows
+
+    def close(self) -> None:
+        """Cancels what runs, and leaves the cluster."""
+        for task in self.busy:
+            self.ray.cancel(task, force=True)
+        self.busy = {}
+        if self.mine:
+            self.ray.shutdown()
+
+
+def _connect(ray: Any, address: str) -> None:
+    host, _, port = address.partition("://")[2].rpartition(":") if "://" in address else address.rpartition(":")
+    if address != "auto" and not (host and port.isdecimal() and len(port) < 6):
+        raise ConfigError(f"must be auto, HOST:PORT or ray://HOST:PORT, got {address!r}", key="ray")
+    try:
+        if address != "auto":
+            # Ray would end this process where nothing answers.
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
+    except (OSError, RuntimeError, ValueError, OverflowError) as error:
+        hint = "" if os.environ.get("RAY_AUTH_MODE") else " (one with tokens needs RAY_AUTH_MODE=token)"
+        raise ConfigError(f"no Ray cluster answers at {address}{hint}: {_last(error)}", key="ray") from None
+
+
+def _last(error: BaseException) -> str:
+    """The last line of an error that has anything to say, shortened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:300]
