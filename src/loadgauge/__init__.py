@@ -18,6 +18,7 @@ from loadgauge.cluster import cluster
 from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.params import parameters
+from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import model, models, resolve
 from loadgauge.families.hf import from_dict, from_hf
 from loadgauge.hardware import gpu, gpu_ids
@@ -63,3 +64,13 @@ def __getattr__(name: str) -> object:
 
         return getattr(import_module("loadgauge.estimate.equation"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _in_a_notebook(result: Estimate) -> str:
+    from loadgauge.show.notebook import html
+
+    return html(result)
+
+
+# An estimate does not know how it is shown; whoever has this package sees it as a table in a notebook.
+setattr(Estimate, "_repr_html_", _in_a_notebook)  # noqa: B010

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
+from loadgauge.errors import ConfigError
 from loadgauge.estimate.memory import PARTS
 from loadgauge.show.flags import Request, run_options, whole_run_options
 from loadgauge.show.request import Job, job, worst_routing
+
+FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 
 
 @click.command("estimate")
@@ -17,7 +21,11 @@ from loadgauge.show.request import Job, job, worst_routing
 @whole_run_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
 @click.option("--explain", "part", type=click.Choice(PARTS), help="Explain one part: formula, your numbers, source.")
-def command(model: str, as_json: bool, part: str | None, **flags: Any) -> int:
+@click.option("--plot", "file", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: .svg, .png or .pdf.")
+@click.option(
+    "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all on one sheet)."
+)
+def command(model: str, as_json: bool, part: str | None, file: Path | None, figure: str, **flags: Any) -> int:
     """Memory of the worst rank at its peak moment, FLOPs, time and money of training MODEL.
 
     MODEL is a name in the catalogue (`loadgauge models`), a Hugging Face config.json, its folder, or another tool's job
@@ -30,8 +38,14 @@ def command(model: str, as_json: bool, part: str | None, **flags: Any) -> int:
         --global-batch 512 --tokens 1T --price 2.50
     loadgauge estimate my-model/config.json --gpu rtx4090 --qlora --loss chunked
     """
+    if file is None and figure != "all":
+        raise ConfigError("--figure says what --plot FILE draws; there is no --plot")
     given = job(Request(model=model, **flags))
     result = given.estimate()
+    if file is not None:
+        from loadgauge.show.plot.sheet import plot
+
+        plot(given, result, file, figure)
     code = 1 if result.memory.fits is False else 0
     if as_json:
         from loadgauge.show.table import document

@@ -1,0 +1,1 @@
+"""Figures as SVG, PNG or PDF: the page's panels, drawn by matplotlib (extra `plot`)."""
