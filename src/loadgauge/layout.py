@@ -91,7 +91,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     cp_comm: how context-parallel ranks exchange keys and values: around a ring, gathered, or heads for tokens (Ulysses)
     replicas: data-parallel groups that hold the same ZeRO shards (HSDP, Megatron's optimizer instances); 1: none
     order: in which the axes number the ranks, the fastest first
-    tokens, pairs: of one micro-batch, where its sequences are ragged (padding-free); None: micro_batch x seq_len
+    tokens, pairs: of a ragged micro-batch (None: micro_batch x seq_len); kernel_tokens: those its flash kernel sees
     """
 
     dp: Size = 1
@@ -115,6 +115,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     order: tuple[str, ...] = AXES
     tokens: Size | None = None
     pairs: Size | None = None
+    kernel_tokens: Size | None = None
 
     @property
     def gpus(self) -> Size:

@@ -83,7 +83,8 @@ def padded_flash_activations(hidden_size: Size, heads: Size, padded_tokens: Size
     T' tokens with padding, T without. Source: padfree2024, M_flash. Wrong: half of the attention's own term is lost;
     the output and the statistics take 2T (h + 2a) bytes, as the post says one formula earlier. Right: 34 h T' + 2h T
     + 4a T, from the list of operations: `layers.block_layer` at T' tokens and no pairs, and the fused kernel's output
-    and log-sum-exp at T tokens. (Where all of it runs padded: `block_layer(...).saved()` at T' tokens, (34h + 4a) T'.)
+    and log-sum-exp at T tokens. PyTorch keeps less: the queries, keys and values of the kernel are copies without padding
+    too, 28 h T' + 8h T + 4a T, `View.kernel_tokens`. (Where all of it runs padded: (34h + 4a) T'.)
 
     >>> padded_flash_activations(6144, 48, 100, 100) == 100 * (35 * 6144 + 2 * 48)
     True

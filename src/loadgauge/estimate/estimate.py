@@ -30,6 +30,7 @@ def view_of(layout: Layout, training: Training) -> View:
     return View(
         tokens=own * layout.micro_batch if layout.tokens is None else layout.tokens / layout.cp,
         pairs=own * layout.seq_len * layout.micro_batch if layout.pairs is None else layout.pairs / layout.cp,
+        kernel_tokens=None if layout.kernel_tokens is None else layout.kernel_tokens / layout.cp,
         sequences=layout.micro_batch,
         positions=own,
         tp=layout.tp,

@@ -21,6 +21,7 @@ CORE = frozenset(
     | {"attention.softcap", "attention.masked", "attention.softmax_cast", "attention.repeat_k", "attention.repeat_v"}
     | {"attention.scaled", "attention.softmax_upcast", "attention.by_token", "attention.with_sinks"}
     | {"attention.query_float32", "attention.key_float32", "attention.floored", "attention.exchanged"}
+    | {"attention.unpad_q", "attention.unpad_k", "attention.unpad_v", "attention.pad"}
 )
 """What selective recomputation runs again: from queries, keys and values to the context."""
 
@@ -172,6 +173,13 @@ def _flash(
     view, tokens, width = build.view, build.view.tokens, spec.head_dim
     if spec.dropout and not view.kernels.flash_dropout:
         return _eager(build, spec, query, key, value, heads, value_width)
+    if view.kernel_tokens is not None:
+        tokens, share = view.kernel_tokens, view.kernel_tokens / view.tokens
+        sizes = query.numel, key.numel, key.numel * value_width / width
+        query, key, value = (
+            build.elementwise(f"attention.unpad_{n}", (tensor,), build.tensor(f"attention.unpad_{n}", size * share))
+            for n, tensor, size in zip("qkv", (query, key, value), sizes, strict=True)
+        )
     context = build.tensor("attention.context", tokens * heads * value_width)
     statistic = Tensor("attention.lse", tokens * heads, build.dtypes.softmax_statistic, "statistic")
     pairs = view.pairs if spec.sliding_window is None else minimum(view.pairs, tokens * spec.sliding_window)
@@ -200,7 +208,10 @@ def _flash(
         context = build.elementwise(
             "attention.exchanged", (context,), build.tensor("attention.exchanged", context.numel)
         )
-    if spec.heads_first and view.kernels.views_pin_storage:
+    if view.kernel_tokens is not None:
+        padded = build.tensor("attention.pad", view.tokens * heads * value_width)
+        context = build.elementwise("attention.pad", (context,), padded)
+    elif spec.heads_first and view.kernels.views_pin_storage:
         # The kernel lays its output out as the queries are; the last matrix needs it token by token.
         context = build.elementwise("attention.by_token", (context,), build.tensor("attention.by_token", context.numel))
     return context

@@ -16,6 +16,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: tokens computed on this rank, padding included where there is padding; already divided by cp [tokens]
     pairs: query-key pairs, the sum of squared lengths (s*s*b for equal lengths s); already divided by cp [pairs]
+    kernel_tokens: the tokens without padding, where the flash kernel alone runs without it (its inputs are copied for
+        it, its output is padded again, and pairs are those it computes); None: it sees them as they are
     sequences: sequences in the micro-batch
     positions: the longest sequence, the rows of a position table in use
     tp: tensor-parallel ranks; sequence_parallel shards the norms and dropouts between them too
@@ -26,6 +28,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: Size
     pairs: Size
+    kernel_tokens: Size | None = None
     sequences: Size = 1
     positions: Size = 1
     tp: Size = 1

@@ -81,6 +81,9 @@ def _plain(given: Job, found: dict[str, Any], part: str | None) -> dict[str, Any
             "expected_pairs": given.layout.pairs,
             "worst_case": {"total": memory.total, "low": memory.low, "high": memory.high, "fits": memory.fits},
         }
+    expected = given.forecast()
+    if expected is not None:
+        found["forecast"] = expected.to_dict()
     routed = worst_routing(given)
     if routed is not None:
         memory = routed.memory

@@ -8,6 +8,7 @@ from loadgauge.estimate.memory import PARTS
 from loadgauge.estimate.params import parameters
 from loadgauge.estimate.result import Estimate
 from loadgauge.show.advice import advice
+from loadgauge.show.padding import padding
 from loadgauge.show.request import Job, worst_routing
 from loadgauge.show.table import GLUE, Column, bar, console, draw, heading, is_wide, points
 from loadgauge.show.timing import headline, seconds, timing
@@ -36,6 +37,9 @@ def report(given: Job, result: Estimate) -> None:
     _stages(target, result)
     timing(target, given, result)
     _work(target, result)
+    expected = given.forecast()
+    if expected is not None:
+        padding(target, expected)
     if given.file:
         heading(target, "Your job file")
         points(target, [given.file])

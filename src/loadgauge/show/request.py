@@ -12,6 +12,7 @@ from loadgauge.cluster import cluster
 from loadgauge.errors import ConfigError, LayoutError, NotStated
 from loadgauge.estimate.budget import Budget, Failures
 from loadgauge.estimate.estimate import estimate
+from loadgauge.estimate.forecast import Forecast, forecast
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import resolve
 from loadgauge.hardware import Cluster, Gpu, gpu
@@ -91,6 +92,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             return None
         layout = msgspec.structs.replace(self.layout, tokens=None, pairs=None)
         return estimate(self.model, layout, self.training, self.gpu)
+
+    def forecast(self) -> Forecast | None:
+        """What the lengths need padded and without padding; None without lengths."""
+        if self.lengths is None:
+            return None
+        return forecast(
+            self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster, scale=self.scale
+        )
 
 
 def worst_routing(given: Job) -> Estimate | None:

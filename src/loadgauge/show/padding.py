@@ -1,0 +1,55 @@
+"""What padding costs, as a table: each way to run a batch of ragged sequences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadgauge.estimate.forecast import Forecast, Row
+from loadgauge.show.table import Column, draw, points
+from loadgauge.show.timing import seconds
+from loadgauge.units import GIB, flops
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def padding(target: Console, found: Forecast) -> None:
+    """Prints what to expect of a micro-batch padded, with FlashAttention, and without padding."""
+    timed = any(row.step is not None for row in found.rows)
+    columns = [
+        Column("method"), Column("tokens", "right", wide=True), Column("a layer", "right"),
+        Column("all layers", "right"), Column("share", "right", style="dim"), Column("peak", "right", wide=True),
+        Column("FLOPs", "right"),
+        *([Column("a step", "right"), Column("share", "right", style="dim")] if timed else []),
+    ]  # fmt: skip
+    title = f"With and without padding: expected of a micro-batch of {found.micro_batch}, memory in GiB"
+    draw(target, columns, [_cells(found, row, timed) for row in found.rows], title)
+    lines = [f"{row.method}: {row.reason}" for row in found.rows if row.reason]
+    several = found.micro_batch > 1
+    lines += [
+        f"lengths: {found.mean:,.0f} tokens in the mean, {found.longest:,} at most, {found.expected_longest:,.0f} expected"
+        f" of the longest of {found.micro_batch}" + ("" if several else "; a micro-batch of one has no padding"),
+        "memory is what is kept for backward; padded, flash is flash_attention_2 given a mask, which computes attention"
+        " without the padding",
+    ]
+    if several:
+        lines.append(
+            f"the peak of a run is that of its largest micro-batch: up to {found.worst:,} tokens in every row, unless"
+            " batches are filled by tokens (loadgauge.train.TokenBudgetSampler)"
+        )
+    points(target, [*lines, *found.notes])
+
+
+def _cells(found: Forecast, row: Row, timed: bool) -> list[str]:
+    def share(quantity: str) -> str:
+        value = found.share(row, quantity)
+        return "-" if value is None else f"{value:.1%}"
+
+    def gib(nbytes: float | None) -> str:
+        return "-" if nbytes is None else f"{nbytes / GIB:,.2f}"
+
+    time = [] if not timed else ["-" if row.step is None else seconds(row.step), share("step")]
+    return [
+        row.method, f"{row.tokens:,.0f}", gib(row.layer), gib(row.activations), share("layer"), gib(row.peak),
+        "-" if row.flops is None else flops(row.flops), *time,
+    ]  # fmt: skip
