@@ -97,9 +97,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """What the lengths need padded and without padding; None without lengths."""
         if self.lengths is None:
             return None
-        return forecast(
-            self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster, scale=self.scale
-        )
+        return forecast(self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
 
 
 def worst_routing(given: Job) -> Estimate | None:
