@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from operator import ge
 from typing import NamedTuple
 
 from loadgauge.algebra import Size, minimum
@@ -73,9 +74,12 @@ def _works(schedule: str, stages: int, batches: int, chunks: int | None, stage: 
 
 def _largest(flights: Iterable[Flight]) -> Iterator[Flight]:
     """Those that no other one exceeds in everything."""
-    sums = {flight: (*flight.whole, *flight.waiting) for flight in flights}
-    for flight, own in sums.items():
-        if not any(other is not own and all(map(int.__ge__, other, own)) for other in sums.values()):
+    sums = [((*flight.whole, *flight.waiting), flight) for flight in flights]
+    kept: list[tuple[int, ...]] = []
+    # One that exceeds another holds more in all, so it comes first.
+    for own, flight in sorted(sums, key=lambda each: (-sum(each[0]), each)):
+        if not any(all(map(ge, other, own)) for other in kept):
+            kept.append(own)
             yield flight
 
 
@@ -111,8 +115,10 @@ def _heaviest(
         groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(tuple(held), work)
     found = []
     for each in groups.values():
-        for sums, work in each.items():
-            if not any(other != sums and all(map(int.__ge__, other, sums)) for other in each):
+        kept: list[tuple[int, ...]] = []
+        for sums, work in sorted(each.items(), key=lambda one: -sum(one[0])):
+            if not any(all(map(ge, other, sums)) for other in kept):
+                kept.append(sums)
                 found.append(work)
     return tuple(found)
 

@@ -91,7 +91,8 @@ class MemoryModel:
         self.lazy = not training.framework.gradients_persist
         policy = layout.recompute
         self.facts: dict[Key, LayerFacts] = {}
-        layers = [block_layer(block, model.hidden_size, view) for block in model.blocks]
+        self._weighed: dict[object, tuple[RankWeights, RankWeights, States, Size, Size]] = {}
+        layers = self.block_layers()
         self.names = frozenset(name for layer in layers for name in layer.names)
         for kind, layer in enumerate(layers):
             waits = waiting(layer) if layout.splits_backward else 0
@@ -99,15 +100,23 @@ class MemoryModel:
             if policy.mode != "none":
                 again = applied(policy, layer, self.names)
                 self.facts[kind, True] = LayerFacts.of(layer, again, self.backward(layer, again), waits)
-        self.embedding = embedding_layer(model, view)
+        self.embedding, self.head = self.end_layers()
         self.shared = rotary_layer(model, view).saved()
         if policy.mode == "full":
             self.shared = self.shared + mask_bytes(model, view)
-        self.head = head_layer(model, view, holds_table=not layout.ends_together)
         self.head_kept = self.head.saved()
         self.placeholders = self._placeholders()
         self.prediction = self._prediction() if model.mtp_layers else None
         self.head_working = maximum(forward_peak(self.head), self.backward(self.head, NOTHING))
+
+    def block_layers(self) -> list[Layer]:
+        """The operations of each of the model's blocks."""
+        return [block_layer(block, self.model.hidden_size, self.view) for block in self.model.blocks]
+
+    def end_layers(self) -> tuple[Layer, Layer]:
+        """The operations of the embedding and of the head."""
+        holds_table = not self.layout.ends_together
+        return embedding_layer(self.model, self.view), head_layer(self.model, self.view, holds_table=holds_table)
 
     def backward(self, layer: Layer, recompute: Recompute) -> Size:
         """The working set of a layer's backward, with the gradients that come into being in it."""
@@ -238,6 +247,23 @@ class MemoryModel:
         """Weights of a stage beside its layers: embedding, head and multi-token prediction."""
         units = self.units(stage)
         return units if self.prediction is None or not stage.last else units + self.prediction.weights
+
+    def weighed(self, stage: Stage) -> tuple[RankWeights, RankWeights, States, Size, Size]:
+        """Weights of the ends and of all, the states of all, and what the head's gradients and a tied table's come to."""
+        counts = self.counts(stage, stage.start, stage.stop)
+        key = stage.first, stage.last, tuple(counts.items())
+        if key in self._weighed:
+            return self._weighed[key]
+        weights = self.weights(counts) + self.ends(stage)
+        # A tied table has its gradient from the head on.
+        tied = RankWeights.of(tuple(weight for operation in self.head for weight in operation.borrows))
+        head = RankWeights.of(self.head.weights) + tied
+        if self.prediction is not None:
+            head = head + self.prediction.weights
+        gradients = [self.states(part).gradients if stage.last else 0 for part in (head, tied)]
+        found = self.units(stage), weights, self.states(weights), *gradients
+        self._weighed[key] = found  # type: ignore[assignment]
+        return found  # type: ignore[return-value]
 
     def moments(self, stage: Stage) -> Iterator[Moment]:
         """The moments of a step on one rank of a stage."""

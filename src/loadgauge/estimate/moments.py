@@ -15,7 +15,7 @@ import msgspec
 from loadgauge.algebra import Size, where
 from loadgauge.estimate.flight import Work, heaviest
 from loadgauge.estimate.stages import Chunk, Key, Stage
-from loadgauge.estimate.states import RankWeights, States
+from loadgauge.estimate.states import RankWeights
 
 if TYPE_CHECKING:
     from loadgauge.estimate.memory import ChunkBytes, MemoryModel, Prediction
@@ -50,23 +50,11 @@ class StageAtWork:
     def __init__(self, memory: MemoryModel, stage: Stage) -> None:
         self.memory, self.stage = memory, stage
         self.layout = memory.layout
-        self.ends, self.weights, self.states, self.head_gradients, self.pending = self.weighed()
+        self.ends, self.weights, self.states, self.head_gradients, self.pending = memory.weighed(stage)
         self.accumulating = self.layout.num_microbatches > 1
         self.chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
         self.alike, self.around = memory.make_up(stage), memory.around(stage)
         self.works = heaviest(self.layout, stage.index, self.alike)
-
-    def weighed(self) -> tuple[RankWeights, RankWeights, States, Size, Size]:
-        """Weights of the ends and of all, the states of all, and what the head's gradients and a tied table's come to."""
-        memory, stage = self.memory, self.stage
-        weights = memory.weights(memory.counts(stage, stage.start, stage.stop)) + memory.ends(stage)
-        # A tied table has its gradient from the head on.
-        tied = RankWeights.of(tuple(weight for operation in memory.head for weight in operation.borrows))
-        head = RankWeights.of(memory.head.weights) + tied
-        if memory.prediction is not None:
-            head = head + memory.prediction.weights
-        gradients = [memory.states(part).gradients if stage.last else 0 for part in (head, tied)]
-        return memory.units(stage), weights, memory.states(weights), *gradients  # type: ignore[return-value]
 
     def moments(self) -> Iterator[Moment]:
         """All of them, in the order in which a micro-batch comes to them."""

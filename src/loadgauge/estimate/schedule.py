@@ -10,6 +10,7 @@ gradient of the input, gradient of the weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from loadgauge.algebra import Size, maximum, minimum
@@ -26,6 +27,7 @@ __all__ = [
     "closed_form",
     "closed_form_holds",
     "order_of_work",
+    "played_seconds",
     "run",
     "simulate",
     "violation",
@@ -76,6 +78,26 @@ def simulate(
         tail=tail,
         pair=pair,
     )
+
+
+@lru_cache(maxsize=1024)
+def played_seconds(
+    schedule: str,
+    stages: int,
+    batches: int,
+    chunks: int | None,
+    forward: tuple[tuple[Size, ...], ...],
+    backward: tuple[tuple[Size, ...], ...],
+    weight: tuple[tuple[Size, ...], ...] | Size,
+    send: Size,
+    overlap_send: bool,
+) -> tuple[Size, tuple[Size, ...]]:
+    """Seconds of a schedule played through, and what each stage spends with sending; layouts often share both."""
+    result = simulate(
+        schedule, stages, batches, forward=forward, backward=backward, weight=weight, send=send,
+        overlap_send=overlap_send, chunks=chunks,
+    )  # fmt: skip
+    return result.total, result.sending
 
 
 def closed_form(

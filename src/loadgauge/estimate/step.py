@@ -7,15 +7,14 @@ that runs beside compute shows only by what sticks out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 import msgspec
 
 from loadgauge.algebra import Size, ceil_div, maximum, minimum, same
-from loadgauge.estimate.comm import Fabric, seconds
+from loadgauge.estimate.comm import Fabric, Group, seconds
 from loadgauge.estimate.memory import LayerFacts, MemoryModel
 from loadgauge.estimate.roofline import LayerTime, Machine, layer_seconds, operation_seconds
-from loadgauge.estimate.schedule import simulate
+from loadgauge.estimate.schedule import played_seconds
 from loadgauge.estimate.stages import Chunk, Stage, stages
 from loadgauge.estimate.states import RankWeights, gathered_bytes
 from loadgauge.estimate.traffic import Traffic, collective_seconds, expose, layout_groups, stage_traffic
@@ -99,11 +98,13 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 class StepModel:
     """The time of a step of a model under a layout on a machine."""
 
-    def __init__(self, memory: MemoryModel, machine: Machine, fabric: Fabric) -> None:
+    def __init__(
+        self, memory: MemoryModel, machine: Machine, fabric: Fabric, groups: dict[str, Group] | None = None
+    ) -> None:  # fmt: skip
         self.memory, self.machine, self.fabric = memory, machine, fabric
         self.layout, self.training = memory.layout, memory.training
         self.overlap = self.training.overlap
-        self.groups = layout_groups(self.layout)
+        self.groups = groups or layout_groups(self.layout)
         self.layers = {key: self.of_layer(facts) for key, facts in memory.facts.items()}
         self.embedding = self.of_end(memory.embedding)
         self.head = self.of_end(memory.head)
@@ -146,6 +147,24 @@ class StepModel:
 
     def of_layer(self, facts: LayerFacts) -> MicroBatch:
         """One layer and micro-batch: compute, what runs again, exposed collectives, ZeRO-3's gathers."""
+        found = self.computed(facts)
+        ahead, back = found.forward, found.backward
+        if self.layout.zero == 3:
+            gather, scatter = self.zero_seconds(facts.weights)
+            if self.overlap.prefetch:
+                ahead["zero"] = self.shown(gather, sum(ahead.values()))
+                back["zero"] = self.shown(gather + scatter, sum(back.values()))
+            else:
+                ahead["zero"], back["zero"] = gather, gather + scatter
+        if self.training.offload == "all":
+            # Weights come from the host for each pass, beside the compute of the layer before.
+            fetched = self.read(self.training.precision.compute * facts.weights.all.total / HOST_LINK)
+            ahead["zero"] = ahead.get("zero", 0) + self.shown(fetched, sum(ahead.values()))
+            back["zero"] = back.get("zero", 0) + self.shown(fetched, sum(back.values()))
+        return found
+
+    def computed(self, facts: LayerFacts) -> MicroBatch:
+        """Of a layer and micro-batch what does not depend on where its weights are."""
         layer, again = facts.layer, facts.recompute
         forward, backward, weight, repeated = _Sums(), _Sums(), 0, _Sums()
         for operation in layer:
@@ -163,32 +182,25 @@ class StepModel:
         }
         if again:
             back = _add(back, self.exposed(self.comm(layer, "forward", again), *repeated.parts), 1)
-        if self.layout.zero == 3:
-            gather, scatter = self.zero_seconds(facts.weights)
-            if self.overlap.prefetch:
-                ahead["zero"] = self.shown(gather, sum(ahead.values()))
-                back["zero"] = self.shown(gather + scatter, sum(back.values()))
-            else:
-                ahead["zero"], back["zero"] = gather, gather + scatter
-        if self.training.offload == "all":
-            # Weights come from the host for each pass, beside the compute of the layer before.
-            fetched = self.training.precision.compute * facts.weights.all.total / HOST_LINK
-            ahead["zero"] = ahead.get("zero", 0) + self.shown(fetched, sum(ahead.values()))
-            back["zero"] = back.get("zero", 0) + self.shown(fetched, sum(back.values()))
         return MicroBatch(ahead, back, weight)
 
     def of_end(self, layer: Layer) -> MicroBatch:
         """The embedding, or the head with its loss."""
-        time: LayerTime = layer_seconds(layer, self.machine)
-        ahead = {"loss": time.forward, **self.exposed(self.comm(layer, "forward"), time.forward, 0, 0)}
-        back = {"loss": time.backward, **self.exposed(self.comm(layer, "backward"), time.backward, 0, 0)}
+        found, forward, backward = self.computed_end(layer)
         if self.layout.zero == 3:
             # Nothing runs yet beside the first gather, nothing any more beside the last reduction.
             gather, scatter = self.zero_seconds(RankWeights.of(layer.weights))
             first = layer is self.memory.embedding or not self.overlap.prefetch
-            ahead["zero"] = gather if first else self.shown(gather, time.forward)
-            back["zero"] = scatter if first else self.shown(scatter, time.backward)
-        return MicroBatch(ahead, back, time.weight_gradient)
+            found.forward["zero"] = gather if first else self.shown(gather, forward)
+            found.backward["zero"] = scatter if first else self.shown(scatter, backward)
+        return found
+
+    def computed_end(self, layer: Layer) -> tuple[MicroBatch, Size, Size]:
+        """The same without ZeRO-3, and of it the compute, forward and backward."""
+        time: LayerTime = layer_seconds(layer, self.machine)
+        ahead = {"loss": time.forward, **self.exposed(self.comm(layer, "forward"), time.forward, 0, 0)}
+        back = {"loss": time.backward, **self.exposed(self.comm(layer, "backward"), time.backward, 0, 0)}
+        return MicroBatch(ahead, back, time.weight_gradient), time.forward, time.backward
 
     def zero_seconds(self, weights: RankWeights) -> tuple[Size, Size]:
         """Seconds to gather some weights and to scatter their gradients under ZeRO-3."""
@@ -206,7 +218,11 @@ class StepModel:
             gather = gather + seconds("all_gather", gathered_bytes(part, precision, base), group, self.fabric)
             scatter = scatter + seconds("reduce_scatter", reduced, group, self.fabric)
             scatter = scatter + seconds("all_reduce", reduced / group.ranks, others, self.fabric)
-        return gather, scatter
+        return self.read(gather), self.read(scatter)
+
+    def read(self, value: Size) -> Size:
+        """A size as this reading of the formulas has it: here, as it is."""
+        return value
 
     @property
     def reduced_bytes(self) -> int:
@@ -242,17 +258,17 @@ class StepModel:
         With overlap, what comes once a step hides under the last micro-batch's backward (new weights: under the first
         forward), what comes with every micro-batch under each one's; the last bucket has nothing to hide under.
         """
-        batches, layers = self.layout.num_microbatches, max(1, stage.stop - stage.start)
+        layers = max(1, stage.stop - stage.start)
         backward, forward = sum(micro.backward.values()), sum(micro.forward.values())
         lanes: dict[str, Size] = {}
         for row in rows:
             if row.what.startswith("gradients of shared") or row.what.startswith("gradients of the tied"):
-                lanes[row.lane] = lanes.get(row.lane, 0) + row.seconds
+                lanes[row.lane] = lanes.get(row.lane, 0) + self.read(row.seconds)
                 continue
             if row.lane != "dp":
                 continue
-            times = 1 if same(row.calls_per_microbatch, 0) else batches
-            each = row.seconds / times + self.bucket_latency(row)
+            times = 1 if same(row.calls_per_microbatch, 0) else self.layout.num_microbatches
+            each, times = self.read(row.seconds / times + self.bucket_latency(row)), self.read(times)
             if self.overlap.dp:
                 each = self.shown(each, forward if row.what.startswith("updated") else backward, 1 / layers)
             lanes["dp"] = lanes.get("dp", 0) + times * each
@@ -371,23 +387,3 @@ class StepModel:
         more = 0 if self.sends_hidden else 2 * send * layout.vpp
         rest = batches - played
         return total + rest * (slowest + more), sending[stage] + rest * more
-
-
-@lru_cache(maxsize=1024)
-def played_seconds(
-    schedule: str,
-    stages: int,
-    batches: int,
-    chunks: int | None,
-    forward: tuple[tuple[Size, ...], ...],
-    backward: tuple[tuple[Size, ...], ...],
-    weight: tuple[tuple[Size, ...], ...] | Size,
-    send: Size,
-    overlap_send: bool,
-) -> tuple[Size, tuple[Size, ...]]:
-    """Seconds of a schedule played through, and what each stage spends with sending; layouts often share both."""
-    result = simulate(
-        schedule, stages, batches, forward=forward, backward=backward, weight=weight, send=send,
-        overlap_send=overlap_send, chunks=chunks,
-    )  # fmt: skip
-    return result.total, result.sending

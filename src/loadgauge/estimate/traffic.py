@@ -22,6 +22,7 @@ instances), each shard is all-reduced over its replicas after its reduce-scatter
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -140,6 +141,8 @@ def entry(
 ) -> Traffic:
     """One row of the table: `calls` a step, `each` a micro-batch; `exposed`: the share of its seconds nothing hides."""
     several = where(group.ranks > 1, 1, 0)
+    # Of many layouts at once nobody reads the bytes, which take longer than the seconds.
+    many = hasattr(group.ranks, "shape")
     whole = calls * seconds(kind, payload, group, fabric, copies=copies)
     return Traffic(
         axis=axis,
@@ -148,8 +151,8 @@ def entry(
         calls_per_microbatch=each * several,
         calls_per_step=calls * several,
         payload=payload,
-        wire=wire_bytes(kind, payload, group.ranks),
-        adapter=adapter_bytes(kind, payload, group, fabric, copies),
+        wire=math.nan if many else wire_bytes(kind, payload, group.ranks),
+        adapter=math.nan if many else adapter_bytes(kind, payload, group, fabric, copies),
         link=group.link(fabric.domain) if isinstance(group.ranks, int) else "",
         ranks=group.ranks,
         seconds=whole,
@@ -184,13 +187,21 @@ def stage_traffic(
     return tuple(row for row in rows if not same(row.calls_per_step, 0) and not same(row.payload, 0))
 
 
-def weight_traffic(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group]) -> Iterator[Traffic]:
-    """What is exchanged beside the layers' own collectives: between pipeline stages, and of gradients and weights."""
+def weight_traffic(
+    memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group], *, once: bool = False
+) -> Iterator[Traffic]:
+    """What is exchanged beside the layers' own collectives: between pipeline stages, and of gradients and weights.
+
+    once: only what `StepModel.once` counts, which is not with the micro-batches
+    """
+    layout = memory.layout
     counts = memory.counts(stage, stage.start, stage.stop)
     layers = [(count, memory.facts[key].weights) for key, count in counts.items()]
-    yield from _pipeline(memory, fabric, stage, made)
+    if not once or layout.copies > 1:
+        yield from _pipeline(memory, fabric, stage, made)
     yield from _shared(memory, fabric, stage, made)
-    yield from gradient_traffic(memory.layout, memory.training, layers, memory.ends(stage), made, fabric)
+    if not once or layout.zero < 3:
+        yield from gradient_traffic(layout, memory.training, layers, memory.ends(stage), made, fabric)
 
 
 def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group]) -> Iterator[Traffic]:

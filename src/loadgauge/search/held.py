@@ -1,4 +1,9 @@
-"""The memory of a stage for many layouts at once: `estimate.memory` and `estimate.moments` with open arrays."""
+"""The memory of a stage for many layouts at once: `estimate.memory` and `estimate.moments` with open arrays.
+
+A moment's bytes are those of the states, which depend on ZeRO and the replicas and not on the micro-batch, and the rest,
+which is the other way round. So the rest is worked out once for all ZeRO stages (where the framework's gradients exist
+from the start), and the two are added up where a layout is.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +20,12 @@ from loadgauge.estimate.states import RankWeights, States
 from loadgauge.layers import View
 from loadgauge.layout import Layout
 from loadgauge.model import ModelSpec
+from loadgauge.ops import Layer
 from loadgauge.training import Training
 
 STATES = ("weights", "gradients", "optimizer", "gathered")
 """Parts that depend on ZeRO, and not on what is in flight."""
+REST = tuple(part for part in PARTS if part not in STATES)
 
 
 class SomeBatches(Layout, frozen=True, kw_only=True):
@@ -37,13 +44,26 @@ class SomeBatches(Layout, frozen=True, kw_only=True):
         return cls(**{name: getattr(layout, name) for name in Layout.__struct_fields__}, batches=batches)
 
 
+class Later(NamedTuple):
+    """What is gathered while a layer runs backward (None: before), to be worked out for each ZeRO stage."""
+
+    layer: RankWeights | None
+
+
 class ArrayMemory(MemoryModel):
     """The memory of many layouts. What several structures need is worked out once.
 
-    shared: what depends on the facts of the layers alone; weighing: on the pipeline and the ZeRO stage
+    listed: the operations of the model's parts; shared_bytes: what depends on the facts of the layers alone; weighing: on
+    the pipeline and the ZeRO stage
+    later: whether the states are left for each ZeRO stage to add
     """
 
-    def __init__(self, model: ModelSpec, layout: Layout, training: Training, view: View) -> None:
+    later = False
+
+    def __init__(
+        self, model: ModelSpec, layout: Layout, training: Training, view: View, listed: dict[object, Any]
+    ) -> None:  # fmt: skip
+        self.listed = listed
         self.shared_bytes: dict[object, Any] = {}
         self.weighing: dict[object, Any] = {}
         super().__init__(model, layout, training, view)
@@ -51,8 +71,29 @@ class ArrayMemory(MemoryModel):
     def under(self, layout: Layout) -> ArrayMemory:
         """The same under another layout of the same structure."""
         other = copy.copy(self)
-        other.layout = layout
+        other.layout, other._weighed = layout, {}
         return other
+
+    @property
+    def shares(self) -> bool:
+        """Whether all that is not a state is the same for all ZeRO stages below 3."""
+        framework = self.training.framework
+        return not (self.lazy or framework.foreach_step or framework.name == "deepspeed")
+
+    def block_layers(self) -> list[Layer]:
+        """The operations of each of the model's blocks."""
+        if "blocks" not in self.listed:
+            self.listed["blocks"] = super().block_layers()
+        found: list[Layer] = self.listed["blocks"]
+        return found
+
+    def end_layers(self) -> tuple[Layer, Layer]:
+        """The operations of the embedding and of the head."""
+        key = "ends", self.layout.ends_together
+        if key not in self.listed:
+            self.listed[key] = super().end_layers()
+        found: tuple[Layer, Layer] = self.listed[key]
+        return found
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
         """What one micro-batch keeps on a chunk."""
@@ -77,13 +118,41 @@ class ArrayMemory(MemoryModel):
             self.shared_bytes[key] = super().around(stage)
         return self.shared_bytes[key]
 
+    def weighed(self, stage: Stage) -> tuple[RankWeights, RankWeights, States, Size, Size]:
+        """Weights and states of the stage, worked out once for all kinds of recomputation."""
+        if self.later:
+            return RankWeights(), RankWeights(), States(0, 0, 0), 0, 0
+        key = "weighed", weights_key(stage)
+        if key not in self.weighing:
+            self.weighing[key] = super().weighed(stage)
+        found: tuple[RankWeights, RankWeights, States, Size, Size] = self.weighing[key]
+        return found
+
     def gathered(self, held: RankWeights, ends: RankWeights, layer: RankWeights | None) -> Size:
         """Bytes of all copies beside the states."""
+        if self.layout.zero < 3:
+            layer = None  # only ZeRO-3 gathers layer by layer
+        if self.later:
+            return Later(layer)
         # The objects are kept with the value, so that their numbers stay theirs.
         key = "gathered", id(held), id(ends), id(layer)
         if key not in self.weighing:
             self.weighing[key] = super().gathered(held, ends, layer), held, ends, layer
         return self.weighing[key][0]
+
+    def states_at(self, stage: Stage, layer: RankWeights | None) -> Size:
+        """Bytes of all states of a stage on the device, and of what is gathered while that layer runs backward."""
+        key = "states", weights_key(stage), id(layer)
+        if key not in self.weighing:
+            ends, weights, states, _, _ = self.weighed(stage)
+            parts = [getattr(states, part) for part in STATES[:3] if part not in self.offloaded]
+            self.weighing[key] = sum(parts) + self.gathered(weights, ends, layer), layer
+        return self.weighing[key][0]
+
+
+def weights_key(stage: Stage) -> tuple[object, ...]:
+    """The same for stages with the same weights."""
+    return stage.first, stage.last, *((kind, stage.pattern.count(kind)) for kind in sorted(set(stage.pattern)))
 
 
 class Choice(NamedTuple):
@@ -98,18 +167,6 @@ class ArrayStage(StageAtWork):
 
     memory: ArrayMemory
     chosen: Choice | None = None
-
-    def weighed(self) -> tuple[RankWeights, RankWeights, States, Size, Size]:
-        """Weights and states of the stage, worked out once for all kinds of recomputation."""
-        stage = self.stage
-        counts: dict[int, int] = {}
-        for kind in stage.pattern:
-            counts[kind] = counts.get(kind, 0) + 1
-        key = "weighed", stage.first, stage.last, tuple(sorted(counts.items()))
-        if key not in self.memory.weighing:
-            self.memory.weighing[key] = super().weighed()
-        found: tuple[RankWeights, RankWeights, States, Size, Size] = self.memory.weighing[key]
-        return found
 
     def choices(self) -> list[Choice]:
         """The choices there are."""
@@ -145,44 +202,57 @@ class ArrayStage(StageAtWork):
         return -1.0 if self.chosen is None else self.chosen.nbytes.get(id(work), -1.0)
 
 
-def peak(memory: ArrayMemory, kept: list[Stage]) -> Size:
-    """The most that any of these stages holds at any moment."""
+class Peak(NamedTuple):
+    """The most that moments with the same states hold beside them; -infinity where other moments are meant.
+
+    states: bytes of the states, or where to work them out: a stage and the layer in backward
+    """
+
+    states: Any
+    rest: Any
+
+
+def peaks(memory: ArrayMemory, kept: list[Stage]) -> dict[object, Peak]:
+    """The moments of these stages, as few as have states of their own."""
     import numpy
 
-    most: Any = None
+    found: dict[object, Peak] = {}
     for stage in kept:
         at_work = ArrayStage(memory, stage)
         for chosen in at_work.choices():
             at_work.chosen = chosen
-            found = _most(at_work, numpy)
-            if most is None:
-                most = found
-            elif chosen.mask is True:
-                most = numpy.maximum(most, found)
-            else:
-                most = numpy.where(chosen.mask, numpy.maximum(most, found), most)
-            if most is found and chosen.mask is not True:
-                most = numpy.where(chosen.mask, found, 0.0)
-    return most
+            for moment in at_work.moments():
+                rest = sum(moment.parts[part] for part in REST)
+                if chosen.mask is not True:
+                    rest = numpy.where(chosen.mask, rest, -numpy.inf)
+                key, states = _states(moment, stage)
+                if key in found:
+                    found[key] = Peak(found[key].states, numpy.maximum(found[key].rest, rest))
+                else:
+                    found[key] = Peak(states, rest)
+    return found
 
 
-def _most(at_work: ArrayStage, numpy: Any) -> Size:
-    """The maximum over the moments; the parts that several moments share are added once."""
-    groups: dict[tuple[int, ...], tuple[Moment, Any]] = {}
-    for moment in at_work.moments():
-        rest = sum(moment.parts[part] for part in PARTS if part not in STATES)
-        key = tuple(id(moment.parts[part]) if hasattr(moment.parts[part], "shape") else moment.parts[part]
-                    for part in STATES)  # fmt: skip
-        if key in groups:
-            first, before = groups[key]
-            groups[key] = first, numpy.maximum(before, rest)
-        else:
-            groups[key] = moment, rest
-    most: Any = None
-    for moment, rest in groups.values():
-        total = sum(moment.parts[part] for part in STATES) + rest
-        most = total if most is None else numpy.maximum(most, total)
-    return most
+def _states(moment: Moment, stage: Stage) -> tuple[object, Any]:
+    """A name for the states of a moment, and these."""
+    gathered = moment.parts["gathered"]
+    if isinstance(gathered, Later):
+        return (weights_key(stage), id(gathered.layer)), (stage, gathered.layer)
+    parts = [moment.parts[part] for part in STATES]
+    # The arrays are kept with their sum, so that their numbers stay theirs.
+    return tuple(id(part) if hasattr(part, "shape") else part for part in parts), (sum(parts), parts)
+
+
+def joined(found: dict[object, Peak], more: dict[object, Peak], mask: Any) -> dict[object, Peak]:
+    """Moments of other layouts, those of the mask, beside what is there of the others."""
+    import numpy
+
+    nothing = -numpy.inf
+    both = {key: Peak(one.states, numpy.where(mask, nothing, one.rest)) for key, one in found.items()}
+    for key, other in more.items():
+        before = found[key].rest if key in found else nothing
+        both[key] = Peak(other.states, numpy.where(mask, other.rest, before))
+    return both
 
 
 def fullest(memory: MemoryModel, every: list[Stage]) -> list[Stage]:

@@ -20,7 +20,8 @@ from loadgauge.layout import Layout
 from loadgauge.rates import Rates
 from loadgauge.rates import rates as calibrated
 from loadgauge.search.arrays import Batch, Reading, Wanted
-from loadgauge.search.space import SIZES, Constraints, Grid, Space, Structure
+from loadgauge.search.constraints import Constraints
+from loadgauge.search.space import SIZES, Grid, Space, Structure
 from loadgauge.training import Training
 
 Objective = Literal["time", "throughput", "money", "gpus", "headroom"]
@@ -31,7 +32,10 @@ Progress = Callable[[int, int], None]
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One cluster to plan for, and the layouts on it. price: of a GPU-hour; host: bytes of one node's host memory."""
+    """One cluster to plan for, and the layouts on it.
+
+    price: of a GPU-hour; locks: the values of axes that the user wants, which a changed job keeps (None: those of the space)
+    """
 
     space: Space
     training: Training
@@ -39,6 +43,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     rates: Rates | None = None
     price: float | None = None
     scale: float = 1.0
+    locks: dict[str, tuple[Any, ...]] | None = None
 
     def reading(self) -> Reading:
         """The array reading of all its layouts."""
@@ -245,9 +250,7 @@ def _layout(cases: Sequence[Case], row: tuple[float, float, float, int, Batch, i
 
 def layout_at(space: Space, structure: Structure, grid: Grid, place: int) -> Layout:
     """The layout at a place of the open arrays, in whole numbers."""
-    row, column = divmod(place, grid.shape[1])
-    sizes = {name: int(values[row]) for name, values in grid.columns.items()}
-    return space.layout(structure, {**sizes, "replicas": int(grid.replicas[column])})
+    return space.layout(structure, dict(grid.at(place)))
 
 
 def _exact(

@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 
 from loadgauge.algebra import Size
-from loadgauge.estimate.schedule_orders import violation
 from loadgauge.layout import V_SHAPED, Layout, RecomputePolicy, Schedule
 from loadgauge.lengths import Lengths
-from loadgauge.model import Attention, ModelSpec, Moe
+from loadgauge.model import Attention, ModelSpec
 from loadgauge.search.split import balanced
 
-COMBINED = ("tp", "cp", "ep", "etp", "micro_batch")
-ELEMENTS = 100_000
+ROWS = ("tp", "cp", "ep", "etp")
+COMBINED = (*ROWS, "micro_batch")
+ELEMENTS = 400_000
 """Layouts of one grid, at most: their arrays stay in the processor's cache."""
 SIZES = (*COMBINED, "replicas")
 """What the open arrays hold."""
@@ -45,69 +45,87 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grid:
-    """Two open axes: combinations of `COMBINED`, and the replicas.
+    """Three open axes: rows of `ROWS`, micro-batches and replicas.
 
-    Every other size follows from them, so an array has as many rows as it depends on combinations, and one column where
-    the replicas do not matter. All layouts of a grid have the same operations.
+    Every other size follows from them, so an array has only the axes that it depends on. All layouts of a grid have the same
+    operations.
 
+    dims: how long the axes are; shape: combinations of all but the replicas, and the replicas
     sizes: the open array of each of `SIZES`; a plain number where all have the same
-    within: stages and sequence parallelism, to leave out the combinations that cannot exist with them
+    spread: with or without sequence parallelism, to leave out the rows that cannot exist with it; None: leaves none out
     """
 
-    def __init__(
-        self, space: Space, values: dict[str, tuple[int, ...]], within: tuple[int, bool] | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, space: Space, values: dict[str, tuple[int, ...]], spread: bool | None = None) -> None:
         import numpy
 
         self.space, self.numpy = space, numpy
-        self.replicas = numpy.array(values["replicas"], dtype="float64")
-        columns = numpy.meshgrid(*(numpy.array(values[name], dtype="float64") for name in COMBINED), indexing="ij")
-        self.columns = {name: column.reshape(-1) for name, column in zip(COMBINED, columns, strict=True)}
-        if within is not None:
-            chosen, of_replicas = self._possible(*within)
-            self.columns = {name: column[chosen] for name, column in self.columns.items()}
+        self.replicas, self.micro_batches = (
+            numpy.array(values[name], dtype="float64") for name in ("replicas", "micro_batch")
+        )
+        columns = numpy.meshgrid(*(numpy.array(values[name], dtype="float64") for name in ROWS), indexing="ij")
+        self.rows = {name: column.reshape(-1) for name, column in zip(ROWS, columns, strict=True)}
+        if spread is not None:
+            chosen, of_replicas = self._possible(spread)
+            self.rows = {name: column[chosen] for name, column in self.rows.items()}
             self.replicas = self.replicas[of_replicas]
         self._arrays()
 
     def _arrays(self) -> None:
-        """The open arrays of its columns."""
+        """The open arrays of its axes."""
         numpy, space = self.numpy, self.space
-        self.shape = len(self.columns["tp"]), len(self.replicas)
-        self.sizes: dict[str, Size] = {}
-        for name, column in (*self.columns.items(), ("replicas", self.replicas)):
-            alike = len(column) and (column == column[0]).all() and name != "micro_batch"
-            open_array = column[None, :] if name == "replicas" else column[:, None]
+        self.dims = len(self.rows["tp"]), len(self.micro_batches), len(self.replicas)
+        self.shape = self.dims[0] * self.dims[1], self.dims[2]
+        self.sizes: dict[str, Size] = {"micro_batch": self.micro_batches[None, :, None]}
+        for name, column in (*self.rows.items(), ("replicas", self.replicas)):
+            alike = len(column) and (column == column[0]).all()
+            open_array = column[None, None, :] if name == "replicas" else column[:, None, None]
             self.sizes[name] = int(column[0]) if alike else open_array
         self.ragged: dict[str, Size] = {}
         if space.lengths is not None:
-            each = {int(n): batch_of(space.lengths, int(n), space.padded) for n in set(self.columns["micro_batch"])}
+            each = [batch_of(space.lengths, int(n), space.padded) for n in self.micro_batches]
             for name in ("tokens", "pairs"):
-                self.ragged[name] = numpy.array([each[int(n)][name] for n in self.columns["micro_batch"]])[:, None]
+                self.ragged[name] = numpy.array([one[name] for one in each])[None, :, None]
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Of each combination, the value of each of `COMBINED`."""
+        numpy, (rows, batches, _) = self.numpy, self.dims
+        found = {name: numpy.repeat(column, batches) for name, column in self.rows.items()}
+        return {**found, "micro_batch": numpy.tile(self.micro_batches, rows)}
+
+    def at(self, place: int) -> dict[str, int]:
+        """The sizes at a place of the arrays."""
+        row, batch, replica = map(int, self.numpy.unravel_index(place, self.dims))
+        found = {name: int(column[row]) for name, column in self.rows.items()}
+        return {**found, "micro_batch": int(self.micro_batches[batch]), "replicas": int(self.replicas[replica])}
 
     def parts(self) -> Iterator[Grid]:
         """The grid in pieces of at most `ELEMENTS` layouts, so that a search needs little memory."""
-        rows = max(1, ELEMENTS // max(1, self.shape[1]))
-        for start in range(0, self.shape[0], rows):
+        rows = max(1, ELEMENTS // max(1, self.dims[1] * self.dims[2]))
+        for start in range(0, self.dims[0], rows):
             part = copy.copy(self)
-            part.columns = {name: column[start : start + rows] for name, column in self.columns.items()}
+            part.rows = {name: column[start : start + rows] for name, column in self.rows.items()}
             part._arrays()
             yield part
 
-    def _possible(self, pp: int, sequence_parallel: bool) -> tuple[Any, Any]:
-        """Combinations that can exist with so many stages, and the replicas that one of them can have."""
-        numpy = self.numpy
-        dp = self.space.gpus / (self.columns["tp"] * self.columns["cp"] * pp)
-        batches = self.space.global_batch / numpy.maximum(dp, 1e-9) / self.columns["micro_batch"]
-        own = dp * self.columns["cp"] * self.columns["tp"] / (self.columns["ep"] * self.columns["etp"])
-        found = _whole(numpy, dp) & _whole(numpy, batches) & _whole(numpy, own) & self.valid(("ep", "etp"))
-        found = found & self.valid(("tp", "cp"), sequence_parallel=sequence_parallel)
-        most = dp[found].max() if found.any() else 0
+    def _possible(self, spread: bool) -> tuple[Any, Any]:
+        """Rows that can exist with some number of stages, and the replicas that one of them can have."""
+        numpy, space, rows = self.numpy, self.space, self.rows
+        valid = self.valid(("ep", "etp")) & self.valid(("tp", "cp"), sequence_parallel=spread)
+        found, most = numpy.zeros(len(valid), dtype=bool), 0
+        for pp in space.pp:
+            dp = space.gpus / (rows["tp"] * rows["cp"] * pp)
+            own = space.gpus / pp / (rows["ep"] * rows["etp"])
+            batches = space.global_batch / numpy.maximum(dp, 1e-9)
+            these = valid & whole(numpy, dp) & whole(numpy, own) & whole(numpy, batches)
+            most = max(most, dp[these].max() if these.any() else 0)
+            found |= these
         return found, self.replicas <= most
 
     def valid(self, names: tuple[str, str], **rest: Any) -> Any:
-        """What `Layout.valid` says of two sizes, the batch and the schedule left out, for each combination."""
+        """What `Layout.valid` says of two sizes, the batch and the schedule left out, for each row."""
         numpy, space = self.numpy, self.space
-        pairs = numpy.stack([self.columns[name] for name in names], axis=1).astype("int64")
+        pairs = numpy.stack([self.rows[name] for name in names], axis=1).astype("int64")
         if not len(pairs):
             return numpy.zeros(0, dtype=bool)
         distinct, places = numpy.unique(pairs, axis=0, return_inverse=True)
@@ -125,7 +143,7 @@ class Grid:
     @property
     def size(self) -> int:
         """Layouts of the grid, possible or not."""
-        return self.shape[0] * self.shape[1]
+        return math.prod(self.dims)
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,8 +228,11 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         """Combinations of all axes, possible or not."""
         return len(list(self.structures())) * math.prod(len(getattr(self, name)) for name in SIZES)
 
-    def grids(self, within: tuple[int, bool] | None = None) -> Iterator[Grid]:
-        """The grids: one for the values of tp that give the same operations, cut where it would be long."""
+    def grids(self, spread: bool | None = None) -> Iterator[Grid]:
+        """The grids: one for the values of tp that give the same operations, cut where it would be long.
+
+        spread: as in `Grid`
+        """
         by_tp: dict[object, list[int]] = {}
         for tp in self.tp:
             grouped = [
@@ -222,7 +243,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
             by_tp.setdefault(tuple(grouped), []).append(tp)
         values = {name: getattr(self, name) for name in SIZES}
         for alike in by_tp.values():
-            yield from Grid(self, {**values, "tp": tuple(alike)}, within).parts()
+            yield from Grid(self, {**values, "tp": tuple(alike)}, spread).parts()
 
     def layout(self, structure: Structure, sizes: dict[str, Size], ragged: dict[str, Size] | None = None) -> Layout:
         """A layout of ints, or of open arrays. ragged: the tokens and pairs of a micro-batch, where they are at hand."""
@@ -246,81 +267,8 @@ def batch_of(lengths: Lengths, micro_batch: int, padded: bool) -> dict[str, floa
     return {"tokens": micro_batch * longest, "pairs": micro_batch * square}
 
 
-class Constraints:
-    """What keeps layouts of a space from existing, as masks over the arrays of a grid, each with a name.
-
-    Where a rule is about a few small sizes it is `Layout.valid` itself that is asked, once for each value.
-    """
-
-    def __init__(self, grid: Grid) -> None:
-        import numpy
-
-        self.grid, self.space, self.sizes, self.numpy = grid, grid.space, grid.sizes, numpy
-        self._of_blocks: dict[bool, Any] = {}
-        self._of_schedules: dict[object, Any] = {}
-        self._possible: dict[object, Any] = {}
-        self.experts = any(isinstance(block.mlp, Moe) for block in self.space.model.blocks)
-
-    def masks(self, structure: Structure) -> Iterator[tuple[str, Any]]:
-        """Name and mask (true: possible) of each constraint on the layouts of a structure."""
-        space, sizes, numpy = self.space, self.sizes, self.numpy
-        dp = space.gpus / (sizes["tp"] * sizes["cp"] * structure.pp)
-        yield "the GPUs divide over tp x cp x pp", _whole(numpy, dp)
-        batches = space.global_batch / numpy.maximum(dp, 1e-9) / sizes["micro_batch"]
-        each = _whole(numpy, batches) & _whole(numpy, batches * sizes["micro_batch"])
-        yield "the global batch divides over dp x micro-batch", each
-        yield "attention heads, widths and sequence divide over tp and cp", self.of_blocks(structure.sequence_parallel)
-        if self.experts:
-            yield "experts divide over ep and etp", self.grid.valid(("ep", "etp"))[:, None]
-            own = dp * sizes["cp"] * sizes["tp"] / (sizes["ep"] * sizes["etp"])
-            yield "dp x cp x tp divides over ep x etp", _whole(numpy, own)
-            yield "ranks with the same experts divide over the replicas", _whole(numpy, own / sizes["replicas"])
-        yield "dp divides over the replicas", _whole(numpy, dp / sizes["replicas"])
-        if structure.zero == 0:
-            yield "replicas of shards need ZeRO", numpy.asarray(sizes["replicas"] == 1)
-        else:
-            yield "ZeRO has several ranks to shard over", numpy.asarray(dp / sizes["replicas"] * sizes["cp"] > 1)
-        yield f"{structure.schedule} runs so many micro-batches", self.of_schedule(structure, batches)
-
-    def possible(self, structure: Structure) -> Any:
-        """The places of the layouts of a structure that can exist."""
-        key = (
-            structure.pp, structure.vpp, structure.schedule, structure.sequence_parallel, structure.zero > 0
-        )  # fmt: skip
-        if key not in self._possible:
-            found: Any = True
-            for _, mask in self.masks(structure):
-                found = found & mask
-            self._possible[key] = self.numpy.flatnonzero(self.numpy.broadcast_to(found, self.grid.shape))
-        return self._possible[key]
-
-    def count(self, mask: Any) -> int:
-        """Layouts of the grid for which a mask is true."""
-        return int(self.numpy.broadcast_to(mask, self.grid.shape).sum())
-
-    def of_blocks(self, sequence_parallel: bool) -> Any:
-        """By `Layout.valid`, of tp and cp."""
-        if sequence_parallel not in self._of_blocks:
-            found = self.grid.valid(("tp", "cp"), sequence_parallel=sequence_parallel)
-            self._of_blocks[sequence_parallel] = found[:, None]
-        return self._of_blocks[sequence_parallel]
-
-    def of_schedule(self, structure: Structure, batches: Any) -> Any:
-        """What the order of work asks of the number of micro-batches."""
-        if structure.pp == 1 or structure.schedule in ("1f1b", "gpipe"):
-            return True
-        numpy, p = self.numpy, structure.pp
-        key = structure.pp, structure.vpp, structure.schedule
-        if key not in self._of_schedules:
-            whole = numpy.where((batches >= 1) & (batches % 1 == 0), batches, 0)
-            chunks = structure.vpp if structure.schedule == "interleaved" else None
-            numbers, places = numpy.unique(whole, return_inverse=True)
-            flags = [n >= 1 and not violation(structure.schedule, p, int(n), chunks) for n in numbers]
-            self._of_schedules[key] = numpy.array(flags)[places].reshape(numpy.shape(batches))
-        return self._of_schedules[key]
-
-
-def _whole(numpy: Any, value: Any) -> Any:
+def whole(numpy: Any, value: Any) -> Any:
+    """Where a value is a whole number above 0."""
     return numpy.asarray((numpy.floor(value) == value) & (value >= 1))
 
 
