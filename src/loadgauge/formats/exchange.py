@@ -118,12 +118,14 @@ def read(
     file: str = "",
     given: Mapping[str, Any] | None = None,
     version: str | None = None,
+    alone: bool = False,
 ) -> JobFile:
     """The run that a job file says. A file that contradicts itself, or that no dialect knows, raises `ConfigError`.
 
     name: of the dialect; None: the one whose keys the file has
     given: facts known from elsewhere, as flags name them, which go before the file's
     version: of the tool; None: the newest whose defaults are known
+    alone: a DeepSpeed configuration that it names is not looked for on the disk
 
     >>> found = read('{"zero_optimization": {"stage": 3}, "train_batch_size": 64, "gradient_clipping": 1.0,'
     ...              ' "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}')
@@ -145,7 +147,7 @@ def read(
     known = {name: Said(value, f"--{name.replace('_', '-')}") for name, value in (given or {}).items()}
     found = chosen.read(keys, frozenset(known))
     found.setdefault("framework", Said(chosen.framework, chosen.name, True))
-    found = _beside(keys, found, file, frozenset(known))
+    found = found if alone else _beside(keys, found, file, frozenset(known))
     return JobFile(
         dialect=chosen.name, syntax=syntax, file=file, run=solve(_with(found, known), file), said=found,
         unread=chosen.unread(keys.document), auto=tuple(keys.document.shown(key) for key in keys.left),

@@ -8,9 +8,11 @@ import msgspec
 
 from loadgauge.errors import ConfigError
 from loadgauge.show.estimate import _plain as document_of
+from loadgauge.show.web.changes import changes as changed
 from loadgauge.show.web.explained import explained
 from loadgauge.show.web.flags import State, command_line, job_of
 from loadgauge.show.web.panels import PANELS, Shown
+from loadgauge.show.web.panels.links import what_if as adapter
 from loadgauge.show.web.uploads import Uploads
 
 
@@ -26,6 +28,13 @@ class OfBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     flags: State
     id: str
+
+
+class WhatIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Another network adapter [byte/s]."""
+
+    flags: State
+    nic: float
 
 
 def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
@@ -49,3 +58,18 @@ def explain(question: OfBlock, uploads: Uploads) -> dict[str, Any]:
     """What there is to say of one block."""
     given = job_of(question.flags, uploads)
     return explained(Shown(given, given.estimate()), question.id)
+
+
+def changes(question: Question, uploads: Uploads) -> dict[str, Any]:
+    """What to change next, each row estimated."""
+    return {"rows": changed(job_of(question.flags, uploads))}
+
+
+def what_if(question: WhatIf, uploads: Uploads) -> dict[str, Any]:
+    """The network's rows and the step with another adapter."""
+    if not 0 < question.nic < float("inf"):
+        raise ConfigError("must be a bandwidth above 0 [byte/s]", key="nic")
+    found = adapter(job_of(question.flags, uploads), question.nic)
+    if found is None:
+        raise ConfigError("there is no network to change: a --gpu is needed, and no --measured", key="nic")
+    return found

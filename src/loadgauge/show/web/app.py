@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import traceback
 from collections.abc import Awaitable, Callable
@@ -18,32 +19,47 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from loadgauge.show.web import answers
-from loadgauge.show.web.catalogue import catalogue
+from loadgauge.show.web.catalogue import PRESETS, catalogue
+from loadgauge.show.web.elsewhere import Elsewhere
+from loadgauge.show.web.exports import Export, exported
 from loadgauge.show.web.failures import failure
-from loadgauge.show.web.guard import Guard, Refused
+from loadgauge.show.web.guard import Guard
 from loadgauge.show.web.pages import Pages
+from loadgauge.show.web.questions import decoded
 from loadgauge.show.web.uploads import Uploads
 
-THREADS = 4
+THREADS = 2
 """Questions that are worked on at once; the others wait in line."""
 SECONDS = 60
 """That a question may take, its time in line included."""
+PAUSE = 3
+"""Seconds before SymPy is loaded, which takes one."""
 Question = TypeVar("Question")
 
 
 class Server:
-    """What the questions share: the uploads, and the threads that work them out."""
+    """What the questions share: the uploads, the threads and the processes that work them out."""
 
     def __init__(self) -> None:
         self.uploads = Uploads()
         self.threads = anyio.CapacityLimiter(THREADS)
+        self.elsewhere = Elsewhere(self.uploads)
 
     def routes(self) -> list[Route]:
         """Every address under `/api`."""
+        away = self.elsewhere
         return [
             Route("/api/catalogue", self.catalogue, methods=["GET"]),
             Route("/api/estimate", self.asked(answers.Question, answers.estimate), methods=["POST"]),
             Route("/api/explain", self.asked(answers.OfBlock, answers.explain), methods=["POST"]),
+            Route("/api/changes", self.asked(answers.Question, answers.changes), methods=["POST"]),
+            Route("/api/what_if", self.asked(answers.WhatIf, answers.what_if), methods=["POST"]),
+            Route("/api/export", self.asked(Export, exported), methods=["POST"]),
+            Route("/api/plan", self.sent(away.plan), methods=["POST"]),
+            Route("/api/drop", self.sent(away.drop), methods=["POST"]),
+            Route("/api/why", self.sent(away.drop), methods=["POST"]),
+            Route("/api/snapshot", self.sent(away.snapshot), methods=["POST"]),
+            Route("/api/validation", self.sent(away.validation), methods=["GET"]),
         ]
 
     async def catalogue(self, request: Request) -> Response:
@@ -53,7 +69,7 @@ class Server:
     def asked(
         self, kind: type[Question], answer: Callable[[Question, Uploads], Any]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """The address of a question: its body is read as `kind`, its answer worked out beside the others."""
+        """The address of a question: its body is read as `kind`, its answer worked out in a thread."""
 
         async def handle(request: Request) -> Response:
             async def work() -> Any:
@@ -64,20 +80,31 @@ class Server:
 
         return handle
 
+    def sent(self, answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+        """The address of a question that a process of its own answers."""
+
+        async def handle(request: Request) -> Response:
+            return await answered(answer(request))
+
+        return handle
+
     async def threaded(self, work: Callable[[], Any]) -> Any:
         """Works something out in a thread."""
         with anyio.fail_after(SECONDS):
             return await run_sync(work, limiter=self.threads, abandon_on_cancel=True)
 
+    async def warm(self) -> None:
+        """Reads what the first questions need, while the browser starts."""
+        await self.threaded(catalogue)
+        first = answers.OfBlock(flags=PRESETS[0]["flags"], id="activations")
+        await self.threaded(partial(answers.estimate, answers.Question(flags=first.flags), self.uploads))
+        await asyncio.sleep(PAUSE)
+        await self.threaded(partial(answers.explain, first, self.uploads))
 
-def decoded(body: bytes, kind: type[Question]) -> Question:
-    """A body as a question; whatever else it is, is said in one line."""
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except RecursionError:
-        raise Refused(400, "the request is nested too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(400, f"the request cannot be read: {error}") from None
+    async def close(self) -> None:
+        """Ends the processes, and removes what was kept."""
+        await self.elsewhere.close()
+        self.uploads.close()
 
 
 async def answered(work: Awaitable[Any]) -> Response:
@@ -103,8 +130,10 @@ def application(token: str, port: int) -> Guard:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
+        warming = asyncio.create_task(server.warm())
         yield
-        server.uploads.close()
+        warming.cancel()
+        await server.close()
 
     app = Starlette(
         routes=[*server.routes(), *pages.routes()],

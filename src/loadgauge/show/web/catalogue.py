@@ -80,8 +80,9 @@ PRESETS: tuple[dict[str, Any], ...] = (
         "name": "DeepSeek-V3, 2,048 H800",
         "flags": {
             "model": "deepseek-v3", "gpu": "h800-sxm5-80gb", "gpus": "2048", "pp": "16", "ep": "64",
-            "stage-layers": "4,4,4,4,4,4,4,4,4,4,4,4,4,3,3,3", "zero": "1", "precision": "fp8", "recompute": "selective",
-            "seq-len": "4096", "micro-batch": "1", "global-batch": "15360", "tokens": "14.8T", "price": "2",
+            "stage-layers": "4,4,4,4,4,4,4,4,4,4,4,4,4,3,3,3", "zero": "1", "precision": "fp8", "recompute": "full",
+            "nic-bandwidth": "50GB/s", "seq-len": "4096", "micro-batch": "1", "global-batch": "15360",
+            "tokens": "14.8T", "price": "2",
         },
     },
 )  # fmt: skip

@@ -22,7 +22,12 @@ def failure(error: Exception) -> tuple[int, dict[str, Any]]:
     from starlette.exceptions import HTTPException
 
     from loadgauge.show.web.guard import Refused
+    from loadgauge.show.web.workers import Failed, Replaced
 
+    if isinstance(error, Failed):
+        return error.status, error.body
+    if isinstance(error, Replaced):
+        return 409, said("a newer plan of this page has replaced it", "Replaced")
     if isinstance(error, Refused):
         return error.status, said(error.text, "Refused")
     if isinstance(error, HTTPException):

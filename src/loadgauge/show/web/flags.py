@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Any
 
@@ -18,8 +19,10 @@ from loadgauge.show.web.uploads import PREFIX, Uploads
 
 LONGEST = 2000
 """Characters of a flag's value."""
-NO_FLAGS = ("model", "as_json", "part")
-"""Parameters of the command that are no flags of the page."""
+FLAGS = Request.__struct_fields__[1:]
+"""Parameters of the command that say what is trained; others say what is printed, and where a file is written."""
+UNIFORM = re.compile(r"uniform:[0-9]{1,8}")
+"""Lengths that need no file."""
 State = dict[str, Any]
 
 
@@ -32,7 +35,7 @@ def options() -> dict[str, click.Option]:
     return {
         str(param.name).replace("_", "-"): param
         for param in estimate.command.params
-        if isinstance(param, click.Option) and param.name not in NO_FLAGS
+        if isinstance(param, click.Option) and param.name in FLAGS
     }
 
 
@@ -96,10 +99,11 @@ def request_of(state: State, uploads: Uploads) -> Request:
     if "lengths" in measured:
         raise ConfigError("a file of lengths cannot be named here", key="measured")
     given = dict(state)
-    if lengths := written("lengths", given.get("lengths", "")):
+    lengths = written("lengths", given.get("lengths", ""))
+    if lengths and not UNIFORM.fullmatch(lengths):
         given["lengths"] = uploads.path(lengths, "lengths")
     context = estimate.command.make_context("estimate", [*arguments(given), "--", written("model", state["model"])])
-    flags = {name: value for name, value in context.params.items() if name not in NO_FLAGS}
+    flags = {name: value for name, value in context.params.items() if name in FLAGS}
     return Request(model=context.params["model"], **flags)
 
 
@@ -120,7 +124,7 @@ def named(request: Request, uploads: Uploads) -> Request:
     changes: dict[str, Any] = {}
     if request.model.startswith(PREFIX):
         changes["model"] = uploads.name(request.model)
-    if request.lengths is not None:
+    if request.lengths is not None and not UNIFORM.fullmatch(request.lengths):
         changes["lengths"] = uploads.name_of_path(request.lengths)
     return msgspec.structs.replace(request, **changes) if changes else request
 

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 from loadgauge.errors import ConfigError
 from loadgauge.families.hf import decode, from_dict
@@ -24,7 +25,7 @@ class Uploads:
 
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="loadgauge-")
-        self.models: OrderedDict[str, tuple[ModelSpec, str]] = OrderedDict()
+        self.models: OrderedDict[str, tuple[ModelSpec, str, str]] = OrderedDict()
         self.files: OrderedDict[str, tuple[str, Path]] = OrderedDict()
 
     def close(self) -> None:
@@ -40,7 +41,7 @@ class Uploads:
         """Keeps a Hugging Face config; what is none raises `ConfigError`."""
         spec = from_dict(decode(text.encode("utf-8", "surrogatepass"), name), name, own_name(name))
         key = self.key(text)
-        self.models[key] = spec, name
+        self.models[key] = spec, name, text
         self.models.move_to_end(key)
         while len(self.models) > MOST:
             self.models.popitem(last=False)
@@ -67,6 +68,25 @@ class Uploads:
         if key not in self.files:
             raise ConfigError("only a file that was handed in can be read: drop it on the page", key=flag)
         return str(self.files[key][1])
+
+    def config(self, key: str) -> Path:
+        """The text of an uploaded model as a file."""
+        self.model(key)
+        folder = Path(self.folder.name) / "models" / key.removeprefix(PREFIX)
+        folder.mkdir(parents=True, exist_ok=True)
+        place = folder / "config.json"
+        place.write_text(self.models[key][2], encoding="utf-8")
+        return place
+
+    def of(self, flags: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
+        """What the flags refer to, for another process: text, name and kind, by id."""
+        found = {}
+        for key in map(str, flags.values()):
+            if key in self.models:
+                found[key] = self.models[key][2], self.models[key][1], "model"
+            if key in self.files:
+                found[key] = self.files[key][1].read_text(encoding="utf-8"), self.files[key][0], "file"
+        return found
 
     def name(self, key: str) -> str:
         """The name that a model's file had."""
