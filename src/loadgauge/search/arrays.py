@@ -25,7 +25,7 @@ from loadgauge.hardware import Cluster
 from loadgauge.layout import Layout
 from loadgauge.rates import Rates
 from loadgauge.search.constraints import Constraints, Places
-from loadgauge.search.held import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks
+from loadgauge.search.held import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks, without_layers
 from loadgauge.search.pace import ArrayStep, Pace, play_all
 from loadgauge.search.space import Grid, Space, Structure
 from loadgauge.training import Training
@@ -226,7 +226,7 @@ class GridReading:
         """The moments that may be the peak."""
         left = memory.under(memory.layout)
         left.later = memory.shares
-        key = structure.recompute, memory.layout.zero == 3 if memory.shares else memory.layout.zero
+        key = structure.recompute, 3 if memory.shares else memory.layout.zero
 
         def make() -> dict[object, Peak]:
             if structure.schedule in ("1f1b", "gpipe"):
@@ -241,6 +241,8 @@ class GridReading:
             return found
 
         found: dict[object, Peak] = self.in_pipeline(("peaks", key), make)
+        if memory.shares and memory.layout.zero < 3:
+            found = self.in_pipeline(("peaks", key, "whole"), lambda: without_layers(found))
         return found
 
     def classes(

@@ -18,7 +18,7 @@ from loadgauge.estimate.moments import PARTS, Moment, StageAtWork
 from loadgauge.estimate.stages import Chunk, Stage
 from loadgauge.estimate.states import RankWeights, States
 from loadgauge.layers import View
-from loadgauge.layout import Layout
+from loadgauge.layout import Layout, RecomputePolicy
 from loadgauge.model import ModelSpec
 from loadgauge.ops import Layer
 from loadgauge.training import Training
@@ -76,9 +76,10 @@ class ArrayMemory(MemoryModel):
 
     @property
     def shares(self) -> bool:
-        """Whether all that is not a state is the same for all ZeRO stages below 3."""
-        framework = self.training.framework
-        return not (self.lazy or framework.foreach_step or framework.name == "deepspeed")
+        """Whether all that is not a state is the same for all ZeRO stages."""
+        framework, precision = self.training.framework, self.training.precision
+        apart = self.lazy or framework.foreach_step or framework.name == "deepspeed"
+        return not apart and precision.compute == precision.weight
 
     def block_layers(self) -> list[Layer]:
         """The operations of each of the model's blocks."""
@@ -105,11 +106,7 @@ class ArrayMemory(MemoryModel):
 
     def make_up(self, stage: Stage) -> tuple[object, ...]:
         """For each chunk of a stage what is the same for chunks of the same layers."""
-        key = "make-up", stage.index, stage.start, stage.stop, stage.chunks, stage.pattern
-        if key not in self.shared_bytes:
-            self.shared_bytes[key] = super().make_up(stage)
-        found: tuple[object, ...] = self.shared_bytes[key]
-        return found
+        return _make_up(self.layout.recompute, stage)
 
     def around(self, stage: Stage) -> Size:
         """Bytes that the model's forward holds while its layers run, beside what they keep."""
@@ -130,10 +127,10 @@ class ArrayMemory(MemoryModel):
 
     def gathered(self, held: RankWeights, ends: RankWeights, layer: RankWeights | None) -> Size:
         """Bytes of all copies beside the states."""
-        if self.layout.zero < 3:
-            layer = None  # only ZeRO-3 gathers layer by layer
         if self.later:
             return Later(layer)
+        if self.layout.zero < 3:
+            layer = None  # only ZeRO-3 gathers layer by layer
         # The objects are kept with the value, so that their numbers stay theirs.
         key = "gathered", id(held), id(ends), id(layer)
         if key not in self.weighing:
@@ -153,6 +150,14 @@ class ArrayMemory(MemoryModel):
 def weights_key(stage: Stage) -> tuple[object, ...]:
     """The same for stages with the same weights."""
     return stage.first, stage.last, *((kind, stage.pattern.count(kind)) for kind in sorted(set(stage.pattern)))
+
+
+@lru_cache(maxsize=8192)
+def _make_up(policy: RecomputePolicy, stage: Stage) -> tuple[object, ...]:
+    return tuple(
+        (chunk.first, chunk.last, tuple(stage.counts(policy, chunk.start, chunk.stop).items()))
+        for chunk in stage.chunks
+    )
 
 
 class Choice(NamedTuple):
@@ -222,6 +227,8 @@ def peaks(memory: ArrayMemory, kept: list[Stage]) -> dict[object, Peak]:
         for chosen in at_work.choices():
             at_work.chosen = chosen
             for moment in at_work.moments():
+                if memory.later and not isinstance(moment.parts["gathered"], Later):
+                    continue  # the optimizer step, which then finds nothing but the states
                 rest = sum(moment.parts[part] for part in REST)
                 if chosen.mask is not True:
                     rest = numpy.where(chosen.mask, rest, -numpy.inf)
@@ -241,6 +248,18 @@ def _states(moment: Moment, stage: Stage) -> tuple[object, Any]:
     parts = [moment.parts[part] for part in STATES]
     # The arrays are kept with their sum, so that their numbers stay theirs.
     return tuple(id(part) if hasattr(part, "shape") else part for part in parts), (sum(parts), parts)
+
+
+def without_layers(found: dict[object, Peak]) -> dict[object, Peak]:
+    """The same where nothing is gathered layer by layer, so that more moments have the same states."""
+    import numpy
+
+    both: dict[object, Peak] = {}
+    for (weights, _), one in found.items():  # type: ignore[misc]
+        before = both.get(weights)
+        rest = one.rest if before is None else numpy.maximum(before.rest, one.rest)
+        both[weights] = Peak((one.states[0], None), rest)
+    return both
 
 
 def joined(found: dict[object, Peak], more: dict[object, Peak], mask: Any) -> dict[object, Peak]:

@@ -85,14 +85,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     moved: int = 0
 
 
+class Row(NamedTuple):
+    """A layout among the best: what is minimised, seconds, bytes, the number of its case, and where it is."""
+
+    score: float
+    step: float
+    memory: float
+    case: int
+    structure: Structure
+    grid: Grid
+    place: int
+
+
 class _Best:
     """The best layouts seen so far, the front, and the one that needs least."""
 
     def __init__(self, numpy: Any, kept: int) -> None:
         self.numpy, self.kept = numpy, kept
-        self.rows: list[tuple[float, float, float, int, Batch, int]] = []
-        self.front: list[tuple[float, float, float, int, Batch, int]] = []
-        self.least: tuple[float, float, float, int, Batch, int] | None = None
+        self.rows: list[Row] = []
+        self.front: list[Row] = []
+        self.least: Row | None = None
         self.ceiling = float("inf")
         self.valid = self.fitting = 0
 
@@ -101,7 +113,7 @@ class _Best:
         numpy = self.numpy
         self.valid += len(batch.places)
         least = int(numpy.argmin(batch.memory))
-        if self.least is None or batch.memory[least] < self.least[2]:
+        if self.least is None or batch.memory[least] < self.least.memory:
             self.least = self._row(number, batch, score, least)
         fits = numpy.flatnonzero(batch.memory <= limit)
         self.fitting += len(fits)
@@ -126,8 +138,8 @@ class _Best:
                 self.trim()
             good = score(least, memory) <= self.ceiling
             if self.front:
-                steps = numpy.array([row[1] for row in self.front])
-                bytes_by_then = numpy.array([numpy.inf, *(row[2] for row in self.front)])
+                steps = numpy.array([row.step for row in self.front])
+                bytes_by_then = numpy.array([numpy.inf, *(row.memory for row in self.front)])
                 good = good | (memory < bytes_by_then[numpy.searchsorted(steps, least, side="right")])
             else:
                 good = numpy.ones(len(memory), dtype=bool)
@@ -140,10 +152,13 @@ class _Best:
         self.rows.sort(key=lambda row: row[:3])
         del self.rows[self.kept :]
         if len(self.rows) == self.kept:
-            self.ceiling = self.rows[-1][0] * (1 + 1e-12)
+            self.ceiling = self.rows[-1].score * (1 + 1e-12)
 
-    def _row(self, number: int, batch: Batch, score: Any, index: int) -> tuple[float, float, float, int, Batch, int]:
-        return float(score[index]), float(batch.step[index]), float(batch.memory[index]), number, batch, index
+    def _row(self, number: int, batch: Batch, score: Any, index: int) -> Row:
+        return Row(
+            float(score[index]), float(batch.step[index]), float(batch.memory[index]), number, batch.structure, batch.grid,
+            int(batch.places[index]),
+        )  # fmt: skip
 
     def _front(self, number: int, batch: Batch, score: Any, fits: Any) -> None:
         numpy = self.numpy
@@ -155,10 +170,10 @@ class _Best:
         lowest = numpy.minimum.accumulate(memory)
         better = numpy.concatenate([[True], memory[1:] < lowest[:-1]])
         mine = [self._row(number, batch, score, int(index)) for index in order[better]]
-        merged = sorted(self.front + mine, key=lambda row: (row[1], row[2]))
+        merged = sorted(self.front + mine, key=lambda row: row[1:3])
         self.front = []
         for row in merged:
-            if not self.front or row[2] < self.front[-1][2]:
+            if not self.front or row.memory < self.front[-1].memory:
                 self.front.append(row)
 
 
@@ -202,10 +217,11 @@ def plan(
     if best.least is None:
         raise LayoutError(no_layout(cases))
     if not best.rows:
-        raise nothing_fits(cases, _layout(cases, best.least), best.least[3], margin)
-    ranked = _exact(cases, objective, [(row[3], _layout(cases, row)) for row in best.rows])
+        raise nothing_fits(cases, _layout(cases, best.least), best.least.case, margin)
+    known: dict[tuple[int, Layout], Estimate] = {}
+    ranked = _exact(cases, objective, known, [(row.case, _layout(cases, row)) for row in best.rows])
     moved = sum(1 for place, (index, _) in enumerate(ranked) if place != index)
-    front = _exact(cases, objective, [(row[3], _layout(cases, row)) for row in best.front])
+    front = _exact(cases, objective, known, [(row.case, _layout(cases, row)) for row in best.front])
     return Plan(
         cases=tuple(cases), objective=objective, margin=margin, layouts=tuple(found for _, found in ranked[:top]),
         pareto=tuple(sorted((found for _, found in front), key=lambda found: _seconds(found))), evaluated=evaluated,
@@ -242,10 +258,9 @@ def _seconds(found: Estimate) -> float:
     return found.time.step
 
 
-def _layout(cases: Sequence[Case], row: tuple[float, float, float, int, Batch, int]) -> Layout:
+def _layout(cases: Sequence[Case], row: Row) -> Layout:
     """The layout of a row, in whole numbers."""
-    batch, index = row[4], row[5]
-    return layout_at(cases[row[3]].space, batch.structure, batch.grid, int(batch.places[index]))
+    return layout_at(cases[row.case].space, row.structure, row.grid, row.place)
 
 
 def layout_at(space: Space, structure: Structure, grid: Grid, place: int) -> Layout:
@@ -254,12 +269,17 @@ def layout_at(space: Space, structure: Structure, grid: Grid, place: int) -> Lay
 
 
 def _exact(
-    cases: Sequence[Case], objective: Objective, found: Iterable[tuple[int, Layout]]
+    cases: Sequence[Case],
+    objective: Objective,
+    known: dict[tuple[int, Layout], Estimate],
+    found: Iterable[tuple[int, Layout]],
 ) -> list[tuple[int, Estimate]]:
-    """Exact estimates, best first, each with the place that the array reading gave it."""
+    """Exact estimates, best first, each with the place that the array reading gave it. known: those made already."""
     rows = []
     for place, (number, layout) in enumerate(found):
-        result = cases[number].estimate(layout)
+        if (number, layout) not in known:
+            known[number, layout] = cases[number].estimate(layout)
+        result = known[number, layout]
         rows.append(
             ((score(objective, cases[number], result), result.memory.total, _simplicity(layout)), place, result)
         )
