@@ -102,32 +102,59 @@ requests = st.lists(st.tuples(st.integers(1, 64 * MIB), st.integers(0, 30)), min
 
 
 @settings(max_examples=60, deadline=None)
-@given(requests, st.booleans())
-def test_its_books(calls: list[tuple[int, int]], expandable: bool) -> None:
+@given(requests, st.booleans(), st.sampled_from([0, 300 * MIB, 800 * MIB]))
+def test_its_books(calls: list[tuple[int, int]], expandable: bool, limit: int) -> None:
     """Blocks tile their segments; live bytes are those asked for, rounded; nothing is lost when all is given back."""
-    allocator = Allocator(expandable=expandable)
+    allocator = Allocator(limit, expandable)
     live: dict[int, int] = {}
     for number, (nbytes, victim) in enumerate(calls):
-        allocator.allocate(number, nbytes)
-        live[number] = nbytes
+        try:
+            allocator.allocate(number, nbytes)
+        except NothingFits:
+            assert limit
+        else:
+            live[number] = nbytes
+        assert allocator.reserved <= (limit or allocator.reserved)
         if victim in live:
             allocator.release(victim)
             del live[victim]
         assert allocator.requested == sum(live.values())
         assert allocator.allocated >= sum(-(-size // 512) * 512 for size in live.values())
-        assert allocator.reserved == sum(segment.size for segment in allocator.segments.values())
+        mapped = 0
         for segment in allocator.segments.values():
             place, block = segment.address, segment.first
             while block is not None:
                 assert block.address == place
                 place += block.size
+                mapped += 0 if block.unmapped else block.size
                 assert block.next is None or not (block.free and block.next.free)
                 block = block.next
             assert place == segment.address + segment.size
+        assert allocator.reserved == mapped
     for number in list(live):
         allocator.release(number)
     assert allocator.allocated == 0
-    assert sum(len(pool) for pool in allocator.pools.values()) == len(allocator.segments)
+    if not allocator.retries:
+        assert sum(len(pool) for pool in allocator.pools.values()) == len(allocator.segments)
+
+
+def test_pages_of_an_expandable_segment_go_where_they_are_needed() -> None:
+    """Every second of 40 buffers is let go: without whole segments to give back nothing larger fits; with pages it does."""
+    for expandable in (False, True):
+        allocator = Allocator(800 * MIB, expandable)
+        allocator.allocate(0, 800 * MIB)
+        allocator.release(0)
+        for number in range(40):
+            allocator.allocate(number, 20 * MIB)
+        for number in range(0, 40, 2):
+            allocator.release(number)
+        if not expandable:
+            with pytest.raises(NothingFits):
+                allocator.allocate(99, 400 * MIB)
+            continue
+        allocator.allocate(99, 400 * MIB)
+        assert allocator.reserved == allocator.allocated == 800 * MIB
+        assert sum(one.action == "segment_unmap" for one in allocator.trace) == 20
 
 
 def test_a_storage_that_grows_is_moved() -> None:

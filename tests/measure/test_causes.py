@@ -16,8 +16,9 @@ import pytest
 from command_line import typed
 from loadgauge.errors import NothingFits
 from loadgauge.measure.allocator import Allocator, replay
-from loadgauge.measure.causes import Parts, causes, of_snapshot, of_trace
+from loadgauge.measure.causes import Cause, Parts, causes, of_snapshot, of_trace
 from loadgauge.measure.distributed import World
+from loadgauge.measure.remedies import replayed
 from loadgauge.measure.script import FunctionJob
 from loadgauge.measure.trace import Recorded, record
 from loadgauge.measure.viewer import snapshot
@@ -139,3 +140,88 @@ def test_errors(tmp_path: Path) -> None:
     assert "is no trace" in typed(["why", str(path)]).err
     assert "needs --model" in typed(["why", str(path), "--tp", "2"]).err
     assert "needs --gpu" in typed(["why", str(path), "--model", "gpt2"]).err
+
+
+# -- remedies ----------------------------------------------------------------------------------------------------------
+
+
+def leaves(fault: Fault, cause: str) -> int:
+    """The peak with the remedy of a cause, replayed; of a GPU on which the fault fails at its very end."""
+    found = of_snapshot(out_of_memory(fault, 0.97))
+    return next(one.leaves or 0 for one in found.causes if one.name == cause)
+
+
+def peak_of(mended: Fault) -> int:
+    """The peak of the mended program."""
+    return replay(record(FunctionJob(mended), "cuda").stream).result().allocated
+
+
+def losses_not_kept() -> None:
+    model, ids, losses = faults.made(), faults.ids_of(1024), []
+    optimizer = faults.torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(12):
+        loss = faults.compute_loss(model, ids)
+        loss.backward()
+        losses.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def evaluated_without_graph() -> None:
+    model = faults.made()
+    faults.train(model, faults.ids_of(1024), 1)
+    with faults.torch.no_grad():
+        faults.evaluate(model, faults.ids_of(16384))
+
+
+def half_as_long() -> None:
+    faults.train(faults.made(checkpointed=True, layers=16), faults.ids_of(32_768))
+
+
+def all_checkpointed() -> None:
+    faults.train(faults.made(checkpointed=True), faults.ids_of(8192))
+
+
+@pytest.mark.parametrize(
+    ("fault", "mended", "tolerance"),
+    [
+        (faults.losses_kept, losses_not_kept, 0.1),
+        (faults.too_long, half_as_long, 0.1),
+        # What an operation of the evaluation needs while it runs is not told by what was held.
+        (faults.after_training, evaluated_without_graph, 0.2),
+        (faults.all_kept, all_checkpointed, 0.1),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_a_replay_is_near_the_mended_program(fault: Fault, mended: Fault, tolerance: float) -> None:
+    """What is predicted from the snapshot of a failure, against a trace of the program with the remedy in it."""
+    predicted, true = leaves(fault, faults.FAULTS[fault]), peak_of(mended)
+    assert abs(predicted / true - 1) <= tolerance
+
+
+@every_fault
+def test_the_first_remedy_serves_the_failing_request(fault: Fault) -> None:
+    first = of_snapshot(out_of_memory(fault, 0.9)).causes[0]
+    assert first.fits is True
+    assert first.leaves is not None
+
+
+def test_nothing_is_served_by_changing_nothing() -> None:
+    """The replay fails where the run did."""
+    content = out_of_memory(faults.all_kept, 0.9)
+    same = Cause("nothing", 1, 1, "", "", {"other": 1.0})
+    (found,) = replayed([same], content, 0, {}, True)
+    assert found.fits is False
+
+
+def test_a_model_is_traced_again(tmp_path: Path) -> None:
+    settings = ["gpt2", "--layers", "2", "--seq-len", "64", "--attention", "eager"]
+    said = typed(["trace", *settings, "--json"])
+    path = tmp_path / "trace.json"
+    path.write_text(said.out)
+    document = json.loads(typed(["why", str(path), "--json"]).out)
+    assert document["retraced"]
+    for one in document["retraced"]:
+        again = json.loads(typed(["trace", *settings, *one["flags"].split(), "--json"]).out)
+        assert again["allocated"] == one["peak"] < json.loads(said.out)["allocated"]
+        break  # one is enough: each is a process

@@ -36,15 +36,15 @@ class Event(NamedTuple):
 
 
 class Block:
-    """A piece of a segment, free or not, between its neighbours."""
+    """A piece of a segment, free or not, between its neighbours. `unmapped`: a hole, whose pages the driver has back."""
 
-    __slots__ = ("address", "free", "next", "previous", "requested", "segment", "size", "storage")
+    __slots__ = ("address", "free", "next", "previous", "requested", "segment", "size", "storage", "unmapped")
 
     def __init__(self, address: int, size: int, segment: Segment) -> None:
         self.address, self.size, self.segment = address, size, segment
         self.previous: Block | None = None
         self.next: Block | None = None
-        self.free, self.requested, self.storage = True, 0, -1
+        self.free, self.requested, self.storage, self.unmapped = True, 0, -1, False
 
 
 class Segment:
@@ -181,10 +181,13 @@ class Allocator:
             segment = self._grown[small] = Segment(self._next, 0, small, expandable=True)
             self.segments[segment.address] = segment
             self._next += SPAN
-        page = SMALL_SEGMENT if small else LARGE_SEGMENT
-        tail = segment.last if segment.last is not None and segment.last.free else None
-        more = -(-(size - (tail.size if tail else 0)) // page) * page
+        tail = _tail(segment)
+        more = _missing(size, tail, small)
         self._make_room(more)
+        if _tail(segment) is not tail:  # its pages went back to make room
+            tail = _tail(segment)
+            more = _missing(size, tail, small)
+            self._make_room(more)
         end = segment.address + segment.size
         segment.size += more
         self._reserve("segment_map", end, more)
@@ -207,7 +210,9 @@ class Allocator:
         for pool in self.pools.values():
             for entry in list(pool):
                 block = entry[2]
-                if block.size == block.segment.size and not block.segment.expandable:
+                if block.segment.expandable:
+                    self._unmap(block)
+                elif block.size == block.segment.size:
                     pool.remove(entry)
                     del self.segments[block.segment.address]
                     self.reserved -= block.size
@@ -220,6 +225,26 @@ class Allocator:
                 " them allocated",
                 missing=missing,
             )
+
+    def _unmap(self, block: Block) -> None:
+        """Gives the whole pages of a free block of an expandable segment back to the driver."""
+        page = _page(block.segment.small)
+        first = block.segment.address + -(-(block.address - block.segment.address) // page) * page
+        size = (block.address + block.size - first) // page * page
+        if size <= 0:
+            return
+        self._take(block)
+        if first > block.address:
+            self._split(block, first - block.address)
+            self._put(block)
+            assert block.next is not None
+            block = block.next
+            self._take(block)
+        if block.size > size:
+            self._split(block, size)
+        block.free, block.unmapped = False, True
+        self.reserved -= size
+        self.trace.append(Event("segment_unmap", block.address, size, -1))
 
     def _reserve(self, action: str, address: int, size: int) -> None:
         self.reserved += size
@@ -255,6 +280,22 @@ class Allocator:
     def _take(self, block: Block) -> None:
         pool = self.pools[block.segment.small]
         del pool[bisect.bisect_left(pool, (block.size, block.address), key=lambda entry: entry[:2])]
+
+
+def _page(small: bool) -> int:
+    """What an expandable segment grows by."""
+    return SMALL_SEGMENT if small else LARGE_SEGMENT
+
+
+def _tail(segment: Segment) -> Block | None:
+    """The free block at the end of an expandable segment, if there is one."""
+    return segment.last if segment.last is not None and segment.last.free else None
+
+
+def _missing(size: int, tail: Block | None, small: bool) -> int:
+    """By how much a segment must grow, in whole pages, for its free end to hold so much."""
+    page = _page(small)
+    return -(-(size - (tail.size if tail else 0)) // page) * page
 
 
 def replay(stream: Stream, allocator: Allocator | None = None) -> Allocator:

@@ -46,6 +46,7 @@ EVALUATION = re.compile(r"^(eval\w*|valid\w*|test|predict\w*|generate\w*|infer\w
 TRAINING = re.compile(r"^(train\w*|fit\w*) \(")
 FORWARD = re.compile(r"^(forward|_call_impl|_wrapped_call_impl) (?!.*modules/loss\.py)")
 CHECKPOINT = "torch/utils/checkpoint.py"
+STATE_PARTS = {WEIGHTS: "weights", GRADIENTS: "gradients", OPTIMIZER: "optimizer"}
 LIBRARY = re.compile(r"/torch/")
 
 
@@ -74,6 +75,14 @@ class Parts(msgspec.Struct, kw_only=True):
     idle: int = 0
     free: int = 0
 
+    def add(self, purpose: str, nbytes: int, place: tuple[str, ...] = ()) -> None:
+        """Puts bytes to a purpose, which is a field; `place` says who made an activation."""
+        if purpose == "kept":
+            self.kept[place] += nbytes
+        else:
+            setattr(self, purpose, getattr(self, purpose) + nbytes)
+        self.gathers += purpose == "gathered"
+
     @property
     def activations(self) -> int:
         """Those of the forward that is under way, without loss and scores."""
@@ -92,13 +101,21 @@ class Parts(msgspec.Struct, kw_only=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """A cause, what it holds, what its remedy would free at most [bytes], and the evidence."""
+    """A cause, what it holds, what its remedy would free at most [bytes], and the evidence.
+
+    `scale`: what remains of each purpose under the remedy. `leaves`: the peak of the same events with the remedy, replayed
+    through a simulated allocator up to the failure [bytes]; `fits`: whether all of them were then served; None where there
+    are no events, or no failure.
+    """
 
     name: str
     nbytes: int
     frees: int
     evidence: str
     remedy: str
+    scale: dict[str, float] = {}
+    leaves: int | None = None
+    fits: bool | None = None
 
 
 class Findings(msgspec.Struct, frozen=True):
@@ -133,19 +150,21 @@ def _structural(parts: Parts) -> Iterable[Cause]:
         yield Cause(
             "graphs of earlier steps are kept", parts.older, parts.older,
             f"{gib(parts.older)} are activations of forwards before the last one",
-            "keep loss.item() or loss.detach() of a step, not the loss; no retain_graph=True",
+            "keep loss.item() or loss.detach() of a step, not the loss; no retain_graph=True", {"older": 0.0},
         )  # fmt: skip
     if parts.evaluated:
         yield Cause(
             "evaluation without torch.no_grad", parts.evaluated, parts.evaluated,
             f"{gib(parts.evaluated)} that a forward in an evaluation made are still held",
-            "put the evaluation under torch.no_grad() or torch.inference_mode()",
+            "put the evaluation under torch.no_grad() or torch.inference_mode()", {"evaluated": 0.0},
         )  # fmt: skip
     if parts.gathered:
+        share = 1 / max(2, parts.gathers)
         yield Cause(
-            "weights gathered unsharded", parts.gathered, parts.gathered - parts.gathered // max(2, parts.gathers),
+            "weights gathered unsharded", parts.gathered, parts.gathered - int(parts.gathered * share),
             f"{gib(parts.gathered)} were gathered from other ranks and held at once",
             "shard layer by layer (fully_shard each block), and let go after forward (reshard_after_forward)",
+            {"gathered": share},
         )  # fmt: skip
 
 
@@ -154,16 +173,17 @@ def _plain(parts: Parts) -> Iterable[Cause]:
     yield Cause(
         "logits and loss", parts.loss, parts.loss * (CHUNKS - 1) // CHUNKS,
         f"{gib(parts.loss)} are logits, their copies and gradients", "make the loss in chunks (--loss chunked)",
+        {"loss": 1 / CHUNKS},
     )  # fmt: skip
     ratio = parts.optimizer / parts.weights if parts.weights else 0
     yield Cause(
         "optimizer states", parts.optimizer, parts.optimizer * 3 // 4,
         f"{gib(parts.optimizer)} are states of the optimizer" + (f", {ratio:.1f} times the weights" if ratio else ""),
-        "8-bit states, sharding (ZeRO, FSDP), or offloading; 4 bytes a moment are float32",
+        "8-bit states, sharding (ZeRO, FSDP), or offloading; 4 bytes a moment are float32", {"optimizer": 0.25},
     )  # fmt: skip
     yield Cause(
         "attention scores", parts.scores, parts.scores, f"{gib(parts.scores)} grow with the square of the length",
-        "fused attention (sdpa, FlashAttention)",
+        "fused attention (sdpa, FlashAttention)", {"scores": 0.0},
     )  # fmt: skip
     activations = parts.activations
     kinds = _kept_per_layer(parts.kept)
@@ -171,17 +191,20 @@ def _plain(parts: Parts) -> Iterable[Cause]:
         yield Cause(
             "activations, without checkpointing", activations, activations - activations // kinds,
             f"{gib(activations)} are activations: {kinds} tensors of each layer", "checkpoint the layers",
+            {"kept": 1 / kinds},
         )  # fmt: skip
     tokens = activations + parts.loss + parts.scores + parts.working
     yield Cause(
         "too many tokens at once", tokens, tokens // 2 if activations else 0,
         f"{gib(tokens)} grow with the length of the sequence times the micro-batch"
         + (", and layers are checkpointed already" if parts.checkpointed else ""),
-        "shorter sequences, a smaller micro-batch, or context parallelism",
+        "half as many: shorter sequences, a smaller micro-batch, or context parallelism",
+        {"kept": 0.5, "loss": 0.5, "scores": 0.5, "working": 0.5},
     )  # fmt: skip
     yield Cause(
         "weights", parts.weights + parts.gradients, (parts.weights + parts.gradients) // 2,
-        f"{gib(parts.weights + parts.gradients)} are weights and gradients", "shard them, or train adapters",
+        f"{gib(parts.weights + parts.gradients)} are weights and gradients", "shard them over two GPUs, or train adapters",
+        {"weights": 0.5, "gradients": 0.5},
     )  # fmt: skip
 
 
@@ -204,7 +227,9 @@ def of_file(path: Path, device: int = 0) -> tuple[Snapshot, Findings]:
 
 
 def of_snapshot(content: Mapping[str, Any], device: int = 0) -> Findings:
-    """The causes that a snapshot shows (see `snapshot.load`)."""
+    """The causes that a snapshot shows (see `snapshot.load`), each with what its remedy would have left."""
+    from loadgauge.measure.remedies import replayed
+
     events, _, _, at_peak = replay(content, device, failure=True)
     said = summary(content, device)
     held = list(at_peak)
@@ -217,9 +242,14 @@ def of_snapshot(content: Mapping[str, Any], device: int = 0) -> Findings:
     parts.checkpointed = any(CHECKPOINT in frame["filename"] for one in events for frame in one.get("frames") or ())
     last = max((passes[block.event] for block in held if block.event >= 0), default=0)
     recorded = any(block.frames for block in held)
+    purposes: dict[int, str] = {}
     for block in held:
-        _sort(block, parts, last - passes[block.event] if block.event >= 0 else 0, recorded)
-    return Findings(causes(parts), parts.table())
+        purpose = purpose_of(block, last - passes[block.event] if block.event >= 0 else 0, recorded)
+        parts.add(purpose, block.nbytes, tuple(line_of(frame) for frame in (block.frames or [])[:6]))
+        if block.event >= 0:
+            purposes[block.event] = purpose
+    found = causes(parts)
+    return Findings(replayed(found, content, device, purposes, recorded), parts.table())
 
 
 def _passes(events: Sequence[Any]) -> list[int]:
@@ -245,12 +275,11 @@ def _kind(lines: Sequence[str]) -> str:
     return "forward" if any(FORWARD.search(line) for line in lines) else "other"
 
 
-def _sort(block: Block, parts: Parts, age: int, recorded: bool) -> None:
-    """Puts a block to its purpose. `age`: how many forwards have begun since."""
-    nbytes = block.nbytes
+def purpose_of(block: Block, age: int, recorded: bool) -> str:
+    """What a block is for: a field of `Parts`. `age`: how many forwards have begun since; `recorded`: whether the
+    snapshot knows stacks."""
     if block.frames is None:
-        parts.weights += nbytes
-        return
+        return "weights"
     lines = [line_of(frame) for frame in block.frames]
     category = next((name for name in CATEGORIES for line in lines if line.startswith(f"{name} (loadgauge")), "")
     kind = _kind(lines)
@@ -263,38 +292,25 @@ def _sort(block: Block, parts: Parts, age: int, recorded: bool) -> None:
         return any(pattern.search(line) for line in itertools.takewhile(lambda one: not FORWARD.search(one), lines))
 
     if says(GATHER):
-        parts.gathered += nbytes
-        parts.gathers += 1
-    elif category in (WEIGHTS, GRADIENTS, OPTIMIZER):
-        name = {WEIGHTS: "weights", GRADIENTS: "gradients", OPTIMIZER: "optimizer"}[category]
-        setattr(parts, name, getattr(parts, name) + nbytes)
-    elif kind == "step":
-        if says(STATES):
-            parts.optimizer += nbytes
-        else:
-            parts.working += nbytes
-    elif kind == "backward" or (recorded and not lines):
+        return "gathered"
+    if category in STATE_PARTS:
+        return STATE_PARTS[category]
+    if kind == "step":
+        return "optimizer" if says(STATES) else "working"
+    if kind == "backward" or (recorded and not lines):
         # A recomputation is what a backward works on; the rest are gradients.
-        if inside(LOSS):
-            parts.loss += nbytes
-        elif says(AGAIN):
-            parts.working += nbytes
-        else:
-            parts.gradients += nbytes
-    elif _evaluates(lines):
-        parts.evaluated += nbytes
-    elif says(MAKING) and not says(FORWARD):
-        parts.weights += nbytes
-    elif age and (kind == "forward" or inside(LOSS)):
-        parts.older += nbytes
-    elif inside(LOSS):
-        parts.loss += nbytes
-    elif inside(SCORES):
-        parts.scores += nbytes
-    elif kind == "forward" or category == SAVED:
-        parts.kept[tuple(lines[:6])] += nbytes
-    else:
-        parts.other += nbytes
+        return "loss" if inside(LOSS) else "working" if says(AGAIN) else "gradients"
+    if _evaluates(lines):
+        return "evaluated"
+    if says(MAKING) and not says(FORWARD):
+        return "weights"
+    if age and (kind == "forward" or inside(LOSS)):
+        return "older"
+    if inside(LOSS):
+        return "loss"
+    if inside(SCORES):
+        return "scores"
+    return "kept" if kind == "forward" or category == SAVED else "other"
 
 
 def _evaluates(lines: Sequence[str]) -> bool:
@@ -318,9 +334,8 @@ def of_trace(trace: Trace) -> Findings:
         if GATHER.search(piece.op):
             parts.gathered += piece.nbytes
             parts.gathers += piece.count
-        elif piece.category in (WEIGHTS, GRADIENTS, OPTIMIZER):
-            name = {WEIGHTS: "weights", GRADIENTS: "gradients", OPTIMIZER: "optimizer"}[piece.category]
-            setattr(parts, name, getattr(parts, name) + piece.nbytes)
+        elif piece.category in STATE_PARTS:
+            parts.add(STATE_PARTS[piece.category], piece.nbytes)
         elif not trained and piece.category == SAVED:
             parts.evaluated += piece.nbytes
         elif re.search(r"log_softmax|nll_loss|cross_entropy", piece.op) or piece.module.endswith("lm_head"):

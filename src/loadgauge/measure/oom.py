@@ -1,4 +1,7 @@
-"""The text of a CUDA out-of-memory error, in the wordings of PyTorch 1.x and 2.x, as numbers."""
+"""The text of a CUDA (or ROCm) out-of-memory error, in the wordings of PyTorch 1.0 to 2.13, as numbers.
+
+Source: c10/cuda/CUDACachingAllocator.cpp of each version; 2.1 and 2.2 spell "capacty".
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,29 @@ SIZES = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 SIZE = r"([0-9.]+) (bytes|[KMGT]iB)"
 PATTERNS = {
     "tried": (rf"[Tt]ried to allocate {SIZE}",),
-    "capacity": (rf"total capacity of {SIZE}", rf"{SIZE} total capacity"),
+    "capacity": (rf"total capaci?ty of {SIZE}", rf"{SIZE} total capacity"),  # 2.1 and 2.2 wrote "capacty"
     "free": (rf"of which {SIZE} is free", rf"; {SIZE} free"),
+    "allowed": (rf"{SIZE} allowed;",),
     "process": (rf"this process has {SIZE} memory in use",),
     "allocated": (rf"[Oo]f the allocated memory {SIZE} is allocated by PyTorch", rf"{SIZE} already allocated"),
-    "idle": (rf"{SIZE} is reserved by PyTorch but unallocated",),
+    "pools": (rf"with {SIZE} allocated in private pools",),
+    "idle": (rf"{SIZE} is reserved by PyTorch but unallocated", rf"{SIZE} cached"),
     "reserved": (rf"{SIZE} reserved in total by PyTorch",),
 }
-OTHERS = rf"Process \d+ has {SIZE} memory in use"
+OTHERS = rf"Process (\d+) has {SIZE} memory in use"
+WITHOUT_SIZES = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+MUCH = 0.1
+"""Share of the GPU from which what lies elsewhere is the cause."""
 
 
 class OutOfMemory(msgspec.Struct, frozen=True):
     """What the error says [bytes]; None where it does not. `idle` is reserved by PyTorch, but not allocated; `others`
-    is what other processes use, `beside` what this one uses beside PyTorch's allocator (context, NCCL)."""
+    is what other processes use, `beside` what this one uses beside PyTorch's allocator (context, NCCL); `pools` are
+    allocated in private pools (CUDA graphs); `allowed` is the share that `set_per_process_memory_fraction` leaves.
+
+    `own`: the number under which the error lists this very process. In a container a process does not know it, and so
+    PyTorch lists it like any other.
+    """
 
     tried: int
     capacity: int | None
@@ -35,17 +48,27 @@ class OutOfMemory(msgspec.Struct, frozen=True):
     process: int | None
     others: int
     beside: int | None
+    pools: int | None = None
+    allowed: int | None = None
+    own: int | None = None
 
     @property
     def cause(self) -> str:
-        """What stands out: fragmentation, other processes, memory beside the allocator, or plain need."""
+        """What stands out: a single tensor, a limit, fragmentation, other processes, memory beside the allocator, CUDA
+        graphs, or plain need."""
         capacity = self.capacity or 0
+        if capacity and self.tried > capacity:
+            return "one tensor is larger than the GPU"
+        if self.allowed is not None and (self.free or 0) >= self.tried:
+            return "the limit that the program has set itself"
         if self.idle is not None and self.idle + (self.free or 0) >= self.tried:
             return "fragmentation"
-        if capacity and self.others > 0.1 * capacity:
+        if capacity and self.others > MUCH * capacity:
             return "other processes"
-        if capacity and self.beside is not None and self.beside > 0.1 * capacity:
+        if capacity and self.beside is not None and self.beside > MUCH * capacity:
             return "memory beside the allocator"
+        if capacity and self.pools is not None and self.pools > MUCH * capacity:
+            return "private pools of CUDA graphs"
         return "the program needs more than there is"
 
 
@@ -61,6 +84,12 @@ def parse(text: str) -> OutOfMemory:
     """
     begun = re.search(r"[Tt]ried to allocate", text)
     if begun is None:
+        for words in WITHOUT_SIZES:
+            if words in text:
+                raise ConfigError(
+                    f'"{words}" has no sizes: the driver refused memory beside PyTorch\'s allocator (a context, cuBLAS,'
+                    " NCCL); `nvidia-smi` says who holds it"
+                )
         raise ConfigError('there is no CUDA out-of-memory error in it ("Tried to allocate ...")')
     passage = " ".join(text[begun.start() : begun.start() + 2000].split())
     # A second error, of another rank, would mix its figures in.
@@ -71,7 +100,11 @@ def parse(text: str) -> OutOfMemory:
     allocated, idle = found["allocated"], found["idle"]
     if idle is None and allocated is not None and found["reserved"] is not None:
         idle = found["reserved"] - allocated
-    process = found["process"]
+    listed = {int(number): _bytes(*size) for number, *size in re.findall(OTHERS, passage)}
+    process, own = found["process"], None
+    if process is None and allocated is not None:
+        own = _own(listed, allocated + (idle or 0), found["capacity"], found["free"])
+        process = listed.pop(own) if own is not None else None
     beside = process - allocated - idle if None not in (process, allocated, idle) else None  # type: ignore[operator]
     return OutOfMemory(
         tried=found["tried"],
@@ -80,9 +113,20 @@ def parse(text: str) -> OutOfMemory:
         allocated=allocated,
         idle=idle,
         process=process,
-        others=sum(_bytes(*pair) for pair in re.findall(OTHERS, passage)),
+        others=sum(listed.values()),
         beside=beside,
+        pools=found["pools"],
+        allowed=found["allowed"],
+        own=own,
     )
+
+
+def _own(listed: dict[int, int], reserved: int, capacity: int | None, free: int | None) -> int | None:
+    """The process that this one must be: beside all that are listed, there is no room for what PyTorch has reserved."""
+    if capacity is None or capacity - (free or 0) - sum(listed.values()) >= reserved:
+        return None
+    large = [number for number, nbytes in listed.items() if nbytes >= reserved]
+    return min(large, key=lambda number: listed[number], default=None)
 
 
 def _first(patterns: tuple[str, ...], text: str) -> int | None:

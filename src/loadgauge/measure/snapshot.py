@@ -7,6 +7,7 @@ a snapshot needs none, and anything else is refused. PyTorch is not needed.
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,10 @@ from loadgauge.errors import ConfigError
 
 UNSTATED = "no stack was recorded"
 BEFORE = "before the recording began"
-LIBRARY = ("site-packages", "dist-packages", "/torch/", "torch/nn", "torch\\", "<frozen", "??")
+PYTORCH = ("/torch/", "torch/nn", "torch\\", "<frozen", "??")
+LIBRARY = ("site-packages", "dist-packages", *PYTORCH)
+TRACED = "loadgauge trace"
+"""The file of what a trace says of an operation, in the place of a line."""
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -128,6 +132,26 @@ def replay(
 
     `failure`: instead of the peak, what was live when the last allocation failed, where one did.
     """
+    events, held = beginning(content, device)
+    now = sum(block.nbytes for block in held.values())
+    peak, at_peak, at = now, dict(held), -1
+    start = dict(held)
+    for number, event in enumerate(events):
+        now += _apply(number, event, held)
+        if now > peak:
+            peak, at = now, number
+    failed = [number for number, event in enumerate(events) if event["action"] == "oom"] if failure else []
+    if failed:
+        at = failed[-1]
+    if at >= 0:
+        at_peak = start
+        for number, event in enumerate(events[: at + 1]):
+            _apply(number, event, at_peak)
+    return events, held, peak, list(at_peak.values())
+
+
+def beginning(content: Mapping[str, Any], device: int = 0) -> tuple[list[Any], dict[int, Block]]:
+    """The events of a device, and by address what was there before the first of them."""
     segments = [one for one in content["segments"] if one.get("device", 0) == device]
     traces = content.get("device_traces") or []
     events = list(traces[device]) if device < len(traces) else []
@@ -144,21 +168,7 @@ def replay(
     for address, block in final.items():
         if address not in seen:
             held[address] = Block(block["size"], block.get("frames") or None)
-    now = sum(block.nbytes for block in held.values())
-    peak, at_peak, at = now, dict(held), -1
-    start = dict(held)
-    for number, event in enumerate(events):
-        now += _apply(number, event, held)
-        if now > peak:
-            peak, at = now, number
-    failed = [number for number, event in enumerate(events) if event["action"] == "oom"] if failure else []
-    if failed:
-        at = failed[-1]
-    if at >= 0:
-        at_peak = start
-        for number, event in enumerate(events[: at + 1]):
-            _apply(number, event, at_peak)
-    return events, held, peak, list(at_peak.values())
+    return events, held
 
 
 def _apply(number: int, event: Any, held: dict[int, Block]) -> int:
@@ -183,11 +193,32 @@ def _holders(held: list[Block]) -> list[Holder]:
 
 
 def _own(frames: list[Any]) -> str:
-    """The innermost line that is not a library's; else the innermost."""
-    for frame in frames:
-        if not any(part in frame["filename"] for part in LIBRARY):
-            return line_of(frame)
-    return line_of(frames[0])
+    """The innermost line that is the program's own; else of a library other than PyTorch; else what a trace says of the
+    operation; else the innermost."""
+
+    def library(frame: Any) -> bool:
+        return any(part in frame["filename"] for part in LIBRARY)
+
+    def traced(frame: Any) -> bool:
+        return bool(frame["filename"] == TRACED)
+
+    def pytorch(frame: Any) -> bool:
+        return library(frame) and any(part in frame["filename"] for part in PYTORCH)
+
+    for fits in (
+        lambda one: not library(one) and not traced(one),
+        lambda one: library(one) and not pytorch(one),
+        traced,
+    ):
+        for frame in frames:
+            if fits(frame):
+                return _short(line_of(frame))
+    return _short(line_of(frames[0]))
+
+
+def _short(line: str) -> str:
+    """A line without the way to where libraries lie."""
+    return re.sub(r"\((?:.*?)(?:site|dist)-packages/", "(", line)
 
 
 def line_of(frame: Any) -> str:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from loadgauge.errors import ConfigError
 from loadgauge.measure.call import fake_like
+from loadgauge.measure.checkpointing import KEPT, contexts
 from loadgauge.measure.fake import FakeMode
 from loadgauge.measure.stream import INPUTS
 
@@ -32,6 +33,9 @@ PRECISIONS = ("bf16", "bf16-mixed", "fp16-mixed", "fp32")
 """bf16: weights, gradients and states in bfloat16; mixed: in float32, computed under autocast."""
 
 
+CHECKPOINTING = ("none", "full", "selective")
+
+
 class Job(Protocol):
     """What a trace needs to know."""
 
@@ -48,7 +52,8 @@ class Job(Protocol):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How a model is trained. `checkpointing`: none, or full (every layer)."""
+    """How a model is trained. `checkpointing`: none, full (every layer is made again in backward), or selective (every
+    layer, but for the operations of `keep`)."""
 
     optimizer: str = "adamw"
     precision: str = "bf16"
@@ -57,13 +62,14 @@ class Settings(msgspec.Struct, frozen=True):
     seq_len: int = 4096
     micro_batch: int = 1
     accumulate: int = 1
+    keep: str = ",".join(KEPT)
 
     def check(self) -> None:
         """Raises ConfigError for what is not known."""
         for name, known in (
             ("optimizer", tuple(OPTIMIZERS)),
             ("precision", PRECISIONS),
-            ("checkpointing", ("none", "full")),
+            ("checkpointing", CHECKPOINTING),
             ("attention", ("sdpa", "eager")),
         ):
             if getattr(self, name) not in known:
@@ -71,6 +77,34 @@ class Settings(msgspec.Struct, frozen=True):
         for name in ("seq_len", "micro_batch", "accumulate"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: must be at least 1, got {getattr(self, name)}")
+
+    def flags(self, layers: int | None = None) -> str:
+        """As the command line has them, and the number of layers with them.
+
+        >>> Settings(seq_len=128).flags(2).endswith("--seq-len 128 --micro-batch 1 --accumulate 1 --layers 2")
+        True
+        """
+        given = {**msgspec.structs.asdict(self), **({} if layers is None else {"layers": layers})}
+        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
+
+    @classmethod
+    def of_flags(cls, text: str) -> tuple[Settings, int | None]:
+        """The settings, and the number of layers, that `flags` gave. Raises ConfigError.
+
+        >>> Settings.of_flags(Settings(seq_len=128).flags(2)) == (Settings(seq_len=128), 2)
+        True
+        """
+        words = text.split()
+        given = {
+            name.removeprefix("--").replace("-", "_"): value for name, value in zip(*[iter(words)] * 2, strict=False)
+        }
+        try:
+            layers = given.pop("layers", None)
+            found = msgspec.convert(given, cls, strict=False), None if layers is None else int(layers)
+            found[0].check()
+        except (msgspec.ValidationError, ValueError) as error:
+            raise ConfigError(f"settings: {error}") from None
+        return found
 
     @property
     def dtype(self) -> torch.dtype:
@@ -92,6 +126,7 @@ class ConfigJob:
         self.config, self.settings = config, settings
         self.target = target or type(config).__name__
         self.assumed = {
+            "settings": settings.flags(getattr(config.get_text_config(), "num_hidden_layers", None)),
             "loss": "transformers' own, logits and all",
             "optimizer": f"torch.optim, {settings.optimizer}, gradients freed after each step",
             "ids": "not padded, no attention mask",
@@ -158,8 +193,9 @@ def built(config: Any, settings: Settings, device: str, values: bool = False) ->
     finally:
         torch.set_default_dtype(default)
     model.tie_weights()  # left out together with the initial values
-    if settings.checkpointing == "full":
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if settings.checkpointing != "none":
+        more = {"context_fn": contexts(settings.keep.split(","))} if settings.checkpointing == "selective" else {}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **more})
     return model.train()
 
 

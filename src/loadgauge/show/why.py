@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,19 @@ from loadgauge.units import GIB, gib
 if TYPE_CHECKING:
     from loadgauge.measure.causes import Findings
     from loadgauge.measure.oom import OutOfMemory
+    from loadgauge.measure.remedies import Retraced
     from loadgauge.measure.snapshot import Snapshot
+    from loadgauge.measure.trace import Trace
     from loadgauge.show.advice import Change
     from loadgauge.show.request import Job
 
 WORDS = {
+    "one tensor is larger than the GPU": (
+        "no other change helps: the last line of the traceback that is your own asks for it; such sizes are attention"
+        " scores (fused attention), logits (a loss in chunks), or a batch that was never cut"
+    ),
+    "the limit that the program has set itself": "there is room: raise torch.cuda.set_per_process_memory_fraction",
+    "private pools of CUDA graphs": "CUDA graphs keep pools of their own: capture fewer, or share a pool between them",
     "fragmentation": "PyTorch holds enough memory, but in pieces: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     "other processes": "other processes hold memory on this GPU: end them, or use another GPU",
     "memory beside the allocator": "much lies beside PyTorch's allocator: NCCL buffers, another library, a second context",
@@ -30,6 +39,11 @@ WORDS = {
         " (torch.cuda.memory._record_memory_history, _dump_snapshot) names the lines that hold them"
     ),
 }
+FITS = {True: "yes", False: "no", None: ""}
+MOST_CAUSES, MOST_HOLDERS = 6, 12
+LEAST = 0.001
+"""Share of what was held from which a purpose has a line."""
+SCARCE = 0.1
 
 
 @click.command("why")
@@ -123,6 +137,7 @@ def _found(file: str, gpu_index: int, as_json: bool) -> dict[str, Any]:
 def _trace(path: Path, text: str, as_json: bool) -> dict[str, Any]:
     needs_torch("why")
     from loadgauge.measure.causes import of_trace
+    from loadgauge.measure.remedies import retraced
     from loadgauge.measure.trace import Trace
 
     try:
@@ -130,9 +145,23 @@ def _trace(path: Path, text: str, as_json: bool) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise ConfigError(f"is no trace: {error}", file=str(path)) from None
     found = of_trace(trace)
+    again = retraced(trace)
     if not as_json:
         _causes(found)
-    return {"causes": msgspec.to_builtins(found.causes), "parts": found.parts, "peak": trace.peak.total}
+        _again(trace, again)
+    document = {"causes": msgspec.to_builtins(found.causes), "parts": found.parts, "peak": trace.peak.total}
+    return {**document, "retraced": msgspec.to_builtins(again)}
+
+
+def _again(trace: Trace, again: Sequence[Retraced]) -> None:
+    from loadgauge.show.table import Column, console, draw
+
+    if not again:
+        return
+    rows = [["(as it was)", f"{trace.allocated / GIB:,.2f}", "", ""]]
+    rows += [[one.flags, f"{one.peak / GIB:,.2f}", f"{one.peak / trace.allocated - 1:+.0%}", one.why] for one in again]
+    columns = [Column("flags", wrap=True), Column("peak, GiB", "right"), Column("", "right"), Column("", wrap=True)]
+    draw(console(), columns, rows, title="Traced again, with other flags")
 
 
 def _causes(found: Findings) -> None:
@@ -140,13 +169,22 @@ def _causes(found: Findings) -> None:
 
     target = console()
     target.print(f"CAUSE  {found.causes[0].name}" if found.causes else "CAUSE  nothing stands out")
+    points(target, [f"{one.evidence}" for one in found.causes[:1]])
     whole = max(1, sum(found.parts.values()))
-    rows = [[f"{nbytes / GIB:,.3f}", f"{nbytes / whole:.0%}", name] for name, nbytes in found.parts.items()]
-    draw(target, [Column("GiB", "right"), Column("", "right"), Column("what was held")], rows)
-    heading(target, "What would free most, by what was held")
-    points(
-        target, [f"{one.name}: {one.evidence}; {one.remedy} (frees up to {gib(one.frees)})" for one in found.causes[:5]]
-    )
+    rows = [[f"{nbytes / GIB:,.2f}", f"{nbytes / whole:.0%}", name] for name, nbytes in found.parts.items()
+            if nbytes >= LEAST * whole]  # fmt: skip
+    draw(target, [Column("GiB", "right"), Column("", "right"), Column("what was held")], rows, title="At the peak")
+    replayed = any(one.leaves is not None for one in found.causes)
+    if not replayed:
+        heading(target, "What would free most, by what was held")
+        points(target, [f"up to {gib(one.frees)}: {one.name}; {one.remedy}" for one in found.causes[:MOST_CAUSES]])
+        return
+    rows = [["" if one.leaves is None else f"{one.leaves / GIB:,.2f}", FITS[one.fits], f"{one.name}: {one.remedy}"]
+            for one in found.causes[:MOST_CAUSES]]  # fmt: skip
+    columns = [Column("peak, GiB", "right"), Column("fits"), Column("against", wrap=True)]
+    if all(one.fits is None for one in found.causes):  # nothing failed
+        rows, columns = [[row[0], row[2]] for row in rows], [columns[0], columns[2]]
+    draw(target, columns, rows, title="The same events with a remedy, replayed on a simulated allocator")
 
 
 def _text(text: str, as_json: bool) -> dict[str, Any]:
@@ -160,16 +198,27 @@ def _text(text: str, as_json: bool) -> dict[str, Any]:
     target = console()
     target.print(f"CAUSE  {found.cause}")
     rows = [
-        ["tried to allocate", gib(found.tried)],
-        *([label, gib(value)] for label, value in (
-            ("of the GPU's", found.capacity), ("free", found.free), ("allocated by PyTorch", found.allocated),
-            ("reserved by PyTorch, not allocated", found.idle), ("by this process beside PyTorch", found.beside),
-            ("by other processes", found.others),
-        ) if value is not None),
+        [gib(value), label] for label, value in (
+            ("tried to allocate", found.tried), ("the GPU has", found.capacity), ("free", found.free),
+            ("allowed to this process", found.allowed), ("allocated by PyTorch", found.allocated),
+            ("of that in private pools", found.pools), ("reserved by PyTorch, not allocated", found.idle),
+            ("by this process beside PyTorch", found.beside), ("by other processes", found.others or None),
+        ) if value is not None
     ]  # fmt: skip
-    draw(target, [Column(""), Column("", "right")], rows)
     target.print()
-    points(target, [WORDS[found.cause]])
+    draw(target, [Column("", "right"), Column("what the error says")], rows)
+    target.print()
+    notes = [WORDS[found.cause]]
+    if found.cause == "fragmentation" and found.allocated and found.idle is not None:
+        share = found.idle / (found.allocated + found.idle)
+        if share < SCARCE:
+            notes.append(f"only {share:.0%} of what PyTorch holds lies idle: a little more, and the tensors do not fit")
+    if found.own is not None:
+        notes.append(
+            f"process {found.own} is this one: beside it there is no room for what PyTorch holds (in a container a"
+            " process does not know its own number)"
+        )
+    points(target, notes)
     return document
 
 
@@ -182,12 +231,22 @@ def _snapshot(found: Snapshot, why: Findings, as_json: bool) -> dict[str, Any]:
     _causes(why)
     target = console()
     target.print(f"\nPEAK  {gib(found.peak)} allocated at once, over {found.events:,} events")
-    rows: list[list[Any]] = [
-        [f"{one.nbytes / GIB:,.3f}", f"{one.nbytes / max(1, found.peak):.0%}", f"{one.blocks:,}", one.where]
-        for one in found.holders[:15]
+    merged: dict[str, list[int]] = {}
+    for one in found.holders:
+        nbytes, blocks = merged.get(one.where, [0, 0])
+        merged[one.where] = [nbytes + one.nbytes, blocks + one.blocks]
+    ordered = sorted(merged.items(), key=lambda item: -item[1][0])
+    rows = [
+        [f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, found.peak):.0%}", f"{blocks:,}", where]
+        for where, (nbytes, blocks) in ordered[:MOST_HOLDERS]
     ]
+    rest = ordered[MOST_HOLDERS:]
+    if rest:
+        nbytes = sum(size for _, (size, _) in rest)
+        blocks = sum(many for _, (_, many) in rest)
+        rows.append([f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, found.peak):.0%}", f"{blocks:,}", f"{len(rest)} more"])
     columns = [Column("GiB", "right"), Column("", "right"), Column("blocks", "right"), Column("held by", wrap=True)]
-    draw(target, columns, rows, title="What was held at the peak")
+    draw(target, columns, rows, title="What was held at the peak, by line (--json: by stack)")
     target.print()
     share = found.idle / found.reserved if found.reserved else 0
     notes = [

@@ -1,0 +1,138 @@
+"""What a remedy would have left: the same events, or the same training, with it.
+
+The events of a snapshot are replayed through a simulated allocator, what a remedy shrinks made smaller; a model that was
+traced is traced again, with other flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from loadgauge.errors import NothingFits
+from loadgauge.measure.allocator import Allocator
+from loadgauge.measure.snapshot import Block, beginning, summary
+
+if TYPE_CHECKING:
+    from loadgauge.measure.causes import Cause
+    from loadgauge.measure.trace import Trace
+    from loadgauge.measure.training import Settings
+
+TOGETHER = 2
+"""Traces that run at a time."""
+
+
+# -- snapshots ---------------------------------------------------------------------------------------------------------
+
+
+def replayed(
+    found: Sequence[Cause], content: Mapping[str, Any], device: int, purposes: Mapping[int, str], recorded: bool
+) -> tuple[Cause, ...]:
+    """The causes with what each remedy leaves of the events. `purposes`: of what was held at the failure, by event."""
+    from loadgauge.measure.causes import purpose_of  # which imports this module
+
+    events, before = beginning(content, device)
+    failures = [number for number, event in enumerate(events) if event["action"] == "oom"]
+    if not events:
+        return tuple(found)
+    said = summary(content, device)
+    end, limit = (failures[-1], said.reserved + said.free) if failures else (len(events), 0)
+    kinds: dict[int, str] = {}
+    known: dict[int, str] = {}  # the frames of alike events are often one list
+    for number, event in enumerate(events[: end + 1]):
+        if event["action"] in ("alloc", "oom"):
+            frames = event.get("frames") or []
+            if id(frames) not in known or not frames:
+                known[id(frames)] = purpose_of(Block(event["size"], frames, number), 0, recorded)
+            kinds[number] = purposes.get(number) or known[id(frames)]
+    changed = []
+    for cause in found:
+        allocator = Allocator(limit, expandable=not cause.scale)
+        fits = _served(allocator, before.items(), events[: end + 1], kinds, cause.scale)
+        held = allocator.peaks[1]
+        changed.append(msgspec.structs.replace(cause, leaves=held, fits=fits if failures else None))
+    return tuple(changed)
+
+
+def _served(
+    allocator: Allocator, before: Iterable[tuple[int, Block]], events: Sequence[Any], kinds: Mapping[int, str],
+    scale: Mapping[str, float],
+) -> bool:  # fmt: skip
+    """Whether an allocator serves all that is asked for, the failing request too; each by the share of its purpose."""
+    live: dict[int, int] = {}
+    try:
+        for place, (address, block) in enumerate(before):
+            allocator.allocate(-2 - place, round(block.nbytes * scale.get("weights", 1.0)))
+            live[address] = -2 - place
+        for number, event in enumerate(events):
+            if event["action"] == "alloc" or (event["action"] == "oom" and number == len(events) - 1):
+                allocator.allocate(number, round(event["size"] * scale.get(kinds[number], 1.0)))
+                live[event.get("addr", -1)] = number
+            elif event["action"] == "free_completed" and event["addr"] in live:
+                allocator.release(live.pop(event["addr"]))
+    except NothingFits:
+        return False
+    return True
+
+
+# -- traces ------------------------------------------------------------------------------------------------------------
+
+
+class Retraced(msgspec.Struct, frozen=True):
+    """Other flags of a trace, and its peak with them [bytes]. `why`: what they change."""
+
+    flags: str
+    why: str
+    peak: int
+
+
+def retraced(trace: Trace) -> tuple[Retraced, ...]:
+    """The changes that lower the peak of a trace of a MODEL, each traced anew, the mildest first; of a script none."""
+    from loadgauge.errors import Error
+    from loadgauge.measure.child import Request, traced
+    from loadgauge.measure.training import Settings
+
+    if "settings" not in trace.assumed:
+        return ()
+    settings, layers = Settings.of_flags(trace.assumed["settings"])
+    changes = list(_changes(settings))
+
+    def peak(change: dict[str, Any]) -> int | None:
+        request = Request(trace.target, trace.device, msgspec.structs.replace(settings, **change), layers)
+        try:
+            return traced(request).allocated
+        except Error:
+            return None
+
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        peaks = list(pool.map(peak, [change for change, _ in changes]))
+    return tuple(
+        Retraced(" ".join(f"--{name.replace('_', '-')} {value}" for name, value in change.items()), why, taken)
+        for (change, why), taken in zip(changes, peaks, strict=True)
+        if taken is not None and taken < trace.allocated
+    )
+
+
+def _changes(settings: Settings) -> Iterable[tuple[dict[str, Any], str]]:
+    """One change at a time, and at last those together that change no result."""
+    harmless: dict[str, Any] = {}
+    if settings.checkpointing == "none":
+        harmless["checkpointing"] = "full"
+        yield {"checkpointing": "full"}, "layers run again in backward"
+    if settings.attention == "eager":
+        harmless["attention"] = "sdpa"
+        yield {"attention": "sdpa"}, "never keeps the scores"
+    if settings.optimizer == "adamw":
+        harmless["optimizer"] = "adamw-fused"
+        yield {"optimizer": "adamw-fused"}, "no temporaries in the step"
+    if len(harmless) > 1:
+        yield dict(harmless), "all of these together"
+    if settings.optimizer.startswith("adamw"):
+        yield {"optimizer": "adafactor"}, "second moments in rows and columns; another optimizer"
+    if settings.micro_batch > 1:
+        yield {"micro_batch": settings.micro_batch // 2}, "half as many sequences at once"
+    elif settings.seq_len > 1:
+        yield {"seq_len": settings.seq_len // 2}, "half as long"
