@@ -10,6 +10,7 @@ from spaces import alone, case, every_layout
 from loadgauge import NothingFits
 from loadgauge.errors import LayoutError
 from loadgauge.search import questions
+from loadgauge.search.changes import reopened
 from loadgauge.search.plan import OBJECTIVES, plan
 
 SMALL = {
@@ -113,6 +114,4 @@ def test_fewer_gpus_do_not_hold_it() -> None:
     answer = questions.fewest_gpus(given)
     smaller = [size for size in questions.sizes(8, 8) if size < answer.value]
     assert smaller
-    from loadgauge.search.changes import more_gpus
-
-    assert all(questions.best_of(more_gpus(given, size, batch=8), "time", 0) is None for size in smaller)
+    assert all(questions.best_of(reopened(given, gpus=size), "time", 0) is None for size in smaller)
