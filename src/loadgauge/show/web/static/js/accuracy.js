@@ -1,0 +1,77 @@
+/** Measured against predicted: the published runs that the package carries, each with its source. */
+import { ask } from "./api.js";
+import { axis, lines, Plot, tooltip } from "./chart.js";
+import { h } from "./dom.js";
+import { t, term } from "./i18n.js";
+import { bytes, fixed, percent, significant } from "./numbers.js";
+import { Panel } from "./panel.js";
+import { colour } from "./theme.js";
+
+const plot = new Plot("tall");
+const found = { rows: [], done: 0, of: 0, complete: false };
+let problem = "";
+let running = false;
+let kind = "";
+
+export const accuracy = new Panel({
+  id: "accuracy", wide: true, draw, keeps: false,
+  acts: () => kinds().map((one) => h("button", { class: "act", type: "button", "aria-pressed": String(one === chosen()), onclick: () => { kind = one; accuracy.label(); accuracy.show({}); } }, term(one))),
+  sub: said,
+  table: () => ({
+    columns: [{ text: t("run"), words: true }, { text: t("accuracy.measured") }, { text: t("accuracy.predicted") }, { text: t("accuracy.off") }, { text: t("source"), words: true }],
+    rows: rows().map((row) => [h("span", {}, row.id, row.gpu ? h("span", { class: "note" }, row.gpu) : null), shown(row.measured), shown(row.predicted), off(row), row.source]),
+  }),
+});
+
+const kinds = () => [...new Set(found.rows.map((row) => row.quantity))];
+const chosen = () => (kind && kinds().includes(kind) ? kind : kinds()[0]);
+const rows = () => found.rows.filter((row) => row.quantity === chosen() && row.measured > 0 && row.predicted > 0);
+const memory = () => /memory|bytes|allocated|reserved|total|peak/.test(chosen() ?? "");
+const shown = (value) => (memory() ? bytes(value) : significant(value, 4));
+const off = (row) => `${row.error >= 0 ? "+" : "−"}${percent(Math.abs(row.error))}`;
+
+function said() {
+  const errors = rows().map((row) => Math.abs(row.error)).sort((a, b) => a - b);
+  const progress = found.complete ? "" : t("accuracy.progress", { done: fixed(found.done), of: fixed(found.of) });
+  return progress + (!errors.length ? "" : t("accuracy.sub", { count: errors.length, median: percent(errors[Math.floor(errors.length / 2)]), most: percent(errors[Math.floor(errors.length * .9)]) }));
+}
+
+/** The server works them out some at a time; they are shown as they come, while the view is open. */
+export async function fetchAccuracy(wanted) {
+  if (running || found.complete) return;
+  running = true;
+  problem = "";
+  try {
+    while (!found.complete && wanted()) {
+      const more = await ask(`validation?since=${found.rows.length}`);
+      Object.assign(found, more, { rows: [...found.rows.slice(0, more.since), ...more.rows] });
+      accuracy.label();
+      accuracy.show({});
+    }
+  } catch (error) {
+    problem = error.message || t("unreachable");
+    accuracy.show({});
+  }
+  running = false;
+}
+
+function draw(place) {
+  const points = rows();
+  if (!points.length) return place.replaceChildren(h("p", { class: "waiting" }, problem || t(found.complete ? "accuracy.none" : "working")));
+  place.querySelector(".waiting")?.remove();
+  const all = points.flatMap((row) => [row.measured, row.predicted]);
+  const [low, high] = [Math.min(...all) * .8, Math.max(...all) * 1.25];
+  const sources = [...new Set(points.map((row) => row.source))];
+  const paints = ["states", "activations", "outside", "gradients", "loss", "temporary"];
+  const band = (share, type, opacity) => ({ type: "line", silent: true, symbol: "none", lineStyle: { color: colour("mute"), width: 1, type, opacity }, data: [[low, low * share], [high, high * share]] });
+  const span = high / low > 30 ? "log" : "value";
+  const mark = (value) => (memory() ? bytes(value) : significant(value, 2));
+  return plot.draw(place, {
+    grid: { left: 64, right: 20, top: 18, bottom: 44 },
+    tooltip: tooltip({ trigger: "item", formatter: ({ data }) => (data?.row ? lines(data.row.id, [[t("accuracy.measured"), shown(data.row.measured)], [t("accuracy.predicted"), shown(data.row.predicted)], [t("accuracy.off"), off(data.row)], [t("source"), data.row.source]]) : "") }),
+    xAxis: axis({ type: span, min: low, max: high, name: t("accuracy.measured"), nameLocation: "middle", nameGap: 28, axisLabel: { formatter: mark, showMinLabel: false, showMaxLabel: false } }),
+    yAxis: axis({ type: span, min: low, max: high, name: t("accuracy.predicted"), nameLocation: "middle", nameRotate: 90, nameGap: 46, axisLabel: { formatter: mark, showMinLabel: false, showMaxLabel: false } }),
+    series: [band(1, "solid", .9), band(1.1, [3, 4], .7), band(1 / 1.1, [3, 4], .7),
+      ...sources.map((source, at) => ({ type: "scatter", name: source, symbolSize: 8, itemStyle: { color: colour(paints[at % paints.length]), opacity: .75 }, data: points.filter((row) => row.source === source).map((row) => ({ value: [row.measured, row.predicted], row })) }))],
+  }, t("accuracy.label", { count: fixed(points.length) }));
+}

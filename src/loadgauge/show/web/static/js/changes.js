@@ -1,0 +1,70 @@
+/** What to change next: each row is another run, really estimated by the server. */
+import { later } from "./api.js";
+import { h } from "./dom.js";
+import { t, term } from "./i18n.js";
+import { GIB, seconds, signed, significant } from "./numbers.js";
+import { Panel, table } from "./panel.js";
+import { flags, set } from "./state.js";
+
+let rows = null;
+let problem = "";
+let asked = "";
+let busy = false;
+
+export const changes = new Panel({ id: "changes", draw, sub: () => t("changes.sub") });
+
+const request = later("changes", 450, () => { busy = true; changes.show({}); }, (found) => {
+  [rows, problem, busy] = [found.rows, "", false];
+  changes.show({});
+}, (error) => {
+  [rows, problem, busy] = [null, error.message || t("unreachable"), false];
+  changes.show({});
+});
+
+/** Asks anew, once nothing moves any more. */
+export function followChanges() {
+  const key = JSON.stringify(flags);
+  if (key === asked) return;
+  asked = key;
+  request.start({ flags: { ...flags } });
+}
+
+export function forgetChanges() {
+  request.stop();
+  asked = "";
+}
+
+function effect(value, text, less = true) {
+  if (value === null || value === undefined) return "–";
+  if (!value) return "0";
+  return h("span", { class: value < 0 === less ? "good" : "bad" }, signed(text(Math.abs(value)), value));
+}
+
+function draw(place) {
+  if (problem) return place.replaceChildren(h("p", { class: "waiting" }, problem));
+  if (!rows) return place.replaceChildren(h("p", { class: "waiting" }, t("working")));
+  if (!rows.length) return place.replaceChildren(h("p", { class: "waiting" }, t("changes.none")));
+  const cells = rows.map((row) => [
+    h("span", {}, changed(row), row.note ? h("span", { class: "note" }, term(row.note)) : null),
+    effect(row.memory_delta, (value) => `${significant(value / GIB)} GiB`), effect(row.step_delta, seconds),
+    row.fits === null || row.fits === undefined ? "" : h("span", { class: `tag ${row.fits ? (row.numerics ? "warn" : "good") : "bad"}` }, t(row.fits ? (row.numerics ? "changes.numerics" : "fits.short") : "fits.not")),
+    h("button", { class: "pill", type: "button", "aria-label": `${t("apply")}: ${plain(row)}`, onclick: () => set(row.flags, { push: true }) }, t("apply")),
+  ]);
+  const columns = [{ text: t("change"), words: true }, { text: t("memory") }, { text: t("step.title") }, { text: "" }, { text: "" }];
+  const box = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": t("changes.title") }, table({ columns, rows: cells }));
+  box.style.opacity = busy ? ".55" : "";
+  place.replaceChildren(box);
+}
+
+const plain = (row) => Object.entries(row.flags).map(([flag, value]) => `${flag} ${value || "–"}`).join(", ");
+
+/** The change in the page's words: flag, what it was, what it would be. */
+function changed(row) {
+  return h("strong", {}, Object.entries(row.flags).map(([flag, value]) => {
+    const name = t(`flag.${flag}`);
+    const shown = name.startsWith("flag.") ? flag : name;
+    if (value === "true" || value === true) return shown;
+    if (!value || value === "false") return t("changes.without", { flag: shown });
+    return `${shown} ${flags[flag] ? `${term(flags[flag])} → ` : ""}${term(String(value))}`;
+  }).join(", "));
+}

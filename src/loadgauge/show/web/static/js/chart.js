@@ -1,0 +1,71 @@
+/** ECharts, fetched once the first chart can be seen; without animation, in the page's colours. */
+import { h } from "./dom.js";
+import { t } from "./i18n.js";
+import { colour, onTheme } from "./theme.js";
+
+let library = null;
+const charts = new Set();
+
+/** A drawing place of ECharts inside a panel's chart. It is made on first use and follows its size. */
+export class Plot {
+  constructor(kind = "") {
+    this.kind = kind;
+    this.engine = null;
+    this.wanted = null;
+  }
+
+  /** Draws an option; afterwards(engine) is called once, when the engine is there. */
+  draw(place, option, label, afterwards) {
+    if (!this.element || this.element.parentNode !== place) {
+      this.engine?.dispose();
+      this.engine = null;
+      this.element = h("div", { class: `plot ${this.kind}`, role: "img" });
+      place.prepend(this.element);
+    }
+    this.element.setAttribute("aria-label", label);
+    this.wanted = option;
+    if (this.engine) return this.put(option);
+    library ??= import("/static/vendor/echarts/echarts.min.js");
+    return library.then((echarts) => {
+      if (!this.engine && this.element.isConnected) {
+        this.engine = echarts.init(this.element, null, { renderer: "canvas" });
+        charts.add(this);
+        new ResizeObserver(() => this.element.clientWidth && this.engine?.resize()).observe(this.element);
+        afterwards?.(this.engine);
+      }
+      if (this.engine) this.put(this.wanted);
+    });
+  }
+
+  put(option) {
+    this.engine.setOption({ animation: false, textStyle: { fontFamily: colour("font") }, ...option }, { notMerge: true });
+  }
+}
+
+onTheme(() => charts.forEach((plot) => { plot.stale = true; }));
+
+/** An axis that does not shout. */
+export function axis(extra = {}) {
+  return {
+    axisLine: { show: false }, axisTick: { show: false }, nameTextStyle: { color: colour("mute"), fontSize: 11.5 },
+    axisLabel: { color: colour("mute"), fontSize: 11.5, hideOverlap: true }, splitLine: { lineStyle: { color: colour("line") } },
+    ...extra, ...(extra.axisLabel ? { axisLabel: { color: colour("mute"), fontSize: 11.5, hideOverlap: true, ...extra.axisLabel } } : {}),
+  };
+}
+
+export function tooltip(extra = {}) {
+  return {
+    confine: true, backgroundColor: colour("raised"), borderColor: colour("line"), padding: [8, 11], transitionDuration: 0,
+    textStyle: { color: colour("ink"), fontSize: 12 }, extraCssText: "box-shadow: var(--shadow-high); border-radius: 9px;", ...extra,
+  };
+}
+
+const clean = (text) => String(text).replace(/[&<>"]/g, (letter) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[letter]);
+
+/** Text for a tooltip: a title and rows of name and value. Names may come from files, and are never markup. */
+export function lines(title, rows) {
+  const cells = rows.map(([name, value, paint]) => `<tr><td>${paint ? `<i style="display:inline-block;width:8px;height:8px;border-radius:3px;margin-right:6px;background:${clean(paint)}"></i>` : ""}${clean(name)}</td><td style="text-align:right;padding-left:18px">${clean(value)}</td></tr>`);
+  return `<b style="font-weight:600">${clean(title)}</b><table style="border-spacing:0">${cells.join("")}</table>`;
+}
+
+export const nothing = (place, key) => place.replaceChildren(h("p", { class: "waiting" }, t(key)));

@@ -1,0 +1,69 @@
+/** What slides in from the right: the explanation of a block, an exported file. */
+import { ask } from "./api.js";
+import { find, h } from "./dom.js";
+import { named, t, term } from "./i18n.js";
+import { bytes, fixed, significant } from "./numbers.js";
+import { flags } from "./state.js";
+import { table } from "./panel.js";
+import { hideTip } from "./tip.js";
+
+const drawer = find("#drawer");
+let origin = null;
+drawer.addEventListener("click", (event) => { if (event.target === drawer) drawer.close(); });
+drawer.addEventListener("close", () => origin?.isConnected && origin.focus());
+
+export function openDrawer(title, ...content) {
+  const head = h("h2", { id: "drawer-title" }, title);
+  drawer.setAttribute("aria-labelledby", "drawer-title");
+  drawer.replaceChildren(h("div", { class: "sheet" }, h("header", {}, head, h("button", { class: "close", type: "button", "aria-label": t("close"), onclick: () => drawer.close() }, "×")), ...content));
+  hideTip();
+  if (!drawer.open) {
+    origin = document.activeElement;
+    drawer.showModal();
+  }
+  drawer.scrollTop = 0;
+}
+
+const section = (title, ...content) => h("section", {}, h("h3", {}, title), ...content);
+
+export async function explain(node) {
+  const title = node.id === node.part ? t(`part.${node.part}`) : `${t(`part.${node.part}`)} · ${named(node.label)}`;
+  openDrawer(title, h("p", { class: "mute" }, t("loading")));
+  let found;
+  try {
+    found = await ask("explain", { flags, id: node.id });
+  } catch (error) {
+    return openDrawer(title, h("p", { class: "bad" }, error.message || t("unreachable")));
+  }
+  const size = h("p", { class: "big", "data-value": node.bytes }, bytes(node.bytes), h("small", {}, `${fixed(node.bytes)} B`));
+  return openDrawer(title, size, ...told(found));
+}
+
+function told(found) {
+  const parts = [];
+  const formulas = (found.formulas ?? []).filter((one) => one.letters);
+  if (formulas.length) {
+    parts.push(section(t("explain.formula"), formulas.map((one) => h("div", { class: "derivation" },
+      formulas.length > 1 ? h("p", { class: "under" }, term(one.what)) : null,
+      h("pre", { class: "formula", tabindex: "0" }, one.letters), h("pre", { class: "formula numbers", tabindex: "0" }, one.with_numbers), letters(one)))));
+  }
+  if (found.rule) parts.push(section(t("explain.rule"), h("p", {}, term(found.rule), found.basis ? h("span", { class: "mute" }, ` · ${term(found.basis)}`) : null)));
+  if (found.steps?.length) {
+    const total = found.part_bytes === undefined ? [] : [[h("strong", {}, t("total")), h("strong", {}, bytes(found.part_bytes))]];
+    parts.push(section(t("explain.steps"), table({ columns: [{ text: t("what"), words: true }, { text: t("size") }], rows: [...found.steps.map((one) => [term(one.what), bytes(one.bytes)]), ...total] })));
+  }
+  if (found.tensors?.length) {
+    const title = t("explain.tensors", { count: found.tensors.length });
+    parts.push(section(title, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, table({
+      columns: [{ text: t("tensor"), words: true }, { text: t("elements") }, { text: t("itemsize") }, { text: t("size") }, { text: t("saved_by"), words: true }],
+      rows: found.tensors.map((one) => [h("span", {}, h("span", { class: "mono" }, one.name), h("span", { class: "note" }, term(one.layer))), fixed(one.numel), one.itemsize === null ? "–" : significant(one.itemsize), bytes(one.bytes), one.saved_by.join(", ")]),
+    }))));
+  }
+  if (found.notes?.length) parts.push(section(t("explain.notes"), h("ul", { class: "notes plain" }, found.notes.map((line) => h("li", {}, term(line))))));
+  if (found.sources?.length) parts.push(section(t("explain.source"), found.sources.map((one) => h("p", {}, one.url ? h("a", { href: one.url, target: "_blank", rel: "noopener noreferrer" }, one.text) : one.text))));
+  return parts;
+}
+
+const said = (value) => (typeof value === "number" ? (Number.isInteger(value) ? fixed(value) : significant(value, 5)) : String(value));
+
+const letters = (one) => h("dl", { class: "letters" }, Object.entries(one.numbers).flatMap(([letter, value]) => [h("dt", {}, letter), h("dd", {}, said(value)), h("dd", { class: "mute" }, term(one.meaning[letter] ?? ""))]));

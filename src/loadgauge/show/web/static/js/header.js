@@ -1,0 +1,79 @@
+/** The tabs and the tools at the top. */
+import { find, glyph, h } from "./dom.js";
+import { LANGUAGES, language, t } from "./i18n.js";
+import { openHelp } from "./keyboard.js";
+import { pin } from "./pin.js";
+import { copyCommand, copyLink, exportTo } from "./share.js";
+import { look, view } from "./state.js";
+import { dark, toggleTheme } from "./theme.js";
+
+export const TABS = ["run", "layouts", "network", "why", "hardware", "accuracy"];
+export const tab = () => (TABS.includes(view.tab) ? view.tab : "run");
+let dialects = [];
+
+export function buildHeader(known) {
+  dialects = known?.dialects ?? dialects;
+  find("#skip").textContent = t("skip");
+  const tabs = find("#tabs");
+  tabs.setAttribute("aria-label", t("tabs"));
+  tabs.replaceChildren(...TABS.map((name) => h("button", { role: "tab", type: "button", id: `tab-${name}`, "aria-controls": "panels", onclick: () => look({ tab: name === "run" ? null : name }, { push: true }) }, t(`tab.${name}`))));
+  tabs.onkeydown = (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1, Home: -99, End: 99 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const next = Math.max(0, Math.min(TABS.length - 1, TABS.indexOf(tab()) + step));
+    look({ tab: next ? TABS[next] : null }, { push: true });
+    find(`#tab-${TABS[next]}`).focus();
+  };
+  find("#tools").replaceChildren(
+    h("button", { class: "tool side-toggle", type: "button", "aria-controls": "settings", "aria-expanded": "false", onclick: (event) => event.currentTarget.setAttribute("aria-expanded", String(find("#settings").classList.toggle("open"))) }, glyph("sliders"), t("settings")),
+    tool("pin", "pin", t("pin"), pin, { "aria-pressed": String(Boolean(view.pin)), id: "pin" }),
+    menu(),
+    h("button", { class: "tool", type: "button", id: "language", lang: language === "zh" ? "en" : "zh-CN", onclick: swapLanguage }, language === "zh" ? LANGUAGES.en : LANGUAGES.zh.slice(2)),
+    tool("theme", dark() ? "sun" : "moon", t("theme"), toggleTheme, {}, true),
+    tool("keys", "help", t("help.title"), openHelp, {}, true));
+  mark();
+}
+
+export const swapLanguage = () => look({ lang: language === "zh" ? "en" : "zh" });
+
+function tool(id, icon, text, action, attributes = {}, bare = false) {
+  return h("button", { class: `tool${bare ? " glyph" : ""}`, type: "button", id, title: text, "aria-label": text, onclick: action, ...attributes }, glyph(icon), bare ? null : h("span", { class: "word" }, text));
+}
+
+/** Which tab is open, whether something is pinned, sun or moon. */
+export function mark() {
+  for (const name of TABS) {
+    const element = find(`#tab-${name}`);
+    if (!element) return;
+    element.setAttribute("aria-selected", String(name === tab()));
+    element.tabIndex = name === tab() ? 0 : -1;
+  }
+  find("#panels").setAttribute("aria-labelledby", `tab-${tab()}`);
+  find("#pin")?.setAttribute("aria-pressed", String(Boolean(view.pin)));
+  find("#theme")?.firstChild.replaceWith(glyph(dark() ? "sun" : "moon"));
+}
+
+function menu() {
+  const items = [
+    h("button", { role: "menuitem", type: "button", tabindex: "-1", id: "copy-link", onclick: copyLink }, t("copy.link"), h("kbd", {}, "l")),
+    h("button", { role: "menuitem", type: "button", tabindex: "-1", id: "copy-command", onclick: copyCommand }, t("copy.command"), h("kbd", {}, "c")),
+    h("button", { role: "menuitem", type: "button", tabindex: "-1", onclick: () => setTimeout(() => print(), 50) }, t("print")),
+    ...dialects.map((one) => { const name = one.name ?? one; return h("button", { role: "menuitem", type: "button", tabindex: "-1", "data-dialect": name, onclick: () => exportTo(name) }, t("export.to", { dialect: name })); }),
+  ];
+  const list = h("div", { role: "menu", hidden: true, "aria-label": t("share"), onkeydown: (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (step) { event.preventDefault(); items[(items.indexOf(document.activeElement) + step + items.length) % items.length].focus(); }
+    if (event.key === "Escape") { shut(); button.focus(); }
+    if (event.key === "Tab") shut();
+  }, onclick: () => shut() }, items);
+  const shut = () => { list.hidden = true; button.setAttribute("aria-expanded", "false"); };
+  const button = h("button", { class: "tool", type: "button", id: "share", "aria-haspopup": "menu", "aria-expanded": "false", title: t("share"), onclick: () => {
+    list.hidden = !list.hidden;
+    button.setAttribute("aria-expanded", String(!list.hidden));
+    if (!list.hidden) items[0].focus();
+  } }, glyph("share"), h("span", { class: "word" }, t("share")));
+  button.setAttribute("aria-label", t("share"));
+  document.addEventListener("pointerdown", (event) => { if (!event.target.closest?.(".menu")) shut(); });
+  return h("div", { class: "menu" }, button, list);
+}

@@ -1,0 +1,158 @@
+/** Puts the page together: an answer is asked for whenever a flag changes, and only what can be seen is drawn. */
+import { accuracy, fetchAccuracy } from "./accuracy.js";
+import { ask, latest } from "./api.js";
+import { changes, followChanges, forgetChanges } from "./changes.js";
+import { buildControls, refresh } from "./controls.js";
+import { find, h } from "./dom.js";
+import { dropZone, handAgain, listenToDrops } from "./drop.js";
+import { hardware, knowCards } from "./hardware.js";
+import { buildHeader, mark, tab } from "./header.js";
+import { preferred, speak, t } from "./i18n.js";
+import { listenToKeys } from "./keyboard.js";
+import { lanes } from "./lanes.js";
+import { best, followPlan, holdPlan, layouts } from "./layouts.js";
+import { moments } from "./moments.js";
+import { network, relabel } from "./network.js";
+import { repaint } from "./panel.js";
+import { parallel } from "./parallel.js";
+import { banner, follow } from "./pin.js";
+import { roofline } from "./roofline.js";
+import { schedule } from "./schedule.js";
+import { knowCommand } from "./share.js";
+import { flags, load, onChange, view } from "./state.js";
+import { dress } from "./theme.js";
+import { treemap } from "./treemap.js";
+import { verdict } from "./verdict.js";
+import { cause, oom } from "./why.js";
+
+const ESTIMATED = [treemap, moments, lanes, schedule, network, roofline];
+const TABS = {
+  run: [treemap, moments, lanes, layouts, schedule, network, changes],
+  layouts: [layouts, moments, parallel, best],
+  network: [network, lanes, schedule],
+  why: [oom, cause, treemap, changes],
+  hardware: [roofline, lanes, hardware],
+  accuracy: [accuracy],
+};
+let answer = null;
+let known = null;
+let begun = 0;
+
+const estimate = latest("estimate", arrived, async (error, { flags: asked }) => {
+  if (asked.model?.startsWith("upload:") && error.kind === "ConfigError" && !handAgain.tried) {
+    handAgain.tried = true;
+    if (await handAgain(asked.model)) return request();
+  }
+  return refused(error);
+});
+
+function request() {
+  begun = performance.now();
+  performance.mark("asked");
+  estimate({ flags: { ...flags }, want: wanted() });
+}
+
+/** The schedule and its kin are worked out only where they are shown. */
+function wanted() {
+  const here = new Set(TABS[tab()].map((one) => one.what.id));
+  return ESTIMATED.map((one) => one.what.id).filter((id) => here.has(id));
+}
+
+function arrived(found) {
+  handAgain.tried = false;
+  answer = found;
+  knowCommand(found.command);
+  document.body.classList.remove("stale");
+  find("#problem").hidden = true;
+  draw();
+  refresh(found);
+  followChanges();
+  const started = begun;
+  requestAnimationFrame(() => setTimeout(() => performance.measure("answered", { start: started, end: performance.now() })));
+}
+
+function refused(error) {
+  const place = find("#problem");
+  place.hidden = false;
+  place.replaceChildren(h("strong", {}, t("problem")), h("span", {}, error.message || t("unreachable")));
+  document.body.classList.add("stale");
+}
+
+function draw() {
+  if (!answer) return;
+  verdict(answer);
+  const shown = new Set(TABS[tab()]);
+  for (const one of ESTIMATED) if (shown.has(one) && answer.panels[one.what.id] !== undefined) one.show(answer);
+  followPlan(answer, shown.has(layouts));
+  if (shown.has(hardware)) hardware.show({});
+  banner();
+}
+
+/** The panels of a tab, in their order. A panel is built when it is first shown. */
+function arrange() {
+  mark();
+  const panels = TABS[tab()];
+  find("#panels").replaceChildren(...panels.map((one) => {
+    const element = one.element ?? one.build();
+    element.classList.toggle("wide", Boolean(one.what.wide) || (tab() === "network" && one === network));
+    return element;
+  }));
+  find("#verdict").hidden = ["accuracy"].includes(tab());
+  for (const one of panels) if (!ESTIMATED.includes(one) && one !== layouts && one !== changes) one.show({});
+  if (tab() === "accuracy") fetchAccuracy(() => tab() === "accuracy");
+}
+
+async function dressWords() {
+  await speak(view.lang ?? preferred());
+  buildHeader(known);
+  buildControls(find("#settings"), dropZone(), known);
+  find("#settings").setAttribute("aria-label", t("settings"));
+  find("#title").textContent = t("page.title");
+  find("#foot").replaceChildren(h("span", {}, t("foot.local")), h("span", {}, t("foot.keys")));
+  relabel();
+  find("#panel-oom .chart")?.replaceChildren();
+}
+
+onChange(async ({ flags: asked, view: seen, address }) => {
+  if (seen.has("lang")) {
+    await dressWords();
+    if (answer) { refresh(answer); verdict(answer); banner(); }
+    repaint(true);
+  }
+  if (seen.has("theme")) { dress(); mark(); }
+  if (seen.has("tab") || address) {
+    arrange();
+    if (!asked) request();
+  }
+  if (seen.has("pin")) { mark(); follow(draw); }
+  if (seen.has("tables")) repaint();
+  if (seen.has("ranges") && answer) verdict(answer);
+  if (seen.has("lock") && answer) { refresh(answer); followPlan(answer, TABS[tab()].includes(layouts)); }
+  if (asked) {
+    holdPlan();
+    forgetChanges();
+    refresh();
+    request();
+  }
+});
+
+addEventListener("beforeprint", () => TABS[tab()].forEach((one) => one.stale && one.paint()));
+
+async function begin() {
+  if (location.search.includes("token=")) history.replaceState(null, "", `${location.pathname}${location.hash}`);
+  load();
+  dress();
+  request();
+  await dressWords();
+  arrange();
+  listenToDrops();
+  listenToKeys();
+  known = await ask("catalogue");
+  knowCards(known);
+  buildHeader(known);
+  buildControls(find("#settings"), dropZone(), known);
+  if (answer) draw(), refresh(answer);
+  follow(draw);
+}
+
+begin();

@@ -1,0 +1,65 @@
+/** Memory through one step: what is alive on the worst rank, part upon part, under the line of what there is. */
+import { axis, lines, Plot, tooltip } from "./chart.js";
+import { h } from "./dom.js";
+import { t, term } from "./i18n.js";
+import { bytes, fixed, GIB, gib, seconds, significant } from "./numbers.js";
+import { Panel } from "./panel.js";
+import { pinned } from "./pin.js";
+import { colour, GROUPS, PARTS } from "./theme.js";
+
+const ORDER = ["outside", "weights", "gradients", "optimizer", "gathered", "loss", "activations", "transient"];
+const plot = new Plot();
+
+export const moments = new Panel({
+  id: "moments",
+  draw,
+  sub: ({ panels: { moments: found } }) => t("moments.sub", { stage: found.rank.stage, peak: term(found.peak) }),
+  table: ({ estimate: { memory } }) => ({
+    columns: [{ text: t("moment"), words: true }, { text: t("total") }, ...ORDER.map((part) => ({ text: t(`part.${part}`) }))],
+    rows: memory.moments.map((moment) => [term(moment.name), gib(Object.values(moment.parts).reduce((sum, one) => sum + one, 0), 2), ...ORDER.map((part) => gib(moment.parts[part] ?? 0, 2))]),
+    caption: "GiB",
+    mine: (place) => memory.moments[place].name === memory.moment,
+  }),
+});
+
+function draw(place, answer) {
+  const { curve, capacity } = answer.panels.moments;
+  const at = Object.fromEntries(curve.columns.map((name, column) => [name, column]));
+  const used = ORDER.filter((part) => curve.rows.some((row) => row[at[part]] > 0));
+  const end = curve.rows.at(-1)[0];
+  const memory = answer.estimate.memory;
+  const then = pinned()?.panels.moments;
+  const top = Math.max(capacity ?? 0, memory.total, then ? pinned().estimate.memory.total : 0) / GIB;
+  const series = used.map((part) => ({
+    name: part, type: "line", stack: "parts", symbol: "none", silent: true, lineStyle: { width: 0 }, color: colour(part),
+    areaStyle: { opacity: 1, color: colour(part) }, data: curve.rows.map((row) => [row[0], row[at[part]] / GIB]),
+  }));
+  series.push({
+    name: "peak", type: "line", data: [], markLine: {
+      silent: true, symbol: "none", data: [
+        ...(capacity ? [{ yAxis: capacity / GIB, lineStyle: { color: colour("bad"), type: [5, 4], width: 1.5 }, label: { formatter: t("moments.usable", { gib: gib(capacity) }), position: "insideEndTop", color: colour("bad"), fontSize: 11.5, fontWeight: 500 } }] : []),
+        { yAxis: memory.total / GIB, lineStyle: { color: colour("ink"), type: [2, 3], width: 1, opacity: .55 }, label: { formatter: t("moments.peak", { gib: gib(memory.total) }), position: "insideStartTop", color: colour("ink"), fontSize: 11.5, fontWeight: 500 } },
+      ],
+    },
+  });
+  if (then) {
+    const scale = end / then.curve.rows.at(-1)[0];
+    series.push({ name: "A", type: "line", symbol: "none", silent: true, color: colour("accent"), lineStyle: { width: 1.5, type: [2, 3] }, data: then.curve.rows.map((row) => [row[0] * scale, row.slice(1).reduce((sum, one) => sum + one, 0) / GIB]) });
+  }
+  if (!place.querySelector(".legend")) place.append(h("p", { class: "legend foot" }));
+  place.querySelector(".legend").replaceChildren(
+    ...GROUPS.filter((group) => used.some((part) => PARTS[part] === group)).map((group) => h("span", {}, h("i", { style: { background: `var(--${group})` } }), t(`group_of.${group}`))),
+    ...(then ? [h("span", {}, h("i", { class: "line", style: { "border-color": "var(--accent)" } }), "A")] : []),
+    ...(curve.microbatches > curve.microbatches_shown ? [h("span", {}, t("moments.shown", { shown: fixed(curve.microbatches_shown), all: fixed(curve.microbatches) }))] : []));
+  plot.draw(place, {
+    grid: { left: 36, right: 8, top: 14, bottom: 24 },
+    tooltip: tooltip({ trigger: "axis", axisPointer: { type: "line", lineStyle: { color: colour("edge") } }, formatter: (points) => {
+      const row = curve.rows[points[0].dataIndex];
+      const shown = used.filter((part) => row[at[part]] > 0).reverse();
+      return lines(`${curve.timed ? seconds(row[0]) : significant(row[0])} · ${bytes(row.slice(1).reduce((sum, one) => sum + one, 0))}`, shown.map((part) => [t(`part.${part}`), bytes(row[at[part]]), colour(part)]));
+    } }),
+    xAxis: axis({ type: "value", min: 0, max: end, splitLine: { show: false }, axisLabel: { showMaxLabel: false, formatter: (value) => (curve.timed ? seconds(value) : "") } }),
+    yAxis: axis({ type: "value", min: 0, max: Math.ceil((top * 1.09) / 4) * 4, axisLabel: { showMaxLabel: false, formatter: (value) => fixed(value) } }),
+    series,
+  }, t("moments.label", { total: gib(memory.total), moment: term(memory.moment), capacity: capacity ? gib(capacity) : "–" }));
+}

@@ -1,0 +1,107 @@
+/** The frame of a panel: title, what it says, the chart, and the same as a table. Drawn only while it can be seen. */
+import { glyph, h } from "./dom.js";
+import { t } from "./i18n.js";
+import { look, view } from "./state.js";
+import { onTheme } from "./theme.js";
+
+const all = new Map();
+const watcher = new IntersectionObserver((entries) => {
+  for (const entry of entries) {
+    const panel = entry.target.panel;
+    panel.seen = entry.isIntersecting;
+    if (panel.seen && panel.stale) panel.paint();
+  }
+}, { rootMargin: "200px" });
+
+/**
+ * what: {id, wide, draw(chart, data, panel), table(data) -> {columns, rows}, sub(data), acts: [elements], foot(data)}.
+ * A column is {text, words: true for text, not numbers}; a cell is text or an element.
+ */
+export class Panel {
+  constructor(what) {
+    this.what = what;
+    this.data = null;
+    this.stale = false;
+    this.seen = false;
+    this.element = null;
+    all.set(what.id, this);
+  }
+
+  build() {
+    const { id, acts = () => [] } = this.what;
+    this.title = h("h2", { id: `title-${id}` });
+    this.sub = h("p", { class: "sub" });
+    this.toggle = this.what.table && h("button", { class: "act", type: "button", onclick: () => this.flip() }, glyph("table"), h("span"));
+    this.acts = h("div", { class: "acts" });
+    this.chart = h("div", { class: "chart" });
+    this.sheet = h("div", { class: "scroll", tabindex: "0", role: "region", hidden: true });
+    this.element = h("section", { class: "card panel", id: `panel-${id}`, "aria-labelledby": `title-${id}` },
+      h("div", { class: "head" }, this.title, this.acts, this.sub), this.chart, this.sheet);
+    this.element.panel = this;
+    this.moreActs = acts;
+    this.label();
+    watcher.observe(this.element);
+    return this.element;
+  }
+
+  label() {
+    const { id } = this.what;
+    this.title.textContent = t(`${id}.title`);
+    this.sheet.setAttribute("aria-label", t(`${id}.title`));
+    if (this.toggle) this.toggle.lastChild.textContent = t("table");
+    this.acts.replaceChildren(...this.moreActs(this), ...(this.toggle ? [this.toggle] : []));
+    this.press();
+  }
+
+  get open() {
+    return (view.tables ?? "").split(",").includes(this.what.id);
+  }
+
+  flip() {
+    const names = new Set((view.tables ?? "").split(",").filter(Boolean));
+    if (!names.delete(this.what.id)) names.add(this.what.id);
+    look({ tables: [...names].join(",") });
+  }
+
+  press() {
+    this.toggle?.setAttribute("aria-pressed", String(this.open));
+    this.sheet.hidden = !this.open;
+    this.chart.hidden = this.open && !this.what.keeps;
+  }
+
+  /** New data; drawn at once where it can be seen. */
+  show(data) {
+    this.data = data;
+    this.stale = true;
+    if (this.element?.isConnected && this.seen) this.paint();
+  }
+
+  paint() {
+    this.stale = false;
+    if (!this.element) return;
+    this.press();
+    this.sub.replaceChildren(this.data ? this.what.sub?.(this.data) ?? "" : "");
+    if (!this.chart.hidden) this.what.draw(this.chart, this.data, this);
+    if (this.open && this.what.table) this.sheet.replaceChildren(this.data ? table(this.what.table(this.data)) : "");
+  }
+}
+
+export function table({ columns, rows, caption, mine }) {
+  return h("table", { class: "data" },
+    caption ? h("caption", {}, caption) : null,
+    h("thead", {}, h("tr", {}, columns.map((column) => h("th", { scope: "col", class: column.words ? "text" : null }, column.text ?? "")))),
+    h("tbody", {}, rows.map((row, place) => h("tr", { class: mine?.(place) ? "mine" : null }, row.map((cell, at) => h("td", { class: columns[at].words ? "text" : null }, cell ?? ""))))));
+}
+
+export const panel = (id) => all.get(id);
+
+export function repaint(relabel = false) {
+  for (const one of all.values()) {
+    if (!one.element) continue;
+    if (relabel) one.label();
+    one.stale = true;
+    if (one.seen && one.element.isConnected) one.paint();
+  }
+}
+
+onTheme(() => repaint());

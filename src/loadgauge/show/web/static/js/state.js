@@ -1,0 +1,101 @@
+/** All there is to know of what is shown: the flags of `loadgauge estimate`, and the view. It lives in the fragment. */
+export const FIRST = {
+  model: "llama-3.1-70b", gpu: "h100-sxm5-80gb", gpus: "256", tp: "8", pp: "4", zero: "1", "sequence-parallel": "true",
+  "micro-batch": "1", "global-batch": "512", "seq-len": "8192", tokens: "1T", price: "2.50",
+};
+
+export const flags = {};
+export const view = {};
+const listeners = [];
+let timer = 0;
+let written = "";
+
+/** Calls back with {flags: bool, view: Set of names} after each change. */
+export const onChange = (listener) => listeners.push(listener);
+
+const tell = (change) => listeners.forEach((listener) => listener(change));
+
+/** Changes some flags; null or "" takes one away. */
+export function set(changes, { push = false } = {}) {
+  let changed = false;
+  for (const [name, value] of Object.entries(changes)) {
+    const gone = value === null || value === undefined || value === "" || value === "false";
+    if (gone ? !(name in flags) : flags[name] === String(value)) continue;
+    changed = true;
+    if (gone) delete flags[name];
+    else flags[name] = String(value);
+  }
+  if (!changed) return;
+  write(push);
+  tell({ flags: true, view: new Set() });
+}
+
+/** Changes what is shown and how, not what is asked. */
+export function look(changes, { push = false } = {}) {
+  const names = Object.keys(changes).filter((name) => (view[name] ?? "") !== (changes[name] ?? ""));
+  if (!names.length) return;
+  for (const name of names) {
+    if (changes[name] === null || changes[name] === "") delete view[name];
+    else view[name] = String(changes[name]);
+  }
+  write(push);
+  tell({ flags: false, view: new Set(names) });
+}
+
+export const replace = (next) => set({ ...Object.fromEntries(Object.keys(flags).map((name) => [name, null])), ...next }, { push: true });
+
+export const encoded = (some) => new URLSearchParams(some).toString().replaceAll("%3A", ":").replaceAll("%2C", ",");
+
+export const decoded = (text) => Object.fromEntries(new URLSearchParams(text));
+
+export function fragment() {
+  const seen = Object.fromEntries(Object.entries(view).map(([name, value]) => [`~${name}`, value]));
+  return encoded({ ...flags, ...seen });
+}
+
+/** Browsers allow few changes of the address in a second: a slider's are gathered. */
+function write(push) {
+  clearTimeout(timer);
+  if (push) return save("pushState");
+  timer = setTimeout(() => save("replaceState"), 250);
+}
+
+function save(how) {
+  const text = fragment();
+  if (text === written) return;
+  written = text;
+  history[how](null, "", `${location.pathname}${location.search}#${text}`);
+}
+
+/** The address as it will be once everything is written. */
+export function address() {
+  clearTimeout(timer);
+  save("replaceState");
+  return location.href;
+}
+
+function readFragment() {
+  const all = decoded(location.hash.slice(1));
+  const seen = {};
+  const asked = {};
+  for (const [name, value] of Object.entries(all)) {
+    if (name.startsWith("~")) seen[name.slice(1)] = value;
+    else asked[name] = value;
+  }
+  return { seen, asked };
+}
+
+/** At the start, and when someone goes back or edits the address. */
+export function load() {
+  const { seen, asked } = readFragment();
+  const next = Object.keys(asked).length ? asked : FIRST;
+  const old = new Set([...Object.keys(view), ...Object.keys(seen)].filter((name) => view[name] !== seen[name]));
+  for (const name of Object.keys(flags)) delete flags[name];
+  for (const name of Object.keys(view)) delete view[name];
+  Object.assign(flags, next);
+  Object.assign(view, seen);
+  written = location.hash.slice(1);
+  return old;
+}
+
+addEventListener("popstate", () => tell({ flags: true, view: load(), address: true }));

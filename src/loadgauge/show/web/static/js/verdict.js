@@ -1,0 +1,102 @@
+/** The answer in one row: does it fit, how fast, how well, how long, how much; each with its range. */
+import { find, h } from "./dom.js";
+import { t, term } from "./i18n.js";
+import { counted, duration, exact, fixed, GIB, gib, money, percent, seconds, significant } from "./numbers.js";
+import { delta, pinned, say } from "./pin.js";
+import { view } from "./state.js";
+import { GROUPS, PARTS } from "./theme.js";
+
+export function verdict(answer) {
+  const { memory, time } = answer.estimate;
+  const then = pinned()?.estimate;
+  find("#verdict").replaceChildren(
+    fits(answer, then),
+    ...(time ? [step(answer, then), mfu(answer, then), days(answer, then), cost(answer, then)] : [untimed(answer)]),
+  );
+  document.title = memory.capacity ? `${gib(memory.total)} GiB · ${answer.estimate.model.name} · loadgauge` : `${answer.estimate.model.name} · loadgauge`;
+}
+
+const between = (range, text) => (view.ranges !== "off" && range ? h("span", { class: "range" }, `${text(range[0])} – ${text(range[1])}`) : null);
+
+function card(id, title, number, unit, exactly, under, change) {
+  return h("div", { class: "card", id: `verdict-${id}` }, h("h2", { class: "say" }, title),
+    h("p", { class: "big", "data-value": exactly, title: exactly }, number, unit ? h("small", {}, unit) : null),
+    ...under.filter(Boolean).map((line) => h("p", { class: "under" }, line)), change);
+}
+
+export function verdictOf({ fits, high, capacity }) {
+  if (fits === null || fits === undefined) return ["unknown", ""];
+  if (!fits) return ["no", "bad"];
+  return high > capacity ? ["tight", "warn"] : ["yes", "good"];
+}
+
+function fits(answer, then) {
+  const { memory, layout } = answer.estimate;
+  const [word, kind] = verdictOf(memory);
+  const room = memory.capacity === null ? null : memory.capacity - memory.total;
+  const place = layout.pp > 1 ? t("fit.rank", { stage: memory.rank.stage, stages: layout.pp }) : t("fit.only");
+  const left = room === null ? null : t(room >= 0 ? "fit.left" : "fit.over", { gib: gib(Math.abs(room)) });
+  return h("div", { class: "card fit", id: "verdict-fit" }, h("h2", { class: "say" }, t("fit.title")),
+    h("p", { class: "big" }, h("span", { class: kind, "data-fits": String(memory.fits) }, t(`fit.${word}`)),
+      h("span", { class: "of" }, exact(gib(memory.total), memory.total, "B"), memory.capacity === null ? " GiB" : t("fit.of", { capacity: gib(memory.capacity) }))),
+    memory.capacity === null ? null : gauge(memory, then?.memory),
+    h("p", { class: "under" }, [place, term(memory.moment)].join(" · ")),
+    h("p", { class: "under" }, [left, view.ranges !== "off" ? t("fit.range", { low: gib(memory.low), high: gib(memory.high) }) : null].filter(Boolean).join(" · ")),
+    then ? delta(memory.total, then.memory.total, say.gib, true) : null);
+}
+
+/** The eight parts in a row against what the card has, with the range as a whisker. */
+function gauge(memory, then) {
+  const full = Math.max(memory.capacity, memory.total, memory.high) * 1.01;
+  let at = 0;
+  const bars = [];
+  for (const group of GROUPS) {
+    for (const [part, size] of Object.entries(memory.parts)) {
+      if (PARTS[part] !== group || !size) continue;
+      bars.push(h("i", { style: { left: `${(100 * at) / full}%`, width: `${(100 * size) / full}%`, background: `var(--${group})` } }));
+      at += size;
+    }
+  }
+  const place = (bytes) => `${(100 * bytes) / full}%`;
+  return h("div", { class: "gauge", role: "img", "aria-label": t("fit.gauge", { total: gib(memory.total), capacity: gib(memory.capacity) }) },
+    h("div", { class: "bars" }, bars),
+    view.ranges === "off" ? null : h("span", { class: "whisker", style: { left: place(memory.low), width: `${(100 * (memory.high - memory.low)) / full}%` } }),
+    h("span", { class: "limit", style: { left: place(memory.capacity) } }),
+    then ? h("span", { class: "was", style: { left: place(Math.min(then.total, full)) } }) : null);
+}
+
+function step({ estimate: { time }, ranges = {} }, then) {
+  const [number, unit] = duration(time.step);
+  return card("step", t("step.title"), number, unit, time.step,
+    [between(ranges.step ?? [time.low, time.high], seconds), t("step.rate", { rate: fixed(time.tokens_per_second_per_gpu) })],
+    delta(time.step, then?.time?.step, say.seconds, true));
+}
+
+function mfu({ estimate: { time }, ranges = {} }, then) {
+  return card("mfu", "MFU", fixed(100 * time.mfu, 1), "%", time.mfu,
+    [between(ranges.mfu, (share) => percent(share)), t("mfu.under", { hfu: percent(time.hfu), tflops: fixed(time.model_tflops_per_gpu) })],
+    delta(time.mfu, then?.time?.mfu, say.points, false));
+}
+
+function days({ estimate: { time }, ranges = {} }, then) {
+  if (!time.days) return card("days", t("days.title"), "–", "", "", [t("days.unasked")]);
+  const long = time.days >= 1;
+  return card("days", t("days.for", { tokens: counted(time.tokens) }), significant(long ? time.days : time.days * 24), t(long ? "unit.day" : "unit.hours"), time.days,
+    [between(ranges.days, (value) => t("unit.days", { value: significant(value) })), t("days.hours", { hours: counted(time.gpu_hours) })],
+    delta(time.days, then?.time?.days, say.days, true));
+}
+
+function cost({ estimate: { time }, ranges = {} }, then) {
+  if (!time.cost) return card("cost", t("cost.title"), "–", "", "", [t("cost.unasked")]);
+  const [number, unit] = money(time.cost);
+  return card("cost", t("cost.title"), number, unit, time.cost,
+    [between(ranges.cost, (value) => money(value).join(" ").trim()), time.checkpoint_every ? t("cost.goodput", { goodput: percent(time.goodput) }) : t("cost.price")],
+    delta(time.cost, then?.time?.cost, say.money, true));
+}
+
+function untimed({ estimate }) {
+  return h("div", { class: "card", style: { "grid-column": "span 4" } }, h("h2", { class: "say" }, t("step.title")), h("p", { class: "under" }, estimate.untimed ?? t("step.untimed")));
+}
+
+export const shareOf = (part, memory) => percent(memory.parts[part] / memory.total);
+export const inGib = (value) => value / GIB;

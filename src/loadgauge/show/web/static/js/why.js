@@ -1,0 +1,66 @@
+/** Why did it run out of memory? An error's text or a snapshot, read; what held the memory, and what would free it. */
+import { h } from "./dom.js";
+import { give, onWhy } from "./drop.js";
+import { t, term } from "./i18n.js";
+import { bytes, fixed } from "./numbers.js";
+import { Panel, table } from "./panel.js";
+import { find } from "./dom.js";
+
+let found = null;
+let problem = "";
+
+export const oom = new Panel({ id: "oom", wide: true, draw: ask, sub: () => t("oom.sub") });
+export const cause = new Panel({ id: "cause", wide: true, draw: tell, sub: () => (found?.message ? term(found.message) : "") });
+
+onWhy((answer, trouble) => {
+  found = answer ?? found;
+  problem = trouble ?? "";
+  cause.show({});
+});
+
+function ask(place) {
+  if (place.firstChild) return;
+  const text = h("textarea", { class: "paste", id: "oom-text", spellcheck: "false", placeholder: "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.19 GiB of which 1.06 GiB is free. …", "aria-label": t("oom.paste") });
+  place.replaceChildren(text, h("div", { class: "buttons" },
+    h("button", { class: "primary", type: "button", onclick: () => text.value.trim() && give({ name: "error.txt", text: text.value }) }, t("oom.ask")),
+    h("button", { class: "pill", type: "button", onclick: () => find("#file").click() }, t("oom.file"))));
+}
+
+function tell(place) {
+  if (problem) return place.replaceChildren(h("p", { class: "waiting bad" }, problem));
+  if (!found?.why) return place.replaceChildren(h("p", { class: "waiting" }, t("cause.none")));
+  return place.replaceChildren(...parts(found.why));
+}
+
+const LARGE = 1 << 16;
+const shown = (name, value) => (typeof value !== "number" ? String(value) : /bytes|total|free|reserved|allocated|capacity|tried|memory|held|size|processes/i.test(name) || value > LARGE ? bytes(value) : fixed(value, Number.isInteger(value) ? 0 : 3));
+const title = (name) => { const text = t(`why.${name}`); return text.startsWith("why.") ? term(name.replaceAll("_", " ")) : text; };
+
+/** What the library says of it, whatever it has: texts, counts, lists. */
+function parts(why) {
+  const texts = [];
+  const facts = [];
+  const lists = [];
+  for (const [name, value] of Object.entries(why)) {
+    if (value === null || value === "" || (Array.isArray(value) && !value.length)) continue;
+    if (typeof value === "string") texts.push(h("p", {}, h("strong", {}, `${title(name)}: `), term(value)));
+    else if (typeof value === "number" || typeof value === "boolean") facts.push(h("div", {}, h("dt", {}, title(name)), h("dd", { "data-value": value }, typeof value === "boolean" ? t(value ? "yes" : "no") : shown(name, value))));
+    else if (Array.isArray(value)) lists.push([title(name), value]);
+    else {
+      const inner = Object.entries(value);
+      if (inner.every(([, one]) => typeof one !== "object")) facts.push(...inner.map(([key, one]) => h("div", {}, h("dt", {}, title(key)), h("dd", { "data-value": one }, shown(key, one)))));
+      else lists.push([title(name), inner.map(([key, one]) => (typeof one === "object" && one ? { name: key, ...one } : { name: key, value: one }))]);
+    }
+  }
+  return [...texts, facts.length ? h("dl", { class: "facts" }, facts) : "", ...lists.map(([name, rows]) => h("section", {}, h("h3", {}, name), listed(rows, name)))];
+}
+
+function listed(rows, name) {
+  if (typeof rows[0] !== "object") return h("ul", {}, rows.map((one) => h("li", {}, term(String(one)))));
+  const keys = [...new Set(rows.flatMap((row) => Object.keys(row)))].filter((key) => rows.some((row) => typeof row[key] !== "object" || Array.isArray(row[key])));
+  const words = (key) => rows.some((row) => typeof row[key] === "string" || Array.isArray(row[key]));
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, table({
+    columns: keys.map((key) => ({ text: title(key), words: words(key) })),
+    rows: rows.map((row) => keys.map((key) => (row[key] === undefined || row[key] === null ? "–" : Array.isArray(row[key]) ? row[key].join(" · ") : typeof row[key] === "boolean" ? t(row[key] ? "yes" : "no") : typeof row[key] === "number" ? shown(key, row[key]) : term(row[key])))),
+  }));
+}
