@@ -89,8 +89,8 @@ def batch(method: str, sizes: list[int]) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
-def step(model: Any, given: dict[str, Any]) -> float:
-    model.zero_grad(set_to_none=True)
+def step(model: Any, given: dict[str, Any], keep_gradients: bool = False) -> float:
+    model.zero_grad(set_to_none=not keep_gradients)
     start = time.process_time()
     loss = model(**given).loss
     loss.backward()
@@ -139,14 +139,14 @@ def measure_seconds(longest: int, groups: int, count: int, repeats: int) -> dict
 
 
 def measure_peak(method: str, longest: int, groups: int, count: int) -> float:
-    """Rise of the resident set [bytes] over what the process held after a step on two short sequences."""
+    """Rise of the resident set [bytes] over what the process held after a step on two short sequences, gradients included."""
     model = build(longest, groups)
     use(model, method)
     step(model, batch(method, [5, 4]))
     Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     for seed in range(count):
-        step(model, batch(method, lengths(longest, seed)))
+        step(model, batch(method, lengths(longest, seed)), keep_gradients=True)
     status = Path("/proc/self/status").read_text()
     peak = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
     return float(peak - before)
@@ -164,9 +164,9 @@ def fresh(what: str, **settings: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def everything(counts: int, repeats: int) -> Iterator[dict[str, Any]]:
+def everything(sizes: list[int], counts: int, repeats: int) -> Iterator[dict[str, Any]]:
     """One row a size, as it is measured."""
-    for longest in SIZES:
+    for longest in sizes:
         for groups in GROUPS[longest]:
             tokens = sum(sum(lengths(longest, seed)) for seed in range(counts))
             padded = sum(BATCH * max(lengths(longest, seed)) for seed in range(counts))
@@ -206,6 +206,7 @@ def write(found: dict[str, Any]) -> None:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--longest", type=int, nargs="+", choices=SIZES, default=list(SIZES), help="measured anew")
     arguments.add_argument("--batches", type=int, default=2)
     arguments.add_argument("--repeats", type=int, default=3)
     arguments.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
@@ -226,9 +227,14 @@ def main() -> None:
         f"{datetime.date.today()}, commit {commit}, {platform.machine()}, one thread, PyTorch {torch.__version__}, "
         f"transformers {transformers.__version__}, TRL {trl.__version__}, float32."
     )
-    found: dict[str, Any] = {"heading": heading, "rows": []}
-    for row in everything(chosen.batches, chosen.repeats):
-        found["rows"].append(row)
+    known = json.loads(DATA.read_text(encoding="utf-8"))["rows"] if DATA.exists() else []
+    rows = {(row["longest"], row["groups"]): row for row in known}
+    for row in everything(chosen.longest, chosen.batches, chosen.repeats):
+        rows[row["longest"], row["groups"]] = row
+        found: dict[str, Any] = {
+            "heading": heading,
+            "rows": [rows[key] for key in sorted(rows, key=lambda k: (k[0], -k[1]))],
+        }
         DATA.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         write(found)
         print(table(found), flush=True)
