@@ -16,9 +16,9 @@ import pytest
 from command_line import typed
 from loadgauge.errors import NothingFits
 from loadgauge.measure.allocator import Allocator, replay
-from loadgauge.measure.causes import Cause, Parts, causes, of_snapshot, of_trace
+from loadgauge.measure.causes import Parts, causes, of_snapshot, of_trace
 from loadgauge.measure.distributed import World
-from loadgauge.measure.remedies import replayed
+from loadgauge.measure.remedies import Replay
 from loadgauge.measure.script import FunctionJob
 from loadgauge.measure.trace import Recorded, record
 from loadgauge.measure.viewer import snapshot
@@ -209,9 +209,9 @@ def test_the_first_remedy_serves_the_failing_request(fault: Fault) -> None:
 def test_nothing_is_served_by_changing_nothing() -> None:
     """The replay fails where the run did."""
     content = out_of_memory(faults.all_kept, 0.9)
-    same = Cause("nothing", 1, 1, "", "", {"other": 1.0})
-    (found,) = replayed([same], content, 0, {}, True)
-    assert found.fits is False
+    again = Replay(content, 0, lambda block: "all", {})
+    assert again.peak({})[1] is False
+    assert again.peak({"all": 0.5})[1] is True
 
 
 def test_a_model_is_traced_again(tmp_path: Path) -> None:

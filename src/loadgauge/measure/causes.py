@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.measure.remedies import Replay
 from loadgauge.measure.snapshot import Block, Snapshot, line_of, load, replay, summary
 from loadgauge.measure.stream import CATEGORIES, GRADIENTS, OPTIMIZER, SAVED, WEIGHTS
 from loadgauge.units import gib
@@ -228,8 +229,6 @@ def of_file(path: Path, device: int = 0) -> tuple[Snapshot, Findings]:
 
 def of_snapshot(content: Mapping[str, Any], device: int = 0) -> Findings:
     """The causes that a snapshot shows (see `snapshot.load`), each with what its remedy would have left."""
-    from loadgauge.measure.remedies import replayed
-
     events, _, _, at_peak = replay(content, device, failure=True)
     said = summary(content, device)
     held = list(at_peak)
@@ -249,7 +248,14 @@ def of_snapshot(content: Mapping[str, Any], device: int = 0) -> Findings:
         if block.event >= 0:
             purposes[block.event] = purpose
     found = causes(parts)
-    return Findings(replayed(found, content, device, purposes, recorded), parts.table())
+    if events:
+        again = Replay(content, device, lambda block: purpose_of(block, 0, recorded), purposes)
+        peaks = [again.peak(one.scale, expandable=not one.scale) for one in found]
+        found = tuple(
+            msgspec.structs.replace(one, leaves=leaves, fits=fits)
+            for one, (leaves, fits) in zip(found, peaks, strict=True)
+        )
+    return Findings(found, parts.table())
 
 
 def _passes(events: Sequence[Any]) -> list[int]:

@@ -6,7 +6,7 @@ traced is traced again, with other flags.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from loadgauge.measure.allocator import Allocator
 from loadgauge.measure.snapshot import Block, beginning, summary
 
 if TYPE_CHECKING:
-    from loadgauge.measure.causes import Cause
     from loadgauge.measure.trace import Trace
     from loadgauge.measure.training import Settings
 
@@ -28,33 +27,36 @@ TOGETHER = 2
 # -- snapshots ---------------------------------------------------------------------------------------------------------
 
 
-def replayed(
-    found: Sequence[Cause], content: Mapping[str, Any], device: int, purposes: Mapping[int, str], recorded: bool
-) -> tuple[Cause, ...]:
-    """The causes with what each remedy leaves of the events. `purposes`: of what was held at the failure, by event."""
-    from loadgauge.measure.causes import purpose_of  # which imports this module
+class Replay:
+    """The events of a snapshot up to its last failure, and what each asked for memory for.
 
-    events, before = beginning(content, device)
-    failures = [number for number, event in enumerate(events) if event["action"] == "oom"]
-    if not events:
-        return tuple(found)
-    said = summary(content, device)
-    end, limit = (failures[-1], said.reserved + said.free) if failures else (len(events), 0)
-    kinds: dict[int, str] = {}
-    known: dict[int, str] = {}  # the frames of alike events are often one list
-    for number, event in enumerate(events[: end + 1]):
-        if event["action"] in ("alloc", "oom"):
-            frames = event.get("frames") or []
-            if id(frames) not in known or not frames:
-                known[id(frames)] = purpose_of(Block(event["size"], frames, number), 0, recorded)
-            kinds[number] = purposes.get(number) or known[id(frames)]
-    changed = []
-    for cause in found:
-        allocator = Allocator(limit, expandable=not cause.scale)
-        fits = _served(allocator, before.items(), events[: end + 1], kinds, cause.scale)
-        held = allocator.peaks[1]
-        changed.append(msgspec.structs.replace(cause, leaves=held, fits=fits if failures else None))
-    return tuple(changed)
+    `kind`: the purpose of a block, any names; `held`: purposes that are known better, by event.
+    """
+
+    def __init__(
+        self, content: Mapping[str, Any], device: int, kind: Callable[[Block], str], held: Mapping[int, str]
+    ) -> None:
+        events, self.before = beginning(content, device)
+        failures = [number for number, event in enumerate(events) if event["action"] == "oom"]
+        said = summary(content, device)
+        self.failed = bool(failures)
+        self.limit = said.reserved + said.free if failures else 0
+        self.events = events[: failures[-1] + 1] if failures else events
+        self.kinds: dict[int, str] = {}
+        known: dict[int, str] = {}  # alike events often have one list of frames
+        for number, event in enumerate(self.events):
+            if event["action"] in ("alloc", "oom"):
+                frames = event.get("frames") or []
+                if id(frames) not in known or not frames:
+                    known[id(frames)] = kind(Block(event["size"], frames, number))
+                self.kinds[number] = held.get(number) or known[id(frames)]
+
+    def peak(self, scale: Mapping[str, float], expandable: bool = False) -> tuple[int, bool | None]:
+        """The highest allocation [bytes] where each purpose takes this share of what it took, and whether the simulated
+        allocator served all of it; None where nothing had failed."""
+        allocator = Allocator(self.limit, expandable)
+        served = _served(allocator, self.before.items(), self.events, self.kinds, scale)
+        return allocator.result().allocated, served if self.failed else None
 
 
 def _served(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -205,11 +205,10 @@ def _own(frames: list[Any]) -> str:
     def pytorch(frame: Any) -> bool:
         return library(frame) and any(part in frame["filename"] for part in PYTORCH)
 
-    for fits in (
-        lambda one: not library(one) and not traced(one),
-        lambda one: library(one) and not pytorch(one),
-        traced,
-    ):
+    kinds: list[Callable[[Any], bool]] = [
+        lambda one: not library(one) and not traced(one), lambda one: library(one) and not pytorch(one), traced,
+    ]  # fmt: skip
+    for fits in kinds:
         for frame in frames:
             if fits(frame):
                 return _short(line_of(frame))
