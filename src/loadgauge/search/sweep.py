@@ -170,12 +170,17 @@ class Workers(Protocol):
 
 
 def run(
-    cells: Sequence[Cell], workers: Workers, keep: Callable[[list[Row]], object], lost: Callable[[Cell], Row]
+    cells: Sequence[Cell],
+    workers: Workers,
+    keep: Callable[[list[Row]], object],
+    lost: Callable[[Cell], Row],
+    version: str,
 ) -> Iterator[Row]:
     """Has every cell planned and gives each result, in the order in which they finish.
 
     keep: writes results; it is given each of them once, at the latest when this ends, however it ends
     lost: the result of a cell under which `DEATHS` workers died
+    version: of loadgauge, which all results must be of; raises `Error` where a worker has another
     """
     waiting = deque(enumerate(cells))
     running: dict[int, Cell] = {}
@@ -196,6 +201,11 @@ def run(
                         waiting.appendleft((number, cell))
                         continue
                     row = lost(cell)
+                if row["loadgauge"] != version:
+                    other = row["loadgauge"]
+                    raise Error(
+                        f"a worker has loadgauge {other}, and this is {version}; install the same on every node"
+                    )
                 row = {**row, "deaths": deaths.get(number, 0)}
                 held.append(row)
                 yield row

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import math
 import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
@@ -19,6 +24,8 @@ from loadgauge.search.sweep import Cell, Row
 
 Work = Callable[[Cell, dict[str, bytes]], Row]
 """Plans a cell. The files that cells name come beside it where the worker may not see them. Raises nothing."""
+ASK_AGAIN = 5.0
+"""Seconds after which a cluster is asked anew how large it is."""
 
 
 def processors() -> int:
@@ -40,11 +47,12 @@ class Processes:
     def submit(self, number: int, cell: Cell) -> None:
         """Gives a cell to a process that has none, which is started where there is none."""
         pool = self.idle.pop() if self.idle else _pool()
-        try:
-            future = pool.submit(self.work, cell, {})
-        except BrokenProcessPool:  # It died while it had nothing to do.
-            pool = _pool()
-            future = pool.submit(self.work, cell, {})
+        with _uninterrupted():
+            try:
+                future = pool.submit(self.work, cell, {})
+            except BrokenProcessPool:  # It died while it had nothing to do.
+                pool = _pool()
+                future = pool.submit(self.work, cell, {})
         self.busy[future] = number, pool
 
     def finished(self, seconds: float) -> list[tuple[int, Row | None]]:
@@ -74,9 +82,21 @@ def _pool() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_begin)
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A process that begins in here never hears of Ctrl-C; this one does, at the latest when it comes out."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows.
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin() -> None:
-    """In each new process: it ends with its parent however that ends, and leaves Ctrl-C to it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """In each new process: it ends with its parent, however that ends."""
     parent = multiprocessing.parent_process()
 
     def follow() -> None:
@@ -96,7 +116,7 @@ class OnRay:
     def __init__(self, work: Work, address: str, count: int | None, files: dict[str, bytes]) -> None:
         if find_spec("ray") is None:
             raise ConfigError("Ray is not installed: pip install 'loadgauge[ray]'", key="ray")
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # What goes wrong is told in one line.
+        _answers(address)
         import ray
 
         self.ray: Any = ray
@@ -108,13 +128,20 @@ class OnRay:
         self.task: Any = ray.remote(num_cpus=1, max_retries=0)(work)
         self.files = ray.put(files)
         self.busy: dict[Any, int] = {}
+        self.known = -math.inf, 0
+        self.unheard = contextlib.ExitStack()  # Ray prints what happens to its workers on stdout, where results belong.
+        self.unheard.enter_context(contextlib.redirect_stdout(io.StringIO()))
 
     @property
     def slots(self) -> int:
         """Twice the processors of the cluster, which may grow: so that none waits, and an autoscaler sees a demand."""
         if self.count is not None:
             return self.count
-        return max(2, 2 * int(self.ray.cluster_resources().get("CPU", 1)))
+        asked, found = self.known
+        if time.monotonic() - asked > ASK_AGAIN:
+            found = max(2, 2 * int(self.ray.cluster_resources().get("CPU", 1)))
+            self.known = time.monotonic(), found
+        return found
 
     def submit(self, number: int, cell: Cell) -> None:
         """Gives a cell to the cluster."""
@@ -142,20 +169,43 @@ class OnRay:
         self.busy = {}
         if self.mine:
             self.ray.shutdown()
+        self.unheard.close()
+
+
+def _answers(address: str) -> None:
+    """Raises `ConfigError` for an address where nothing answers: Ray would end this process then."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdecimal() or len(port) > 5:
+        raise ConfigError(f"must be auto, HOST:PORT or ray://HOST:PORT, got {address!r}", key="ray")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(f"no Ray cluster answers at {address}: {_last(error)}", key="ray") from None
 
 
 def _connect(ray: Any, address: str) -> None:
-    host, _, port = address.partition("://")[2].rpartition(":") if "://" in address else address.rpartition(":")
-    if address != "auto" and not (host and port.isdecimal() and len(port) < 6):
-        raise ConfigError(f"must be auto, HOST:PORT or ray://HOST:PORT, got {address!r}", key="ray")
     try:
-        if address != "auto":
-            # Ray would end this process where nothing answers.
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
-    except (OSError, RuntimeError, ValueError, OverflowError) as error:
+        with _silent():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError) as error:
         hint = "" if os.environ.get("RAY_AUTH_MODE") else " (one with tokens needs RAY_AUTH_MODE=token)"
         raise ConfigError(f"no Ray cluster answers at {address}{hint}: {_last(error)}", key="ray") from None
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Without Ray's own lines on what goes wrong, which its core writes to stderr many times over."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _last(error: BaseException) -> str:

@@ -73,7 +73,7 @@ def handed_over(model: str | None, flags: dict[str, Any], *, as_json: bool) -> i
 
 def _sweep(file: str, output: str, workers: int | None, ray: str | None, *, as_json: bool) -> int:
     """Plans what is not there yet, and tells of all."""
-    from loadgauge.search.sweep import run, same_version
+    from loadgauge.search.sweep import run
     from loadgauge.search.sweep_results import Results
     from loadgauge.search.sweep_workers import OnRay, Processes, processors
     from loadgauge.show.swept import Progress, told
@@ -93,8 +93,7 @@ def _sweep(file: str, output: str, workers: int | None, ray: str | None, *, as_j
             )
             with Progress(len(wanted), found.values()) as progress:
                 try:
-                    for row in run(left, where, results.add, lost):
-                        same_version(row, __version__)
+                    for row in run(left, where, results.add, lost, __version__):
                         found[row["cell"]] = row
                         progress.add(row)
                 except KeyboardInterrupt:
@@ -156,7 +155,7 @@ def cells(file: str) -> tuple[list[Cell], dict[str, bytes]]:
 
 
 def _text(value: Any) -> Value:
-    if not isinstance(value, str) or not value or not value.isprintable():
+    if not isinstance(value, str) or not value.isprintable() or value[:1] in ("", "-"):
         raise ConfigError(f"must be text, got {value!r}"[:80])
     return value
 
@@ -172,7 +171,6 @@ def _check(name: str) -> Callable[[Any], Value]:
             return value
         if isinstance(value, bool):
             raise ConfigError(f"takes a value, got {str(value).lower()}")
-        _text(str(value))
         try:
             read = parameter.type.convert(str(value), None, None)
         except click.UsageError as error:
@@ -201,7 +199,7 @@ def _words(said: dict[str, Value]) -> tuple[str, ...]:
             words.append(_parameters()[name].secondary_opts[0])
         elif isinstance(value, str) and name != "model":
             words.append(f"{flag}={value}")
-    return (*words, "--", str(said["model"]))
+    return str(said["model"]), *words
 
 
 def _content(path: str, name: str) -> tuple[str, bytes] | None:
@@ -332,7 +330,7 @@ def _best(found: Plan, case: Case) -> Row:
     if case.price is not None:
         cost = case.price * layout.gpus * time_.step / 3600 / time_.tokens * 1e9
     return {
-        "params": best.params, "layout": flags_of(best), **{name: int(getattr(layout, name)) for name in AXES},
+        "gpus": layout.gpus, "params": best.params, "layout": flags_of(best), **{name: int(getattr(layout, name)) for name in AXES},
         "sequence_parallel": layout.sequence_parallel, "recompute": str(layout.recompute),
         "schedule": layout.schedule if layout.pp > 1 else None, "memory_total": float(memory.total),
         "memory_capacity": memory.capacity, "step": time_.step, "step_low": time_.low, "step_high": time_.high,
