@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from loadgauge.estimate.schedule_orders import BW, PAIR_BW, PAIR_END, PAIR_F, PAIR_WAIT, B, F, Order, W, order_of_work
 
-ELEMENTS = 1_000_000
-"""Of the table of times, at most."""
+ELEMENTS = 200_000
+"""Of the tables of times, at most: they stay in the processor's cache."""
 MAKES = {F: "F", PAIR_END: "F", B: "B", BW: "B", PAIR_BW: "B"}
 """What work of each kind hands on: activations or their gradient."""
 COSTS = {F: 0, PAIR_F: 0, B: 1, W: 2, BW: 3, PAIR_BW: 3, PAIR_WAIT: 4, PAIR_END: 4}
@@ -24,29 +24,25 @@ KINDS = 5
 
 
 class Level(NamedTuple):
-    """Entries that do not wait for one another, as rows of the table of times: `start:stop`.
+    """Entries that do not wait for one another, as rows of the table of times, which are used again when nobody reads them.
 
-    before: the entry before on the same stage; source: whose output they read (row 0: nothing to wait for)
-    cost: (stage x chunks + chunk) x `KINDS` + whose time; held: whether the stage waits for what the entry before sends; sent:
-    whether the input comes from another stage
+    before: the entry before on the same stage; source: whose output they read (row 0: nothing to wait for); own: their own
+    cost: (stage x chunks + chunk) x `KINDS` + whose time; leaves: whether the output goes to another stage (None: all do)
     """
 
-    start: int
-    stop: int
     before: Any
     source: Any
+    own: Any
     cost: Any
-    held: Any
-    sent: Any
+    leaves: Any
 
 
 class Waits(NamedTuple):
-    """What waits for what under a schedule. ends: each stage's last entry, and whether it sends something."""
+    """What waits for what under a schedule. rows: of the table of times; ends: each stage's last entry."""
 
     levels: tuple[Level, ...]
     rows: int
     ends: Any
-    held: Any
 
 
 @functools.lru_cache(maxsize=128)
@@ -56,73 +52,100 @@ def waits(schedule: str, stages: int, batches: int, chunks: int | None) -> Waits
 
     order = order_of_work(schedule, stages, batches, chunks)
     source, sends = _ways(order)
-    made: dict[tuple[str, int, int], list[tuple[int, int] | None]] = {}
-
-    def outputs(key: tuple[str, int, int]) -> list[tuple[int, int] | None]:
-        """Of each micro-batch, the level and place of the entry that makes it."""
-        return made.setdefault(key, [None] * batches)
-
-    tables: list[list[tuple[list[tuple[int, int] | None] | None, Any, int, bool]]] = []
+    lengths = [len(rows) for rows in order.rows]
+    begins = [0, *accumulate(lengths)]
+    # Entries of all stages in one line; -1: nothing to wait for.
+    kinds, numbers = (
+        numpy.concatenate([numpy.array(each, dtype="int64") for each in held])
+        for held in (order.rows, order.microbatches)
+    )
+    output = numpy.full((stages * order.chunks * 2, batches), -1)
+    size = (max(COSTS) + 1) * order.chunks
+    wanted, makes, costs, leaves = (numpy.full((stages, size), -1) for _ in range(4))
     for stage in range(stages):
-        table = []
-        for row in range((max(COSTS) + 1) * order.chunks):
+        for row in range(size):
             kind, chunk = divmod(row, order.chunks)
-            wanted = source(kind, stage, chunk)
+            found = source(kind, stage, chunk)
             # What the same stage has made is there by now: entries follow one another.
-            inputs = None if wanted is None or wanted[1] == stage else outputs(wanted)
-            output = outputs((MAKES[kind], stage, chunk)) if kind in MAKES else None
-            cost = (stage * order.chunks + chunk) * KINDS + COSTS[kind]
-            table.append((inputs, output, cost, sends(kind, stage, chunk)))
-        tables.append(table)
-    levels: list[list[tuple[Any, ...]]] = []
-    nothing = -1, 0
-    reached = [0] * stages
-    behind: list[tuple[int, int, bool]] = [(-1, 0, False)] * stages
+            if found is not None and found[1] != stage:
+                wanted[stage, row] = 2 * (found[1] * order.chunks + found[2]) + (found[0] == "B")
+            if kind in MAKES:
+                makes[stage, row] = 2 * (stage * order.chunks + chunk) + (MAKES[kind] == "B")
+            costs[stage, row] = (stage * order.chunks + chunk) * KINDS + COSTS[kind]
+            leaves[stage, row] = sends(kind, stage, chunk)
+    of_stage = numpy.repeat(numpy.arange(stages), lengths)
+    wanted, makes, costs, leaves = (each[of_stage, kinds] for each in (wanted, makes, costs, leaves))
+    making = numpy.flatnonzero(makes >= 0)
+    output[makes[making], numbers[making]] = making
+    sources = numpy.where(wanted >= 0, output[wanted, numbers], -1)
+    before = numpy.arange(len(kinds)) - 1
+    before[begins[:-1]] = -1
+    levels = numpy.array(_levels(sources.tolist(), begins))
+    sorted_by_level = numpy.argsort(levels, kind="stable")
+    place = numpy.empty(len(kinds) + 1, dtype="int64")
+    place[sorted_by_level] = numpy.arange(1, len(kinds) + 1)
+    place[-1] = 0
+    before, sources = place[before[sorted_by_level]], place[sources[sorted_by_level]]
+    costs, leaves = costs[sorted_by_level], leaves[sorted_by_level].astype("float64")[:, None]
+    starts = [*numpy.flatnonzero(numpy.diff(levels[sorted_by_level], prepend=-1)).tolist(), len(kinds)]
+    ends = place[numpy.array(begins[1:]) - 1]
+    # The last level that reads an entry; what a stage ends with is kept.
+    last = numpy.zeros(len(kinds) + 1, dtype="int64")
+    for read in (before, sources):
+        numpy.maximum.at(last, read, levels[sorted_by_level])
+    last[ends] = len(starts)
+    slots, size = _slots(last[1:], starts)
+    done = []
+    for start, stop in pairwise(starts):
+        some = None if leaves[start:stop].all() else leaves[start:stop]
+        read, written = (slots[each[start:stop]] for each in (before, sources)), slots[start + 1 : stop + 1]
+        done.append(Level(*read, written, costs[start:stop], some))
+    return Waits(tuple(done), size, slots[ends])
+
+
+def _slots(last: Any, starts: list[int]) -> tuple[Any, int]:
+    """A row of the table for each entry, given back after the last level that reads it; row 0 stays 0. And how many."""
+    import numpy
+
+    by_last = numpy.argsort(last, kind="stable")
+    given_back = [0, *numpy.searchsorted(last[by_last], range(len(starts) - 1), side="right").tolist()]
+    slots, unused, size = numpy.zeros(len(last) + 1, dtype="int64"), [], 1
+    for level, (start, stop) in enumerate(pairwise(starts)):
+        unused += slots[by_last[given_back[level] : given_back[level + 1]] + 1].tolist()
+        more = max(0, stop - start - len(unused))
+        unused += range(size, size + more)
+        size += more
+        slots[start + 1 : stop + 1] = unused[len(unused) - (stop - start) :]
+        del unused[len(unused) - (stop - start) :]
+    return slots, size
+
+
+def _levels(sources: list[int], begins: list[int]) -> list[int]:
+    """Of each entry, how many wait for one another before it. begins: of each stage, its first entry, and the end."""
+    levels = [-1] * len(sources)
+    stages = list(pairwise(begins))
+    reached = [begin for begin, _ in stages]
     moving = True
     while moving:
         moving = False
-        for stage, (rows, numbers) in enumerate(zip(order.rows, order.microbatches, strict=True)):
-            table, before = tables[stage], behind[stage]
-            for place in range(reached[stage], len(rows)):
-                inputs, output, cost, leaves = table[rows[place]]
-                found = nothing
-                if inputs is not None:
-                    arrived = inputs[numbers[place]]
-                    if arrived is None:
+        for stage, (begin, end) in enumerate(stages):
+            entry = reached[stage]
+            last = levels[entry - 1] if entry > begin else -1
+            while entry < end:
+                source = sources[entry]
+                if source >= 0:
+                    level = levels[source]
+                    if level < 0:
                         break
-                    found = arrived
-                level = 1 + max(before[0], found[0])
-                if level == len(levels):
-                    levels.append([])
-                levels[level].append((before, found, cost, before[2], inputs is not None))
-                mark = level, len(levels[level]) - 1
-                if output is not None:
-                    output[numbers[place]] = mark
-                before = (*mark, leaves)
-                reached[stage] += 1
+                    if level > last:
+                        last = level
+                last += 1
+                levels[entry] = last
+                entry += 1
+            if entry > reached[stage]:
+                reached[stage] = entry
                 moving = True
-            behind[stage] = before
-    starts = [1]
-    for each in levels:
-        starts.append(starts[-1] + len(each))
-
-    def place_of(mark: tuple[int, ...]) -> int:
-        return 0 if mark[0] < 0 else starts[mark[0]] + mark[1]
-
-    def column(values: Any, kind: Any = "int64") -> Any:
-        return numpy.array(list(values), dtype=kind)
-
-    done = []
-    for (start, stop), each in zip(pairwise(starts), levels, strict=True):
-        befores, sources, costs, held, sent = zip(*each, strict=True)
-        done.append(
-            Level(
-                start, stop, column(map(place_of, befores)), column(map(place_of, sources)), column(costs),
-                column(held, "float64")[:, None], column(sent, "float64")[:, None],
-            )
-        )  # fmt: skip
-    held = column((each[2] for each in behind), "float64")[:, None]
-    return Waits(tuple(done), starts[-1], column(map(place_of, behind)), held)
+    return levels
 
 
 def _ways(order: Order) -> tuple[Any, Any]:
@@ -171,24 +194,32 @@ def play(
 
     known = waits(schedule, stages, batches, len(kinds) // stages if schedule == "interleaved" else None)
     total = numpy.empty(forward.shape[1])
-    step = max(1, ELEMENTS // known.rows)
     places = numpy.array([kind * KINDS + each for kind in kinds for each in range(KINDS)])
+    rows = [places[level.cost] for level in known.levels]
+    widest = max(len(cost) for cost in rows)
+    step = max(1, ELEMENTS // (2 * known.rows + 2 * widest + KINDS * len(forward)))
+    columns = min(step, forward.shape[1])
+    # When a stage is free again, and when what it sent has arrived; they are one where a stage waits for its send.
+    tables = numpy.zeros((2, known.rows, columns))
+    buffers = numpy.empty((2, widest, columns))
     for begin in range(0, forward.shape[1], step):
         part = slice(begin, begin + step)
         f, b, w = (each[:, part] for each in (forward, backward, weight))
-        costs = numpy.stack([f, b, w, b + w, numpy.zeros_like(f)], axis=1).reshape(-1, f.shape[1])
-        way = send[part]
-        done = numpy.empty((known.rows, f.shape[1]))
-        done[0] = 0.0
-        for level in known.levels:
-            now, arrival = done[level.before], done[level.source]
-            if not overlap_send:
-                now += level.held * way
-            arrival += level.sent * way
-            numpy.maximum(now, arrival, out=now)
-            numpy.add(now, costs[places[level.cost]], out=done[level.start : level.stop])
-        last = done[known.ends]
-        if not overlap_send:
-            last += known.held * way
-        total[part] = last.max(axis=0)
+        way, width = send[part], f.shape[1]
+        each = numpy.zeros((len(f), KINDS, width))
+        for kind, seconds in enumerate((f, b, w, b + w)):
+            each[:, kind] = seconds
+        costs = each.reshape(-1, width)
+        free, arrived = tables[0, :, :width], tables[int(overlap_send), :, :width]
+        for level, cost in zip(known.levels, rows, strict=True):
+            now, other = (buffer[: len(cost), :width] for buffer in buffers)
+            numpy.take(free, level.before, axis=0, out=now, mode="clip")
+            numpy.take(arrived, level.source, axis=0, out=other, mode="clip")
+            numpy.maximum(now, other, out=now)
+            now += costs.take(cost, axis=0, out=other, mode="clip")
+            if overlap_send:
+                free[level.own] = now
+            now += way if level.leaves is None else level.leaves * way
+            arrived[level.own] = now
+        total[part] = free[known.ends].max(axis=0)
     return total
