@@ -30,6 +30,13 @@ class OfBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
 
 
+class Export(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which tool's words are wanted."""
+
+    flags: State
+    dialect: str
+
+
 class WhatIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Another network adapter [byte/s]."""
 

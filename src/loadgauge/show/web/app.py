@@ -7,12 +7,9 @@ import os
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-import anyio
 import msgspec
-from anyio.to_thread import run_sync
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -21,90 +18,65 @@ from starlette.routing import Route
 from loadgauge.show.web import answers
 from loadgauge.show.web.catalogue import PRESETS, catalogue
 from loadgauge.show.web.elsewhere import Elsewhere
-from loadgauge.show.web.exports import Export, exported
 from loadgauge.show.web.failures import failure
 from loadgauge.show.web.guard import Guard
 from loadgauge.show.web.pages import Pages
 from loadgauge.show.web.questions import decoded
 from loadgauge.show.web.uploads import Uploads
 
-THREADS = 2
-"""Questions that are worked on at once; the others wait in line."""
-SECONDS = 60
-"""That a question may take, its time in line included."""
-PAUSE = 3
-"""Seconds before SymPy is loaded, which takes one."""
-Question = TypeVar("Question")
+Asked = Callable[[Request], Awaitable[Any]]
 
 
 class Server:
-    """What the questions share: the uploads, the threads and the processes that work them out."""
+    """What the questions share: the uploads, and the processes that answer most of them.
+
+    Estimates are worked out here, one after the other: each takes some milliseconds, and threads would only get in the way
+    of one another.
+    """
 
     def __init__(self) -> None:
         self.uploads = Uploads()
-        self.threads = anyio.CapacityLimiter(THREADS)
         self.elsewhere = Elsewhere(self.uploads)
 
     def routes(self) -> list[Route]:
         """Every address under `/api`."""
         away = self.elsewhere
+        posted: dict[str, Asked] = {
+            "estimate": self.estimate, "explain": away.explain, "changes": away.changes, "what_if": away.what_if,
+            "export": away.export, "plan": away.plan, "drop": away.drop, "why": away.drop, "snapshot": away.snapshot,
+        }  # fmt: skip
+        read: dict[str, Asked] = {"catalogue": self.catalogue, "validation": away.validation}
         return [
-            Route("/api/catalogue", self.catalogue, methods=["GET"]),
-            Route("/api/estimate", self.asked(answers.Question, answers.estimate), methods=["POST"]),
-            Route("/api/explain", self.asked(answers.OfBlock, answers.explain), methods=["POST"]),
-            Route("/api/changes", self.asked(answers.Question, answers.changes), methods=["POST"]),
-            Route("/api/what_if", self.asked(answers.WhatIf, answers.what_if), methods=["POST"]),
-            Route("/api/export", self.asked(Export, exported), methods=["POST"]),
-            Route("/api/plan", self.sent(away.plan), methods=["POST"]),
-            Route("/api/drop", self.sent(away.drop), methods=["POST"]),
-            Route("/api/why", self.sent(away.drop), methods=["POST"]),
-            Route("/api/snapshot", self.sent(away.snapshot), methods=["POST"]),
-            Route("/api/validation", self.sent(away.validation), methods=["GET"]),
+            Route(f"/api/{name}", _handler(answer), methods=[method])
+            for method, answers_of in (("POST", posted), ("GET", read))
+            for name, answer in answers_of.items()
         ]
 
-    async def catalogue(self, request: Request) -> Response:
+    async def catalogue(self, request: Request) -> Any:
         """All there is to choose from."""
-        return await answered(self.threaded(catalogue))
+        return catalogue()
 
-    def asked(
-        self, kind: type[Question], answer: Callable[[Question, Uploads], Any]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        """The address of a question: its body is read as `kind`, its answer worked out in a thread."""
-
-        async def handle(request: Request) -> Response:
-            async def work() -> Any:
-                question = decoded(await request.body(), kind)
-                return await self.threaded(partial(answer, question, self.uploads))
-
-            return await answered(work())
-
-        return handle
-
-    def sent(self, answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
-        """The address of a question that a process of its own answers."""
-
-        async def handle(request: Request) -> Response:
-            return await answered(answer(request))
-
-        return handle
-
-    async def threaded(self, work: Callable[[], Any]) -> Any:
-        """Works something out in a thread."""
-        with anyio.fail_after(SECONDS):
-            return await run_sync(work, limiter=self.threads, abandon_on_cancel=True)
+    async def estimate(self, request: Request) -> Any:
+        """The estimate and its figures."""
+        return answers.estimate(decoded(await request.body(), answers.Question), self.uploads)
 
     async def warm(self) -> None:
         """Reads what the first questions need, while the browser starts."""
-        await self.threaded(catalogue)
-        first = answers.OfBlock(flags=PRESETS[0]["flags"], id="activations")
-        await self.threaded(partial(answers.estimate, answers.Question(flags=first.flags), self.uploads))
-        await asyncio.sleep(PAUSE)
-        await self.threaded(partial(answers.explain, first, self.uploads))
+        catalogue()
+        answers.estimate(answers.Question(flags=PRESETS[0]["flags"]), self.uploads)
+        await self.elsewhere.warm()
 
     async def close(self) -> None:
         """Ends the processes, and removes what was kept."""
         await self.elsewhere.close()
         self.uploads.close()
+
+
+def _handler(answer: Asked) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        return await answered(answer(request))
+
+    return handle
 
 
 async def answered(work: Awaitable[Any]) -> Response:

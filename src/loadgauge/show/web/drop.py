@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import json
 import os
 import tempfile
@@ -154,8 +155,10 @@ def _lengths(text: str, name: str) -> dict[str, Any]:
             found = Lengths.from_file(place)
         except ConfigError as error:
             raise ConfigError(str(error).replace(str(place), name)) from None
+    counts = [one - before for before, one in itertools.pairwise((0, *found.cumulative))]
+    histogram = {str(length): count for length, count in zip(found.values, counts, strict=True)}
     return {
-        "kind": "lengths", "flags": {}, "clears": ["seq-len"], "unread": [], "lengths": text, "name": name,
+        "kind": "lengths", "flags": {}, "clears": ["seq-len"], "unread": [], "lengths": json.dumps(histogram), "name": name,
         "message": f"lengths of sequences: mean {found.mean:,.0f}, longest {found.longest:,} tokens",
     }  # fmt: skip
 

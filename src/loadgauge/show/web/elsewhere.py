@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from collections import OrderedDict
@@ -12,13 +13,14 @@ import msgspec
 from anyio import open_file
 from starlette.requests import Request
 
+from loadgauge.show.web import answers
 from loadgauge.show.web.flags import State
 from loadgauge.show.web.guard import Refused
 from loadgauge.show.web.questions import decoded
 from loadgauge.show.web.uploads import PREFIX, Uploads, plain_name
 from loadgauge.show.web.workers import Worker
 
-PLAN_SECONDS, FILE_SECONDS, VALIDATION_SECONDS = 300.0, 60.0, 60.0
+PLAN_SECONDS, FILE_SECONDS, VALIDATION_SECONDS, QUESTION_SECONDS = 300.0, 60.0, 60.0, 60.0
 ROOM = 12 * 2**30
 """Address space for reading a file [bytes]."""
 MOST_NAMED = 8
@@ -47,13 +49,40 @@ class Elsewhere:
     def __init__(self, uploads: Uploads) -> None:
         self.uploads = uploads
         self.planner, self.validator = Worker(PLAN_SECONDS), Worker(VALIDATION_SECONDS)
-        self.reader = Worker(FILE_SECONDS, ROOM)
+        self.reader, self.second = Worker(FILE_SECONDS, ROOM), Worker(QUESTION_SECONDS)
         self.named: OrderedDict[str, str] = OrderedDict()
 
     async def close(self) -> None:
         """Ends them."""
-        for worker in (self.planner, self.validator, self.reader):
+        for worker in (self.planner, self.validator, self.reader, self.second):
             await worker.close()
+
+    async def warm(self) -> None:
+        """Has SymPy loaded, which takes a second."""
+        flags: State = {"model": "gpt2", "loss": "chunked"}
+        with contextlib.suppress(Exception):
+            await self.second.ask("explain", "", question={"flags": flags, "id": "activations"}, uploads={})
+
+    async def explain(self, request: Request) -> Any:
+        """One block of the treemap."""
+        return await self._second("explain", decoded(await request.body(), answers.OfBlock))
+
+    async def changes(self, request: Request) -> Any:
+        """What to change next."""
+        return await self._second("changes", decoded(await request.body(), answers.Question))
+
+    async def what_if(self, request: Request) -> Any:
+        """Another network adapter."""
+        return await self._second("what_if", decoded(await request.body(), answers.WhatIf))
+
+    async def export(self, request: Request) -> Any:
+        """The run as another tool's job file."""
+        return await self._second("export", decoded(await request.body(), answers.Export))
+
+    async def _second(self, task: str, question: Any) -> Any:
+        """Worked out beside the estimates, so that a slider that moves waits for none of it."""
+        uploads = self.uploads.of(question.flags)
+        return await self.second.ask(task, "", question=msgspec.to_builtins(question), uploads=uploads)
 
     async def plan(self, request: Request) -> Any:
         """Every layout that fits."""
@@ -86,7 +115,9 @@ class Elsewhere:
         if (text := found.pop("model", None)) is not None:
             found["flags"]["model"] = self.uploads.add_model(text, found["name"])
         if (text := found.pop("lengths", None)) is not None:
-            found["flags"]["lengths"] = self.uploads.add_file(text, found["name"])
+            # The lengths counted are read faster than the file; it is known by its own text.
+            original = asked.text or asked.base64
+            found["flags"]["lengths"] = self.uploads.add_file(text, found["name"], original)
         return found
 
     async def snapshot(self, request: Request) -> Any:

@@ -9,19 +9,13 @@ import msgspec
 from loadgauge.errors import ConfigError
 from loadgauge.formats.dialects import FILES, dialect
 from loadgauge.show.convert import FLAGS, export
-from loadgauge.show.web.flags import State, command_line, job_of, named
+from loadgauge.show.web.answers import Export
+from loadgauge.show.web.flags import command_line, job_of, named
 from loadgauge.show.web.uploads import Uploads
 
 ENDINGS = {"json": "json", "yaml": "yaml", "toml": "toml", "argv": "sh"}
 NAMES = {"deepspeed": "ds_config"}
 """What a tool's own documentation calls its file."""
-
-
-class Export(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which tool's words are wanted; `flags`: those of `loadgauge estimate`."""
-
-    flags: State
-    dialect: str
 
 
 def exported(question: Export, uploads: Uploads) -> dict[str, Any]:

@@ -93,16 +93,20 @@ def model_of(state: State, uploads: Uploads) -> ModelSpec:
     return catalogued(name)
 
 
-def request_of(state: State, uploads: Uploads) -> Request:
-    """The flags as the command reads them. Files are those that were handed in, and no others."""
-    measured = written("measured", state.get("measured", ""))
+def files_of(state: State, uploads: Uploads) -> State:
+    """The state with where its files are kept in place of their ids. Any other file, wherever it is named, is refused."""
+    measured, lengths = (written(name, state.get(name, "")) for name in ("measured", "lengths"))
     if "lengths" in measured:
         raise ConfigError("a file of lengths cannot be named here", key="measured")
-    given = dict(state)
-    lengths = written("lengths", given.get("lengths", ""))
-    if lengths and not UNIFORM.fullmatch(lengths):
-        given["lengths"] = uploads.path(lengths, "lengths")
-    context = estimate.command.make_context("estimate", [*arguments(given), "--", written("model", state["model"])])
+    if not lengths or UNIFORM.fullmatch(lengths):
+        return state
+    return {**state, "lengths": uploads.path(lengths, "lengths")}
+
+
+def request_of(state: State, uploads: Uploads) -> Request:
+    """The flags as the command reads them. Files are those that were handed in, and no others."""
+    words = arguments(files_of(state, uploads))
+    context = estimate.command.make_context("estimate", [*words, "--", written("model", state["model"])])
     flags = {name: value for name, value in context.params.items() if name in FLAGS}
     return Request(model=context.params["model"], **flags)
 

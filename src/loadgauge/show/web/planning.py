@@ -18,8 +18,8 @@ from loadgauge.show import plan as command
 from loadgauge.show.flags import Request
 from loadgauge.show.plan import OPEN
 from loadgauge.show.planned import why
-from loadgauge.show.web.flags import State, job_of, written
-from loadgauge.show.web.uploads import PREFIX, Uploads
+from loadgauge.show.web.flags import State, files_of, job_of, model_of, written
+from loadgauge.show.web.uploads import Uploads, handed_in
 
 MOST = 4000
 """Points of the scatter."""
@@ -109,8 +109,9 @@ def planned(flags: State, locks: list[str], uploads: dict[str, list[str]], path:
     """
     kept = handed_in(uploads)
     try:
+        spec = model_of(flags, kept)
         yours = _yours(flags, kept)
-        context = context_of(flags, locks, path)
+        context = context_of(files_of(flags, kept), locks, path or spec.name)
         asked = {name: value for name, value in context.params.items() if name in (*NAMES, *Request.__struct_fields__)}
         model = asked.pop("model")
         _, cases, how = command.cases(model, asked)
@@ -149,18 +150,7 @@ def planned(flags: State, locks: list[str], uploads: dict[str, list[str]], path:
     }
 
 
-def handed_in(uploads: dict[str, list[str]]) -> Uploads:
-    """The uploads of the server, in this process."""
-    kept = Uploads()
-    for text, name, kind in uploads.values():
-        if kind == "model":
-            kept.add_model(text, name)
-        else:
-            kept.add_file(text, name)
-    return kept
-
-
-def context_of(flags: State, locks: list[str], path: str) -> click.Context:
+def context_of(flags: State, locks: list[str], model: str) -> click.Context:
     """The flags as `loadgauge plan` reads them: of the open axes, only those that are locked."""
     known = {
         str(param.name): param
@@ -179,7 +169,6 @@ def context_of(flags: State, locks: list[str], path: str) -> click.Context:
             words += [f"--{key}"] if text == "true" else [f"--no-{key}"] if name == "sequence_parallel" else []
         else:
             words.append(f"--{key}={text}")
-    model = path if str(flags.get("model", "")).startswith(PREFIX) else str(flags.get("model", ""))
     return command.command.make_context("plan", [*words, "--", model])
 
 

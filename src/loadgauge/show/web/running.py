@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import webbrowser
@@ -11,13 +12,18 @@ import uvicorn
 from loadgauge.show.web.app import application
 
 
-def run(listening: socket.socket, token: str, port: int, url: str | None) -> None:
-    """Serves on a socket that listens already; `url` is opened in a browser once it does."""
+def server(token: str, port: int) -> uvicorn.Server:
+    """The server, ready to run on a socket that listens at that port of the loopback address."""
     config = uvicorn.Config(
         application(token, port), log_level="warning", access_log=False, server_header=False, date_header=False,
         lifespan="on", timeout_keep_alive=30, timeout_graceful_shutdown=2, http="h11", ws="none", loop="asyncio",
     )  # fmt: skip
-    server = uvicorn.Server(config)
+    return uvicorn.Server(config)
+
+
+def run(listening: socket.socket, token: str, port: int, url: str | None) -> None:
+    """Serves on a socket that listens already; `url` is opened in a browser once it does."""
     if url is not None:
         threading.Timer(0.3, webbrowser.open, [url]).start()
-    server.run(sockets=[listening])
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
+        server(token, port).run(sockets=[listening])

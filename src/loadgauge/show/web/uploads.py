@@ -47,15 +47,18 @@ class Uploads:
             self.models.popitem(last=False)
         return key
 
-    def add_file(self, text: str, name: str) -> str:
-        """Keeps a text as a file, under a name of our own."""
-        key = self.key(text)
+    def add_file(self, text: str, name: str, original: str) -> str:
+        """Keeps a text as a file, under a name of our own. original: the text that it is known by."""
+        self.put_file(key := self.key(original), text, name)
+        return key
+
+    def put_file(self, key: str, text: str, name: str) -> None:
+        """Keeps it under an id that is known already."""
         path = Path(self.folder.name) / key.removeprefix(PREFIX)
         path.write_text(text, encoding="utf-8")
         self.files[key] = name, path
         while len(self.files) > MOST:
             self.files.popitem(last=False)[1][1].unlink(missing_ok=True)
-        return key
 
     def model(self, key: str) -> ModelSpec:
         """The model of an id."""
@@ -116,3 +119,14 @@ def plain_name(text: str) -> str:
     last = text.replace("\\", "/").rpartition("/")[2]
     shown = "".join(letter for letter in last if letter.isprintable())[:120].strip().lstrip("-")
     return shown if shown not in ("", ".", "..") else "file"
+
+
+def handed_in(texts: dict[str, list[str]]) -> Uploads:
+    """The uploads of the server in another process; as `Uploads.of` gives them."""
+    kept = Uploads()
+    for key, (text, name, kind) in texts.items():
+        if kind == "model":
+            kept.add_model(text, name)
+        else:
+            kept.put_file(key, text, name)
+    return kept

@@ -23,6 +23,7 @@ TASKS = {
     "validation": "loadgauge.show.web.validation:some",
     "text": "loadgauge.show.web.drop:text",
     "snapshot": "loadgauge.show.web.drop:snapshot",
+    **{name: f"loadgauge.show.web.second:{name}" for name in ("explain", "changes", "what_if", "export")},
 }
 """What can be asked, and where it is answered."""
 HEAD = struct.Struct(">I")

@@ -14,7 +14,7 @@ import msgspec
 from loadgauge.show.web.guard import Refused
 from loadgauge.show.web.worker import HEAD, Asked
 
-WAITING = 8
+WAITING = 256
 """Questions that may wait for one worker; more are refused."""
 
 
