@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterable
 from importlib import resources
 from importlib.resources.abc import Traversable
+from typing import Any
 
 import msgspec
 
@@ -81,6 +82,16 @@ def model(name: str) -> ModelSpec:
     file = f"data/models/{known}.json"
     spec = from_dict(decode(_folder().joinpath(f"{known}.json").read_bytes(), file), file, known)
     return msgspec.structs.replace(spec, source=str(model_sources()[known]))
+
+
+def config(name: str) -> dict[str, Any]:
+    """The `config.json` of a shipped model.
+
+    >>> config("llama-2-7b")["hidden_size"]
+    4096
+    """
+    found: dict[str, Any] = decode(_folder().joinpath(f"{name}.json").read_bytes(), name)
+    return found
 
 
 def resolve(text: str) -> ModelSpec:

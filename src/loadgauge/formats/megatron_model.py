@@ -89,8 +89,40 @@ def _read(keys: Keys) -> Facts:
     }  # fmt: skip
 
 
+PLAIN = {
+    "attention_bias": (False, None), "mlp_bias": (False, None), "hidden_act": ("silu", None), "sliding_window": (None,),
+    "use_sliding_window": (False, None),
+}  # fmt: skip
+"""What these few arguments mean without saying it."""
+
+
+def unsaid(config: dict[str, Any]) -> bool:
+    """Whether a model's sizes have no place in the arguments: those of Llama, Qwen 3 and Mixtral have one.
+
+    >>> unsaid({"model_type": "llama", "hidden_size": 8}), unsaid({"model_type": "llama", "attention_bias": True})
+    (False, True)
+    """
+    if config.get("model_type") not in ("llama", "qwen3", "mixtral"):
+        return True
+    return any(config.get(key) not in values for key, values in PLAIN.items())
+
+
 def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
-    return {}
+    config = facts.get("config")
+    if config is None or unsaid(config):
+        return {}
+    routed, heads = config["model_type"] == "mixtral", config["num_attention_heads"]
+    groups = config.get("num_key_value_heads") or heads
+    found: dict[str, Any] = {ours: config[theirs] for ours, theirs in SIZES.items() if config.get(theirs) is not None}
+    if routed:
+        found |= {"moe_ffn_hidden_size": config["intermediate_size"], "moe_router_topk": config["num_experts_per_tok"]}
+    found |= {
+        "normalization": "RMSNorm", "position_embedding_type": "rope", "swiglu": True, "disable_bias_linear": True,
+        "untie_embeddings_and_output_weights": not config.get("tie_word_embeddings") or None,
+        "group_query_attention": True if groups != heads else None, "num_query_groups": groups if groups != heads else None,
+        "qk_layernorm": True if config["model_type"] == "qwen3" else None,
+    }  # fmt: skip
+    return found
 
 
 MODEL = Idea(keys=(*SIZES, *SWITCHES, *OTHER, "vocab_file"), facts=("model", "config"), read=_read, write=_write)

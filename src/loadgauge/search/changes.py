@@ -2,96 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from loadgauge.adapters import Lora
 from loadgauge.cluster import cluster
-from loadgauge.errors import Error, NothingFits
+from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
+from loadgauge.hardware import Link
 from loadgauge.overlap import Overlap
 from loadgauge.search.choices import space_for
 from loadgauge.search.plan import Case, Objective, plan
-from loadgauge.training import OPTIMIZERS
+from loadgauge.training import OPTIMIZERS, Training
 from loadgauge.training import training as default_training
 
 RANK = 16
 """Of adapters, where a change brings them in."""
+Progress = Callable[[str], None]
+Variant = tuple[str, str, Callable[[], Case]]
+"""A change in words, as flags, and the job with it, which may raise what speaks against it."""
 
 
 class Change(NamedTuple):
-    """A change of the job, and the best layout with it."""
+    """A change of the job, and the best layout with it. before: seconds that as many tokens take now."""
 
     what: str
     flags: str
     best: Estimate
     before: float | None = None
 
+    @property
+    def step(self) -> float:
+        """Seconds of a step with it."""
+        assert self.best.time is not None
+        return self.best.time.step
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens a second, over those without the change."""
+        return None if self.before is None else self.before / self.step
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        step = None if self.best.time is None else self.best.time.step
         return {
-            "change": self.what, "flags": self.flags, "step": step, "memory": self.best.memory.total,
-            "step_before": self.before, "layout": self.best.to_dict()["layout"],
+            "change": self.what, "flags": self.flags, "step": self.step, "memory": self.best.memory.total,
+            "step_before": self.before, "speed": self.speed, "layout": self.best.to_dict()["layout"],
         }  # fmt: skip
 
-    def line(self) -> str:
-        """In one line."""
-        assert self.best.time is not None
-        time, memory = self.best.time, self.best.memory.total / 2**30
-        speed = "" if self.before is None else f", {self.before / time.step:.2f} times as fast"
-        return f"{self.what} ({self.flags}): {memory:.1f} GiB, a step of {time.step:.3g} s{speed}"
+
+def reopened(
+    case: Case,
+    *,
+    gpus: int | None = None,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    training: Training | None = None,
+) -> Case:
+    """The same job of another size or kind, its axes as open as the user leaves them. More GPUs: of the same kind and links.
+
+    >>> from loadgauge import cluster, gpu, model, training
+    >>> kind, locks = training("megatron"), {"tp": (2,)}
+    >>> space = space_for(model("llama-3.1-8b"), kind, 8, 8, 4096, locks=locks)
+    >>> small = Case(space=space, training=kind, cluster=cluster(gpu("h100-sxm5-80gb"), 8), locks=locks)
+    >>> large = reopened(small, gpus=16, global_batch=32)
+    >>> large.space.tp, large.space.pp, large.space.micro_batch, large.cluster.gpus
+    ((2,), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), 16)
+    """
+    space, kind = case.space, training or case.training
+    machines = case.cluster if gpus in (None, space.gpus) else wider(case, gpus or 1)
+    wanted = {
+        name: value for name, value in (("global_batch", global_batch), ("seq_len", seq_len)) if value is not None
+    }
+    if case.locks is None and gpus is None:
+        return msgspec.structs.replace(case, space=msgspec.structs.replace(space, **wanted), training=kind)
+    remade = space_for(
+        space.model, kind, machines.gpus, global_batch or space.global_batch, seq_len or space.seq_len,
+        locks=case.locks, stage_layers=space.stage_layers, lengths=space.lengths, base=space.base,
+    )  # fmt: skip
+    return msgspec.structs.replace(case, space=remade, training=kind, cluster=machines)
 
 
-def variants(case: Case) -> Iterator[tuple[str, str, Case]]:
-    """Changes of a job that leave less in memory, the smallest change first."""
-    training, space = case.training, case.space
-    if training.optimizer.name == "adamw" and training.lora is None:
-        eight = msgspec.structs.replace(training, optimizer=OPTIMIZERS["adamw-8bit"])
-        yield "an 8-bit optimizer", "--optimizer adamw-8bit", _with(case, training=eight)
-    if training.offload == "none":
-        for what in ("optimizer", "all"):
-            words = "the optimizer on the host" if what == "optimizer" else "optimizer and weights on the host"
-            yield words, f"--offload {what}", _with(case, training=msgspec.structs.replace(training, offload=what))
-    if training.lora is None and space.model.head.kind == "lm":
-        for quantised, flags in ((False, f"--lora-rank {RANK}"), (True, "--qlora")):
-            adapters = msgspec.structs.replace(training, lora=Lora(rank=RANK, quantised=quantised))
-            words = "adapters on a frozen base" + (" in 4 bits" if quantised else "")
-            yield words, flags, _with(case, training=adapters)
-    if space.lengths is None and space.seq_len >= 1024:
-        half = msgspec.structs.replace(space, seq_len=space.seq_len // 2)
-        yield "half the sequence length", f"--seq-len {space.seq_len // 2}", _with(case, space=half)
-    for factor in (2, 4, 8):
-        yield f"{factor} times the GPUs", f"--gpus {factor * space.gpus}", more_gpus(case, factor * space.gpus)
-
-
-def more_gpus(case: Case, gpus: int, batch: int | None = None) -> Case:
-    """The same job on another number of GPUs of the same kind and links; all axes open."""
-    space, old = case.space, case.cluster
+def wider(case: Case, gpus: int) -> Any:
+    """Another number of GPUs of the same kind, with the same links."""
+    old = case.cluster
     inner = old.links[0].bandwidth if old.links[0].domain > 1 else None
     outer = old.links[-1].bandwidth if len(old.links) > 1 else None
-    new = cluster(old.gpu, gpus, None, inner, outer)
-    wider = space_for(
-        space.model, case.training, gpus, batch or max(space.global_batch, gpus), space.seq_len, stage_layers=space.stage_layers,
-        lengths=space.lengths, base=space.base,
-    )  # fmt: skip
-    return msgspec.structs.replace(case, space=wider, cluster=new)
+    usual = old.gpus_per_node if old.gpus > old.gpus_per_node else None
+    return cluster(old.gpu, gpus, usual if usual and gpus % usual == 0 else None, inner, outer)
 
 
-def _with(case: Case, **changes: Any) -> Case:
-    return msgspec.structs.replace(case, **changes)
+def variants(case: Case) -> Iterator[Variant]:
+    """Changes of a job that leave less in memory, the smallest change first."""
+    kind, space = case.training, case.space
+
+    def with_kind(**changes: Any) -> Callable[[], Case]:
+        return lambda: reopened(case, training=msgspec.structs.replace(kind, **changes))
+
+    if kind.optimizer.name == "adamw":
+        yield "an 8-bit optimizer", "--optimizer adamw-8bit", with_kind(optimizer=OPTIMIZERS["adamw-8bit"])
+    if kind.precision.master and kind.precision.products is None and kind.lora is None:
+        yield "all in bf16, without float32 weights", "--precision bf16-pure", lambda: _recast(case, "bf16-pure")
+    if kind.offload == "none":
+        yield "the optimizer on the host", "--offload optimizer", with_kind(offload="optimizer")
+        yield "optimizer and weights on the host", "--offload all", with_kind(offload="all")
+    # Without the framework's name, adapters mean transformers', and so does one GPU.
+    name = kind.framework.name
+    same = "" if name == "huggingface" else f" --framework {name}"
+    if kind.lora is None and space.model.head.kind == "lm":
+        yield "adapters on a frozen base", f"--lora-rank {RANK}{same}", with_kind(lora=Lora(rank=RANK))
+    if space.model.head.kind == "lm" and (kind.lora is None or not kind.lora.quantised):
+        rank = RANK if kind.lora is None else kind.lora.rank
+        four = (
+            Lora(rank=rank, quantised=True) if kind.lora is None else msgspec.structs.replace(kind.lora, quantised=True)
+        )
+        yield "adapters on a frozen base in 4 bits", f"--qlora{same}", with_kind(lora=four)
+    if space.lengths is None and space.seq_len >= 1024:
+        half = space.seq_len // 2
+        yield "half the sequence length", f"--seq-len {half}", lambda: reopened(case, seq_len=half)
+    for factor in (2, 4, 8):
+        yield f"{factor} times the GPUs", *_more_gpus(case, factor)
 
 
-def what_would_fit(cases: Sequence[Case], margin: float, objective: Objective, most: int = 6) -> list[Change]:
+def _more_gpus(case: Case, factor: int) -> tuple[str, Callable[[], Case]]:
+    """Flags for more GPUs, each with a sequence at least, and the job on them."""
+    space, name = case.space, case.training.framework.name
+    gpus = factor * space.gpus
+    batch = max(space.global_batch, gpus)
+    flags = f"--gpus {gpus}" + (f" --global-batch {batch}" if batch != space.global_batch else "")
+    flags += f" --framework {name}" if space.gpus == 1 and case.training.lora is None else ""
+    return flags, lambda: reopened(case, gpus=gpus, global_batch=batch)
+
+
+def what_would_fit(
+    cases: Sequence[Case], margin: float, objective: Objective, most: int = 6, progress: Progress | None = None
+) -> list[Change]:
     """The changes that make a layout fit, each with the best one; those that cannot be modelled are left out."""
     found: list[Change] = []
-    for what, flags, case in variants(cases[-1]):
+    for what, flags, make in variants(cases[-1]):
+        if progress is not None:
+            progress(what)
         try:
-            best = plan([case], objective=objective, margin=margin, top=1).layouts[0]
-        except NothingFits:
-            continue
+            best = plan([make()], objective=objective, margin=margin, top=1).layouts[0]
         except Error:
             continue
         found.append(Change(what, flags, best))
@@ -100,47 +153,58 @@ def what_would_fit(cases: Sequence[Case], margin: float, objective: Objective, m
     return found
 
 
-def faster(case: Case) -> Iterator[tuple[str, str, Case]]:
+def faster(case: Case) -> Iterator[Variant]:
     """Changes of a job that may make it faster."""
-    training, space, old = case.training, case.space, case.cluster
-    for index, (name, flag) in enumerate(
-        (("link inside a node", "--link-bandwidth"), ("network adapter", "--nic-bandwidth"))
-    ):
-        if index < len(old.links) and old.links[index].domain > 1:
-            doubled = msgspec.structs.replace(old.links[index], bandwidth=2 * old.links[index].bandwidth)
-            links = tuple(doubled if place == index else link for place, link in enumerate(old.links))
-            flags = f"{flag} {doubled.bandwidth / 1e9:g}GB/s"
-            yield f"twice the {name}", flags, _with(case, cluster=msgspec.structs.replace(old, links=links))
-    overlapped = msgspec.structs.replace(training, overlap=Overlap.parse("all"))
-    yield "all communication beside compute", "--overlap all", _with(case, training=overlapped)
-    if training.framework.name == "megatron" and training.precision.products is None and training.lora is None:
-        try:
-            low = default_training("megatron", "fp8", training.optimizer.name, training.kernels.attention)
-            old.gpu.peak("fp8")
-            yield "8-bit matrix products", "--precision fp8", _with(case, training=low)
-        except Error:
-            pass
-    batch = msgspec.structs.replace(
-        space,
-        global_batch=2 * space.global_batch,
-        micro_batch=tuple(dict.fromkeys((*space.micro_batch, 2 * space.global_batch))),
-    )
-    yield "twice the global batch, by the token", f"--global-batch {2 * space.global_batch}", _with(case, space=batch)
-    yield "twice the GPUs", f"--gpus {2 * space.gpus}", more_gpus(case, 2 * space.gpus)
+    kind, space, old = case.training, case.space, case.cluster
+    for name, flag, place in (
+        ("link inside a node", "--link-bandwidth", 0), ("network adapter", "--nic-bandwidth", 1),
+    ):  # fmt: skip
+        if place < len(old.links) and old.links[place].domain > 1:
+            doubled = msgspec.structs.replace(old.links[place], bandwidth=2 * old.links[place].bandwidth)
+            yield f"twice the {name}", f"{flag} {doubled.bandwidth / 1e9:g}GB/s", _with_link(case, place, doubled)
+    yield (
+        "all communication beside compute", "--overlap all",
+        lambda: reopened(case, training=msgspec.structs.replace(kind, overlap=Overlap.parse("all"))),
+    )  # fmt: skip
+    if kind.framework.name == "megatron" and kind.precision.products is None and kind.lora is None:
+        yield "8-bit matrix products", "--precision fp8", lambda: _recast(case, "fp8")
+    batch = 2 * space.global_batch
+    yield "twice the global batch", f"--global-batch {batch}", lambda: reopened(case, global_batch=batch)
+    yield "twice the GPUs", *_more_gpus(case, 2)
 
 
-def what_next(case: Case, best: Estimate, margin: float, objective: Objective) -> list[Change]:
+def _with_link(case: Case, place: int, link: Link) -> Callable[[], Case]:
+    links = tuple(link if number == place else one for number, one in enumerate(case.cluster.links))
+    machines = msgspec.structs.replace(case.cluster, links=links)
+    return lambda: msgspec.structs.replace(case, cluster=machines)
+
+
+def _recast(case: Case, precision: str) -> Case:
+    """In another precision; an error where the framework or the GPU has none."""
+    kind, kernels = case.training, case.training.kernels
+    if precision == "fp8":
+        case.cluster.gpu.peak("fp8")
+    loss = f"chunked:{kernels.loss_chunks}" if kernels.loss == "chunked" else kernels.loss
+    other = default_training(kind.framework.name, precision, kind.optimizer.name, kernels.attention, loss)
+    return reopened(case, training=msgspec.structs.replace(other, overlap=kind.overlap, offload=kind.offload))
+
+
+def what_next(
+    case: Case, best: Estimate, margin: float, objective: Objective, progress: Progress | None = None
+) -> list[Change]:
     """What each change would bring, the one with the most tokens a second first; every row is planned anew."""
     assert best.time is not None
     found = []
-    for what, flags, changed in (*variants(case), *faster(case)):
+    for what, flags, make in (*variants(case), *faster(case)):
         if "times the GPUs" in what or "half the sequence" in what or "adapters" in what:
             continue
+        if progress is not None:
+            progress(what)
         try:
-            other = plan([changed], objective=objective, margin=margin, top=1).layouts[0]
+            other = plan([make()], objective=objective, margin=margin, top=1).layouts[0]
         except Error:
             continue
         assert other.time is not None
         # What the old step would take for as many tokens on as many GPUs as it has.
         found.append(Change(what, flags, other, best.time.step * other.time.tokens / best.time.tokens))
-    return sorted(found, key=lambda change: -change.before / change.best.time.step)  # type: ignore[operator,union-attr]
+    return sorted(found, key=lambda change: -(change.speed or 0))

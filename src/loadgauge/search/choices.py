@@ -106,3 +106,26 @@ def trimmed(space: Space, keep: set[str]) -> Space:
     }
     pp = tuple(pp for pp in space.pp if pp <= model.num_hidden_layers) or space.pp
     return msgspec.structs.replace(space, pp=space.pp if "pp" in keep else pp, **kept)
+
+
+def out_of_reach(space: Space) -> list[str]:
+    """Why tensor, context and expert parallelism go no further than the values of a space: the next larger value that the
+    GPUs divide by, and what `Layout.valid` has against it.
+
+    >>> from loadgauge import model
+    >>> space = Space(model=model("llama-3.1-8b"), gpus=64, global_batch=64, seq_len=4096, tp=(1, 2, 4, 8, 16, 32))
+    >>> out_of_reach(space)[0]
+    'tp 64: num_attention_heads over tp: 32 over 64 leaves 32'
+    """
+    base = msgspec.structs.replace(space.base, seq_len=space.seq_len, expert_imbalance=1.0)
+    found = []
+    experts = any(isinstance(block.mlp, Moe) for block in space.model.blocks)
+    for name in ("tp", "cp", "ep", "etp") if experts else ("tp", "cp"):
+        most = max(getattr(space, name))
+        for value in (value for value in divisors(space.gpus) if value > most):
+            with_dp = {"dp": value, "global_batch": value} if name in ("ep", "etp") else {"global_batch": 1}
+            problems = msgspec.structs.replace(base, **{name: value}, **with_dp).valid(space.model)
+            if problems:
+                found.append(f"{name} {value}: {problems[0]}")
+                break
+    return found

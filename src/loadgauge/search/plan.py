@@ -6,7 +6,7 @@ The array reading ranks; what is reported is the exact `estimate` of each layout
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -49,11 +49,32 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         """The array reading of all its layouts."""
         return Reading(self.space, self.training, self.cluster, self.rates or calibrated(self.cluster.gpu.id))
 
+    def batches(self, progress: Progress | None = None, wanted: Wanted | None = None) -> Iterator[Batch]:
+        """The layouts that can exist, structure by structure, each with its memory and time.
+
+        Of lengths that differ, the time of a micro-batch as they come, and the memory of one with the longest only.
+        """
+        found = self.reading().batches(progress, wanted)
+        if self.space.lengths is None:
+            yield from found
+            return
+        import numpy
+
+        longest = msgspec.structs.replace(self, space=msgspec.structs.replace(self.space, lengths=None))
+        worst = longest.reading().batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool))
+        for batch, other in zip(found, worst, strict=True):
+            yield batch._replace(memory=numpy.maximum(batch.memory, other.memory))
+
     def estimate(self, layout: Layout) -> Estimate:
-        """The exact estimate of one layout."""
-        return estimate(
+        """The exact estimate of one layout; of lengths that differ, the memory is that of the longest."""
+        found = estimate(
             self.space.model, layout, self.training, cluster=self.cluster, rates=self.rates, scale=self.scale
         )
+        if self.space.lengths is None:
+            return found
+        alike = msgspec.structs.replace(layout, tokens=None, pairs=None)
+        worst = estimate(self.space.model, alike, self.training, self.cluster.gpu)
+        return found if worst.memory.total < found.memory.total else msgspec.structs.replace(found, memory=worst.memory)
 
 
 class Found(NamedTuple):
@@ -207,11 +228,10 @@ def plan(
     best = _Best(numpy, max(KEPT, top))
     evaluated = 0
     for number, case in enumerate(cases):
-        reading = case.reading()
         limit = case.cluster.gpu.capacity - margin
         evaluated += case.space.size
         wanted = None if exhaustive else best.wanted(partial(_score, objective, case), limit)
-        for batch in reading.batches(progress, wanted):
+        for batch in case.batches(progress, wanted):
             best.add(number, batch, _score(objective, case, batch.step, batch.memory), limit)
     best.trim()
     if best.least is None:

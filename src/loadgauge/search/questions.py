@@ -1,6 +1,7 @@
 """Questions the other way round: the most, the fewest, the smallest that will do. Each answer is planned, none is solved for.
 
-Where an answer is sought by halving, it rests on what is bigger never needing less memory, which tests check.
+Whether something fits is asked of the memory of every layout, without its time. Where an answer is sought by halving, it
+rests on what is longer never needing less memory, which tests check.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits
 from loadgauge.estimate.params import parameters
 from loadgauge.estimate.result import Estimate
 from loadgauge.hardware import gpu as kind_of_gpu
+from loadgauge.layout import Layout
 from loadgauge.model import ModelSpec
+from loadgauge.search.changes import Progress, reopened
 from loadgauge.search.choices import space_for
-from loadgauge.search.plan import Case, Objective, plan
-from loadgauge.search.space import Space, divisors
+from loadgauge.search.plan import Case, Objective, layout_at, plan
+from loadgauge.search.space import divisors
 
 STEP = 1024
 """Tokens that a sequence length is found to."""
@@ -26,6 +29,10 @@ NICS = (25, 50, 100, 200, 400, 800, 1600, 3200)
 """Gbit/s of network adapters that are sold, per GPU."""
 COMMUNICATION = ("tp", "cp", "ep", "pp", "zero", "dp")
 """Lanes of a step that are communication which nothing hides."""
+
+
+def quiet(text: str) -> None:
+    """Says nothing of how far an answer is."""
 
 
 class Answer(NamedTuple):
@@ -44,47 +51,81 @@ def best_of(case: Case, objective: Objective, margin: float) -> Estimate | None:
         return None
 
 
+def leanest(case: Case) -> tuple[float, Layout | None]:
+    """Bytes of the layout that needs least, and that layout; of every layout only the memory is worked out.
+
+    >>> from loadgauge import gpu, model, training
+    >>> kind = training("torchtitan")
+    >>> space = space_for(model("llama-3.1-8b"), kind, 8, 8, 4096, locks={"pp": (1,)})
+    >>> least, layout = leanest(Case(space=space, training=kind, cluster=cluster(gpu("h100-sxm5-80gb"), 8)))
+    >>> layout.tp, layout.zero, str(layout.recompute)
+    (4, 3, 'full')
+    """
+    import numpy
+
+    found, where = float("inf"), None
+    for batch in case.batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool)):
+        place = int(numpy.argmin(batch.memory))
+        if batch.memory[place] < found:
+            found, where = float(batch.memory[place]), (batch.structure, batch.grid, int(batch.places[place]))
+    return found, None if where is None else layout_at(case.space, *where)
+
+
 def with_space(case: Case, **changes: Any) -> Case:
     """The same case with another batch, length or model, all axes as open as they were."""
     return msgspec.structs.replace(case, space=msgspec.structs.replace(case.space, **changes))
 
 
-def largest_sequence(case: Case, objective: Objective = "time", margin: float = 0.0) -> Answer:
+def largest_sequence(
+    case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet
+) -> Answer:  # fmt: skip
     """The longest sequence that some layout fits, to `STEP` tokens; raises `NothingFits` where not one step fits."""
-    limit = case.space.model.max_position_embeddings if case.space.model.learned_positions else None
+    model, limit = case.space.model, case.cluster.gpu.capacity - margin
+    longest = model.max_position_embeddings if model.learned_positions else None
+    lean: list[Layout] = []
 
-    def fits(steps: int) -> Estimate | None:
-        if limit is not None and steps * STEP > limit:
-            return None
-        return best_of(with_space(case, seq_len=steps * STEP), objective, margin)
+    def fits(steps: int) -> bool:
+        tokens = steps * STEP
+        if longest is not None and tokens > longest:
+            return False
+        progress(f"{tokens:,} tokens")
+        for layout in lean[-1:]:  # which most often is the one that needs least here too
+            longer = msgspec.structs.replace(layout, seq_len=tokens)
+            if not longer.valid(model) and case.estimate(longer).memory.total <= limit:
+                return True
+        least, new = leanest(reopened(case, seq_len=tokens))
+        lean.extend([new] if new is not None else [])
+        return least <= limit
 
-    steps, best = _most(fits)
+    steps = _most(fits)
+    best = best_of(reopened(case, seq_len=steps * STEP), objective, margin) if steps else None
     if best is None:
-        raise NothingFits(f"not even {STEP} tokens of {case.space.model.name} fit")
+        raise NothingFits(f"not even {STEP} tokens of {model.name} fit")
     return Answer(f"the longest sequence that fits: {steps * STEP:,} tokens", steps * STEP, best)
 
 
-def _most(fits: Callable[[int], Estimate | None]) -> tuple[int, Estimate | None]:
-    """The largest number that fits, by doubling and halving."""
-    low, best = 0, None
-    high = 1
-    while high <= 2**16 and (found := fits(high)) is not None:
-        low, best, high = high, found, 2 * high
-    while high - low > max(1, low // 64):
+def _most(fits: Callable[[int], bool]) -> int:
+    """The largest number that fits, by doubling and halving; 0 where not even 1 does.
+
+    >>> _most(lambda number: number <= 1000), _most(lambda number: False)
+    (1000, 0)
+    """
+    low, high = 0, 1
+    while high <= 2**16 and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
         middle = (low + high) // 2
-        found = fits(middle)
-        if found is None:
-            high = middle
-        else:
-            low, best = middle, found
-    return low, best
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def largest_micro_batch(case: Case, objective: Objective = "time", margin: float = 0.0) -> Answer:
     """The most sequences that one rank can run at once."""
+    import numpy
+
     limit = case.cluster.gpu.capacity - margin
     most = 0
-    for batch in case.reading().batches():
+    for batch in case.batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool)):
         rows = batch.places[batch.memory <= limit] // batch.grid.shape[1]
         if rows.size:
             most = max(most, int(batch.grid.columns["micro_batch"][rows].max()))
@@ -104,22 +145,32 @@ def sizes(most: int, node: int) -> Iterator[int]:
     yield from range(2 * node, most + 1, node)
 
 
-def fewest_gpus(case: Case, objective: Objective = "time", margin: float = 0.0) -> Answer:
+def fewest_gpus(
+    case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet
+) -> Answer:  # fmt: skip
     """The fewest GPUs on which some layout fits, of a part of a node or whole nodes; at most those of the case."""
-    from loadgauge.search.changes import more_gpus
-
     for size in sizes(case.space.gpus, case.cluster.gpus_per_node):
-        best = best_of(more_gpus(case, size, batch=case.space.global_batch), objective, margin)
+        progress(f"{size} GPUs")
+        try:
+            fewer = reopened(case, gpus=size)
+        except Error:
+            continue
+        if leanest(fewer)[0] > case.cluster.gpu.capacity - margin:
+            continue
+        best = best_of(fewer, objective, margin)
         if best is not None:
             return Answer(f"the fewest GPUs that hold it: {size}", size, best)
     raise NothingFits(f"{case.space.model.name} does not fit {case.space.gpus} x {case.cluster.gpu.name}")
 
 
-def smallest_nic(case: Case, share: float, objective: Objective = "time", margin: float = 0.0) -> Answer:
+def smallest_nic(
+    case: Case, share: float, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet
+) -> Answer:
     """The slowest network adapter with which communication that nothing hides takes at most a share of the step."""
     if len(case.cluster.links) < 2:
         raise ConfigError("the GPUs are all in one domain, and need no adapter", key="find")
     for gigabits in NICS:
+        progress(f"{gigabits} Gbit/s")
         links = (
             *case.cluster.links[:-1],
             msgspec.structs.replace(case.cluster.links[-1], bandwidth=gigabits * 1e9 / 8),
@@ -129,6 +180,8 @@ def smallest_nic(case: Case, share: float, objective: Objective = "time", margin
         if best is not None and exposed(best) <= share:
             words = f"{gigabits} Gbit/s for each GPU keep exposed communication at {exposed(best):.1%} of the step"
             return Answer(f"the smallest adapter: {words}", gigabits * 1e9 / 8, best)
+        if best is None:
+            break  # no adapter makes room
     raise NothingFits(f"not even {NICS[-1]} Gbit/s keep exposed communication under {share:.0%} of the step")
 
 
@@ -139,16 +192,27 @@ def exposed(found: Estimate) -> float:
 
 
 def largest_model(
-    case: Case, models: Sequence[ModelSpec], objective: Objective = "time", margin: float = 0.0
-) -> Answer:  # fmt: skip
+    case: Case,
+    models: Sequence[ModelSpec],
+    objective: Objective = "time",
+    margin: float = 0.0,
+    progress: Progress = quiet,
+) -> Answer:
     """Of several models the one with the most parameters that fits; those that are not modelled are passed over."""
+    limit, space = case.cluster.gpu.capacity - margin, case.space
     for model in sorted(models, key=lambda model: -parameters(model).total):
+        if parameters(model).total * held_bytes(case) > limit * space.gpus:
+            continue
+        progress(model.name)
         try:
-            space: Space = space_for(
-                model, case.training, case.space.gpus, case.space.global_batch, case.space.seq_len,
-                lengths=case.space.lengths, base=case.space.base,
+            other = space_for(
+                model, case.training, space.gpus, space.global_batch, space.seq_len, locks=case.locks,
+                lengths=space.lengths, base=space.base,
             )  # fmt: skip
-            best = best_of(msgspec.structs.replace(case, space=space), objective, margin)
+            larger = msgspec.structs.replace(case, space=other)
+            if leanest(larger)[0] > limit:
+                continue
+            best = best_of(larger, objective, margin)
         except Error:
             continue
         if best is not None:
@@ -156,16 +220,47 @@ def largest_model(
     raise NothingFits("none of the models fits")
 
 
-def cheapest_gpu(case: Case, prices: dict[str, float], margin: float = 0.0) -> list[Answer]:
-    """Kinds of GPU, each at its price of an hour, the cheapest step first; those on which nothing fits are left out."""
-    found = []
+def held_bytes(case: Case) -> float:
+    """Bytes of a parameter that all GPUs together hold at least, whatever the layout: nothing is sharded over more ranks.
+
+    >>> from loadgauge import gpu, model, training
+    >>> kind = training("megatron")
+    >>> space = space_for(model("llama-3.1-8b"), kind, 8, 8, 4096)
+    >>> held_bytes(Case(space=space, training=kind, cluster=cluster(gpu("h100-sxm5-80gb"), 8)))
+    14.0
+    """
+    kind = case.training
+    if kind.offload == "all" or kind.precision.products is not None:
+        return 0.0
+    if kind.lora is not None:
+        return 0.0 if kind.lora.stored is not None else float(min(kind.precision.weight, kind.precision.compute))
+    if kind.offload == "optimizer" or kind.optimizer.name not in ("adamw", "sgd"):
+        return float(kind.precision.weight)
+    return float(kind.precision.weight + kind.precision.master + kind.optimizer.moments * kind.precision.moment)
+
+
+def cheapest_gpu(
+    cases: Sequence[Case], prices: dict[str, float], margin: float = 0.0, progress: Progress = quiet
+) -> tuple[list[Answer], list[str]]:
+    """Kinds of GPU, each at its price of an hour and on the number of GPUs that is best of the cases, the cheapest first;
+    and those on which nothing fits, or of which too little is known, with the reason.
+    """
+    found, rest = [], []
     for name, price in prices.items():
         card = kind_of_gpu(name)
-        machines = cluster(card, case.space.gpus)
-        best = best_of(msgspec.structs.replace(case, cluster=machines, rates=None, price=price), "money", margin)
-        if best is not None and best.time is not None:
-            cost = price * case.space.gpus * best.time.step / 3600 / best.time.tokens * 1e9
-            found.append(Answer(f"{card.name}: {cost:,.2f} for a billion tokens", cost, best))
+        progress(card.name)
+        try:
+            there = [
+                msgspec.structs.replace(case, cluster=cluster(card, case.space.gpus), rates=None, price=price)
+                for case in cases
+            ]
+            best = plan(there, objective="money", margin=margin, top=1).layouts[0]
+        except Error as error:
+            rest.append(f"{card.name}: {error}")
+            continue
+        assert best.time is not None
+        cost = price * best.layout.gpus * best.time.step / 3600 / best.time.tokens * 1e9
+        found.append(Answer(f"{card.name}: {cost:,.2f} for a billion tokens", cost, best))
     if not found:
-        raise NothingFits(f"{case.space.model.name} fits none of {', '.join(prices)}")
-    return sorted(found, key=lambda answer: answer.value)
+        raise NothingFits(f"{cases[0].space.model.name} fits none of {', '.join(prices)}: {'; '.join(rest)}")
+    return sorted(found, key=lambda answer: answer.value), rest

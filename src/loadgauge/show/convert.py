@@ -10,8 +10,10 @@ import msgspec
 
 from loadgauge.adapters import ATTENTION_TARGETS, Lora
 from loadgauge.errors import ConfigError
+from loadgauge.families.catalogue import config, model_sources
 from loadgauge.formats.dialects import FILES
 from loadgauge.formats.exchange import JobFile, Written, combine, load, read, write
+from loadgauge.formats.megatron_model import unsaid
 from loadgauge.formats.recompute import spelled
 from loadgauge.formats.run import FIELDS, Run
 from loadgauge.show.flags import Request, run_options
@@ -164,6 +166,24 @@ def _targets(lora: Lora) -> str:
     return "attention" if lora.targets <= ATTENTION_TARGETS else "all"
 
 
+def known_as(run: Run, dialect: str, *, patched: bool = False) -> Run:
+    """With what a tool knows a model of the catalogue by: its repository, or where it takes no names its sizes.
+
+    patched: the user's own file, which has the model already
+
+    >>> known_as(Run(model="qwen3-8b"), "trl").model
+    'Qwen/Qwen3-8B'
+    """
+    name = "" if run.model is None else run.model.lower()
+    source = model_sources().get(name)
+    if source is None or dialect == "torchtitan":
+        return run
+    if dialect == "megatron":
+        sizes = config(name)
+        return run if patched or unsaid(sizes) else msgspec.structs.replace(run, model=None, config=sizes)
+    return msgspec.structs.replace(run, model=source.repository or run.model)
+
+
 def export(given: Job, dialect: str, template: str | None = None, *, file: str = "") -> Written:
     """A job in the words of a dialect; `template`, the user's own file, is patched. `left_out`: what it cannot say.
 
@@ -172,4 +192,4 @@ def export(given: Job, dialect: str, template: str | None = None, *, file: str =
     >>> "--tensor-model-parallel-size 8" in written.text
     True
     """
-    return write(run_of(given), dialect, template, file=file)
+    return write(known_as(run_of(given), dialect, patched=template is not None), dialect, template, file=file)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 import click
 
-from loadgauge.errors import ConfigError, NotStated
+from loadgauge.errors import ConfigError, Error, LayoutError, NotStated
 from loadgauge.layout import SCHEDULES, RecomputePolicy
 from loadgauge.show.flags import RUN, Request
 from loadgauge.show.numbers import Positive, Whole
-from loadgauge.show.request import Job, job
+from loadgauge.show.request import JOB_FILES, Job, job
 from loadgauge.show.sweep import handed_over, sweep_options
 from loadgauge.units import GIB
 
@@ -30,6 +31,29 @@ OPEN = (
     "sequence_parallel",
 )
 """Axes that the search walks; a flag locks one, or narrows it down to several values."""
+ANY = "any"
+"""In the place of a MODEL: the whole catalogue, for --find model."""
+MOST_GPUS = 1024
+"""On which the fewest are looked for, where the user says nothing."""
+ASKED = (
+    *(
+        "objective",
+        "margin",
+        "price",
+        "top",
+        "what_next",
+        "why_not",
+        "find",
+        "exposed",
+        "prices",
+        "export",
+        "onto",
+        "out",
+    ),
+)
+"""Flags that say what is asked of a plan, and nothing of the run."""
+FINDS = {"seq-len": ("seq_len", "lengths"), "micro-batch": ("micro_batch", "lengths"), "nic": ("nic_bandwidth",)}
+"""What is asked for, and the flags that would say it already."""
 
 
 class Values(click.ParamType):  # type: ignore[type-arg]
@@ -102,13 +126,19 @@ def _options(command: Any) -> Any:
 @click.option("--top", type=Whole(1, 100), default=5, show_default=True, help="How many layouts to print.")
 @click.option(
     "--find",
-    type=click.Choice(("seq-len", "micro-batch", "gpus", "nic", "model")),
-    help="The other way round: the longest sequence, the largest micro-batch, the fewest GPUs, the smallest adapter"
-    " (--exposed), the largest model of the catalogue.",
+    type=click.Choice(("seq-len", "micro-batch", "gpus", "gpu", "nic", "model")),
+    help="The other way round: the longest sequence, the largest micro-batch, the fewest GPUs, the cheapest kind of GPU"
+    " (--prices), the smallest adapter (--exposed), the largest model (MODEL: any, or how names begin).",
 )
 @click.option("--exposed", type=Positive(), metavar="SHARE", help="Of the step, what communication may take (0.1).")
-@click.option("--prices", metavar="GPU=2.5,GPU=1.8", help="Compare kinds of GPU by the price of their hours.")
+@click.option("--prices", metavar="GPU=2.5,GPU=1.8", help="Kinds of GPU with the price of their hours, for --find gpu.")
+@click.option("--why-not", metavar="tp=16,pp=4", help="Why no layout with these values is the best.")
 @click.option("--what-next", is_flag=True, help="What each change of the job would bring, every one planned anew.")
+@click.option(
+    "--export", metavar="DIALECT", help="Write the best layout as another tool's job file (see `convert`), or flags."
+)
+@click.option("--onto", metavar="FILE", help="The user's own file, which --export patches; its comments stay.")
+@click.option("--out", metavar="FILE", help="Where --export writes, if not to the terminal.")
 @sweep_options
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON document: layouts (best first), pareto, evaluated, valid."
@@ -123,6 +153,8 @@ def command(model: str | None, as_json: bool, **flags: Any) -> int:
     loadgauge plan llama-3.1-70b --gpu h100-sxm5-80gb --gpus 64 --seq-len 8192 --global-batch 512
     loadgauge plan llama-3.1-8b --gpu rtx4090 --gpus 1 --qlora --global-batch 16 --margin 2
     loadgauge plan llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --find seq-len
+    loadgauge plan llama-3.1-8b --gpu h100-sxm5-80gb --gpus 64 --global-batch 512 --export megatron
+    loadgauge plan axolotl.yaml --gpu h100-sxm5-80gb --gpus 8 --export axolotl --out faster.yaml
     loadgauge plan mixtral-8x7b --gpu h100-sxm5-80gb --gpus 32,64,128 --objective money --global-batch 512
     loadgauge plan --sweep sweep.toml --output results
     """
@@ -140,39 +172,128 @@ def cases(model: str, flags: dict[str, Any]) -> tuple[Job, list[Any], dict[str, 
     from loadgauge.search.choices import space_for
     from loadgauge.search.plan import Case
 
-    names = ("objective", "margin", "price", "top", "what_next", "find", "exposed", "prices")
-    asked = {name: flags.pop(name) for name in names}
-    if asked["exposed"] is not None and asked["find"] != "nic":
-        raise ConfigError("goes with --find nic", key="exposed")
+    asked = {name: flags.pop(name, None) for name in ASKED}
+    asked |= {"model": model, "as_given": None, "why_not_locks": {}}
     locks = _locks(flags)
-    sizes = flags.pop("gpus") or (1,)
+    _agree(asked, flags, locks)
+    if asked["why_not"] is not None:
+        asked["why_not_locks"] = _pairs(asked["why_not"])
     if flags["gpu"] is None:
         raise ConfigError("is needed: a plan is for a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
-    if min(sizes) < 1:
+    sizes = flags.pop("gpus") or ((MOST_GPUS,) if asked["find"] == "gpus" else None)
+    if sizes and min(sizes) < 1:
         raise ConfigError("at least 1 is needed", key="gpus")
-    if flags["framework"] is None:
-        flags["framework"] = _framework(flags, locks, max(sizes))
-        asked["assumed_framework"] = flags["framework"]
+    if asked["find"] is not None and asked["find"] != "gpu" and len(sizes or ()) > 1:
+        raise ConfigError(f"--find {asked['find']} asks about one number of GPUs", key="gpus")
+    name = model
+    if asked["find"] == "model":
+        from loadgauge.show.asked import named
+
+        name = named(model)[0]
+    if _is_file(name):
+        flags, sizes, asked["as_given"] = _of_file(name, flags, sizes)
+    elif flags["framework"] is None:
+        flags["framework"] = asked["assumed_framework"] = _framework(flags, locks, max(sizes or (1,)), asked["export"])
     given: Job | None = None
     found = []
-    for gpus in sizes:
-        given = job(Request(model=model, gpus=gpus, **flags))
+    for gpus in sizes or (1,):
+        given = job(Request(model=name, gpus=gpus, **flags))
         if given.cluster is None:
             raise NotStated(given.untimed)
+        layers = None if asked["as_given"] is not None and flags["stage_layers"] is None else given.layout.stage_layers
         space = space_for(
             given.model, given.training, gpus, given.layout.global_batch, given.layout.seq_len, locks=locks,
-            stage_layers=given.layout.stage_layers, lengths=given.lengths, base=given.layout,
+            stage_layers=layers, lengths=given.lengths, base=given.layout,
         )  # fmt: skip
         found.append(
-            Case(space=space, training=given.training, cluster=given.cluster, price=asked["price"])
+            Case(space=space, training=given.training, cluster=given.cluster, price=asked["price"], locks=locks)
         )  # fmt: skip
     assert given is not None
     hidden = {f"--{name.replace('_', '-')}" for name in OPEN}
     assumed = {flag: value for flag, value in given.assumed.items() if flag not in hidden}
+    if asked["find"] == "seq-len":
+        assumed.pop("--seq-len", None)
     if "assumed_framework" in asked:
         assumed["--framework"] = asked.pop("assumed_framework")
     asked["margin"] = (asked["margin"] or 0.0) * GIB
     return given, found, {**asked, "assumed": assumed}
+
+
+def _is_file(model: str) -> bool:
+    """Whether a MODEL is another tool's job file."""
+    if os.path.splitext(model)[1].lower().lstrip(".") not in JOB_FILES:
+        return False
+    from loadgauge.show.jobfile import is_job_file  # only then are dialects read
+
+    return is_job_file(model)
+
+
+def _of_file(
+    file: str, flags: dict[str, Any], sizes: tuple[int, ...] | None
+) -> tuple[dict[str, Any], tuple[int, ...], Any]:
+    """Of another tool's job file: its run as flags, its layout left open, and the estimate of its own layout."""
+    try:
+        own = job(Request(model=file, gpus=None if sizes is None else sizes[0], **flags))
+    except LayoutError:
+        if sizes is None:
+            raise
+        own = job(Request(model=file, **flags))  # of as many GPUs as its own layout has
+    open_axes: dict[str, Any] = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch", "replicas"), 1)
+    flags = {**flags, **open_axes, "zero": 0, "recompute": "none", "global_batch": own.layout.global_batch}
+    try:
+        estimate = own.estimate()
+    except Error:
+        estimate = None
+    return flags, sizes or (own.layout.gpus,), estimate
+
+
+def _agree(asked: dict[str, Any], flags: dict[str, Any], locks: dict[str, Any]) -> None:
+    """Refuses what is asked where it does not go together."""
+    find = asked["find"]
+    if find is None and asked["prices"] is not None:
+        find = asked["find"] = "gpu"
+    if find == "gpu" and asked["prices"] is None:
+        raise ConfigError("goes with --prices GPU=2.5,GPU=1.8", key="find")
+    for name, needs in (("exposed", "nic"), ("prices", "gpu")):
+        if asked[name] is not None and find != needs:
+            raise ConfigError(f"goes with --find {needs}", key=name)
+    for name in FINDS.get(find or "", ()):
+        if flags.get(name) is not None or name in locks:
+            raise ConfigError(f"is what --find {find} asks for", key=name)
+    if find is not None:
+        for name in ("what_next", "why_not", "export"):
+            if asked[name]:
+                raise ConfigError(f"does not go with --find {find}", key=name)
+    if asked["export"] is None:
+        for name in ("onto", "out"):
+            if asked[name] is not None:
+                raise ConfigError("goes with --export", key=name)
+    elif asked["export"] != "flags":
+        from loadgauge.formats.dialects import dialect
+
+        asked["export"] = dialect(asked["export"]).name
+    elif asked["onto"] is not None:
+        raise ConfigError("flags are no file to patch", key="onto")
+
+
+def _pairs(text: str) -> dict[str, tuple[Any, ...]]:
+    """Values of axes, as in `tp=16,pp=4`."""
+    flags: dict[str, Any] = dict.fromkeys(OPEN)
+    for word in text.replace(",", " ").split():
+        name, _, value = word.partition("=")
+        name = name.lstrip("-").replace("-", "_")
+        if name not in OPEN or not value:
+            raise ConfigError(f"must be axis=value pairs such as tp=16,pp=4, got {word!r}", key="why_not")
+        kind = {"schedule": Values("word", (*SCHEDULES, "all"))}.get(name, Values("number"))
+        if name == "recompute":
+            flags[name] = value
+        elif name == "sequence_parallel":
+            if value not in ("true", "false", "yes", "no"):
+                raise ConfigError(f"must be yes or no, got {value!r}", key="why_not")
+            flags[name] = value in ("true", "yes")
+        else:
+            flags[name] = kind.convert(value, None, None)
+    return _locks(flags)
 
 
 def _locks(flags: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
@@ -194,12 +315,25 @@ def _locks(flags: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
     return locks
 
 
-def _framework(flags: dict[str, Any], locks: dict[str, tuple[Any, ...]], gpus: int) -> str:
-    """Megatron where a model is trained on several GPUs; transformers for adapters and for one GPU."""
+def _framework(flags: dict[str, Any], locks: dict[str, tuple[Any, ...]], gpus: int, export: str | None) -> str:
+    """The one that the file to write is of; else Megatron where a model is trained on several GPUs, and transformers for
+    adapters and for one GPU.
+    """
+    if export not in (None, "flags"):
+        from loadgauge.formats.dialects import dialect
+
+        return dialect(export).framework
     parallel = any(max(locks.get(name, (1,))) > 1 for name in ("tp", "pp", "cp", "ep"))
     if not parallel and (gpus == 1 or flags["lora_rank"] is not None or flags["qlora"]):
         return "huggingface"
     return "megatron"
+
+
+def say(text: str) -> None:
+    """What is being looked at, on a terminal only."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{text}\x1b[K")
+        sys.stderr.flush()
 
 
 def progress(done: int, whole: int) -> None:

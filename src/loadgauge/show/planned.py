@@ -1,16 +1,17 @@
-"""A plan, told: the best layouts, why the second one lost, the Pareto front; or the nearest miss."""
+"""A plan, told: the best layouts, why the others lost, the Pareto front; or the nearest miss."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loadgauge.errors import ConfigError, NothingFits
+import msgspec
+
+from loadgauge.errors import ConfigError, LayoutError, NothingFits
 from loadgauge.estimate.result import Estimate
-from loadgauge.families.catalogue import models as catalogue
-from loadgauge.families.catalogue import resolve
-from loadgauge.search.changes import what_next, what_would_fit
-from loadgauge.search.plan import Case, Plan, plan
-from loadgauge.show.plan import clear, progress
+from loadgauge.search.changes import Change, what_next, what_would_fit
+from loadgauge.search.choices import out_of_reach, space_for
+from loadgauge.search.plan import Case, Objective, Plan, plan
+from loadgauge.show.plan import clear, progress, say
 from loadgauge.show.request import Job
 from loadgauge.show.table import GLUE, Column, console, document, draw, heading, points
 from loadgauge.show.timing import LANES, seconds
@@ -19,65 +20,114 @@ from loadgauge.units import GIB
 if TYPE_CHECKING:
     from rich.console import Console
 
+CLOSE = 1e-4
+"""Relative difference of two steps that are called as fast as each other."""
+KINDS = ("tp", "pp", "cp", "ep", "etp", "zero")
+"""Axes by which two layouts are of another kind."""
+KEPT = 20
+
 
 def answer(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
     """Plans and prints; the exit code."""
-    if asked["find"] is not None or asked["prices"] is not None:
-        return _found(cases, asked, as_json=as_json)
+    if asked["find"] is not None:
+        from loadgauge.show.asked import found
+
+        return found(cases, asked, as_json=as_json)
+    if (
+        asked["export"] is not None
+        and asked["out"] is None
+        and not as_json
+        and (asked["why_not"] or asked["what_next"])
+    ):
+        raise ConfigError("only the file is written to the terminal; give --out", key="export")
     try:
-        found = plan(
-            cases, objective=asked["objective"], margin=asked["margin"], top=asked["top"], progress=progress
+        result = plan(
+            cases, objective=asked["objective"], margin=asked["margin"], top=max(asked["top"], KEPT), progress=progress
         )  # fmt: skip
     except NothingFits as error:
         clear()
         return _nothing(error, cases, asked, as_json=as_json)
+    finally:
+        clear()
+    best = result.layouts[0]
+    case = next(case for case in cases if case.space.gpus == best.layout.gpus)
+    changes = what_next(case, best, asked["margin"], asked["objective"], say) if asked["what_next"] else []
+    refused = _why_not(result, cases, asked) if asked["why_not"] else []
     clear()
-    changes = what_next(cases[-1], found.layouts[0], asked["margin"], asked["objective"]) if asked["what_next"] else []
+    written = None
+    if asked["export"] is not None:
+        from loadgauge.show.exported import exported
+
+        written = exported(given, case, best, asked, as_json=as_json)
     if as_json:
-        document(
-            {
-                "objective": found.objective,
-                "margin": found.margin,
-                "layouts": [result.to_dict() for result in found.layouts],
-                "pareto": [result.to_dict() for result in found.pareto],
-                "evaluated": found.evaluated,
-                "valid": found.valid,
-                "fitting": found.fitting,
-                "seconds": found.seconds,
-                "why": why(found),
-                "changes": [change.to_dict() for change in changes],
-                "assumed": asked["assumed"],
-            }
-        )
+        document(_plain(result, changes, refused, asked) | ({} if written is None else {"export": written}))
         return 0
+    if written is not None and asked["out"] is None:
+        return 0
+    _told(given, case, result, changes, refused, asked)
+    return 0
+
+
+def _plain(found: Plan, changes: list[Change], refused: list[str], asked: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "objective": found.objective,
+        "margin": found.margin,
+        "layouts": [result.to_dict() for result in found.layouts[: asked["top"]]],
+        "pareto": [result.to_dict() for result in found.pareto],
+        "evaluated": found.evaluated,
+        "valid": found.valid,
+        "fitting": found.fitting,
+        "seconds": found.seconds,
+        "why": why(found),
+        "why_not": refused,
+        "out_of_reach": out_of_reach(found.cases[-1].space),
+        "changes": [change.to_dict() for change in changes],
+        "assumed": asked["assumed"],
+    }
+
+
+def _told(
+    given: Job, case: Case, found: Plan, changes: list[Change], refused: list[str], asked: dict[str, Any]
+) -> None:  # fmt: skip
     target = console()
-    _best(target, found)
-    _table(target, found.layouts, "The best layouts" if len(found.layouts) > 1 else "The best layout")
+    shown = found.layouts[: asked["top"]]
+    for line in headline(found):
+        points(target, [line], "")
+    if asked["as_given"] is not None:
+        points(target, [_as_given(asked["as_given"], found.layouts[0])], "")
+    table(target, shown, "The best layouts" if len(shown) > 1 else "The best layout", price=case.price)
     reasons = why(found)
     if reasons:
-        heading(target, "Why the second one lost")
+        heading(target, "Why the second one lost" if len(reasons) == 1 else "Why others lost")
         points(target, reasons)
-    _table(target, _thinned(found.pareto), "Less memory for more time: the Pareto front")
+    if refused:
+        heading(target, f"Why not {asked['why_not']}")
+        points(target, refused)
+    table(target, _thinned(found.pareto), "Less memory for more time: the Pareto front", price=case.price)
     if changes:
-        heading(target, "What to change next, each planned anew")
-        points(target, [change.line() for change in changes])
-    points(
-        target,
-        [
-            "",
-            f"{found.evaluated:,} combinations looked at, {found.valid:,} layouts can exist, {found.fitting:,} fit;"
-            f" {found.seconds:,.1f} s.",
-        ],
-        "",
-        style="dim",
+        change_table(target, changes, "What to change next, each planned anew")
+    beyond = out_of_reach(case.space)
+    if beyond:
+        heading(target, "What no layout can have")
+        points(target, beyond)
+    end = (
+        f"{found.evaluated:,} combinations looked at, {found.valid:,} layouts can exist, {found.fitting:,} fit;"
+        f" {found.seconds:,.1f} s."
     )
+    points(target, ["", end], "", style="dim")
     if found.moved:
         points(target, [f"Estimated one by one, {found.moved} of the first took another place."], "", style="dim")
+    assumed(target, asked, given)
+
+
+def assumed(target: Console, asked: dict[str, Any], given: Job | None = None) -> None:
+    """What the user did not say, and what of a job file says nothing here."""
     if asked["assumed"]:
         heading(target, "Assumed, as you did not say")
         glued = (f"{flag} {value}".replace(" ", GLUE) for flag, value in asked["assumed"].items())
         points(target, [", ".join(glued)], "")
-    return 0
+    if given is not None and given.file:
+        points(target, ["", f"{given.file}."], "", style="dim")
 
 
 def flags_of(result: Estimate) -> str:
@@ -97,51 +147,72 @@ def flags_of(result: Estimate) -> str:
     return " ".join([*words, f"--micro-batch {layout.micro_batch}"])
 
 
-def _best(target: Console, found: Plan) -> None:
-    from rich.text import Text
-
+def headline(found: Plan) -> list[str]:
+    """The best layout as flags, and what it takes."""
     best = found.layouts[0]
     assert best.time is not None
-    line = Text(f"BEST  {flags_of(best)}")
-    line.stylize("bold green", 0, 4)
-    target.print(line, soft_wrap=True)
     memory, time = best.memory, best.time
     assert memory.capacity is not None
     card = best.cluster.gpu.name if best.cluster is not None else ""
-    points(
-        target,
-        [
-            f"{best.model.name} on {best.layout.gpus:,} x {card}: a step of {best.layout.global_batch:,} sequences takes"
-            f" {seconds(time.step)} ({seconds(time.low)} to {seconds(time.high)}), {time.tokens_per_second_per_gpu:,.0f}"
-            f" tokens/s/GPU, MFU {time.mfu:.1%}; {memory.total / GIB:,.1f} of {memory.capacity / GIB:,.1f} GiB"
-            f" ({memory.verdict}).",
-        ],
-        "",
-    )
+    longest = "" if found.cases[0].space.lengths is None else " with the longest sequences alone"
+    gpus = f" --gpus {best.layout.gpus}" if len({case.space.gpus for case in found.cases}) > 1 else ""
+    return [
+        f"BEST  {flags_of(best)}{gpus}",
+        f"{best.model.name} on {best.layout.gpus:,} x {card}: a step of {best.layout.global_batch:,} sequences takes"
+        f" {seconds(time.step)} ({seconds(time.low)} to {seconds(time.high)}), {time.tokens_per_second_per_gpu:,.0f}"
+        f" tokens/s/GPU, MFU {time.mfu:.1%}; {memory.total / GIB:,.1f} of {memory.capacity / GIB:,.1f} GiB"
+        f"{longest} ({memory.verdict}).",
+    ]
 
 
-def _table(target: Console, results: tuple[Estimate, ...] | list[Estimate], title: str) -> None:
-    several = len({result.layout.gpus for result in results}) > 1
+def _as_given(own: Estimate, best: Estimate) -> str:
+    """How the layout that the user's job file has compares."""
+    if own.time is None or best.time is None or own.memory.capacity is None:
+        return ""
+    memory = f"{own.memory.total / GIB:,.1f} GiB"
+    if not own.memory.fits:
+        return f"As the file has it, it does not fit: {flags_of(own)} needs {memory}."
+    speed = own.time.step / best.time.step * best.time.tokens / own.time.tokens
+    than = f"the best is {speed:.2f} times as fast" if speed > 1 + CLOSE else "nothing is faster"
+    return f"As the file has it: {flags_of(own)}, a step of {seconds(own.time.step)}, {memory}; {than}."
+
+
+def table(
+    target: Console, results: tuple[Estimate, ...] | list[Estimate], title: str, *, price: float | None = None
+) -> None:
+    """Layouts, one a row; axes that none of them uses are left out."""
+    every = [result.layout for result in results]
+    several = len({layout.gpus for layout in every}) > 1
     names = ("dp", "tp", "pp", "vpp", "cp", "ep", "etp", "zero")
-    shown = [name for name in names if any(getattr(result.layout, name) > int(name != "zero") for result in results)]
+    shown = [name for name in names if any(getattr(layout, name) > int(name != "zero") for layout in every)]
+    split = any(layout.tp > 1 for layout in every)
+    staged = any(layout.pp > 1 for layout in every)
     columns = [
         Column("#", "right"), *([Column("GPUs", "right")] if several else []), Column("step", "right"),
-        Column("GiB", "right"), Column("MFU", "right"), *(Column(name, "right") for name in shown),
-        Column("batch", "right"), Column("sp"), Column("recompute"), Column("schedule", wide=True),
+        Column("tok/s/GPU", "right", wide=not several), Column("MFU", "right"), Column("GiB", "right"),
+        *([Column("cost/1B", "right")] if price is not None else []),
+        *(Column(name, "right") for name in shown), Column("micro", "right"), *([Column("sp")] if split else []),
+        Column("recompute"), *([Column("schedule", wide=True)] if staged else []),
     ]  # fmt: skip
     rows = []
     for number, result in enumerate(results, 1):
-        layout = result.layout
-        assert result.time is not None
+        layout, time = result.layout, result.time
+        assert time is not None
+        cost = None if price is None else price * layout.gpus * time.step / 3600 / time.tokens * 1e9
         rows.append(
             [
-                str(number), *([f"{layout.gpus:,}"] if several else []), seconds(result.time.step),
-                f"{result.memory.total / GIB:,.1f}", f"{result.time.mfu:.1%}",
-                *(_degree(layout, name) for name in shown), str(layout.micro_batch),
-                "yes" if layout.sequence_parallel else "no", str(layout.recompute), layout.schedule if layout.pp > 1 else "",
+                str(number), *([f"{layout.gpus:,}"] if several else []), seconds(time.step),
+                f"{time.tokens_per_second_per_gpu:,.0f}", f"{time.mfu:.1%}", f"{result.memory.total / GIB:,.1f}",
+                *([] if cost is None else [f"{cost:,.2f}"]), *(_degree(layout, name) for name in shown),
+                str(layout.micro_batch), *([_spread(layout)] if split else []), str(layout.recompute),
+                *([layout.schedule if layout.pp > 1 else ""] if staged else []),
             ]
         )  # fmt: skip
     draw(target, columns, rows, title)
+
+
+def _spread(layout: Any) -> str:
+    return "" if layout.tp == 1 else "yes" if layout.sequence_parallel else "no"
 
 
 def _degree(layout: Any, name: str) -> str:
@@ -158,81 +229,83 @@ def _thinned(results: tuple[Estimate, ...], most: int = 8) -> list[Estimate]:
 
 
 def why(found: Plan) -> list[str]:
-    """What the second layout spends more time on than the first, and what less; in memory where that decided."""
-    if len(found.layouts) < 2:
-        return []
-    best, other = found.layouts[:2]
-    assert best.time is not None
-    assert other.time is not None
-    more = other.time.step - best.time.step
-    lines = [f"{flags_of(other)}"]
-    if abs(more) < 1e-4 * best.time.step and found.objective in ("time", "throughput", "money"):
-        less = other.memory.total - best.memory.total
-        word = f"needs {less / GIB:,.2f} GiB more" if less > 0 else "has more to set up"
-        lines.append(f"as fast within 0.01 %, but {word}" if more >= 0 else "as fast within 0.01 %")
-        return lines
-    lines.append(f"{seconds(abs(more))} {'slower' if more > 0 else 'faster'} a step ({more / best.time.step:+.1%}):")
-    changes = {lane: other.time.parts[lane] - best.time.parts[lane] for lane in best.time.parts}
-    for lane, change in sorted(changes.items(), key=lambda item: -abs(item[1]))[:4]:
-        if abs(change) > 0.02 * abs(more) and change:
-            lines.append(f"{seconds(abs(change))} {'more' if change > 0 else 'less'} in {LANES[lane]}")
+    """Why the second layout lost, and the best one of another kind where the second is of the same."""
+    best = found.layouts[0]
+    lines = [f"{flags_of(other)}: {lost(best, other, found.objective)}" for other in found.layouts[1:2]]
+    kind = [[getattr(result.layout, name) for name in KINDS] for result in found.layouts]
+    other = next((place for place in range(1, len(kind)) if kind[place] != kind[0]), 1)
+    if other > 1:
+        lines.append(f"{flags_of(found.layouts[other])}: {lost(best, found.layouts[other], found.objective)}")
     return lines
 
 
-def _found(cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
-    """The answer to a question the other way round."""
-    from loadgauge.search import questions
-
-    case, how = cases[-1], (asked["objective"], asked["margin"])
-    if asked["prices"] is not None:
-        answers = questions.cheapest_gpu(case, _prices(asked["prices"]), asked["margin"])
-    elif asked["find"] == "seq-len":
-        answers = [questions.largest_sequence(case, *how)]
-    elif asked["find"] == "micro-batch":
-        answers = [questions.largest_micro_batch(case, *how)]
-    elif asked["find"] == "gpus":
-        answers = [questions.fewest_gpus(case, *how)]
-    elif asked["find"] == "nic":
-        answers = [questions.smallest_nic(case, asked["exposed"] or 0.1, *how)]
-    else:
-        answers = [questions.largest_model(case, [resolve(name) for name in catalogue()], *how)]
-    if as_json:
-        document(
-            {
-                "answers": [{"text": one.text, "value": one.value, "layout": one.best.to_dict()} for one in answers],
-                "assumed": asked["assumed"],
-            }
-        )
-        return 0
-    target = console()
-    for answer in answers:
-        target.print(answer.text[:1].upper() + answer.text[1:] + ".", soft_wrap=True)
-    _table(
-        target,
-        [one.best for one in answers],
-        "With the best layout" if len(answers) == 1 else "Each with its best layout",
-    )
-    return 0
+def lost(best: Estimate, other: Estimate, objective: Objective) -> str:
+    """What a layout spends more time on than the best, and what less; its memory where that decided."""
+    assert best.time is not None
+    assert other.time is not None
+    less = other.memory.total - best.memory.total
+    if objective == "headroom" and less > 0:
+        return f"needs {less / GIB:,.2f} GiB more"
+    if objective != "time" and other.layout.gpus != best.layout.gpus:
+        share = other.layout.gpus * other.time.step / (best.layout.gpus * best.time.step) - 1
+        return f"takes {other.layout.gpus:,} GPUs, and {share:+.1%} GPU-hours"
+    more = other.time.step - best.time.step
+    if abs(more) < CLOSE * best.time.step:
+        word = f"needs {less / GIB:,.2f} GiB more" if less > 0 else "has more to set up"
+        return f"as fast within 0.01 %, but {word}"
+    changes = {lane: other.time.parts[lane] - best.time.parts[lane] for lane in best.time.parts}
+    parts = [
+        f"{seconds(abs(change))} {'more' if change > 0 else 'less'} in {LANES[lane]}"
+        for lane, change in sorted(changes.items(), key=lambda item: -abs(item[1]))[:3]
+        if abs(change) > 0.02 * abs(more) and change
+    ]
+    first = f"{seconds(abs(more))} ({abs(more) / best.time.step:.1%}) {'slower' if more > 0 else 'faster'} a step"
+    return f"{first}: {', '.join(parts)}"
 
 
-def _prices(text: str) -> dict[str, float]:
-    """Prices of kinds of GPU, as in `h100-sxm5-80gb=2.5,a100-sxm4-80gb=1.6`."""
-    prices = {}
-    for word in text.split(","):
-        name, _, price = word.strip().partition("=")
-        try:
-            prices[name] = float(price)
-        except ValueError:
-            prices[name] = -1.0
-        if not 0 < prices[name] < float("inf"):
-            raise ConfigError(f"must be GPU=PRICE,GPU=PRICE, got {word.strip()!r}", key="prices")
-    return prices
+def _why_not(found: Plan, cases: list[Case], asked: dict[str, Any]) -> list[str]:
+    """Why no layout with the values that the user asks about is the best: it cannot exist, does not fit, or loses."""
+    locks = asked["why_not_locks"]
+    narrow = []
+    for case in cases:
+        space = case.space
+        kept = space_for(
+            space.model, case.training, space.gpus, space.global_batch, space.seq_len, locks={**(case.locks or {}), **locks},
+            stage_layers=space.stage_layers, lengths=space.lengths, base=space.base,
+        )  # fmt: skip
+        narrow.append(msgspec.structs.replace(case, space=kept))
+    say("why not")
+    try:
+        other = plan(narrow, objective=found.objective, margin=found.margin, top=1).layouts[0]
+    except (LayoutError, NothingFits) as error:
+        return [str(error)]
+    if other.layout == found.layouts[0].layout:
+        return ["it is the best layout"]
+    return [f"the best of them, {flags_of(other)}: {lost(found.layouts[0], other, found.objective)}"]
+
+
+def change_table(target: Console, changes: list[Change], title: str) -> None:
+    """Changes of a job, one a row."""
+    compared = any(change.speed is not None for change in changes)
+    columns = [
+        *([Column("tokens/s", "right")] if compared else []), Column("step", "right"), Column("GiB", "right"),
+        Column("change"), Column("flags", wrap=True),
+    ]  # fmt: skip
+    rows = [
+        [
+            *([f"x {change.speed:.2f}"] if change.speed is not None else []), seconds(change.step),
+            f"{change.best.memory.total / GIB:,.1f}", change.what, change.flags,
+        ]
+        for change in changes
+    ]  # fmt: skip
+    draw(target, columns, rows, title)
 
 
 def _nothing(error: NothingFits, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
     """The nearest miss and what would make it fit; exit code 1."""
     nearest: Any = error.nearest
-    changes = what_would_fit(cases, asked["margin"], asked["objective"])
+    changes = what_would_fit(cases, asked["margin"], asked["objective"], progress=say)
+    clear()
     if as_json:
         document(
             {
@@ -243,13 +316,12 @@ def _nothing(error: NothingFits, cases: list[Case], asked: dict[str, Any], *, as
         )  # fmt: skip
         return 1
     target = console()
-    text = str(error)
-    target.print(f"NOTHING FITS  {text}.", soft_wrap=True, style="bold red")
+    target.print(f"NOTHING FITS  {error}.", soft_wrap=True, style="bold red")
     points(target, [f"The nearest: {flags_of(nearest)}; its peak is {nearest.memory.moment}."], "")
-    heading(target, "What would make it fit")
-    lines = [change.line() for change in changes]
-    points(
-        target,
-        lines or ["nothing that was tried: offload, an 8-bit optimizer, LoRA, QLoRA, more GPUs, half the length"],
-    )
+    if changes:
+        change_table(target, changes, "What would make it fit, each planned")
+    else:
+        heading(target, "What would make it fit")
+        points(target, ["nothing that was tried: offload, an 8-bit optimizer, LoRA, QLoRA, more GPUs, half the length"])
+    assumed(target, asked)
     return 1
