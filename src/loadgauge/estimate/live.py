@@ -10,6 +10,25 @@ from loadgauge.algebra import Size, maximum
 from loadgauge.ops import NOTHING, Layer, Operation, Recompute, Tensor
 
 
+class _Alive:
+    """Tensors by name, and the bytes of all together."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, Size] = {}
+        self.nbytes: Size = 0
+
+    def add(self, tensor: Tensor) -> None:
+        """One more, where it is not there yet."""
+        if tensor.name not in self.sizes:
+            size = self.sizes[tensor.name] = tensor.nbytes
+            self.nbytes = self.nbytes + size
+
+    def drop(self, name: str) -> None:
+        """One less, where it is there."""
+        if name in self.sizes:
+            self.nbytes = self.nbytes - self.sizes.pop(name)
+
+
 def forward_peak(layer: Layer, recompute: Recompute = NOTHING, held: tuple[str, ...] = ()) -> Size:
     """Largest number of bytes alive during the forward of a layer, what it keeps included.
 
@@ -17,14 +36,14 @@ def forward_peak(layer: Layer, recompute: Recompute = NOTHING, held: tuple[str, 
     """
     kept = {tensor.name for tensor in layer.kept(recompute)}.union(held)
     last_use = {tensor.name: index for index, operation in enumerate(layer) for tensor in operation.inputs}
-    alive: dict[str, Size] = {}
+    alive = _Alive()
     peak: Size = 0
     for index, operation in enumerate(layer):
         for tensor in (*operation.inputs, *operation.outputs, *operation.keeps):
-            alive.setdefault(tensor.name, tensor.nbytes)
-        peak = maximum(peak, sum(alive.values()) + operation.workspace)
-        for name in [n for n in alive if n not in kept and last_use.get(n, index) <= index]:
-            del alive[name]
+            alive.add(tensor)
+        peak = maximum(peak, alive.nbytes + operation.workspace)
+        for name in [n for n in alive.sizes if n not in kept and last_use.get(n, index) <= index]:
+            alive.drop(name)
     return peak
 
 
@@ -36,10 +55,12 @@ class _Gradients:
         self.size: dict[int, Size] = {}
         self.users: dict[int, int] = {}
         self.next = 0
+        self.nbytes: Size = 0
 
     def make(self, name: str, size: Size) -> None:
         self.next += 1
         self.buffer[name], self.size[self.next], self.users[self.next] = self.next, size, 1
+        self.nbytes = self.nbytes + size
 
     def share(self, name: str, other: str) -> None:
         buffer = self.buffer[other]
@@ -50,15 +71,12 @@ class _Gradients:
         buffer = self.buffer.pop(name)
         self.users[buffer] -= 1
         if not self.users[buffer]:
-            del self.users[buffer], self.size[buffer]
+            del self.users[buffer]
+            self.nbytes = self.nbytes - self.size.pop(buffer)
 
     def keep(self, name: str) -> None:
         """Its buffer stays, whoever else drops it."""
         del self.buffer[name]
-
-    @property
-    def nbytes(self) -> Size:
-        return sum(self.size.values())
 
 
 def backward_peak(
@@ -79,22 +97,24 @@ def backward_peak(
     operations = layer.operations
     whole, freed = _keepers(layer)
     stays = {tensor.name for operation in layer if split and operation.trains_matrix for tensor in operation.keeps}
-    held = {tensor.name: tensor.nbytes for tensor in (layer.kept(recompute) if recompute else whole.values())}
+    held = _Alive()
+    for tensor in layer.kept(recompute) if recompute else whole.values():
+        held.add(tensor)
     gradients = _Gradients()
     weights: Size = 0
     for tensor in operations[-1].outputs:
         gradients.make(tensor.name, tensor.nbytes)
-    peak: Size = sum(held.values()) + gradients.nbytes
+    peak: Size = held.nbytes + gradients.nbytes
     for index in range(len(operations) - 1, -1, -1):
         operation = operations[index]
         for tensor in _remade(operations, index, recompute):
-            held.setdefault(tensor.name, tensor.nbytes)
+            held.add(tensor)
         reached = [tensor.name for tensor in operation.outputs if tensor.name in gradients.buffer]
         if not reached:
             continue
         if operation.overwrites:
             for tensor in operation.keeps:
-                held.pop(tensor.name, None)
+                held.drop(tensor.name)
         extra: Size = operation.workspace
         made = {tensor.name: tensor for tensor in operation.inputs if tensor.dtype != "index"}
         for name, tensor in made.items():
@@ -116,7 +136,7 @@ def backward_peak(
             extra = extra + own
         else:
             weights = weights + own
-        others: Size = sum(held.values()) + extra + weights
+        others: Size = held.nbytes + extra + weights
         peak = maximum(peak, others + gradients.nbytes)
         for name in reached:
             if split and operation.trains_matrix:
@@ -126,7 +146,7 @@ def backward_peak(
         peak = maximum(peak, others + gradients.nbytes + operation.backward_workspace)
         for name in freed.get(index, ()):
             if name not in stays:
-                held.pop(name, None)
+                held.drop(name)
     return peak
 
 

@@ -21,7 +21,7 @@ from loadgauge.search.split import balanced
 
 ROWS = ("tp", "cp", "ep", "etp")
 COMBINED = (*ROWS, "micro_batch")
-ELEMENTS = 400_000
+ELEMENTS = 200_000
 """Layouts of one grid, at most: their arrays stay in the processor's cache."""
 SIZES = (*COMBINED, "replicas")
 """What the open arrays hold."""
