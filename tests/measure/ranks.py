@@ -1,11 +1,14 @@
-"""Small models, parallel in several ways. Run under torchrun, it says what each rank really allocates and sends."""
+"""Models that are parallel in several ways. Run under torchrun, it says what each rank really allocates and sends."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 H, LAYERS, TOKENS, DEVICE = 128, 3, 64, "cpu"
+LAYERS_OF_LLAMA = 4
+
+
+# -- scripts that are parallel by themselves ---------------------------------------------------------------------------
 
 
 class Layer(nn.Module):
@@ -49,7 +56,6 @@ def train(net: nn.Module) -> Any:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    step.net, step.optimizer = net, optimizer  # type: ignore[attr-defined]
     return step
 
 
@@ -78,58 +84,192 @@ def ddp() -> Any:
     return train(nn.parallel.DistributedDataParallel(model(), bucket_cap_mb=100))
 
 
+SCRIPTS = {one.__name__: one for one in (fsdp, fsdp_checkpointed, tensor_parallel, ddp)}
+
+
+# -- a model of transformers, shared out by flags ----------------------------------------------------------------------
+
+SHARED: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "zero 3": (4, {}, {}),
+    "zero 2, selective": (2, {"zero": 2}, {"checkpointing": "selective"}),
+    "replicas": (4, {"replicas": 2}, {"checkpointing": "full"}),
+    "whole copies": (2, {"zero": 0}, {"accumulate": 2}),
+    "tensors": (2, {"tp": 2}, {}),
+    "tensors and sequence, zero 3": (4, {"tp": 2, "sequence_parallel": True}, {"checkpointing": "full"}),
+    "1f1b": (4, {"pp": 4}, {"accumulate": 6}),
+    "gpipe": (2, {"pp": 2, "schedule": "gpipe"}, {"accumulate": 3}),
+    "interleaved": (2, {"pp": 2, "vpp": 2, "schedule": "interleaved"}, {"accumulate": 4}),
+    "stages and tensors": (4, {"pp": 2, "tp": 2, "sequence_parallel": True}, {"accumulate": 2}),
+    "stages and zero 3": (4, {"pp": 2, "stage_layers": (1, 3)}, {"accumulate": 2}),
+    "stages and copies": (4, {"pp": 2, "zero": 0}, {"accumulate": 2}),
+}
+"""By name: how many ranks, how they share, how they train."""
+
+
+def shared(name: str, rank: int) -> Any:
+    """A small Llama, as rank `rank` has it."""
+    from transformers import LlamaConfig
+
+    from loadgauge.measure.distributed import World
+    from loadgauge.measure.parallel import Parallel, ParallelJob
+    from loadgauge.measure.training import Settings
+
+    size, parallel, settings = SHARED[name]
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=176, num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=LAYERS_OF_LLAMA,
+        vocab_size=512, max_position_embeddings=256, tie_word_embeddings=False, architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    given = Settings(optimizer="adamw-loop", precision="fp32", seq_len=64, **settings)
+    return ParallelJob(config, given, Parallel(**parallel), World(size, rank), name)
+
+
+# -- what really happens -----------------------------------------------------------------------------------------------
+
+
 class Log(TorchDispatchMode):
-    """Each collective, with the bytes of the largest side."""
+    """Each collective, with the bytes of the largest side and the ranks of its group."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[str, int]] = []
+        self.calls: list[tuple[str, int, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented
         out = func(*args, **(kwargs or {}))
-        if (
-            func.namespace in ("c10d", "_c10d_functional")
-            and "wait" not in func._opname
-            and "barrier" not in func._opname
+        name = func._opname
+        if func.namespace in ("c10d", "_c10d_functional") and not any(
+            word in name for word in ("wait", "barrier", "wrap")
         ):
-            if "wrap" in func._opname:
-                return out
-            flat = [x for x in torch.utils._pytree.tree_leaves(args) if isinstance(x, torch.Tensor)]
-            self.calls.append((func._opname, max(x.nbytes for x in flat)))
+            flat = [x for x in torch.utils._pytree.tree_leaves((args, out)) if isinstance(x, torch.Tensor)]
+            sizes = [sum(x.nbytes for x in torch.utils._pytree.tree_leaves(one) if isinstance(x, torch.Tensor))
+                     for one in (*args, out)]  # fmt: skip
+            assert flat
+            self.calls.append((name, max(sizes), _group(args)))
         return out
 
 
-def held(net: nn.Module, optimizer: Any) -> int:
-    """Bytes of this rank's parameters and states."""
-    tensors = [*net.parameters(), *(v for state in optimizer.state.values() for v in state.values())]
-    buckets = sum(one.nbytes for one in net.parameters()) if isinstance(net, nn.parallel.DistributedDataParallel) else 0
-    return buckets + sum(getattr(one, "_local_tensor", one).untyped_storage().nbytes() for one in tensors)
+def _group(args: Any) -> int:
+    for one in args:
+        if isinstance(one, torch.ScriptObject):
+            with contextlib.suppress(RuntimeError, TypeError):
+                return int(dist.ProcessGroup.unbox(one).size())
+        if isinstance(one, str) and one not in ("sum", "avg", "max"):
+            return int(torch._C._distributed_c10d._resolve_process_group(one).size())
+    return 0
 
 
-def main() -> None:
-    from torch_peak import _peak
+PATIENCE = 0.004
+"""Gloo's threads hold on to the tensors of a collective for a moment after it is done [s]."""
 
+
+def patient() -> None:
+    """Whoever waits for a collective waits until gloo's thread has let go of its tensors too."""
+    import torch.distributed._functional_collectives as functional
+
+    def longer(wait: Any) -> Any:
+        def waits(*args: Any) -> Any:
+            result = wait(*args)
+            time.sleep(PATIENCE)
+            return result
+
+        return waits
+
+    dist.Work.wait = longer(dist.Work.wait)
+    functional.wait_tensor = longer(functional.wait_tensor)
+    functional.AsyncCollectiveTensor.trigger_wait = longer(functional.AsyncCollectiveTensor.trigger_wait)
+
+
+class Unseen:
+    """In the place of a tracker and its observer."""
+
+    suspended = 0
+
+    def __init__(self) -> None:
+        self.tracker = self
+
+    def claim(self, *_: Any) -> None: ...
+    def name(self, *_: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def prepared(way: str) -> Any:
+    """A function that trains one step."""
+    if way in SCRIPTS:
+        yield SCRIPTS[way]()
+        return
+    job = shared(way, dist.get_rank())
+    with job.prepared(None, "cpu") as step:
+        job.introduce(Unseen())
+        yield lambda: step(None)
+
+
+def peak(profiler: Any) -> tuple[int, int]:
+    """The most that was allocated in a `window`, of all that was allocated since the profiler began: without and with
+    what gloo takes for itself inside a collective (a second copy of what it gathers, a copy of what it scatters).
+
+    Gloo's threads do not report what they free when they are the last to hold it: that is known when its place is
+    given out again. Until then it counts, so of several windows the least is what is closest.
+    """
+    waiting = [(event, False) for event in profiler.profiler.kineto_results.experimental_event_tree()]
+    changes: list[tuple[int, int, int, bool]] = []
+    while waiting:
+        event, inside = waiting.pop()
+        inside = inside or event.name.startswith(("c10d::", "gloo:"))
+        waiting.extend((child, inside) for child in event.children)
+        if event.typed[0] == torch._C._profiler._EventType.Allocation:
+            changes.append((event.start_time_ns, event.typed[1].alloc_size, event.typed[1].ptr, inside))
+        elif event.name == "window":
+            changes += [(event.start_time_ns, 0, 0, False), (event.end_time_ns, 0, 1, False)]
+    held: dict[int, tuple[int, bool]] = {}
+    live, gloos, inside_window = 0, 0, False
+    highest: list[tuple[int, int]] = []
+    for _, change, place, inside in sorted(changes, key=lambda one: one[0]):
+        if not change:
+            inside_window = not place
+            if inside_window:
+                highest.append((0, 0))
+        elif change > 0 or held.get(place, (0, False))[0] == -change:
+            size, was_gloos = held.pop(place, (0, False))
+            live, gloos = live - size * (not was_gloos), gloos - size * was_gloos
+            if change > 0:
+                held[place] = change, inside
+                live, gloos = live + change * (not inside), gloos + change * inside
+        if inside_window:
+            without, everything = highest[-1]
+            highest[-1] = max(without, live), max(everything, live + gloos)
+    return min(one for one, _ in highest), min(one for _, one in highest)
+
+
+def measured(way: str) -> tuple[tuple[int, int], list[tuple[str, int, int]]]:
+    """The peak of a step that is not the first, and the calls of one more."""
+    gc.collect()
+    with contextlib.ExitStack() as stack:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+            step = stack.enter_context(prepared(way))
+            gc.collect()
+            step()
+            dist.barrier()
+            time.sleep(50 * PATIENCE)  # DDP now exchanges its buckets: no thread may be the last to hold the old ones
+            for _ in range(3):
+                with torch.profiler.record_function("window"):
+                    step()
+        with Log() as log:
+            step()
+    return peak(profiler), log.calls
+
+
+def main(say: Callable[[bytes], Any]) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    step = globals()[sys.argv[1]]()
-    step()
-    gc.collect()
-    peaks = []
-    for _ in range(5):  # gloo's threads hold on to tensors for as long as they like: the least is what PyTorch needs
+    patient()
+    for way in sys.argv[1].split(";"):
+        highest, calls = measured(way)
+        said = {"way": way, "rank": dist.get_rank(), "peak": highest[0], "with_gloo": highest[1], "calls": calls}
+        say(f"RANK {json.dumps(said)}\n".encode())  # at once: ranks share the pipe
         dist.barrier()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-            step()
-        peaks.append(_peak(profiler))
-    with Log() as log:
-        step()
-    base = held(step.net, step.optimizer) + TOKENS * H * 4
-    said = {"rank": dist.get_rank(), "peak": base + min(peaks), "calls": log.calls}
-    os.write(1, f"RANK {json.dumps(said)}\n".encode())  # at once: ranks share the pipe
-    dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    main(lambda text: os.write(1, text))

@@ -11,8 +11,10 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.errors import ConfigError, Error, NotModelled
+from loadgauge.errors import ConfigError, Error, LayoutError, NotModelled
 from loadgauge.measure.compare import Comparison
+from loadgauge.measure.distributed import World
+from loadgauge.measure.parallel import Parallel
 from loadgauge.measure.real import Real
 from loadgauge.measure.trace import Trace
 from loadgauge.measure.training import Settings
@@ -34,6 +36,7 @@ class Request(msgspec.Struct, frozen=True):
     work: Literal["trace", "compare", "measure"] = "trace"
     measure: str = ""
     timed: int = 3
+    parallel: Parallel | None = None
 
 
 DONE = {"trace": "traced", "compare": "compared", "measure": "measured"}
@@ -70,7 +73,8 @@ def replied(request: Request) -> Reply:
             raise NotModelled(f"PyTorch ended the trace (exit code {done.returncode}): {last[:500]}")
         reply = msgspec.msgpack.decode(answered.read_bytes(), type=Reply)
     if reply.kind:
-        raise {"ConfigError": ConfigError, "NotModelled": NotModelled}.get(reply.kind, Error)(reply.error)
+        kinds = {kind.__name__: kind for kind in (ConfigError, LayoutError, NotModelled)}
+        raise kinds.get(reply.kind, Error)(reply.error)
     return reply
 
 
@@ -84,13 +88,11 @@ def answer(request: Request) -> Reply:
 
     try:
         device = "cpu" if request.work == "measure" else request.device  # what is measured is no simulation
-        asked = job(request.target, request.settings, device, request.layers)
         world = None
         if request.world > 1:
-            from loadgauge.measure.distributed import World
-
             world = World(request.world, request.rank)
             world.check()
+        asked = job(request.target, request.settings, device, request.layers, world, request.parallel)
         if request.work == "measure":
             return Reply(real=real(asked, request.device, request.timed))
         if request.work == "compare":

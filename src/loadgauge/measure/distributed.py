@@ -51,16 +51,33 @@ def pretended(world: World, observer: Observer) -> Iterator[None]:
         raise ConfigError("a process group is already there: a dry run needs a process of its own")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
+    devices = {"cpu", "cuda", observer.tracker.device or "cpu"}
+    backends = ",".join(f"{device}:fake" for device in sorted(devices))
+    dist.init_process_group(backends, store=FakeStore(), rank=world.rank, world_size=world.size)
     environment = {"RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": world.rank % 8, "LOCAL_WORLD_SIZE": 8}
     try:
         with contextlib.ExitStack() as patches:
+            patches.callback(_forget)
+            _forget()
             patches.enter_context(_environment({name: str(value) for name, value in environment.items()}))
             for owner, name, value in _patches(observer):
                 patches.enter_context(_replaced(owner, name, value))
             yield
     finally:
         dist.destroy_process_group()
+
+
+def _forget() -> None:
+    """DTensor remembers how it shared out operations, and with that groups of ranks that are there no longer."""
+    from torch.distributed.tensor import _redistribute, debug
+
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is not None:
+        clear()
+    for name in ("_gen_transform_infos", "_gen_transform_infos_non_cached"):
+        again = getattr(getattr(_redistribute, name, None), "cache_clear", None)
+        if again is not None:
+            again()
 
 
 def _patches(observer: Observer) -> Iterator[tuple[Any, str, Any]]:
@@ -93,7 +110,40 @@ def _patches(observer: Observer) -> Iterator[tuple[Any, str, Any]]:
     yield ddp, "_verify_param_shape_across_processes", lambda *_, **__: True
     yield ddp, "_sync_module_states", lambda *_, **__: None
     yield ddp.DistributedDataParallel, "__init__", _hooked(ddp.DistributedDataParallel.__init__, observer)
+    for name in HELD:
+        if name in vars(dist.ProcessGroup):
+            yield dist.ProcessGroup, name, _held(vars(dist.ProcessGroup)[name], observer.tracker.device == "cpu")
     yield from _pipeline()
+
+
+HELD = (
+    "send", "recv", "recv_anysource", "allreduce", "reduce", "broadcast", "allgather", "_allgather_base", "gather",
+    "scatter", "reduce_scatter", "_reduce_scatter_base", "alltoall", "alltoall_base",
+)  # fmt: skip
+
+
+def _held(original: Any, longer: bool) -> Any:
+    def begun(self: Any, *args: Any, **kwargs: Any) -> Any:
+        work = original(self, *args, **kwargs)
+        return None if work is None else _Work(work, args, longer)
+
+    return begun
+
+
+class _Work:
+    """A call under way: the fake group's holds nothing, NCCL's holds its tensors until somebody has waited for it, and
+    gloo's (`longer`) for as long as it is there itself."""
+
+    def __init__(self, work: Any, tensors: Any, longer: bool) -> None:
+        self._work, self._tensors, self._longer = work, tensors, longer
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._longer:
+            self._tensors = None
+        return self._work.wait(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
 
 
 def _hooked(original: Any, observer: Observer) -> Any:

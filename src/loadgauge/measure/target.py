@@ -6,7 +6,7 @@ import contextlib
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loadgauge.errors import ConfigError
 from loadgauge.families.catalogue import models, resolve
@@ -14,11 +14,19 @@ from loadgauge.measure.call import where
 from loadgauge.measure.script import FunctionJob, cuda_is, function
 from loadgauge.measure.training import ConfigJob, Job, Settings
 
+if TYPE_CHECKING:
+    from loadgauge.measure.distributed import World
+    from loadgauge.measure.parallel import Parallel
 
-def job(target: str, settings: Settings, device: str = "cuda", layers: int | None = None) -> Job:
+
+def job(
+    target: str, settings: Settings, device: str = "cuda", layers: int | None = None,
+    world: World | None = None, parallel: Parallel | None = None,
+) -> Job:  # fmt: skip
     """A job for a name in the catalogue, a Hugging Face `config.json` or its folder, or `script.py:function`.
 
-    `device`: what a script is told while it is read. `layers`: another number of layers. Raises ConfigError.
+    `device`: what a script is told while it is read. `layers`: another number of layers. `world`: one rank of so many,
+    of a model shared as `parallel` says (a script shares by itself). Raises ConfigError.
     """
     if ".py:" in target:
         with cuda_is(where(device)) if device == "cuda" else contextlib.nullcontext():
@@ -29,6 +37,10 @@ def job(target: str, settings: Settings, device: str = "cuda", layers: int | Non
         if kinds:
             config.layer_types = [kinds[number % len(kinds)] for number in range(layers)]
         config.num_hidden_layers = layers
+    if world is not None:
+        from loadgauge.measure.parallel import Parallel, ParallelJob
+
+        return ParallelJob(config, settings, parallel or Parallel(), world, target)
     return ConfigJob(config, settings, target)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +16,7 @@ from loadgauge.units import GIB, flops, gib
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from loadgauge.measure.parallel import Parallel
     from loadgauge.measure.trace import Trace
 
 COUNT = Whole(1, 10**9)
@@ -33,14 +35,39 @@ SETTINGS = (
         help="adamw, adamw-fused, adamw-loop, sgd, sgd-momentum, adafactor.",
     ),
     click.option("--attention", type=click.Choice(("sdpa", "eager")), default="sdpa", show_default=True),
-    click.option("--checkpointing", type=click.Choice(("none", "full")), default="none", show_default=True),
 )
+CHECKPOINTING = ("none", "full")
+"""What `compare` and `measure` know too."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def settings_options(command: Command) -> Command:
+def settings_options(command: Command, checkpointing: tuple[str, ...] = CHECKPOINTING) -> Command:
     """The flags that say how a model is trained, which `compare` and `measure` have too."""
-    for option in reversed(SETTINGS):
+    last = click.option("--checkpointing", type=click.Choice(checkpointing), default="none", show_default=True)
+    for option in reversed((*SETTINGS, last)):
+        command = option(command)
+    return command
+
+
+PARALLEL = (
+    click.option("--world", "--gpus", "world", type=Whole(1, 10**6), default=1, help="Play one rank of so many."),
+    click.option("--rank", type=Whole(0, 10**6), default=0, help="Which rank to play."),
+    click.option("--tp", type=Whole(1, 10**6), help="Tensor-parallel ranks (DTensor)."),
+    click.option("--sequence-parallel", is_flag=True, help="Share norms over tp as well."),
+    click.option("--pp", type=Whole(1, 10**6), help="Pipeline stages; --accumulate micro-batches go through them."),
+    click.option("--vpp", type=Whole(1, 10**6), help="Chunks of each pipeline stage."),
+    click.option("--schedule", metavar="NAME", help="1f1b, gpipe, interleaved, zb-v, dualpipev."),
+    click.option("--stage-layers", metavar="7,8,8,7", help="Layers of each chunk, where they are not equal."),
+    click.option("--zero", type=Whole(0, 3), help="0: DDP; 2 and 3 (the default): FSDP2, fully_shard."),
+    click.option("--replicas", type=Whole(1, 10**6), help="Groups that hold the same shares (HSDP)."),
+)
+SHARED = ("tp", "sequence_parallel", "pp", "vpp", "schedule", "stage_layers", "zero", "replicas")
+"""Flags that share out a MODEL."""
+
+
+def parallel_options(command: Command) -> Command:
+    """The flags that say how a model is shared out over ranks; the data-parallel ranks are what tp and pp leave."""
+    for option in reversed(PARALLEL):
         command = option(command)
     return command
 
@@ -50,45 +77,71 @@ def settings_options(command: Command) -> Command:
 @click.option(
     "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True, help="As which device."
 )
-@settings_options
+@functools.partial(settings_options, checkpointing=("none", "full", "selective"))
+@click.option("--keep", metavar="OP,OP", help="Operations whose results selective checkpointing keeps.")
 @click.option("--layers", type=COUNT, help="Another number of layers than the model's.")
-@click.option(
-    "--world", type=Whole(1, 10**6), default=1, help="Play one rank of so many, for a script that is parallel."
-)
-@click.option("--rank", type=Whole(0, 10**6), default=0, help="Which rank to play.")
+@parallel_options
 @click.option("--viewer", metavar="FILE", default="", help="Write a snapshot for pytorch.org/memory_viz.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
 def command(
-    target: str, as_json: bool, device: str, layers: int | None, viewer: str, world: int, rank: int, **given: Any
-) -> None:
+    target: str, as_json: bool, device: str, layers: int | None, viewer: str, world: int, rank: int,
+    keep: str | None, **given: Any,
+) -> None:  # fmt: skip
     """Run two training steps of TARGET on tensors without memory, and say what they would take.
 
     TARGET is a MODEL (a name in the catalogue, a Hugging Face config.json, or its folder), or script.py:function: a
     function that trains, or that returns a function which trains one step. Nothing is allocated and no GPU is needed;
-    operations take the decisions that CUDA would take.
+    operations take the decisions that CUDA would take. With --world this process plays one rank of many: a script is
+    parallel by itself, a MODEL is shared out by the flags, with PyTorch's own tools.
 
     \b
     loadgauge trace llama-3.1-8b --seq-len 8192 --checkpointing full
     loadgauge trace path/to/config.json --optimizer adamw-fused --viewer memory.pickle
     loadgauge trace train.py:main --json
+    loadgauge trace llama-3.1-405b --world 1024 --tp 8 --sequence-parallel --checkpointing full
+    loadgauge trace llama-3.1-70b --world 64 --tp 8 --pp 4 --accumulate 16 --rank 63
     """
     needs_torch("trace")
     from loadgauge.measure.child import Request, traced
     from loadgauge.measure.training import Settings
 
+    shared = {name: value for name in SHARED if (value := given.pop(name)) is not None and value is not False}
+    if keep is not None:
+        if given["checkpointing"] != "selective":
+            raise click.UsageError("--keep goes with --checkpointing selective")
+        given["keep"] = ",".join(name.strip() for name in keep.split(","))
     settings = Settings(**given)
     settings.check()
     if viewer and not Path(viewer).resolve().parent.is_dir():
         raise click.UsageError(f"--viewer: no such folder: {Path(viewer).parent}")
-    if world > 1 and ".py:" not in target:
-        raise click.UsageError("--world is for a script that is parallel; of a MODEL one rank has everything")
-    found = traced(Request(target, device, settings, layers, viewer, world, rank))
+    parallel = _parallel(shared, world, rank, ".py:" in target)
+    found = traced(Request(target, device, settings, layers, viewer, world, rank, parallel=parallel))
     if as_json:
         from loadgauge.show.table import document
 
         document(found)
     else:
         _report(found, viewer)
+
+
+def _parallel(shared: dict[str, Any], world: int, rank: int, script: bool) -> Parallel | None:
+    from loadgauge.measure.parallel import Parallel
+
+    flags = ", ".join(f"--{name.replace('_', '-')}" for name in shared)
+    if shared and (script or world == 1):
+        why = "are for a MODEL; a script is shared out by itself" if script else "need --world above 1"
+        raise click.UsageError(f"{flags}: {why}")
+    if rank >= world:
+        raise click.UsageError(f"--rank {rank} is not one of {world}")
+    if "stage_layers" in shared:
+        numbers = [one.strip() for one in shared["stage_layers"].split(",")]
+        if not all(one.isdecimal() and len(one) < 7 for one in numbers):
+            raise click.UsageError(f"--stage-layers: whole numbers with commas, got {shared['stage_layers'][:40]!r}")
+        shared["stage_layers"] = tuple(map(int, numbers))
+    parallel = Parallel(**shared)
+    if not script and world > 1:
+        parallel.data(world)
+    return parallel
 
 
 def _report(found: Trace, viewer: str) -> None:
