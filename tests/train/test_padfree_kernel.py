@@ -131,7 +131,11 @@ def test_keys_and_values_are_not_expanded() -> None:
         (hf_masks.sliding_window_causal_mask_function(1), Reach(left=0)),
         (hf_masks.chunked_causal_mask_function(8192, torch.zeros(1, dtype=int)), Reach(chunk=8192)),
         (hf_masks.chunked_causal_mask_function(3, torch.zeros(1, dtype=int)), Reach(chunk=3)),
-        (hf_masks.sliding_window_bidirectional_mask_function(16), Reach(16, 16)),
+        *(
+            (hf_masks.sliding_window_bidirectional_mask_function(16), Reach(16, 16))
+            for name in ("sliding_window_bidirectional_mask_function",)
+            if hasattr(hf_masks, name)  # not in the oldest versions
+        ),
     ],
 )
 def test_reach_is_read_off_the_functions_of_transformers(function: object, reach: Reach) -> None:

@@ -58,6 +58,9 @@ def enable(model: Model, backend: str = "auto") -> Model:
     """
     if backend not in ("auto", "mixer", *BACKENDS):
         raise ConfigError(f"must be auto, mixer, {', '.join(BACKENDS)}; got {backend!r}", key="backend")
+    if any(type(parameter).__name__ == "DTensor" or not parameter.numel() for parameter in model.parameters()):
+        # Before anything is undone: an enabled model stays enabled.
+        raise ConfigError("has sharded weights: enable it before fully_shard, FSDP or ZeRO-3", key="model")
     _speak()
     disable(model)
     top = anatomy.whole(model)
