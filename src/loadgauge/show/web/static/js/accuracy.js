@@ -3,7 +3,7 @@ import { ask } from "./api.js";
 import { axis, lines, Plot, tooltip } from "./chart.js";
 import { h } from "./dom.js";
 import { t, term } from "./i18n.js";
-import { bytes, fixed, percent, significant } from "./numbers.js";
+import { bytes, fixed, percent, seconds } from "./numbers.js";
 import { Panel } from "./panel.js";
 import { colour } from "./theme.js";
 
@@ -26,14 +26,13 @@ export const accuracy = new Panel({
 const kinds = () => [...new Set(found.rows.map((row) => row.quantity))];
 const chosen = () => (kind && kinds().includes(kind) ? kind : kinds()[0]);
 const rows = () => found.rows.filter((row) => row.quantity === chosen() && row.measured > 0 && row.predicted > 0);
-const memory = () => /memory|bytes|allocated|reserved|total|peak/.test(chosen() ?? "");
-const shown = (value) => (memory() ? bytes(value) : significant(value, 4));
+const shown = (value) => (chosen() === "memory" ? bytes(value) : seconds(value));
 const off = (row) => `${row.error >= 0 ? "+" : "−"}${percent(Math.abs(row.error))}`;
 
 function said() {
-  const errors = rows().map((row) => Math.abs(row.error)).sort((a, b) => a - b);
+  const all = found.summary?.[chosen()]?.all;
   const progress = found.complete ? "" : t("accuracy.progress", { done: fixed(found.done), of: fixed(found.of) });
-  return progress + (!errors.length ? "" : t("accuracy.sub", { count: errors.length, median: percent(errors[Math.floor(errors.length / 2)]), most: percent(errors[Math.floor(errors.length * .9)]) }));
+  return progress + (!all ? "" : t("accuracy.sub", { count: fixed(all.expressible), median: percent(all.median), most: percent(all.p90) }));
 }
 
 /** The server works them out some at a time; they are shown as they come, while the view is open. */
@@ -65,12 +64,14 @@ function draw(place) {
   const paints = ["states", "activations", "outside", "gradients", "loss", "temporary"];
   const band = (share, type, opacity) => ({ type: "line", silent: true, symbol: "none", lineStyle: { color: colour("mute"), width: 1, type, opacity }, data: [[low, low * share], [high, high * share]] });
   const span = high / low > 30 ? "log" : "value";
-  const mark = (value) => (memory() ? bytes(value) : significant(value, 2));
+  
+  if (!place.querySelector(".legend")) place.append(h("p", { class: "legend foot" }));
+  place.querySelector(".legend").replaceChildren(...sources.map((source, at) => h("span", {}, h("i", { style: { background: `var(--${paints[at % paints.length]})` } }), source)));
   return plot.draw(place, {
     grid: { left: 64, right: 20, top: 18, bottom: 44 },
     tooltip: tooltip({ trigger: "item", formatter: ({ data }) => (data?.row ? lines(data.row.id, [[t("accuracy.measured"), shown(data.row.measured)], [t("accuracy.predicted"), shown(data.row.predicted)], [t("accuracy.off"), off(data.row)], [t("source"), data.row.source]]) : "") }),
-    xAxis: axis({ type: span, min: low, max: high, name: t("accuracy.measured"), nameLocation: "middle", nameGap: 28, axisLabel: { formatter: mark, showMinLabel: false, showMaxLabel: false } }),
-    yAxis: axis({ type: span, min: low, max: high, name: t("accuracy.predicted"), nameLocation: "middle", nameRotate: 90, nameGap: 46, axisLabel: { formatter: mark, showMinLabel: false, showMaxLabel: false } }),
+    xAxis: axis({ type: span, min: low, max: high, name: t("accuracy.measured"), nameLocation: "middle", nameGap: 28, axisLabel: { formatter: shown, showMinLabel: false, showMaxLabel: false } }),
+    yAxis: axis({ type: span, min: low, max: high, name: t("accuracy.predicted"), nameLocation: "middle", nameRotate: 90, nameGap: 46, axisLabel: { formatter: shown, showMinLabel: false, showMaxLabel: false } }),
     series: [band(1, "solid", .9), band(1.1, [3, 4], .7), band(1 / 1.1, [3, 4], .7),
       ...sources.map((source, at) => ({ type: "scatter", name: source, symbolSize: 8, itemStyle: { color: colour(paints[at % paints.length]), opacity: .75 }, data: points.filter((row) => row.source === source).map((row) => ({ value: [row.measured, row.predicted], row })) }))],
   }, t("accuracy.label", { count: fixed(points.length) }));

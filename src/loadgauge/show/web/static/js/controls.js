@@ -3,7 +3,7 @@ import { glyph, h } from "./dom.js";
 import { GROUPS_OF_FIELDS } from "./fields.js";
 import { t, term } from "./i18n.js";
 import { counted, gib } from "./numbers.js";
-import { flags, look, set, view } from "./state.js";
+import { flags, look, replace, set, view } from "./state.js";
 
 const updates = [];
 let catalogue = { models: [], gpus: [] };
@@ -16,7 +16,7 @@ const said = (flag) => flag in flags;
 export function buildControls(place, drop, offered) {
   catalogue = offered ?? catalogue;
   updates.length = 0;
-  place.replaceChildren(drop, ...GROUPS_OF_FIELDS.map(([name, fields]) => group(name, fields)));
+  place.replaceChildren(drop, presets(), ...GROUPS_OF_FIELDS.map(([name, fields]) => group(name, fields)));
   refresh();
 }
 
@@ -24,6 +24,17 @@ export function buildControls(place, drop, offered) {
 export function refresh(answer) {
   if (answer) used = known(answer.estimate);
   updates.forEach((update) => update(answer));
+}
+
+/** Ready-made runs to begin with. */
+function presets() {
+  const known = catalogue.presets ?? [];
+  if (!known.length) return "";
+  const select = h("select", { class: "field preset", id: "preset", "aria-label": t("preset"), onchange: () => {
+    replace(known[select.value].flags);
+    select.value = "";
+  } }, h("option", { value: "" }, t("preset")), known.map((one, place) => h("option", { value: place }, one.name)));
+  return select;
 }
 
 /** What the run has, by flags: said or assumed. */

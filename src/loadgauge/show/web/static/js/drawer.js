@@ -45,12 +45,13 @@ function told(found) {
   if (formulas.length) {
     parts.push(section(t("explain.formula"), formulas.map((one) => h("div", { class: "derivation" },
       formulas.length > 1 ? h("p", { class: "under" }, term(one.what)) : null,
-      h("pre", { class: "formula", tabindex: "0" }, one.letters), h("pre", { class: "formula numbers", tabindex: "0" }, one.with_numbers), letters(one)))));
+      h("pre", { class: "formula", tabindex: "0" }, readable(one.letters)), h("pre", { class: "formula numbers", tabindex: "0" }, readable(one.with_numbers)), letters(one)))));
   }
-  if (found.rule) parts.push(section(t("explain.rule"), h("p", {}, term(found.rule), found.basis ? h("span", { class: "mute" }, ` · ${term(found.basis)}`) : null)));
+  else if (found.with_numbers) parts.push(section(t("explain.formula"), h("pre", { class: "formula", tabindex: "0" }, readable(found.formula)), h("pre", { class: "formula numbers", tabindex: "0" }, readable(found.with_numbers))));
+  if (found.rule && formulas.length) parts.push(section(t("explain.rule"), h("p", {}, readable(term(found.rule)), found.basis ? h("span", { class: "mute" }, ` · ${term(found.basis)}`) : null)));
   if (found.steps?.length) {
     const total = found.part_bytes === undefined ? [] : [[h("strong", {}, t("total")), h("strong", {}, bytes(found.part_bytes))]];
-    parts.push(section(t("explain.steps"), table({ columns: [{ text: t("what"), words: true }, { text: t("size") }], rows: [...found.steps.map((one) => [term(one.what), bytes(one.bytes)]), ...total] })));
+    parts.push(section(t("explain.steps"), table({ columns: [{ text: t("what"), words: true }, { text: t("size") }], rows: [...found.steps.map((one) => [readable(term(one.what)), bytes(one.bytes)]), ...total] })));
   }
   if (found.tensors?.length) {
     const title = t("explain.tensors", { count: found.tensors.length });
@@ -64,6 +65,8 @@ function told(found) {
   return parts;
 }
 
+/** Products with a dot. */
+const readable = (formula) => formula.replaceAll("**", "^").replaceAll("*", " · ").replaceAll(" x ", " × ");
 const said = (value) => (typeof value === "number" ? (Number.isInteger(value) ? fixed(value) : significant(value, 5)) : String(value));
 
 const letters = (one) => h("dl", { class: "letters" }, Object.entries(one.numbers).flatMap(([letter, value]) => [h("dt", {}, letter), h("dd", {}, said(value)), h("dd", { class: "mute" }, term(one.meaning[letter] ?? ""))]));

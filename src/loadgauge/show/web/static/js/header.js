@@ -26,7 +26,7 @@ export function buildHeader(known) {
     find(`#tab-${TABS[next]}`).focus();
   };
   find("#tools").replaceChildren(
-    h("button", { class: "tool side-toggle", type: "button", "aria-controls": "settings", "aria-expanded": "false", onclick: (event) => event.currentTarget.setAttribute("aria-expanded", String(find("#settings").classList.toggle("open"))) }, glyph("sliders"), t("settings")),
+    h("button", { class: "tool side-toggle", type: "button", "aria-controls": "settings", "aria-expanded": "false", "aria-label": t("settings"), onclick: (event) => event.currentTarget.setAttribute("aria-expanded", String(find("#settings").classList.toggle("open"))) }, glyph("sliders"), h("span", { class: "word" }, t("settings"))),
     tool("pin", "pin", t("pin"), pin, { "aria-pressed": String(Boolean(view.pin)), id: "pin" }),
     menu(),
     h("button", { class: "tool", type: "button", id: "language", lang: language === "zh" ? "en" : "zh-CN", onclick: swapLanguage }, language === "zh" ? LANGUAGES.en : LANGUAGES.zh.slice(2)),

@@ -29,7 +29,7 @@ const ESTIMATED = [treemap, moments, lanes, schedule, network, roofline];
 const TABS = {
   run: [treemap, moments, lanes, layouts, schedule, network, changes],
   layouts: [layouts, moments, parallel, best],
-  network: [network, lanes, schedule],
+  network: [network, lanes, changes, schedule],
   why: [oom, cause, treemap, changes],
   hardware: [roofline, lanes, hardware],
   accuracy: [accuracy],

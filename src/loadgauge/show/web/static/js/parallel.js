@@ -26,13 +26,13 @@ function draw(place) {
   };
   const names = { memory: "GiB", mfu: "MFU %", micro_batch: t("flag.micro-batch"), recompute: t("flag.recompute"), zero: "ZeRO" };
   const option = {
-    parallel: { left: 36, right: 48, top: 34, bottom: 16, parallelAxisDefault: { nameTextStyle: { color: colour("ink"), fontSize: 12, fontWeight: 600 }, nameGap: 14, axisLine: { lineStyle: { color: colour("edge") } }, axisTick: { show: false }, axisLabel: { color: colour("mute"), fontSize: 11.5 }, areaSelectStyle: { width: 18, color: colour("accent"), opacity: .25, borderColor: colour("accent") } } },
+    parallel: { left: 36, right: 48, top: 34, bottom: 16, parallelAxisDefault: { nameTextStyle: { color: colour("ink"), fontSize: 12, fontWeight: 600 }, nameGap: 14, axisLine: { lineStyle: { color: colour("edge") } }, axisTick: { show: false }, axisLabel: { color: colour("ink"), fontSize: 11.5, textBorderColor: colour("surface"), textBorderWidth: 3 }, areaSelectStyle: { width: 18, color: colour("accent"), opacity: .25, borderColor: colour("accent") } } },
     parallelAxis: axes.map((name, dim) => {
       const numeric = ["memory", "mfu"].includes(name);
       const values = [...new Set(found.points.map((point) => value(point, name)))].sort((a, b) => (isNaN(a) ? String(a).localeCompare(b) : a - b));
-      return { dim, name: names[name] ?? name.toUpperCase(), type: numeric ? "value" : "category", ...(numeric ? { min: "dataMin", max: "dataMax", axisLabel: { showMinLabel: true, formatter: (one) => fixed(one) } } : { data: values, axisLabel: { formatter: (one) => term(one) } }) };
+      return { dim, z: 12, name: names[name] ?? name.toUpperCase(), type: numeric ? "value" : "category", ...(numeric ? { min: "dataMin", max: "dataMax", axisLabel: { showMinLabel: true, formatter: (one) => fixed(one) } } : { data: values, axisLabel: { formatter: (one) => term(one) } }) };
     }),
-    series: [{ type: "parallel", lineStyle: { width: 1, opacity: found.points.length > 800 ? .1 : .25, color: colour("states") }, inactiveOpacity: .015, activeOpacity: .6, progressive: 0, data: found.points.map((point) => axes.map((name) => value(point, name))) }],
+    series: [{ type: "parallel", lineStyle: { width: 1, opacity: found.points.length > 800 ? .06 : .2, color: colour("states") }, inactiveOpacity: .015, activeOpacity: .6, progressive: 0, data: found.points.map((point) => axes.map((name) => value(point, name))) }],
   };
   place.querySelector(".waiting")?.remove();
   if (!place.querySelector(".under")) place.append(h("div", { class: "buttons" }, h("p", { class: "under", role: "status" })));

@@ -107,14 +107,15 @@ function place({ node, box }, answer) {
   Object.assign(element.style, { left: `${box.x}px`, top: `${box.y}px`, width: `${width}px`, height: `${height}px` });
   element.style.setProperty("--fill", `var(--${node.part})`);
   element.style.setProperty("--on", `var(--on-${node.part})`);
-  element.className = `block${height < 40 ? " short" : height > 56 ? " tall" : ""}${width < 44 || height < 18 ? " bare" : ""}`;
-  const title = label(node);
+  element.className = `block${height < 40 ? " short" : height > 56 ? " tall" : ""}${width < 40 || height < 18 ? " bare" : ""}`;
+  const whole = label(node);
+  const title = width < 84 && node.id !== node.part ? whole.slice(whole.indexOf(" ") + 1) : whole;
   const then = old(node);
-  const change = pinned() && then !== undefined && Math.abs(node.bytes - then) > GIB / 200 ? `  ${signed(gib(Math.abs(node.bytes - then), 2), node.bytes - then)}` : "";
+  const change = width > 104 && pinned() && then !== undefined && Math.abs(node.bytes - then) > GIB / 200 ? `  ${signed(gib(Math.abs(node.bytes - then), 2), node.bytes - then)}` : "";
   const text = `${gib(node.bytes, node.bytes >= GIB ? 1 : 2)} GiB${change}`;
   if (element.firstChild.textContent !== title) element.firstChild.textContent = title;
   if (element.lastChild.textContent !== text) element.lastChild.textContent = text;
-  element.setAttribute("aria-label", `${name(node)}${node.id === node.part ? "" : `, ${title}`}: ${bytes(node.bytes)}${change}`);
+  element.setAttribute("aria-label", `${name(node)}${node.id === node.part ? "" : `, ${whole}`}: ${bytes(node.bytes)}${change}`);
   element.dataset.value = node.bytes;
   return node.id;
 }

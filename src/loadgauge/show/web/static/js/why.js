@@ -29,11 +29,22 @@ function ask(place) {
 function tell(place) {
   if (problem) return place.replaceChildren(h("p", { class: "waiting bad" }, problem));
   if (!found?.why) return place.replaceChildren(h("p", { class: "waiting" }, t("cause.none")));
-  return place.replaceChildren(...parts(found.why));
+  return place.replaceChildren(filled(found.why), ...parts(found.why));
 }
 
-const LARGE = 1 << 16;
-const shown = (name, value) => (typeof value !== "number" ? String(value) : /bytes|total|free|reserved|allocated|capacity|tried|memory|held|size|processes/i.test(name) || value > LARGE ? bytes(value) : fixed(value, Number.isInteger(value) ? 0 : 3));
+const HELD = [["allocated", "states"], ["idle", "outside"], ["beside", "temporary"], ["others", "activations"], ["free", "idle"]];
+
+/** What the device's memory held when it ran out, as far as the text says it. */
+function filled(why) {
+  const parts = HELD.filter(([name]) => why[name] > 0);
+  if (!why.capacity || parts.length < 2) return "";
+  return h("div", {}, h("div", { class: "gauge high", role: "img", "aria-label": parts.map(([name]) => `${title(name)} ${bytes(why[name])}`).join(", ") },
+    h("div", { class: "bars" }, parts.map(([name, paint]) => h("i", { style: { position: "static", flex: `${why[name]} 0 0`, background: `var(--${paint})` } })))),
+  h("p", { class: "legend" }, parts.map(([name, paint]) => h("span", {}, h("i", { style: { background: `var(--${paint})` } }), `${title(name)} ${bytes(why[name])}`))));
+}
+
+const COUNTS = new Set(["blocks", "events", "device", "own", "event"]);
+const shown = (name, value) => (typeof value !== "number" ? String(value) : COUNTS.has(name) ? String(value) : Number.isInteger(value) ? bytes(value) : fixed(value, 2));
 const title = (name) => { const text = t(`why.${name}`); return text.startsWith("why.") ? term(name.replaceAll("_", " ")) : text; };
 
 /** What the library says of it, whatever it has: texts, counts, lists. */
