@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -209,3 +210,10 @@ def test_the_document_is_plain() -> None:
     found = forecast(SMALL, Lengths.of([8, 16]), Layout(micro_batch=2, global_batch=2))
     assert isinstance(found, Forecast)
     assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "padding-free.md").read_text(encoding="utf-8")
+    block = page.partition("```\n$ loadgauge ")[2].partition("```")[0]
+    line, table = block.split("\n\n")
+    assert table.rstrip() in typed(line).out

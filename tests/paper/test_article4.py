@@ -6,6 +6,7 @@ from the list of operations, whose kept bytes are linear in tokens and pairs.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,3 +134,26 @@ def test_all_lengths_alike_nothing_is_saved() -> None:
     assert printed_flash(lengths) == printed_padding_free(lengths)
     # Put right, the padded layer keeps the kernel's output once more, as the copy that is padded again.
     assert padded_flash(lengths) - padding_free(lengths) == 2 * lengths.expected_sum(B) * H
+
+
+def test_the_table_of_the_documentation() -> None:
+    """docs/padding-free.md prints each of these beside the others."""
+    page = (Path(__file__).parents[2] / "docs" / "padding-free.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- article -->")[2].partition("<!-- end of article -->")[0]
+    _, _, _, *rows = (line for line in table.splitlines() if line)
+    columns = (naive, printed_flash, padded_flash, kept_flash, printed_padding_free, padding_free)
+    found = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    expected = [
+        [f"{n:,}", *(f"{nbytes(Lengths.uniform(n)) / GIB:,.3f}" for nbytes in columns)]
+        for n in (512, 1024, 2048, 4096, 8192, 16384, 32768)
+    ]
+    assert found == expected
+    lengths = Lengths.uniform(8192)
+    printed, right, kept = (
+        f"{1 - free(lengths) / flash(lengths):.0%}"
+        for free, flash in (
+            (printed_padding_free, printed_flash), (padding_free, padded_flash), (padding_free, kept_flash),
+        )
+    )  # fmt: skip
+    said = f"Its {printed} saving at N = 8192 is {right} corrected, {kept} as PyTorch keeps it."
+    assert said in page.replace(" %", "%")
