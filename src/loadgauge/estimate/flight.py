@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from operator import ge
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from loadgauge.algebra import Size, minimum
-from loadgauge.estimate.schedule_orders import BW, PAIR_BW, PAIR_F, B, F, W, order_of_work
+from loadgauge.estimate.schedule_orders import BW, KINDS, PAIR_BW, PAIR_F, B, F, W, order_of_work
 from loadgauge.layout import Layout
 from loadgauge.ops import Layer, Tensor
 
@@ -59,28 +59,44 @@ def works(layout: Layout, stage: int) -> tuple[Work, ...]:
 @lru_cache(maxsize=256)
 def _works(schedule: str, stages: int, batches: int, chunks: int | None, stage: int) -> tuple[Work, ...]:
     order = order_of_work(schedule, stages, batches, chunks)
-    found: dict[tuple[bool, int, bool], set[Flight]] = {}
-    whole, waiting = [0] * order.chunks, [0] * order.chunks
-    for row in order.rows[stage]:
+    found: dict[tuple[bool, int, bool], set[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+    # Of each row: its chunk, whether it is a forward, the flights it finds, and what it leaves in flight and waiting.
+    rows = []
+    for row in range(len(KINDS) * order.chunks):
         kind, chunk = divmod(row, order.chunks)
-        whole[chunk] += kind in (F, PAIR_F)
-        if kind in (F, B, BW, PAIR_F, PAIR_BW):
-            key = kind in (F, PAIR_F), chunk, kind == B
-            found.setdefault(key, set()).add(Flight(tuple(whole), tuple(waiting)))
-        whole[chunk] -= kind in (B, BW, PAIR_BW)
-        waiting[chunk] += (kind == B) - (kind == W)
-    return tuple(Work(*key, flight) for key, flights in found.items() for flight in _largest(flights))
+        forward, finds = kind in (F, PAIR_F), kind in (F, B, BW, PAIR_F, PAIR_BW)
+        flights = found.setdefault((forward, chunk, kind == B), set()) if finds else None
+        rows.append((chunk, forward, flights, kind in (B, BW, PAIR_BW), (kind == B) - (kind == W)))
+    whole, waiting = [0] * order.chunks, [0] * order.chunks
+    waits = tuple(waiting)
+    for row in order.rows[stage]:
+        chunk, forward, flights, ends, more = rows[row]
+        if forward:
+            whole[chunk] += 1
+        if flights is not None:
+            flights.add((tuple(whole), waits))
+        if ends:
+            whole[chunk] -= 1
+        if more:
+            waiting[chunk] += more
+            waits = tuple(waiting)
+    return tuple(Work(*key, Flight(*flight)) for key, flights in found.items() for flight in _largest(flights))
 
 
-def _largest(flights: Iterable[Flight]) -> Iterator[Flight]:
+def _largest(
+    flights: Iterable[tuple[tuple[int, ...], tuple[int, ...]]],
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Those that no other one exceeds in everything."""
-    sums = [((*flight.whole, *flight.waiting), flight) for flight in flights]
     kept: list[tuple[int, ...]] = []
     # One that exceeds another holds more in all, so it comes first.
-    for own, flight in sorted(sums, key=lambda each: (-sum(each[0]), each)):
+    for own, flight in sorted(((whole + waits, (whole, waits)) for whole, waits in flights), key=_most_first):
         if not any(all(map(ge, other, own)) for other in kept):
             kept.append(own)
             yield flight
+
+
+def _most_first(each: tuple[tuple[int, ...], Any]) -> tuple[int, tuple[int, ...]]:
+    return -sum(each[0]), each[0]
 
 
 def heaviest(layout: Layout, stage: int, alike: tuple[object, ...]) -> tuple[Work, ...]:
