@@ -7,6 +7,7 @@ import binascii
 import itertools
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def _config(text: str, config: dict[str, Any], name: str) -> dict[str, Any]:
 def _is_lengths(start: str, name: str) -> bool:
     """Whether a text is numbers and little else: a list, one a line, or a table with a column of that name."""
     first = start.split("\n", 1)[0].lower()
-    if Path(name).suffix.lower() in (".csv", ".jsonl") or start.startswith("["):
+    if Path(name).suffix.lower() in (".csv", ".jsonl") or re.match(r"\[\s*-?\d", start):
         return True
     return all(word.strip().isdecimal() for word in first.strip().split(",")) if first.strip() else False
 

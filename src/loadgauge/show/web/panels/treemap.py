@@ -174,7 +174,7 @@ def _kept(part: str, id: str, name: str, times: Size, layer: Layer, again: Recom
     for operation, tensors in groups.items():
         one = f"{id}/{operation}"
         each = [node(part, f"{one}/{tensor.name}", tensor.name, times * tensor.nbytes) for tensor in tensors]
-        inner.append(node(part, one, operation, sum(leaf["bytes"] for leaf in each), each if len(each) > 1 else ()))
+        inner.append(node(part, one, operation, sum(leaf["bytes"] for leaf in each), each))
     whole = sum(child["bytes"] for child in inner)
     return node(part, id, f"{times:g} x {name}" if times != 1 else name, whole, inner)
 

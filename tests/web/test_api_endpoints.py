@@ -1,0 +1,373 @@
+"""Every other question of the page: each answer is that of the command that asks the same."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import pickle
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+from serving import LLAMA, SMALL, TOKEN, Served, serving
+
+from command_line import document, typed
+from loadgauge.formats.dialects import FILES
+from loadgauge.formats.exchange import read
+from loadgauge.show.web import validation
+from loadgauge.show.web.guard import Refused
+from loadgauge.show.web.workers import Failed, Replaced, Worker
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of"
+    " which 1.15 GiB is free. Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated"
+    " memory 70.00 GiB is allocated by PyTorch, and 7.50 GiB is reserved by PyTorch but unallocated."
+)
+PLANNED = {name: LLAMA[name] for name in ("model", "gpu", "gpus", "seq-len", "global-batch")} | {"tp": "8"}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving() as found:
+        yield found
+
+
+# -- changes and other links -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [LLAMA, {**LLAMA, "tp": "1", "pp": "1", "sequence-parallel": "", "zero": "0"}])
+def test_each_change_is_really_estimated(served: Served, state: dict[str, Any]) -> None:
+    before = served.answer("/api/estimate", flags=state, want=[])["estimate"]
+    rows = served.answer("/api/changes", flags=state)["rows"]
+    assert len(rows) >= 5
+    assert len({json.dumps(row["flags"], sort_keys=True) for row in rows}) == len(rows)
+    for row in rows:
+        after = served.answer("/api/estimate", flags={**state, **row["flags"]}, want=[])["estimate"]
+        assert row["memory"] == after["memory"]["total"]
+        assert row["memory_delta"] == after["memory"]["total"] - before["memory"]["total"]
+        assert row["step"] == after["time"]["step"]
+        assert row["fits"] == after["memory"]["fits"]
+        if after["time"]["tokens_per_step"] == before["time"]["tokens_per_step"]:
+            assert row["step_delta"] == pytest.approx(after["time"]["step"] - before["time"]["step"], abs=1e-9)
+    if before["memory"]["fits"] is False:
+        fits = [row["fits"] for row in rows]
+        assert fits == sorted(fits, reverse=True)
+        assert any(fits)
+
+
+def test_what_if_is_the_command_with_other_adapters(served: Served) -> None:
+    found = served.answer("/api/what_if", flags=LLAMA, nic=25e9)
+    flags = served.answer("/api/estimate", flags={**LLAMA, "nic-bandwidth": "25GB/s"}, want=["network"])
+    assert found["step"] == pytest.approx(flags["estimate"]["time"]["step"])
+    assert found["rows"] == flags["panels"]["network"]
+    here = served.answer("/api/estimate", flags=LLAMA, want=[])["estimate"]["time"]["step"]
+    assert found["step_delta"] == pytest.approx(found["step"] - here)
+    for nic in (0, -1):
+        assert served.ask("/api/what_if", flags=LLAMA, nic=nic).status_code == 422
+    assert served.ask("/api/what_if", flags={"model": "gpt2"}, nic=1e9).status_code == 422
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_is_that_of_the_command(served: Served) -> None:
+    found = served.answer("/api/plan", flags=PLANNED, locks=["tp"])
+    words = " ".join(f"--{key}={value}" for key, value in PLANNED.items() if key != "model")
+    told = document(f"plan {PLANNED['model']} {words} --top 10")
+    assert [found["evaluated"], found["valid"], found["fitting"]] == [told["evaluated"], told["valid"], told["fitting"]]
+    columns = found["columns"]
+    best = [dict(zip(columns, found["points"][index], strict=True)) for index in found["best"]]
+    front = [dict(zip(columns, found["points"][index], strict=True)) for index in found["pareto"]]
+    for mine, theirs in ((best, told["layouts"]), (front, told["pareto"])):
+        assert [point["step"] for point in mine] == [layout["time"]["step"] for layout in theirs]
+        assert [point["memory"] for point in mine] == [layout["memory"]["total"] for layout in theirs]
+        assert [point["mfu"] for point in mine] == pytest.approx([layout["time"]["mfu"] for layout in theirs])
+    assert len(found["points"]) == found["sampled"] <= 4000
+    assert all(dict(zip(columns, point, strict=True))["tp"] == 8 for point in found["points"])
+    assert all(point[0] <= found["capacity"] for point in found["points"])
+    assert len({tuple(map(str, point[3:])) for point in found["points"]}) == len(found["points"])
+
+
+def loaded(found: Any, point: list[Any]) -> dict[str, str]:
+    """The flags of a point, as the page sets them."""
+    row = dict(zip(found["columns"], point, strict=True))
+    state = {name: str(row[name]) for name in ("tp", "pp", "cp", "ep", "etp", "zero", "replicas", "recompute")}
+    state |= {"micro-batch": str(row["micro_batch"]), "sequence-parallel": str(row["sequence_parallel"]).lower()}
+    state |= {
+        "vpp": str(row["vpp"]) if row["vpp"] > 1 else "",
+        "schedule": row["schedule"],
+        "stage-layers": row["stage_layers"],
+    }
+    state |= {name: "" for name in ("ep", "etp", "replicas") if state[name] == "1"}
+    return {**state, **found["apply"]}
+
+
+def test_every_point_of_the_plan_can_be_loaded(served: Served) -> None:
+    """Its estimate says what the point says, which the array reading of the search has found."""
+    found = served.answer("/api/plan", flags=PLANNED, locks=[])
+    points = found["points"]
+    for point in [points[0], points[-1], *points[:: max(1, len(points) // 25)]]:
+        told = served.answer("/api/estimate", flags={**PLANNED, **loaded(found, point)}, want=[])["estimate"]
+        assert point[0] == pytest.approx(told["memory"]["total"], rel=1e-9), point
+        assert point[2] == pytest.approx(told["time"]["step"], rel=1e-9), point
+        assert point[1] == pytest.approx(told["time"]["mfu"], rel=1e-9), point
+    # The front is one: less memory only for more time.
+    front = sorted((points[index][2], points[index][0]) for index in found["pareto"])
+    assert all(later[1] < sooner[1] for sooner, later in itertools.pairwise(front))
+    for point in points:
+        assert any(step <= point[2] * (1 + 1e-9) and memory <= point[0] * (1 + 1e-9) for step, memory in front)
+
+
+def test_where_nothing_fits_the_nearest_is_told(served: Served) -> None:
+    state = {"model": "llama-3.1-70b", "gpu": "rtx4090", "gpus": "4", "global-batch": "4", "seq-len": "4096"}
+    found = served.answer("/api/plan", flags=state, locks=[])
+    told = document(f"plan {' '.join([state['model'], *(f'--{k}={v}' for k, v in state.items() if k != 'model')])}")
+    assert found["points"] == []
+    assert found["nearest_miss"]["missing"] == told["missing"]
+    assert found["nearest_miss"]["point"][0] == told["nearest"]["memory"]["total"]
+    assert "no layout" in found["error"]
+
+
+def test_what_a_plan_cannot_be_is_said(served: Served) -> None:
+    for state, word in (({"model": "gpt2"}, "gpu"), ({**PLANNED, "tp": "7"}, "no layout can exist"), ({}, "model")):
+        answer = served.ask("/api/plan", flags=state, locks=["tp"])
+        assert answer.status_code == 422
+        assert word in answer.json()["error"]
+
+
+def test_an_upload_can_be_planned(served: Served) -> None:
+    text = json.dumps({"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024,
+                       "num_attention_heads": 8, "vocab_size": 1000})  # fmt: skip
+    key = served.answer("/api/drop", name="config.json", text=text)["flags"]["model"]
+    found = served.answer("/api/plan", flags={**SMALL, "model": key}, locks=["pp"])
+    told = served.answer("/api/estimate", flags={**SMALL, "model": key, **loaded(found, found["points"][0])}, want=[])
+    assert found["points"][0][0] == told["estimate"]["memory"]["total"]
+
+
+def test_a_newer_plan_of_a_page_replaces_the_older_one(served: Served) -> None:
+    """While one is worked out, estimates are answered; the older question learns that it was taken back."""
+    large = {
+        "model": "llama-3.1-405b",
+        "gpu": "h100-sxm5-80gb",
+        "gpus": "1024",
+        "global-batch": "1024",
+        "seq-len": "8192",
+    }
+    with ThreadPoolExecutor(1) as pool:
+        older = pool.submit(served.ask, "/api/plan", flags=large, locks=[], page="mine")
+        time.sleep(0.5)
+        assert served.answer("/api/estimate", flags=SMALL, want=[])
+        assert not older.done()
+        newer = served.ask("/api/plan", flags=SMALL, locks=["pp"], page="mine")
+        assert newer.status_code == 200
+        assert older.result().status_code == 409
+        assert older.result().json()["kind"] == "Replaced"
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_s_text_is_read(served: Served) -> None:
+    for path in ("/api/drop", "/api/why"):
+        found = served.answer(path, name="log.txt", text=f"step 3\n{OOM}\nbye")
+        assert (found["kind"], found["why"]["cause"]) == ("oom", "fragmentation")
+        assert found["why"]["tried"] == 2 * 2**30
+        assert "expandable_segments" in found["message"]
+
+
+def test_a_snapshot_is_read(served: Served) -> None:
+    frame = {"name": "forward", "filename": "model.py", "line": 3}
+    blocks = [{"address": 0, "size": 100, "state": "active_allocated", "frames": [frame]},
+              {"address": 100, "size": 50, "state": "inactive"}]  # fmt: skip
+    content = {"segments": [{"device": 0, "address": 0, "total_size": 150, "blocks": blocks}], "device_traces": [[]]}
+    for protocol in (2, 5):
+        found = served.client.post("/api/snapshot", content=pickle.dumps(content, protocol=protocol)).json()
+        assert found["kind"] == "snapshot"
+        assert [found["why"][name] for name in ("peak", "allocated", "idle")] == [100, 100, 50]
+        assert found["why"]["holders"][0]["where"] == "forward (model.py:3)"
+    empty = served.client.post("/api/snapshot?device=x", content=b"")
+    assert empty.status_code == 400
+
+
+JOBS = {
+    "megatron": "torchrun --nproc-per-node 8 --nnodes 8 pretrain_gpt.py --tensor-model-parallel-size 4"
+                " --pipeline-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 256 --seq-length 4096"
+                " --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 11008 --bf16"
+                " --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear"
+                " --untie-embeddings-and-output-weights --max-position-embeddings 4096 --padded-vocab-size 32000"
+                " --lr 1e-4",
+    "axolotl": "base_model: NousResearch/Meta-Llama-3.1-8B\nsequence_len: 4096\nmicro_batch_size: 2\n"
+               "gradient_accumulation_steps: 4\nadapter: lora\nlora_r: 16\nbf16: true\nflash_attention: true\n",
+    "torchtitan": '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n'
+                  "[parallelism]\ntensor_parallel_degree = 2\n",
+}  # fmt: skip
+NAMES = {"megatron": "run.sh", "axolotl": "job.yaml", "torchtitan": "train.toml"}
+
+
+@pytest.mark.parametrize("dialect", JOBS)
+def test_a_job_file_becomes_flags(served: Served, dialect: str) -> None:
+    found = served.answer("/api/drop", name=NAMES[dialect], text=JOBS[dialect])
+    run = read(JOBS[dialect], file=NAMES[dialect])
+    assert (found["kind"], found["dialect"]) == ("job", run.dialect) == ("job", dialect)
+    for name in ("tp", "pp", "micro_batch", "seq_len", "lora_rank"):
+        value = getattr(run.run, name)
+        assert found["flags"].get(name.replace("_", "-")) == (None if value is None else str(value))
+    assert found["unread"] == list(run.unread)
+    for key in run.unread:
+        assert key in found["message"]
+    if "model" in found["flags"]:
+        answer = served.answer("/api/estimate", flags={"gpu": "h100-sxm5-80gb", **found["flags"]}, want=[])
+        assert answer["estimate"]["layout"]["micro_batch"] == run.run.micro_batch
+
+
+@pytest.mark.parametrize("dialect", [*FILES, "flags"])
+def test_a_run_is_exported_as_by_the_library(served: Served, dialect: str) -> None:
+    found = served.answer("/api/export", flags=SMALL, dialect=dialect)
+    if dialect == "flags":
+        command = served.answer("/api/estimate", flags=SMALL, want=[])["command"]
+        assert found["text"].strip() == command
+        return
+    from loadgauge.show.convert import export
+    from loadgauge.show.web.flags import job_of
+    from loadgauge.show.web.uploads import Uploads
+
+    kept = Uploads()
+    written = export(job_of(SMALL, kept), dialect)
+    kept.close()
+    assert (found["text"], found["not_expressed"]) == (written.text, list(written.left_out))
+    back = read(found["text"], dialect, file=found["filename"])
+    assert back.run.micro_batch in (None, 1)
+
+
+def test_an_unknown_dialect_is_said(served: Served) -> None:
+    answer = served.ask("/api/export", flags=SMALL, dialect="word")
+    assert answer.status_code == 422
+    assert "megatron" in answer.json()["error"]
+
+
+# -- predicted against measured ----------------------------------------------------------------------------------------
+
+
+def test_validation_comes_piece_by_piece(served: Served) -> None:
+    from loadgauge.validate.validate import validate
+
+    first = served.client.get("/api/validation").json()
+    assert 0 < first["done"] < first["of"]
+    second = served.client.get("/api/validation", params={"since": len(first["rows"])}).json()
+    assert second["done"] > first["done"]
+    assert second["since"] == len(first["rows"])
+    rows = [*first["rows"], *second["rows"]]
+    told = [record.to_dict() for run in validation.order()[: second["done"]] for record in validate([run])]
+    assert rows == json.loads(msgspec.json.encode(told))
+    assert len(set(validation.order())) == first["of"]
+    assert second["summary"]["time"]["all"]["rows"] == sum(row["quantity"] == "time" for row in rows)
+    # The first rows are of many sources.
+    assert len({row["source"] for row in rows}) > 5
+    assert served.client.get("/api/validation?since=x").status_code == 400
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_takes_too_long_is_ended() -> None:
+    async def check() -> None:
+        worker = Worker(30)
+        assert json.loads(bytes(await worker.ask("text", "", name="x.txt", text=OOM)))["kind"] == "oom"
+        process = worker.process
+        assert process is not None
+        worker.seconds = 0.2
+        with pytest.raises(TimeoutError):
+            await worker.ask("plan", "", flags=PLANNED, locks=[], uploads={})
+        await process.wait()
+        assert process.returncode == -9
+        # The next question has a process of its own, and its own answer.
+        worker.seconds = 30
+        assert json.loads(bytes(await worker.ask("text", "", name="x.txt", text=OOM)))["kind"] == "oom"
+        await worker.close()
+
+    asyncio.run(check())
+
+
+def test_a_worker_that_dies_is_replaced() -> None:
+    async def check() -> None:
+        worker = Worker(60)
+        question = asyncio.create_task(worker.ask("plan", "", flags=PLANNED, locks=[], uploads={}))
+        while worker.process is None:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        worker.process.kill()
+        with pytest.raises(Refused, match="broke off"):
+            await question
+        with pytest.raises(Failed, match="out-of-memory"):
+            await worker.ask("text", "", name="x.txt", text="CUDA: ried to allocate nothing")
+        await worker.close()
+
+    asyncio.run(check())
+
+
+def test_questions_of_other_pages_wait_in_line() -> None:
+    async def check() -> None:
+        worker = Worker(60)
+        asked = [worker.ask("text", f"page {n}", name="x.txt", text=OOM) for n in range(5)]
+        answers = await asyncio.gather(*asked)
+        assert {json.loads(bytes(answer))["kind"] for answer in answers} == {"oom"}
+        again = [worker.ask("text", "one page", name="x.txt", text=OOM) for _ in range(5)]
+        outcomes = await asyncio.gather(*again, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes[:-1]] == [Replaced] * 4
+        assert json.loads(bytes(outcomes[-1]))["kind"] == "oom"
+        assert not worker.newest
+        await worker.close()
+
+    asyncio.run(check())
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_serves_until_it_is_interrupted() -> None:
+    import os
+    import signal
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    import httpx
+
+    import loadgauge
+
+    home = str(Path(loadgauge.__file__).parents[1])
+    words = [sys.executable, "-m", "loadgauge", "serve", "--port", "0", "--no-browser"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": home}
+    ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().removeprefix("loadgauge: ").strip()
+        try:
+            assert url.startswith("http://127.0.0.1:")
+            token = url.rpartition("=")[2]
+            assert len(token) >= 43
+            assert token != TOKEN
+            page = httpx.get(url, timeout=60)
+            assert page.status_code == 200
+            assert token in page.text
+            port = httpx.URL(url).port
+            taken = typed(f"serve --port {port} --no-browser")
+            assert taken.code == 2
+            assert taken.err.count("\n") == 1
+            assert f"{port} cannot be used" in taken.err
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadgauge.show.extras.find_spec", lambda name: None)
+    found = typed("serve --no-browser")
+    assert found.code == 2
+    assert "pip install 'loadgauge[web]'" in found.err
