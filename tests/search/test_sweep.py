@@ -75,6 +75,7 @@ def test_a_table_goes_before_what_stands_above_it() -> None:
         ("with = []", ("with: must be tables",)),
         ("[with]\ngpus = 3", ("sweep.toml:1: with: must be tables",)),
         ("gpus = 1\n[[with]]\ntp = 1\n[[with]]\ngpus = 2\ntpp = 1", ("sweep.toml:6: tpp: unknown key",)),
+        ("gpus = 1\n[[with]]\ngpus = 2\n[[with]]\ngpus = 0", ("sweep.toml:5: gpus: must be one number",)),
         ("gpus = 0", ("sweep.toml:1: gpus: must be one number of GPUs from 1",)),
         ("gpus = '8,16'", ("gpus: must be one number of GPUs", "a list")),
         ("gpus = ['8', 'many']", ("sweep.toml:1: gpus: must be a whole number", "'many'")),
