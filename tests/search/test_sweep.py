@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sweep_cells import SMALL, rows_in, same_as_a_plan
 
@@ -31,6 +31,7 @@ HEAD = 'model = "gpt2"\ngpu = "h100-sxm5-80gb"\n'
 # -- the file -----------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_every_combination_is_a_cell_once(data: Any) -> None:
     """Against a plain loop over the tables."""
@@ -129,7 +130,7 @@ def test_flags_that_do_not_go_together_are_refused(line: str, word: str) -> None
     assert word in found.err
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(st.sampled_from("model=gpus[]with\"'{}.,-#\n\t 0123_\0\u2028"), max_size=60))
 def test_whatever_stands_in_a_file_it_is_read_or_refused(text: str) -> None:
     try:
@@ -371,7 +372,7 @@ class Pretended:
         self.closed = True
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.integers(0, 12),
     st.integers(1, 5),
