@@ -118,6 +118,21 @@ def test_only_the_figures_that_are_wanted_are_drawn(served: Served) -> None:
     assert served.answer("/api/estimate", flags=SMALL, want=[])["panels"] == {}
 
 
+def test_ranges_are_those_of_the_time(served: Served) -> None:
+    found = served.answer("/api/estimate", flags=STATES["money"], want=[])
+    time, ranges = found["estimate"]["time"], found["ranges"]
+    assert ranges["step"] == [time["low"], time["high"]]
+    for name in ("days", "cost", "gpu_hours", "tokens_per_second_per_gpu", "mfu", "hfu"):
+        low, high = ranges[name]
+        assert low < time[name] < high
+        # Each is in proportion to the time of a step, or to its inverse.
+        falls = name in ("tokens_per_second_per_gpu", "mfu", "hfu")
+        wanted = [time["high"], time["low"]] if falls else [time["low"], time["high"]]
+        power = -1 if falls else 1
+        assert [low / time[name], high / time[name]] == pytest.approx([(end / time["step"]) ** power for end in wanted])
+    assert served.answer("/api/estimate", flags={"model": "gpt2"}, want=[])["ranges"] == {}
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "word"),
     [

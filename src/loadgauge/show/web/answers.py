@@ -7,13 +7,21 @@ from typing import Any
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.estimate.result import Estimate
 from loadgauge.show.estimate import _plain as document_of
+from loadgauge.show.request import Job
 from loadgauge.show.web.changes import changes as changed
 from loadgauge.show.web.explained import explained
 from loadgauge.show.web.flags import State, command_line, job_of
 from loadgauge.show.web.panels import PANELS, Shown
 from loadgauge.show.web.panels.links import what_if as adapter
 from loadgauge.show.web.uploads import Uploads
+
+RANGED = (
+    "step", "mfu", "hfu", "tokens_per_second_per_gpu", "model_tflops_per_gpu", "days", "gpu_hours", "cost", "energy_kwh",
+    "gpus_needed",
+)  # fmt: skip
+"""What depends on the time of a step, and has a range because that has one."""
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,8 +65,24 @@ def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
         "estimate": document_of(given, result.to_dict(), None),
         "command": command_line(given, uploads),
         "verdict": result.memory.verdict,
+        "ranges": ranges(given, result),
         "panels": {name: PANELS[name](shown) for name in wanted},
     }
+
+
+def ranges(given: Job, result: Estimate) -> dict[str, list[float]]:
+    """The lowest and the highest of what depends on the time of a step, each worked out as the value between them is."""
+    if result.time is None:
+        return {}
+    ends: list[dict[str, Any]] = []
+    for step in (result.time.low, result.time.high):
+        other = msgspec.structs.replace(result, time=msgspec.structs.replace(result.time, step=step))
+        assert other.time is not None
+        budget = given.budget(other)
+        ends.append({**other.time.to_dict(), **({} if budget is None else budget.to_dict())})
+    return {
+        name: sorted(end[name] for end in ends) for name in RANGED if all(end.get(name) is not None for end in ends)
+    }  # fmt: skip
 
 
 def explain(question: OfBlock, uploads: Uploads) -> dict[str, Any]:

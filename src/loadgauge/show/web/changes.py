@@ -82,14 +82,14 @@ NUMERICS = {"precision", "optimizer", "qlora", "lora_rank"}
 """Flags that change what is computed, and not only where and how fast."""
 
 
-def flags(change: dict[str, Any]) -> dict[str, str]:
-    """The changed flags as the page has them; an empty text takes a flag out.
+def flags(change: dict[str, Any]) -> dict[str, str | None]:
+    """The changed flags as the page has them; None takes a flag out.
 
     >>> flags({"tp": 4, "sequence_parallel": True, "vpp": None, "mtp": False})
-    {'tp': '4', 'sequence-parallel': 'true', 'vpp': '', 'mtp': ''}
+    {'tp': '4', 'sequence-parallel': 'true', 'vpp': None, 'mtp': None}
     """
     return {
-        name.replace("_", "-"): "" if value in (None, False) else "true" if value is True else str(value)
+        name.replace("_", "-"): None if value in (None, False) else "true" if value is True else str(value)
         for name, value in change.items()
     }
 

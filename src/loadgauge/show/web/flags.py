@@ -62,7 +62,9 @@ def arguments(state: State) -> list[str]:
 
 
 def written(name: str, value: Any) -> str:
-    """A value of the state as a text."""
+    """A value of the state as a text; empty where it is not given."""
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

@@ -17,7 +17,11 @@ from loadgauge.show.web.panels.shown import Shown, shared_out
 
 Node = dict[str, Any]
 STATES = ("weights", "gradients", "optimizer")
-NOUNS = {"activations": "kept for backward", "transient": "alive only while it runs"}
+GROUPS = {
+    **dict.fromkeys(STATES, "states"), "activations": "activations", "loss": "activations", "gathered": "temporary",
+    "transient": "temporary", "outside": "outside",
+}  # fmt: skip
+"""The four kinds of parts that have colours of their own."""
 
 
 def treemap(shown: Shown) -> list[Node]:
@@ -26,7 +30,11 @@ def treemap(shown: Shown) -> list[Node]:
     An `id` is the names on the way down, with slashes between; `/api/explain` takes any of them.
     """
     parts = shown.result.memory.parts
-    return [node(part, part, part, parts[part], _children(shown, part)) for part in PARTS if parts[part]]
+    return [
+        {**node(part, part, part, parts[part], _children(shown, part)), "group": GROUPS[part]}
+        for part in PARTS
+        if parts[part]
+    ]
 
 
 def node(part: str, id: str, label: str, nbytes: Size, children: Iterable[Node] = ()) -> Node:
