@@ -59,6 +59,8 @@ def space_for(
         "replicas": every, "micro_batch": divisors(global_batch), "vpp": tuple(range(1, model.num_hidden_layers + 1)),
         "recompute": RECOMPUTE, "schedule": SCHEDULES,
     }  # fmt: skip
+    if training.kernels.attention == "eager":
+        open_axes["cp"] = (1,)  # rings of eager attention are not modelled
     for name, values in locked.items():
         if name == "schedule" and values == (ALL,):
             locked[name] = SCHEDULES
