@@ -237,9 +237,12 @@ def test_the_exit_code_is_the_best_of_the_cells(models: list[str], code: int, tm
 
 def test_the_cost_is_that_of_the_gpu_hours(tmp_path: Path) -> None:
     file = tmp_path / "sweep.toml"
-    file.write_text(f"{HEAD}gpus = 2\nglobal-batch = 8\nseq-len = 512\nprice = 3\nobjective = 'money'\ntp = 1\npp = 1")
+    file.write_text(
+        f"{HEAD}gpus = 2\nglobal-batch = 8\nseq-len = 512\nprice = 3\nmargin = 74\nobjective = 'money'\npp = 1"
+    )
     (cell,), files = cells(str(file))
     row = work(cell, files)
+    same_as_a_plan(row)
     tokens_an_hour = row["tokens_per_second_per_gpu"] * 2 * 3600
     assert row["cost_per_billion_tokens"] == pytest.approx(2 * 3 / tokens_an_hour * 1e9, rel=1e-12)
 
@@ -266,6 +269,17 @@ def test_a_worker_without_the_file_reads_what_was_sent(tmp_path: Path, monkeypat
     assert sent[0] == {**rows[0], "seconds": sent[0]["seconds"]}
     assert sent[1]["error"].removeprefix("./") == rows[1]["error"].removeprefix("./")
     os.remove(here / "lengths.txt")
+
+
+def test_a_cell_is_typed_as_its_keys_say(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(f"{HEAD}sequence-parallel = [true, false]\nqlora = [true, false]\ntp = '2,4'\nseq-len = 1_024")
+    flags = [sorted(cell.words[1:]) for cell in cells(str(file))[0]]
+    common = ["--gpu=h100-sxm5-80gb", "--seq-len=1024", "--tp=2,4"]
+    spread = ["--sequence-parallel", "--sequence-parallel", "--no-sequence-parallel", "--no-sequence-parallel"]
+    assert flags == [
+        sorted([*common, one, *more]) for one, more in zip(spread, [["--qlora"], []] * 2, strict=True)
+    ]  # fmt: skip
 
 
 def test_an_example_is_a_sweep() -> None:
