@@ -51,6 +51,10 @@ CASES: dict[str, Case] = {
         "llama-3.1-8b", 4, 8, schedule=("1f1b",), card="rtx4090", lengths=Lengths.of([100, 500, 4096]),
         kind=training("huggingface", lora=Lora(rank=16, quantised=True), offload="optimizer"),
     ),
+    "stages numbered before the other axes, on two nodes": case(
+        "llama-3.1-8b", 16, 16, schedule=("1f1b",), tp=(1, 2), vpp=(1,), recompute=POLICIES[:1],
+        base=Layout(order=("tp", "pp", "cp", "ep", "dp")),
+    ),
     "some layers run again": case(
         "llama-3.1-8b", 8, 8, schedule=("1f1b", "interleaved"), kind=training("torchtitan"),
         recompute=tuple(map(RecomputePolicy.parse, ("full:every=2", "full:layers=3"))),

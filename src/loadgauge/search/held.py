@@ -255,7 +255,8 @@ def without_layers(found: dict[object, Peak]) -> dict[object, Peak]:
     import numpy
 
     both: dict[object, Peak] = {}
-    for (weights, _), one in found.items():  # type: ignore[misc]
+    for one in found.values():
+        weights = weights_key(one.states[0])
         before = both.get(weights)
         rest = one.rest if before is None else numpy.maximum(before.rest, one.rest)
         both[weights] = Peak((one.states[0], None), rest)

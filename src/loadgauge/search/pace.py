@@ -18,7 +18,7 @@ from loadgauge.ops import Layer
 from loadgauge.search.constraints import Places
 from loadgauge.search.held import ArrayMemory, weights_key
 from loadgauge.search.space import Structure
-from loadgauge.search.timeline import play
+from loadgauge.search.timeline import least, play
 
 if TYPE_CHECKING:
     from loadgauge.search.arrays import GridReading, Wanted
@@ -150,30 +150,13 @@ class Pace:
 
     @functools.cached_property
     def least(self) -> Any:
-        """Seconds that the pipeline takes at least.
-
-        A stage is busy for all micro-batches. Before, the first one passes the stages before it; and where a backward is
-        not split, the last one passes them after it.
-        """
-        structure, time = self.structure, self.time
-        if structure.pp == 1 or structure.schedule == "dualpipe":
-            return self.batches * self.slowest / time.layout.copies
-        chunks = len(self.kinds) // structure.pp
-        way = self.times[0] if structure.splits else self.times[0] + self.times[1]
-        there = self.send if structure.splits else 2 * self.send
-        lasts = {make: index for index, make in enumerate(self.make_ups)}
-        found: Any = None
-        for busy, stage in zip(self.busy, self.stages, strict=True):
-            last = lasts[self.make_ups[stage.index]]
-            before: dict[int, int] = {}
-            for other in range(last):
-                row = self.kinds[other * chunks]
-                before[row] = before.get(row, 0) + 1
-            value = self.batches * busy + last * there
-            for row, count in before.items():
-                value += count * way[row]
-            found = value if found is None else self.numpy.maximum(found, value)
-        return found * (1 - 1e-9)
+        """Seconds that the pipeline takes at least."""
+        structure = self.structure
+        if structure.pp == 1:
+            return self.batches * self.slowest
+        return least(
+            structure.schedule, structure.pp, self.batches, self.kinds, self.times[0], self.times[1], self.send
+        )
 
     def seconds(self) -> Any:
         """Seconds of the pipeline at each point; infinite where it was not played."""

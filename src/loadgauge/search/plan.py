@@ -90,7 +90,8 @@ class Found(NamedTuple):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The best layouts, best first, the Pareto front of time and memory, and how many were looked at.
 
-    evaluated: combinations of all axes; valid: those that can exist, whose memory and time were worked out
+    evaluated: combinations of all axes; valid: those that can exist; of each the memory was worked out, and its time or,
+    for so many as `bounded` says, the least that it can take, which was too long to play its schedule
     fitting: of those, how many fit; moved: places that exact estimates took another order than the array reading
     """
 
@@ -104,6 +105,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     fitting: int
     seconds: float
     moved: int = 0
+    bounded: int = 0
 
 
 class Row(NamedTuple):
@@ -127,12 +129,13 @@ class _Best:
         self.front: list[Row] = []
         self.least: Row | None = None
         self.ceiling = float("inf")
-        self.valid = self.fitting = 0
+        self.valid = self.fitting = self.bounded = 0
 
     def add(self, number: int, batch: Batch, score: Any, limit: float) -> None:
         """Takes in the layouts of one structure; `limit`: bytes that they may need."""
         numpy = self.numpy
         self.valid += len(batch.places)
+        self.bounded += int(numpy.isinf(batch.step).sum())
         least = int(numpy.argmin(batch.memory))
         if self.least is None or batch.memory[least] < self.least.memory:
             self.least = self._row(number, batch, score, least)
@@ -245,7 +248,7 @@ def plan(
     return Plan(
         cases=tuple(cases), objective=objective, margin=margin, layouts=tuple(found for _, found in ranked[:top]),
         pareto=tuple(sorted((found for _, found in front), key=lambda found: _seconds(found))), evaluated=evaluated,
-        valid=best.valid, fitting=best.fitting, seconds=time.perf_counter() - started, moved=moved,
+        valid=best.valid, fitting=best.fitting, seconds=time.perf_counter() - started, moved=moved, bounded=best.bounded,
     )  # fmt: skip
 
 

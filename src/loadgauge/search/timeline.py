@@ -98,8 +98,9 @@ def waits(schedule: str, stages: int, batches: int, chunks: int | None) -> Waits
     done = []
     for start, stop in pairwise(starts):
         some = None if leaves[start:stop].all() else leaves[start:stop]
-        read, written = (slots[each[start:stop]] for each in (before, sources)), slots[start + 1 : stop + 1]
-        done.append(Level(*read, written, costs[start:stop], some))
+        these = slice(start, stop)
+        own = slots[start + 1 : stop + 1]
+        done.append(Level(slots[before[these]], slots[sources[these]], own, costs[these], some))
     return Waits(tuple(done), size, slots[ends])
 
 
@@ -223,3 +224,34 @@ def play(
             arrived[level.own] = now
         total[part] = free[known.ends].max(axis=0)
     return total
+
+
+def least(
+    schedule: str, stages: int, batches: Any, kinds: Sequence[int], forward: Any, backward: Any, send: Any
+) -> Any:
+    """Seconds that a schedule takes at least, for each layout, however many micro-batches it runs.
+
+    A stage is busy for all micro-batches. Before, the first one has passed the stages before it; and where a backward is
+    not split, the last one passes them after it. Rounding is allowed for.
+
+    kinds: as in `play`; forward, backward: [kinds, layouts], the gradients of weights among the backward; send, batches:
+    [layouts]
+    """
+    import numpy
+
+    chunks = len(kinds) // stages
+    make_ups = [tuple(kinds[stage * chunks : (stage + 1) * chunks]) for stage in range(stages)]
+    lasts = {make_up: stage for stage, make_up in enumerate(make_ups)}
+    splits, both = schedule not in ("1f1b", "gpipe", "interleaved"), schedule == "dualpipe"
+    work = forward + backward
+    passed, hop = (forward, send) if splits else (work, 2 * send)
+    found: Any = None
+    for make_up, last in lasts.items():
+        busy = sum(work[row] for row in make_up)
+        # With DualPipe a micro-batch passes one of the two chunks, and the first one comes from either end.
+        value = batches * busy / 2 if both else batches * busy + last * hop
+        before = [make_up[0] for make_up in make_ups[: 0 if both else last]]
+        for row in dict.fromkeys(before):
+            value = value + before.count(row) * passed[row]
+        found = value if found is None else numpy.maximum(found, value)
+    return found * (1 - 1e-9)
