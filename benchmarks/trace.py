@@ -17,7 +17,22 @@ import sys
 import time
 from datetime import date
 
-CASES = ("llama-3.1-8b", "llama-3.1-405b", "llama-3.1-8b by MemTracker")
+CASES = (
+    "llama-3.1-8b",
+    "llama-3.1-405b",
+    "llama-3.1-405b by TP8 x FSDP128",
+    "llama-3.1-405b by TP8 x PP16 x FSDP8",
+    "llama-3.1-8b by MemTracker",
+)
+SHARED = {
+    "TP8 x FSDP128": (1024, {"tp": 8, "sequence_parallel": True}, {"checkpointing": "full"}),
+    "TP8 x PP16 x FSDP8": (
+        1024,
+        {"tp": 8, "sequence_parallel": True, "pp": 16, "stage_layers": (7, *[8] * 14, 7)},
+        {"checkpointing": "full", "accumulate": 16},
+    ),
+}
+"""By name: ranks, how a model is shared out over them, how it is trained. Rank 0 is played."""
 
 
 def one(name: str) -> dict[str, object]:
@@ -33,7 +48,10 @@ def one(name: str) -> dict[str, object]:
     model, _, by = name.partition(" by ")
     config, settings = hugging_face(model), Settings()
     imported = time.perf_counter()
-    peak = by_memtracker(config, settings) if by else trace(ConfigJob(config, settings)).peak.total
+    if by in SHARED:
+        peak = one_of_many(config, by)
+    else:
+        peak = by_memtracker(config, settings) if by else trace(ConfigJob(config, settings)).peak.total
     done = time.perf_counter()
     return {
         "name": name,
@@ -43,6 +61,22 @@ def one(name: str) -> dict[str, object]:
         "peak": peak,
         "torch": str(torch.__version__),
     }
+
+
+def one_of_many(config: object, by: str) -> int:
+    """Two steps of one rank."""
+    import logging
+
+    from loadgauge.measure.distributed import World
+    from loadgauge.measure.parallel import Parallel, ParallelJob
+    from loadgauge.measure.trace import trace
+    from loadgauge.measure.training import Settings
+
+    logging.disable(logging.CRITICAL)
+    ranks, shared, trained = SHARED[by]
+    world = World(ranks, 0)
+    job = ParallelJob(config, Settings(**trained), Parallel(**shared), world)  # type: ignore[arg-type]
+    return trace(job, world=world).peak.total
 
 
 def by_memtracker(config: object, settings: object) -> int:

@@ -88,6 +88,10 @@ def _patches(observer: Observer) -> Iterator[tuple[Any, str, Any]]:
 
     yield dist, "init_process_group", lambda *_, **__: None
     yield dist, "destroy_process_group", lambda *_, **__: None
+    yield dist, "all_gather_object", _everybodys
+    yield dist, "gather_object", lambda one, found=None, *_, **__: None if found is None else _everybodys(found, one)
+    yield dist, "broadcast_object_list", lambda *_, **__: None
+    yield dist, "monitored_barrier", lambda *_, **__: None
     for name in MESH:
         found = vars(DeviceMesh).get(name)
         if isinstance(found, staticmethod | classmethod):
@@ -146,13 +150,18 @@ class _Work:
         return getattr(self._work, name)
 
 
+def _everybodys(found: list[Any], one: Any, *_: Any, **__: Any) -> None:
+    """What is not known of other ranks is as it is here."""
+    found[:] = [one] * len(found)
+
+
 def _hooked(original: Any, observer: Observer) -> Any:
     """The C++ of DDP waits for a result that the fake group does not give; a hook in its place gives one, and takes
     down the all-reduce."""
 
     @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+    def init(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, **kwargs: Any) -> None:
+        original(self, module, device_ids and [0], None if output_device is None else 0, **kwargs)
 
         def reduce(_: Any, bucket: Any) -> Any:
             buffer = bucket.buffer()

@@ -23,7 +23,7 @@ from loadgauge.measure.flops import formula
 from loadgauge.measure.graph import Field, fields, nodes
 from loadgauge.measure.saved import SavedTensor
 from loadgauge.measure.stream import SAVED, WEIGHTS, Stream, dtype_name
-from loadgauge.measure.tracker import Tracker, node_key
+from loadgauge.measure.tracker import Tracker, node_key, own
 
 FORWARD, BACKWARD, STEP = "forward", "backward", "optimizer step"
 
@@ -191,6 +191,7 @@ class Observer:
                         self.multiplied.add(number)
 
     def _keep(self, node: str, field: str, tensor: torch.Tensor, module: str, numbers: dict[int, int]) -> int | None:
+        tensor = own(tensor)
         number = self.tracker.take(tensor, "external")
         if number is None:
             return None

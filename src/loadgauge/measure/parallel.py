@@ -157,8 +157,7 @@ class ParallelJob:
             if self.parallel.tp > 1:
                 share_layers(part, mesh["tp"], self.parallel.sequence_parallel)
         tracker.suspended -= 1
-        for number, part in enumerate(parts):
-            observer.name(part, f"chunk {number}" if len(parts) > 1 else "")
+        held = parts
         device = torch.device(self._device)
         ids = torch.empty(
             (self.settings.micro_batch * self.settings.accumulate, self.settings.seq_len),
@@ -168,14 +167,16 @@ class ParallelJob:
         positions = torch.arange(self.settings.seq_len, device=device)[None]
         if self.parallel.pp > 1:
             chunks = self.parallel.pp * self.parallel.vpp
-            held = zip(parts, numbers(self.parallel, self.place.pp), strict=True)
-            parts = [Chunk(part, number, chunks, self._autocast, positions) for part, number in held]
+            placed = zip(parts, numbers(self.parallel, self.place.pp), strict=True)
+            parts = [Chunk(part, number, chunks, self._autocast, positions) for part, number in placed]
         models = parts
         if self.data > 1 and self.parallel.zero:
             tracker.suspended += 1  # FSDP takes its part of each weight, and lets go of the whole
             models = [self._shared(part, mesh) for part in parts]
             tracker.suspended -= 1
-        elif self.data > 1:
+        for number, part in enumerate(held):
+            observer.name(part, f"chunk {number}" if len(held) > 1 else "")
+        if self.data > 1 and not self.parallel.zero:
             models = [nn.parallel.DistributedDataParallel(part, process_group=_group(mesh, "data")) for part in parts]
         if not isinstance(ids, FakeTensor):
             ids.random_(3, 100)

@@ -10,29 +10,42 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 
 @contextlib.contextmanager
 def no_packed_sequences() -> Iterator[None]:
     """transformers builds a whole attention mask where it cannot see that sequences are not packed into one row; a
-    real run without packing sees it, and builds none."""
-    masking: Any = None
-    if "transformers" in sys.modules:
-        with contextlib.suppress(ImportError):
-            masking = importlib.import_module("transformers.masking_utils")
-    found = getattr(masking, "find_packed_sequence_indices", None)
-    if found is None:
-        yield
-        return
+    real run without packing sees it, and builds none. It may be imported in the body, at the latest before the first
+    module runs."""
+    found: list[tuple[Any, Any]] = []
+    waiting: list[Any] = []
 
     def none(position_ids: Any) -> None:
         return None
 
-    masking.find_packed_sequence_indices = none
+    def replace(*_: Any) -> None:
+        masking: Any = sys.modules.get("transformers.masking_utils")
+        original = getattr(masking, "find_packed_sequence_indices", None)
+        if original is not None and not found:
+            found.append((masking, original))
+            masking.find_packed_sequence_indices = none
+        if found and waiting:
+            waiting.pop().remove()
+
+    if "transformers" in sys.modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("transformers.masking_utils")
+    replace()
+    if not found:
+        waiting.append(register_module_forward_pre_hook(replace))
     try:
         yield
     finally:
-        masking.find_packed_sequence_indices = found
+        for masking, original in found:
+            masking.find_packed_sequence_indices = original
+        for handle in waiting:
+            handle.remove()
 
 
 @contextlib.contextmanager

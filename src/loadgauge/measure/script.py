@@ -83,6 +83,7 @@ class FunctionJob:
         if callable(self._step):
             for record in observer.stream.records:
                 record.phase = 0
+            observer.stream.phases[:] = [(first, "") for first, _ in observer.stream.phases]
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
         try:
@@ -106,18 +107,26 @@ class _Renamed(TorchFunctionMode):
         self.device = device
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.device and args[1:] and args[0] == "cuda":
-            return torch.device(self.device, *args[1:])
+        if func is torch.device and args and args[0] == "cuda":
+            return torch.device(self.device, 0)
         kwargs = {name: renamed(value, self.device) for name, value in (kwargs or {}).items()}
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = torch.device(self.device, 0)
+        if func in _MOVES and args[1:] and type(args[1]) is int:
+            args = (args[0], torch.device(self.device, 0), *args[2:])
         return func(*(renamed(value, self.device) for value in args), **kwargs)
 
 
+_MOVES = (torch.Tensor.to, torch.Tensor.cuda)
+
+
 def renamed(value: Any, device: str) -> Any:
-    """A device or its name, `cuda` exchanged; other values as they are."""
+    """A device or its name, `cuda` exchanged; other values as they are. Whichever of the GPUs it is: a process that
+    plays a rank has one."""
     if isinstance(value, torch.device):
-        return torch.device(device, value.index or 0) if value.type == "cuda" else value
+        return torch.device(device, 0) if value.type == "cuda" else value
     if isinstance(value, str) and value.partition(":")[0] == "cuda":
-        return torch.device(device, int(value.partition(":")[2] or 0))
+        return torch.device(device, 0)
     return value
 
 
@@ -128,7 +137,10 @@ def cuda_is(device: str) -> Iterator[None]:
 
     def moved(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         named = {name: renamed(value, device) for name, value in kwargs.items()}
-        result: nn.Module = to(self, *(renamed(value, device) for value in args), **named)
+        places: list[Any] = [
+            torch.device(device, 0) if type(value) is int else renamed(value, device) for value in args
+        ]
+        result: nn.Module = to(self, *places, **named)
         return result
 
     def cast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:

@@ -142,11 +142,14 @@ def pipeline(
             )
         )  # fmt: skip
     known = SCHEDULES[parallel.schedule]
-    schedule = getattr(schedules, known.name)(
-        stages if known.several else stages[0],
-        n_microbatches=len(ids) // hidden.shape[0],
-        loss_fn=_loss(models[-1]),
-    )
+    try:
+        schedule = getattr(schedules, known.name)(
+            stages if known.several else stages[0],
+            n_microbatches=len(ids) // hidden.shape[0],
+            loss_fn=_loss(models[-1]),
+        )
+    except ValueError as error:  # of how many micro-batches go with how many stages
+        raise LayoutError(f"{known.name}: {error} Micro-batches are those of accumulate.") from None
     inputs = [ids] if any(one.is_first for one in stages) else []
     target = ids if any(one.is_last for one in stages) else None
 

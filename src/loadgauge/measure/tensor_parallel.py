@@ -45,7 +45,7 @@ def share_layers(model: Any, mesh: Any, sequence_parallel: bool) -> None:
         elif style == "rowwise":
             styles[name] = RowwiseParallel(output_layouts=between)
         else:  # a norm of heads: each rank has its own
-            styles[name] = SequenceParallel(sequence_dim=2)
+            styles[name] = SequenceParallel(sequence_dim=2, use_local_output=True)
     _heads(model.config.get_text_config(), mesh)
     tied = getattr(model.config, "tie_word_embeddings", False)
     embedding = _name(model, model.base_model.embed_tokens)

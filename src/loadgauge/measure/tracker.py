@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from loadgauge.measure.elementwise import Parts
 from loadgauge.measure.stream import GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, Frame, Record, Stream
 
 _DEVICE_OF = torch.ops.prim.device.default
@@ -45,6 +46,8 @@ class Tracker(TorchDispatchMode):
         self.phase = 0
         self.watchers: list[Watcher] = []
         self.suspended = 0
+        self.parts = True
+        """Whether optimizers work on the parts of sharded weights without asking DTensor."""
         self.operations = 0
         self._known: dict[int, list[Any]] = {}
         self._fake: Any = None
@@ -91,7 +94,10 @@ class Tracker(TorchDispatchMode):
             return args[0].fake_device
         for kind in types:
             if kind.__name__ == "DTensor":
-                return NotImplemented
+                parts = Parts(func, args) if self.parts else None
+                if parts is None or not parts.ready:
+                    return NotImplemented
+                return parts.wrapped(self.__torch_dispatch__(func, (), parts.args, kwargs))
         if func is _WAIT and self._fake is not None:
             return args[0]  # its fake would be a new tensor, where a real one is the same
         out = func(*args, **kwargs) if kwargs else func(*args)
@@ -116,11 +122,7 @@ class Tracker(TorchDispatchMode):
 
     def take(self, tensor: torch.Tensor, op: Any) -> int | None:
         """The number of a tensor's storage; a new one is an allocation by `op`."""
-        local = getattr(tensor, "_local_tensor", None)
-        if local is not None:
-            tensor = local
-        if type(tensor).__name__ == "AsyncCollectiveTensor":
-            tensor = tensor.elem  # type: ignore[attr-defined]
+        tensor = own(tensor)
         if self.device is not None and tensor.device.type != self.device:
             return None
         try:
@@ -196,6 +198,12 @@ class Tracker(TorchDispatchMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._hooks.__exit__(*error)
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+
+def own(tensor: Any) -> Any:
+    """The rank's own part of a DTensor, and what an asynchronous collective will have filled."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    return tensor.elem if type(tensor).__name__ == "AsyncCollectiveTensor" else tensor
 
 
 OWN = str(Path(__file__).parents[1])

@@ -149,8 +149,9 @@ def _report(found: Trace, viewer: str) -> None:
 
     target = console()
     peak = found.peak
+    when = peak.phase or "preparation"
     target.print(
-        f"PEAK  {gib(found.allocated)} in {peak.phase}, at {peak.op}{_in(peak.module)} (step {_step(found)} of {found.steps})"
+        f"PEAK  {gib(found.allocated)} in {when}, at {peak.op}{_in(peak.module)} (step {_step(found)} of {found.steps})"
     )
     rows = [
         [name, f"{nbytes / GIB:,.2f}", f"{nbytes / peak.total:.0%}", bar(target, nbytes / peak.total)]
