@@ -234,7 +234,7 @@ def _of_file(
     """Of another tool's job file: its run as flags, its layout left open, and the estimate of its own layout."""
     try:
         own = job(Request(model=file, gpus=None if sizes is None else sizes[0], **flags))
-    except LayoutError:
+    except (LayoutError, ConfigError):
         if sizes is None:
             raise
         own = job(Request(model=file, **flags))  # of as many GPUs as its own layout has
