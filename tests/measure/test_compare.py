@@ -225,3 +225,44 @@ def test_errors(tmp_path: Path) -> None:
             of_config(config, Settings(seq_len=S), measure="cuda")
     with pytest.raises(ConfigError, match="measured where it runs"):
         next(iter([of_module(torch.nn.Linear(2, 2), torch.ones(1, 2)).prepared(None, "cpu").__enter__()]))
+
+
+# -- what no tracer sees -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "shared"), [("llama-mha", 1), ("llama-gqa", 2), ("llama-mqa", 4)])
+def test_workspace_of_attentions_backward(name: str, shared: int) -> None:
+    """As mha_bwd of FlashAttention-2 allocates: dq_accum and softmax_d, and dk and dv expanded to the query heads."""
+    config = config_of(name)
+    traced = record(ConfigJob(config, Settings(seq_len=S, micro_batch=B, optimizer="sgd")), steps=1).trace
+    heads, width, rows = 4, 16, 128  # 96 tokens in blocks of 128, 16 channels as 32
+    expanded = 2 * 2 * B * heads * S * width if shared > 1 else 0
+    line = next(one for one in traced.hidden if one.name.startswith("FlashAttention"))
+    assert line.nbytes == 4 * B * heads * rows * 32 + 4 * B * heads * rows + expanded
+    assert line.low <= line.nbytes <= line.high
+
+
+def test_hidden_memory_has_its_own_lines(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config_of("llama-gqa").to_dict(), "architectures": ["LlamaForCausalLM"]}))
+    found = msgspec.json.decode(typed(["compare", str(path), "--seq-len", "96", "--json"]).out, type=Comparison)
+    formula, traced, _ = rows(found)["hidden from tracers"]
+    assert traced == sum(one.nbytes for one in found.hidden)
+    assert formula == pytest.approx(next(one.nbytes for one in found.hidden if "context" in one.name), abs=1)
+    one = next(one for one in found.differences if one.quantity == "hidden from tracers")
+    assert abs(one.unexplained) < 1
+    assert {cause.op for cause in one.causes} == {one.name for one in found.hidden if one.where == "allocated"}
+    assert all(one.basis for one in found.hidden)
+    said = typed(["compare", str(path), "--seq-len", "96"]).out
+    assert "Hidden from tracers" in said
+    on_cpu = typed(["compare", str(path), "--seq-len", "96", "--device", "cpu"]).out
+    assert "hidden" not in on_cpu
+
+
+def test_a_peak_at_another_moment_is_named() -> None:
+    """AdamW that is not fused: the trace peaks in the step, the formula, whose step is fused, in backward."""
+    config = config_of("llama-gqa", hidden_size=256, intermediate_size=704)
+    found = of_config(config, Settings(seq_len=S, micro_batch=B, optimizer="adamw"))
+    one = next(one for one in found.differences if one.quantity == "peak")
+    assert one.unexplained == 0
+    assert any("formula's peak is not the optimizer step" in cause.op for cause in one.causes)

@@ -161,8 +161,8 @@ def text(found: Calibration) -> str:
     known = found.rates
     lines = [
         f"# Efficiencies of {found.device}, by `loadgauge calibrate`: PyTorch {found.torch}, CUDA {found.cuda or 'none'}.",
-        f"# Shares of {found.peak / 1e12:.4g} TFLOP/s and {found.bandwidth / 1e9:.4g} GB/s; products are met to"
-        f" {found.error:.1%} on average.",
+        f"# Shares of {found.peak / 1e12:.4g} TFLOP/s and {found.bandwidth / 1e9:.4g} GB/s. Of the time of the matrix"
+        f" products, these are off by {math.expm1(found.error):.1%} on average.",
         f"# Defaults, not measured here: {', '.join(found.kept)}.",
     ]
     for name in Rates.__struct_fields__:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from loadgauge.measure.formula import BLOCK, END, Formula, Line
+from loadgauge.measure.hidden import Hidden
 from loadgauge.measure.real import Real, real
 from loadgauge.measure.stream import GRADIENTS, INPUTS, OPTIMIZER, TEMPORARIES, WEIGHTS, Stream
 from loadgauge.measure.trace import Recorded, record
@@ -23,6 +24,7 @@ from loadgauge.measure.training import ConfigJob, Settings
 STATES = {WEIGHTS: "weights", GRADIENTS: "gradients", OPTIMIZER: "optimizer"}
 TOLERANCE = 0.01
 STEP = "optimizer step"
+HIDDEN = "hidden from tracers"
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -60,7 +62,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The table, and why its columns differ. `measured_on`: the device, or "" without a measurement."""
+    """The table, and why its columns differ. `measured_on`: the device, or "" without a measurement. `hidden`: memory of
+    CUDA that no tracer sees, line by line."""
 
     target: str
     device: str
@@ -69,6 +72,7 @@ class Comparison(msgspec.Struct, frozen=True):
     differences: tuple[Difference, ...]
     not_counted: tuple[str, ...]
     real: Real | None = None
+    hidden: tuple[Hidden, ...] = ()
 
 
 def compare(job: ConfigJob, device: str = "cuda", measure: str = "", timed: int = 0) -> Comparison:
@@ -104,6 +108,7 @@ def compare(job: ConfigJob, device: str = "cuda", measure: str = "", timed: int 
         differences=tuple(differences),
         not_counted=traced.trace.not_counted,
         real=taken,
+        hidden=traced.trace.hidden,
     )
 
 
@@ -146,7 +151,18 @@ def _rows(formula: Formula, traced: Recorded, taken: Real | None) -> list[tuple[
     predicted = max(one.total - one.parts["outside"] for one in parts.moments)
     peak = Row("peak", "bytes", predicted, trace.peak.total, None if taken is None else taken.peak)
     largest = max(found[-2:], key=lambda one: one[0].trace or 0)
-    found.append((peak, largest[1], largest[2]))
+    lower = int(predicted - (largest[0].formula or 0))
+
+    def of_peak() -> list[Cause]:
+        moved = [Cause(f"the formula's peak is not the {largest[0].quantity.removeprefix('peak of the ')}", "", -lower)]
+        return [*(moved if lower else []), *largest[1]()]
+
+    found.append((peak, of_peak, largest[2]))
+    if trace.hidden:
+        outside = parts.moments[0].parts["outside"]
+        seen = [one for one in trace.hidden if one.where == "allocated"]
+        row = Row(HIDDEN, "bytes", outside, sum(one.nbytes for one in trace.hidden))
+        found.append((row, lambda: [Cause(one.name, "", one.nbytes) for one in seen], None))
     return found
 
 
@@ -278,7 +294,7 @@ def _causes(lines: Iterable[tuple[Line, int]]) -> list[Cause]:
     found = []
     for (op, sign), members in groups.items():
         places = list(dict.fromkeys(one.place for one in members))
-        where = places[0] if len(places) == 1 else f"{len(places)} places, the first {places[0]}"
+        where = places[0] if len(places) == 1 else f"{places[0]} to {places[-1].removeprefix('block ')}"
         found.append(Cause(op, where, sign * sum(one.nbytes for one in members), len(members)))
     return sorted(found, key=lambda cause: -abs(cause.amount))
 

@@ -1,13 +1,12 @@
 """`make gpu`: calibrates this GPU, and runs a fixed list of trainings on it, each by formula, trace and measurement.
 
 One JSON comes of it, with device, versions and date. `runs` in it has the columns of `data/runs`, so that
-`loadgauge validate --runs` predicts what was measured.
+`loadgauge validate --runs FILE.json` predicts what was measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import datetime
 import sys
 from collections.abc import Sequence
@@ -21,12 +20,12 @@ from loadgauge.errors import ConfigError, Error
 from loadgauge.families.catalogue import resolve
 from loadgauge.hardware import Gpu, gpu
 from loadgauge.measure.benchmarks import Sizes
-from loadgauge.measure.calibrate import Calibration, calibrate
+from loadgauge.measure.calibrate import Calibration, calibrate, text
 from loadgauge.measure.child import Request, replied
 from loadgauge.measure.compare import Comparison
 from loadgauge.measure.real import Real
 from loadgauge.measure.training import Settings
-from loadgauge.model import Attention, LatentAttention, Mlp, ModelSpec
+from loadgauge.model import Attention, LatentAttention, Mlp, ModelSpec, Moe
 from loadgauge.units import GIB
 
 TIMED = 5
@@ -58,7 +57,7 @@ def _case(model: str, layers: int, seq_len: int = 2048, micro_batch: int = 1, **
 
 CASES = (
     _case("gpt2", 12, 1024, 8), _case("gpt2", 12, 1024, 8, attention="eager"),
-    _case("gpt2-xl", 24, 1024, 4), _case("gpt2-xl", 24, 1024, 4, precision="bf16-mixed"),
+    _case("gpt2-xl", 48, 1024, 2), _case("gpt2-xl", 48, 1024, 1, precision="bf16-mixed"),
     _case("gpt2-xl", 48, 1024, 2, checkpointing="full"),
     _case("llama-3.2-1b", 16, 4096), _case("llama-3.2-1b", 16, 4096, checkpointing="full"),
     _case("llama-3.2-1b", 16, 4096, optimizer="adamw"), _case("llama-3.2-1b", 16, 1024, 4, attention="eager"),
@@ -66,13 +65,19 @@ CASES = (
     _case("llama-3.1-8b", 4, 4096), _case("llama-3.1-8b", 8, 8192, checkpointing="full", optimizer="sgd"),
     _case("llama-3.1-8b", 4, 4096, precision="bf16-mixed"), _case("qwen3-4b", 8, 4096),
     _case("qwen3-4b", 8, 4096, checkpointing="full"), _case("mistral-7b-v0.3", 4, 4096),
-    _case("gemma-2b", 6, 2048, attention="eager"), _case("gemma-3-1b", 12, 2048), _case("phi-2", 8, 2048),
+    _case("gemma-2b", 18, 2048, attention="eager"), _case("gemma-3-1b", 12, 2048), _case("phi-2", 32, 2048),
     _case("mixtral-8x7b", 1, 2048), _case("qwen3-30b-a3b", 2, 2048), _case("deepseek-v2-lite", 4, 2048),
     _case("bert-large", 24, 512, 16), _case("bert-large", 24, 512, 16, attention="eager"),
-    _case("opt-1.3b", 12, 2048, 2),
+    _case("opt-1.3b", 24, 2048, 1),
 )  # fmt: skip
 """Trainings that fit on 40 GB: dense, mixtures of experts, latent attention and encoders; both attentions; checkpointed
 or not; three precisions, three optimizers."""
+
+ON_CPU = (
+    _case("electra-small", 1, 64, precision="fp32"), _case("electra-small", 1, 64, precision="fp32", attention="eager"),
+    _case("electra-small", 2, 64, precision="fp32", checkpointing="full", optimizer="sgd"),
+)  # fmt: skip
+"""What `--device cpu` trains."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -143,22 +148,22 @@ def row(case: Case, taken: Real, card: Gpu, number: int) -> dict[str, str]:
     cells: dict[str, Any] = {
         "id": f"T-OWN-{number + 1:03}", "quality": "A", "task": "pretrain", "source": "loadgauge make gpu",
         "year": datetime.datetime.now(tz=datetime.UTC).year, "framework": "transformers", "model": case.model,
-        "layers": case.layers, **_shape(spec), "hardware": card.id, "gpus": 1, "gpus_per_node": 1,
+        **(_shape(spec, case.layers) if case.layers != spec.num_hidden_layers else {}), "hardware": card.id, "gpus": 1, "gpus_per_node": 1,
         "seq_len": settings.seq_len, "micro_batch": settings.micro_batch,
         "global_batch": settings.micro_batch * settings.accumulate, "precision": PRECISIONS[settings.precision],
         "tp": 1, "pp": 1, "cp": 1, "dp": 1, "recompute": "full" if settings.checkpointing == "full" else "none",
         "optimizer": OPTIMIZERS[settings.optimizer], "step_time_s": taken.step, "peak_memory_gib": taken.peak / GIB,
         "memory_kind": "allocated (torch max_memory_allocated)",
-        "other_flags": "eager attention" if settings.attention == "eager" else "sdpa; flash attention",
+        "other_flags": "no flash attention" if settings.attention == "eager" else "sdpa; flash attention",
     }  # fmt: skip
     return {name: "" if value is None else str(value) for name, value in cells.items()}
 
 
-def _shape(spec: ModelSpec) -> dict[str, Any]:
-    """The sizes that a reader of a row needs; those of experts are the model's own."""
+def _shape(spec: ModelSpec, layers: int) -> dict[str, Any]:
+    """The sizes of a model that was cut to so many layers; a whole one is in the catalogue."""
     block = spec.blocks[-1]
     attention, mlp = block.attention, block.mlp
-    sizes: dict[str, Any] = {"hidden": spec.hidden_size, "vocab": spec.vocab_size}
+    sizes: dict[str, Any] = {"layers": layers, "hidden": spec.hidden_size, "vocab": spec.vocab_size}
     sizes["tied_embeddings"] = "yes" if spec.tie_word_embeddings else "no"
     if isinstance(attention, Attention):
         sizes |= {"heads": attention.num_attention_heads, "kv_heads": attention.num_key_value_heads,
@@ -167,30 +172,42 @@ def _shape(spec: ModelSpec) -> dict[str, Any]:
         sizes |= {"heads": attention.num_attention_heads, "attention": "mla"}
     if isinstance(mlp, Mlp):
         sizes |= {"ffn": mlp.intermediate_size, "gated": "yes" if mlp.gated else "no"}
+    elif isinstance(mlp, Moe):
+        width = mlp.moe_intermediate_size
+        dense = [one.mlp.intermediate_size for one in spec.blocks if isinstance(one.mlp, Mlp)]
+        sizes |= {"gated": "yes" if mlp.gated else "no", "moe_experts": mlp.num_experts,
+                  "moe_topk": mlp.num_experts_per_tok, "moe_expert_ffn": width}  # fmt: skip
+        if mlp.shared is not None:
+            sizes["moe_shared"] = int(mlp.shared.intermediate_size) // int(width)
+        if dense:
+            leading = sum(isinstance(spec.blocks[kind].mlp, Mlp) for kind in spec.pattern)
+            sizes |= {"ffn": dense[0], "moe_first_dense_layers": leading}
     return sizes
 
 
 def write(found: Report, path: Path) -> None:
-    """The JSON, and beside it its runs as the CSV that `validate --runs` reads."""
+    """The JSON, which `validate --runs` reads; and beside it the efficiencies, as a file for `data/calibration`."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
-    if found.runs:
-        names = list(dict.fromkeys(name for one in found.runs for name in one))
-        with path.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
-            lines = csv.DictWriter(file, names)
-            lines.writeheader()
-            lines.writerows(found.runs)
+    path.with_suffix(".toml").write_text(text(found.calibration), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m loadgauge.measure.gpu --gpu NAME FILE.json`."""
+    """`python -m loadgauge.measure.gpu --gpu NAME FILE.json`; `--device cpu` tries the whole way out, with less."""
     parser = argparse.ArgumentParser(prog="loadgauge.measure.gpu", description=main.__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--gpu", help="which GPU it is (`loadgauge gpus` lists them); default: by its name")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     given = parser.parse_args(arguments)
     try:
-        if not torch.cuda.is_available():
-            raise ConfigError("there is no CUDA device here; this is for a machine that has one")
-        write(report(gpu(given.gpu) if given.gpu else recognised(torch.cuda.get_device_name())), given.file)
+        if not given.file.resolve().parent.is_dir():
+            raise ConfigError("no such folder", file=str(given.file.parent))
+        if given.device == "cpu":
+            found = report(None, "cpu", ON_CPU, timed=1)
+        elif not torch.cuda.is_available():
+            raise ConfigError("there is no CUDA device here; --device cpu tries the whole way out, with less")
+        else:
+            found = report(gpu(given.gpu) if given.gpu else recognised(torch.cuda.get_device_name()))
+        write(found, given.file)
     except Error as error:
         print(f"loadgauge: {error}", file=sys.stderr)
         return 2

@@ -38,19 +38,22 @@ def hidden(records: Iterable[Record], groups: int = 0) -> tuple[Hidden, ...]:
     if flash:
         lines.append(
             Hidden(
-                "FlashAttention backward: float32 gradient of the queries, row sums", flash, 0, 2 * flash, "allocated",
-                "derived from the sources of FlashAttention-2, not measured",
+                "FlashAttention backward: float32 gradient of the queries, row sums, unshared keys and values",
+                flash, 0, 2 * flash, "allocated", "derived from the sources of FlashAttention-2, not measured",
             )
         )  # fmt: skip
     return tuple(lines)
 
 
 def _flash_backward(records: Iterable[Record]) -> int:
-    """Its largest accumulator: four bytes for each element of the queries, rows rounded up to 128, and row sums."""
+    """Its largest workspace, by the rules of mha_bwd in flash_api.cpp: an accumulator of four bytes for each element of
+    the queries, rows rounded up to 128 and head widths to 32, with one number a row; and where several query heads share
+    a key head, a gradient of keys and values for each query head. Its own results are in the trace."""
+    made = [one for one in records if len(one.shape) == 4 and "flash_attention_backward" in op_name(one.op)]
     largest = 0
-    for record in records:
-        if len(record.shape) == 4 and "flash_attention_backward" in op_name(record.op):
-            batch, heads, rows, width = (int(size) for size in record.shape)
-            rounded = -(-rows // 128) * 128
-            largest = max(largest, 4 * batch * heads * rounded * (width + 1))
+    for of_q, of_k, _ in zip(*[iter(made)] * 3, strict=False):  # a call's results, in this order
+        batch, heads, rows, width = (int(size) for size in of_q.shape)
+        accumulated = 4 * batch * heads * (-(-rows // 128) * 128) * (-(-width // 32) * 32 + 1)
+        shared = heads // int(of_k.shape[1])
+        largest = max(largest, accumulated + (2 * of_k.nbytes * shared if shared > 1 else 0))
     return largest

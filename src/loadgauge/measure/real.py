@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,6 +48,7 @@ class Real(msgspec.Struct, frozen=True):
     `backward_peak` and `step_peak`: the highest outside and inside the optimizer's step. `states`: weights, gradients and
     optimizer states. `flops` are the hardware's in one step, `model_flops` those without recomputation. `held`: what was
     live at the peak (on a CPU). `reserved` and `device_total`: what CUDA's allocator and the whole process hold at most.
+    `watched`: seconds of a step with the instruments that take memory.
     """
 
     target: str
@@ -64,6 +66,19 @@ class Real(msgspec.Struct, frozen=True):
     uncounted: tuple[str, ...]
     reserved: int | None = None
     device_total: int | None = None
+    watched: float | None = None
+
+    @property
+    def overhead(self) -> float | None:
+        """What the instruments that take memory cost of a step, as a share of one without any."""
+        return self.watched / self.step - 1 if self.watched and self.step else None
+
+    def by_op(self) -> dict[str, int]:
+        """Bytes at the peak by the operation that asked for them, largest first (on a CPU)."""
+        found: Counter[str] = Counter()
+        for one in self.held:
+            found[one.op] += one.nbytes
+        return dict(found.most_common())
 
     @property
     def step(self) -> float | None:
@@ -101,7 +116,7 @@ def real(job: Job, device: str = "cpu", timed: int = 3) -> Real:
             with watched(observer, memory, sizes):
                 for _ in range(2):
                     with memory.phase("training"):
-                        step(observer)
+                        watched_seconds = _timed(lambda: step(observer), device)
         result = memory.result()
         with FlopCounter() as counter:
             step(observer)
@@ -122,6 +137,7 @@ def real(job: Job, device: str = "cpu", timed: int = 3) -> Real:
         uncounted=tuple(counter.uncounted),
         reserved=result.reserved,
         device_total=result.device_total,
+        watched=watched_seconds,
     )
 
 

@@ -10,9 +10,14 @@ from loadgauge.show.extras import needs_torch
 from loadgauge.show.trace import COUNT, settings_options
 
 if TYPE_CHECKING:
-    from loadgauge.measure.compare import Comparison, Difference, Row
+    from loadgauge.measure.compare import Comparison, Difference
+    from loadgauge.measure.hidden import Hidden
 
 MOST_CAUSES = 8
+LEAST = 0.005
+"""Share of a difference from which a cause has a line."""
+SHORT = {"peak of forward and backward": "peak fwd + bwd", "peak of the optimizer step": "peak of the step",
+         "hidden from tracers": "hidden, estimated"}  # fmt: skip
 
 
 @click.command("compare")
@@ -57,52 +62,84 @@ def _report(found: Comparison) -> None:
     from loadgauge.show.table import Column, console, draw, heading, points
 
     target = console()
-    rows = [[row.quantity, *_values(row), _share(row.formula, row.trace), _share(row.trace, row.measured)]
-            for row in found.rows]  # fmt: skip
-    columns = [
-        Column("quantity"), Column("formula", "right"), Column(f"trace ({found.device})", "right"),
-        Column("measured", "right"), Column("trace/formula", "right"), Column("measured/trace", "right"),
+    rows = [
+        [
+            SHORT.get(row.quantity, row.quantity), _number(row.formula, row.unit),
+            _number(row.trace, row.unit), _share(row.formula, row.trace),
+            _number(row.measured, row.unit), _share(row.trace, row.measured),
+        ]
+        for row in found.rows
     ]  # fmt: skip
-    if not found.measured_on:
-        rows, columns = [[*row[:3], row[4]] for row in rows], [*columns[:3], columns[4]]
-    draw(target, columns, rows, title=found.target)
+    columns = [Column(""), *(Column(name, "right") for name in ("formula", "trace", "", "measured", ""))]
+    ways = f"formula, trace as on {found.device}"
+    if found.measured_on:
+        ways += f", measured on {found.measured_on}"
+    else:
+        rows, columns = [row[:4] for row in rows], columns[:4]
+    draw(target, columns, rows, title=f"{found.target}: {ways}; percent: against the column to the left")
     heading(target, "Differences over 1 %, by operation" if found.differences else "No difference is over 1 %")
-    points(target, [line for one in found.differences for line in _why(one)])
+    for one in found.differences:
+        points(target, [_difference(one)])
+        points(target, _why(one), mark=" " * 4)
+    if found.hidden:
+        heading(target, "Hidden from tracers: to be added on a GPU")
+        points(
+            target, [f"{_number(one.nbytes, 'bytes')}: {one.name} ({_range(one)}; {one.basis})" for one in found.hidden]
+        )
     heading(target, "Not counted by the trace")
     points(target, found.not_counted)
 
 
-def _values(row: Row) -> list[str]:
-    return [_number(value, row.unit) for value in (row.formula, row.trace, row.measured)]
+def _range(one: Hidden) -> str:
+    place = "in the allocator" if one.where == "allocated" else "beside the allocator"
+    if one.low == one.high:
+        return place
+    return f"{place}; from {_number(one.low, 'bytes')} to {_number(one.high, 'bytes')}"
 
 
 def _number(value: float | None, unit: str) -> str:
-    from loadgauge.units import MIB, flops
+    from loadgauge.units import GIB, KIB, MIB, flops
 
     if value is None:
         return "-"
-    return flops(value) if unit == "FLOP" else f"{value / MIB:,.3f} MiB"
+    if unit == "FLOP":
+        return flops(value)
+    for size, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if value >= size:
+            shown = value / size
+            return f"{shown:,.{0 if shown >= 1000 else 1 if shown >= 100 else 2}f} {name}"
+    return f"{value:,.0f} B"
 
 
 def _share(first: float | None, second: float | None) -> str:
-    return f"{second / first - 1:+.2%}" if first and second is not None else "-"
+    return f"{second / first - 1:+.2%}" if first and second is not None else ""
+
+
+def _difference(one: Difference) -> str:
+    first, second = one.ways
+    unit = "FLOP" if one.quantity.startswith("FLOP") else "bytes"
+    way = "more" if one.amount > 0 else "less"
+    return f"{one.quantity}: {second} has {_number(abs(one.amount), unit)} {way} than {first} ({one.share:+.1%})"
 
 
 def _why(one: Difference) -> list[str]:
     unit = "FLOP" if one.quantity.startswith("FLOP") else "bytes"
-    first, second = one.ways
-    lines = [f"{one.quantity}: {second} less {first} is {_signed(one.amount, unit)} ({one.share:+.1%})"]
-    for cause in one.causes[:MOST_CAUSES]:
-        where = f", {cause.where}" if cause.where else ""
-        many = f" x{cause.count}" if cause.count > 1 else ""
+    large = [cause for cause in one.causes if abs(cause.amount) > LEAST * abs(one.amount)][:MOST_CAUSES]
+    lines = []
+    for cause in large:
+        where = f" ({cause.where})" if cause.where else ""
+        many = f", {cause.count} times" if cause.count > 1 else ""
         lines.append(f"{_signed(cause.amount, unit)} {cause.op}{many}{where}")
-    if len(one.causes) > MOST_CAUSES:
-        rest = one.causes[MOST_CAUSES:]
-        lines.append(f"{_signed(sum(cause.amount for cause in rest), unit)} in {len(rest)} more operations")
-    if abs(one.unexplained) > 0.01 * abs(one.amount):
+    rest = [cause for cause in one.causes if cause not in large]
+    if rest:
+        lines.append(f"{_signed(sum(cause.amount for cause in rest), unit)} in {len(rest)} more")
+    if abs(one.unexplained) > LEAST * abs(one.amount):
         lines.append(f"{_signed(one.unexplained, unit)} not put down to an operation")
     return lines
 
 
 def _signed(value: float, unit: str) -> str:
-    return f"{'-' if value < 0 else '+'}{_number(abs(value), unit)}"
+    from loadgauge.show.table import GLUE
+
+    text = f"{'-' if value < 0 else '+'}{_number(abs(value), unit)}"
+    return f"{text:>12}".replace(" ", GLUE)

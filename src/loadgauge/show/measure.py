@@ -14,7 +14,7 @@ from loadgauge.units import GIB, MIB, flops
 if TYPE_CHECKING:
     from loadgauge.measure.real import Real
 
-MOST_MODULES = 15
+MOST_MODULES, MOST_OPS = 15, 8
 PEAKS = {"fp32": "tf32", "bf16": "bf16", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
 """Which peak of a GPU a precision can reach; PyTorch uses TF32 only where it is told to."""
 
@@ -54,7 +54,7 @@ def command(
 
         from loadgauge.show.table import document
 
-        more = {"step": found.step, "flops_per_second": found.flops_per_second}
+        more = {"step": found.step, "flops_per_second": found.flops_per_second, "overhead": found.overhead}
         document({**msgspec.to_builtins(found), **more, "mfu": found.mfu(peak) if peak else None})
     else:
         _report(found, peak)
@@ -65,25 +65,37 @@ def _report(found: Real, peak: float | None) -> None:
 
     target = console()
     target.print(f"PEAK  {found.peak / GIB:,.3f} GiB on {found.device} (PyTorch {found.torch})")
-    notes = [
-        f"forward and backward: {found.backward_peak / GIB:,.3f} GiB; optimizer step: {found.step_peak / GIB:,.3f} GiB"
-    ]
-    notes += [f"{name}: {nbytes / GIB:,.3f} GiB" for name, nbytes in found.states.items()]
+    sizes = {"forward and backward, at most": found.backward_peak, "optimizer step, at most": found.step_peak}
+    sizes |= found.states
     if found.reserved is not None and found.device_total is not None:
-        notes.append(
-            f"reserved {found.reserved / GIB:,.3f} GiB; on the device, of all processes, {found.device_total / GIB:,.3f} GiB"
-        )
-    points(target, notes)
+        sizes |= {"reserved by the allocator": found.reserved, "on the device, of all processes": found.device_total}
+    rows = [[f"{nbytes / GIB:,.3f}", name] for name, nbytes in sizes.items()]
+    draw(target, [Column("GiB", "right"), Column("allocated")], rows, title="What it takes")
+    if found.held:
+        rows = [
+            [f"{nbytes / MIB:,.1f}", f"{nbytes / found.peak:.0%}", op]
+            for op, nbytes in list(found.by_op().items())[:MOST_OPS]
+        ]
+        columns = [Column("MiB", "right"), Column("", "right"), Column("made by")]
+        draw(target, columns, rows, title="Alive at the peak, beside what was made before the training")
     heading(target, "Work")
-    work = [f"FLOPs of a step: {flops(found.flops)}, of the model {flops(found.model_flops)}"]
+    again = "" if found.flops == found.model_flops else f", {flops(found.model_flops)} of them the model's"
+    work = [f"FLOPs of a step: {flops(found.flops)}{again}"]
     if found.step and found.flops_per_second:
-        mfu = f", MFU {found.mfu(peak):.1%}" if peak else ""
+        share = found.mfu(peak) if peak else None
+        mfu = "" if share is None else f", MFU {share:.1%}" if share >= 0.001 else f", MFU {share:.1e}"
         work.append(
-            f"a step takes {found.step:.4g} s (median of {len(found.seconds)}): {flops(found.flops_per_second)}/s{mfu}"
+            f"a step takes {found.step:.3g} s (median of {len(found.seconds)}), {flops(found.flops_per_second)}/s{mfu}"
         )
+    if found.overhead is not None:
+        cost = f"{found.overhead:+.0%}" if found.overhead > 0 else "no more"
+        work.append(f"with the instruments that take memory it took {found.watched:.3g} s ({cost})")
     work += [f"FLOPs of {name} are not counted" for name in found.uncounted]
     points(target, work)
-    ordered = sorted(found.modules.items(), key=lambda item: -item[1].peak)[:MOST_MODULES]
-    rows = [[name, f"{use.peak / MIB:,.3f}", f"{use.persistent / MIB:,.3f}"] for name, use in ordered]
-    columns = [Column("forward of", wrap=True), Column("peak, MiB", "right"), Column("stays, MiB", "right")]
-    draw(target, columns, rows, title="Modules that take most, beside what was there")
+    ordered = sorted(found.modules.items(), key=lambda item: -item[1].peak)
+    if not ordered:
+        return
+    rows = [[f"{use.peak / MIB:,.2f}", f"{use.persistent / MIB:,.2f}", name] for name, use in ordered[:MOST_MODULES]]
+    columns = [Column("peak, MiB", "right"), Column("stays, MiB", "right"), Column("forward of", wrap=True)]
+    more = f", {MOST_MODULES} of {len(ordered)} (--json: all)" if len(ordered) > MOST_MODULES else ""
+    draw(target, columns, rows, title=f"Modules that take most, beside what was there{more}")

@@ -92,6 +92,9 @@ def _report(found: Saved) -> None:
     from loadgauge.show.table import Column, console, draw, points
 
     target = console()
+    beside = [storage for storage in found.storages if storage.owner in ("", "result")]
+    several = f"{len(beside)} storage{'' if len(beside) == 1 else 's'}"
+    target.print(f"KEPT  {found.total:,} bytes in {several}, beside inputs and parameters")
     rows = [
         [
             f"{one.node}.{one.field}",
@@ -103,21 +106,19 @@ def _report(found: Saved) -> None:
         for one in found.tensors
     ]
     columns = [
-        Column("kept"), Column("shape"), Column("dtype"), Column("bytes", "right"), Column("storage", wrap=True),
+        Column("kept as"), Column("shape"), Column("dtype"), Column("bytes", "right"), Column("storage", wrap=True),
     ]  # fmt: skip
     if rows:
-        draw(target, columns, rows)
         target.print()
-    distinct = [storage for storage in found.storages if storage.owner in ("", "result")]
-    several = f"{len(distinct)} storage{'' if len(distinct) == 1 else 's'}"
-    notes = [
-        f"kept for backward beside inputs and parameters: {found.total:,} bytes in {several}",
-        f"without the result, which its reader holds anyway: {found.beyond_result:,} bytes",
-    ]
+        draw(target, columns, rows)
+    target.print()
+    notes = []
+    if any(storage.owner == "result" for storage in beside):
+        notes.append(f"without the result, which its reader holds anyway: {found.beyond_result:,} bytes")
     if found.of_parameters:
         notes.append(f"parameters and buffers that backward reads: {found.of_parameters:,} bytes")
     if found.made_again:
         names = ", ".join(f"{node}.{field}" for node, field in found.made_again)
         notes.append(f"not kept, made again in backward: {names}")
-    notes.append(f"names and sizes are those of PyTorch {torch.__version__}, whose saved fields are private")
+    notes.append(f"names and sizes are those of PyTorch {torch.__version__}; its saved fields are private")
     points(target, notes)

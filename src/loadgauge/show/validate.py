@@ -23,7 +23,12 @@ UNITS = {"time": (1.0, "s"), "memory": (2.0**30, "GiB")}
 
 
 @click.command("validate")
-@click.option("--runs", "path", metavar="FILE.csv", help="Your own runs, a row each; default: the published ones.")
+@click.option(
+    "--runs",
+    "path",
+    metavar="FILE",
+    help="Your own runs: a CSV with a row each, or the JSON of `make gpu`; default: the published ones.",
+)
 @click.option("--source", multiple=True, help="Only rows of this source (the second part of the id); may be repeated.")
 @click.option("--quality", default="ABC", show_default=True, help="Only rows of these qualities, such as A or AB.")
 @click.option("--quantity", type=click.Choice(["time", "memory"]), help="Only step times, or only peak memory.")
@@ -41,6 +46,7 @@ def command(
     loadgauge validate --quality A
     loadgauge validate --source SM --rows
     loadgauge validate --runs my-runs.csv --json
+    loadgauge validate --runs benchmarks/gpu.json
     """
     from loadgauge.validate.runs import published, read
     from loadgauge.validate.summary import summary

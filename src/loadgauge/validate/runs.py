@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -144,8 +145,30 @@ def _folder() -> Traversable:
 
 
 def read(path: str | Path) -> Runs:
-    """The runs of a CSV. A file that is no CSV raises `ConfigError`; a row that is wrong is in `rejected`."""
+    """The runs of a CSV, or of the JSON that `make gpu` writes. A file that is neither raises `ConfigError`; a row that is
+    wrong is in `rejected`."""
     return _read(Path(path))
+
+
+class _Report(msgspec.Struct):
+    """What is read of the JSON of `make gpu`."""
+
+    runs: list[dict[str, str]]
+
+
+def _of_report(text: str, file: str) -> Runs:
+    """The runs in the JSON of `make gpu`: rows with the columns of the CSV."""
+    try:
+        rows = msgspec.json.decode(text, type=_Report).runs
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"is no result of `make gpu`: {error}", file=file) from None
+    if not rows:
+        raise ConfigError("has no runs: none of its trainings was measured on a GPU of the catalogue", file=file)
+    lines = io.StringIO()
+    table = csv.DictWriter(lines, list(dict.fromkeys(name for row in rows for name in row)))
+    table.writeheader()
+    table.writerows(rows)
+    return parse(lines.getvalue(), file)
 
 
 def _read(place: Path | Traversable) -> Runs:
@@ -169,7 +192,7 @@ def _read(place: Path | Traversable) -> Runs:
         if isinstance(error, ConfigError):
             raise
         refuse(f"cannot be read: {getattr(error, 'strerror', None) or error}")
-    return parse(text, file)
+    return _of_report(text, file) if text.lstrip().startswith("{") else parse(text, file)
 
 
 def parse(text: str, file: str = "") -> Runs:

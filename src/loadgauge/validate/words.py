@@ -64,6 +64,7 @@ PRECISION: dict[str, str] = {
     "bf16/fp16": "bf16",
     "fp16": "fp16",
     "fp16/bf16 mixed (12.55 GB params)": "bf16-mixed-16",
+    "fp32": "fp32",
     "fp8": "fp8-tensorwise",
     "fp8 (32x32 blocks)": "mxfp8",
     "fp8 (TE)": "fp8-delayed",
