@@ -15,11 +15,12 @@ LEVELS = [  # a module imports only from rows above its own, or from its own fol
     {"layout"},
     {"layers"},
     {"estimate", "published"},
-    {"search", "validate", "formats", "measure", "train"},
+    {"search", "formats", "measure", "train"},
+    {"validate"},
     {"show"},
 ]
 LEVEL = {name: row for row, names in enumerate(LEVELS) for name in names}
-HEAVY = {"torch", "transformers", "matplotlib", "sympy", "numpy", "rich", "starlette", "uvicorn"}
+HEAVY = {"torch", "transformers", "matplotlib", "sympy", "numpy", "rich", "starlette", "uvicorn", "ray", "pyarrow"}
 
 
 def modules() -> list[Path]:
