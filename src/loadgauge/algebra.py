@@ -17,6 +17,10 @@ Size: TypeAlias = Any
 """int, float, float64 `numpy.ndarray` or `sympy.Expr`."""
 
 
+_PLAIN = frozenset({int, float, bool})
+"""Types that need no library: most values by far, so they are asked for first."""
+
+
 def _is_symbol(*values: Size) -> bool:
     sympy = sys.modules.get("sympy")
     return sympy is not None and any(isinstance(value, sympy.Basic) for value in values)
@@ -63,7 +67,7 @@ def ceil_div(size: Size, parts: Size) -> Size:
     >>> ceil_div(7, 2)
     4
     """
-    if isinstance(size, int) and isinstance(parts, int):
+    if type(size) in _PLAIN and type(parts) in _PLAIN:
         return -(-size // parts)
     if _is_symbol(size, parts):
         return sys.modules["sympy"].ceiling(size / parts)
@@ -79,6 +83,8 @@ def common_divisor(first: Size, second: Size) -> Size:
     >>> common_divisor(12, 8)
     4
     """
+    if type(first) is int and type(second) is int:
+        return math.gcd(first, second)
     if _is_symbol(first, second):
         return sys.modules["sympy"].Function("gcd")(first, second)
     if _is_array(first, second):
@@ -93,6 +99,8 @@ def same(first: Size, second: Size) -> bool:
     >>> same(300, 150 * 2), same(8, 64)
     (True, False)
     """
+    if type(first) in _PLAIN and type(second) in _PLAIN:
+        return first == second
     if _is_array(first, second):
         return first is second or bool((first == second).all())
     return bool(first == second)
@@ -104,6 +112,8 @@ def maximum(first: Size, second: Size) -> Size:
     >>> maximum(3, 4)
     4
     """
+    if type(first) in _PLAIN and type(second) in _PLAIN:
+        return max(first, second)
     if _is_symbol(first, second):
         return sys.modules["sympy"].Max(first, second)
     if _is_array(first, second):
@@ -117,6 +127,8 @@ def minimum(first: Size, second: Size) -> Size:
     >>> minimum(3, 4)
     3
     """
+    if type(first) in _PLAIN and type(second) in _PLAIN:
+        return min(first, second)
     if _is_symbol(first, second):
         return sys.modules["sympy"].Min(first, second)
     if _is_array(first, second):
@@ -139,6 +151,8 @@ def where(condition: Any, yes: Size, no: Size) -> Size:
     >>> where(3 > 2, 10, 20)
     10
     """
+    if condition is True or condition is False:
+        return yes if condition else no
     if _is_symbol(condition, yes, no):
         return sys.modules["sympy"].Piecewise((yes, condition), (no, True))
     if _is_array(condition):

@@ -161,15 +161,16 @@ class _Best:
             if len(self.rows) >= self.kept:
                 self.trim()
             good = score(least, memory) <= self.ceiling
-            if self.front:
-                steps = numpy.array([row.step for row in self.front])
-                bytes_by_then = numpy.array([numpy.inf, *(row.memory for row in self.front)])
-                good = good | (memory < bytes_by_then[numpy.searchsorted(steps, least, side="right")])
-            else:
-                good = numpy.ones(len(memory), dtype=bool)
-            return good & (memory <= limit)
+            return (good | self._before_front(memory, least)) & (memory <= limit)
 
         return contenders
+
+    def _before_front(self, memory: Any, step: Any) -> Any:
+        """Layouts that need less memory than all on the front that take no longer."""
+        numpy = self.numpy
+        steps = numpy.array([row.step for row in self.front])
+        bytes_by_then = numpy.array([numpy.inf, *(row.memory for row in self.front)])
+        return memory < bytes_by_then[numpy.searchsorted(steps, step, side="right")]
 
     def trim(self) -> None:
         """Only the best stay."""
@@ -187,6 +188,7 @@ class _Best:
     def _front(self, number: int, batch: Batch, score: Any, fits: Any) -> None:
         numpy = self.numpy
         fits = fits[batch.step[fits] < numpy.inf]
+        fits = fits[self._before_front(batch.memory[fits], batch.step[fits])]
         if not len(fits):
             return
         order = fits[numpy.lexsort((batch.memory[fits], batch.step[fits]))]
