@@ -174,7 +174,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for name, (padded, flat) in runs.items():
         worst = max(abs(a - b) for a, b in zip(padded.losses, flat.losses, strict=True))
-        tail = sum(flat.losses[-10:]) / 10
+        tail = sum(flat.losses[-10:]) / len(flat.losses[-10:])
         print(
             f"| {name} | {len(flat.losses)} | {flat.losses[0]:.3f}, {tail:.3f} | {worst:.1e} "
             f"| {sum(flat.kept) / sum(padded.kept):.2f} x | {flat.seconds / padded.seconds:.2f} x |"

@@ -20,6 +20,7 @@ from loadgauge.kernels import Dtypes, Kernels
 from loadgauge.layers import block_layer
 from loadgauge.layout import RecomputePolicy
 from loadgauge.lengths import Lengths
+from loadgauge.model import Attention
 from loadgauge.published import padded_flash_activations, padding_free_activations
 from loadgauge.units import GIB
 
@@ -157,6 +158,25 @@ def test_context_parallel_ranks_share_what_the_kernel_sees() -> None:
     one, two = (forecast(SMALL, lengths, Layout(micro_batch=4, global_batch=4, cp=cp)).rows[1] for cp in (1, 2))
     assert one.flops == pytest.approx(two.flops, rel=1e-12)
     assert one.layer == pytest.approx(2 * two.layer, rel=1e-12)  # type: ignore[operator]
+
+
+def test_a_window_cuts_what_the_kernel_sees() -> None:
+    """Far beyond the window each real token sees so many, whatever padding there is and how many ranks share it."""
+    mistral, lengths, b = model("mistral-7b-v0.1"), Lengths.uniform(16384), 4
+    (block,) = mistral.blocks
+    assert isinstance(block.attention, Attention)
+    assert block.attention.sliding_window == 4096
+    rows = [
+        forecast(mistral, lengths, Layout(micro_batch=b, global_batch=b, cp=cp)).rows[1] for cp in (1, 2)
+    ]  # fmt: skip
+    whole = [
+        forecast(mistral, Lengths.of([each]), Layout(micro_batch=b, global_batch=b)).rows[1].flops for each in (2, 4)
+    ]
+    by_token = (whole[1] - whole[0]) / (2 * b) - 3 * 32 * 4 * 6 * 4096  # type: ignore[operator]
+    assert by_token > 0
+    attention = 3 * 32 * 4 * 4096 * lengths.expected_sum(b) * 4096
+    for row in rows:
+        assert row.flops == pytest.approx(by_token * row.tokens + attention, rel=1e-9)
 
 
 # -- the command line -------------------------------------------------------------------------------------------------

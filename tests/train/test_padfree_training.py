@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +86,28 @@ def test_compiles_through_autograd() -> None:
         model.zero_grad(set_to_none=True)
         compiled(**flat(lengths)).loss.backward()
         assert error(gradients(model), expected) < 1e-6
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_compiles_to_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With PyTorch's own compiler (inductor): the same gradients, and other lengths without compiling again."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    model = enable(build("llama", torch.float32, num_hidden_layers=1))
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    for lengths in (FIRST, SECOND):
+        model.zero_grad(set_to_none=True)
+        model(**flat(lengths)).loss.backward()
+        expected = gradients(model)
+        model.zero_grad(set_to_none=True)
+        compiled(**flat(lengths)).loss.backward()
+        assert error(gradients(model), expected) < 1e-5
+    assert counters["stats"]["unique_graphs"] == 1
+    assert counters["inductor"]["fxgraph_cache_miss"] == 2  # its forward and its backward
+    assert counters["inductor"]["fxgraph_cache_hit"] == 0
+    torch._dynamo.reset()
 
 
 def test_dropout_drops_and_does_not_leak() -> None:
