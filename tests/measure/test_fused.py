@@ -134,6 +134,34 @@ def test_bytes_kept(case: Case) -> None:
     assert traced == pytest.approx((persistent, peak), abs=SMALL)
 
 
+BACKWARD = {"product": 0, "sigmoid chain": 1, "swiglu": 0, "rms norm": 2, "cross entropy": None}
+"""Tensors of the size of x above the gradients themselves, at most, while backward runs."""
+
+
+@pytest.mark.parametrize("name", [name for name, extra in BACKWARD.items() if extra is not None])
+def test_peak_of_backward(name: str) -> None:
+    """By the allocator and by trace: what backward leaves are the gradients; what it takes beside them is stated."""
+    case, extra = CASES[name], BACKWARD[name]
+    assert extra is not None
+    given = inputs(case, torch.float32)
+    result = case.fused(*given)
+    upstream = torch.ones_like(result)
+    with measured("cpu") as block:
+        slopes = torch.autograd.grad(result, given, upstream)
+    persistent, peak = block.usage.beyond(*slopes)
+    assert 0 <= persistent <= SMALL
+    rows = 4 * T + SMALL  # a number a row
+    assert extra * TENSOR <= peak <= extra * TENSOR + 2 * rows
+
+    def step(*tensors: Tensor) -> Any:
+        return torch.autograd.grad(case.fused(*tensors), tensors, torch.ones(T, H, device=tensors[0].device))
+
+    whole = trace_call(step, *given, device="cpu")
+    with measured("cpu") as block:
+        slopes = step(*given)
+    assert whole.peak == pytest.approx(block.usage.peak, abs=2 * rows)
+
+
 def test_backward_of_the_loss_makes_no_logits() -> None:
     hidden, weight = (tensor.detach().requires_grad_() for tensor in inputs(CASES["cross entropy"], torch.float32))
     logits = 4 * T * V

@@ -68,8 +68,8 @@ class _SigmoidChain(torch.autograd.Function):
         for link in range(ctx.length):
             if link:
                 y.sigmoid_()
-            # y (1 - y) = y - y^2, in place but for one tensor
-            slope *= torch.addcmul(y, y, y, value=-1)
+            # slope y (1 - y) = (slope y) - (slope y) y, in place
+            slope.mul_(y).addcmul_(slope, y, value=-1)
         return slope, None
 
 
@@ -102,7 +102,8 @@ class _SwiGlu(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         of_up = torch.nn.functional.silu(gate)
         of_up *= grad
-        of_gate = torch.ops.aten.silu_backward(grad * up, gate)
+        of_gate = torch.ops.aten.silu_backward(grad, gate)
+        of_gate *= up
         return of_gate, of_up
 
 
@@ -141,7 +142,7 @@ class _RmsNorm(torch.autograd.Function):
         normal = x.to(root.dtype) * root
         of_weight = (grad.to(root.dtype) * normal).flatten(0, -2).sum(0).to(weight.dtype)
         slope = grad.to(root.dtype) * weight.to(root.dtype)
-        slope -= normal * (slope * normal).mean(-1, keepdim=True)
+        slope.addcmul_(normal, (slope * normal).mean(-1, keepdim=True), value=-1)
         slope *= root
         return slope.to(x.dtype), of_weight, None
 

@@ -145,10 +145,11 @@ def _ran(case: Case, device: str, timed: int) -> Outcome:
 def row(case: Case, taken: Real, card: Gpu, number: int) -> dict[str, str]:
     """A measured training in the columns of `data/runs` (their README explains them)."""
     spec, settings = resolve(case.model), case.settings
+    sizes = _shape(spec, case.layers) if case.layers != spec.num_hidden_layers else {}
     cells: dict[str, Any] = {
         "id": f"T-OWN-{number + 1:03}", "quality": "A", "task": "pretrain", "source": "loadgauge make gpu",
         "year": datetime.datetime.now(tz=datetime.UTC).year, "framework": "transformers", "model": case.model,
-        **(_shape(spec, case.layers) if case.layers != spec.num_hidden_layers else {}), "hardware": card.id, "gpus": 1, "gpus_per_node": 1,
+        **sizes, "hardware": card.id, "gpus": 1, "gpus_per_node": 1,
         "seq_len": settings.seq_len, "micro_batch": settings.micro_batch,
         "global_batch": settings.micro_batch * settings.accumulate, "precision": PRECISIONS[settings.precision],
         "tp": 1, "pp": 1, "cp": 1, "dp": 1, "recompute": "full" if settings.checkpointing == "full" else "none",
