@@ -17,7 +17,7 @@ from loadgauge.families.catalogue import models
 from loadgauge.show.flags import Request
 from loadgauge.show.web import answers
 from loadgauge.show.web.catalogue import GROUPS, PRESETS
-from loadgauge.show.web.flags import job_of, options, state_of
+from loadgauge.show.web.flags import job_of, options
 from loadgauge.show.web.uploads import Uploads
 
 STATES: dict[str, dict[str, Any]] = {
@@ -169,14 +169,6 @@ def test_every_flag_of_a_run_is_on_the_page(served: Served) -> None:
     assert all(flag["help"] for flag in found["flags"])
     for flag in found["flags"]:
         assert flag["type"] != "choice" or flag["choices"], flag
-
-
-def test_a_state_is_a_request_and_back() -> None:
-    kept = Uploads()
-    for state in STATES.values():
-        request = job_of(state, kept).request
-        assert job_of(state_of(request), kept).request == request
-    kept.close()
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset["name"])

@@ -26,6 +26,7 @@ from loadgauge.show.web.panels import PANELS, Shown
 from loadgauge.show.web.panels.lanes import COMPUTE, KINDS
 from loadgauge.show.web.panels.schedule import flights
 from loadgauge.show.web.panels.shown import STAGES
+from loadgauge.show.web.panels.through_step import ROWS
 from loadgauge.show.web.panels.treemap import Node
 from loadgauge.show.web.uploads import Uploads
 
@@ -240,6 +241,19 @@ def test_a_schedule_too_long_to_draw_says_so() -> None:
     found = PANELS["schedule"](Shown(given, given.estimate()))
     assert found["shown"] == "16 of 64 micro-batches"
     assert len(found["cells"]) == 16 * 16 * 2
+
+
+def test_many_chunks_are_drawn_in_fewer_micro_batches() -> None:
+    request = Request(
+        model="llama-3.1-405b", gpus=4, pp=2, vpp=63, schedule="interleaved", global_batch=128, seq_len=512
+    )
+    shown = shown_of(request)
+    found = PANELS["schedule"](shown)
+    assert found["microbatches_shown"] == 10
+    assert len(found["cells"]) == 10 * 63 * 2 * 2
+    curve = PANELS["moments"](shown)["curve"]
+    assert len(curve["rows"]) <= ROWS + 2
+    assert max(sum(row[1:]) for row in curve["rows"]) == pytest.approx(shown.result.memory.total, rel=1e-9)
 
 
 def test_flights_end_with_nothing_in_the_air(shown: Shown) -> None:

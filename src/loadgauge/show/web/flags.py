@@ -133,17 +133,3 @@ def named(request: Request, uploads: Uploads) -> Request:
     if request.lengths is not None and not UNIFORM.fullmatch(request.lengths):
         changes["lengths"] = uploads.name_of_path(request.lengths)
     return msgspec.structs.replace(request, **changes) if changes else request
-
-
-def state_of(request: Request) -> dict[str, str]:
-    """The flags of a request as the page has them.
-
-    >>> state_of(Request(model="gpt2", seq_len=1024, sequence_parallel=True))
-    {'model': 'gpt2', 'seq-len': '1024', 'sequence-parallel': 'true'}
-    """
-    found = {}
-    for name in Request.__struct_fields__:
-        value = getattr(request, name)
-        if value is not None and value is not False:
-            found[name.replace("_", "-")] = "true" if value is True else str(value)
-    return found

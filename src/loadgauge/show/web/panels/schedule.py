@@ -10,6 +10,8 @@ from loadgauge.estimate.schedule import Event
 from loadgauge.show.web.panels.shown import MICROBATCHES, STAGES, Shown
 
 COLUMNS = ("stage", "start", "end", "kind", "microbatch", "chunk", "live")
+CELLS = 2560
+"""Pieces of work that are drawn, as far as the schedule lets fewer micro-batches be played."""
 Flights = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -20,7 +22,8 @@ def schedule(shown: Shown) -> dict[str, Any]:
     `step_bubble` is the share of the whole step, by the estimate. Without a known time, a forward takes 1.
     """
     layout, result = shown.layout, shown.result
-    batches = shown.some(MICROBATCHES)
+    most = CELLS // (2 * layout.chunks * min(layout.pp, STAGES))
+    batches = shown.some(max(2, min(MICROBATCHES, most)))
     played = shown.play(batches)
     drawn = drawn_stages(layout.pp, result.memory.rank.stage)
     held: dict[object, list[ChunkBytes]] = {}

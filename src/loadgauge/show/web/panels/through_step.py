@@ -12,6 +12,9 @@ from loadgauge.estimate.schedule import Event
 from loadgauge.show.web.panels.schedule import flights
 from loadgauge.show.web.panels.shown import MICROBATCHES, Shown
 
+ROWS = 800
+"""Points of the curve."""
+
 
 def moments(shown: Shown) -> dict[str, Any]:
     """The moments as the estimate has them (`points`, in order), and the curve of the worst rank over its schedule.
@@ -39,13 +42,27 @@ def moments(shown: Shown) -> dict[str, Any]:
         ],
         "curve": {
             "columns": ["t", *PARTS],
-            "rows": rows,
+            "rows": thinned(rows),
             "microbatches_shown": batches,
             "microbatches": int(shown.layout.num_microbatches),
             "timed": shown.result.time is not None,
             "reaches_peak": abs(peak - memory.total) <= 1e-9 * memory.total,
         },
     }
+
+
+def thinned(rows: list[list[Any]], most: int = ROWS) -> list[list[Any]]:
+    """About so many of the rows: both ends, the highest one, and others at even distances.
+
+    >>> thinned([[0, 1], [1, 5], [2, 9], [3, 4], [4, 1]], 3)
+    [[0, 1], [2, 9], [4, 1]]
+    """
+    if len(rows) <= most:
+        return rows
+    peak = max(range(len(rows)), key=lambda place: sum(rows[place][1:]))
+    step = -(-len(rows) // most)
+    chosen = {peak, len(rows) - 1, *range(0, len(rows), step)}
+    return [rows[place] for place in sorted(chosen)]
 
 
 def _curve(shown: Shown, events: list[Event], end: float) -> Iterator[tuple[float, Moment]]:
