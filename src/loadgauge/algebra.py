@@ -100,7 +100,7 @@ def same(first: Size, second: Size) -> bool:
     (True, False)
     """
     if type(first) in _PLAIN and type(second) in _PLAIN:
-        return first == second
+        return bool(first == second)
     if _is_array(first, second):
         return first is second or bool((first == second).all())
     return bool(first == second)

@@ -118,6 +118,10 @@ class MemoryModel:
         holds_table = not self.layout.ends_together
         return embedding_layer(self.model, self.view), head_layer(self.model, self.view, holds_table=holds_table)
 
+    def weights_of(self, layer: Layer) -> RankWeights:
+        """The weights of a layer on this rank, by the group that ZeRO shards them over."""
+        return RankWeights.of(layer.weights)
+
     def backward(self, layer: Layer, recompute: Recompute) -> Size:
         """The working set of a layer's backward, with the gradients that come into being in it."""
         gradient = self.training.precision.gradient if self.lazy else 0

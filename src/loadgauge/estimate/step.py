@@ -189,7 +189,7 @@ class StepModel:
         found, forward, backward = self.computed_end(layer)
         if self.layout.zero == 3:
             # Nothing runs yet beside the first gather, nothing any more beside the last reduction.
-            gather, scatter = self.zero_seconds(RankWeights.of(layer.weights))
+            gather, scatter = self.zero_seconds(self.memory.weights_of(layer))
             first = layer is self.memory.embedding or not self.overlap.prefetch
             found.forward["zero"] = gather if first else self.shown(gather, forward)
             found.backward["zero"] = scatter if first else self.shown(scatter, backward)

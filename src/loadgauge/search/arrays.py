@@ -178,9 +178,11 @@ class GridReading:
         """What the facts of a layer depend on."""
         lazy = not self.training.framework.gradients_persist
         return (
-            structure.recompute, structure.zero == 3, structure.splits, layout.ends_together,
-            structure.pp if lazy else 0,
-        )  # fmt: skip
+            structure.recompute,
+            structure.splits,
+            layout.ends_together,
+            (structure.pp, structure.zero == 3) if lazy else 0,
+        )
 
     def memory(self, structure: Structure, layout: Layout) -> ArrayMemory:
         """The memory of a structure; what one layer needs is shared with other structures."""
@@ -294,7 +296,7 @@ class GridReading:
         known = "known" if set(order[-2:]) == {"dp", "pp"} else ("known", self.pp)
         return ArrayStep(
             memory, self.reading.machine, self.reading.fabric, self.groups(memory.layout), places,
-            self.in_grid(known, dict),
+            self.in_grid(known, dict), self.once(("gathers", id(places)), dict),
         )  # fmt: skip
 
     def pace(self, structure: Structure, memory: ArrayMemory, places: Places) -> Pace:

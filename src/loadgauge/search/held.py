@@ -11,6 +11,8 @@ import copy
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import msgspec
+
 from loadgauge.algebra import Size
 from loadgauge.estimate.flight import Work, works
 from loadgauge.estimate.memory import ChunkBytes, MemoryModel
@@ -67,11 +69,26 @@ class ArrayMemory(MemoryModel):
         self.shared_bytes: dict[object, Any] = {}
         self.weighing: dict[object, Any] = {}
         super().__init__(model, layout, training, view)
+        self.facts = {
+            key: msgspec.structs.replace(facts, weights=self.weights_of(facts.layer))
+            for key, facts in self.facts.items()
+        }
+
+    def weights_of(self, layer: Layer) -> RankWeights:
+        """The weights of a layer, by group; the same object for the same layer."""
+        # The layer is kept with them, so that its number stays its own.
+        key = "weights", id(layer)
+        if key not in self.listed:
+            self.listed[key] = super().weights_of(layer), layer
+        found: RankWeights = self.listed[key][0]
+        return found
 
     def under(self, layout: Layout) -> ArrayMemory:
         """The same under another layout of the same structure."""
         other = copy.copy(self)
         other.layout, other._weighed = layout, {}
+        if (layout.zero == 3) != (self.layout.zero == 3):
+            other.placeholders = other._placeholders()
         return other
 
     @property

@@ -12,6 +12,7 @@ from loadgauge.estimate.comm import Fabric, Group
 from loadgauge.estimate.memory import LayerFacts
 from loadgauge.estimate.roofline import Machine
 from loadgauge.estimate.stages import Stage
+from loadgauge.estimate.states import RankWeights
 from loadgauge.estimate.step import ROUNDS, MicroBatch, StepModel
 from loadgauge.estimate.traffic import weight_traffic
 from loadgauge.ops import Layer
@@ -28,15 +29,16 @@ class ArrayStep(StepModel):
     """The step of many layouts, at some places of the arrays: one number for each place.
 
     known: the times of operations, in open arrays, for all structures that run them; of each only the sum over lanes
+    gathers: the times of ZeRO-3's collectives at these places, by the weights that they carry
     """
 
     memory: ArrayMemory
 
     def __init__(
         self, memory: ArrayMemory, machine: Machine, fabric: Fabric, groups: dict[str, Group], places: Places | None,
-        known: dict[object, Any],
+        known: dict[object, Any], gathers: dict[int, Any],
     ) -> None:  # fmt: skip
-        self.places, self.known = places, known
+        self.places, self.known, self.gathers = places, known, gathers
         self.chunks: dict[object, tuple[Any, Any, Any]] = {}
         super().__init__(memory, machine, fabric, groups)
 
@@ -61,6 +63,14 @@ class ArrayStep(StepModel):
             self.known[id(layer)] = layer, sums, compute
         _, sums, (forward, backward) = self.known[id(layer)]
         return self._at(*sums), self._known(forward), self._known(backward)
+
+    def zero_seconds(self, weights: RankWeights) -> tuple[Any, Any]:
+        """Seconds to gather some weights and to scatter their gradients under ZeRO-3."""
+        # The weights are kept with the seconds, so that their number stays their own.
+        if id(weights) not in self.gathers:
+            self.gathers[id(weights)] = super().zero_seconds(weights), weights
+        found: tuple[Any, Any] = self.gathers[id(weights)][0]
+        return found
 
     def _known(self, value: Size) -> Any:
         return value if self.places is None else self.places.known(value)

@@ -155,7 +155,6 @@ class _Best:
         """Whether the exact time of a layout can matter: it fits, and by its least time might be among the best kept, or
         on the front.
         """
-        numpy = self.numpy
 
         def contenders(memory: Any, least: Any) -> Any:
             if len(self.rows) >= self.kept:
