@@ -85,6 +85,8 @@ class Settings(msgspec.Struct, frozen=True):
         True
         """
         given = {**msgspec.structs.asdict(self), **({} if layers is None else {"layers": layers})}
+        if self.checkpointing != "selective":
+            del given["keep"]
         return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
 
     @classmethod
