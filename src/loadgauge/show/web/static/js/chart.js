@@ -1,17 +1,18 @@
 /** ECharts, fetched once the first chart can be seen; without animation, in the page's colours. */
 import { h } from "./dom.js";
 import { t } from "./i18n.js";
-import { colour, onTheme } from "./theme.js";
+import { colour } from "./theme.js";
 
 let library = null;
-const charts = new Set();
 
 /** A drawing place of ECharts inside a panel's chart. It is made on first use and follows its size. */
 export class Plot {
+  /** kind: "tall" for a higher one, which may also change its axes between two drawings. */
   constructor(kind = "") {
     this.kind = kind;
     this.engine = null;
     this.wanted = null;
+    this.size = { width: 0, height: 0 };
   }
 
   /** Draws an option; afterwards(engine) is called once, when the engine is there. */
@@ -29,8 +30,12 @@ export class Plot {
     return library.then((echarts) => {
       if (!this.engine && this.element.isConnected) {
         this.engine = echarts.init(this.element, null, { renderer: "canvas" });
-        charts.add(this);
-        new ResizeObserver(() => this.element.clientWidth && this.engine?.resize()).observe(this.element);
+        new ResizeObserver(([{ contentRect }]) => {
+          this.size = contentRect;
+          if (!contentRect.width) return;
+          this.engine.resize();
+          this.resized?.();
+        }).observe(this.element);
         afterwards?.(this.engine);
       }
       if (this.engine) this.put(this.wanted);
@@ -38,11 +43,10 @@ export class Plot {
   }
 
   put(option) {
-    this.engine.setOption({ animation: false, textStyle: { fontFamily: colour("font") }, ...option }, { notMerge: true });
+    const whole = { animation: false, textStyle: { fontFamily: colour("font") }, ...option };
+    this.engine.setOption(whole, this.kind ? { notMerge: true } : { replaceMerge: ["series"] });
   }
 }
-
-onTheme(() => charts.forEach((plot) => { plot.stale = true; }));
 
 /** An axis that does not shout. */
 export function axis(extra = {}) {

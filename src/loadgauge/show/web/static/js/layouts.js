@@ -2,13 +2,13 @@
 import { later } from "./api.js";
 import { axis, lines, Plot, tooltip } from "./chart.js";
 import { h } from "./dom.js";
-import { t, term } from "./i18n.js";
+import { language, t, term } from "./i18n.js";
 import { fixed, GIB, gib, percent, seconds } from "./numbers.js";
 import { Panel, table } from "./panel.js";
 import { pinned } from "./pin.js";
 import { locks } from "./controls.js";
 import { flags, set } from "./state.js";
-import { colour } from "./theme.js";
+import { colour, dark } from "./theme.js";
 
 const LAYOUT = ["tp", "pp", "vpp", "cp", "ep", "etp", "zero", "micro-batch", "recompute", "schedule", "sequence-parallel", "replicas", "stage-layers"];
 const ONE = ["vpp", "cp", "ep", "etp", "replicas"];
@@ -20,6 +20,7 @@ let asked = "";
 let busy = false;
 let problem = "";
 let present = null;
+let drawn = null;
 
 export const plan = () => found;
 export const onPlan = (listener) => listeners.push(listener);
@@ -98,29 +99,46 @@ export function described(point) {
 
 function draw(place) {
   if (!found) return place.replaceChildren(waiting());
-  const [memory, mfu] = [column("memory"), column("mfu")];
-  const xy = (at) => [found.points[at][memory] / GIB, 100 * found.points[at][mfu], at];
-  const front = new Set(found.pareto);
   const capacity = present?.estimate.memory.capacity;
-  const ring = (answer, paint, name) => (answer?.estimate.time ? [{ type: "scatter", name, symbolSize: 17, silent: true, z: 9, itemStyle: { color: "transparent", borderColor: paint, borderWidth: 2.5 }, data: [[answer.estimate.memory.total / GIB, 100 * answer.estimate.time.mfu]], label: { show: true, formatter: name, position: "right", distance: 8, color: paint, fontSize: 12, fontWeight: 600, fontFamily: colour("font"), backgroundColor: colour("surface"), padding: [2, 5], borderRadius: 4 } }] : []);
-  const option = {
+  const key = [found, language, dark(), capacity, place];
+  if (plot.engine && drawn?.every((one, at) => one === key[at])) return rings(place);
+  drawn = key;
+  place.querySelector(".waiting")?.remove();
+  plot.resized = () => rings(place);
+  plot.draw(place, option(capacity), t("layouts.label", { fitting: fixed(found.fitting), front: found.pareto.length }), (engine) => engine.on("click", ({ data }) => data?.[2] !== undefined && load(data[2])));
+  return rings(place);
+}
+
+const xy = (at) => [found.points[at][column("memory")] / GIB, 100 * found.points[at][column("mfu")], at];
+
+/** The present run and the pinned one, above the drawing: while a slider moves, only these move. */
+function rings(place) {
+  const marks = [["yours", present], ["pinned", pinned()]].filter(([, answer]) => answer?.estimate.time);
+  place.querySelectorAll(".ring").forEach((one) => one.remove());
+  if (!plot.engine) return;
+  for (const [kind, { estimate: { memory, time } }] of marks) {
+    const [x, y] = plot.engine.convertToPixel({ gridIndex: 0 }, [memory.total / GIB, 100 * time.mfu]);
+    const edge = plot.size.width - 14;
+    place.append(h("span", { class: `ring ${kind}${x > 0.8 * edge ? " flip" : ""}`, style: { left: `${Math.min(x, edge)}px`, top: `${Math.max(12, y)}px` } }, h("b", {}, kind === "pinned" ? "A" : t("layouts.yours"))));
+  }
+}
+
+function option(capacity) {
+  const front = new Set(found.pareto);
+  const get = (at, name) => found.points[at][column(name)];
+  return {
     grid: { left: 44, right: 14, top: 22, bottom: 40 },
-    tooltip: tooltip({ trigger: "item", formatter: ({ data }) => {
-      const point = found.points[data[2]];
-      return point ? lines(described(point), [[t("memory"), `${gib(point[memory])} GiB`], ["MFU", percent(point[mfu])], [t("step.title"), seconds(point[column("step")])], [t("flag.recompute"), term(String(point[column("recompute")]))], [t("layouts.load"), ""]]) : "";
-    } }),
-    xAxis: axis({ type: "value", scale: true, min: 0, max: capacity ? Math.ceil(capacity / GIB) : undefined, name: t("layouts.x"), nameLocation: "middle", nameGap: 24, splitLine: { show: false } }),
+    tooltip: tooltip({ trigger: "item", formatter: ({ data: [, , at] }) => (at === undefined ? "" : lines(described(found.points[at]), [
+      [t("memory"), `${gib(get(at, "memory"))} GiB`], ["MFU", percent(get(at, "mfu"))], [t("step.title"), seconds(get(at, "step"))],
+      [t("flag.recompute"), term(String(get(at, "recompute")))], [t("layouts.load"), ""],
+    ])) }),
+    xAxis: axis({ type: "value", min: 0, max: capacity ? Math.ceil(capacity / GIB) : undefined, name: t("layouts.x"), nameLocation: "middle", nameGap: 24, splitLine: { show: false } }),
     yAxis: axis({ type: "value", min: 0, name: "MFU", nameGap: 8, axisLabel: { formatter: "{value}%" } }),
     series: [
-      { type: "scatter", symbolSize: 4.5, itemStyle: { color: colour("gathered"), opacity: .55 }, data: found.points.map((_, at) => at).filter((at) => !front.has(at)).map(xy), large: false, progressive: 0 },
-      { type: "line", name: "front", symbolSize: 8, symbol: "circle", showAllSymbol: true, lineStyle: { color: colour("states"), width: 2 }, itemStyle: { color: colour("surface"), borderColor: colour("states"), borderWidth: 2 }, data: [...found.pareto].sort((a, b) => found.points[a][memory] - found.points[b][memory]).map(xy) },
-      ...ring(present, colour("exposed"), t("layouts.yours")), ...ring(pinned(), colour("accent"), "A"),
+      { id: "fitting", type: "scatter", symbolSize: 4.5, itemStyle: { color: colour("gathered"), opacity: .55 }, data: found.points.map((_, at) => at).filter((at) => !front.has(at)).map(xy), progressive: 0 },
+      { id: "front", type: "line", symbolSize: 8, symbol: "circle", showAllSymbol: true, lineStyle: { color: colour("states"), width: 2 }, itemStyle: { color: colour("surface"), borderColor: colour("states"), borderWidth: 2 }, data: [...found.pareto].sort((a, b) => get(a, "memory") - get(b, "memory")).map(xy) },
     ],
   };
-  place.querySelector(".waiting")?.remove();
-  plot.draw(place, option, t("layouts.label", { fitting: fixed(found.fitting), front: found.pareto.length }), (engine) => engine.on("click", ({ data }) => data?.[2] !== undefined && load(data[2])));
-  place.classList.toggle("working", busy);
-  layouts.plot = plot;
 }
 
 const columnsOf = () => [{ text: t("layout"), words: true }, { text: "GiB" }, { text: "MFU" }, { text: t("step.title") }, { text: t("flag.recompute") }, { text: t("flag.schedule") }, { text: "" }];

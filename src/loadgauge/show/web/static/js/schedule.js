@@ -13,6 +13,7 @@ const LIVE = 5;
 let canvas = null;
 let boxes = [];
 let chosen = -1;
+let width = 0;
 
 export const schedule = new Panel({
   id: "schedule",
@@ -43,7 +44,12 @@ function draw(place, answer) {
   if (!canvas || canvas.parentNode !== place) {
     canvas = h("canvas", { class: "pipeline", tabindex: "0", role: "img", onpointermove: hover, onpointerleave: () => { chosen = -1; hideTip(); }, onkeydown: keys, onblur: hideTip });
     place.replaceChildren(canvas, h("p", { class: "legend foot" }), h("span", { class: "unseen", role: "status" }));
-    new ResizeObserver(() => schedule.data && schedule.show(schedule.data)).observe(place);
+    width = place.clientWidth;
+    new ResizeObserver(([{ contentRect }]) => {
+      if (contentRect.width === width) return;
+      width = contentRect.width;
+      if (schedule.data) schedule.show(schedule.data);
+    }).observe(place);
   }
   canvas.setAttribute("aria-label", t("schedule.label", { text: said(found) }));
   place.querySelector(".legend").replaceChildren(...[["forward", "F"], ["backward", "B"], ...(found.cells.some((cell) => cell[3] === "W") ? [["weight-pass", "W"]] : [])].map(([paint, kind]) => h("span", {}, h("i", { style: { background: `var(--${paint})` } }), t(`kind.${kind}`))),
@@ -53,7 +59,6 @@ function draw(place, answer) {
 }
 
 function paint(found) {
-  const width = canvas.parentNode.clientWidth;
   const rows = found.stages_shown;
   const row = rows.length > 8 ? 24 : ROW;
   const height = rows.length * row + 20;

@@ -67,9 +67,13 @@ function draw(chart, answer) {
     ground = h("div", { class: "treemap", role: "group", "aria-label": t("treemap.title"), onkeydown: keys });
     chart.replaceChildren(ground, h("p", { class: "legend foot" }, ""));
     blocks.clear();
-    new ResizeObserver(() => { if (ground.clientWidth !== size.width && treemap.data) treemap.show(treemap.data); }).observe(ground);
+    size = { width: ground.clientWidth, height: ground.clientHeight };
+    new ResizeObserver(([{ contentRect: { width, height } }]) => {
+      if (width === size.width && height === size.height) return;
+      size = { width, height };
+      if (treemap.data) treemap.show(treemap.data);
+    }).observe(ground);
   }
-  size = { width: ground.clientWidth, height: ground.clientHeight };
   if (!answer || !size.width) return;
   chart.lastChild.replaceChildren(...GROUPS.map((group) => h("span", {}, h("i", { style: { background: `var(--${group})` } }), t(`group_of.${group}`))));
   const tree = answer.panels.treemap.filter((part) => part.bytes > 0);
@@ -115,7 +119,7 @@ function place({ node, box }, answer) {
   const text = `${gib(node.bytes, node.bytes >= GIB ? 1 : 2)} GiB${change}`;
   if (element.firstChild.textContent !== title) element.firstChild.textContent = title;
   if (element.lastChild.textContent !== text) element.lastChild.textContent = text;
-  element.setAttribute("aria-label", `${name(node)}${node.id === node.part ? "" : `, ${whole}`}: ${bytes(node.bytes)}${change}`);
+  element.setAttribute("aria-label", `${title} ${text}${node.id === node.part ? "" : `, ${name(node)}: ${whole}`}`);
   element.dataset.value = node.bytes;
   return node.id;
 }

@@ -1,0 +1,429 @@
+"""The page in a real browser, driven as a person would: its numbers are those of the command line, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import pytest
+
+pytest.importorskip("starlette", reason="the page needs the extra `web`")
+playwright = pytest.importorskip("playwright.sync_api", reason="the page is driven with playwright, which is missing")
+
+from command_line import typed  # noqa: E402
+from serving import TOKEN, serving  # noqa: E402
+
+CHROMIUM = Path(os.environ.get("LOADGAUGE_CHROMIUM", "/usr/bin/chromium"))
+ARGUMENTS = (
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--no-first-run",
+)  # fmt: skip
+pytestmark = pytest.mark.skipif(
+    not CHROMIUM.exists(), reason=f"no Chromium at {CHROMIUM}; LOADGAUGE_CHROMIUM is the path of another"
+)
+MODELS = Path(__file__).parents[2] / "src" / "loadgauge" / "data" / "models"
+RUN = (
+    "model=llama-3.1-8b&gpu=h100-sxm5-80gb&gpus=16&tp=4&pp=2&sequence-parallel=true&zero=1&seq-len=4096&micro-batch=1"
+    "&global-batch=32&tokens=1T&price=2.5"
+)
+SMALL = "model=gpt2&gpu=a100-sxm4-80gb&gpus=8&seq-len=1024&micro-batch=4&global-batch=64&tokens=10B&price=1.5"
+WAIT = 30_000
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serving() as found:
+        yield f"http://127.0.0.1:{found.port}/?token={TOKEN}"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        made = started.chromium.launch(executable_path=str(CHROMIUM), args=list(ARGUMENTS))
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def opened(address: str, browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens the page on a run; whatever the page says on the console as an error fails the test."""
+    contexts, troubles = [], []
+
+    def open_(run: str, width: int = 1400, height: int = 1000, **how: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": height}, locale="en-US", **how)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda said: said.type == "error" and "422" not in said.text and troubles.append(said.text))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.set_default_timeout(WAIT)
+        page.goto(f"{address}#{run}")
+        page.wait_for_selector("#verdict .card", state="attached")
+        page.wait_for_selector("#flag-gpu", state="attached")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not troubles
+
+
+def shown(page: Any, where: str) -> float:
+    """The exact number that an element shows."""
+    return float(page.locator(where).get_attribute("data-value"))
+
+
+def verdict(page: Any) -> dict[str, float]:
+    """The numbers of the verdict row."""
+    found = {"memory": shown(page, "#verdict-fit .of [data-value]")}
+    return found | {name: shown(page, f"#verdict-{name} .big") for name in ("step", "mfu", "days", "cost")}
+
+
+def expected(found: dict[str, Any]) -> dict[str, float]:
+    """The same of what `estimate --json` prints."""
+    time = found["time"]
+    return {"memory": found["memory"]["total"], **{name: time[name] for name in ("step", "mfu", "days", "cost")}}
+
+
+def settled(page: Any, action: Callable[[], Any]) -> None:
+    """Does something that asks for another estimate, and waits until it is drawn."""
+    before = page.evaluate("performance.getEntriesByName('answered').length")
+    action()
+    for _ in range(600):
+        if page.evaluate("performance.getEntriesByName('answered').length") > before:
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError("no answer was drawn")
+
+
+def document(command: str) -> dict[str, Any]:
+    """What a command line prints as JSON; remarks on what a file has beside it go elsewhere."""
+    told = typed(f"{command} --json")
+    assert told.out, told.err
+    found: dict[str, Any] = json.loads(told.out)
+    return found
+
+
+def slide(page: Any, flag: str, place: int) -> None:
+    """Moves a slider as a hand does."""
+    settled(
+        page,
+        lambda: page.locator(f"#flag-{flag}").evaluate(
+            "(range, place) => { range.value = place; range.dispatchEvent(new Event('input', {bubbles: true})) }", place
+        ),
+    )
+
+
+def flags_of(page: Any) -> dict[str, str]:
+    """The flags in the address, once they are written there."""
+    page.wait_for_timeout(350)
+    text = page.evaluate("location.hash.slice(1)")
+    return {name: value for name, value in parse_qsl(text) if not name.startswith("~")}
+
+
+def line(flags: dict[str, str]) -> str:
+    """A command line of flags."""
+    words = [
+        f"--{name}" if value == "true" else f"--{name} {shlex.quote(value)}"
+        for name, value in flags.items()
+        if name != "model"
+    ]
+    return " ".join(["estimate", shlex.quote(flags["model"]), *words])
+
+
+# -- what a person does ------------------------------------------------------------------------------------------------
+
+
+def test_a_config_is_dropped_and_judged_as_by_the_command(opened: Any, tmp_path: Path) -> None:
+    config = json.loads((MODELS / "llama-3.1-8b.json").read_text())
+    config["num_hidden_layers"] = 20
+    text = json.dumps(config)
+    page = opened(RUN)
+    before = verdict(page)
+    settled(page, lambda: page.evaluate(DROP, ["config.json", text]))
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    flags = {name: value for name, value in flags_of(page).items() if name != "model"}
+    want = document(line({"model": str(file), **flags}))
+    assert verdict(page) == expected(want)
+    assert before["memory"] > want["memory"]["total"]
+    assert flags_of(page)["model"].startswith("upload:")
+    assert "config.json" in page.locator("#read").inner_text()
+    assert page.locator("#verdict-fit .big").inner_text().startswith("Fits")
+    assert page.locator("[data-fits]").get_attribute("data-fits") == str(want["memory"]["fits"]).lower()
+
+
+DROP = """([name, text]) => {
+  const data = new DataTransfer();
+  data.items.add(new File([text], name, {type: 'application/json'}));
+  window.dispatchEvent(new DragEvent('drop', {dataTransfer: data, bubbles: true, cancelable: true}));
+}"""
+
+
+def test_every_panel_moves_with_tp(opened: Any) -> None:
+    page = opened(RUN, height=2600)
+    page.wait_for_selector("#panel-layouts .ring")
+    page.wait_for_selector("#panel-changes .pill")
+    before = faces(page)
+    slide(page, "tp", 1)
+    page.wait_for_timeout(1500)
+    after = faces(page)
+    assert set(before) == {"treemap", "moments", "lanes", "layouts", "schedule", "network", "changes", "verdict"}
+    assert {name for name in before if before[name] == after[name]} == set()
+    assert verdict(page) == expected(document(line(flags_of(page))))
+    assert flags_of(page)["tp"] == "2"
+
+
+def faces(page: Any) -> dict[str, str]:
+    """What each panel shows: its texts and places, and the drawing on its canvas."""
+    return {
+        name: page.locator(where).evaluate(
+            "(one) => one.innerHTML + [...one.querySelectorAll('canvas')].map((each) => each.toDataURL()).join()"
+        )
+        for name, where in {
+            **{name: f"#panel-{name} .chart" for name in
+               ("treemap", "moments", "lanes", "layouts", "schedule", "network", "changes")},
+            "verdict": "#verdict",
+        }.items()
+    }  # fmt: skip
+
+
+def test_blocks_add_up_and_explain_themselves(opened: Any) -> None:
+    page = opened(RUN)
+    want = document(line(flags_of(page)))
+    blocks = page.locator(".block").evaluate_all(
+        "(all) => all.map((one) => [one.dataset.id, Number(one.dataset.value)])"
+    )
+    assert sum(size for _, size in blocks) == pytest.approx(want["memory"]["total"], rel=1e-12)
+    for part in ("activations", "optimizer", "weights", "gradients"):
+        mine = [size for id, size in blocks if id.partition("/")[0] == part]
+        assert sum(mine) == pytest.approx(want["memory"]["parts"][part], rel=1e-12)
+    areas = page.locator(".block").evaluate_all("(all) => all.map((one) => one.offsetWidth * one.offsetHeight)")
+    largest = max(range(len(blocks)), key=lambda place: blocks[place][1])
+    assert areas[largest] == max(areas)
+
+    page.locator('.block[data-id^="activations/"]').first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#drawer .formula.numbers")
+    said = page.locator("#drawer .formula.numbers").first.inner_text()
+    product, whole, _ = said.replace("·", "*").split("=")
+    # The formula with the user's numbers, worked out here, is what it says it is.
+    assert re.fullmatch(r"[\d*/+()\s.]+", product)
+    assert eval(product) == pytest.approx(int(re.sub(r"\D", "", whole)), rel=1e-12)
+    letters = page.locator("#drawer .letters dt").all_inner_texts()
+    values = page.locator("#drawer .letters dd:nth-of-type(odd)").all_inner_texts()
+    assert {"s": "4,096", "b": "1", "t": "4"}.items() <= dict(zip(letters, values, strict=True)).items()
+    assert page.locator("#drawer a[href^='https://']").count() >= 1
+    page.keyboard.press("Escape")
+    assert not page.locator("#drawer").is_visible()
+    assert page.evaluate("document.activeElement.className").startswith("block")
+
+
+def test_a_point_of_the_front_is_loaded(opened: Any) -> None:
+    page = opened(f"{SMALL}&~tables=layouts")
+    page.wait_for_selector("#panel-layouts .scroll .pill")
+    front = page.locator("#panel-layouts table.data tbody tr")
+    cells = front.last.locator("td").all_inner_texts()
+    before = verdict(page)
+    settled(page, lambda: front.last.locator(".pill").click())
+    after = verdict(page)
+    assert after["memory"] < before["memory"]
+    assert f"{after['memory'] / 2**30:,.1f}" == cells[1]
+    assert f"{100 * after['mfu']:,.1f}%" == cells[2]
+    assert after == expected(document(line(flags_of(page))))
+    page.go_back()
+    page.wait_for_timeout(800)
+    assert verdict(page) == before
+
+
+def test_a_click_on_the_front_loads_it(opened: Any) -> None:
+    page = opened(SMALL)
+    page.wait_for_selector("#panel-layouts .ring")
+    box = page.locator("#panel-layouts .plot").bounding_box()
+    tips = page.locator("#panel-layouts .plot > div:nth-of-type(2)")
+    # The front begins at the least memory, on the left: look for a point there by its tooltip.
+    for x in range(46, 130, 4):
+        for y in range(30, int(box["height"]) - 42, 8):
+            page.mouse.move(box["x"] + x, box["y"] + y)
+            if tips.count() and "MFU" in (tips.first.text_content() or "") and tips.first.is_visible():
+                before = flags_of(page)
+                settled(page, lambda x=x, y=y: page.mouse.click(box["x"] + x, box["y"] + y))
+                assert flags_of(page) != before
+                assert verdict(page) == expected(document(line(flags_of(page))))
+                return
+    raise AssertionError("no point of the scatter answers the pointer")
+
+
+def test_the_copied_command_prints_the_same(opened: Any) -> None:
+    page = opened(RUN, permissions=["clipboard-read", "clipboard-write"])
+    slide(page, "micro-batch", 1)
+    page.locator("#share").click()
+    page.locator("#copy-command").click()
+    words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    assert words[:3] == ["loadgauge", "estimate", "llama-3.1-8b"]
+    assert "--micro-batch" in " ".join(words)
+    assert verdict(page) == expected(document(shlex.join(words[1:])))
+    page.locator("#share").click()
+    page.locator("#copy-link").click()
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert TOKEN not in link
+    assert "micro-batch=2" in link
+
+
+def test_the_address_holds_all_of_it(opened: Any) -> None:
+    page = opened(RUN)
+    slide(page, "seq-len", 4)
+    page.locator("#flag-optimizer").select_option("lion")
+    page.locator("#tab-network").click()
+    page.keyboard.press("d")
+    page.locator('[data-flag="tp"] .lock').click()
+    wanted, theme = flags_of(page), page.evaluate("document.documentElement.dataset.theme")
+    before = verdict(page)
+    page.reload()
+    page.wait_for_selector("#verdict-step")
+    assert flags_of(page) == wanted
+    assert wanted["seq-len"] == "8192"
+    assert verdict(page) == before == expected(document(line(wanted)))
+    assert page.locator("#tab-network").get_attribute("aria-selected") == "true"
+    assert page.evaluate("document.documentElement.dataset.theme") == theme == "dark"
+    page.wait_for_selector('[data-flag="tp"] .lock[aria-pressed="true"]')
+
+
+def test_in_chinese(opened: Any) -> None:
+    page = opened(RUN, height=2400)
+    page.wait_for_selector("#panel-changes .pill")
+    before = verdict(page)
+    page.locator("#language").click()
+    page.wait_for_selector("html[lang='zh-CN']")
+    page.wait_for_timeout(300)
+    assert "放得下" in page.locator("#verdict-fit").inner_text()
+    assert verdict(page) == before
+    texts = page.locator("#body").inner_text()
+    for english in json.loads((STATIC / "messages" / "en.json").read_text()).values():
+        if isinstance(english, str) and " " in english and "{" not in english:
+            assert english not in texts
+    assert not re.search(r"^[a-z_]+\.[a-z_.]+$", texts.replace("llama-3.1-8b", ""), re.MULTILINE)
+    page.locator("#language").click()
+    page.wait_for_selector("html[lang='en']")
+    assert "Where every byte goes" in page.locator("#body").inner_text()
+
+
+STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "show" / "web" / "static"
+
+
+def test_pinned_the_differences_show(opened: Any) -> None:
+    page = opened(RUN)
+    one = verdict(page)
+    page.locator("#pin").click()
+    page.wait_for_selector("#pinned strong")
+    slide(page, "seq-len", 4)
+    two = verdict(page)
+    deltas = {
+        name: float(page.locator(f"#verdict-{name} .delta").get_attribute("data-delta"))
+        for name in ("fit", "step", "mfu")
+    }
+    assert deltas["fit"] == two["memory"] - one["memory"] > 0
+    assert deltas["step"] == two["step"] - one["step"] > 0
+    assert deltas["mfu"] == two["mfu"] - one["mfu"]
+    assert page.locator("#panel-lanes .was").count() > 3
+    settled(page, lambda: page.keyboard.press("x"))
+    assert verdict(page) == one
+
+
+def test_what_cannot_be_is_said_and_left_again(opened: Any) -> None:
+    page = opened(RUN)
+    before = verdict(page)
+    box = page.locator("#flag-tp-number")
+    box.fill("3")
+    box.press("Enter")
+    page.wait_for_selector("#problem:not([hidden])")
+    assert "tp" in page.locator("#problem").inner_text()
+    assert "Traceback" not in page.locator("#problem").inner_text()
+    box.fill("4")
+    settled(page, lambda: box.press("Enter"))
+    assert page.locator("#problem").is_hidden()
+    assert verdict(page) == before
+
+
+def test_an_error_text_and_an_export(opened: Any) -> None:
+    page = opened(f"{RUN}&~tab=why")
+    page.locator("#oom-text").fill(OOM)
+    page.get_by_role("button", name="Find the cause").click()
+    page.wait_for_selector("#panel-cause .facts")
+    facts = dict(
+        zip(
+            page.locator("#panel-cause dt").all_inner_texts(),
+            page.locator("#panel-cause dd").all_inner_texts(),
+            strict=True,
+        )
+    )
+    assert facts["tried to allocate"] == "2.00 GiB"
+    assert facts["in tensors"] == "70.0 GiB"
+    assert "fragmentation" in page.locator("#panel-cause").inner_text()
+    page.keyboard.press("Escape")
+    page.locator("#share").click()
+    page.locator("[data-dialect=deepspeed]").click()
+    written = json.loads(page.locator("#exported").inner_text())
+    assert written["train_micro_batch_size_per_gpu"] == 1
+
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.19 GiB of"
+    " which 1.06 GiB is free. Process 12345 has 78.12 GiB memory in use. Of the allocated memory 70.00 GiB is allocated by"
+    " PyTorch, and 6.50 GiB is reserved by PyTorch but unallocated."
+)
+
+
+# -- for everybody -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tab", ["run", "layouts", "network", "why", "hardware"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(opened: Any, tab: str, theme: str) -> None:
+    tables = "&~tables=treemap,lanes" if tab == "run" and theme == "dark" else ""
+    page = opened(f"{SMALL}&~tab={tab}&~theme={theme}{tables}", height=1600)
+    page.wait_for_timeout(700)
+    page.evaluate((Path(__file__).parent / "axe.min.js").read_text())
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    serious = [
+        (one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"][:300])
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+    assert len(found["passes"]) > 20
+
+
+@pytest.mark.parametrize("width", [390, 1100, 1900])
+def test_nothing_sticks_out(opened: Any, width: int) -> None:
+    page = opened(SMALL, width=width)
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    out = page.locator(".panel").evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().right)")
+    assert max(out) <= width
+
+
+def test_keys(opened: Any) -> None:
+    page = opened(RUN)
+    page.keyboard.press("?")
+    assert page.locator("#help").is_visible()
+    keys = page.locator("#help kbd").all_inner_texts()
+    assert {"?", "/", "p", "x", "l", "c", "d", "g", "[", "]"} <= set(keys)
+    page.keyboard.press("Escape")
+    settled(page, lambda: page.keyboard.press("["))
+    assert flags_of(page)["tp"] == "2"
+    page.keyboard.press("5")
+    assert page.locator("#tab-hardware").get_attribute("aria-selected") == "true"
+    page.keyboard.press("1")
+    page.locator(".block[tabindex='0']").focus()
+    first = page.evaluate("document.activeElement.dataset.id")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.id") not in (first, None)
+    page.locator(".pipeline").focus()
+    page.keyboard.press("ArrowRight")
+    assert "micro-batch" in page.locator("#panel-schedule [role=status]").inner_text()
