@@ -150,16 +150,10 @@ def test_an_upload_can_be_planned(served: Served) -> None:
 
 def test_a_newer_plan_of_a_page_replaces_the_older_one(served: Served) -> None:
     """While one is worked out, estimates are answered; the older question learns that it was taken back."""
-    large = {
-        "model": "llama-3.1-405b",
-        "gpu": "h100-sxm5-80gb",
-        "gpus": "1024",
-        "global-batch": "1024",
-        "seq-len": "8192",
-    }
+    large = {"model": "deepseek-v3", "gpu": "h100-sxm5-80gb", "gpus": "2048", "global-batch": "15360", "seq-len": "4096"}
     with ThreadPoolExecutor(1) as pool:
         older = pool.submit(served.ask, "/api/plan", flags=large, locks=[], page="mine")
-        time.sleep(0.5)
+        time.sleep(0.3)
         assert served.answer("/api/estimate", flags=SMALL, want=[])
         assert not older.done()
         newer = served.ask("/api/plan", flags=SMALL, locks=["pp"], page="mine")
