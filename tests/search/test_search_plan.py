@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pytest
 from spaces import alone, case, every_layout
 
@@ -11,7 +12,7 @@ from loadgauge import NothingFits
 from loadgauge.errors import LayoutError
 from loadgauge.search import questions
 from loadgauge.search.changes import reopened
-from loadgauge.search.plan import OBJECTIVES, plan
+from loadgauge.search.plan import OBJECTIVES, _Best, plan
 
 SMALL = {
     "dense": case("llama-3.1-8b", 8, 8, pp=(1, 2), cp=(1, 2), schedule=("1f1b",), vpp=(1,), replicas=(1, 2)),
@@ -68,6 +69,32 @@ def test_schedules_that_are_not_played_change_nothing(name: str, objective: str)
     assert [result.layout for result in quick.layouts] == [result.layout for result in whole.layouts]
     assert [result.layout for result in quick.pareto] == [result.layout for result in whole.pareto]
     assert (quick.valid, quick.fitting) == (whole.valid, whole.fitting)
+
+
+@pytest.mark.parametrize(("name", "gpus", "batch"), [("llama-3.1-70b", 128, 128), ("mixtral-8x22b", 64, 128)])
+@pytest.mark.parametrize("margin", [0, 30 * 2**30])
+def test_most_schedules_are_not_played_and_the_answer_is_the_same(
+    name: str, gpus: int, batch: int, margin: int
+) -> None:
+    given = case(name, gpus, batch, pp=(2, 4, 8), etp=(1,), schedule=("1f1b", "interleaved", "zb-h1"), vpp=(1, 2, 4))
+    quick, whole = (plan([given], margin=margin, top=100, exhaustive=flag) for flag in (False, True))
+    assert whole.bounded == 0
+    assert quick.bounded > quick.valid / 2
+    for some, every in ((quick.layouts, whole.layouts), (quick.pareto, whole.pareto)):
+        found, expected = ([(one.time.step, one.memory.total) for one in rows if one.time] for rows in (some, every))
+        assert found == expected
+    assert (quick.valid, quick.fitting, quick.evaluated) == (whole.valid, whole.fitting, whole.evaluated)
+
+
+def test_the_best_of_many_are_those_of_all_sorted() -> None:
+    given = case("llama-3.1-70b", 128, 128, pp=(2, 4, 8), schedule=("1f1b", "interleaved"), vpp=(1, 2, 4))
+    limit, count = given.cluster.gpu.capacity, 100
+    best = _Best(np, count)
+    for batch in given.reading().batches(None, best.wanted(lambda step, memory: step, limit)):
+        best.add(0, batch, batch.step, limit)
+    best.trim()
+    steps = [batch.step[batch.memory <= limit] for batch in given.reading().batches()]
+    assert [row.step for row in best.rows] == np.sort(np.concatenate(steps))[:count].tolist()
 
 
 def test_a_margin_is_left_free() -> None:
