@@ -107,6 +107,18 @@ def test_other_pages_are_refused(served: Served, headers: dict[str, str]) -> Non
     refused(served.client.post("/api/estimate", json={"flags": SMALL}, headers=shown), 403, "other pages")
 
 
+def test_a_link_to_the_page_may_stand_elsewhere(served: Served) -> None:
+    """With the token it opens the page; the browser sends no cookie with it, and shows it in no frame."""
+    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    with httpx.Client(base_url=str(served.client.base_url), headers=headers) as browser:
+        answer = browser.get(f"/?token={TOKEN}")
+        assert answer.status_code == 200
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+        refused(browser.get("/static/index.html"), 403, "other pages")
+    with httpx.Client(base_url=str(served.client.base_url), headers=headers) as stranger:
+        refused(stranger.get("/"), 401, "token")
+
+
 def test_it_listens_on_the_loopback_address_only() -> None:
     from loadgauge.show.serve import ADDRESS, _listen
 

@@ -24,6 +24,8 @@ JSON_LIMIT = 4 * 2**20
 FILE_LIMIT = 2**30
 """Bytes of a snapshot, which goes to the disk piece by piece."""
 FILE_PATHS = ("/api/snapshot",)
+PAGE = ("/", "/index.html")
+"""What a link may lead to from elsewhere, such as a terminal in a browser: with the token, and never in a frame."""
 NAMES = ("127.0.0.1", "localhost", "[::1]")
 HEADERS = {
     "content-security-policy": (
@@ -73,18 +75,19 @@ class Guard:
         """Raises `Refused`, or returns how large the body may be."""
         path, method = scope["path"], scope["method"]
         if headers.get("host", "").lower() not in self.hosts:
-            raise Refused(421, "this host is not served here; open the address that `loadgauge serve` printed")
+            text = "this host is not served here; open the address that `loadgauge serve` printed"
+            raise Refused(421, f"{text} (through a tunnel: with the same port)")
         origin = headers.get("origin")
         if origin is not None and origin.lower() not in {f"http://{host}" for host in self.hosts}:
             raise Refused(403, "requests from other pages are refused")
-        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        if path not in PAGE and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             raise Refused(403, "requests from other pages are refused")
         if method not in ("GET", "HEAD", "POST"):
             raise Refused(405, f"{method} is not known here")
         if path.startswith("/api/"):
             if not self.is_token(headers.get("x-loadgauge-token", "")):
                 raise Refused(401, "the token is missing or wrong; open the address that `loadgauge serve` printed")
-        elif path in ("/", "/index.html") and not (self.in_address(scope) or self.in_cookie(headers)):
+        elif path in PAGE and not (self.in_address(scope) or self.in_cookie(headers)):
             raise Refused(401, "the token is missing or wrong; open the address that `loadgauge serve` printed")
         limit = FILE_LIMIT if path in FILE_PATHS else JSON_LIMIT
         length = headers.get("content-length", "0")
