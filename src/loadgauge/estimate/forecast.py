@@ -10,6 +10,7 @@ Legend: b sequences in a micro-batch, s a length, K the longest of the batch.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -150,21 +151,25 @@ def of_method(method: Method, lengths: Lengths, layout: Layout, training: Traini
 
     Padded: b E[K] tokens and b E[K^2] pairs; padding-free: E[sum s] and E[sum s^2].
     """
-    b = layout.micro_batch
-    real, real_pairs = lengths.unpadded(b)
-    tokens, pairs = lengths.padded(b)
+    (tokens, pairs), (real, real_pairs) = _expected(lengths, layout.micro_batch)
     within = None
     if method == "padding-free":
         tokens, pairs = real, real_pairs
     elif method == "padded, flash":
         pairs = real_pairs
         # Without padding there is no mask, and no copies are made.
-        within = real if b > 1 and len(lengths.values) > 1 else None
+        within = real if layout.micro_batch > 1 and len(lengths.values) > 1 else None
     kernels = msgspec.structs.replace(training.kernels, attention="eager" if method == "padded, eager" else "flash")
     return (
         msgspec.structs.replace(layout, seq_len=lengths.longest, tokens=tokens, pairs=pairs, kernel_tokens=within),
         msgspec.structs.replace(training, kernels=kernels),
     )
+
+
+@functools.lru_cache(1)
+def _expected(lengths: Lengths, b: int) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Tokens and pairs with and without padding; all methods need them, and there may be a million lengths."""
+    return lengths.padded(b), lengths.unpadded(b)
 
 
 def _filled(row: Row, model: ModelSpec, found: Estimate) -> Row:
