@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from command_line import document, typed
 
-SMALL = "plan llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --global-batch 8 --pp 1,2 --cp 1 --replicas 1"
+SMALL = "plan llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --global-batch 8 --pp 1,2 --vpp 1,2 --cp 1 --replicas 1"
 TOO_BIG = "plan llama-3.1-8b --gpu rtx4090 --global-batch 4 --seq-len 2048"
 
 
@@ -69,6 +71,19 @@ def test_nothing_that_fits_is_a_no_with_changes_that_hold() -> None:
         (f"{SMALL} --tp eight", 2),
         (f"{SMALL} --exposed 0.1", 2),
         (f"{SMALL} --prices h100-sxm5-80gb", 2),
+        (f"{SMALL} --ep 2", 2),
+        (f"{SMALL} --vpp 4 --schedule 1f1b", 2),
+        (f"{SMALL} --stage-layers 1,2,3", 2),
+        (f"{SMALL} --stage-layers 8,8,8,8", 2),
+        (f"{SMALL} --cp-comm ring", 2),
+        (f"{SMALL} --why-not tp=x", 2),
+        (f"{SMALL} --why-not speed=3", 2),
+        (f"{SMALL} --find seq-len --seq-len 4096", 2),
+        (f"{SMALL} --find gpu", 2),
+        (f"{SMALL} --find nic", 2),
+        (f"{SMALL} --find seq-len --gpus 4,8", 2),
+        (f"{SMALL} --find gpus --export trl", 2),
+        ("plan foo --gpu h100-sxm5-80gb --find model", 2),
         ("plan gpt2 --gpu h100-sxm5-80gb --seq-len 4096", 2),
     ],
 )
@@ -78,6 +93,69 @@ def test_nonsense_is_one_clear_line(line: str, code: int) -> None:
     assert len(found.err.strip().splitlines()) == 1
     assert "defect" not in found.err
     assert not found.out
+
+
+FIND = "plan llama-3.1-8b --gpu h100-sxm5-80gb --global-batch 8 --pp 1 --cp 1 --tp 1,8 --replicas 1 --schedule 1f1b"
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (f"{FIND} --gpus 8 --find seq-len --recompute full", "longest sequence that fits"),
+        (f"{FIND} --gpus 8 --find micro-batch", "largest micro-batch that fits: 8"),
+        (f"{FIND} --gpus 8 --find gpus", "fewest GPUs that hold it: "),
+        (f"{FIND} --gpus 16 --global-batch 64 --find nic --exposed 0.9", "smallest adapter: "),
+        (f"{FIND} --gpus 8 --find gpu --prices h100-sxm5-80gb=2,a100-sxm4-80gb=1", "for a billion tokens"),
+        (
+            "plan qwen3 --gpu rtx4090 --qlora --global-batch 1 --micro-batch 1 --find model",
+            "largest model that fits: qwen3-",
+        ),
+    ],
+)
+def test_questions_the_other_way_round_are_answered(line: str, text: str) -> None:
+    found = typed(line)
+    assert found.code == 0
+    assert text in found.out
+    answers = document(line)["answers"]
+    assert all(one["layout"]["memory"]["fits"] for one in answers)
+    assert "value" in answers[0]
+
+
+def test_why_a_layout_is_not_the_best() -> None:
+    cannot = document(f"{SMALL} --why-not tp=3")["why_not"]
+    assert "the GPUs divide over tp x cp x pp" in cannot[0]
+    slower = document(f"{SMALL} --why-not tp=8")
+    locked = document(f"{SMALL} --tp 8")["layouts"][0]
+    more = locked["time"]["step"] / slower["layouts"][0]["time"]["step"] - 1
+    assert f"({more:.1%}) slower" in slower["why_not"][0]
+    full = document(f"{TOO_BIG} --qlora --why-not recompute=none --seq-len 8192")["why_not"]
+    assert "fits" in full[0]
+
+
+def test_what_to_change_next_is_what_the_flags_give() -> None:
+    job = f"{FIND} --gpus 8 --micro-batch 1"
+    told = document(f"{job} --what-next")
+    assert len(told["changes"]) > 5
+    for change in told["changes"]:
+        if "overlap" in change["flags"] or "--nic" in change["flags"]:
+            continue
+        again = document(f"{job} {change['flags']}")["layouts"][0]
+        assert again["time"]["step"] == pytest.approx(change["step"], rel=1e-12), change["flags"]
+        assert again["memory"]["total"] == change["memory"], change["flags"]
+
+
+def test_one_consumer_gpu_is_enough_for_qlora(tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("\n".join(["200"] * 99 + ["2048"]))
+    line = "plan qwen3-8b --gpu rtx4090 --qlora --global-batch 16"
+    packed, ragged = document(f"{line} --seq-len 2048"), document(f"{line} --lengths {lengths}")
+    for found in (packed, ragged):
+        assert found["layouts"][0]["memory"]["fits"]
+    # The longest batch decides what fits, the mean one how long it takes.
+    assert ragged["fitting"] == packed["fitting"]
+    assert ragged["layouts"][0]["time"]["step"] < 0.3 * packed["layouts"][0]["time"]["step"]
+    eight = document(f"{line} --seq-len 2048 --optimizer adamw-8bit")
+    assert eight["pareto"][-1]["memory"]["total"] < packed["pareto"][-1]["memory"]["total"]
 
 
 def test_numbers_of_gpus_are_compared() -> None:

@@ -7,9 +7,11 @@ import sys
 from typing import Any
 
 import click
+import msgspec
 
 from loadgauge.errors import ConfigError, Error, LayoutError, NotStated
 from loadgauge.layout import SCHEDULES, RecomputePolicy
+from loadgauge.model import Moe
 from loadgauge.show.flags import RUN, Request
 from loadgauge.show.numbers import Positive, Whole
 from loadgauge.show.request import JOB_FILES, Job, job
@@ -196,8 +198,12 @@ def cases(model: str, flags: dict[str, Any]) -> tuple[Job, list[Any], dict[str, 
         flags["framework"] = asked["assumed_framework"] = _framework(flags, locks, max(sizes or (1,)), asked["export"])
     given: Job | None = None
     found = []
+    travel = flags.pop("cp_comm")
     for gpus in sizes or (1,):
         given = job(Request(model=name, gpus=gpus, **flags))
+        _possible(locks, given, travel)
+        if travel is not None:
+            given = msgspec.structs.replace(given, layout=msgspec.structs.replace(given.layout, cp_comm=travel))
         if given.cluster is None:
             raise NotStated(given.untimed)
         layers = None if asked["as_given"] is not None and flags["stage_layers"] is None else given.layout.stage_layers
@@ -217,6 +223,33 @@ def cases(model: str, flags: dict[str, Any]) -> tuple[Job, list[Any], dict[str, 
         assumed["--framework"] = asked.pop("assumed_framework")
     asked["margin"] = (asked["margin"] or 0.0) * GIB
     return given, found, {**asked, "assumed": assumed}
+
+
+def _possible(locks: dict[str, tuple[Any, ...]], given: Job, travel: str | None) -> None:
+    """Refuses locks that no layout of the model can have, or that contradict each other."""
+
+    def only(name: str, value: int) -> bool:
+        return locks.get(name) == (value,)
+
+    model, layers = given.model, given.layout.stage_layers
+    if not any(isinstance(block.mlp, Moe) for block in model.blocks):
+        for name in ("ep", "etp"):
+            if min(locks.get(name, (1,))) > 1:
+                raise ConfigError(f"{model.name} has no experts to share out", key=name)
+    if travel is not None and only("cp", 1):
+        raise ConfigError("goes with --cp above 1", key="cp_comm")
+    if min(locks.get("vpp", (1,))) > 1:
+        if only("pp", 1):
+            raise ConfigError("chunks of a stage need --pp above 1", key="vpp")
+        if "schedule" in locks and not {"interleaved", "all"} & set(locks["schedule"]):
+            raise ConfigError("goes with the interleaved schedule", key="vpp")
+    if layers is not None:
+        if sum(layers) != model.num_hidden_layers:
+            raise ConfigError(
+                f"are {sum(layers)} layers, and {model.name} has {model.num_hidden_layers}", key="stage_layers"
+            )
+        if len(layers) not in locks.get("pp", (len(layers),)):
+            raise ConfigError(f"are {len(layers)} stages, and --pp is {locks['pp'][0]}", key="stage_layers")
 
 
 def _is_file(model: str) -> bool:
@@ -292,7 +325,10 @@ def _pairs(text: str) -> dict[str, tuple[Any, ...]]:
                 raise ConfigError(f"must be yes or no, got {value!r}", key="why_not")
             flags[name] = value in ("true", "yes")
         else:
-            flags[name] = kind.convert(value, None, None)
+            try:
+                flags[name] = kind.convert(value, None, None)
+            except click.BadParameter as error:
+                raise ConfigError(error.message, key="why_not") from None
     return _locks(flags)
 
 
