@@ -25,6 +25,8 @@ CLOSE = 1e-4
 KINDS = ("tp", "pp", "cp", "ep", "etp", "zero")
 """Axes by which two layouts are of another kind."""
 KEPT = 20
+LEAST = ("tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
+"""Columns that a narrow terminal does without, the first ones first."""
 
 
 def answer(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
@@ -180,43 +182,42 @@ def _as_given(own: Estimate, best: Estimate) -> str:
 def table(
     target: Console, results: tuple[Estimate, ...] | list[Estimate], title: str, *, price: float | None = None
 ) -> None:
-    """Layouts, one a row; axes that none of them uses are left out."""
+    """Layouts, one a row; axes that none of them uses are left out, and what can be told from the rest where it is narrow."""
     every = [result.layout for result in results]
     several = len({layout.gpus for layout in every}) > 1
-    names = ("dp", "tp", "pp", "vpp", "cp", "ep", "etp", "zero")
-    shown = [name for name in names if any(getattr(layout, name) > int(name != "zero") for layout in every)]
-    split = any(layout.tp > 1 for layout in every)
-    staged = any(layout.pp > 1 for layout in every)
-    columns = [
-        Column("#", "right"), *([Column("GPUs", "right")] if several else []), Column("step", "right"),
-        Column("tok/s/GPU", "right", wide=not several), Column("MFU", "right"), Column("GiB", "right"),
-        *([Column("cost/1B", "right")] if price is not None else []),
-        *(Column(name, "right") for name in shown), Column("micro", "right"), *([Column("sp")] if split else []),
-        Column("recompute"), *([Column("schedule", wide=True)] if staged else []),
-    ]  # fmt: skip
-    rows = []
-    for number, result in enumerate(results, 1):
-        layout, time = result.layout, result.time
-        assert time is not None
-        cost = None if price is None else price * layout.gpus * time.step / 3600 / time.tokens * 1e9
-        rows.append(
-            [
-                str(number), *([f"{layout.gpus:,}"] if several else []), seconds(time.step),
-                f"{time.tokens_per_second_per_gpu:,.0f}", f"{time.mfu:.1%}", f"{result.memory.total / GIB:,.1f}",
-                *([] if cost is None else [f"{cost:,.2f}"]), *(_degree(layout, name) for name in shown),
-                str(layout.micro_batch), *([_spread(layout)] if split else []), str(layout.recompute),
-                *([layout.schedule if layout.pp > 1 else ""] if staged else []),
-            ]
-        )  # fmt: skip
-    draw(target, columns, rows, title)
-
-
-def _spread(layout: Any) -> str:
-    return "" if layout.tp == 1 else "yes" if layout.sequence_parallel else "no"
+    cells: dict[str, list[str]] = {"#": [str(number) for number in range(1, len(every) + 1)]}
+    if several:
+        cells["GPUs"] = [f"{layout.gpus:,}" for layout in every]
+    times = [result.time for result in results if result.time is not None]
+    cells["step"] = [seconds(time.step) for time in times]
+    cells["tok/s/GPU"] = [f"{time.tokens_per_second_per_gpu:,.0f}" for time in times]
+    cells["MFU"] = [f"{time.mfu:.1%}" for time in times]
+    cells["GiB"] = [f"{result.memory.total / GIB:,.1f}" for result in results]
+    if price is not None:
+        costs = [
+            price * time.step * layout.gpus / 3600 / time.tokens * 1e9
+            for time, layout in zip(times, every, strict=True)
+        ]
+        cells["cost/1B"] = [f"{cost:,.2f}" for cost in costs]
+    for name in ("dp", "tp", "pp", "vpp", "cp", "ep", "etp", "zero"):
+        if any(getattr(layout, name) > int(name != "zero") for layout in every):
+            cells[name] = [_degree(layout, name) for layout in every]
+    cells["micro"] = [str(layout.micro_batch) for layout in every]
+    cells["recompute"] = [str(layout.recompute) for layout in every]
+    if any(layout.schedule not in ("1f1b", "interleaved") for layout in every):
+        cells["schedule"] = [layout.schedule if layout.pp > 1 else "" for layout in every]
+    for name in LEAST:
+        width = sum(max(len(name), *map(len, column)) + 3 for name, column in cells.items()) - 3
+        if width > target.width:
+            cells.pop(name, None)
+    columns = [Column(name, "left" if name in ("recompute", "schedule") else "right") for name in cells]
+    draw(target, columns, list(zip(*cells.values(), strict=True)), title)
 
 
 def _degree(layout: Any, name: str) -> str:
     value = str(getattr(layout, name))
+    if name == "tp" and layout.sequence_parallel:
+        return f"{value} sp"
     return f"{value} / {layout.replicas}" if name == "zero" and layout.replicas > 1 else value
 
 
