@@ -7,9 +7,12 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from loadgauge import Lora, cluster, estimate, gpu, model, training
 from loadgauge.layout import SCHEDULES, Layout, RecomputePolicy
 from loadgauge.lengths import Lengths
+from loadgauge.overlap import Overlap
 from loadgauge.search.plan import Case
 from loadgauge.search.space import SIZES, Space, divisors
 
@@ -54,6 +57,14 @@ CASES: dict[str, Case] = {
     "stages numbered before the other axes, on two nodes": case(
         "llama-3.1-8b", 16, 16, schedule=("1f1b",), tp=(1, 2), vpp=(1,), recompute=POLICIES[:1],
         base=Layout(order=("tp", "pp", "cp", "ep", "dp")),
+    ),
+    "heads exchanged for tokens, all communication beside compute": case(
+        "llama-3.1-8b", 8, 8, schedule=("1f1b", "interleaved"), vpp=(1, 2), base=Layout(cp_comm="all_to_all"),
+        kind=msgspec.structs.replace(training("megatron"), overlap=Overlap.parse("all")),
+    ),
+    "prediction modules, two directions": case(
+        "deepseek-v3", 64, 64, schedule=("1f1b", "dualpipe"), vpp=(1,), pp=(1, 2, 4), tp=(1, 2), cp=(1, 2), ep=(1, 8),
+        replicas=(1, 2), micro_batch=(1, 2),
     ),
     "some layers run again": case(
         "llama-3.1-8b", 8, 8, schedule=("1f1b", "interleaved"), kind=training("torchtitan"),

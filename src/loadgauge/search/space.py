@@ -229,21 +229,26 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         return len(list(self.structures())) * math.prod(len(getattr(self, name)) for name in SIZES)
 
     def grids(self, spread: bool | None = None) -> Iterator[Grid]:
-        """The grids: one for the values of tp that give the same operations, cut where it would be long.
+        """The grids: one for the values of tp and cp that give the same operations, cut where it would be long.
 
         spread: as in `Grid`
         """
         by_tp: dict[object, list[int]] = {}
-        for tp in self.tp:
+        for ranks in self.tp:
             grouped = [
-                -(-mixer.num_key_value_heads // tp) == mixer.num_attention_heads // tp
+                -(-mixer.num_key_value_heads // ranks) == mixer.num_attention_heads // ranks
                 for block in self.model.blocks
                 if isinstance(mixer := block.attention, Attention)
             ]
-            by_tp.setdefault(tuple(grouped), []).append(tp)
+            by_tp.setdefault(tuple(grouped), []).append(ranks)
         values = {name: getattr(self, name) for name in SIZES}
-        for alike in by_tp.values():
-            yield from Grid(self, {**values, "tp": tuple(alike)}, spread).parts()
+        # Heads that were exchanged for tokens are put in order again, which is an operation of its own.
+        apart = (
+            [[1], [cp for cp in self.cp if cp > 1]] if self.base.cp_comm == "all_to_all" and 1 in self.cp else [self.cp]
+        )
+        for tp in by_tp.values():
+            for cp in filter(None, apart):
+                yield from Grid(self, {**values, "tp": tuple(tp), "cp": tuple(cp)}, spread).parts()
 
     def layout(self, structure: Structure, sizes: dict[str, Size], ragged: dict[str, Size] | None = None) -> Layout:
         """A layout of ints, or of open arrays. ragged: the tokens and pairs of a micro-batch, where they are at hand."""
