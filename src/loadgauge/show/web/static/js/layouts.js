@@ -27,7 +27,7 @@ export const onPlan = (listener) => listeners.push(listener);
 export const column = (name) => found.columns.indexOf(name);
 
 export const layouts = new Panel({
-  id: "layouts", draw, sub: () => (found ? t("layouts.sub", { fitting: fixed(found.fitting), valid: fixed(found.valid), front: found.pareto.length, shown: fixed(found.points.length) }) : t("layouts.ask")),
+  id: "layouts", draw, before: planAgain, sub: () => (found ? t("layouts.sub", { fitting: fixed(found.fitting), valid: fixed(found.valid), front: found.pareto.length, shown: fixed(found.points.length) }) : t("layouts.ask")),
   table: () => frontTable(),
 });
 
@@ -60,13 +60,17 @@ function missed(answer) {
   return answer.nearest_miss ? t("layouts.missed", { gib: gib(answer.nearest_miss.missing) }) : answer.error ?? t("layouts.empty");
 }
 
-/** The layouts depend on all but the layout itself, where it is not locked. */
-export function followPlan(answer, wanted) {
+/** The present run has changed: where it lies among the layouts, and perhaps which layouts there are. */
+export function followPlan(answer) {
   present = answer;
   layouts.show({ answer });
+}
+
+/** Plans anew, once the panel can be seen: the layouts depend on all but the layout itself, where it is not locked. */
+function planAgain() {
   const held = locks();
   const key = JSON.stringify([Object.entries(flags).filter(([name]) => !LAYOUT.includes(name) || held.includes(name)).sort(), held]);
-  if (key === asked || !wanted) return;
+  if (key === asked) return;
   asked = key;
   request.start({ flags: { ...flags }, locks: held, page: PAGE });
 }

@@ -83,7 +83,7 @@ function draw() {
   verdict(answer);
   const shown = new Set(TABS[tab()]);
   for (const one of ESTIMATED) if (shown.has(one) && answer.panels[one.what.id] !== undefined) one.show(answer);
-  followPlan(answer, shown.has(layouts));
+  followPlan(answer);
   if (shown.has(hardware)) hardware.show({});
   banner();
 }
@@ -127,7 +127,7 @@ onChange(async ({ flags: asked, view: seen, address }) => {
   if (seen.has("pin")) { mark(); follow(draw); }
   if (seen.has("tables")) repaint();
   if (seen.has("ranges") && answer) verdict(answer);
-  if (seen.has("lock") && answer) { refresh(answer); followPlan(answer, TABS[tab()].includes(layouts)); }
+  if (seen.has("lock") && answer) { refresh(answer); followPlan(answer); }
   if (asked) {
     holdPlan();
     forgetChanges();

@@ -14,7 +14,7 @@ const watcher = new IntersectionObserver((entries) => {
 }, { rootMargin: "200px" });
 
 /**
- * what: {id, wide, draw(chart, data, panel), table(data) -> {columns, rows}, sub(data), acts: [elements], foot(data)}.
+ * what: {id, wide, draw(chart, data, panel), table(data) -> {columns, rows}, sub(data), acts: [elements], before(): when it is seen}.
  * A column is {text, words: true for text, not numbers}; a cell is text or an element.
  */
 export class Panel {
@@ -79,6 +79,7 @@ export class Panel {
   paint() {
     this.stale = false;
     if (!this.element) return;
+    this.what.before?.();
     this.press();
     this.sub.replaceChildren(this.data ? this.what.sub?.(this.data) ?? "" : "");
     if (!this.chart.hidden) this.what.draw(this.chart, this.data, this);

@@ -100,7 +100,7 @@ function place({ node, box }, answer) {
   if (!element) {
     element = h("button", { class: "block", type: "button", "data-id": node.id, onclick: () => explain(element.node, element), onpointermove: hover, onpointerleave: hideTip, onfocus: () => {
       blocks.forEach((other) => { other.tabIndex = other === element ? 0 : -1; });
-    } }, h("span"), h("span"));
+    } }, h("span"), " ", h("span"));
     blocks.set(node.id, element);
     ground.append(element);
   }
