@@ -110,6 +110,8 @@ def test_every_point_of_the_plan_can_be_loaded(served: Served) -> None:
     """Its estimate says what the point says, which the array reading of the search has found."""
     found = served.answer("/api/plan", flags=PLANNED, locks=[])
     points = found["points"]
+    # A flag that is not locked does not hold its axis.
+    assert len({point[found["columns"].index("tp")] for point in points}) > 1
     for point in [points[0], points[-1], *points[:: max(1, len(points) // 25)]]:
         told = served.answer("/api/estimate", flags={**PLANNED, **loaded(found, point)}, want=[])["estimate"]
         assert point[0] == pytest.approx(told["memory"]["total"], rel=1e-9), point
