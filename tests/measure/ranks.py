@@ -250,7 +250,6 @@ def measured(way: str) -> tuple[tuple[int, int], list[tuple[str, int, int]]]:
             gc.collect()
             step()
             dist.barrier()
-            time.sleep(50 * PATIENCE)  # DDP now exchanges its buckets: no thread may be the last to hold the old ones
             for _ in range(3):
                 with torch.profiler.record_function("window"):
                     step()
@@ -264,7 +263,9 @@ def main(say: Callable[[bytes], Any]) -> None:
     torch.set_num_threads(1)
     patient()
     for way in sys.argv[1].split(";"):
-        highest, calls = measured(way)
+        # DDP exchanges its buckets once, in no window that comes again: the least is taken of whole runs instead.
+        runs = [measured(way) for _ in range(4 if way == "ddp" or "copies" in way else 1)]
+        highest, calls = min(one for one, _ in runs), runs[-1][1]
         said = {"way": way, "rank": dist.get_rank(), "peak": highest[0], "with_gloo": highest[1], "calls": calls}
         say(f"RANK {json.dumps(said)}\n".encode())  # at once: ranks share the pipe
         dist.barrier()
