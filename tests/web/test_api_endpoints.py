@@ -152,7 +152,13 @@ def test_an_upload_can_be_planned(served: Served) -> None:
 
 def test_a_newer_plan_of_a_page_replaces_the_older_one(served: Served) -> None:
     """While one is worked out, estimates are answered; the older question learns that it was taken back."""
-    large = {"model": "deepseek-v3", "gpu": "h100-sxm5-80gb", "gpus": "2048", "global-batch": "15360", "seq-len": "4096"}
+    large = {
+        "model": "deepseek-v3",
+        "gpu": "h100-sxm5-80gb",
+        "gpus": "2048",
+        "global-batch": "15360",
+        "seq-len": "4096",
+    }
     with ThreadPoolExecutor(1) as pool:
         older = pool.submit(served.ask, "/api/plan", flags=large, locks=[], page="mine")
         time.sleep(0.3)
