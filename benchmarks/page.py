@@ -1,6 +1,7 @@
 """The page, timed in Chromium: from the move of a slider to the repainted page, the first paint, the weight.
 
     python benchmarks/page.py            # writes benchmarks/page.md
+    python benchmarks/page.py pictures   # writes docs/page-*.png
 
 Needs the extra `web`, playwright and a Chromium; LOADGAUGE_CHROMIUM is its path, where it is not /usr/bin/chromium.
 """
@@ -154,7 +155,34 @@ def report(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+PICTURES = {"light": "", "dark": "&~theme=dark", "zh": "&~lang=zh"}
+SHOWN = (
+    "model=llama-3.1-70b&gpu=h100-sxm5-80gb&gpus=256&tp=8&pp=4&vpp=5&schedule=interleaved&zero=1&sequence-parallel=true"
+    "&seq-len=8192&micro-batch=1&global-batch=512&tokens=1T&price=2.5"
+)
+
+
+def pictures(width: int = 1500) -> None:
+    """The page as it is seen, for the documentation."""
+    from playwright.sync_api import sync_playwright
+
+    with served() as url, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        for name, view in PICTURES.items():
+            page = browser.new_page(viewport={"width": width, "height": 1420}, color_scheme="light", locale="en-US")
+            page.goto(f"{url}#{SHOWN}{view}")
+            page.wait_for_selector("#panel-layouts .ring", timeout=300_000)
+            page.wait_for_selector("#panel-changes .pill")
+            page.wait_for_timeout(500)
+            page.screenshot(path=HERE.parent / "docs" / f"page-{name}.png")
+            page.close()
+        browser.close()
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["pictures"]:
+        pictures()
+        sys.exit()
     text = report(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 12))
     (HERE / "page.md").write_text(text, encoding="utf-8")
     print(text)

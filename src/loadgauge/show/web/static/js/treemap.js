@@ -111,7 +111,7 @@ function place({ node, box }, answer) {
   Object.assign(element.style, { left: `${box.x}px`, top: `${box.y}px`, width: `${width}px`, height: `${height}px` });
   element.style.setProperty("--fill", `var(--${node.part})`);
   element.style.setProperty("--on", `var(--on-${node.part})`);
-  element.className = `block${height < 40 ? " short" : height > 56 ? " tall" : ""}${width < 40 || height < 18 ? " bare" : ""}`;
+  element.className = `block${height < 40 ? " short" : height > 56 ? " tall" : ""}${width < 66 ? " slim" : ""}${width < 40 || height < 18 ? " bare" : ""}`;
   const whole = label(node);
   const title = width < 84 && node.id !== node.part ? whole.slice(whole.indexOf(" ") + 1) : whole;
   const then = old(node);

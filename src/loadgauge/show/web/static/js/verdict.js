@@ -74,7 +74,7 @@ function step({ estimate: { time }, ranges = {} }, then) {
 
 function mfu({ estimate: { time }, ranges = {} }, then) {
   return card("mfu", "MFU", fixed(100 * time.mfu, 1), "%", time.mfu,
-    [between(ranges.mfu, (share) => percent(share)), t("mfu.under", { hfu: percent(time.hfu), tflops: fixed(time.model_tflops_per_gpu) })],
+    [between(ranges.mfu, (share) => percent(share)), t("mfu.hfu", { hfu: percent(time.hfu) }), t("mfu.rate", { tflops: fixed(time.model_tflops_per_gpu) })],
     delta(time.mfu, then?.time?.mfu, say.points, false));
 }
 

@@ -1,0 +1,138 @@
+"""The page's files: every text is in both languages, nothing is fetched from elsewhere, what others wrote has its licence."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "show" / "web" / "static"
+SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((STATIC / "js").glob("*.js"))}
+CHINESE = re.compile(r"[一-鿿]")
+
+
+def messages(language: str) -> dict[str, Any]:
+    """The file of a language."""
+    found: dict[str, Any] = json.loads((STATIC / "messages" / f"{language}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_both_languages_have_every_text() -> None:
+    english, chinese = messages("en"), messages("zh")
+    assert english.keys() == chinese.keys()
+    for key, text in english.items():
+        if isinstance(text, str):
+            assert set(re.findall(r"\{\w+\}", text)) == set(re.findall(r"\{\w+\}", chinese[key])), key
+            assert chinese[key].strip(), key
+    same = {key for key, text in chinese.items() if isinstance(text, str) and not CHINESE.search(text)}
+    for key in same:
+        assert not re.search(r"[A-Za-z]{4,} [a-z]{3,}", chinese[key]), f"{key} is not translated"
+
+
+def test_every_text_that_is_asked_for_is_there() -> None:
+    words, asked = messages("en"), set()
+    for text in SCRIPTS.values():
+        asked |= set(re.findall(r'\bt\("([^"]+)"', text))
+        asked |= {key for pair in re.findall(r'\bt\([^"`()]*\? "([^"]+)" : "([^"]+)"', text) for key in pair}
+    assert len(asked) > 100
+    assert asked - words.keys() == set()
+    for name, text in SCRIPTS.items():
+        for stem in re.findall(r"\bt\(`([a-z_]+)\.\$\{", text):
+            assert any(key.startswith(f"{stem}.") for key in words), f"{name}: {stem}"
+    fields = re.findall(r'flag: "([^"]+)"', SCRIPTS["fields.js"])
+    assert len(fields) > 35
+    assert {f"flag.{name}" for name in fields} <= words.keys()
+
+
+def test_every_flag_of_the_command_has_a_control() -> None:
+    pytest.importorskip("starlette", reason="the page needs the extra `web`")
+    from loadgauge.show.web.flags import options
+
+    fields = set(re.findall(r'flag: "([^"]+)"', SCRIPTS["fields.js"]))
+    assert set(options()) - fields == {"qlora"}  # chosen by the way of training
+    assert "qlora" in SCRIPTS["controls.js"]
+
+
+def test_patterns_of_the_library_s_words_can_be_used() -> None:
+    for pattern, form in messages("zh")["patterns"]:
+        groups = re.compile(pattern).groups
+        assert all(int(number) <= groups for number in re.findall(r"\$(\d)", form)), pattern
+
+
+def test_nothing_comes_from_elsewhere() -> None:
+    for path in [STATIC / "index.html", *(STATIC / "js").glob("*.js"), *(STATIC / "css").glob("*.css")]:
+        text = path.read_text(encoding="utf-8")
+        outside = [one for one in re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'`)]*", text) if "www.w3.org" not in one]
+        assert outside == [], path.name
+        assert not re.search(r"\bon\w+=\"|<script>|\beval\(|new Function", text), path.name
+    assert (STATIC / "index.html").read_text().count("__TOKEN__") == 1
+
+
+def test_files_are_small_and_say_what_they_hold() -> None:
+    for name, text in SCRIPTS.items():
+        assert text.startswith("/**"), name
+        assert text.count("\n") < 400, name
+
+
+def test_what_others_wrote_has_its_licence() -> None:
+    vendor = STATIC / "vendor"
+    said = (vendor / "README.md").read_text()
+    for folder in (path for path in vendor.iterdir() if path.is_dir()):
+        assert folder.name in said
+        assert list(folder.glob("LICENSE*"))
+    assert "6.1.0" in said
+    assert "Apache" in (vendor / "echarts" / "NOTICE").read_text()
+    assert (vendor / "echarts" / "echarts.min.js").stat().st_size < 600_000
+    axe = Path(__file__).parent
+    assert "Mozilla Public License" in (axe / "axe-LICENSE").read_text()
+
+
+def test_colours_of_the_parts_are_told_apart_by_everybody() -> None:
+    """In both themes the four colours differ in lightness or hue, also without red, green or blue cones."""
+    text = (STATIC / "css" / "tokens.css").read_text()
+    light, dark = text.split(':root[data-theme="dark"]')
+    for block in (light, light + dark):
+        colours = dict(re.findall(r"--(\w[\w-]*): (#[0-9a-f]{6});", block))
+        four = [linear(colours[name]) for name in ("states", "activations", "temporary", "outside")]
+        for cones in DICHROMATS:
+            seen = [[sum(row[at] * one[at] for at in range(3)) for row in cones] for one in four]
+            for first in range(4):
+                for second in range(first):
+                    apart = sum((a - b) ** 2 for a, b in zip(lab(seen[first]), lab(seen[second]), strict=True)) ** 0.5
+                    assert apart > 14, (first, second)
+        for part in ("weights", "gradients", "optimizer", "activations", "loss", "gathered", "transient", "outside"):
+            assert contrast(linear(colours[part]), linear(colours[f"on-{part}"])) >= 4.5, part
+
+
+DICHROMATS = (
+    ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+)
+"""Trichromats; protanopia, deuteranopia, tritanopia: Machado, Oliveira, Fernandes 2009, table 1, severity 1.0."""
+
+
+def linear(colour: str) -> list[float]:
+    """Linear red, green and blue of a colour (IEC 61966-2-1)."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+
+
+def lab(colour: list[float]) -> tuple[float, float, float]:
+    """CIE L*a*b* (D65) of linear red, green and blue."""
+    red, green, blue = (max(0.0, part) for part in colour)
+    x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.95047
+    y = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    z = (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.08883
+    x, y, z = (part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116 for part in (x, y, z))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def contrast(one: list[float], other: list[float]) -> float:
+    """WCAG 2.2's contrast of two colours."""
+    light = [0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05 for red, green, blue in (one, other)]
+    return max(light) / min(light)
