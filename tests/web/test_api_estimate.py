@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from serving import LARGE, LLAMA, SMALL, Served, serving
 from command_line import typed
 from loadgauge.families.catalogue import models
 from loadgauge.show.flags import Request
-from loadgauge.show.web import answers
 from loadgauge.show.web.catalogue import GROUPS, PRESETS
 from loadgauge.show.web.flags import job_of, options
 from loadgauge.show.web.uploads import Uploads
@@ -179,18 +177,3 @@ def test_presets_can_be_run(preset: dict[str, Any]) -> None:
     assert found.memory.fits
     assert found.time is not None
     assert set(preset["flags"]) <= {"model", *options()}
-
-
-def test_a_slider_s_answer_is_made_in_thirty_milliseconds() -> None:
-    """Of a 405B model on 1,024 GPUs in 16 stages, with all figures, encoded."""
-    kept = Uploads()
-    question = answers.Question(flags=LARGE)
-    answers.estimate(question, kept)
-    taken = []
-    for number in range(15):
-        changed = answers.Question(flags={**LARGE, "seq-len": 4096 + 1024 * number})
-        started = time.process_time()
-        msgspec.json.encode(answers.estimate(changed, kept))
-        taken.append(time.process_time() - started)
-    kept.close()
-    assert sorted(taken)[len(taken) // 2] < 0.030
