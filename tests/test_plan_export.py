@@ -25,8 +25,8 @@ datasets:
   - path: mine  # not for others
     type: alpaca
 sequence_len: 4096
-micro_batch_size: 1   # was 4, went OOM
-gradient_accumulation_steps: 8
+micro_batch_size: 2   # was 4, went OOM
+gradient_accumulation_steps: 4
 gradient_checkpointing: true
 bf16: true
 fsdp_version: 2
@@ -82,7 +82,7 @@ def test_the_users_own_file_is_patched(tmp_path: Path) -> None:
     own.write_text(AXOLOTL)
     found = typed(f"plan {own} --gpu h100-sxm5-80gb --gpus 8 --export axolotl --out {out}")
     assert found.code == 0
-    assert "As the file has it: --zero 3 --recompute full --micro-batch 1" in " ".join(found.out.split())
+    assert "As the file has it: --zero 3 --recompute full --micro-batch 2" in " ".join(found.out.split())
     assert "times as fast" in found.out
     patched = out.read_text().splitlines()
     changed = [line for line in patched if line not in AXOLOTL.splitlines()]

@@ -66,10 +66,16 @@ def configurations(runs: Iterable[Run], series: Iterable[str] = SERIES) -> list[
     return [(tuple(rows), job) for rows, job in found.values()]
 
 
+def layout_of(job: Job) -> Layout:
+    """The published layout; a ZeRO stage that has one rank to shard over is none."""
+    own = job.layout
+    return msgspec.structs.replace(own, zero=0) if own.dp * own.cp <= own.replicas else own
+
+
 def case_of(job: Job, locked: tuple[str, ...] = ()) -> Case:
     """The job with every axis open that its framework has, but for some that are locked to its own layout."""
     assert job.gpu is not None
-    own = job.layout
+    own = layout_of(job)
     machines = cluster(job.gpu, own.gpus, job.gpus_per_node, None, job.nic_bandwidth)
     locks: dict[str, tuple[object, ...]] = {"recompute": tuple(dict.fromkeys((*RECOMPUTE, own.recompute)))}
     locks |= {name: (getattr(own, name),) for name in locked}
@@ -90,7 +96,7 @@ def choose(rows: tuple[str, ...], job: Job) -> Choice:
     own = case_of(job, (*AXES, "recompute"))
     free = case_of(job)
     return Choice(
-        rows=rows, job=job, published=free.estimate(job.layout), found=_same(leanest(own)[1], job.layout),
+        rows=rows, job=job, published=free.estimate(layout_of(job)), found=_same(leanest(own)[1], layout_of(job)),
         best=_best(free, own), alike=_best(case_of(job, MEANS), own),
     )  # fmt: skip
 
