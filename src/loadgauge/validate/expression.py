@@ -150,11 +150,9 @@ def _training(
         raise Inexpressible(f"optimizer: {run.optimizer!r} is not modelled")
     if word == "fp8-tensorwise" and run.precision == "fp8" and framework == "megatron" and (run.year or 0) < 2025:
         word = "fp8-delayed"  # the only recipe there was
-    if (
-        word.startswith(("fp8", "mxfp8"))
-        and flags.has("fp8-param-gather")
-        and flags.value("fp8-param-gather") != "false"
-    ):
+    tuned = "NeMo" in run.framework or "Megatron-Bridge" in run.framework
+    gathered = flags.value("fp8-param-gather") != "false" if flags.has("fp8-param-gather") else tuned
+    if word.startswith(("fp8-tensorwise", "fp8-delayed", "mxfp8")) and gathered:
         word = f"{word}-primary"
     for phrase, name in (("AdamW bnb 8-bit", "adamw-8bit"), ("AdamW ao 8-bit", "adamw-8bit")):
         optimizer = name if flags.says(phrase) else optimizer
@@ -180,7 +178,6 @@ def _training(
     )
     if recipe == "mixed-16" and found.precision.master and found.precision.gradient == 4:
         found = msgspec.structs.replace(found, precision=msgspec.structs.replace(found.precision, gradient=2))
-    tuned = "NeMo" in run.framework or "Megatron-Bridge" in run.framework
     return habits(run, flags, found, performance_recipe=tuned)
 
 
