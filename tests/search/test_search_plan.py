@@ -12,7 +12,7 @@ from loadgauge import NothingFits
 from loadgauge.errors import LayoutError
 from loadgauge.search import questions
 from loadgauge.search.changes import reopened
-from loadgauge.search.plan import OBJECTIVES, _Best, plan
+from loadgauge.search.plan import OBJECTIVES, _Best, carried, plan
 
 SMALL = {
     "dense": case("llama-3.1-8b", 8, 8, pp=(1, 2), cp=(1, 2), schedule=("1f1b",), vpp=(1,), replicas=(1, 2)),
@@ -55,7 +55,9 @@ def test_no_layout_does_better_by_the_objective(objective: str) -> None:
     best = plan([given], objective=objective).layouts[0]  # type: ignore[arg-type]
     expected = brute_force("dense")
     assert best.time is not None
-    if objective == "headroom":
+    if objective == "network":
+        assert carried(best) == 0  # one node
+    elif objective == "headroom":
         assert best.memory.total == min(memory for _, memory in expected)
     else:
         assert best.time.step == pytest.approx(expected[0][0], rel=1e-12)
@@ -95,6 +97,22 @@ def test_the_best_of_many_are_those_of_all_sorted() -> None:
     best.trim()
     steps = [batch.step[batch.memory <= limit] for batch in given.reading().batches()]
     assert [row.step for row in best.rows] == np.sort(np.concatenate(steps))[:count].tolist()
+
+
+def test_the_least_need_of_network_is_that_of_a_plain_loop_over_quick_layouts() -> None:
+    given = case(
+        "llama-3.1-8b", 16, 16, tp=(1, 2, 4), cp=(1, 2), schedule=("1f1b",), vpp=(1,), replicas=(1,), zero=(0, 1, 3)
+    )
+    found = plan([given], objective="network", top=5)
+    rows = [given.estimate(layout) for layout in every_layout(given)]
+    seconds = {id(result): result.time.step for result in rows if result.time is not None and result.memory.fits}
+    quick = [result for result in rows if seconds.get(id(result), float("inf")) <= 1.05 * min(seconds.values())]
+    sent = sorted(
+        sum(row.adapter * row.calls_per_step for row in result.network) / seconds[id(result)] for result in quick
+    )
+    assert len(sent) > 5
+    assert sent[0] < 0.9 * sent[-1]
+    assert [carried(result) for result in found.layouts] == pytest.approx(sent[:5], rel=1e-12)
 
 
 def test_a_margin_is_left_free() -> None:

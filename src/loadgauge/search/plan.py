@@ -24,10 +24,12 @@ from loadgauge.search.constraints import Constraints
 from loadgauge.search.space import SIZES, Grid, Space, Structure
 from loadgauge.training import Training
 
-Objective = Literal["time", "throughput", "money", "gpus", "headroom"]
+Objective = Literal["time", "throughput", "money", "gpus", "headroom", "network"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 KEPT = 20
 """Layouts that are estimated again one by one, beside the front."""
+NETWORK_KEPT, NETWORK_SLACK = 1000, 1.05
+"""For the least need of network: so many of the fastest layouts are asked, as far as they take at most so much longer."""
 Progress = Callable[[int, int], None]
 
 
@@ -213,6 +215,8 @@ def plan(
 ) -> Plan:
     """The best layouts of all cases together.
 
+    objective: network asks the fastest `NETWORK_KEPT`, as far as they are at most `NETWORK_SLACK` as slow as the fastest, and
+    takes the one whose adapters carry least; the others look at every layout
     margin: bytes to be left free on each GPU; exhaustive: play the schedule of every layout, also of those that do not fit
     or whose slowest stage alone takes longer than the layouts found so far (which cannot change the answer)
 
@@ -229,7 +233,7 @@ def plan(
     if objective not in OBJECTIVES:
         raise ConfigError(f"unknown objective {objective!r} (known: {', '.join(OBJECTIVES)})", key="objective")
     started = time.perf_counter()
-    best = _Best(numpy, max(KEPT, top))
+    best = _Best(numpy, max(KEPT, top, NETWORK_KEPT if objective == "network" else 0))
     evaluated = 0
     for number, case in enumerate(cases):
         limit = case.cluster.gpu.capacity - margin
@@ -242,6 +246,9 @@ def plan(
         raise LayoutError(no_layout(cases))
     if not best.rows:
         raise nothing_fits(cases, _layout(cases, best.least), best.least.case, margin)
+    if objective == "network":
+        slowest = NETWORK_SLACK * min(row.step for row in best.rows)
+        best.rows = [row for row in best.rows if row.step <= slowest]
     known: dict[tuple[int, Layout], Estimate] = {}
     ranked = _exact(cases, objective, known, [(row.case, _layout(cases, row)) for row in best.rows])
     moved = sum(1 for place, (index, _) in enumerate(ranked) if place != index)
@@ -260,6 +267,7 @@ def _score(objective: Objective, case: Case, step: Any, memory: Any) -> Any:
     gpus = case.space.gpus
     return {
         "time": step,
+        "network": step,  # the fastest are asked one by one what they send
         "throughput": step * gpus,
         "money": step * gpus * (1.0 if case.price is None else case.price),
         "gpus": gpus + 1 - 1 / (step + 1),
@@ -270,11 +278,18 @@ def score(objective: Objective, case: Case, found: Estimate) -> float:
     """The same of an exact estimate."""
     if objective == "headroom":
         return found.memory.total - case.cluster.gpu.capacity
+    if objective == "network":
+        return carried(found)
     step, gpus = _seconds(found), case.space.gpus
     return {
         "time": step, "throughput": step * gpus, "money": step * gpus * (1.0 if case.price is None else case.price),
         "gpus": gpus + 1 - 1 / (step + 1),
     }[objective]  # fmt: skip
+
+
+def carried(found: Estimate) -> float:
+    """What a GPU's network adapter carries [byte/s], in the mean of a step."""
+    return sum(row.adapter * row.calls_per_step for row in found.network) / _seconds(found)
 
 
 def _seconds(found: Estimate) -> float:
@@ -304,9 +319,8 @@ def _exact(
         if (number, layout) not in known:
             known[number, layout] = cases[number].estimate(layout)
         result = known[number, layout]
-        rows.append(
-            ((score(objective, cases[number], result), result.memory.total, _simplicity(layout)), place, result)
-        )
+        second = _seconds(result) if objective == "network" else result.memory.total
+        rows.append(((score(objective, cases[number], result), second, _simplicity(layout)), place, result))
     rows.sort(key=lambda row: (row[0], row[1]))
     return [(place, result) for _, place, result in rows]
 

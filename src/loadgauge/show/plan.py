@@ -118,10 +118,10 @@ def _options(command: Any) -> Any:
 @_options
 @click.option(
     "--objective",
-    type=click.Choice(("time", "throughput", "money", "gpus", "headroom")),
+    type=click.Choice(("time", "throughput", "money", "gpus", "headroom", "network")),
     default="time",
     show_default=True,
-    help="What the best layout has the least (or most) of.",
+    help="What the best layout has the least (or most) of; network: of those within 5 % of the fastest.",
 )
 @click.option("--margin", type=Positive(), metavar="GiB", help="Memory to be left free on each GPU.")
 @click.option("--price", type=Positive(), metavar="MONEY", help="Of one GPU-hour, in your currency.")

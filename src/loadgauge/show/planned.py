@@ -10,7 +10,7 @@ from loadgauge.errors import ConfigError, LayoutError, NothingFits
 from loadgauge.estimate.result import Estimate
 from loadgauge.search.changes import Change, what_next, what_would_fit
 from loadgauge.search.choices import out_of_reach, space_for
-from loadgauge.search.plan import Case, Objective, Plan, plan
+from loadgauge.search.plan import Case, Objective, Plan, carried, plan
 from loadgauge.show.plan import clear, progress, say
 from loadgauge.show.request import Job
 from loadgauge.show.table import GLUE, Column, console, document, draw, heading, points
@@ -250,6 +250,8 @@ def lost(best: Estimate, other: Estimate, objective: Objective) -> str:
     if objective != "time" and other.layout.gpus != best.layout.gpus:
         share = other.layout.gpus * other.time.step / (best.layout.gpus * best.time.step) - 1
         return f"takes {other.layout.gpus:,} GPUs, and {share:+.1%} GPU-hours"
+    if objective == "network" and carried(other) > carried(best):
+        return f"its adapters carry {carried(other) / 1e9:,.2f} GB/s in the mean, and not {carried(best) / 1e9:,.2f}"
     more = other.time.step - best.time.step
     if abs(more) < CLOSE * best.time.step:
         word = f"needs {less / GIB:,.2f} GiB more" if less > 0 else "has more to set up"
