@@ -289,7 +289,8 @@ def score(objective: Objective, case: Case, found: Estimate) -> float:
 
 def carried(found: Estimate) -> float:
     """What a GPU's network adapter carries [byte/s], in the mean of a step."""
-    return sum(row.adapter * row.calls_per_step for row in found.network) / _seconds(found)
+    nbytes: float = sum(row.adapter * row.calls_per_step for row in found.network)
+    return nbytes / _seconds(found)
 
 
 def _seconds(found: Estimate) -> float:
