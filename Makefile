@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs calibration accuracy bench gpu clean
+.PHONY: help demo test parsers lint docs planner calibration accuracy bench gpu clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -27,11 +27,19 @@ demo: $(VENV)/installed ## does Llama 3.1 8B fit on 8 H100s? (installs what it n
 test: $(VENV)/installed-dev ## the whole test suite
 	$(BIN)/python -m pytest -n 2
 
+# Without what those tools train with: no release of them agrees with all others on that.
+parsers: $(VENV)/installed-dev ## what is exported, read by DeepSpeed, Megatron-Core, axolotl, LLaMA-Factory and verl themselves
+	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/parsers -r tests/formats/parsers.txt
+	PYTHONPATH=$(VENV)/parsers $(BIN)/python -m pytest -rs tests/formats/test_formats_parsers.py
+
 lint: $(VENV)/installed-dev ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 docs: $(VENV)/installed-dev ## the generated pages
 	$(BIN)/python docs/generate.py
+
+planner: $(VENV)/installed-dev ## docs/planner.md: what the commands in it print
+	$(BIN)/python docs/planner.py
 
 calibration: $(VENV)/installed-dev ## the GPUs' efficiencies, fitted to the published runs (some minutes)
 	$(BIN)/python -m loadgauge.validate.calibration_files
@@ -41,6 +49,7 @@ accuracy: $(VENV)/installed-dev ## docs/accuracy.md: predicted against published
 
 bench: $(VENV)/installed-dev ## speed, as a dated table in benchmarks/
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/search_speed.py
 
 gpu: $(VENV)/installed-dev ## calibrate this machine's GPU, and measure 26 trainings on it (an hour); GPU=h100-sxm5-80gb names it
 	$(BIN)/python -m loadgauge.measure.gpu $(if $(GPU),--gpu $(GPU)) benchmarks/gpu.json
