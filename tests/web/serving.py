@@ -57,7 +57,9 @@ class Served(NamedTuple):
 @contextlib.contextmanager
 def serving() -> Iterator[Served]:
     """A server for as long as the test wants it; its end is waited for."""
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(512)
     port = listening.getsockname()[1]
     made = server(TOKEN, port)
     thread = threading.Thread(target=lambda: asyncio.run(made.serve(sockets=[listening])))
