@@ -13,7 +13,7 @@ import transformers
 from torch_models import CASES, NO_SDPA, SIZES, build
 
 from command_line import typed
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.measure.compare import Cause, Comparison, match, of_config, place_of, saved_lines
 from loadgauge.measure.formula import Formula, Line
 from loadgauge.measure.trace import record
@@ -211,6 +211,11 @@ def test_command(tmp_path: Path) -> None:
     assert found.code == 0, found.err
     comparison = msgspec.json.decode(found.out, type=Comparison)
     assert rows(comparison)["FLOPs of a step"][0] == rows(comparison)["FLOPs of a step"][1]
+
+
+def test_what_has_no_formula_is_refused() -> None:
+    with pytest.raises(NotModelled, match="selective"):
+        Formula(transformers.LlamaConfig(), Settings(checkpointing="selective"))
 
 
 def test_errors(tmp_path: Path) -> None:

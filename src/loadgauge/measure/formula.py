@@ -46,6 +46,8 @@ class Formula:
         attention = {"sdpa": "flash"}.get(settings.attention, settings.attention)
         if settings.optimizer not in OPTIMIZERS:
             raise NotModelled(f"optimizer {settings.optimizer!r} has no formula")
+        if settings.checkpointing == "selective":
+            raise NotModelled("selective checkpointing by a policy over operations of PyTorch has no formula")
         self.training: Training = training(
             "huggingface", PRECISIONS[settings.precision], OPTIMIZERS[settings.optimizer], attention=attention
         )
