@@ -166,6 +166,40 @@ DROP = """([name, text]) => {
 }"""
 
 
+def test_a_measurement_becomes_dots(opened: Any) -> None:
+    # What `loadgauge measure --json` prints, with numbers of the test's own; a real trace is in test_api_dots.py.
+    found = {"target": "gpt2", "backward_peak": 3 * 2**30 + 7, "step_peak": 2**30 + 5, "states": {"weights": 497759232}}
+    page = opened(
+        "model=gpt2&gpu=h100-sxm5-80gb&gpus=1&seq-len=1024&micro-batch=1&global-batch=1&~tables=moments", height=1300
+    )
+    settled(page, lambda: page.evaluate(DROP, ["measured.json", json.dumps({**found, "peak": found["backward_peak"]})]))
+    cells = page.locator("#panel-moments [data-dot]")
+    cells.first.wait_for()
+    shown_there = cells.evaluate_all("(all) => all.map((one) => [one.dataset.dot, Number(one.dataset.value)])")
+    assert dict(shown_there) == {
+        "measured forward and backward": found["backward_peak"], "measured optimizer step": found["step_peak"]
+    }  # fmt: skip
+    assert "1.00 GiB" in cells.last.inner_text()
+    page.locator("#panel-moments .head .act").last.click()
+    legend = page.locator("#panel-moments [data-source='measured']")
+    assert "measured: measured.json" in legend.inner_text()
+    # Its weights are those of float32, the page's of bfloat16: another run.
+    assert "weights 0.464 GiB there" in page.locator("[data-differs='measured']").inner_text()
+    # Kept over a reload; the plot answers the pointer with the value.
+    assert "dots" not in flags_of(page)
+    page.reload()
+    page.locator("#panel-moments canvas").wait_for()
+    legend.wait_for()
+    box = page.locator("#panel-moments .plot").bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 10, box["y"] + box["height"] / 2)
+    page.get_by_text("measured, highest in the optimizer step").first.wait_for()
+    page.locator("#language").click()
+    page.get_by_text("实测: measured.json").first.wait_for()
+    settled(page, lambda: legend.locator(".cross").click())
+    assert legend.count() == 0
+    assert page.evaluate("sessionStorage.getItem('dots')") == "{}"
+
+
 def test_every_panel_moves_with_tp(opened: Any) -> None:
     page = opened(RUN, height=2600)
     page.wait_for_selector("#panel-layouts .ring")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,8 +14,9 @@ from loadgauge.show.web.changes import changes as changed
 from loadgauge.show.web.explained import explained
 from loadgauge.show.web.flags import State, command_line, job_of
 from loadgauge.show.web.panels import PANELS, Shown
+from loadgauge.show.web.panels.dots import Found, dots
 from loadgauge.show.web.panels.links import what_if as adapter
-from loadgauge.show.web.uploads import Uploads
+from loadgauge.show.web.uploads import Uploads, plain_name
 
 RANGED = (
     "step", "mfu", "hfu", "tokens_per_second_per_gpu", "model_tflops_per_gpu", "days", "gpu_hours", "cost", "energy_kwh",
@@ -25,10 +26,11 @@ RANGED = (
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every question has: the flags. want: the figures to be drawn; None: all of them."""
+    """What every question has: the flags. want: the figures to be drawn; None: all of them. dots: what was dropped."""
 
     flags: State
     want: list[str] | None = None
+    dots: Annotated[list[Found], msgspec.Meta(max_length=2)] = []
 
 
 class OfBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,12 +63,16 @@ def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
     if unknown:
         raise ConfigError(f"no figure {unknown[0][:40]!r} (known: {', '.join(PANELS)})", key="want")
     shown = Shown(given, result)
+    panels = {name: PANELS[name](shown) for name in wanted}
+    if "moments" in panels:
+        model = plain_name(uploads.name(str(question.flags["model"])))
+        panels["moments"]["dots"] = [dots(shown, found, model) for found in question.dots]
     return {
         "estimate": document_of(given, result.to_dict(), None),
         "command": command_line(given, uploads),
         "verdict": result.memory.verdict,
         "ranges": ranges(given, result),
-        "panels": {name: PANELS[name](shown) for name in wanted},
+        "panels": panels,
     }
 
 

@@ -24,10 +24,13 @@ from loadgauge.formats.table import Keys
 from loadgauge.model import ModelSpec
 from loadgauge.show.flags import Request
 from loadgauge.show.jobfile import alike, flags_of, note
+from loadgauge.show.web.traces import measured, traced
 from loadgauge.show.web.uploads import own_name, plain_name
 
 CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config")
 """Keys of which a Hugging Face `config.json` has at least one."""
+LARGEST_DOCUMENT = 200_000_000
+"""Of a trace or a measurement [bytes]; that of 32 layers has some MB."""
 PICKLE = b"\x80"
 """How a pickle begins."""
 
@@ -37,7 +40,8 @@ def text(name: str, text: str = "", content: str = "", others: dict[str, str] | 
 
     others: texts of files handed in before, by name; a job file may name one of them
 
-    kind: config, job, deepspeed, oom, trace, lengths or snapshot; model: the config that is to be kept, where there is one
+    kind: config, job, deepspeed, oom, trace, measurement, lengths or snapshot; dots: what goes back with the page's next
+    questions, to be drawn; model: the config that is to be kept, where there is one
     """
     name = plain_name(name)
     if content:
@@ -60,6 +64,8 @@ def text(name: str, text: str = "", content: str = "", others: dict[str, str] | 
             return _config(text, found, name)
         if isinstance(found, dict) and "at_peak" in found:
             return _trace(text, name)
+        if isinstance(found, dict) and "backward_peak" in found:
+            return _measured(text, name)
     if _is_lengths(start, name):
         return _lengths(text, name)
     return _job(text, name, others or {})
@@ -69,6 +75,10 @@ def snapshot(path: str, device: int = 0) -> dict[str, Any]:
     """What a snapshot of PyTorch's allocator says; a pickle, read by a reader that knows no class and no function."""
     from loadgauge.measure.causes import of_file
 
+    with Path(path).open("rb") as file:
+        # A trace of a large model is larger than what is handed in as text.
+        if file.read(1) == b"{":
+            return _document(Path(path))
     try:
         found, why = of_file(Path(path), device)
     except ConfigError as error:
@@ -82,6 +92,16 @@ def snapshot(path: str, device: int = 0) -> dict[str, Any]:
         "message": why.causes[0].name if why.causes else "nothing stands out",
         "why": {**msgspec.to_builtins(found), "causes": causes, "parts": why.parts},
     }
+
+
+def _document(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > LARGEST_DOCUMENT:
+        raise ConfigError(f"is larger than {LARGEST_DOCUMENT // 1_000_000} MB")
+    try:
+        content = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError("is neither text (UTF-8) nor a snapshot of PyTorch's allocator") from None
+    return _trace(content, "the document") if '"at_peak"' in content else _measured(content, "the document")
 
 
 def _bytes(content: str, name: str) -> bytes:
@@ -116,14 +136,19 @@ def _trace(text: str, name: str) -> dict[str, Any]:
 
     try:
         trace = msgspec.json.decode(text, type=Trace)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"is no trace: {error}", file=name) from None
     found = of_trace(trace)
     why = {
         "causes": [msgspec.to_builtins(cause) for cause in found.causes], "parts": found.parts, "peak": trace.peak.total
     }  # fmt: skip
     message = found.causes[0].name if found.causes else "nothing stands out"
-    return {"kind": "trace", "flags": {}, "unread": [], "message": message, "why": why}
+    return {"kind": "trace", "flags": {}, "unread": [], "message": message, "why": why, "dots": traced(text, name)}
+
+
+def _measured(text: str, name: str) -> dict[str, Any]:
+    found = measured(text, name)
+    return {"kind": "measurement", "flags": {}, "unread": [], "message": "", "dots": found}
 
 
 def _config(text: str, config: dict[str, Any], name: str) -> dict[str, Any]:

@@ -23,17 +23,13 @@ def moments(shown: Shown) -> dict[str, Any]:
     the peak where enough micro-batches are drawn to reach it (`reaches_peak`).
     """
     memory = shown.result.memory
-    stage = memory.rank.stage
-    # Enough to fill every stage, and chunk, of any schedule.
-    batches = shown.some(max(MICROBATCHES, 2 * shown.layout.pp))
-    played = shown.play(batches)
     rows = [
         [seconds * shown.scale, *(moment.parts[part] for part in PARTS[:-1]), memory.parts["outside"]]
-        for seconds, moment in _curve(shown, [event for event in played.timeline if event.stage == stage], played.total)
+        for seconds, moment in curve(shown)
     ]
     peak = max(sum(row[1:]) for row in rows)
     return {
-        "rank": {"stage": stage},
+        "rank": {"stage": memory.rank.stage},
         "capacity": memory.capacity,
         "peak": memory.moment,
         "points": [
@@ -43,7 +39,7 @@ def moments(shown: Shown) -> dict[str, Any]:
         "curve": {
             "columns": ["t", *PARTS],
             "rows": thinned(rows),
-            "microbatches_shown": batches,
+            "microbatches_shown": _batches(shown),
             "microbatches": int(shown.layout.num_microbatches),
             "timed": shown.result.time is not None,
             "reaches_peak": abs(peak - memory.total) <= 1e-9 * memory.total,
@@ -63,6 +59,18 @@ def thinned(rows: list[list[Any]], most: int = ROWS) -> list[list[Any]]:
     step = -(-len(rows) // most)
     chosen = {peak, len(rows) - 1, *range(0, len(rows), step)}
     return [rows[place] for place in sorted(chosen)]
+
+
+def curve(shown: Shown) -> Iterator[tuple[float, Moment]]:
+    """The worst rank through its schedule: seconds, before `shown.scale`, and what is alive."""
+    played = shown.play(_batches(shown))
+    stage = shown.result.memory.rank.stage
+    return _curve(shown, [event for event in played.timeline if event.stage == stage], played.total)
+
+
+def _batches(shown: Shown) -> int:
+    """Micro-batches that are drawn: enough to fill every stage, and chunk, of any schedule."""
+    return shown.some(max(MICROBATCHES, 2 * shown.layout.pp))
 
 
 def _curve(shown: Shown, events: list[Event], end: float) -> Iterator[tuple[float, Moment]]:

@@ -1,6 +1,7 @@
 /** Files that are handed in: a model's config, a job of another tool, an error text, a snapshot. */
 import { ask, send } from "./api.js";
 import { find, h } from "./dom.js";
+import { keepDots } from "./dots.js";
 import { t, term } from "./i18n.js";
 import { look, set } from "./state.js";
 import { toast } from "./tip.js";
@@ -55,8 +56,11 @@ function took(found, name, text) {
   for (const key of [next.model, next.lengths]) {
     if (key?.startsWith("upload:") && text) keep(key, { name, text });
   }
-  if (found.why) {
-    tellers.forEach((teller) => teller(found));
+  if (found.why) tellers.forEach((teller) => teller(found));
+  if (found.dots) {
+    if (!keepDots({ ...found.dots, name })) toast(t("drop.unkept"));
+    look({ tab: null }, { push: true });
+  } else if (found.why) {
     look({ tab: "why" }, { push: true });
   } else {
     if (next.model?.startsWith("upload:")) look({ file: name });

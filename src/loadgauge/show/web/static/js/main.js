@@ -4,6 +4,7 @@ import { ask, latest } from "./api.js";
 import { changes, followChanges, forgetChanges } from "./changes.js";
 import { buildControls, refresh } from "./controls.js";
 import { find, h } from "./dom.js";
+import { dots, onDots } from "./dots.js";
 import { dropZone, handAgain, listenToDrops } from "./drop.js";
 import { hardware, knowCards } from "./hardware.js";
 import { buildHeader, mark, tab } from "./header.js";
@@ -49,7 +50,7 @@ const estimate = latest("estimate", arrived, async (error, { flags: asked }) => 
 function request() {
   begun = performance.now();
   performance.mark("asked");
-  estimate({ flags: { ...flags }, want: wanted() });
+  estimate({ flags: { ...flags }, want: wanted(), dots: dots() });
 }
 
 /** The schedule and its kin are worked out only where they are shown. */
@@ -135,6 +136,8 @@ onChange(async ({ flags: asked, view: seen, address }) => {
     request();
   }
 });
+
+onDots(request);
 
 addEventListener("beforeprint", () => TABS[tab()].forEach((one) => one.stale && one.paint()));
 

@@ -1,6 +1,7 @@
 /** Memory through one step: what is alive on the worst rank, part upon part, under the line of what there is. */
 import { axis, lines, Plot, tooltip } from "./chart.js";
 import { h } from "./dom.js";
+import { fileOf, forgetDots } from "./dots.js";
 import { t, term } from "./i18n.js";
 import { bytes, fixed, GIB, gib, seconds, significant } from "./numbers.js";
 import { Panel } from "./panel.js";
@@ -14,22 +15,28 @@ export const moments = new Panel({
   id: "moments",
   draw,
   sub: ({ panels: { moments: found } }) => t("moments.sub", { stage: found.rank.stage, peak: term(found.peak) }),
-  table: ({ estimate: { memory } }) => ({
+  table: ({ estimate: { memory }, panels }) => ({
     columns: [{ text: t("moment"), words: true }, { text: t("total") }, ...ORDER.map((part) => ({ text: t(`part.${part}`) }))],
-    rows: memory.moments.map((moment) => [term(moment.name), gib(Object.values(moment.parts).reduce((sum, one) => sum + one, 0), 2), ...ORDER.map((part) => gib(moment.parts[part] ?? 0, 2))]),
-    caption: "GiB",
-    mine: (place) => memory.moments[place].name === memory.moment,
+    rows: [
+      ...memory.moments.map((moment) => [term(moment.name), gib(Object.values(moment.parts).reduce((sum, one) => sum + one, 0), 2), ...ORDER.map((part) => gib(moment.parts[part] ?? 0, 2))]),
+      ...(panels.moments.dots ?? []).flatMap((found) => found.dots.map((dot) => [title(found, dot), h("span", { "data-dot": `${found.source} ${dot.phase}`, "data-value": dot.bytes }, bytes(dot.bytes)), ...ORDER.map(() => "–")])),
+    ],
+    caption: panels.moments.dots?.length ? ["GiB", t("dots.inside"), ...panels.moments.dots.map(unlike)].filter(Boolean).join("; ") : "GiB",
+    mine: (place) => memory.moments[place]?.name === memory.moment,
   }),
 });
 
+const title = (found, dot) => t(`dots.${found.source}.${dot.phase.replaceAll(" ", "_")}`);
+const SHAPES = { traced: "circle", measured: "diamond" };
+
 function draw(place, answer) {
-  const { curve, capacity } = answer.panels.moments;
+  const { curve, capacity, dots = [] } = answer.panels.moments;
   const at = Object.fromEntries(curve.columns.map((name, column) => [name, column]));
   const used = ORDER.filter((part) => curve.rows.some((row) => row[at[part]] > 0));
   const end = curve.rows.at(-1)[0];
   const memory = answer.estimate.memory;
   const then = pinned()?.panels.moments;
-  const top = Math.max(capacity ?? 0, memory.total, then ? pinned().estimate.memory.total : 0) / GIB;
+  const top = Math.max(capacity ?? 0, memory.total, ...dots.flatMap((found) => found.dots.map((dot) => dot.height)), then ? pinned().estimate.memory.total : 0) / GIB;
   const series = used.map((part) => ({
     name: part, type: "line", stack: "parts", symbol: "none", silent: true, lineStyle: { width: 0 }, color: colour(part),
     areaStyle: { opacity: 1, color: colour(part) }, data: curve.rows.map((row) => [row[0], row[at[part]] / GIB]),
@@ -46,20 +53,46 @@ function draw(place, answer) {
     const scale = end / then.curve.rows.at(-1)[0];
     series.push({ name: "A", type: "line", symbol: "none", silent: true, color: colour("accent"), lineStyle: { width: 1.5, type: [2, 3] }, data: then.curve.rows.map((row) => [row[0] * scale, row.slice(1).reduce((sum, one) => sum + one, 0) / GIB]) });
   }
-  if (!place.querySelector(".legend")) place.append(h("p", { class: "legend foot" }));
+  for (const found of dots) {
+    series.push({
+      name: found.source, type: "scatter", z: 9, symbol: SHAPES[found.source], symbolSize: found.source === "traced" ? 11 : 13, silent: true, clip: false,
+      itemStyle: { color: colour("surface"), borderColor: colour("ink"), borderWidth: 2.5, opacity: 1 }, data: found.dots.map((dot) => [dot.t, dot.height / GIB]),
+    });
+  }
+  if (!place.querySelector(".legend")) place.append(h("p", { class: "legend foot" }), h("div", { class: "differs", role: "status" }));
+  place.querySelector(".differs").replaceChildren(...dots.map(apart).filter(Boolean));
   place.querySelector(".legend").replaceChildren(
     ...GROUPS.filter((group) => used.some((part) => PARTS[part] === group)).map((group) => h("span", {}, h("i", { style: { background: `var(--${group})` } }), t(`group_of.${group}`))),
     ...(then ? [h("span", {}, h("i", { class: "line", style: { "border-color": "var(--accent)" } }), "A")] : []),
+    ...dots.map((found) => h("span", { "data-source": found.source, title: t("dots.inside") }, h("i", { class: `dot ${SHAPES[found.source]}` }), `${t(`dots.${found.source}`)}: ${fileOf(found.source)}`,
+      h("button", { class: "cross", type: "button", "aria-label": t("dots.remove", { name: fileOf(found.source) }), title: t("dots.remove", { name: fileOf(found.source) }), onclick: () => forgetDots(found.source) }, "×"))),
     ...(curve.microbatches > curve.microbatches_shown ? [h("span", {}, t("moments.shown", { shown: fixed(curve.microbatches_shown), all: fixed(curve.microbatches) }))] : []));
   plot.draw(place, {
     grid: { left: 36, right: 8, top: 14, bottom: 24 },
     tooltip: tooltip({ trigger: "axis", axisPointer: { type: "line", lineStyle: { color: colour("edge") } }, formatter: (points) => {
-      const row = curve.rows[points[0].dataIndex];
+      const line = points.find((point) => point.seriesType === "line" && point.seriesName !== "A");
+      const x = points[0].value[0];
+      const row = line ? curve.rows[line.dataIndex] : curve.rows.reduce((one, other) => (Math.abs(other[0] - x) < Math.abs(one[0] - x) ? other : one));
+      const near = dots.flatMap((found) => found.dots.filter((dot) => Math.abs(dot.t - x) <= end / 100).flatMap((dot) => [
+        [title(found, dot), bytes(dot.bytes), colour("ink")], ...(dot.estimated === null ? [] : [[t("dots.estimated"), bytes(dot.estimated)]])]));
       const shown = used.filter((part) => row[at[part]] > 0).reverse();
-      return lines(`${curve.timed ? seconds(row[0]) : significant(row[0])} · ${bytes(row.slice(1).reduce((sum, one) => sum + one, 0))}`, shown.map((part) => [t(`part.${part}`), bytes(row[at[part]]), colour(part)]));
+      return lines(`${curve.timed ? seconds(row[0]) : significant(row[0])} · ${bytes(row.slice(1).reduce((sum, one) => sum + one, 0))}`, shown.map((part) => [t(`part.${part}`), bytes(row[at[part]]), colour(part)]).concat(near));
     } }),
     xAxis: axis({ type: "value", min: 0, max: end, splitLine: { show: false }, axisLabel: { showMaxLabel: false, formatter: (value) => (curve.timed ? seconds(value) : "") } }),
     yAxis: axis({ type: "value", min: 0, max: Math.ceil((top * 1.09) / 4) * 4, axisLabel: { showMaxLabel: false, formatter: (value) => fixed(value) } }),
     series,
   }, t("moments.label", { total: gib(memory.total), moment: term(memory.moment), capacity: capacity ? gib(capacity) : "–" }));
+}
+
+/** In what a trace or a measurement is of another run than the page's. */
+function apart(found) {
+  const words = unlike(found);
+  return words ? h("p", { class: "warn", "data-differs": found.source }, words) : null;
+}
+
+function unlike(found) {
+  const said = (what, value) => (what === "weights" ? bytes(value) : typeof value === "number" ? fixed(value) : term(value));
+  const rows = found.differs.map(({ what, there, here }) => t("dots.row", { what: t(`dots.of.${what}`), there: said(what, there), here: said(what, here) }));
+  const values = { source: t(`dots.${found.source}`), rows: rows.join(t("dots.comma")) };
+  return [rows.length ? t("dots.differs", values) : "", found.unsaid ? t("dots.unsaid", values) : ""].filter(Boolean).join(" ");
 }
