@@ -4,8 +4,9 @@
 
 Batches of 8 sequences, lengths U{1..N}; a Llama of random weights in float32. Compared: padded with SDPA; the flat batch of
 transformers (`DataCollatorWithFlattening`) and that of TRL (`padding_free=True`), both on SDPA as they run on a CPU; and an
-enabled model. Bytes kept come from saved-tensor hooks, each storage once. Peak memory is the rise of the resident set of a
-fresh process. Time is processor time on one thread, the least of several runs of every method in turn. Writes the table in
+enabled model. Bytes kept come from saved-tensor hooks, each storage once. Peak memory is what the resident set of a fresh process
+rises above a step on two short sequences. Time is processor time on one thread, the least of several runs of every method in
+turn. Writes the table in
 docs/padding-free.md between its markers, and benchmarks/padding_free.json.
 """
 
@@ -17,7 +18,6 @@ import json
 import os
 import platform
 import random
-import resource
 import subprocess
 import sys
 import time
@@ -36,6 +36,7 @@ METHODS = {
     "trl": "TRL, padding_free",
     "loadgauge": "padding-free",
 }
+MEASURES = ("kept", "peak", "seconds")
 VOCABULARY = 2048
 
 
@@ -89,8 +90,8 @@ def batch(method: str, sizes: list[int]) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
-def step(model: Any, given: dict[str, Any], keep_gradients: bool = False) -> float:
-    model.zero_grad(set_to_none=not keep_gradients)
+def step(model: Any, given: dict[str, Any]) -> float:
+    model.zero_grad(set_to_none=True)
     start = time.process_time()
     loss = model(**given).loss
     loss.backward()
@@ -138,18 +139,22 @@ def measure_seconds(longest: int, groups: int, count: int, repeats: int) -> dict
     return found
 
 
+def high_water() -> float:
+    """The most memory that the process had [bytes]."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024.0 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
 def measure_peak(method: str, longest: int, groups: int, count: int) -> float:
-    """Rise of the resident set [bytes] over what the process held after a step on two short sequences, gradients included."""
+    """What a step needs on top of a step on two short sequences [bytes]: the resident set at its highest."""
     model = build(longest, groups)
     use(model, method)
-    step(model, batch(method, [5, 4]))
     Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    step(model, batch(method, [5, 4]))
+    before = high_water()
     for seed in range(count):
-        step(model, batch(method, lengths(longest, seed)), keep_gradients=True)
-    status = Path("/proc/self/status").read_text()
-    peak = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-    return float(peak - before)
+        step(model, batch(method, lengths(longest, seed)))
+    return high_water() - before
 
 
 def fresh(what: str, **settings: Any) -> Any:
@@ -164,7 +169,7 @@ def fresh(what: str, **settings: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def everything(sizes: list[int], counts: int, repeats: int) -> Iterator[dict[str, Any]]:
+def everything(sizes: list[int], measures: list[str], counts: int, repeats: int) -> Iterator[dict[str, Any]]:
     """One row a size, as it is measured."""
     for longest in sizes:
         for groups in GROUPS[longest]:
@@ -172,9 +177,13 @@ def everything(sizes: list[int], counts: int, repeats: int) -> Iterator[dict[str
             padded = sum(BATCH * max(lengths(longest, seed)) for seed in range(counts))
             row = {"longest": longest, "layers": SIZES[longest], "groups": groups, "batches": counts}
             row |= {"token_ratio": tokens / padded}
-            row["kept"] = fresh("kept", longest=longest, groups=groups, count=counts)
-            row["peak"] = {m: fresh("peak", method=m, longest=longest, groups=groups, count=counts) for m in METHODS}
-            row["seconds"] = fresh("seconds", longest=longest, groups=groups, count=counts, repeats=repeats)
+            how = {"longest": longest, "groups": groups, "count": counts}
+            if "kept" in measures:
+                row["kept"] = fresh("kept", **how)
+            if "peak" in measures:
+                row["peak"] = {method: fresh("peak", method=method, **how) for method in METHODS}
+            if "seconds" in measures:
+                row["seconds"] = fresh("seconds", repeats=repeats, **how)
             yield row
 
 
@@ -191,6 +200,10 @@ def table(found: dict[str, Any]) -> str:
         for i, (key, name) in enumerate(names.items()):
             base = row[key]["padded"]
             first = f"{row['longest']}, {row['layers']}, {row['groups']} | {row['token_ratio']:.3f}" if not i else " | "
+            if key == "peak":
+                batches = [lengths(row["longest"], seed) for seed in range(row["batches"])]
+                largest = max(map(sum, batches)) / (BATCH * max(map(max, batches)))
+                first = f" | {largest:.3f}, largest batch"
             unit = f"{base / 2**20:.0f} MiB" if key != "seconds" else f"{base:.1f} s"
             shares = [f"1 ({unit})", *(f"{row[key][m] / base:.3f}" for m in list(METHODS)[1:])]
             lines.append(f"| {first} | {name} | " + " | ".join(shares) + " |")
@@ -207,6 +220,7 @@ def write(found: dict[str, Any]) -> None:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--longest", type=int, nargs="+", choices=SIZES, default=list(SIZES), help="measured anew")
+    arguments.add_argument("--measures", nargs="+", choices=MEASURES, default=list(MEASURES), help="taken anew")
     arguments.add_argument("--batches", type=int, default=2)
     arguments.add_argument("--repeats", type=int, default=3)
     arguments.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
@@ -229,8 +243,9 @@ def main() -> None:
     )
     known = json.loads(DATA.read_text(encoding="utf-8"))["rows"] if DATA.exists() else []
     rows = {(row["longest"], row["groups"]): row for row in known}
-    for row in everything(chosen.longest, chosen.batches, chosen.repeats):
-        rows[row["longest"], row["groups"]] = row
+    for row in everything(chosen.longest, chosen.measures, chosen.batches, chosen.repeats):
+        key = row["longest"], row["groups"]
+        rows[key] = rows.get(key, {}) | row
         found: dict[str, Any] = {
             "heading": heading,
             "rows": [rows[key] for key in sorted(rows, key=lambda k: (k[0], -k[1]))],
