@@ -20,12 +20,12 @@ from matplotlib.patches import Rectangle
 
 from command_line import typed
 from loadgauge.show.flags import Request
+from loadgauge.show.panels.shown import Shown
 from loadgauge.show.plot import blocks, lanes, schedule, through_step
 from loadgauge.show.plot.blocks import HEIGHT, squares
 from loadgauge.show.plot.colours import EXPOSED, HIDDEN, IDLE, LANES, PARTS
 from loadgauge.show.plot.sheet import FIGURES
 from loadgauge.show.request import job
-from loadgauge.show.web.panels.shown import Shown
 from loadgauge.units import GIB
 
 LINE = "estimate llama-3.1-70b --gpu h100-sxm5-80gb --gpus 256 --tp 8 --pp 4 --global-batch 512 --seq-len 8192"

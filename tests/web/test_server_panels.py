@@ -19,15 +19,15 @@ from loadgauge.estimate.explain import explain
 from loadgauge.estimate.memory import PARTS
 from loadgauge.families.catalogue import models
 from loadgauge.show.flags import Request
+from loadgauge.show.panels import PANELS, Shown
+from loadgauge.show.panels.lanes import COMPUTE, KINDS
+from loadgauge.show.panels.schedule import flights
+from loadgauge.show.panels.shown import STAGES
+from loadgauge.show.panels.through_step import ROWS
+from loadgauge.show.panels.treemap import Node
 from loadgauge.show.request import job
 from loadgauge.show.web.explained import explained, find
 from loadgauge.show.web.flags import job_of
-from loadgauge.show.web.panels import PANELS, Shown
-from loadgauge.show.web.panels.lanes import COMPUTE, KINDS
-from loadgauge.show.web.panels.schedule import flights
-from loadgauge.show.web.panels.shown import STAGES
-from loadgauge.show.web.panels.through_step import ROWS
-from loadgauge.show.web.panels.treemap import Node
 from loadgauge.show.web.uploads import Uploads
 
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gpt2", "gemma-2-9b", "nemotron-h-8b", "bert-base")

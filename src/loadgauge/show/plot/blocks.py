@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from loadgauge.show.panels.shown import Shown
+from loadgauge.show.panels.treemap import treemap
 from loadgauge.show.plot.colours import DARK, PARTS
-from loadgauge.show.web.panels.shown import Shown
-from loadgauge.show.web.panels.treemap import treemap
 from loadgauge.units import GIB
 
 Box = tuple[float, float, float, float]

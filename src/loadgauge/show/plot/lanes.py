@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.show.panels.lanes import lanes
+from loadgauge.show.panels.shown import Shown
 from loadgauge.show.plot.colours import EXPOSED, HIDDEN, IDLE, LANES
 from loadgauge.show.timing import seconds
-from loadgauge.show.web.panels.lanes import lanes
-from loadgauge.show.web.panels.shown import Shown
 
 
 def draw(axes: Any, shown: Shown) -> None:

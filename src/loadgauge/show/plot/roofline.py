@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.show.panels.roofline import roofline
+from loadgauge.show.panels.shown import Shown
 from loadgauge.show.plot.colours import INK, LANES, MUTE
 from loadgauge.show.timing import seconds
-from loadgauge.show.web.panels.roofline import roofline
-from loadgauge.show.web.panels.shown import Shown
 
 NAMED = 8
 """Points that are listed: those that take the most time."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.show.panels.schedule import COLUMNS, schedule
+from loadgauge.show.panels.shown import Shown
 from loadgauge.show.plot.colours import IDLE, KINDS
-from loadgauge.show.web.panels.schedule import COLUMNS, schedule
-from loadgauge.show.web.panels.shown import Shown
 
 
 def draw(axes: Any, shown: Shown) -> None:

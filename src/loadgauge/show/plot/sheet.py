@@ -8,11 +8,11 @@ from typing import Any
 
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.result import Estimate
+from loadgauge.show.panels.shown import STAGES, Shown
 from loadgauge.show.plot import blocks, lanes, roofline, schedule, through_step
 from loadgauge.show.plot.colours import EXPOSED, INK, LINE, MUTE
 from loadgauge.show.request import Job
 from loadgauge.show.timing import seconds
-from loadgauge.show.web.panels.shown import STAGES, Shown
 from loadgauge.units import GIB
 
 FIGURES: dict[str, tuple[str, Callable[[Any, Shown], None]]] = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.show.panels.shown import Shown
+from loadgauge.show.panels.through_step import moments
 from loadgauge.show.plot.colours import EXPOSED, PARTS
-from loadgauge.show.web.panels.shown import Shown
-from loadgauge.show.web.panels.through_step import moments
 from loadgauge.units import GIB
 
 

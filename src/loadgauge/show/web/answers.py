@@ -9,13 +9,13 @@ import msgspec
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.result import Estimate
 from loadgauge.show.estimate import _plain as document_of
+from loadgauge.show.panels import PANELS, Shown
+from loadgauge.show.panels.dots import Found, dots
+from loadgauge.show.panels.links import what_if as adapter
 from loadgauge.show.request import Job
 from loadgauge.show.web.changes import changes as changed
 from loadgauge.show.web.explained import explained
 from loadgauge.show.web.flags import State, command_line, job_of
-from loadgauge.show.web.panels import PANELS, Shown
-from loadgauge.show.web.panels.dots import Found, dots
-from loadgauge.show.web.panels.links import what_if as adapter
 from loadgauge.show.web.uploads import Uploads, plain_name
 
 RANGED = (

@@ -11,8 +11,8 @@ from loadgauge.estimate.explain import explain
 from loadgauge.estimate.letters import latex, letter
 from loadgauge.estimate.memory import PARTS
 from loadgauge.show.explanation import whole
-from loadgauge.show.web.panels import Shown
-from loadgauge.show.web.panels.treemap import Node, treemap
+from loadgauge.show.panels import Shown
+from loadgauge.show.panels.treemap import Node, treemap
 from loadgauge.units import gib
 
 ADDRESSES = (

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.show.web.panels.dots import BACKWARD, BOTH, FORWARD, STEP, Bytes, Found, Sizes
+from loadgauge.show.panels.dots import BACKWARD, BOTH, FORWARD, STEP, Bytes, Found, Sizes
 from loadgauge.show.web.uploads import plain_name
 
 MOST_TEXT = 2000

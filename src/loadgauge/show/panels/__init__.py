@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from loadgauge.show.web.panels.lanes import lanes
-from loadgauge.show.web.panels.links import network
-from loadgauge.show.web.panels.roofline import roofline
-from loadgauge.show.web.panels.schedule import schedule
-from loadgauge.show.web.panels.shown import Shown
-from loadgauge.show.web.panels.through_step import moments
-from loadgauge.show.web.panels.treemap import treemap
+from loadgauge.show.panels.lanes import lanes
+from loadgauge.show.panels.links import network
+from loadgauge.show.panels.roofline import roofline
+from loadgauge.show.panels.schedule import schedule
+from loadgauge.show.panels.shown import Shown
+from loadgauge.show.panels.through_step import moments
+from loadgauge.show.panels.treemap import treemap
 
 PANELS: dict[str, Callable[[Shown], Any]] = {
     "treemap": treemap,

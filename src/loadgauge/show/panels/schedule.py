@@ -7,7 +7,7 @@ from typing import Any
 from loadgauge.algebra import Size
 from loadgauge.estimate.memory import ChunkBytes
 from loadgauge.estimate.schedule import Event
-from loadgauge.show.web.panels.shown import MICROBATCHES, STAGES, Shown
+from loadgauge.show.panels.shown import MICROBATCHES, STAGES, Shown
 
 COLUMNS = ("stage", "start", "end", "kind", "microbatch", "chunk", "live")
 CELLS = 2560

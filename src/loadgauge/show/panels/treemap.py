@@ -13,7 +13,7 @@ from loadgauge.estimate.moments import HEADS_AT_WORK
 from loadgauge.estimate.stages import Key
 from loadgauge.estimate.states import RankWeights
 from loadgauge.ops import NOTHING, Layer, Recompute, Tensor, Weight
-from loadgauge.show.web.panels.shown import Shown, shared_out
+from loadgauge.show.panels.shown import Shown, shared_out
 
 Node = dict[str, Any]
 STATES = ("weights", "gradients", "optimizer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.show.web.panels.shown import Shown, Timed, shared_out
+from loadgauge.show.panels.shown import Shown, Timed, shared_out
 
 COMPUTE = ("forward", "backward", "recompute", "loss")
 """Lanes of the estimate that are compute; they are told apart by what computes."""

@@ -8,8 +8,8 @@ import msgspec
 
 from loadgauge.estimate.network import Need, Network, Setup
 from loadgauge.rates import rates
+from loadgauge.show.panels.shown import Shown
 from loadgauge.show.request import Job
-from loadgauge.show.web.panels.shown import Shown
 
 
 def setup_of(given: Job) -> Setup | None:

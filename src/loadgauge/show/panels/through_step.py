@@ -9,8 +9,8 @@ from loadgauge.estimate.flight import Flight, Work
 from loadgauge.estimate.memory import PARTS, Moment
 from loadgauge.estimate.moments import StageAtWork
 from loadgauge.estimate.schedule import Event
-from loadgauge.show.web.panels.schedule import flights
-from loadgauge.show.web.panels.shown import MICROBATCHES, Shown
+from loadgauge.show.panels.schedule import flights
+from loadgauge.show.panels.shown import MICROBATCHES, Shown
 
 ROWS = 800
 """Points of the curve."""

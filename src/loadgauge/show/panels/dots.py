@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from loadgauge.estimate.moments import Moment
-from loadgauge.show.web.panels.shown import Shown
-from loadgauge.show.web.panels.through_step import curve
+from loadgauge.show.panels.shown import Shown
+from loadgauge.show.panels.through_step import curve
 
 Phase = Literal["forward", "backward", "forward and backward", "optimizer step"]
 FORWARD: Phase = "forward"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.show.web.panels.lanes import kind_of
-from loadgauge.show.web.panels.shown import Shown
+from loadgauge.show.panels.lanes import kind_of
+from loadgauge.show.panels.shown import Shown
 
 
 def roofline(shown: Shown) -> dict[str, Any] | None:
