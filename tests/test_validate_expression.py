@@ -255,3 +255,18 @@ def test_flags() -> None:
 def test_public_names(name: str, known: str | None) -> None:
     found = named(name)
     assert (None if found is None else found.name) == known
+
+
+@pytest.mark.parametrize(
+    ("id", "said", "instead"),
+    [
+        ("T-MB-064", "", True),  # fp8_param_gather of Megatron-Bridge's recipes with current scaling
+        ("T-MB-065", "", True),  # and of MXFP8
+        ("T-MB-064", "; fp8-param-gather=false", False),
+    ],
+)
+def test_recipes_of_megatron_bridge_hold_weights_in_8_bits_alone(id: str, said: str, instead: bool) -> None:
+    run = next(run for run in published().runs if run.id == id)
+    job = express(msgspec.structs.replace(run, other_flags=run.other_flags + said)).job
+    assert job is not None
+    assert job.training.precision.name.endswith("-primary") is instead
