@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 from loadgauge import cluster, estimate, gpu, model, training
-from loadgauge.layout import SCHEDULES
 from loadgauge.search.choices import space_for
 from loadgauge.search.plan import Case, layout_at, plan
+from loadgauge.spec.layout import SCHEDULES
 
 SPACES = [
     ("llama-3.1-405b", 16384, 2048, 8192),

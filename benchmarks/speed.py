@@ -23,8 +23,8 @@ import numpy as np
 import loadgauge
 from loadgauge.estimate.schedule import simulate
 from loadgauge.families.paper import llama_block, llama_model
-from loadgauge.kernels import Kernels
 from loadgauge.layers import View, block_layer
+from loadgauge.spec.kernels import Kernels
 
 LAYOUTS = 1_000_000
 BLOCK = llama_block(8192.0, 64.0, 8.0, 128.0, 28672.0)

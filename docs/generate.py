@@ -9,10 +9,10 @@ from pathlib import Path
 from loadgauge.estimate.equation import Equation, equations
 from loadgauge.estimate.params import parameters
 from loadgauge.families import model, model_sources, model_types, models
-from loadgauge.model import Attention, Block, LatentAttention, ModelSpec, Moe
 from loadgauge.show.equation import arguments as command_arguments
 from loadgauge.show.equation import command
 from loadgauge.sources import cite
+from loadgauge.spec.model import Attention, Block, LatentAttention, ModelSpec, Moe
 
 HERE = Path(__file__).parent
 MIXERS = {

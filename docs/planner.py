@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from loadgauge.estimate.result import Estimate
-    from loadgauge.layout import Layout
+    from loadgauge.spec.layout import Layout
     from loadgauge.validate.choices import Choice
 
 PAGE = Path(__file__).with_name("planner.md")

@@ -9,11 +9,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "src" / "loadgauge"
 LEVELS = [  # a module imports only from rows above its own, or from its own folder
     {"errors"},
-    {"units", "algebra", "sources"},
-    {"model", "hardware", "ops", "kernels", "adapters", "lengths", "overlap", "rates"},
-    {"families", "training", "cluster"},
-    {"layout"},
-    {"layers"},
+    {"units", "algebra", "sources", "lengths"},
+    {"spec"},
+    {"families", "layers"},
     {"estimate", "published"},
     {"search", "formats", "measure", "train"},
     {"validate"},

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from loadgauge import Layout, cluster, gpu, gpu_ids, model, training
-from loadgauge.rates import DEFAULT, rates
+from loadgauge.spec.calibration import DEFAULT, rates
 from loadgauge.validate.calibration import CHIPS, FITTED, Sample, chip_of, fit, fit_chip, predictor
 from loadgauge.validate.calibration_files import spread, text
 from loadgauge.validate.runs import published
@@ -93,7 +93,7 @@ def test_what_no_chip_covers_is_assumed():
 def test_a_file_reads_back():
     import tomllib
 
-    from loadgauge.rates import Rates
+    from loadgauge.spec.calibration import Rates
 
     known = msgspec.structs.replace(TRUE, rows=("T-X-001",), date="2026-01-01", basis="measured")
     back = msgspec.convert(tomllib.loads(text(known)), Rates)

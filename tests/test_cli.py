@@ -15,11 +15,11 @@ import pytest
 import loadgauge
 from command_line import FITS, PIPELINE, TOO_BIG, document, typed
 from loadgauge.estimate.memory import PARTS
-from loadgauge.hardware import gpu_ids
 from loadgauge.show.advice import advice
 from loadgauge.show.cli import COMMANDS
 from loadgauge.show.flags import Request
 from loadgauge.show.request import job
+from loadgauge.spec.hardware import gpu_ids
 
 RAGGED = "estimate llama-3.1-8b --gpus 8 --zero 3 --micro-batch 4 --attention flash"
 

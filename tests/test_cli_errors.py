@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from command_line import typed
 from loadgauge.estimate.memory import PARTS
-from loadgauge.hardware import gpu_ids
-from loadgauge.layout import SCHEDULES
 from loadgauge.show.cli import COMMANDS
-from loadgauge.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS
+from loadgauge.spec.hardware import gpu_ids
+from loadgauge.spec.layout import SCHEDULES
+from loadgauge.spec.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS
 
 
 def refused(line: str | list[str], *words: str) -> None:

@@ -8,9 +8,9 @@ import sympy
 
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.comm import Fabric, Group, adapter_bytes, bus_factor, groups, joined, seconds, wire_bytes
-from loadgauge.hardware import Cluster, Link, gpu
-from loadgauge.layout import AXES
-from loadgauge.rates import DEFAULT
+from loadgauge.spec.calibration import DEFAULT
+from loadgauge.spec.hardware import Cluster, Link, gpu
+from loadgauge.spec.layout import AXES
 
 FABRIC = Fabric(domain=8, inner_bandwidth=400e9, outer_bandwidth=50e9, inner_latency=3e-6, outer_latency=14e-6)
 FREE = Fabric(domain=8, inner_bandwidth=400e9, outer_bandwidth=50e9, inner_latency=0, outer_latency=0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loadgauge.families import from_dict, model_types
-from loadgauge.model import Attention, LatentAttention, Moe
+from loadgauge.spec.model import Attention, LatentAttention, Moe
 from meta_models import bare, transformers_config
 
 KINDS = [

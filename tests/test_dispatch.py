@@ -10,7 +10,7 @@ import pytest
 from loadgauge.estimate.comm import Fabric, Group, adapter_bytes, seconds, single_copies
 from loadgauge.families.catalogue import model
 from loadgauge.layers import View, block_layer
-from loadgauge.training import training
+from loadgauge.spec.training import training
 
 FABRIC = Fabric(domain=8, inner_bandwidth=1e15, outer_bandwidth=50e9, inner_latency=0, outer_latency=0)
 

@@ -13,8 +13,8 @@ from command_line import document
 from loadgauge.errors import ConfigError, Error
 from loadgauge.estimate.equation import QUANTITIES, Equation, equation, equations
 from loadgauge.estimate.letters import factored, letter, put_in, text
-from loadgauge.kernels import PAPER, Kernels
 from loadgauge.layers import View, block_layer
+from loadgauge.spec.kernels import PAPER, Kernels
 
 s, b, h, a, k, d, f, t, l, v, n, T, P = (
     letter(name) for name in ["s", "b", "h", "a", "k", "d", "f", "t", "l", "v", "n", "T", "P"]

@@ -26,11 +26,11 @@ from loadgauge.estimate.equation import QUANTITIES, Equation, equation, equation
 from loadgauge.estimate.letters import letter, put_in
 from loadgauge.estimate.recompute import applied
 from loadgauge.families.paper import llama_model
-from loadgauge.kernels import PAPER, Kernels
 from loadgauge.layers import View, block_layer
-from loadgauge.layout import RecomputePolicy
-from loadgauge.model import Mlp
 from loadgauge.sources import cite
+from loadgauge.spec.kernels import PAPER, Kernels
+from loadgauge.spec.layout import RecomputePolicy
+from loadgauge.spec.model import Mlp
 
 NAMES = "s b h a k d q m d_n d_r d_v E K f_e f_s t c e t_e"
 s, b, h, a, k, d, q, m, n, r, v, E, K, f, g, t, c, e, u = (letter(name) for name in NAMES.split())

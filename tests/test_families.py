@@ -14,7 +14,7 @@ import pytest
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families import from_dict, from_hf, model, models
 from loadgauge.families.reader import Reader
-from loadgauge.model import ModelSpec
+from loadgauge.spec.model import ModelSpec
 
 
 def shipped(name: str) -> dict[str, Any]:

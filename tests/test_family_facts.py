@@ -10,7 +10,7 @@ import pytest
 
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families import from_dict, model
-from loadgauge.model import LatentAttention, ModelSpec, Moe
+from loadgauge.spec.model import LatentAttention, ModelSpec, Moe
 
 
 def shipped(name: str) -> dict[str, Any]:

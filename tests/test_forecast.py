@@ -16,12 +16,12 @@ from loadgauge import Layout, cluster, estimate, gpu, model, training
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.forecast import METHODS, Forecast, Method, forecast, of_method
 from loadgauge.families.paper import gpt_model
-from loadgauge.kernels import Dtypes, Kernels
 from loadgauge.layers import block_layer
-from loadgauge.layout import RecomputePolicy
 from loadgauge.lengths import Lengths
-from loadgauge.model import Attention
 from loadgauge.published import padded_flash_activations, padding_free_activations
+from loadgauge.spec.kernels import Dtypes, Kernels
+from loadgauge.spec.layout import RecomputePolicy
+from loadgauge.spec.model import Attention
 from loadgauge.units import GIB
 
 H, A, B = 6144, 48, 8

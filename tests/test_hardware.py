@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from loadgauge.errors import ConfigError, NotStated
-from loadgauge.hardware import Cluster, Gpu, Link, Peaks, Quantity, gpu, gpu_ids, gpus
 from loadgauge.sources import sources
+from loadgauge.spec.hardware import Cluster, Gpu, Link, Peaks, Quantity, gpu, gpu_ids, gpus
 from loadgauge.units import GIB
 
 TABLE = Path(__file__).parents[1].parent / "shared" / "hardware.csv"
@@ -265,7 +265,7 @@ def test_one_gpu_reads_one_file():
 import pathlib, sys
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
-from loadgauge.hardware import gpu
+from loadgauge.spec.hardware import gpu
 assert not [p for p in opened if p.endswith(".toml")]
 gpu("l4").capacity, gpu("l4").tdp
 print(*[pathlib.Path(p).name for p in opened if p.endswith(".toml")])

@@ -15,9 +15,9 @@ from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory import MemoryModel
 from loadgauge.estimate.schedule import simulate, violation
 from loadgauge.families.paper import deepseek_block, gpt_model, llama_model, mixtral_block
-from loadgauge.layout import SCHEDULES, V_SHAPED, RecomputePolicy
-from loadgauge.model import Mamba2, ModelSpec, Norm, ShortConvolution
-from loadgauge.training import training
+from loadgauge.spec.layout import SCHEDULES, V_SHAPED, RecomputePolicy
+from loadgauge.spec.model import Mamba2, ModelSpec, Norm, ShortConvolution
+from loadgauge.spec.training import training
 
 
 def of_blocks(*blocks: Any) -> ModelSpec:

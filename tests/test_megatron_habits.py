@@ -8,9 +8,9 @@ import pytest
 from loadgauge.estimate.live import backward_peak, forward_peak
 from loadgauge.families.paper import llama_model
 from loadgauge.layers import View, block_layer, head_layer
-from loadgauge.model import Attention, Block, Moe, Norm
-from loadgauge.ops import NOTHING
-from loadgauge.training import training
+from loadgauge.layers.operations import NOTHING
+from loadgauge.spec.model import Attention, Block, Moe, Norm
+from loadgauge.spec.training import training
 from loadgauge.validate.runs import published
 from loadgauge.validate.validate import validate
 

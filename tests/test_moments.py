@@ -9,7 +9,7 @@ from loadgauge.estimate.apart import NOT_ITEMISED
 from loadgauge.estimate.explain import explain
 from loadgauge.estimate.memory import PARTS
 from loadgauge.families import from_dict
-from loadgauge.training import training
+from loadgauge.spec.training import training
 
 WRITTEN_OUT = {
     "model_type": "gpt_oss", "vocab_size": 64, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -17,7 +17,7 @@ from loadgauge.families import from_dict
 from loadgauge.families.paper import llama_model
 from loadgauge.layers import View, block_layer, head_layer
 from loadgauge.layers.ends import prediction_layer
-from loadgauge.training import training
+from loadgauge.spec.training import training
 
 BLOCK_OF_SCALES = 128 * 128
 """Elements that share one scale in DeepSeek-V3's published FP8 weights."""

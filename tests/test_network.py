@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgauge.cluster import cluster, evenly
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.comm import Fabric
 from loadgauge.estimate.compute import step_flops
@@ -15,11 +14,12 @@ from loadgauge.estimate.estimate import estimate, view_of
 from loadgauge.estimate.network import Need, Setup, bandwidth_needed, largest_tp, smallest_batch, what_if
 from loadgauge.families.catalogue import resolve
 from loadgauge.families.paper import gpt_model
-from loadgauge.hardware import gpu
-from loadgauge.kernels import PAPER
-from loadgauge.layout import Layout, RecomputePolicy
-from loadgauge.rates import rates
-from loadgauge.training import training
+from loadgauge.spec.calibration import rates
+from loadgauge.spec.cluster import cluster, evenly
+from loadgauge.spec.hardware import gpu
+from loadgauge.spec.kernels import PAPER
+from loadgauge.spec.layout import Layout, RecomputePolicy
+from loadgauge.spec.training import training
 
 H100 = gpu("h100-sxm5-80gb")
 

@@ -11,7 +11,16 @@ import pytest
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.estimate.params import parameters
 from loadgauge.families import from_dict, model, models
-from loadgauge.model import Attention, GatedDeltaNet, LightningAttention, Mamba1, Mamba2, Mlp, Moe, ShortConvolution
+from loadgauge.spec.model import (
+    Attention,
+    GatedDeltaNet,
+    LightningAttention,
+    Mamba1,
+    Mamba2,
+    Mlp,
+    Moe,
+    ShortConvolution,
+)
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from loadgauge import Layout, cluster, estimate, gpu, model
-from loadgauge.adapters import BASE_FORMATS, BaseName, Lora
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.estimate.explain import explain
 from loadgauge.estimate.recompute import applied
@@ -17,9 +16,10 @@ from loadgauge.estimate.states import RankWeights, WeightCount, gathered_bytes, 
 from loadgauge.families.paper import deepseek_block, gpt_block, llama_block, mixtral_block
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.builder import Builder
-from loadgauge.layout import RecomputePolicy
-from loadgauge.ops import Layer
-from loadgauge.training import ALIASES, LOW_PRECISIONS, PRECISIONS, Precision, training
+from loadgauge.layers.operations import Layer
+from loadgauge.spec.layout import RecomputePolicy
+from loadgauge.spec.lora import BASE_FORMATS, BaseName, Lora
+from loadgauge.spec.training import ALIASES, LOW_PRECISIONS, PRECISIONS, Precision, training
 
 MEGATRON = LOW_PRECISIONS["megatron"]
 BESIDE = [name for name in MEGATRON if not name.endswith("-primary")]

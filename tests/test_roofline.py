@@ -9,12 +9,12 @@ import pytest
 
 from loadgauge.estimate.roofline import Machine, gemm_seconds, in_eight_bits, layer_seconds, operation_seconds
 from loadgauge.families.catalogue import model
-from loadgauge.hardware import gpu
-from loadgauge.kernels import Kernels
 from loadgauge.layers import View, block_layer
-from loadgauge.ops import Gemm, Layer, Operation, Tensor
-from loadgauge.rates import DEFAULT, Rates
-from loadgauge.training import training
+from loadgauge.layers.operations import Gemm, Layer, Operation, Tensor
+from loadgauge.spec.calibration import DEFAULT, Rates
+from loadgauge.spec.hardware import gpu
+from loadgauge.spec.kernels import Kernels
+from loadgauge.spec.training import training
 
 EFFICIENCIES = (
     "matmul",

@@ -20,7 +20,7 @@ from loadgauge.estimate.schedule import (
     run,
     simulate,
 )  # fmt: skip
-from loadgauge.layout import Layout
+from loadgauge.spec.layout import Layout
 
 EQUAL = {"forward": 2, "backward": 2, "weight": 2}
 NAMES = {"FORWARD": "F", "BACKWARD_INPUT": "B", "BACKWARD_WEIGHT": "W", "FULL_BACKWARD": "BW"}

@@ -11,9 +11,9 @@ from command_line import document, typed
 from loadgauge import Layout, cluster, estimate, gpu, model, training
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.estimate.result import Estimate
-from loadgauge.layout import RecomputePolicy
-from loadgauge.overlap import Overlap
-from loadgauge.rates import DEFAULT
+from loadgauge.spec.calibration import DEFAULT
+from loadgauge.spec.layout import RecomputePolicy
+from loadgauge.spec.overlap import Overlap
 
 H100 = "h100-sxm5-80gb"
 LLAMA = "llama-3.1-8b"

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgauge.adapters import Lora
 from loadgauge.errors import ConfigError, LayoutError
 from loadgauge.estimate.comm import Fabric, Group
 from loadgauge.estimate.estimate import view_of
@@ -19,9 +18,10 @@ from loadgauge.estimate.traffic import Traffic, expose, layout_groups, stage_tra
 from loadgauge.families.catalogue import resolve
 from loadgauge.families.paper import gpt_model, llama_model
 from loadgauge.layers import block_layer
-from loadgauge.layout import AXES, Layout, RecomputePolicy
-from loadgauge.model import ModelSpec
-from loadgauge.training import Training, training
+from loadgauge.spec.layout import AXES, Layout, RecomputePolicy
+from loadgauge.spec.lora import Lora
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import Training, training
 
 FABRIC = Fabric(domain=8, inner_bandwidth=400e9, outer_bandwidth=50e9, inner_latency=3e-6, outer_latency=14e-6)
 GPT, LLAMA = gpt_model(24, 1024, 16, 51200, positions=2048), llama_model(24, 1024, 16, 32000)

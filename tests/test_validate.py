@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from command_line import document, typed
-from loadgauge.rates import rates
+from loadgauge.spec.calibration import rates
 from loadgauge.validate.baseline import baseline, ideal_seconds, rescaled
 from loadgauge.validate.causes import CAUSES, FAR, far_off
 from loadgauge.validate.counters import RESERVE

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from loadgauge.estimate.params import parameters
-from loadgauge.hardware import gpu_ids
-from loadgauge.training import OPTIMIZERS
+from loadgauge.spec.hardware import gpu_ids
+from loadgauge.spec.training import OPTIMIZERS
 from loadgauge.validate import words
 from loadgauge.validate.counters import counter
 from loadgauge.validate.expression import express, jobs

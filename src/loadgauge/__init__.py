@@ -13,17 +13,17 @@ True
 
 from typing import TYPE_CHECKING
 
-from loadgauge.adapters import Lora
-from loadgauge.cluster import cluster
 from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.params import parameters
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import model, models, resolve
 from loadgauge.families.hf import from_dict, from_hf
-from loadgauge.hardware import gpu, gpu_ids
-from loadgauge.layout import Layout, RecomputePolicy
-from loadgauge.training import training
+from loadgauge.spec.cluster import cluster
+from loadgauge.spec.hardware import gpu, gpu_ids
+from loadgauge.spec.layout import Layout, RecomputePolicy
+from loadgauge.spec.lora import Lora
+from loadgauge.spec.training import training
 
 if TYPE_CHECKING:
     from loadgauge.estimate.equation import equation, equations

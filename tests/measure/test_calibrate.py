@@ -17,11 +17,11 @@ import torch
 from command_line import typed
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.roofline import Machine, gemm_seconds
-from loadgauge.hardware import gpu
+from loadgauge.layers.operations import Gemm
 from loadgauge.measure.benchmarks import ON_CUDA, Sizes, Timing, seconds, timings
 from loadgauge.measure.calibrate import calibrate, fitted, text
-from loadgauge.ops import Gemm
-from loadgauge.rates import DEFAULT, Rates
+from loadgauge.spec.calibration import DEFAULT, Rates
+from loadgauge.spec.hardware import gpu
 
 PEAK, BANDWIDTH = 989e12, 3.35e12
 SMALL = Sizes(
@@ -97,7 +97,7 @@ def test_a_cpu_runs_the_whole_way(on_cpu: list[Timing], tmp_path: Path) -> None:
 
 def test_a_file_is_read_as_the_shipped_ones_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An estimate reads it in place of a shipped file."""
-    from loadgauge import rates as module
+    from loadgauge.spec import calibration as module
 
     folder = tmp_path / "data" / "calibration"
     folder.mkdir(parents=True)

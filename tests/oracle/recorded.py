@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from loadgauge.ops import Layer
+from loadgauge.layers.operations import Layer
 
 aten = torch.ops.aten
 

@@ -15,7 +15,7 @@ from torch_models import CASES, NO_SDPA, Built, block_kept, build
 
 from loadgauge import Layout, estimate
 from loadgauge.layers import block_layer, embedding_layer, head_layer, rotary_layer
-from loadgauge.ops import Layer
+from loadgauge.layers.operations import Layer
 
 S, B = 24, 2
 PRECISION = "bf16-autocast"

@@ -11,7 +11,7 @@ from torch_models import DROPOUTS, SIZES, TOKENS, Built, Case, _default, block_k
 
 from loadgauge.families.hf import from_dict
 from loadgauge.layers import block_layer
-from loadgauge.ops import Layer
+from loadgauge.layers.operations import Layer
 
 FULL = {"layer_types": ["full_attention"] * 3}
 TWO = {"num_key_value_heads": 2}

@@ -9,11 +9,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_lora import frozen
 from torch_models import CASES, NO_SDPA, Built, build
 
-from loadgauge.adapters import ALL_TARGETS
 from loadgauge.estimate.compute import microbatch_flops
 from loadgauge.layers import block_layer
-from loadgauge.layout import RecomputePolicy
-from loadgauge.ops import Recompute
+from loadgauge.layers.operations import Recompute
+from loadgauge.spec.layout import RecomputePolicy
+from loadgauge.spec.lora import ALL_TARGETS
 
 S, B = 24, 2
 attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])

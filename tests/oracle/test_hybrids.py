@@ -22,11 +22,12 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 from loadgauge.errors import NotModelled
 from loadgauge.estimate.compute import kv_cache_bytes
 from loadgauge.families.hf import from_dict
-from loadgauge.kernels import Dtypes, Kernels
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.mixers import linear_mixer
-from loadgauge.model import (
+from loadgauge.layers.operations import Layer
+from loadgauge.spec.kernels import Dtypes, Kernels
+from loadgauge.spec.model import (
     Attention,
     GatedDeltaNet,
     LightningAttention,
@@ -35,7 +36,6 @@ from loadgauge.model import (
     Mamba2,
     ShortConvolution,
 )
-from loadgauge.ops import Layer
 
 transformers.logging.set_verbosity_error()
 

@@ -15,13 +15,13 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek  # 
 
 from loadgauge.families import from_dict  # noqa: E402
 from loadgauge.families.paper import deepseek_block  # noqa: E402
-from loadgauge.kernels import Dtypes, Kernels  # noqa: E402
 from loadgauge.layers import View, block_layer  # noqa: E402
 from loadgauge.layers.builder import Builder  # noqa: E402
 from loadgauge.layers.latent import latent_attention  # noqa: E402
-from loadgauge.model import LatentAttention  # noqa: E402
-from loadgauge.ops import Layer  # noqa: E402
-from loadgauge.training import TRANSFORMERS  # noqa: E402
+from loadgauge.layers.operations import Layer  # noqa: E402
+from loadgauge.spec.kernels import Dtypes, Kernels  # noqa: E402
+from loadgauge.spec.model import LatentAttention  # noqa: E402
+from loadgauge.spec.training import TRANSFORMERS  # noqa: E402
 
 SEQ, BATCH, HIDDEN, HEADS, LATENT, NOPE, ROPE = 16, 2, 64, 4, 20, 12, 4
 DTYPES = [torch.bfloat16, torch.float32]

@@ -7,7 +7,7 @@ import torch
 from torch_kept import cuda_dropout, kept_by  # noqa: F401
 from torch_lora import B, S, frozen
 
-from loadgauge.adapters import ALL_TARGETS, ATTENTION_TARGETS
+from loadgauge.spec.lora import ALL_TARGETS, ATTENTION_TARGETS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TARGETS = {

@@ -17,13 +17,13 @@ from torch_plain import FusedRMSNorm, Weights, flash_core
 from torch_quantised import BLOCKS, Original, Quantised, Swiglu, quantise
 
 from loadgauge.families.paper import llama_block
-from loadgauge.kernels import Dtypes, Kernels
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.moe import moe
-from loadgauge.model import Mlp, Moe
-from loadgauge.ops import Layer
-from loadgauge.training import LOW_PRECISIONS, TRANSFORMERS, training
+from loadgauge.layers.operations import Layer
+from loadgauge.spec.kernels import Dtypes, Kernels
+from loadgauge.spec.model import Mlp, Moe
+from loadgauge.spec.training import LOW_PRECISIONS, TRANSFORMERS, training
 
 MEGATRON = LOW_PRECISIONS["megatron"]
 recipes = pytest.mark.parametrize("recipe", BLOCKS)

@@ -24,15 +24,15 @@ from transformers.models.mixtral import modeling_mixtral as mixtral  # noqa: E40
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock  # noqa: E402
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe  # noqa: E402
 
-from loadgauge.adapters import Lora  # noqa: E402
 from loadgauge.families.paper import mixtral_block  # noqa: E402
-from loadgauge.kernels import Dtypes, Kernels  # noqa: E402
 from loadgauge.layers import View, block_layer  # noqa: E402
 from loadgauge.layers.builder import Builder  # noqa: E402
 from loadgauge.layers.moe import moe  # noqa: E402
-from loadgauge.model import Attention, Block, Mlp, Moe, Norm  # noqa: E402
-from loadgauge.ops import Layer  # noqa: E402
-from loadgauge.training import TRANSFORMERS  # noqa: E402
+from loadgauge.layers.operations import Layer  # noqa: E402
+from loadgauge.spec.kernels import Dtypes, Kernels  # noqa: E402
+from loadgauge.spec.lora import Lora  # noqa: E402
+from loadgauge.spec.model import Attention, Block, Mlp, Moe, Norm  # noqa: E402
+from loadgauge.spec.training import TRANSFORMERS  # noqa: E402
 
 SEQ, BATCH, HIDDEN = 16, 2, 64
 TOKENS = SEQ * BATCH

@@ -12,11 +12,11 @@ from torch_models import block_kept, build
 from torch_plain import Core, eager_core, flash_core, gpt, llama
 
 from loadgauge.families.paper import gpt_block, llama_block
-from loadgauge.kernels import Dtypes, Kernels
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.attention import CORE
 from loadgauge.layers.ends import mask_bytes
-from loadgauge.ops import Layer, Recompute
+from loadgauge.layers.operations import Layer, Recompute
+from loadgauge.spec.kernels import Dtypes, Kernels
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())

@@ -14,9 +14,9 @@ from torch_models import CASES, NO_SDPA, Built, block_kept, build
 from torch_plain import eager_core, flash_core, gpt, llama
 
 from loadgauge.families.paper import gpt_block, llama_block
-from loadgauge.kernels import Dtypes, Kernels
 from loadgauge.layers import View, block_layer
-from loadgauge.ops import Layer
+from loadgauge.layers.operations import Layer
+from loadgauge.spec.kernels import Dtypes, Kernels
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())

@@ -9,8 +9,8 @@ from torch_kept import kept_by, native_dropout
 from torch_plain import Core, gpt, llama
 
 from loadgauge.families.paper import gpt_block, llama_block
-from loadgauge.kernels import Dtypes, Kernels
 from loadgauge.layers import View, block_layer
+from loadgauge.spec.kernels import Dtypes, Kernels
 from loadgauge.train.kernel import varlen_attention
 
 FLASH = Kernels(attention="flash", dtypes=Dtypes(activation=4))

@@ -30,9 +30,9 @@ from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory import MemoryModel, stages
 from loadgauge.estimate.traffic import stage_traffic
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
-from loadgauge.model import ModelSpec
-from loadgauge.ops import Layer
-from loadgauge.training import Training
+from loadgauge.layers.operations import Layer
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import Training
 
 TOLERANCE = 1.5e-3
 """Gloo's headers, three of 48 bytes for each message of up to some megabytes."""

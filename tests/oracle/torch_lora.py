@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch_models import build
 
-from loadgauge.adapters import Lora
 from loadgauge.layers import View, block_layer
-from loadgauge.ops import Layer
+from loadgauge.layers.operations import Layer
+from loadgauge.spec.lora import Lora
 
 PROJECTIONS = {
     "q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output",

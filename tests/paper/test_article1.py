@@ -11,12 +11,12 @@ from loadgauge.estimate.compute import microbatch_flops
 from loadgauge.estimate.params import matrix_parameters, parameters
 from loadgauge.estimate.states import model_states
 from loadgauge.families.paper import gpt_block, gpt_model, llama_ffn, llama_model
-from loadgauge.kernels import PAPER, Dtypes, Kernels
 from loadgauge.layers import View
-from loadgauge.layout import RecomputePolicy
-from loadgauge.model import ModelSpec
-from loadgauge.ops import Layer
-from loadgauge.training import PRECISIONS
+from loadgauge.layers.operations import Layer
+from loadgauge.spec.kernels import PAPER, Dtypes, Kernels
+from loadgauge.spec.layout import RecomputePolicy
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import PRECISIONS
 from loadgauge.units import GIB
 
 HEADS = {4096: 32, 8192: 64}

@@ -13,8 +13,8 @@ from loadgauge.estimate.recompute import applied, checkpointed
 from loadgauge.estimate.states import model_states
 from loadgauge.families.catalogue import model as catalogue
 from loadgauge.families.paper import gpt_block, gpt_model
-from loadgauge.layout import RecomputePolicy
-from loadgauge.training import PRECISIONS
+from loadgauge.spec.layout import RecomputePolicy
+from loadgauge.spec.training import PRECISIONS
 from loadgauge.units import GB
 
 MIXED, FULL = PRECISIONS["fp16-mixed-16"], PRECISIONS["fp32"]

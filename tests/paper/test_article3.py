@@ -25,11 +25,11 @@ from loadgauge.estimate.params import matrix_parameters, parameters
 from loadgauge.estimate.recompute import applied
 from loadgauge.estimate.states import model_states
 from loadgauge.families.paper import gpt_block, gpt_model
-from loadgauge.kernels import PAPER
 from loadgauge.layers import View
-from loadgauge.layout import Layout, RecomputePolicy
-from loadgauge.ops import NOTHING, Gemm
-from loadgauge.training import PRECISIONS
+from loadgauge.layers.operations import NOTHING, Gemm
+from loadgauge.spec.kernels import PAPER
+from loadgauge.spec.layout import Layout, RecomputePolicy
+from loadgauge.spec.training import PRECISIONS
 from loadgauge.units import GB, GIB, TB
 
 YEAR = 365

@@ -20,10 +20,10 @@ from loadgauge.estimate.params import matrix_parameters
 from loadgauge.estimate.states import RankWeights, WeightCount
 from loadgauge.estimate.traffic import Traffic, gradient_traffic, layout_groups, stage_traffic
 from loadgauge.families.paper import gpt_model
-from loadgauge.kernels import PAPER
 from loadgauge.layers import View
-from loadgauge.layout import RecomputePolicy
-from loadgauge.training import training
+from loadgauge.spec.kernels import PAPER
+from loadgauge.spec.layout import RecomputePolicy
+from loadgauge.spec.training import training
 from loadgauge.units import GB
 
 NONE, FULL = RecomputePolicy(), RecomputePolicy(mode="full")

@@ -14,9 +14,9 @@ from theory import CASES, cases, refutes, reproduces
 
 from loadgauge import published
 from loadgauge.families.paper import gpt_block
-from loadgauge.kernels import Dtypes, Kernels
 from loadgauge.layers import View, block_layer
 from loadgauge.lengths import Lengths
+from loadgauge.spec.kernels import Dtypes, Kernels
 from loadgauge.units import GIB
 
 EAGER, FLASH = (Kernels(attention=kind, dtypes=Dtypes(norm_statistic=0)) for kind in ("eager", "flash"))

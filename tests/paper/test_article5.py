@@ -14,12 +14,12 @@ import torch
 from theory import CASES, cases, computed, refutes, reproduces
 
 from loadgauge.estimate.states import model_states
+from loadgauge.layers.operations import Tensor
 from loadgauge.measure.call import trace_call
 from loadgauge.measure.graph import fields
 from loadgauge.measure.profile import measured
 from loadgauge.measure.saved import saved
-from loadgauge.ops import Tensor
-from loadgauge.training import PRECISIONS
+from loadgauge.spec.training import PRECISIONS
 from loadgauge.units import GB, GIB
 
 N = 2**29

@@ -15,10 +15,10 @@ import sympy
 
 from loadgauge.estimate.params import parameters
 from loadgauge.families.paper import deepseek_block, llama_model, mixtral_block
-from loadgauge.kernels import Dtypes, Kernels
 from loadgauge.layers import View, block_layer
-from loadgauge.model import Block, Mlp, ModelSpec, Norm
-from loadgauge.ops import Layer
+from loadgauge.layers.operations import Layer
+from loadgauge.spec.kernels import Dtypes, Kernels
+from loadgauge.spec.model import Block, Mlp, ModelSpec, Norm
 
 s, b, h, a, k, d, q, m, n, r, v, E, K, f, g, t, e, u = sympy.symbols(
     "s b h a k d q m n r v E K f g t e u", positive=True, integer=True

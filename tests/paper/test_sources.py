@@ -22,12 +22,12 @@ from loadgauge.estimate.recompute import applied, checkpointed
 from loadgauge.estimate.states import model_states
 from loadgauge.families.catalogue import model as catalogue
 from loadgauge.families.paper import gpt_block, gpt_model
-from loadgauge.hardware import gpu
-from loadgauge.kernels import PAPER
 from loadgauge.layers import View
-from loadgauge.layout import RecomputePolicy
-from loadgauge.model import ModelSpec
-from loadgauge.training import PRECISIONS
+from loadgauge.spec.hardware import gpu
+from loadgauge.spec.kernels import PAPER
+from loadgauge.spec.layout import RecomputePolicy
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import PRECISIONS
 from loadgauge.units import GB
 
 NONE, SELECTIVE, FULL = (RecomputePolicy(mode=mode) for mode in ("none", "selective", "full"))

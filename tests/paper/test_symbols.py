@@ -14,12 +14,12 @@ from loadgauge.estimate.compute import rule_of_thumb
 from loadgauge.estimate.recompute import applied, checkpointed
 from loadgauge.estimate.states import model_states
 from loadgauge.families.paper import gpt_block, gpt_model, llama_block
-from loadgauge.kernels import PAPER, Dtypes, Kernels
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
-from loadgauge.layout import RecomputePolicy
-from loadgauge.model import ModelSpec
-from loadgauge.ops import NOTHING, Layer
-from loadgauge.training import PRECISIONS
+from loadgauge.layers.operations import NOTHING, Layer
+from loadgauge.spec.kernels import PAPER, Dtypes, Kernels
+from loadgauge.spec.layout import RecomputePolicy
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import PRECISIONS
 
 B, s, b, h, a, k, d, f, t, l, V, P, N, T, Tp, p = sympy.symbols(
     "B s b h a k d f t l V P N T Tp p", positive=True, integer=True

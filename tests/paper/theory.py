@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from loadgauge.kernels import PAPER
 from loadgauge.layers import View, block_layer
-from loadgauge.layout import Layout
-from loadgauge.model import Block, ModelSpec
-from loadgauge.ops import Layer
+from loadgauge.layers.operations import Layer
+from loadgauge.spec.kernels import PAPER
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import Block, ModelSpec
 
 _TEXT = (Path(__file__).parent / "theory_cases.json").read_text(encoding="utf-8")
 CASES: dict[str, dict[str, Any]] = {case["id"]: case for case in json.loads(_TEXT)}

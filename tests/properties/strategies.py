@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from loadgauge.families.paper import gpt_block, llama_block
-from loadgauge.kernels import Dtypes, Kernels
-from loadgauge.model import Block, ModelSpec, Norm
+from loadgauge.spec.kernels import Dtypes, Kernels
+from loadgauge.spec.model import Block, ModelSpec, Norm
 
 TP = (1, 2, 4, 8)
 

@@ -13,7 +13,7 @@ from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.estimate.params import parameters
 from loadgauge.families import from_dict, model_types, models
 from loadgauge.families.hf import decode
-from loadgauge.model import Attention, ModelSpec
+from loadgauge.spec.model import Attention, ModelSpec
 
 
 def shipped(name: str) -> dict[str, Any]:

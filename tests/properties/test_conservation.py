@@ -16,13 +16,13 @@ from loadgauge.estimate.live import backward_peak
 from loadgauge.estimate.memory import MemoryModel, stages
 from loadgauge.estimate.params import parameters
 from loadgauge.estimate.states import WeightCount, model_states
-from loadgauge.kernels import Kernels
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layers.attention import CORE
-from loadgauge.layout import Layout, RecomputePolicy
-from loadgauge.model import ModelSpec
-from loadgauge.ops import Collective, Layer, Recompute
-from loadgauge.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS, training
+from loadgauge.layers.operations import Collective, Layer, Recompute
+from loadgauge.spec.kernels import Kernels
+from loadgauge.spec.layout import Layout, RecomputePolicy
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS, training
 
 
 def layer_of(size: Sizes, kind: str, how: Kernels, *, sequence_parallel: bool = False) -> Layer:

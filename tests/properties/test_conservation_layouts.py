@@ -17,9 +17,9 @@ from loadgauge.estimate.states import RankWeights
 from loadgauge.families.paper import deepseek_block, llama_block, mixtral_block
 from loadgauge.layers import head_layer
 from loadgauge.layers.ends import prediction_layer
-from loadgauge.model import Block, ModelSpec, Norm
-from loadgauge.ops import Collective, Layer
-from loadgauge.training import Training, training
+from loadgauge.layers.operations import Collective, Layer
+from loadgauge.spec.model import Block, ModelSpec, Norm
+from loadgauge.spec.training import Training, training
 
 HIDDEN, LENGTH = 512, 512
 """Of every model here; whole numbers remain after any of the degrees below."""

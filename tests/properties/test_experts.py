@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from loadgauge.estimate.compute import kv_cache_bytes, microbatch_flops
 from loadgauge.estimate.params import parameters
 from loadgauge.families.paper import deepseek_block, mixtral_block
-from loadgauge.kernels import Dtypes, Kernels
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.attention import CORE
-from loadgauge.model import Block, ModelSpec, Moe, Norm
-from loadgauge.ops import Layer, Recompute
+from loadgauge.layers.operations import Layer, Recompute
+from loadgauge.spec.kernels import Dtypes, Kernels
+from loadgauge.spec.model import Block, ModelSpec, Moe, Norm
 
 DEGREES = st.sampled_from([1, 2, 4])
 

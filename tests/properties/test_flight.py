@@ -18,13 +18,13 @@ from loadgauge.estimate.live import backward_peak
 from loadgauge.estimate.memory import MemoryModel, Stage, stages
 from loadgauge.estimate.schedule import Order, order_of_work
 from loadgauge.families.paper import deepseek_block, gpt_model, llama_block
-from loadgauge.kernels import PAPER, Kernels
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.mlp import mlp
-from loadgauge.layout import SCHEDULES, V_SHAPED, RecomputePolicy, Schedule
-from loadgauge.model import Mlp, ModelSpec, Norm
-from loadgauge.training import Training, training
+from loadgauge.spec.kernels import PAPER, Kernels
+from loadgauge.spec.layout import SCHEDULES, V_SHAPED, RecomputePolicy, Schedule
+from loadgauge.spec.model import Mlp, ModelSpec, Norm
+from loadgauge.spec.training import Training, training
 
 HIDDEN, LENGTH = 256, 128
 

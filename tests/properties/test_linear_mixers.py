@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from loadgauge.errors import LayoutError
 from loadgauge.estimate.compute import forward_flops_per_token, kv_cache_bytes, microbatch_flops
-from loadgauge.kernels import Dtypes, Kernels
 from loadgauge.layers import View, block_layer
-from loadgauge.layout import Layout
-from loadgauge.model import (
+from loadgauge.layers.operations import Layer, Recompute
+from loadgauge.spec.kernels import Dtypes, Kernels
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import (
     Block,
     GatedDeltaNet,
     LightningAttention,
@@ -28,7 +29,6 @@ from loadgauge.model import (
     Norm,
     ShortConvolution,
 )
-from loadgauge.ops import Layer, Recompute
 
 CHUNK = 64
 """Whole chunks in every sequence, so that all is linear in their number."""

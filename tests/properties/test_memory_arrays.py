@@ -11,7 +11,7 @@ from loadgauge import Layout
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory import MemoryModel, stages
 from loadgauge.families.paper import llama_model
-from loadgauge.training import training
+from loadgauge.spec.training import training
 
 MODEL = llama_model(8, 1024, 16, 32000, num_key_value_heads=8)
 COLUMNS = {"dp": [1, 2, 4, 4], "tp": [1, 2, 4, 8], "global_batch": [8, 16, 64, 4], "micro_batch": [1, 2, 4, 1]}

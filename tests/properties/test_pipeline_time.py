@@ -17,7 +17,7 @@ from loadgauge.estimate.memory import MemoryModel
 from loadgauge.estimate.roofline import Machine
 from loadgauge.estimate.schedule import simulate
 from loadgauge.estimate.step import MicroBatch, StepModel
-from loadgauge.rates import DEFAULT
+from loadgauge.spec.calibration import DEFAULT
 
 SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb-h1": 1, "zb-2p": 1, "zb-v": 2, "dualpipe": 2, "dualpipev": 2}
 H100 = "h100-sxm5-80gb"

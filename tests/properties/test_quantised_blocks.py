@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import Sizes, kernels, kinds, sizes
 
-from loadgauge.adapters import Lora
 from loadgauge.estimate.live import backward_peak
 from loadgauge.estimate.states import WeightCount, model_states
-from loadgauge.kernels import Kernels
 from loadgauge.layers import View, block_layer
-from loadgauge.ops import Layer, Recompute
-from loadgauge.training import LOW_PRECISIONS, training
+from loadgauge.layers.operations import Layer, Recompute
+from loadgauge.spec.kernels import Kernels
+from loadgauge.spec.lora import Lora
+from loadgauge.spec.training import LOW_PRECISIONS, training
 
 NAMES = [(framework, name) for framework, recipes in LOW_PRECISIONS.items() for name in recipes]
 SYMBOLS = Sizes(*sympy.symbols("s b h a k d f t", positive=True, integer=True))

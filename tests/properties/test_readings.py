@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from strategies import Sizes, kernels, kinds, sizes
 
 from loadgauge.algebra import ceil_div, maximum, minimum, spread, where
-from loadgauge.kernels import Kernels
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.attention import CORE
-from loadgauge.ops import Layer, Recompute
+from loadgauge.layers.operations import Layer, Recompute
+from loadgauge.spec.kernels import Kernels
 
 SYMBOLS = Sizes(*sympy.symbols("s b h a k d f t", positive=True, integer=True))
 SELECTIVE = Recompute(checkpointed=CORE)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from loadgauge.estimate.comm import Fabric, Group, adapter_bytes, groups, joined, wire_bytes
 from loadgauge.estimate.traffic import layout_groups
-from loadgauge.layout import Layout
+from loadgauge.spec.layout import Layout
 
 Rank = int
 

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from loadgauge import Lora, cluster, estimate, gpu, model, training
-from loadgauge.layout import SCHEDULES, Layout, RecomputePolicy
 from loadgauge.lengths import Lengths
-from loadgauge.overlap import Overlap
 from loadgauge.search.plan import Case
 from loadgauge.search.space import SIZES, Space, divisors
+from loadgauge.spec.layout import SCHEDULES, Layout, RecomputePolicy
+from loadgauge.spec.overlap import Overlap
 
 POLICIES = tuple(map(RecomputePolicy.parse, ("none", "selective", "full")))
 

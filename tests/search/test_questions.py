@@ -11,12 +11,12 @@ from spaces import alone, case, every_layout
 from loadgauge import NothingFits, cluster, gpu, model, training
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.params import parameters
-from loadgauge.hardware import gpu as kind_of_gpu
 from loadgauge.lengths import Lengths
 from loadgauge.search import questions
 from loadgauge.search.changes import reopened, what_would_fit
 from loadgauge.search.choices import space_for
 from loadgauge.search.plan import Case, plan
+from loadgauge.spec.hardware import gpu as kind_of_gpu
 
 FEW: dict[str, Any] = {"pp": (1,), "cp": (1,), "schedule": ("1f1b",), "vpp": (1,), "replicas": (1,)}
 TWO_NODES = case("llama-3.1-8b", 16, 16, tp=(1, 8), zero=(1, 3), **FEW)

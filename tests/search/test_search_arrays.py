@@ -7,7 +7,7 @@ import pytest
 from spaces import CASES, POLICIES, alone, case, every_layout, read, some
 
 from loadgauge import training
-from loadgauge.layout import Layout
+from loadgauge.spec.layout import Layout
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgauge.estimate.schedule import simulate, violation
-from loadgauge.layout import SCHEDULES
 from loadgauge.search import timeline
+from loadgauge.spec.layout import SCHEDULES
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -16,9 +16,9 @@ import msgspec
 
 from loadgauge.algebra import Size, ceil_div, common_divisor, maximum, minimum, same, spread, where
 from loadgauge.errors import ConfigError
-from loadgauge.hardware import Cluster
-from loadgauge.layout import AXES
-from loadgauge.rates import Rates
+from loadgauge.spec.calibration import Rates
+from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.layout import AXES
 
 Kind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send_recv"
@@ -156,8 +156,8 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, cluster: Cluster, rates: Rates, *, rails: bool = False) -> Fabric:
         """Of a cluster: its innermost link, its network, and where it has a third link, that beyond a pod.
 
-        >>> from loadgauge.hardware import Link, gpu
-        >>> from loadgauge.rates import DEFAULT
+        >>> from loadgauge.spec.hardware import Link, gpu
+        >>> from loadgauge.spec.calibration import DEFAULT
         >>> links = [Link(bandwidth=b, latency=5e-6, domain=d) for b, d in ((450e9, 8), (50e9, 64), (25e9, 512))]
         >>> known = Cluster(gpu=gpu("h100-sxm5-80gb"), gpus=512, gpus_per_node=8, links=tuple(links))
         >>> fabric = Fabric.of(known, DEFAULT)

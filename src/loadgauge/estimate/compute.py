@@ -9,11 +9,11 @@ import msgspec
 from loadgauge.algebra import Size
 from loadgauge.estimate.recompute import applied, recomputed_counts
 from loadgauge.estimate.stages import stages
-from loadgauge.kernels import Kernels
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layers.ends import prediction_layer
-from loadgauge.layout import Layout, RecomputePolicy
-from loadgauge.model import (
+from loadgauge.spec.kernels import Kernels
+from loadgauge.spec.layout import Layout, RecomputePolicy
+from loadgauge.spec.model import (
     Attention,
     GatedDeltaNet,
     LatentAttention,

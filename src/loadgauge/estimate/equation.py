@@ -17,7 +17,7 @@ from loadgauge.estimate.recompute import applied
 from loadgauge.estimate.states import model_states
 from loadgauge.layers import block_layer, embedding_layer, head_layer
 from loadgauge.sources import cite
-from loadgauge.training import OPTIMIZERS, PRECISIONS, choose
+from loadgauge.spec.training import OPTIMIZERS, PRECISIONS, choose
 
 QUANTITIES = {
     "params": ("parameters of one layer", "parameters"),
@@ -144,9 +144,9 @@ def equation(
     layer: `gpt`, `llama`, `mixtral` (or `moe`) and `deepseek` (or `mla`) with every size open, or a model's name or path
         (letters stand for its sizes)
     tp, cp, ep, etp: a number of ranks, or the letter to keep: `"t"`, `"c"`, `"e"`, `"t_e"`
-    attention, experts: `loadgauge.kernels.Kernels`
+    attention, experts: `loadgauge.spec.kernels.Kernels`
     padding_free: tokens and query-key pairs have letters of their own, T and P
-    precision: bytes of an activation by number format; for `states` also a recipe (`loadgauge.training.PRECISIONS`)
+    precision: bytes of an activation by number format; for `states` also a recipe (`loadgauge.spec.training.PRECISIONS`)
     zero, optimizer: for `states` only
     kind: which of the model's distinct layers
 

@@ -10,9 +10,9 @@ from loadgauge.algebra import Size
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.equation_layers import Subject, subject
 from loadgauge.estimate.letters import letter
-from loadgauge.kernels import PAPER, Dtypes, Kernels
 from loadgauge.layers import View
-from loadgauge.layout import Layout, RecomputePolicy
+from loadgauge.spec.kernels import PAPER, Dtypes, Kernels
+from loadgauge.spec.layout import Layout, RecomputePolicy
 
 AXES = {"tp": "t", "cp": "c", "ep": "e", "etp": "t_e"}
 """The axes a layer is sharded over, and the letters for how many ranks each has."""

@@ -14,7 +14,7 @@ from loadgauge.errors import ConfigError
 from loadgauge.estimate.letters import Lettered, letter, lettered_block, lettered_ends
 from loadgauge.families.catalogue import resolve
 from loadgauge.families.paper import deepseek_block, gpt_model, llama_block, llama_model, mixtral_block
-from loadgauge.model import Block, Mlp, ModelSpec, Moe
+from loadgauge.spec.model import Block, Mlp, ModelSpec, Moe
 
 LAYERS = {"gpt": "gpt", "llama": "llama", "mixtral": "mixtral", "moe": "mixtral", "deepseek": "deepseek",
           "mla": "deepseek"}  # fmt: skip

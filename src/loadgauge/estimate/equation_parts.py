@@ -10,8 +10,8 @@ from typing import Any
 
 from loadgauge.algebra import Size
 from loadgauge.layers.attention import CORE
-from loadgauge.model import Block, Moe
-from loadgauge.ops import NOTHING, Layer, Operation, Recompute, Weight
+from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute, Weight
+from loadgauge.spec.model import Block, Moe
 
 ORDER = (
     "embedding", "attention", "scores and context", "MLP", "router", "experts", "shared expert", "norms", "head",
@@ -25,7 +25,7 @@ def by_part(quantity: str, layer: Layer, block: Block | None, again: Recompute =
     """What each part adds. `block`: what the layer is made from; None: an end of the model.
 
     >>> from loadgauge.families.paper import gpt_block
-    >>> from loadgauge.kernels import PAPER
+    >>> from loadgauge.spec.kernels import PAPER
     >>> from loadgauge.layers import View, block_layer
     >>> h, block = 8, gpt_block(8, 2)
     >>> found = by_part("activations", block_layer(block, h, View.of(1, 1, kernels=PAPER)), block)

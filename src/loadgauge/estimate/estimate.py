@@ -12,14 +12,14 @@ from loadgauge.estimate.result import Basis, Estimate, Memory, Rank, Time
 from loadgauge.estimate.stages import Stage, stages
 from loadgauge.estimate.time import step_time
 from loadgauge.estimate.traffic import Traffic
-from loadgauge.hardware import Cluster, Gpu
 from loadgauge.layers import View
-from loadgauge.layout import Layout
-from loadgauge.model import ModelSpec
-from loadgauge.rates import Rates
-from loadgauge.rates import rates as calibrated
-from loadgauge.training import Training
-from loadgauge.training import training as default_training
+from loadgauge.spec.calibration import Rates
+from loadgauge.spec.calibration import rates as calibrated
+from loadgauge.spec.hardware import Cluster, Gpu
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import Training
+from loadgauge.spec.training import training as default_training
 
 
 def view_of(layout: Layout, training: Training) -> View:

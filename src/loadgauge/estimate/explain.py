@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.adapters import base_format
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.apart import Apart, Explanation, Key, Step, cited
 from loadgauge.estimate.explain_layers import activations, loss, transient
@@ -15,7 +14,8 @@ from loadgauge.estimate.memory import PARTS
 from loadgauge.estimate.outside import COMMUNICATOR, CONTEXT, communicators
 from loadgauge.estimate.result import Estimate
 from loadgauge.estimate.states import RankWeights, WeightCount
-from loadgauge.training import OPTIMIZERS
+from loadgauge.spec.lora import base_format
+from loadgauge.spec.training import OPTIMIZERS
 
 
 def explain(result: Estimate, part: str) -> Explanation:

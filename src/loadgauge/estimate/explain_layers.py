@@ -15,7 +15,7 @@ from loadgauge.estimate.memory import Prediction
 from loadgauge.estimate.moments import HEADS_AT_WORK
 from loadgauge.estimate.recompute import applied
 from loadgauge.layers import block_layer, head_layer
-from loadgauge.ops import NOTHING, Layer, Recompute
+from loadgauge.layers.operations import NOTHING, Layer, Recompute
 from loadgauge.sources import cite
 
 

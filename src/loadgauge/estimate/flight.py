@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from loadgauge.algebra import Size, minimum
 from loadgauge.estimate.schedule_orders import BW, KINDS, PAIR_BW, PAIR_F, B, F, W, order_of_work
-from loadgauge.layout import Layout
-from loadgauge.ops import Layer, Tensor
+from loadgauge.layers.operations import Layer, Tensor
+from loadgauge.spec.layout import Layout
 
 
 class Flight(NamedTuple):
@@ -146,7 +146,7 @@ def waiting(layer: Layer) -> Size:
     layer (source: qi2024, table 1). Gradients of norms, biases and tables are made on the way.
 
     >>> from loadgauge.families.paper import gpt_block
-    >>> from loadgauge.kernels import PAPER
+    >>> from loadgauge.spec.kernels import PAPER
     >>> from loadgauge.layers import View, block_layer
     >>> s, b, h, a = 2048, 4, 6144, 64
     >>> waiting(block_layer(gpt_block(h, a), h, View.of(s, b, kernels=PAPER))) == 32 * s * b * h

@@ -20,13 +20,13 @@ from loadgauge.estimate.estimate import estimate, view_of
 from loadgauge.estimate.memory import MemoryModel
 from loadgauge.estimate.result import Estimate
 from loadgauge.estimate.stages import stages
-from loadgauge.hardware import Cluster, Gpu
-from loadgauge.layout import Layout
 from loadgauge.lengths import Lengths
-from loadgauge.model import Attention, ModelSpec
-from loadgauge.rates import Rates
-from loadgauge.training import Training
-from loadgauge.training import training as default_training
+from loadgauge.spec.calibration import Rates
+from loadgauge.spec.hardware import Cluster, Gpu
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import Attention, ModelSpec
+from loadgauge.spec.training import Training
+from loadgauge.spec.training import training as default_training
 
 Method = Literal["padded, eager", "padded, flash", "padding-free"]
 """`padded, eager` computes and keeps all the padding, and writes the scores: what shares are of. In `padded, flash`

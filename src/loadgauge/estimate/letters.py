@@ -12,7 +12,7 @@ import msgspec
 
 from loadgauge.algebra import Size
 from loadgauge.layers import View
-from loadgauge.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe
+from loadgauge.spec.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe
 
 Namer: TypeAlias = Callable[[str, Size], Any]
 """Notes the number behind a letter and returns the symbol."""

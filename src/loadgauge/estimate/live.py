@@ -7,7 +7,7 @@ gradients of its inputs, then drops the former and what it kept; a residual sum 
 from __future__ import annotations
 
 from loadgauge.algebra import Size, maximum
-from loadgauge.ops import NOTHING, Layer, Operation, Recompute, Tensor
+from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute, Tensor
 
 
 class _Alive:

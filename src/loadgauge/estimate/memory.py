@@ -18,10 +18,10 @@ from loadgauge.estimate.stages import Chunk, Key, Stage, stages
 from loadgauge.estimate.states import RankWeights, States, WeightCount, gathered_bytes, model_states
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layers.ends import mask_bytes, prediction_layer, rotary_layer
-from loadgauge.layout import Layout
-from loadgauge.model import ModelSpec, Moe
-from loadgauge.ops import NOTHING, Layer, Recompute
-from loadgauge.training import Training
+from loadgauge.layers.operations import NOTHING, Layer, Recompute
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.spec.training import Training
 
 __all__ = ["PARTS", "LayerFacts", "MemoryModel", "Moment", "Stage", "stages"]
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import msgspec
 
-from loadgauge.cluster import evenly
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.amdahl import efficiency
 from loadgauge.estimate.comm import Fabric
@@ -21,11 +20,12 @@ from loadgauge.estimate.memory import MemoryModel, stages
 from loadgauge.estimate.roofline import Machine, operation_seconds
 from loadgauge.estimate.step import StepModel, StepTime
 from loadgauge.estimate.traffic import Traffic
-from loadgauge.hardware import Cluster
-from loadgauge.layout import Layout
-from loadgauge.model import ModelSpec, Moe
-from loadgauge.rates import Rates
-from loadgauge.training import Training
+from loadgauge.spec.calibration import Rates
+from loadgauge.spec.cluster import evenly
+from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.spec.training import Training
 
 SHARE = 0.05
 """Of the time of compute, what an axis may take where nothing hides it: the habit of cluster planners."""

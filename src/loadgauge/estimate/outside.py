@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.hardware import Gpu
-from loadgauge.layout import Layout
-from loadgauge.training import Training
+from loadgauge.spec.hardware import Gpu
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.training import Training
 from loadgauge.units import GIB, KIB, MIB
 
 
@@ -44,8 +44,8 @@ def workspaces(gpu: Gpu | None, training: Training, *, grouped: bool) -> float:
 
     grouped: whether the model has experts, whose products are grouped
 
-    >>> from loadgauge.hardware import gpu
-    >>> from loadgauge.training import training
+    >>> from loadgauge.spec.hardware import gpu
+    >>> from loadgauge.spec.training import training
     >>> workspaces(gpu("h100-sxm5-80gb"), training("megatron"), grouped=True) / 2**20
     224.0
     """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from loadgauge.algebra import Size, shard
-from loadgauge.kernels import Kernels
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layers.ends import prediction_layer
-from loadgauge.model import Block, ModelSpec, Moe
-from loadgauge.ops import Layer
+from loadgauge.layers.operations import Layer
+from loadgauge.spec.kernels import Kernels
+from loadgauge.spec.model import Block, ModelSpec, Moe
 
 
 class Parameters(msgspec.Struct, frozen=True):

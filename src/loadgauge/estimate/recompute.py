@@ -5,9 +5,9 @@ from __future__ import annotations
 from loadgauge.algebra import Size
 from loadgauge.errors import ConfigError
 from loadgauge.layers.attention import CORE
-from loadgauge.layout import RecomputePolicy
-from loadgauge.model import ModelSpec
-from loadgauge.ops import NOTHING, Layer, Recompute
+from loadgauge.layers.operations import NOTHING, Layer, Recompute
+from loadgauge.spec.layout import RecomputePolicy
+from loadgauge.spec.model import ModelSpec
 
 
 def applied(policy: RecomputePolicy, layer: Layer, model: frozenset[str] = frozenset()) -> Recompute:

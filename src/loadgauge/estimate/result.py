@@ -9,10 +9,10 @@ import msgspec
 from loadgauge.estimate.compute import Flops
 from loadgauge.estimate.memory import Moment
 from loadgauge.estimate.traffic import Traffic
-from loadgauge.hardware import Cluster
-from loadgauge.layout import Layout
-from loadgauge.model import ModelSpec
-from loadgauge.training import Training
+from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import Training
 
 Basis = Literal["derived", "datasheet", "reported", "measured", "assumed"]
 

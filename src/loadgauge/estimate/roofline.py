@@ -10,11 +10,11 @@ from collections.abc import Iterable
 import msgspec
 
 from loadgauge.algebra import Size, ceil_div, maximum
-from loadgauge.hardware import Gpu
-from loadgauge.kernels import LowPrecision
-from loadgauge.ops import Gemm, Layer, Operation, Tensor
-from loadgauge.rates import Rates
-from loadgauge.training import Training
+from loadgauge.layers.operations import Gemm, Layer, Operation, Tensor
+from loadgauge.spec.calibration import Rates
+from loadgauge.spec.hardware import Gpu
+from loadgauge.spec.kernels import LowPrecision
+from loadgauge.spec.training import Training
 
 TILE_ROWS, TILE_COLUMNS = 128, 256
 QUANTISED = ".quantised"

@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from loadgauge.layout import Layout, RecomputePolicy
-from loadgauge.model import ModelSpec
+from loadgauge.spec.layout import Layout, RecomputePolicy
+from loadgauge.spec.model import ModelSpec
 
 Key: TypeAlias = tuple[int, bool]
 """A kind of layer, and whether it runs again in backward."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.adapters import BASE_FORMATS, base_format
 from loadgauge.algebra import Size, spread
 from loadgauge.errors import ConfigError
-from loadgauge.ops import Weight
-from loadgauge.training import OPTIMIZERS, Optimizer, Precision
+from loadgauge.layers.operations import Weight
+from loadgauge.spec.lora import BASE_FORMATS, base_format
+from loadgauge.spec.training import OPTIMIZERS, Optimizer, Precision
 
 NF4_BYTES = BASE_FORMATS["nf4"].nbytes
 """Bytes per element of 4-bit NormalFloat with double quantisation."""
@@ -123,7 +123,7 @@ def model_states(
 
     ZeRO's own example, 7.5 B parameters on 64 ranks: 120, 31.4, 16.6 and 1.9 GB.
 
-    >>> from loadgauge.training import PRECISIONS
+    >>> from loadgauge.spec.training import PRECISIONS
     >>> mixed = PRECISIONS["bf16-mixed-16"]
     >>> [round(model_states(7_500_000_000, mixed, zero=stage, dp=64).total / 1e9, 1) for stage in (0, 1, 2, 3)]
     [120.0, 31.4, 16.6, 1.9]

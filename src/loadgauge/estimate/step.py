@@ -19,7 +19,7 @@ from loadgauge.estimate.stages import Chunk, Stage, stages
 from loadgauge.estimate.states import RankWeights, gathered_bytes
 from loadgauge.estimate.traffic import Traffic, collective_seconds, expose, layout_groups, stage_traffic
 from loadgauge.layers.ends import head_layer, prediction_layer
-from loadgauge.ops import Layer, Operation, Recompute
+from loadgauge.layers.operations import Layer, Operation, Recompute
 
 LANES = (
     "forward", "backward", "recompute", "loss", "tp", "cp", "ep", "pp", "zero", "bubble", "dp", "optimizer", "fixed",

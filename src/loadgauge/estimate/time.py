@@ -9,9 +9,9 @@ from loadgauge.estimate.result import Time
 from loadgauge.estimate.roofline import Machine
 from loadgauge.estimate.step import StepModel
 from loadgauge.estimate.traffic import Traffic
-from loadgauge.hardware import Cluster
-from loadgauge.layout import Layout
-from loadgauge.rates import Rates
+from loadgauge.spec.calibration import Rates
+from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.layout import Layout
 
 
 def step_tokens(layout: Layout) -> float:

@@ -34,9 +34,9 @@ from loadgauge.errors import ConfigError, LayoutError
 from loadgauge.estimate.comm import Fabric, Group, adapter_bytes, groups, joined, seconds, wire_bytes
 from loadgauge.estimate.memory import MemoryModel, Stage
 from loadgauge.estimate.states import RankWeights, WeightCount, gathered_bytes
-from loadgauge.layout import AXES, Layout
-from loadgauge.ops import Collective, Layer, Recompute
-from loadgauge.training import Training
+from loadgauge.layers.operations import Collective, Layer, Recompute
+from loadgauge.spec.layout import AXES, Layout
+from loadgauge.spec.training import Training
 
 CONTENT = {
     "tp": "activations", "cp": "keys and values", "ep": "tokens to experts and back",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadgauge.families import parts
 from loadgauge.families.reader import Reader
-from loadgauge.model import Attention, Block, Mlp, ModelSpec, Norm
+from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec, Norm
 
 
 def _hidden_size(reader: Reader, default: int) -> int:

@@ -16,7 +16,7 @@ import msgspec
 from loadgauge.errors import ConfigError
 from loadgauge.families.hf import decode, from_dict, from_hf
 from loadgauge.families.reader import shown
-from loadgauge.model import ModelSpec
+from loadgauge.spec.model import ModelSpec
 
 
 class ModelSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

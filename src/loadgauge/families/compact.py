@@ -7,7 +7,7 @@ import msgspec
 from loadgauge.families import parts
 from loadgauge.families.parts import BODY, CLASSIFY, LANGUAGE
 from loadgauge.families.reader import Reader
-from loadgauge.model import Attention, Block, Head, Mlp, ModelSpec
+from loadgauge.spec.model import Attention, Block, Head, Mlp, ModelSpec
 
 DETECT = "detect"
 """One logit for each token: was it replaced?"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadgauge.families import experts, parts
 from loadgauge.families.experts import Experts
 from loadgauge.families.reader import Reader, shown
-from loadgauge.model import Attention, Block, Mlp, ModelSpec, Norm
+from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec, Norm
 
 EXPERTS = Experts(count=(("moe_num_experts",), 4), per_token=(("moe_top_k",), 1), width=("ffn_hidden_size", 3584))
 

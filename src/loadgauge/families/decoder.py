@@ -16,7 +16,7 @@ from loadgauge.families import parts
 from loadgauge.families.experts import Experts, expert_layers
 from loadgauge.families.parts import Switch, switch
 from loadgauge.families.reader import Reader
-from loadgauge.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe, Norm
+from loadgauge.spec.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe, Norm
 
 Windows = Callable[[Reader, int], list[int | None]]
 """From the config and the number of layers: the keys each layer's queries may see; None: all."""

@@ -10,7 +10,7 @@ from loadgauge.families.experts import Experts
 from loadgauge.families.parts import ATTENTION_BIAS
 from loadgauge.families.qwen import window_after_types
 from loadgauge.families.reader import Reader
-from loadgauge.model import LatentAttention
+from loadgauge.spec.model import LatentAttention
 
 
 def latent_attention(

@@ -10,7 +10,7 @@ import msgspec
 
 from loadgauge.families import parts
 from loadgauge.families.reader import Reader
-from loadgauge.model import Attention, Block, Head, Mlp, ModelSpec, Norm
+from loadgauge.spec.model import Attention, Block, Head, Mlp, ModelSpec, Norm
 
 
 def encoder_classes(prefix: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ import msgspec
 
 from loadgauge.families.parts import Switch, switch
 from loadgauge.families.reader import Reader, shown
-from loadgauge.model import Mlp, Moe
+from loadgauge.spec.model import Mlp, Moe
 
 Sparse = Callable[[Reader, int], Sequence[bool]]
 """From the config and the number of layers: whether each layer has experts."""

@@ -8,7 +8,7 @@ import msgspec
 
 from loadgauge.families import parts
 from loadgauge.families.reader import Reader
-from loadgauge.model import Attention, Block, Mlp, ModelSpec
+from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import msgspec
 from loadgauge.families import parts
 from loadgauge.families.parts import CLASSIFY, LANGUAGE
 from loadgauge.families.reader import Reader
-from loadgauge.model import Attention, Block, Mlp, ModelSpec
+from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec
 
 
 def gptj(reader: Reader, prefix: str, fused: bool) -> ModelSpec:

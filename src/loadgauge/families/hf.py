@@ -12,7 +12,7 @@ import msgspec
 from loadgauge.errors import ConfigError
 from loadgauge.families.parts import refuse_unusual
 from loadgauge.families.reader import Reader, shown
-from loadgauge.model import ModelSpec
+from loadgauge.spec.model import ModelSpec
 
 LARGEST_FILE = 10_000_000
 """Bytes. Published configs have some thousands."""

@@ -16,7 +16,7 @@ from loadgauge.families.mixing import interleaved, language, rebuilt, types_of
 from loadgauge.families.parts import ATTENTION_BIAS
 from loadgauge.families.reader import Reader
 from loadgauge.families.state_space import mamba2_of
-from loadgauge.model import Block, Mamba1, Mamba2, ModelSpec, Moe
+from loadgauge.spec.model import Block, Mamba1, Mamba2, ModelSpec, Moe
 
 
 def no_rotation(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:

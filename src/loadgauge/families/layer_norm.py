@@ -8,7 +8,7 @@ from loadgauge.families import parts
 from loadgauge.families.decoder import Decoder, one_window, readers, typed_windows
 from loadgauge.families.parts import ATTENTION_BIAS
 from loadgauge.families.reader import Reader
-from loadgauge.model import Norm
+from loadgauge.spec.model import Norm
 
 COHERE_NORM = Norm("layernorm", arithmetic="written")
 

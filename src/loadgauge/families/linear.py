@@ -15,7 +15,7 @@ from loadgauge.families.experts import Experts
 from loadgauge.families.mixing import interleaved, language, rebuilt, types_of
 from loadgauge.families.parts import ATTENTION_BIAS
 from loadgauge.families.reader import Reader
-from loadgauge.model import Attention, Block, GatedDeltaNet, LightningAttention, Mlp, ModelSpec, ShortConvolution
+from loadgauge.spec.model import Attention, Block, GatedDeltaNet, LightningAttention, Mlp, ModelSpec, ShortConvolution
 
 # Gated delta nets
 

@@ -8,7 +8,7 @@ from loadgauge.families import parts
 from loadgauge.families.decoder import Decoder, one_window, readers
 from loadgauge.families.parts import ATTENTION_BIAS
 from loadgauge.families.reader import Reader, shown
-from loadgauge.model import Norm
+from loadgauge.spec.model import Norm
 
 RMS_NORM_FLOAT32 = Norm("rmsnorm", gain_float32=True)
 HELIUM_NORM = Norm("rmsnorm", gain_float32=True, gain_copied=True)

@@ -8,7 +8,7 @@ import msgspec
 
 from loadgauge.families import parts
 from loadgauge.families.reader import Reader, shown
-from loadgauge.model import Block, LinearMixer, ModelSpec
+from loadgauge.spec.model import Block, LinearMixer, ModelSpec
 
 RENAMED = {"mamba": "linear_attention", "attention": "full_attention"}
 """Older names of layer types, which transformers renames as it reads."""

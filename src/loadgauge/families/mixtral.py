@@ -14,7 +14,7 @@ from loadgauge.families.experts import Experts
 from loadgauge.families.llama import RMS_NORM_FLOAT32, rope_layers
 from loadgauge.families.parts import ATTENTION_BIAS
 from loadgauge.families.reader import Reader
-from loadgauge.model import Norm
+from loadgauge.spec.model import Norm
 
 LOCAL_EXPERTS = ("num_local_experts", "num_experts")
 

@@ -10,7 +10,7 @@ import msgspec
 
 from loadgauge.families import gemma, linear, llama, mixtral, parts, qwen
 from loadgauge.families.reader import Reader, shown
-from loadgauge.model import ModelSpec
+from loadgauge.spec.model import ModelSpec
 
 TEXT_READERS: dict[str, Callable[[Reader], ModelSpec]] = {
     **llama.READERS,

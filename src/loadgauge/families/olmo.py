@@ -6,7 +6,7 @@ from loadgauge.families import parts
 from loadgauge.families.decoder import Decoder, readers, typed_windows
 from loadgauge.families.experts import Experts
 from loadgauge.families.parts import ATTENTION_BIAS
-from loadgauge.model import Norm
+from loadgauge.spec.model import Norm
 
 RMS_NORM_FLOAT32 = Norm("rmsnorm", gain_float32=True)
 

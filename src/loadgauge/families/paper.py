@@ -8,7 +8,7 @@ the blocks of Mixtral (routed experts) and of DeepSeek-V3 (latent attention, rou
 from __future__ import annotations
 
 from loadgauge.algebra import Size, shard
-from loadgauge.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe, Norm
+from loadgauge.spec.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe, Norm
 
 LAYER_NORM = Norm("layernorm", bias=True)
 

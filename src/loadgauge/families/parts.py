@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from loadgauge.families.reader import Reader, shown
-from loadgauge.model import Block, Head, Norm
+from loadgauge.spec.model import Block, Head, Norm
 
 LAYER_NORM = Norm("layernorm", bias=True)
 RMS_NORM = Norm("rmsnorm")

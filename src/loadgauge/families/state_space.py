@@ -7,7 +7,7 @@ from collections.abc import Callable
 from loadgauge.families import parts
 from loadgauge.families.experts import Experts, expert_layers, wide
 from loadgauge.families.reader import Reader, shown
-from loadgauge.model import Attention, Block, Mamba2, Mlp, ModelSpec, Norm
+from loadgauge.spec.model import Attention, Block, Mamba2, Mlp, ModelSpec, Norm
 
 NORM_FLOAT32 = Norm("rmsnorm", gain_float32=True, gain_copied=True)
 

@@ -6,8 +6,8 @@ from itertools import combinations
 
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.attention import CORE
-from loadgauge.model import ModelSpec, Moe
-from loadgauge.training import Training
+from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.spec.training import Training
 
 KEPT = {"attention.query", "attention.value", "attention.flash", "attention.context", "attention.qkv"}
 KEPT |= {"mlp.gate", "mlp.down", "mlp.gate_up"}
@@ -21,7 +21,7 @@ def resolved(word: str, model: ModelSpec, training: Training) -> str:
     made) and `modules:...` (Megatron); any other word is one already.
 
     >>> from loadgauge.families.paper import llama_model
-    >>> from loadgauge.training import training
+    >>> from loadgauge.spec.training import training
     >>> resolved("modules:layernorm", llama_model(2, 64, 4, 100), training("megatron"))
     'attention.norm,mlp.norm'
     """

@@ -13,8 +13,8 @@ from loadgauge.algebra import Size, minimum, same, shard, spread
 from loadgauge.errors import NotModelled
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.context import exchange
-from loadgauge.model import Attention
-from loadgauge.ops import Gemm, Operation, Tensor, Weight
+from loadgauge.layers.operations import Gemm, Operation, Tensor, Weight
+from loadgauge.spec.model import Attention
 
 CORE = frozenset(
     {"attention.scores", "attention.softmax", "attention.dropped", "attention.context", "attention.flash"}

@@ -11,9 +11,9 @@ from loadgauge.layers.latent import latent_attention
 from loadgauge.layers.mixers import linear_mixer
 from loadgauge.layers.mlp import mlp
 from loadgauge.layers.moe import moe
+from loadgauge.layers.operations import Layer, Tensor
 from loadgauge.layers.view import View
-from loadgauge.model import Attention, Block, LatentAttention, Mamba2, Moe
-from loadgauge.ops import Layer, Tensor
+from loadgauge.spec.model import Attention, Block, LatentAttention, Mamba2, Moe
 
 
 def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
@@ -22,7 +22,7 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
     Korthikanti et al.'s equation 1 (source: korthikanti2022), bytes kept by a GPT layer, 16 bit:
 
     >>> from loadgauge.families.paper import gpt_block
-    >>> from loadgauge.kernels import PAPER
+    >>> from loadgauge.spec.kernels import PAPER
     >>> s, b, h, a = 2048, 4, 6144, 64
     >>> layer = block_layer(gpt_block(h, a), h, View.of(s, b, kernels=PAPER))
     >>> layer.saved() == 34 * s * b * h + 5 * a * s**2 * b

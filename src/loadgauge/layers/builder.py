@@ -7,10 +7,10 @@ tokens outside the matrix products (t with sequence parallelism, else 1).
 from __future__ import annotations
 
 from loadgauge.algebra import Size, shard
-from loadgauge.kernels import LowPrecision
+from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, Tensor, Weight
 from loadgauge.layers.view import View
-from loadgauge.model import Norm
-from loadgauge.ops import Collective, Gemm, Layer, Operation, Tensor, Weight
+from loadgauge.spec.kernels import LowPrecision
+from loadgauge.spec.model import Norm
 
 
 class Builder:

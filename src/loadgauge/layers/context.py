@@ -15,7 +15,7 @@ import msgspec
 
 from loadgauge.algebra import Size, several
 from loadgauge.layers.builder import Builder
-from loadgauge.ops import Collective, Tensor
+from loadgauge.layers.operations import Collective, Tensor
 
 
 class Exchange(msgspec.Struct, frozen=True):

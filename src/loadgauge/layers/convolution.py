@@ -13,9 +13,9 @@ from __future__ import annotations
 from loadgauge.algebra import Size, minimum
 from loadgauge.errors import NotModelled
 from loadgauge.layers.builder import Builder
+from loadgauge.layers.operations import Gemm, Operation, Tensor, Weight
 from loadgauge.layers.view import View
-from loadgauge.model import ShortConvolution
-from loadgauge.ops import Gemm, Operation, Tensor, Weight
+from loadgauge.spec.model import ShortConvolution
 
 
 def whole_mixer(build: Builder, kind: str, file: str, *, heads: bool) -> None:

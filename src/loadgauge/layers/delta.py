@@ -21,8 +21,8 @@ from loadgauge.algebra import Size, ceil_div, minimum, shard, spread
 from loadgauge.errors import NotModelled
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.convolution import causal_convolution, chunk_pairs, whole_mixer
-from loadgauge.model import GatedDeltaNet
-from loadgauge.ops import Gemm, Operation, Tensor, Weight
+from loadgauge.layers.operations import Gemm, Operation, Tensor, Weight
+from loadgauge.spec.model import GatedDeltaNet
 
 
 def gated_delta_net(build: Builder, x: Tensor, spec: GatedDeltaNet, hidden_size: Size) -> Tensor:

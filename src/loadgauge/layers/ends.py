@@ -11,9 +11,9 @@ from loadgauge.algebra import Size, ceil_div, shard, spread
 from loadgauge.errors import NotModelled
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.mlp import activate
+from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, Tensor, Weight
 from loadgauge.layers.view import View
-from loadgauge.model import Attention, Head, LatentAttention, ModelSpec, Norm
-from loadgauge.ops import Collective, Gemm, Layer, Operation, Tensor, Weight
+from loadgauge.spec.model import Attention, Head, LatentAttention, ModelSpec, Norm
 
 
 def vocabulary(model: ModelSpec, view: View) -> Size:

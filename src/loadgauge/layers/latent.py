@@ -17,8 +17,8 @@ from __future__ import annotations
 from loadgauge.algebra import Size, shard
 from loadgauge.layers.attention import core
 from loadgauge.layers.builder import Builder
-from loadgauge.model import Attention, LatentAttention
-from loadgauge.ops import Collective, Operation, Tensor
+from loadgauge.layers.operations import Collective, Operation, Tensor
+from loadgauge.spec.model import Attention, LatentAttention
 
 
 def latent_attention(build: Builder, x: Tensor, spec: LatentAttention, hidden_size: Size) -> Tensor:

@@ -16,8 +16,8 @@ from loadgauge.algebra import Size, ceil_div, maximum, minimum
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.convolution import chunk_pairs, whole_mixer
 from loadgauge.layers.mlp import activate
-from loadgauge.model import LightningAttention
-from loadgauge.ops import Gemm, Operation, Tensor
+from loadgauge.layers.operations import Gemm, Operation, Tensor
+from loadgauge.spec.model import LightningAttention
 
 
 def lightning_attention(build: Builder, x: Tensor, spec: LightningAttention, hidden_size: Size) -> Tensor:

@@ -22,8 +22,8 @@ from loadgauge.algebra import Size, ceil_div, maximum, minimum, shard, spread
 from loadgauge.errors import NotModelled
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.convolution import causal_convolution, chunk_pairs, whole_mixer
-from loadgauge.model import Mamba2
-from loadgauge.ops import Gemm, Operation, Tensor, Weight
+from loadgauge.layers.operations import Gemm, Operation, Tensor, Weight
+from loadgauge.spec.model import Mamba2
 
 
 def mamba2(build: Builder, x: Tensor, spec: Mamba2, hidden_size: Size) -> Tensor:

@@ -19,8 +19,8 @@ from loadgauge.algebra import Size, ceil_div
 from loadgauge.errors import NotModelled
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.convolution import causal_convolution, whole_mixer
-from loadgauge.model import Mamba1
-from loadgauge.ops import Gemm, Operation, Tensor, Weight
+from loadgauge.layers.operations import Gemm, Operation, Tensor, Weight
+from loadgauge.spec.model import Mamba1
 
 SCAN_CHUNK = 2048
 """Tokens between two states that the kernel keeps (csrc/selective_scan/selective_scan.cpp)."""

@@ -9,8 +9,8 @@ from loadgauge.layers.delta import gated_delta_net
 from loadgauge.layers.lightning import lightning_attention
 from loadgauge.layers.mamba import mamba2
 from loadgauge.layers.mamba1 import mamba1
-from loadgauge.model import GatedDeltaNet, LinearMixer, Mamba1, Mamba2, ShortConvolution
-from loadgauge.ops import Tensor
+from loadgauge.layers.operations import Tensor
+from loadgauge.spec.model import GatedDeltaNet, LinearMixer, Mamba1, Mamba2, ShortConvolution
 
 
 def linear_mixer(build: Builder, x: Tensor, spec: LinearMixer, hidden_size: Size) -> Tensor:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from loadgauge.algebra import Size, shard
 from loadgauge.errors import NotModelled
 from loadgauge.layers.builder import Builder
-from loadgauge.model import Mlp
-from loadgauge.ops import Operation, Tensor, Weight
+from loadgauge.layers.operations import Operation, Tensor, Weight
+from loadgauge.spec.model import Mlp
 
 KEPT_INSIDE = {
     "silu": 0, "swish": 0, "gelu": 0, "gelu_pytorch_tanh": 0,

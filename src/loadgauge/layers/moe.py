@@ -17,8 +17,8 @@ from __future__ import annotations
 from loadgauge.algebra import Size, maximum, minimum, shard, where
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.mlp import activate, gated, mlp
-from loadgauge.model import Moe
-from loadgauge.ops import Collective, Gemm, Operation, Tensor, Weight
+from loadgauge.layers.operations import Collective, Gemm, Operation, Tensor, Weight
+from loadgauge.spec.model import Moe
 
 OFFSET_BYTES = 4
 """Of the row at which an expert's rows end: a 32-bit number, neglected where indices are."""

@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.adapters import Lora
 from loadgauge.algebra import Size
-from loadgauge.kernels import Kernels
+from loadgauge.spec.kernels import Kernels
+from loadgauge.spec.lora import Lora
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):

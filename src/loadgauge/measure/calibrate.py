@@ -15,10 +15,10 @@ import torch
 
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.roofline import Machine, gemm_seconds
-from loadgauge.hardware import Gpu
+from loadgauge.layers.operations import Gemm
 from loadgauge.measure.benchmarks import Sizes, Timing, timings
-from loadgauge.ops import Gemm
-from loadgauge.rates import DEFAULT, Rates
+from loadgauge.spec.calibration import DEFAULT, Rates
+from loadgauge.spec.hardware import Gpu
 
 WAVES = tuple(step / 10 for step in range(11))
 SMALL_K = (0, 10, 20, 35, 50, 75, 100, 150, 200, 300, 400)

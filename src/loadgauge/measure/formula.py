@@ -13,14 +13,14 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.families.hf import from_dict
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer, rotary_layer
 from loadgauge.layers.ends import mask_bytes
-from loadgauge.layout import Layout, RecomputePolicy
+from loadgauge.layers.operations import NOTHING, Layer, Recompute
 from loadgauge.measure.training import Settings
-from loadgauge.model import ModelSpec
-from loadgauge.ops import NOTHING, Layer, Recompute
-from loadgauge.training import Training, training
+from loadgauge.spec.layout import Layout, RecomputePolicy
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import Training, training
 
 PRECISIONS = {"bf16": "bf16-pure", "fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
-"""Recipes of `loadgauge.training` for those of a trace."""
+"""Recipes of `loadgauge.spec.training` for those of a trace."""
 OPTIMIZERS = {
     "adamw": "adamw", "adamw-fused": "adamw", "adamw-loop": "adamw", "sgd": "sgd", "sgd-momentum": "sgd-momentum",
     "adafactor": "adafactor",

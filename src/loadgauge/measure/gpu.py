@@ -18,14 +18,14 @@ import torch
 
 from loadgauge.errors import ConfigError, Error
 from loadgauge.families.catalogue import resolve
-from loadgauge.hardware import Gpu, gpu
 from loadgauge.measure.benchmarks import Sizes
 from loadgauge.measure.calibrate import Calibration, calibrate, text
 from loadgauge.measure.child import Request, replied
 from loadgauge.measure.compare import Comparison
 from loadgauge.measure.real import Real
 from loadgauge.measure.training import Settings
-from loadgauge.model import Attention, LatentAttention, Mlp, ModelSpec, Moe
+from loadgauge.spec.hardware import Gpu, gpu
+from loadgauge.spec.model import Attention, LatentAttention, Mlp, ModelSpec, Moe
 from loadgauge.units import GIB
 
 TIMED = 5
@@ -221,7 +221,7 @@ def recognised(name: str) -> Gpu:
     >>> recognised("NVIDIA A100-SXM4-80GB").id
     'a100-sxm4-80gb'
     """
-    from loadgauge.hardware import gpus
+    from loadgauge.spec.hardware import gpus
 
     words = name.lower().replace("nvidia", "").replace("geforce", "").replace("-", " ").split()
     fitting = [one for one in gpus() if all(word in one.id.replace("-", " ") or word in one.id for word in words)]

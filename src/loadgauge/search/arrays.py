@@ -21,14 +21,14 @@ from loadgauge.estimate.outside import outside, workspaces
 from loadgauge.estimate.roofline import Machine
 from loadgauge.estimate.stages import Stage, stages
 from loadgauge.estimate.traffic import layout_groups
-from loadgauge.hardware import Cluster
-from loadgauge.layout import Layout
-from loadgauge.rates import Rates
 from loadgauge.search.constraints import Constraints, Places
 from loadgauge.search.held import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks, without_layers
 from loadgauge.search.pace import ArrayStep, Pace, play_all
 from loadgauge.search.space import Grid, Space, Structure
-from loadgauge.training import Training
+from loadgauge.spec.calibration import Rates
+from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.training import Training
 
 Wanted: TypeAlias = Callable[[Any, Any], Any]
 """Of bytes and of the least seconds of layouts: for which of them the exact time matters."""

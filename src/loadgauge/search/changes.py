@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.adapters import Lora
-from loadgauge.cluster import cluster
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
-from loadgauge.hardware import Link
-from loadgauge.overlap import Overlap
 from loadgauge.search.choices import space_for
 from loadgauge.search.plan import Case, Objective, plan
-from loadgauge.training import OPTIMIZERS, Training
-from loadgauge.training import training as default_training
+from loadgauge.spec.cluster import cluster
+from loadgauge.spec.hardware import Link
+from loadgauge.spec.lora import Lora
+from loadgauge.spec.overlap import Overlap
+from loadgauge.spec.training import OPTIMIZERS, Training
+from loadgauge.spec.training import training as default_training
 
 RANK = 16
 """Of adapters, where a change brings them in."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.layout import SCHEDULES, Layout, RecomputePolicy
 from loadgauge.lengths import Lengths
-from loadgauge.model import ModelSpec, Moe
 from loadgauge.search.space import Space, divisors
-from loadgauge.training import Training
+from loadgauge.spec.layout import SCHEDULES, Layout, RecomputePolicy
+from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.spec.training import Training
 
 RECOMPUTE = tuple(RecomputePolicy.parse(text) for text in ("none", "selective", "full"))
 ALL = "all"

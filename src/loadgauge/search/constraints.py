@@ -7,8 +7,8 @@ from typing import Any
 
 from loadgauge.algebra import Size
 from loadgauge.estimate.schedule_orders import violation
-from loadgauge.model import Moe
 from loadgauge.search.space import Grid, Structure, whole
+from loadgauge.spec.model import Moe
 
 
 class Places:

@@ -20,10 +20,10 @@ from loadgauge.estimate.moments import PARTS, Moment, StageAtWork
 from loadgauge.estimate.stages import Chunk, Stage
 from loadgauge.estimate.states import RankWeights, States
 from loadgauge.layers import View
-from loadgauge.layout import Layout, RecomputePolicy
-from loadgauge.model import ModelSpec
-from loadgauge.ops import Layer
-from loadgauge.training import Training
+from loadgauge.layers.operations import Layer
+from loadgauge.spec.layout import Layout, RecomputePolicy
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import Training
 
 STATES = ("weights", "gradients", "optimizer", "gathered")
 """Parts that depend on ZeRO, and not on what is in flight."""

@@ -15,7 +15,7 @@ from loadgauge.estimate.stages import Stage
 from loadgauge.estimate.states import RankWeights
 from loadgauge.estimate.step import ROUNDS, MicroBatch, StepModel
 from loadgauge.estimate.traffic import weight_traffic
-from loadgauge.ops import Layer
+from loadgauge.layers.operations import Layer
 from loadgauge.search.constraints import Places
 from loadgauge.search.held import ArrayMemory, weights_key
 from loadgauge.search.space import Structure

@@ -15,14 +15,14 @@ import msgspec
 from loadgauge.errors import ConfigError, LayoutError, NothingFits
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.result import Estimate
-from loadgauge.hardware import Cluster
-from loadgauge.layout import Layout
-from loadgauge.rates import Rates
-from loadgauge.rates import rates as calibrated
 from loadgauge.search.arrays import Batch, Reading, Wanted
 from loadgauge.search.constraints import Constraints
 from loadgauge.search.space import SIZES, Grid, Space, Structure
-from loadgauge.training import Training
+from loadgauge.spec.calibration import Rates
+from loadgauge.spec.calibration import rates as calibrated
+from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.training import Training
 
 Objective = Literal["time", "throughput", "money", "gpus", "headroom", "network"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)

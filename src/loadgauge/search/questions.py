@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.cluster import cluster
 from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits
 from loadgauge.estimate.params import parameters
 from loadgauge.estimate.result import Estimate
-from loadgauge.hardware import gpu as kind_of_gpu
-from loadgauge.layout import Layout
-from loadgauge.model import ModelSpec
 from loadgauge.search.changes import Progress, reopened
 from loadgauge.search.choices import space_for
 from loadgauge.search.plan import Case, Objective, layout_at, plan
 from loadgauge.search.space import divisors
+from loadgauge.spec.cluster import cluster
+from loadgauge.spec.hardware import gpu as kind_of_gpu
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import ModelSpec
 
 STEP = 1024
 """Tokens that a sequence length is found to."""

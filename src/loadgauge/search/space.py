@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from loadgauge.algebra import Size
-from loadgauge.layout import V_SHAPED, Layout, RecomputePolicy, Schedule
 from loadgauge.lengths import Lengths
-from loadgauge.model import Attention, ModelSpec
 from loadgauge.search.split import balanced
+from loadgauge.spec.layout import V_SHAPED, Layout, RecomputePolicy, Schedule
+from loadgauge.spec.model import Attention, ModelSpec
 
 ROWS = ("tp", "cp", "ep", "etp")
 COMBINED = (*ROWS, "micro_batch")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from loadgauge.errors import LayoutError
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
-from loadgauge.model import ModelSpec
+from loadgauge.spec.model import ModelSpec
 
 SLACK = 1e-12
 """Relative; sums of floats in another order differ in the last bits."""

@@ -27,9 +27,9 @@ def command(device: str, gpu: str | None, output: str | None, as_json: bool) -> 
     torchrun --nproc-per-node 8 -m loadgauge calibrate --gpu h100-sxm5-80gb --output h100-sxm5-80gb.toml
     """
     needs_torch("calibrate")
-    from loadgauge.hardware import gpu as known
     from loadgauge.measure.calibrate import calibrate, text
     from loadgauge.measure.ranks import joined
+    from loadgauge.spec.hardware import gpu as known
 
     if output is not None and not Path(output).resolve().parent.is_dir():
         raise click.UsageError(f"--output: no such folder: {Path(output).parent}")

@@ -8,7 +8,6 @@ from typing import Any
 import click
 import msgspec
 
-from loadgauge.adapters import ATTENTION_TARGETS, Lora
 from loadgauge.errors import ConfigError
 from loadgauge.families.catalogue import config, model_sources
 from loadgauge.formats.dialects import FILES
@@ -19,7 +18,8 @@ from loadgauge.formats.run import FIELDS, Run
 from loadgauge.show.flags import Request, run_options
 from loadgauge.show.jobfile import flags_of, note
 from loadgauge.show.request import Job
-from loadgauge.training import FRAMEWORKS
+from loadgauge.spec.lora import ATTENTION_TARGETS, Lora
+from loadgauge.spec.training import FRAMEWORKS
 
 FLAGS = "flags"
 """loadgauge's own, as if it were a dialect."""

@@ -9,11 +9,11 @@ from typing import Any, TypeVar, get_args
 import click
 import msgspec
 
-from loadgauge.adapters import BASE_FORMATS
-from loadgauge.layout import AXES, SCHEDULES, CpComm
-from loadgauge.overlap import Overlap
 from loadgauge.show.numbers import Positive, Whole
-from loadgauge.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS
+from loadgauge.spec.layout import AXES, SCHEDULES, CpComm
+from loadgauge.spec.lora import BASE_FORMATS
+from loadgauge.spec.overlap import Overlap
+from loadgauge.spec.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS
 
 DEGREE = Whole(1, 10**6)
 COUNT = Whole(1, 10**9)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from loadgauge.hardware import Gpu, Quantity, gpus
+from loadgauge.spec.hardware import Gpu, Quantity, gpus
 from loadgauge.units import GIB
 
 

@@ -14,9 +14,9 @@ from loadgauge.families.catalogue import model_sources, models, resolve
 from loadgauge.formats.exchange import SYNTAXES, JobFile, load, read
 from loadgauge.formats.recompute import resolved
 from loadgauge.formats.run import FIELDS, Run
-from loadgauge.model import ModelSpec
 from loadgauge.show.flags import Request
-from loadgauge.training import training
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import training
 
 WITH_GPU = ("gpus_per_node", "order", "overlap")
 """Flags that say nothing without --gpu."""

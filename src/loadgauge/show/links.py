@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from loadgauge.estimate.network import Need, Network, Setup, largest_tp, smallest_batch, what_if
 from loadgauge.estimate.traffic import Traffic
-from loadgauge.layout import AXES
 from loadgauge.show.request import Job
 from loadgauge.show.table import GLUE, Column, console, draw, heading, points
 from loadgauge.show.timing import seconds
+from loadgauge.spec.layout import AXES
 from loadgauge.units import GB, MIB, count
 
 if TYPE_CHECKING:

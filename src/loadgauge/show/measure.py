@@ -40,9 +40,9 @@ def command(
     loadgauge measure train.py:main --device cuda --gpu h100-sxm5-80gb
     """
     needs_torch("measure")
-    from loadgauge.hardware import gpu as known
     from loadgauge.measure.child import Request, replied
     from loadgauge.measure.training import Settings
+    from loadgauge.spec.hardware import gpu as known
 
     settings = Settings(**given)
     settings.check()

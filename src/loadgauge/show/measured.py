@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.model import ModelSpec
 from loadgauge.show.flags import Request
 from loadgauge.show.request import job
+from loadgauge.spec.model import ModelSpec
 from loadgauge.units import parse
 
 MEASURES = ("step", "tokens_per_second_per_gpu", "mfu", "tflops")

@@ -9,11 +9,11 @@ import msgspec
 
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.estimate.network import SHARE, Network, Setup, largest_tp, smallest_batch, what_if
-from loadgauge.rates import rates
 from loadgauge.show.flags import Request, run_options
 from loadgauge.show.links import NOT_COUNTED, report
 from loadgauge.show.numbers import Positive, Whole
 from loadgauge.show.request import Job, job
+from loadgauge.spec.calibration import rates
 from loadgauge.units import parse
 
 

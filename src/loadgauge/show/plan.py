@@ -10,12 +10,12 @@ import click
 import msgspec
 
 from loadgauge.errors import ConfigError, Error, LayoutError, NotStated
-from loadgauge.layout import SCHEDULES, RecomputePolicy
-from loadgauge.model import Moe
 from loadgauge.show.flags import RUN, Request
 from loadgauge.show.numbers import Positive, Whole
 from loadgauge.show.request import JOB_FILES, Job, job
 from loadgauge.show.sweep import handed_over, sweep_options
+from loadgauge.spec.layout import SCHEDULES, RecomputePolicy
+from loadgauge.spec.model import Moe
 from loadgauge.units import GIB
 
 OPEN = (

@@ -7,22 +7,22 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.adapters import ATTENTION_TARGETS, Lora
-from loadgauge.cluster import cluster
 from loadgauge.errors import ConfigError, LayoutError, NotStated
 from loadgauge.estimate.budget import Budget, Failures
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.forecast import Forecast, forecast
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import resolve
-from loadgauge.hardware import Cluster, Gpu, gpu
 from loadgauge.layers import View, block_layer
-from loadgauge.layout import AXES, Layout, RecomputePolicy
 from loadgauge.lengths import Lengths
-from loadgauge.model import ModelSpec, Moe
-from loadgauge.overlap import Overlap
 from loadgauge.show.flags import Request
-from loadgauge.training import Training, training
+from loadgauge.spec.cluster import cluster
+from loadgauge.spec.hardware import Cluster, Gpu, gpu
+from loadgauge.spec.layout import AXES, Layout, RecomputePolicy
+from loadgauge.spec.lora import ATTENTION_TARGETS, Lora
+from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.spec.overlap import Overlap
+from loadgauge.spec.training import Training, training
 from loadgauge.units import parse, parse_count
 
 LORA_RANK = 16

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from loadgauge.estimate.budget import Budget
 from loadgauge.estimate.result import Estimate, Time
-from loadgauge.rates import rates
 from loadgauge.show.request import Job
 from loadgauge.show.table import Column, bar, draw, heading, points
+from loadgauge.spec.calibration import rates
 from loadgauge.units import count
 
 if TYPE_CHECKING:

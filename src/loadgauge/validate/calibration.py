@@ -18,11 +18,11 @@ from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory import MemoryModel
 from loadgauge.estimate.roofline import Machine
 from loadgauge.estimate.step import StepModel
-from loadgauge.hardware import Cluster
-from loadgauge.layout import Layout
-from loadgauge.model import ModelSpec
-from loadgauge.rates import DEFAULT, Rates
-from loadgauge.training import Training
+from loadgauge.spec.calibration import DEFAULT, Rates
+from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import Training
 
 FITTED = {
     "matmul": (0.70, 0.15, 0.2, 1.0),

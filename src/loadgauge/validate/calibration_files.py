@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgauge.rates import DEFAULT, Rates
+from loadgauge.spec.calibration import DEFAULT, Rates
 from loadgauge.validate.calibration import CHIPS, FITTED, Sample, fit_chip
 from loadgauge.validate.held_out import held_out, samples
 from loadgauge.validate.runs import Run, published

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from loadgauge.rates import rates
+from loadgauge.spec.calibration import rates
 from loadgauge.validate.flags import Flags
 from loadgauge.validate.runs import Run
 from loadgauge.validate.validate import Record

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from loadgauge.cluster import cluster
 from loadgauge.errors import NothingFits
 from loadgauge.estimate.result import Estimate
-from loadgauge.layout import Layout
 from loadgauge.search.choices import RECOMPUTE, space_for
 from loadgauge.search.plan import Case, plan
 from loadgauge.search.questions import leanest
+from loadgauge.spec.cluster import cluster
+from loadgauge.spec.layout import Layout
 from loadgauge.validate.expression import Job, express
 from loadgauge.validate.runs import Run
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.adapters import BaseName, Lora
 from loadgauge.errors import Error
-from loadgauge.hardware import Gpu, gpu, gpu_ids
 from loadgauge.layers import View, block_layer
-from loadgauge.layout import SCHEDULES, TWO_CHUNKS, Layout, RecomputePolicy
-from loadgauge.model import ModelSpec, Moe
-from loadgauge.training import FRAMEWORKS, Training
-from loadgauge.training import training as trained
+from loadgauge.spec.hardware import Gpu, gpu, gpu_ids
+from loadgauge.spec.layout import SCHEDULES, TWO_CHUNKS, Layout, RecomputePolicy
+from loadgauge.spec.lora import BaseName, Lora
+from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.spec.training import FRAMEWORKS, Training
+from loadgauge.spec.training import training as trained
 from loadgauge.validate import knobs, words
 from loadgauge.validate.flags import Flags
 from loadgauge.validate.habits import habits

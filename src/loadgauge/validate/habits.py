@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.training import Training
+from loadgauge.spec.training import Training
 from loadgauge.validate.flags import Flags
 from loadgauge.validate.runs import Run
 

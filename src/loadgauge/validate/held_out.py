@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from loadgauge.errors import Error
-from loadgauge.rates import Rates, rates
+from loadgauge.spec.calibration import Rates, rates
 from loadgauge.validate.calibration import CHIPS, Sample, fit_pooled
 from loadgauge.validate.expression import express
 from loadgauge.validate.measured import has_time, step_seconds

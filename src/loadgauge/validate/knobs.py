@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.model import ModelSpec
+from loadgauge.spec.model import ModelSpec
 from loadgauge.validate import words
 from loadgauge.validate.flags import Flags
 from loadgauge.validate.models import Inexpressible

@@ -11,7 +11,7 @@ import re
 import msgspec
 
 from loadgauge.families import catalogue
-from loadgauge.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe, Norm
+from loadgauge.spec.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe, Norm
 from loadgauge.validate.flags import Flags
 from loadgauge.validate.runs import Run
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from loadgauge.estimate.estimate import view_of
 from loadgauge.layers import block_layer, head_layer
-from loadgauge.layout import Layout
-from loadgauge.model import ModelSpec
-from loadgauge.training import Training
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import Training
 from loadgauge.validate.flags import Flags, chunks_of
 from loadgauge.validate.models import Inexpressible
 from loadgauge.validate.runs import Run

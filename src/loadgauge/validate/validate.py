@@ -7,12 +7,12 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.cluster import cluster
 from loadgauge.errors import Error
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.result import Estimate
-from loadgauge.hardware import Cluster
-from loadgauge.rates import Rates
+from loadgauge.spec.calibration import Rates
+from loadgauge.spec.cluster import cluster
+from loadgauge.spec.hardware import Cluster
 from loadgauge.units import GIB
 from loadgauge.validate.counters import counter, reading
 from loadgauge.validate.expression import Expression, Job, express

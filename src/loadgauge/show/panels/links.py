@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from loadgauge.estimate.network import Need, Network, Setup
-from loadgauge.rates import rates
 from loadgauge.show.panels.shown import Shown
 from loadgauge.show.request import Job
+from loadgauge.spec.calibration import rates
 
 
 def setup_of(given: Job) -> Setup | None:

@@ -15,9 +15,9 @@ from loadgauge.estimate.roofline import Machine, OperationTime, operation_second
 from loadgauge.estimate.schedule import Simulation, simulate
 from loadgauge.estimate.stages import Stage, stages
 from loadgauge.estimate.step import MicroBatch, StepModel
-from loadgauge.ops import NOTHING, Layer, Operation, Recompute
-from loadgauge.rates import rates
+from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute
 from loadgauge.show.request import Job
+from loadgauge.spec.calibration import rates
 
 MICROBATCHES, STAGES = 16, 16
 """Micro-batches and pipeline stages that are drawn, where there are more."""

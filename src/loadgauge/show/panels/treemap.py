@@ -12,7 +12,7 @@ from loadgauge.estimate.memory import PARTS, Prediction
 from loadgauge.estimate.moments import HEADS_AT_WORK
 from loadgauge.estimate.stages import Key
 from loadgauge.estimate.states import RankWeights
-from loadgauge.ops import NOTHING, Layer, Recompute, Tensor, Weight
+from loadgauge.layers.operations import NOTHING, Layer, Recompute, Tensor, Weight
 from loadgauge.show.panels.shown import Shown, shared_out
 
 Node = dict[str, Any]

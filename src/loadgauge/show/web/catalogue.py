@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from loadgauge.adapters import BASE_FORMATS
 from loadgauge.families.catalogue import model, models
 from loadgauge.formats.dialects import FILES
-from loadgauge.hardware import gpu_ids, gpus
-from loadgauge.overlap import Overlap
 from loadgauge.show.gpus import _plain as plain_gpu
 from loadgauge.show.models import _plain as plain_model
 from loadgauge.show.numbers import Positive, Whole
 from loadgauge.show.web.flags import options
-from loadgauge.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS
+from loadgauge.spec.hardware import gpu_ids, gpus
+from loadgauge.spec.lora import BASE_FORMATS
+from loadgauge.spec.overlap import Overlap
+from loadgauge.spec.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS
 
 GROUPS = {
     "method": (

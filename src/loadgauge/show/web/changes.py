@@ -9,10 +9,10 @@ import msgspec
 
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
-from loadgauge.model import Moe
 from loadgauge.show.advice import _single, advice
 from loadgauge.show.flags import Request
 from loadgauge.show.request import Job, job
+from loadgauge.spec.model import Moe
 
 MOST = 14
 """Rows that are shown."""

@@ -21,11 +21,11 @@ from loadgauge.formats.dialects import dialect, recognise
 from loadgauge.formats.exchange import BESIDE, LARGEST_FILE, JobFile, _syntax, combine, document, read
 from loadgauge.formats.run import FIELDS
 from loadgauge.formats.table import Keys
-from loadgauge.model import ModelSpec
 from loadgauge.show.flags import Request
 from loadgauge.show.jobfile import alike, flags_of, note
 from loadgauge.show.web.traces import measured, traced
 from loadgauge.show.web.uploads import own_name, plain_name
+from loadgauge.spec.model import ModelSpec
 
 CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config")
 """Keys of which a Hugging Face `config.json` has at least one."""

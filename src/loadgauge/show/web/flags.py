@@ -11,11 +11,11 @@ import msgspec
 
 from loadgauge.errors import ConfigError
 from loadgauge.families.catalogue import model as catalogued
-from loadgauge.model import ModelSpec
 from loadgauge.show import estimate
 from loadgauge.show.flags import Request
 from loadgauge.show.request import Job, job
 from loadgauge.show.web.uploads import PREFIX, Uploads
+from loadgauge.spec.model import ModelSpec
 
 LONGEST = 2000
 """Characters of a flag's value."""

@@ -11,7 +11,6 @@ import msgspec
 from loadgauge.algebra import Size
 from loadgauge.errors import Error, NothingFits
 from loadgauge.estimate.result import Estimate
-from loadgauge.layout import Layout
 from loadgauge.search.arrays import Batch, Reading, Wanted
 from loadgauge.search.plan import Case, layout_at, plan
 from loadgauge.show import plan as command
@@ -20,6 +19,7 @@ from loadgauge.show.plan import OPEN
 from loadgauge.show.planned import why
 from loadgauge.show.web.flags import State, files_of, job_of, model_of, written
 from loadgauge.show.web.uploads import Uploads, handed_in
+from loadgauge.spec.layout import Layout
 
 MOST = 4000
 """Points of the scatter."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from loadgauge.errors import ConfigError
 from loadgauge.families.hf import decode, from_dict
-from loadgauge.model import ModelSpec
+from loadgauge.spec.model import ModelSpec
 
 PREFIX = "upload:"
 MOST = 64

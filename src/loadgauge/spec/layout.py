@@ -9,7 +9,7 @@ import msgspec
 
 from loadgauge.algebra import Size, ceil_div, maximum, minimum, shard
 from loadgauge.errors import ConfigError, LayoutError
-from loadgauge.model import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mixer, Mlp, ModelSpec, Moe
+from loadgauge.spec.model import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mixer, Mlp, ModelSpec, Moe
 
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe", "dualpipev"]
 CpComm = Literal["ring", "all_gather", "all_to_all"]
@@ -247,7 +247,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         mean: min(e, E / K) times that. (A capacity factor bounds it as well.)
 
         >>> from loadgauge.families.paper import mixtral_block
-        >>> from loadgauge.model import ModelSpec
+        >>> from loadgauge.spec.model import ModelSpec
         >>> block = mixtral_block(64, 4, 4, 16, num_experts=64, num_experts_per_tok=8, moe_intermediate_size=32)
         >>> model = ModelSpec(name="", model_type="", hidden_size=64, vocab_size=9, blocks=(block,), pattern=(0,))
         >>> [Layout(dp=ranks, ep=ranks).worst_imbalance(model) for ranks in (1, 4, 8, 64)]

@@ -7,11 +7,11 @@ from typing import Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from loadgauge.adapters import Lora
 from loadgauge.errors import ConfigError, NotModelled
-from loadgauge.kernels import Dtypes, Kernels, LowPrecision
-from loadgauge.model import ModelSpec, Moe
-from loadgauge.overlap import Overlap
+from loadgauge.spec.kernels import Dtypes, Kernels, LowPrecision
+from loadgauge.spec.lora import Lora
+from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.spec.overlap import Overlap
 
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True):

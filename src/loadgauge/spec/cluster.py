@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from loadgauge.errors import ConfigError, NotStated
-from loadgauge.hardware import Cluster, Gpu, Link
-from loadgauge.rates import rates
+from loadgauge.spec.calibration import rates
+from loadgauge.spec.hardware import Cluster, Gpu, Link
 
 GPUS_PER_NODE = 8
 """Where neither the user nor the GPU's file says."""
@@ -13,7 +13,7 @@ GPUS_PER_NODE = 8
 def domain_of(gpu: Gpu, gpus_per_node: int | None) -> int:
     """GPUs that the fast link joins: a rack's (72) whatever the node, else at most those of one node.
 
-    >>> from loadgauge.hardware import gpu
+    >>> from loadgauge.spec.hardware import gpu
     >>> domain_of(gpu("gb200-nvl72"), 4), domain_of(gpu("h100-sxm5-80gb"), 4), domain_of(gpu("rtx4090"), None)
     (72, 4, 8)
     """
@@ -48,7 +48,7 @@ def cluster(
     Latencies are those of the GPU's calibration. Raises `NotStated` where a link is needed that no source states and
     the user does not give.
 
-    >>> from loadgauge.hardware import gpu
+    >>> from loadgauge.spec.hardware import gpu
     >>> [link.domain for link in cluster(gpu("h100-sxm5-80gb"), 64).links]
     [8, 64]
     >>> [link.domain for link in cluster(gpu("gb200-nvl72"), 256, nic_bandwidth=50e9).links]  # 64 of each rack
