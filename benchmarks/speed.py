@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 import loadgauge
+from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.schedule import simulate
 from loadgauge.families.paper import llama_block, llama_model
 from loadgauge.layers import View, block_layer
@@ -81,13 +82,13 @@ def main() -> None:
             dp=ranks // 72, tp=8, pp=9, global_batch=ranks // 72 * 9, seq_len=8192, sequence_parallel=True, zero=1
         )
         how, gpu = loadgauge.training("megatron"), loadgauge.gpu("h100-sxm5-80gb")
-        return lambda: loadgauge.estimate(model, layout, how, gpu)
+        return lambda: estimate(model, layout, how, gpu)
 
     def one_estimate_with_time(name: str, **given: int) -> Callable[[], object]:
         model, layout = loadgauge.model(name), loadgauge.Layout(**given)
         how = loadgauge.training("megatron")
         machines = loadgauge.cluster(loadgauge.gpu("h100-sxm5-80gb"), layout.gpus)
-        return lambda: loadgauge.estimate(model, layout, how, cluster=machines)
+        return lambda: estimate(model, layout, how, cluster=machines)
 
     def played() -> object:
         return simulate("1f1b", 64, 512, forward=1.0, backward=2.0)

@@ -13,6 +13,8 @@ from loadgauge.errors import ConfigError
 from loadgauge.families import from_hf, model, model_sources, models, resolve
 from loadgauge.families.hf import LARGEST_FILE
 
+SMALL = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}
+
 # Files
 
 
@@ -47,9 +49,7 @@ def test_a_folder_and_a_file_give_the_same_model(tmp_path: Path) -> None:
     folder = tmp_path / "my-llama"
     folder.mkdir()
     path = folder / "config.json"
-    path.write_bytes(
-        b"\xef\xbb\xbf" + json.dumps({"model_type": "llama", "vocab_size": 99}).encode()
-    )  # with a byte order mark
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps({**SMALL, "vocab_size": 99}).encode())  # with a byte order mark
     assert from_hf(folder) == from_hf(path) == from_hf(str(path))
     assert from_hf(path).name == "my-llama"
     assert from_hf(path).source == str(path)
@@ -102,7 +102,7 @@ def test_a_near_miss_names_its_neighbours(text: str) -> None:
 def test_resolve_takes_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "gpt2"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (folder / "config.json").write_text(json.dumps(SMALL))
     monkeypatch.chdir(tmp_path)
     assert resolve("gpt2").model_type == "gpt2"  # the catalogue comes first
     assert resolve("./gpt2").model_type == "llama"

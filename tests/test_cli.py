@@ -117,7 +117,13 @@ def test_defaults_are_said() -> None:
 
 
 def test_what_was_not_read_is_listed(tmp_path: Path) -> None:
-    config = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "surprise": 7}
+    config = {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 4,
+        "surprise": 7,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = typed(["estimate", str(tmp_path)])
     assert found.code == 0

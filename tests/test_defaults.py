@@ -13,7 +13,10 @@ from meta_models import bare, transformers_config
 KINDS = [
     kind
     for kind in model_types()
-    if all(isinstance(block.attention, Attention | LatentAttention) for block in from_dict(bare(kind)).blocks)
+    if all(
+        isinstance(block.attention, Attention | LatentAttention)
+        for block in from_dict(bare(kind), class_defaults=True).blocks
+    )
 ]
 """Families all of whose blocks attend. The mixers of the others have tests of their own."""
 
@@ -43,7 +46,7 @@ def first(config: Any, *names: str, default: object = None) -> Any:
 
 def read(model_type: str) -> tuple[Any, Any]:
     """Both readings of the smallest config."""
-    return from_dict(bare(model_type)), transformers_config(bare(model_type)).get_text_config()
+    return from_dict(bare(model_type), class_defaults=True), transformers_config(bare(model_type)).get_text_config()
 
 
 @pytest.mark.parametrize("model_type", KINDS)

@@ -144,7 +144,7 @@ def test_text_tower_of_a_multimodal_model() -> None:
     ],
 )
 def test_heads(model_type: str, architecture: str, kind: str) -> None:
-    assert from_dict({"model_type": model_type, "architectures": [architecture]}).head.kind == kind
+    assert from_dict({"model_type": model_type, "architectures": [architecture]}, class_defaults=True).head.kind == kind
 
 
 @pytest.mark.parametrize(
@@ -152,14 +152,16 @@ def test_heads(model_type: str, architecture: str, kind: str) -> None:
 )
 def test_labels(extra: dict[str, Any], labels: int) -> None:
     config = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], **extra}
-    assert from_dict(config).head.num_labels == labels
+    assert from_dict(config, class_defaults=True).head.num_labels == labels
 
 
 def test_both_names_of_a_key() -> None:
-    assert from_dict({"model_type": "gpt2", "hidden_size": 1536}).hidden_size == 1536
-    assert from_dict({"model_type": "gpt2", "hidden_size": 1536, "n_embd": 1536}).hidden_size == 1536
+    assert from_dict({"model_type": "gpt2", "hidden_size": 1536}, class_defaults=True).hidden_size == 1536
+    assert (
+        from_dict({"model_type": "gpt2", "hidden_size": 1536, "n_embd": 1536}, class_defaults=True).hidden_size == 1536
+    )
     with pytest.raises(ConfigError, match="n_embd: is 1024 but hidden_size, another name of it, is 1536"):
-        from_dict({"model_type": "gpt2", "hidden_size": 1536, "n_embd": 1024})
+        from_dict({"model_type": "gpt2", "hidden_size": 1536, "n_embd": 1024}, class_defaults=True)
 
 
 # What is not read
@@ -302,15 +304,15 @@ def test_valid_but_not_modelled(base: str, change: dict[str, Any], message: str)
 def test_labels_that_contradict_each_other() -> None:
     config = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
     with pytest.raises(ConfigError, match="num_labels: is 3 but id2label has 1"):
-        from_dict({**config, "num_labels": 3, "id2label": {"0": "a"}})
+        from_dict({**config, "num_labels": 3, "id2label": {"0": "a"}}, class_defaults=True)
     with pytest.raises(ConfigError, match="id2label: must be an object of labels"):
-        from_dict({**config, "id2label": ["a"]})
+        from_dict({**config, "id2label": ["a"]}, class_defaults=True)
 
 
 @pytest.mark.parametrize("config", [None, 3, [], "llama", {3: 4}])
 def test_not_an_object(config: object) -> None:
     with pytest.raises(ConfigError, match="must be a JSON object"):
-        from_dict(config)
+        from_dict(config, class_defaults=True)
 
 
 def test_model_type_is_needed() -> None:

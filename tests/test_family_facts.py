@@ -12,6 +12,8 @@ from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families import from_dict, model
 from loadgauge.spec.model import LatentAttention, ModelSpec, Moe
 
+SCOUT = {"hidden_size": 5120, "num_hidden_layers": 48}
+
 
 def shipped(name: str) -> dict[str, Any]:
     """A config of the catalogue, as it is in the file."""
@@ -184,7 +186,11 @@ def test_flat_configs_of_models_that_see() -> None:
         ("glm-4.7-flash", {"mlp_layer_types": ["dense"]}, "mlp_layer_types: must be dense or sparse for each of 47"),
         ("deepseek-v3", {"num_key_value_heads": 8}, "num_key_value_heads: must be num_attention_heads"),
         ("smollm3-3b", {"no_rope_layers": [1, 0]}, "no_rope_layers: has 2 entries for 36 layers"),
-        ("llama-4-scout", {"text_config": {"attention_chunk_size": None}}, "text_config.attention_chunk_size: is null"),
+        (
+            "llama-4-scout",
+            {"text_config": {**SCOUT, "attention_chunk_size": None}},
+            "text_config.attention_chunk_size: is null",
+        ),
         ("gpt-neo-1.3b", {"attention_types": [[["global"], 3]]}, "attention_types: must be global or local for each"),
         ("gpt-neo-1.3b", {"attention_types": [[["far"], 24]]}, "attention_types: must be global or local for each"),
         ("gpt-neo-1.3b", {"attention_types": 3}, "attention_types: must be pairs"),

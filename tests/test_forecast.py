@@ -47,7 +47,7 @@ def tokens_of(method: Method, batch: Sequence[int]) -> dict[str, float | None]:
 @pytest.mark.parametrize("n", [512, 1024, 2048, 4096, 8192, 16384, 32768])
 def test_the_articles_layer(n: int) -> None:
     lengths = Lengths.uniform(n)
-    found = forecast(BIG, lengths, Layout(micro_batch=B, global_batch=B), ARTICLE)
+    found = forecast(BIG, lengths, Layout(micro_batch=B, global_batch=B, seq_len=1), ARTICLE)
     padded, real = B * lengths.expected_max(B), lengths.expected_sum(B)
     naive, flash, free = (row.layer for row in found.rows)
     assert naive == pytest.approx(34 * H * padded + 5 * A * B * lengths.expected_max_square(B), rel=1e-12)
@@ -61,7 +61,7 @@ def test_the_articles_layer(n: int) -> None:
 
 @pytest.mark.parametrize(("n", "printed"), [(512, 1.085), (8192, 107.347), (32768, 1581.386)])
 def test_naive_is_what_was_printed(n: int, printed: float) -> None:
-    (row, *_) = forecast(BIG, Lengths.uniform(n), Layout(micro_batch=B, global_batch=B), ARTICLE).rows
+    (row, *_) = forecast(BIG, Lengths.uniform(n), Layout(micro_batch=B, global_batch=B, seq_len=1), ARTICLE).rows
     assert row.layer is not None
     assert round(row.layer / GIB, 3) == printed
 
@@ -74,7 +74,7 @@ def test_naive_is_what_was_printed(n: int, printed: float) -> None:
 @pytest.mark.parametrize("recompute", ["none", "selective"])
 def test_against_every_possible_batch(data: list[int], b: int, recompute: str) -> None:
     lengths = Lengths.of(data)
-    layout = Layout(micro_batch=b, global_batch=2 * b, dp=2, recompute=RecomputePolicy.parse(recompute))
+    layout = Layout(micro_batch=b, global_batch=2 * b, dp=2, recompute=RecomputePolicy.parse(recompute), seq_len=1)
     found = forecast(SMALL, lengths, layout)
     batches = list(itertools.product(data, repeat=b))
     for row in found.rows:
@@ -99,7 +99,7 @@ def test_time_of_the_expected_batch_is_near_the_mean_time() -> None:
     """Time is not linear, so this one is near, not equal: within 3 % of the mean over drawn batches."""
     machines = cluster(gpu("h100-sxm5-80gb"), 1)
     llama, lengths, b = model("llama-3.2-1b"), Lengths.uniform(4096), 4
-    layout = Layout(micro_batch=b, global_batch=b)
+    layout = Layout(micro_batch=b, global_batch=b, seq_len=1)
     found = forecast(llama, lengths, layout, cluster=machines)
     draw = random.Random(20240801)
     batches = [[draw.randint(1, 4096) for _ in range(b)] for _ in range(60)]
@@ -120,7 +120,7 @@ def test_time_of_the_expected_batch_is_near_the_mean_time() -> None:
 
 def test_without_padding_everything_is_less() -> None:
     machines = cluster(gpu("h100-sxm5-80gb"), 8)
-    layout = Layout(dp=8, zero=3, micro_batch=8, global_batch=64)
+    layout = Layout(dp=8, zero=3, micro_batch=8, global_batch=64, seq_len=1)
     found = forecast(model("llama-3.1-8b"), Lengths.uniform(8192), layout, cluster=machines)
     for quantity in ("layer", "activations", "peak", "flops", "step"):
         shares = [found.share(row, quantity) for row in found.rows]
@@ -139,13 +139,13 @@ def test_without_padding_everything_is_less() -> None:
 
 @pytest.mark.parametrize(("lengths", "b"), [(Lengths.of([512]), 8), (Lengths.uniform(512), 1)])
 def test_where_nothing_is_padding_nothing_is_saved(lengths: Lengths, b: int) -> None:
-    found = forecast(SMALL, lengths, Layout(micro_batch=b, global_batch=b))
+    found = forecast(SMALL, lengths, Layout(micro_batch=b, global_batch=b, seq_len=1))
     flash, free = (msgspec.structs.replace(row, method="padding-free") for row in found.rows[1:])
     assert flash == free
 
 
 def test_the_layers_of_a_rank_add_up() -> None:
-    layout = Layout(micro_batch=4, global_batch=4)
+    layout = Layout(micro_batch=4, global_batch=4, seq_len=1)
     lengths = Lengths.uniform(256)
     for row in forecast(SMALL, lengths, layout).rows:
         each, how = of_method(row.method, lengths, layout, training())
@@ -155,7 +155,9 @@ def test_the_layers_of_a_rank_add_up() -> None:
 
 def test_context_parallel_ranks_share_what_the_kernel_sees() -> None:
     lengths = Lengths.uniform(256)
-    one, two = (forecast(SMALL, lengths, Layout(micro_batch=4, global_batch=4, cp=cp)).rows[1] for cp in (1, 2))
+    one, two = (
+        forecast(SMALL, lengths, Layout(micro_batch=4, global_batch=4, cp=cp, seq_len=1)).rows[1] for cp in (1, 2)
+    )
     assert one.flops == pytest.approx(two.flops, rel=1e-12)
     assert one.layer == pytest.approx(2 * two.layer, rel=1e-12)  # type: ignore[operator]
 
@@ -167,10 +169,11 @@ def test_a_window_cuts_what_the_kernel_sees() -> None:
     assert isinstance(block.attention, Attention)
     assert block.attention.sliding_window == 4096
     rows = [
-        forecast(mistral, lengths, Layout(micro_batch=b, global_batch=b, cp=cp)).rows[1] for cp in (1, 2)
+        forecast(mistral, lengths, Layout(micro_batch=b, global_batch=b, cp=cp, seq_len=1)).rows[1] for cp in (1, 2)
     ]  # fmt: skip
     whole = [
-        forecast(mistral, Lengths.of([each]), Layout(micro_batch=b, global_batch=b)).rows[1].flops for each in (2, 4)
+        forecast(mistral, Lengths.of([each]), Layout(micro_batch=b, global_batch=b, seq_len=1)).rows[1].flops
+        for each in (2, 4)
     ]
     by_token = (whole[1] - whole[0]) / (2 * b) - 3 * 32 * 4 * 6 * 4096  # type: ignore[operator]
     assert by_token > 0
@@ -227,7 +230,7 @@ def test_a_window_makes_a_bound_of_it() -> None:
 
 
 def test_the_document_is_plain() -> None:
-    found = forecast(SMALL, Lengths.of([8, 16]), Layout(micro_batch=2, global_batch=2))
+    found = forecast(SMALL, Lengths.of([8, 16]), Layout(micro_batch=2, global_batch=2, seq_len=1))
     assert isinstance(found, Forecast)
     assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
 

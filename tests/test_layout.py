@@ -144,8 +144,8 @@ CONSTRAINTS: dict[str, tuple[ModelSpec, dict[str, Any], dict[str, Any], str]] = 
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_each_constraint_is_named(name: str) -> None:
     chosen, good, change, message = CONSTRAINTS[name]
-    assert Layout(**good).valid(chosen) == []
-    layout = Layout(**{**good, **change})
+    assert Layout(**{"seq_len": 1, **good}).valid(chosen) == []
+    layout = Layout(**{"seq_len": 1, **good, **change})
     problems = layout.valid(chosen)
     assert any(message in problem for problem in problems), problems
     assert not any("\n" in problem for problem in problems)
@@ -156,7 +156,7 @@ def test_each_constraint_is_named(name: str) -> None:
 
 def test_every_problem_is_named_once() -> None:
     """All of them, so that nobody fixes one to find the next."""
-    problems = Layout(tp=5, pp=3, global_batch=1, dp=2, zero=7).valid(DENSE)
+    problems = Layout(tp=5, pp=3, global_batch=1, dp=2, zero=7, seq_len=1).valid(DENSE)
     assert len(problems) == len(set(problems)) >= 6
 
 
@@ -168,7 +168,7 @@ def test_every_problem_is_named_once() -> None:
 def test_a_schedule_exists_where_it_can_be_simulated(schedule: str, stages: int, batches: int, chunks: int) -> None:
     chosen = gpt_model(stages * 12, 64, 4, 100)
     vpp = chunks if schedule == "interleaved" else 1
-    layout = Layout(pp=stages, vpp=vpp, global_batch=batches, schedule=schedule)  # type: ignore[arg-type]
+    layout = Layout(pp=stages, vpp=vpp, global_batch=batches, schedule=schedule, seq_len=1)  # type: ignore[arg-type]
     impossible = violation(schedule, stages, batches, vpp if schedule == "interleaved" else None)
     assert bool(layout.valid(chosen)) == bool(impossible)
     if not impossible:
@@ -197,6 +197,7 @@ def test_the_stages_hold_the_model_in_the_order_of_the_routes(
         global_batch=batches,
         schedule=schedule,
         stage_layers=layers,  # type: ignore[arg-type]
+        seq_len=1,
     )
     layout.check(chosen)
     held = layout.chunks_of(chosen)
@@ -211,7 +212,7 @@ def test_the_stages_hold_the_model_in_the_order_of_the_routes(
 def test_dualpipe_holds_two_copies_and_one_micro_batch_more() -> None:
     """DeepSeek-V3's table 2: parameters twice, activations of PP + 1 micro-batches; 1F1B and ZB1P: once, and PP."""
     for schedule, copies, batches in (("1f1b", 1, 8), ("zb-h1", 1, 8), ("dualpipe", 2, 9)):
-        layout = Layout(pp=8, global_batch=32, schedule=schedule)  # type: ignore[arg-type]
+        layout = Layout(pp=8, global_batch=32, schedule=schedule, seq_len=1)  # type: ignore[arg-type]
         assert (layout.copies, max(layout.in_flight(stage) for stage in range(8))) == (copies, batches)
 
 
@@ -228,15 +229,15 @@ def test_the_worst_routing(ep: int, each: int, data: st.DataObject) -> None:
     for _ in range(12):  # tokens
         for expert in range(chosen):
             rows[expert // each] += 1
-    worst = Layout(dp=ep, ep=ep).worst_imbalance(of_blocks(block))
+    worst = Layout(dp=ep, ep=ep, seq_len=1).worst_imbalance(of_blocks(block))
     assert max(rows) == pytest.approx(worst * sum(rows) / ep)
-    layout = Layout(dp=ep, ep=ep, global_batch=ep, expert_imbalance=float(worst))
+    layout = Layout(dp=ep, ep=ep, global_batch=ep, expert_imbalance=float(worst), seq_len=1)
     assert layout.valid(of_blocks(block)) == []
 
 
 def test_uneven_chunks_hold_every_layer_once():
     """Megatron's layouts put the embedding and the head in chunks of their own, which leaves 15 layers for 4 chunks."""
-    layout = Layout(pp=2, vpp=2, schedule="interleaved", stage_layers=(3, 5), global_batch=2)
+    layout = Layout(pp=2, vpp=2, schedule="interleaved", stage_layers=(3, 5), global_batch=2, seq_len=1)
     assert layout.valid(DENSE) == []
     held = [layer for stage in layout.chunks_of(DENSE) for start, stop in stage for layer in range(start, stop)]
     assert sorted(held) == list(range(8))
@@ -275,4 +276,4 @@ def test_the_busiest_rank_keeps_its_rows_as_many_times() -> None:
     worst = layout.worst_imbalance(MIXTRAL)
     assert worst == 6
     assert kept_with(layout, worst) - kept_with(layout, 1) == (worst - 1) * rows * each
-    assert Layout(dp=6).worst_imbalance(MIXTRAL) == 1, "one rank has all experts, and all rows"
+    assert Layout(dp=6, seq_len=1).worst_imbalance(MIXTRAL) == 1, "one rank has all experts, and all rows"

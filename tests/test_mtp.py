@@ -51,15 +51,17 @@ def test_deepseek_v3_as_published() -> None:
 def test_what_can_be_asked_for() -> None:
     spec = model("deepseek-v3")
     assert (spec.mtp_layers, spec.with_mtp().mtp_layers, spec.with_mtp(3).mtp_layers) == (0, 1, 3)
-    assert any("num_nextn_predict_layers" in note for note in estimate(spec, Layout()).not_counted)
-    assert not any("num_nextn_predict_layers" in note for note in estimate(spec.with_mtp(), Layout()).not_counted)
+    assert any("num_nextn_predict_layers" in note for note in estimate(spec, Layout(seq_len=1)).not_counted)
+    assert not any(
+        "num_nextn_predict_layers" in note for note in estimate(spec.with_mtp(), Layout(seq_len=1)).not_counted
+    )
     assert parameters(spec.with_mtp(3)).mtp == 3 * parameters(spec.with_mtp()).mtp
     with pytest.raises(ConfigError, match=r"kimi-k2 has no multi-token prediction layers; say how many"):
         model("kimi-k2").with_mtp()
     assert parameters(model("kimi-k2").with_mtp(1)).mtp > 17e9
     with pytest.raises(ConfigError, match="no multi-token"):
         spec.with_mtp(0)
-    headless = from_dict({"model_type": "llama", "architectures": ["LlamaModel"]})
+    headless = from_dict({"model_type": "llama", "architectures": ["LlamaModel"]}, class_defaults=True)
     with pytest.raises(ConfigError, match="no language-model head"):
         headless.with_mtp(1)
 
@@ -94,14 +96,14 @@ def weights_of(layout: Layout, count: int = 1, *, tied: bool = False) -> list[in
 def test_the_stage_of_the_head_holds_it() -> None:
     module = parameters(llama_model(8, 512, 8, 1024, intermediate_size=1024).with_mtp(1)).mtp
     table = 512 * 1024
-    assert weights_of(Layout()) == [module]
+    assert weights_of(Layout(seq_len=1)) == [module]
     # A stage without the embedding has a copy of its table, but for a tied one, which it has as its head.
-    assert weights_of(Layout(pp=2)) == [0, module + table]
-    assert weights_of(Layout(pp=2), tied=True) == [0, module]
-    assert weights_of(Layout(pp=2), 3) == [0, 3 * module + table]
+    assert weights_of(Layout(pp=2, seq_len=1)) == [0, module + table]
+    assert weights_of(Layout(pp=2, seq_len=1), tied=True) == [0, module]
+    assert weights_of(Layout(pp=2, seq_len=1), 3) == [0, 3 * module + table]
     # In a V the last part of the model is beside the first, and with DualPipe at both ends.
-    assert weights_of(Layout(pp=2, schedule="zb-v")) == [module, 0]
-    assert weights_of(Layout(pp=2, schedule="dualpipe", global_batch=4)) == [module, module]
+    assert weights_of(Layout(pp=2, schedule="zb-v", seq_len=1)) == [module, 0]
+    assert weights_of(Layout(pp=2, schedule="dualpipe", global_batch=4, seq_len=1)) == [module, module]
 
 
 @pytest.mark.parametrize("again", ["none", "full", "selective"])

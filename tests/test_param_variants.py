@@ -242,4 +242,4 @@ for fill in (decoders, older, encoders, experts, towers):
 @pytest.mark.parametrize("config", found, ids=lambda config: config["architectures"][0])
 def test_variants(config: Config) -> None:
     expected = sum(math.prod(shape) for shape in parameter_sizes(config).values())
-    assert parameters(from_dict(config)).total == expected
+    assert parameters(from_dict(config, class_defaults=True)).total == expected

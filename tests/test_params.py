@@ -23,7 +23,7 @@ def transformers_total(config: dict[str, Any]) -> int:
 
 def total(config: dict[str, Any]) -> int:
     """Parameters by loadgauge."""
-    return parameters(from_dict(config)).total
+    return parameters(from_dict(config, class_defaults=True)).total
 
 
 def shipped(name: str) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def shipped(name: str) -> dict[str, Any]:
 
 def has_experts(config: dict[str, Any]) -> bool:
     """Whether a model has a mixture of experts."""
-    return any(isinstance(block.mlp, Moe) for block in from_dict(config).blocks)
+    return any(isinstance(block.mlp, Moe) for block in from_dict(config, class_defaults=True).blocks)
 
 
 # The catalogue
@@ -201,7 +201,7 @@ def test_active_parameters(config: dict[str, Any]) -> None:
             size, rest = divmod(size * chosen, experts)
             assert not rest
         active += size
-    found = parameters(from_dict(config))
+    found = parameters(from_dict(config, class_defaults=True))
     assert found.active == active
     assert found.total - found.active == found.idle >= 0
 
@@ -270,4 +270,4 @@ def test_defaults_that_make_no_model(model_type: str) -> None:
     except (AttributeError, TypeError):
         return
     with pytest.raises(ConfigError, match="is missing"):
-        from_dict(config)
+        from_dict(config, class_defaults=True)

@@ -68,7 +68,7 @@ def counts(found: Any) -> tuple[int, int]:
 
 
 def both(config: dict[str, Any]) -> tuple[int, int]:
-    found = parameters(from_dict(config))
+    found = parameters(from_dict(config, class_defaults=True))
     return found.total, found.active
 
 
@@ -216,7 +216,7 @@ def test_text_towers(model_type: str) -> None:
     built.tie_weights()
     named = built.named_parameters()
     assert both(config)[0] == sum(parameter.numel() for name, parameter in named if "visual" not in name)
-    spec = from_dict(config)
+    spec = from_dict(config, class_defaults=True)
     assert spec.unused_keys[0] == "vision_config (not counted)"
     assert sum(isinstance(spec.blocks[kind].attention, GatedDeltaNet) for kind in spec.pattern) == 3
 
@@ -267,7 +267,7 @@ def test_experts_are_in_place() -> None:
 
 def test_widths_that_follow_from_others() -> None:
     assert model("lfm2-1.2b").blocks[0].mlp.intermediate_size == 8192
-    jamba = from_dict({"model_type": "jamba"}).blocks[0].attention
+    jamba = from_dict({"model_type": "jamba"}, class_defaults=True).blocks[0].attention
     assert (jamba.intermediate_size, jamba.time_step_rank) == (8192, 256)
     attention = model("qwen3-next-80b-a3b").blocks[1].attention
     assert attention.output_gate
@@ -297,7 +297,7 @@ def test_widths_that_follow_from_others() -> None:
 )
 def test_contradictions(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        from_dict(config, "config.json")
+        from_dict(config, "config.json", class_defaults=True)
 
 
 @pytest.mark.parametrize(
@@ -314,4 +314,4 @@ def test_contradictions(config: dict[str, Any], message: str) -> None:
 )
 def test_refusals(config: dict[str, Any], message: str) -> None:
     with pytest.raises(NotModelled, match=message):
-        from_dict(config)
+        from_dict(config, class_defaults=True)

@@ -103,7 +103,7 @@ def test_activations_in_flight_are_those_of_the_layout(stages: int, batches: int
     for schedule, chunks in (("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 3)):
         if schedule == "interleaved" and (stages == 1 or batches % stages):
             continue
-        layout = Layout(pp=stages, vpp=chunks, global_batch=batches, schedule=schedule)
+        layout = Layout(pp=stages, vpp=chunks, global_batch=batches, schedule=schedule, seq_len=1)
         expected = tuple(layout.in_flight(stage) for stage in range(stages))
         assert order_of_work(schedule, stages, batches, chunks).in_flight() == pytest.approx(expected, rel=1e-12)
 

@@ -318,13 +318,15 @@ def test_experts_have_replicas_too() -> None:
     assert [(row.ranks, row.link) for row in scattered] == [(2, "inner")]
     assert [(row.ranks, row.link) for row in summed] == [(2, "outer")]
     with pytest.raises(LayoutError, match="data-parallel ranks over replicas = 8 cannot be divided over 3"):
-        layout_groups(Layout(dp=8, replicas=3))
+        layout_groups(Layout(dp=8, replicas=3, seq_len=1))
 
 
 def test_adapters_alone_are_trained() -> None:
     how = training("huggingface", lora=Lora(rank=16))
     (row,) = only(rows(LLAMA, how, dp=8), "dp", "all_reduce")
-    trained = sum(w.numel for w in block_layer(LLAMA.blocks[0], HIDDEN, view_of(Layout(), how)).weights if w.trainable)
+    trained = sum(
+        w.numel for w in block_layer(LLAMA.blocks[0], HIDDEN, view_of(Layout(seq_len=1), how)).weights if w.trainable
+    )
     assert row.payload == 2 * LAYERS * trained
     # The frozen weights are gathered all the same, 4 bits of each where they are stored so.
     plain, quantised = (
@@ -365,22 +367,22 @@ def test_overlapped_axes_are_not_exposed() -> None:
 
 
 def test_the_order_of_the_axes_decides_the_links() -> None:
-    chosen = Layout(dp=8, tp=4, pp=4)
+    chosen = Layout(dp=8, tp=4, pp=4, seq_len=1)
     pipelined = ("tp", "cp", "ep", "pp", "dp")
-    usual, other = layout_groups(chosen), layout_groups(Layout(dp=8, tp=4, pp=4, order=pipelined))
+    usual, other = layout_groups(chosen), layout_groups(Layout(dp=8, tp=4, pp=4, order=pipelined, seq_len=1))
     assert [(usual[axis].stride, other[axis].stride) for axis in ("tp", "dp", "pp")] == [(1, 1), (4, 16), (32, 4)]
     assert (usual["pp"].link(16), other["pp"].link(16)) == ("outer", "inner")
     with pytest.raises(ConfigError, match="order: must name each of tp, cp, ep, dp, pp once"):
-        layout_groups(Layout(order=("tp", "dp")))
+        layout_groups(Layout(order=("tp", "dp"), seq_len=1))
     with pytest.raises(LayoutError, match="experts need ep x etp = tp x cp"):
-        layout_groups(Layout(dp=8, tp=2, pp=2, ep=4, order=pipelined))
+        layout_groups(Layout(dp=8, tp=2, pp=2, ep=4, order=pipelined, seq_len=1))
 
 
 def test_groups_of_arrays_are_those_of_their_elements() -> None:
     tp, dp = np.array([1.0, 2.0, 8.0]), np.array([16.0, 8.0, 2.0])
-    many = layout_groups(Layout(tp=tp, dp=dp))
+    many = layout_groups(Layout(tp=tp, dp=dp, seq_len=1))
     for index in range(3):
-        one = layout_groups(Layout(tp=int(tp[index]), dp=int(dp[index])))
+        one = layout_groups(Layout(tp=int(tp[index]), dp=int(dp[index]), seq_len=1))
         for name in ("tp", "dp", "zero", "pp"):
             for field in ("ranks", "stride"):
                 assert np.broadcast_to(getattr(many[name], field), 3)[index] == getattr(one[name], field)

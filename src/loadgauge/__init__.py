@@ -1,20 +1,22 @@
-"""loadgauge: does it fit, where does every byte go, how long will it take, what will it cost. Before a GPU is rented.
+"""loadgauge: whether an LLM training job fits, where every byte goes, how long it takes and what it costs.
 
 >>> import loadgauge
->>> result = loadgauge.estimate(
-...     loadgauge.model("llama-3.1-8b"),
-...     loadgauge.Layout(dp=8, zero=3, micro_batch=1, global_batch=8, seq_len=4096),
-...     loadgauge.training("torchtitan", "bf16"),
-...     loadgauge.gpu("h100-sxm5-80gb"),
-... )
->>> result.memory.fits
+>>> result = loadgauge.estimate("llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=3, seq_len=4096)
+>>> result.memory.fits, result.time is not None
+(True, True)
+
+The same from specifications, with nothing assumed:
+
+>>> layout = loadgauge.Layout(dp=8, zero=3, micro_batch=1, global_batch=8, seq_len=4096)
+>>> kind = loadgauge.training("torchtitan", "bf16")
+>>> loadgauge.estimate("llama-3.1-8b", layout, kind, gpu="h100-sxm5-80gb").memory.fits
 True
 """
 
 from typing import TYPE_CHECKING
 
 from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
-from loadgauge.estimate.estimate import estimate
+from loadgauge.estimate import make_callable as _make_callable
 from loadgauge.estimate.params import parameters
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import model, models, resolve
@@ -27,6 +29,7 @@ from loadgauge.spec.training import training
 
 if TYPE_CHECKING:
     from loadgauge.estimate.equation import equation, equations
+    from loadgauge.show.api import estimate
 
 __version__ = "0.1.0"
 
@@ -66,11 +69,39 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _in_a_notebook(result: Estimate) -> str:
+# What is read only when it is used: an estimate does not know how it is shown, and its package not how a job is asked.
+
+
+def _call(*args: object, **flags: object) -> Estimate:
+    from loadgauge.show.api import estimate
+
+    return estimate(*args, **flags)  # type: ignore[call-overload, no-any-return]
+
+
+def _signature() -> object:
+    from loadgauge.show.api import signature
+
+    return signature()
+
+
+def _html(result: Estimate) -> str:
     from loadgauge.show.notebook import html
 
     return html(result)
 
 
-# An estimate does not know how it is shown; whoever has this package sees it as a table in a notebook.
-setattr(Estimate, "_repr_html_", _in_a_notebook)  # noqa: B010
+def _text(result: Estimate) -> str:
+    from loadgauge.show.notebook import text
+
+    return text(result)
+
+
+def _line(result: Estimate) -> str:
+    from loadgauge.show.notebook import line
+
+    return line(result)
+
+
+_make_callable(_call, _signature)
+for _name, _shown in (("_repr_html_", _html), ("__str__", _text), ("__repr__", _line)):
+    setattr(Estimate, _name, _shown)

@@ -57,7 +57,7 @@ def families() -> list[str]:
     found = []
     for model_type in model_types():
         try:
-            spec = from_dict({"model_type": model_type})
+            spec = from_dict({"model_type": model_type}, class_defaults=True)
         except ConfigError:
             found += [model_type] if model_type in NEEDY else []
             continue

@@ -144,13 +144,13 @@ def test_compute_time_of_a_step(case: dict[str, Any]) -> None:
 @cases("A3-CLUSTER-*")
 def test_gpus_of_the_layouts(case: dict[str, Any]) -> None:
     i = case["inputs"]
-    reproduces(case, Layout(tp=i["t"], pp=i["p"], dp=i["d"]).gpus)
+    reproduces(case, Layout(tp=i["t"], pp=i["p"], dp=i["d"], seq_len=1).gpus)
 
 
 @cases("A3-NMB-*")
 def test_micro_batches_are_whole(case: dict[str, Any]) -> None:
     i = case["inputs"]
-    batches = Layout(dp=i["d"], micro_batch=i["b"], global_batch=i["B"]).num_microbatches
+    batches = Layout(dp=i["d"], micro_batch=i["b"], global_batch=i["B"], seq_len=1).num_microbatches
     assert isinstance(batches, int)
     reproduces(case, batches)
 

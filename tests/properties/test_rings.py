@@ -170,7 +170,7 @@ def test_bytes_over_the_adapters_of_a_domain(cluster: Known, kind: str, axis: st
 def test_expert_groups_are_the_same_ranks_numbered_anew(
     dp: int, tp: int, cp: int, ep: int, etp: int, pp: int, order: tuple[str, ...]
 ) -> None:
-    layout = Layout(dp=dp, tp=tp, cp=cp, ep=ep, etp=etp, pp=pp, order=order)
+    layout = Layout(dp=dp, tp=tp, cp=cp, ep=ep, etp=etp, pp=pp, order=order, seq_len=1)
     made = layout_groups(layout)
     dense = {"tp": tp, "cp": cp, "ep": 1, "dp": dp, "pp": pp}
     expert = {"tp": etp, "cp": 1, "ep": ep, "dp": layout.expert_dp, "pp": pp}
@@ -190,7 +190,7 @@ def test_expert_groups_are_the_same_ranks_numbered_anew(
 
 def test_replicas_are_the_ranks_of_other_shards() -> None:
     # FSDP2's mesh: replicas, then shards, then cp, then tp.
-    made = layout_groups(Layout(dp=6, tp=2, cp=2, replicas=3))
+    made = layout_groups(Layout(dp=6, tp=2, cp=2, replicas=3, seq_len=1))
     axes = {"tp": 2, "cp": 2, "shard": 2, "replicas": 3}
     order = ("tp", "cp", "shard", "replicas")
     for name, chosen in (("zero", ("cp", "shard")), ("replicas", ("replicas",))):

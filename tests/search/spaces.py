@@ -56,10 +56,10 @@ CASES: dict[str, Case] = {
     ),
     "stages numbered before the other axes, on two nodes": case(
         "llama-3.1-8b", 16, 16, schedule=("1f1b",), tp=(1, 2), vpp=(1,), recompute=POLICIES[:1],
-        base=Layout(order=("tp", "pp", "cp", "ep", "dp")),
+        base=Layout(order=("tp", "pp", "cp", "ep", "dp"), seq_len=1),
     ),
     "heads exchanged for tokens, all communication beside compute": case(
-        "llama-3.1-8b", 8, 8, schedule=("1f1b", "interleaved"), vpp=(1, 2), base=Layout(cp_comm="all_to_all"),
+        "llama-3.1-8b", 8, 8, schedule=("1f1b", "interleaved"), vpp=(1, 2), base=Layout(cp_comm="all_to_all", seq_len=1),
         kind=msgspec.structs.replace(training("megatron"), overlap=Overlap.parse("all")),
     ),
     "prediction modules, two directions": case(

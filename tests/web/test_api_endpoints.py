@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
+import os
 import pickle
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +23,7 @@ from loadgauge.formats.dialects import FILES
 from loadgauge.formats.exchange import read
 from loadgauge.show.web import validation
 from loadgauge.show.web.guard import Refused
-from loadgauge.show.web.workers import Failed, Replaced, Worker
+from loadgauge.show.web.workers import Failed, Pool, Replaced, Worker
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of"
@@ -294,19 +297,80 @@ def test_a_worker_that_takes_too_long_is_ended() -> None:
     asyncio.run(check())
 
 
-def test_a_worker_that_dies_is_replaced() -> None:
+async def stopped(worker: Worker, other_than: object = None) -> int:
+    """Stops the process of a worker as soon as there is one, so that it is surely at work; its number."""
+    while worker.process is None or worker.process is other_than:
+        await asyncio.sleep(0.001)
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    return worker.process.pid
+
+
+def test_a_worker_that_is_killed_costs_no_question(caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
         worker = Worker(60)
-        question = asyncio.create_task(worker.ask("plan", "", flags=PLANNED, locks=[], uploads={}))
-        while worker.process is None:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)
-        worker.process.kill()
+        for how in (signal.SIGKILL, signal.SIGTERM):
+            worker.end()
+            question = asyncio.create_task(worker.ask("text", "", name="x.txt", text=OOM))
+            pid = await stopped(worker)
+            os.kill(pid, how)
+            os.kill(pid, signal.SIGCONT)
+            assert json.loads(bytes(await question))["kind"] == "oom"
+        await worker.close()
+
+    asyncio.run(check())
+    assert "Unknown child process" not in caplog.text
+
+
+def test_a_worker_killed_while_it_is_idle_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        worker = Worker(60)
+        for _ in range(3):
+            assert json.loads(bytes(await worker.ask("text", "", name="x.txt", text=OOM)))["kind"] == "oom"
+            assert worker.process is not None
+            os.kill(worker.process.pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):  # asyncio's own thread may have been first.
+                os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+        # Killed again under the question itself: it has had no try yet.
+        before = worker.process
+        question = asyncio.create_task(worker.ask("text", "", name="x.txt", text=OOM))
+        os.kill(await stopped(worker, before), signal.SIGKILL)
+        assert json.loads(bytes(await question))["kind"] == "oom"
+        await worker.close()
+
+    asyncio.run(check())
+    assert "Unknown child process" not in caplog.text
+
+
+@pytest.mark.parametrize("how", [(signal.SIGKILL, signal.SIGKILL), (signal.SIGSEGV,)])
+def test_a_question_that_kills_workers_is_given_up(how: tuple[signal.Signals, ...]) -> None:
+    async def check() -> None:
+        worker, before = Worker(60), None
+        question = asyncio.create_task(worker.ask("text", "", name="x.txt", text=OOM))
+        for each in how:
+            pid = await stopped(worker, before)
+            before = worker.process
+            os.kill(pid, each)
+            os.kill(pid, signal.SIGCONT)
         with pytest.raises(Refused, match="broke off"):
             await question
         with pytest.raises(Failed, match="out-of-memory"):
             await worker.ask("text", "", name="x.txt", text="CUDA: ried to allocate nothing")
         await worker.close()
+
+    asyncio.run(check())
+
+
+def test_a_file_that_takes_long_holds_up_no_other() -> None:
+    async def check() -> None:
+        readers = Pool(2, 60)
+        slow = asyncio.create_task(readers.ask("text", "", name="x.txt", text=OOM))
+        pid = await stopped(readers.workers[0])
+        for _ in range(3):
+            assert json.loads(bytes(await readers.ask("text", "", name="x.txt", text=OOM)))["kind"] == "oom"
+        assert not slow.done()
+        os.kill(pid, signal.SIGCONT)
+        assert json.loads(bytes(await slow))["kind"] == "oom"
+        await readers.close()
 
     asyncio.run(check())
 
@@ -331,8 +395,6 @@ def test_questions_of_other_pages_wait_in_line() -> None:
 
 
 def test_the_command_serves_until_it_is_interrupted() -> None:
-    import os
-    import signal
     import subprocess
     import sys
     from pathlib import Path

@@ -87,7 +87,8 @@ def test_an_upload_that_is_gone_is_asked_for_again(served: Served) -> None:
 
 
 def test_the_id_of_an_upload_depends_on_its_text_alone() -> None:
-    texts = ['{"model_type": "llama"}', '{"model_type": "llama" }']
+    sizes = '{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32}'
+    texts = [sizes, f"{sizes} "]
     keys = []
     for _ in range(2):
         kept = Uploads()
@@ -100,7 +101,12 @@ def test_the_id_of_an_upload_depends_on_its_text_alone() -> None:
 def test_uploads_are_forgotten_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadgauge.show.web.uploads.MOST", 3)
     kept = Uploads()
-    keys = [kept.add_model(json.dumps({"model_type": "llama", "vocab_size": n}), "x.json") for n in range(1, 6)]
+    keys = [
+        kept.add_model(
+            json.dumps({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": n}), "x.json"
+        )
+        for n in range(1, 6)
+    ]
     files = [kept.add_file(str(n), "x.txt", str(n)) for n in range(5)]
     assert list(kept.models) == keys[2:]
     assert list(kept.files) == files[2:]

@@ -201,7 +201,7 @@ def test_hostile_json_is_one_clear_line(served: Served, body: bytes) -> None:
 
 
 def test_paths_are_no_models(served: Served, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}')
     for name in (tmp_path, tmp_path / "config.json", "/etc/passwd", "./config.json", "../config.json", "job.yaml", "~"):
         for path in ("estimate", "explain", "changes", "plan", "export", "what_if"):
             more = {"explain": {"id": "weights"}, "export": {"dialect": "megatron"}, "what_if": {"nic": 1e9}}.get(
@@ -371,7 +371,7 @@ def test_a_job_file_opens_no_other_file(served: Served, tmp_path: Path, monkeypa
 
 
 def test_a_job_file_names_no_model_by_path(served: Served, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}')
     text = f"base_model: {tmp_path}\nsequence_len: 512\nmicro_batch_size: 1\ngradient_accumulation_steps: 1\n"
     found = served.answer("/api/drop", name="job.yaml", text=text)
     assert "model" not in found["flags"]

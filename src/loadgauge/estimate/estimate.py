@@ -57,11 +57,12 @@ def estimate(
 ) -> Estimate:
     """Memory of the worst rank at its peak, FLOPs, and, on a cluster, the time and traffic of one optimizer step.
 
-    Without a `gpu` nothing is said of fitting, without a `cluster` nothing of time. rates: another calibration than the
-    GPU's own; scale: what a measured run took over what was predicted for it. Raises `LayoutError` when the layout
-    cannot exist, `NotModelled` when it can but is not modelled.
+    `gpu` enables the verdict, `cluster` the time and network; `loadgauge.estimate` is this function with names in place of
+    specifications, and the cluster filled in. rates: another calibration than the GPU's own; scale: time that a measured
+    run took over the time predicted for it. Raises `LayoutError` when the layout cannot exist, `NotModelled` when it can
+    but is not modelled.
 
-    >>> from loadgauge import cluster, gpu, layout, model
+    >>> from loadgauge import cluster, gpu, model
     >>> h100s = cluster(gpu("h100-sxm5-80gb"), 8)
     >>> layout = Layout(dp=8, zero=3, micro_batch=1, global_batch=8, seq_len=4096)
     >>> result = estimate(model("llama-3.1-8b"), layout, cluster=h100s)
@@ -95,6 +96,7 @@ def estimate(
         cluster=cluster,
         basis=_basis(gpu, None if time is None else known),
         not_counted=(*untimed, *_not_counted(model, chosen)),
+        assumed={key: f"{size} (not in the config: {model.model_type}'s default)" for key, size in model.defaults},
     )
 
 

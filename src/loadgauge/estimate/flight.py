@@ -40,9 +40,9 @@ class Work(NamedTuple):
 def works(layout: Layout, stage: int) -> tuple[Work, ...]:
     """The moments at which a stage holds the most: no other one of the same work holds as much of everything.
 
-    >>> [work.flight.whole for work in works(Layout(pp=4, global_batch=8), 1)]
+    >>> [work.flight.whole for work in works(Layout(pp=4, global_batch=8, seq_len=1), 1)]
     [(3,), (3,)]
-    >>> for work in works(Layout(pp=4, global_batch=8, schedule="zb-h1"), 3):
+    >>> for work in works(Layout(pp=4, global_batch=8, schedule="zb-h1", seq_len=1), 3):
     ...     print("F" if work.forward else "B", *work.flight)
     F (1,) (3,)
     B (1,) (3,)
@@ -104,7 +104,7 @@ def heaviest(layout: Layout, stage: int, alike: tuple[object, ...]) -> tuple[Wor
 
     alike: for each chunk what is the same for chunks of the same layers
 
-    >>> layout = Layout(pp=4, vpp=4, global_batch=16, schedule="interleaved")
+    >>> layout = Layout(pp=4, vpp=4, global_batch=16, schedule="interleaved", seq_len=1)
     >>> len(works(layout, 1)), len(heaviest(layout, 1, ("same",) * 4))
     (32, 2)
     """

@@ -112,7 +112,7 @@ def forecast(
     The layout's own `seq_len`, `tokens` and `pairs` are replaced. The smallest GPT-2, lengths from U{1..1024}, batches of 8:
 
     >>> from loadgauge import Layout, model
-    >>> found = forecast(model("gpt2"), Lengths.uniform(1024), Layout(micro_batch=8, global_batch=8))
+    >>> found = forecast(model("gpt2"), Lengths.uniform(1024), Layout(micro_batch=8, global_batch=8, seq_len=1))
     >>> [round(found.share(row, "layer"), 2) for row in found.rows]
     [1.0, 0.43, 0.25]
     """

@@ -140,6 +140,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster | None = None
     basis: dict[str, Basis]
     not_counted: tuple[str, ...]
+    assumed: dict[str, str] = {}
+    """What the job did not say, by flag, and the sizes that its config did not state."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `estimate --json`, in bytes, FLOPs and plain counts."""
@@ -151,6 +153,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
                 "params": self.params,
                 "active_params": self.active_params,
                 "unused_keys": list(self.model.unused_keys),
+                "defaults": dict(self.model.defaults),
             },
             "layout": {
                 **{name: getattr(layout, name) for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "zero")},
@@ -196,4 +199,5 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
             **({} if self.time is None else {"time": self.time.to_dict()}),
             "basis": dict(self.basis),
             "not_counted": list(self.not_counted),
+            "assumed": dict(self.assumed),
         }

@@ -74,7 +74,7 @@ def stages(model: ModelSpec, layout: Layout) -> Iterator[Stage]:
 
     >>> from loadgauge.families.paper import llama_model
     >>> model = llama_model(8, 512, 8, 1000)
-    >>> [(stage.first, stage.last) for stage in stages(model, Layout(pp=2, schedule="dualpipev"))]
+    >>> [(stage.first, stage.last) for stage in stages(model, Layout(pp=2, schedule="dualpipev", seq_len=1))]
     [(True, True), (False, False)]
     """
     begins, finishes = ({route[place] for route in layout.routes} for place in (0, -1))

@@ -84,7 +84,7 @@ def layout_groups(layout: Layout) -> dict[str, Group]:
     ep, etp, expert_dp, expert_replicas: of the experts, whose ranks are the same ones as dp x cp x tp, numbered anew in
     the same order.
 
-    >>> made = layout_groups(Layout(dp=8, tp=4, cp=2, ep=8, replicas=2))
+    >>> made = layout_groups(Layout(dp=8, tp=4, cp=2, ep=8, replicas=2, seq_len=1))
     >>> [(name, made[name].ranks, made[name].stride) for name in ("dp", "zero", "replicas", "ep", "expert_dp")]
     [('dp', 8, 8), ('zero', 8, 4), ('replicas', 2, 32), ('ep', 8, 1), ('expert_dp', 4, 8)]
     """

@@ -9,8 +9,11 @@ from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec, Norm
 
 def _hidden_size(reader: Reader, default: int) -> int:
     """`n_embed`, the older name, wins over `hidden_size`, as in transformers."""
+    older = reader.optional_whole("n_embed", default=None)
+    if older is not None and not reader.has("hidden_size"):
+        return older
     stated = reader.whole("hidden_size", default=default)
-    return reader.optional_whole("n_embed", default=None) or stated
+    return older or stated
 
 
 def bloom(reader: Reader) -> ModelSpec:

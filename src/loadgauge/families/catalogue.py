@@ -81,7 +81,8 @@ def model(name: str) -> ModelSpec:
         raise ConfigError(f"no model is called {shown(name)}{_hint(name, models())}")
     file = f"data/models/{known}.json"
     spec = from_dict(decode(_folder().joinpath(f"{known}.json").read_bytes(), file), file, known)
-    return msgspec.structs.replace(spec, source=str(model_sources()[known]))
+    # The class defaults that a published config leaves out are what its publisher means; nothing of it is assumed.
+    return msgspec.structs.replace(spec, defaults=(), source=str(model_sources()[known]))
 
 
 def config(name: str) -> dict[str, Any]:

@@ -50,6 +50,9 @@ FILES = {
 }
 """The files of this folder, and which model types the `READERS` of each has."""
 
+WINDOW = ("sliding_window", "max_window_layers")
+"""Endings of keys that are read before it is known whether the model has windows at all."""
+
 FAMILIES = {model_type: file for file, types in FILES.items() for model_type in types}
 """Each model_type and the file that has its reader; the file is imported when it is needed."""
 
@@ -59,14 +62,24 @@ def model_types() -> tuple[str, ...]:
     return tuple(sorted(FAMILIES))
 
 
-def from_dict(config: object, file: str = "", name: str = "") -> ModelSpec:
+def from_dict(config: object, file: str = "", name: str = "", *, class_defaults: bool = False) -> ModelSpec:
     """The model that a decoded `config.json` describes; `file` is for error messages.
 
-    >>> spec = from_dict({"model_type": "llama", "num_key_value_heads": 8})
-    >>> spec.num_hidden_layers, spec.hidden_size, spec.blocks[0].attention.head_dim
-    (32, 4096, 128)
+    A size that the config does not state is the default of transformers' configuration class, and is named in the
+    model's `defaults`. Without a hidden size or a number of layers this raises `ConfigError`, unless `class_defaults`
+    asks for those of the class too.
+
+    >>> spec = from_dict({"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "vocab_size": 1000})
+    >>> spec.num_hidden_layers, spec.blocks[0].attention.head_dim
+    (16, 64)
+    >>> dict(spec.defaults)["intermediate_size"]
+    11008
+    >>> from_dict({"model_type": "llama", "num_hidden_layers": 16})
+    Traceback (most recent call last):
+    loadgauge.errors.ConfigError: hidden_size: is missing; state it, as the size of a model is not guessed (llama's default is 4096)
     """
     reader = Reader(config, file, name=name)
+    reader.class_defaults = class_defaults
     model_type = reader.model_type
     if model_type not in FAMILIES:
         raise reader.unmodelled(
@@ -78,7 +91,9 @@ def from_dict(config: object, file: str = "", name: str = "") -> ModelSpec:
     refuse_unusual(reader)
     module = import_module(f"loadgauge.families.{FAMILIES[model_type]}")
     spec: ModelSpec = module.READERS[model_type](reader)
-    return msgspec.structs.replace(spec, unused_keys=reader.unused(spec.unused_keys), source=file)
+    windowed = any(getattr(block.attention, "sliding_window", None) for block in spec.blocks)
+    defaults = tuple((key, size) for key, size in reader.defaults.items() if windowed or not key.endswith(WINDOW))
+    return msgspec.structs.replace(spec, unused_keys=reader.unused(spec.unused_keys), defaults=defaults, source=file)
 
 
 def _near(model_type: str) -> str:

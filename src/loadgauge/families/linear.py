@@ -160,14 +160,15 @@ def _convolutions(reader: Reader, spec: ModelSpec, types: Sequence[str]) -> Mode
 
 def lfm2(reader: Reader) -> ModelSpec:
     """Convolutions by `layer_types`, or but for `full_attn_idxs`; the MLP has two thirds of the width stated, or so."""
-    spec = decoder.read(reader, LFM2)
+    key = "block_ff_dim" if reader.has("block_ff_dim") else "intermediate_size"
+    spec = decoder.read(reader, msgspec.structs.replace(LFM2, dense_size_key=key))
     count = spec.num_hidden_layers
     chosen = reader.wholes("full_attn_idxs")
     types = types_of(reader, count, "conv") or [
         "full_attention" if chosen is None or i in chosen else "conv" for i in range(count)
     ]
     reader.ignore("block_multiple_of", "block_ffn_dim_multiplier")
-    width = reader.whole("block_ff_dim" if reader.has("block_ff_dim") else "intermediate_size", default=12288)
+    width = reader.whole(key, default=12288)
     if reader.flag("block_auto_adjust_ff_dim", default=True):
         width = 2 * width // 3
         factor = reader.optional_real("block_ffn_dim_multiplier", default=1.0)

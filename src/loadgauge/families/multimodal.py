@@ -75,10 +75,12 @@ def read(reader: Reader, wrapper: Wrapper) -> ModelSpec:
         {f"{wrapper.prefix}ForConditionalGeneration": parts.LANGUAGE, f"{wrapper.prefix}Model": parts.BODY},
     )
     if wrapper.flat and reader.raw("text_config", default=None) is None:
-        inner = Reader({**reader.config, "model_type": wrapper.text}, reader.file, name=reader.name, task=wanted)
+        inner = reader.within({**reader.config, "model_type": wrapper.text}, task=wanted)
         inner.ignore("text_config", "vision_config")
         reader.ignore(*inner.config)
     else:
+        if wrapper.missing and not reader.class_defaults and reader.raw("text_config", default=None) is None:
+            raise reader.wrong("text_config", "is missing; state it, as the size of a model is not guessed")
         inner = reader.section("text_config", default=dict(wrapper.missing), task=wanted)
         inner.config = {"model_type": wrapper.text, **inner.config}
     text_type = inner.model_type

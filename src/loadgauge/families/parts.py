@@ -108,6 +108,8 @@ def key_value_heads(reader: Reader, heads: int, default: int | None) -> int:
     """`num_key_value_heads`; null means one per query head. It must divide the number of heads."""
     count = reader.optional_whole("num_key_value_heads", default=default)
     if count is None:
+        if not reader.has("num_key_value_heads"):
+            reader.default("num_key_value_heads", heads)
         return heads
     if heads % count:
         raise reader.wrong("num_key_value_heads", f"{count} does not divide num_attention_heads {heads}")

@@ -39,6 +39,17 @@ scales, and how the experts of a token are chosen and balanced."""
 HARMLESS_ENDINGS = ("_token_id", "_token_ids", "_token_index")
 HARMLESS_BEGINNINGS = ("summary_",)
 
+_ESSENTIAL = "hidden_size n_embd d_model dim num_hidden_layers n_layer n_layers num_layers layers_block_type"
+ESSENTIAL = frozenset(_ESSENTIAL.split())
+"""Names of the hidden size and of the number of layers. A config that states neither describes no particular model."""
+
+_NO_SIZES = """
+pad_token_id num_ln_in_parallel_attn moe_layer_freq decoder_sparse_step interleave_moe_layer_step
+moe_layer_start_index moe_layer_interval moe_layer_end_index block_multiple_of expansion_ratio
+"""
+NO_SIZES = frozenset(_NO_SIZES.split())
+"""Whole numbers that are no sizes: their defaults mean "nothing special"."""
+
 REMARKS = {
     "auto_map": "code of its own, not run",
     "quantization_config": "not counted",
@@ -69,6 +80,8 @@ class Reader:
     (12, 12)
     >>> reader.unused()
     ('n_special',)
+    >>> reader.defaults
+    {'n_head': 12}
     >>> Reader({"hidden_size": "7B"}, "config.json").whole("hidden_size", default=768)
     Traceback (most recent call last):
     loadgauge.errors.ConfigError: config.json: hidden_size: must be a whole number, got '7B'
@@ -82,6 +95,10 @@ class Reader:
         self.task = task
         """What the head does, where the config around this one has decided it; else empty."""
         self.name = name
+        self.class_defaults = False
+        """Whether the class default may stand in for a hidden size or a number of layers that is missing."""
+        self.defaults: dict[str, int] = {}
+        """Sizes that the config does not state, and the default of transformers' class taken for each."""
         self._read: set[str] = set()
 
     def wrong(self, key: str, message: str) -> ConfigError:
@@ -114,9 +131,19 @@ class Reader:
         return first
 
     def whole(self, *keys: str, default: int, minimum: int = 1, maximum: int = LARGEST) -> int:
-        """A whole number."""
+        """A whole number. A size that is missing is taken down in `defaults`; one of `ESSENTIAL` is an error."""
         value = self.raw(*keys, default=default)
+        if not any(map(self.has, keys)):
+            self.default(keys[0], default)
         return self._whole(next((key for key in keys if self.has(key)), keys[0]), value, minimum, maximum)
+
+    def default(self, key: str, value: int) -> None:
+        """Takes down the size that stands in for a key that is missing."""
+        if key in ESSENTIAL and not self.class_defaults:
+            family = f" ({self.config['model_type']}'s default is {value})" if self.has("model_type") else ""
+            raise self.wrong(key, f"is missing; state it, as the size of a model is not guessed{family}")
+        if value > 0 and key not in NO_SIZES:
+            self.defaults[f"{self.path}.{key}" if self.path else key] = value
 
     def optional_whole(self, *keys: str, default: int | None, minimum: int = 1, maximum: int = LARGEST) -> int | None:
         """A whole number, or None where the value is null."""
@@ -187,7 +214,13 @@ class Reader:
         """A reader of the object under `key`; `default` stands in where it is missing or null."""
         value = self.raw(key, default=None)
         path = f"{self.path}.{key}" if self.path else key
-        return Reader(default if value is None else value, self.file, name=self.name, path=path, task=task)
+        return self.within(default if value is None else value, path=path, task=task)
+
+    def within(self, config: object, *, path: str = "", task: str = "") -> Reader:
+        """A reader of a config inside this one; what it takes from defaults is taken down here too."""
+        inner = Reader(config, self.file, name=self.name, path=path, task=task)
+        inner.class_defaults, inner.defaults = self.class_defaults, self.defaults
+        return inner
 
     @property
     def model_type(self) -> str:

@@ -115,6 +115,7 @@ def _nemotron_types(reader: Reader) -> list[str]:
         types = [LETTERS.get(letter, letter) for letter in letters]
     else:
         types = list(LETTERS.values())
+        reader.default(key, len(types))
     for kind in types:
         if kind not in LETTERS.values():
             raise reader.unmodelled(key, f"{shown(kind)} is not modelled for this family")

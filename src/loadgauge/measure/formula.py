@@ -6,8 +6,8 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from loadgauge import estimate
 from loadgauge.errors import NotModelled
+from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.recompute import applied
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.hf import from_dict

@@ -81,7 +81,7 @@ class Reading:
         self.stages = functools.cache(self._stages)
 
     def _stages(self, pp: int, vpp: int, schedule: Any, stage_layers: tuple[int, ...] | None) -> list[Stage]:
-        layout = Layout(pp=pp, vpp=vpp, schedule=schedule, stage_layers=stage_layers)
+        layout = Layout(pp=pp, vpp=vpp, schedule=schedule, stage_layers=stage_layers, seq_len=1)
         return list(stages(self.space.model, layout))
 
     def batches(
@@ -272,7 +272,7 @@ class GridReading:
 
         def make() -> Any:
             numpy, code, axes = self.numpy, 0, ("dp", "tp", "cp", "ep")
-            alone = Layout(pp=layout.pp)
+            alone = Layout(pp=layout.pp, seq_len=1)
             for bit, axis in enumerate(axes):
                 code = code + self.numpy.asarray(getattr(layout, axis) > 1) * 2**bit
             values = [

@@ -67,14 +67,14 @@ def space_for(
     chosen = {**open_axes, **FRAMEWORKS[training.framework.name], **locked}
     space = Space(
         model=model, gpus=gpus, global_batch=global_batch, seq_len=seq_len, stage_layers=stage_layers, lengths=lengths,
-        padded=training.kernels.attention == "eager", base=_common(base or Layout()), **chosen,
+        padded=training.kernels.attention == "eager", base=_common(base or Layout(seq_len=1)), **chosen,
     )  # fmt: skip
     return trimmed(space, keep=set(locked))
 
 
 def _common(layout: Layout) -> Layout:
     """What all layouts of a space have in common with one."""
-    return Layout(cp_comm=layout.cp_comm, order=layout.order, expert_imbalance=layout.expert_imbalance)
+    return Layout(cp_comm=layout.cp_comm, order=layout.order, expert_imbalance=layout.expert_imbalance, seq_len=1)
 
 
 def trimmed(space: Space, keep: set[str]) -> Space:

@@ -309,7 +309,7 @@ def fullest(memory: MemoryModel, every: list[Stage]) -> list[Stage]:
 
 @lru_cache(maxsize=4096)
 def _fullest(schedule: Any, stages: int, batches: int, indices: tuple[int, ...]) -> tuple[int, ...]:
-    layout = Layout(pp=stages, schedule=schedule, global_batch=batches)
+    layout = Layout(pp=stages, schedule=schedule, global_batch=batches, seq_len=1)
     held = {index: works(layout, index) for index in indices}
     kept: list[int] = []
     for index in indices:

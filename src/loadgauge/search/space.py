@@ -172,7 +172,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     stage_layers: tuple[int, ...] | None = None
     lengths: Lengths | None = None
     padded: bool = False
-    base: Layout = Layout()
+    base: Layout = Layout(seq_len=1)
 
     # -- structures -----------------------------------------------------------------------------------------------------
 

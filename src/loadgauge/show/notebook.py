@@ -1,4 +1,4 @@
-"""An estimate in a notebook: the verdict, the parts of the memory and the lanes of the step, as plain HTML."""
+"""An estimate where Python shows it: as a line, as text (`print`), and as plain HTML (in a notebook)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,49 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.show.plot.colours import COMPUTE, EXPOSED, PARTS
 from loadgauge.show.report import verdict
 from loadgauge.show.timing import LANES, headline, seconds
-from loadgauge.units import GIB
+from loadgauge.units import GIB, count
 
 Row = tuple[str, str, float, str]
 """Name, amount, share, colour."""
 COMPUTES = ("forward", "backward", "recompute", "loss", "optimizer", "fixed")
+
+
+def line(result: Estimate) -> str:
+    """The model and the verdict in one line: what a Python prompt shows.
+
+    >>> from loadgauge import Layout, estimate
+    >>> repr(estimate("gpt2", Layout(seq_len=1024))).partition(", range")[0][-25:]
+    'worst rank (stage 0 of 1)'
+    """
+    return f"<Estimate of {result.model.name}: {' '.join(verdict(result).split())}>"
+
+
+def text(result: Estimate) -> str:
+    """What `print` shows: the verdict, the parts of the memory, the lanes of the step, and what was assumed."""
+    memory, time, layout = result.memory, result.time, result.layout
+    sequences = f"{layout.global_batch:,} sequence{'s' if layout.global_batch > 1 else ''}"
+    lines = [
+        verdict(result),
+        f"{result.model.name}, {count(result.params)} parameters, on {layout.gpus:,} x {result.gpu or 'GPU'};"
+        f" a step of {sequences} of {layout.seq_len:,} tokens",
+        f"Memory of that rank at its peak, {memory.moment}:",
+    ]
+    lines += [
+        f"  {part:<12}{nbytes / GIB:>10,.2f} GiB {nbytes / memory.total:>6.1%}"
+        for part, nbytes in memory.parts.items()
+        if nbytes
+    ]
+    if time is not None:
+        lines.append(headline(time))
+        lines += [
+            f"  {lane:<12}{seconds(value):>10} {value / time.step:>10.1%}"
+            for lane, value in time.parts.items()
+            if value > 0
+        ]
+    if result.assumed:
+        lines.append("Assumed: " + ", ".join(f"{name} {value}" for name, value in result.assumed.items()))
+    lines.append("Not counted: " + "; ".join(result.not_counted))
+    return "\n".join(lines)
 
 
 def html(result: Estimate) -> str:

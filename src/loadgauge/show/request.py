@@ -58,6 +58,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def estimate(self) -> Estimate:
         """The estimate of the job."""
         found = estimate(self.model, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
+        found = msgspec.structs.replace(found, assumed=self.assumed)
         if self.untimed:
             rest = (note for note in found.not_counted if not note.startswith("time and network:"))
             found = msgspec.structs.replace(found, not_counted=(f"time and network: {self.untimed}", *rest))
@@ -176,6 +177,8 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
         order=_order(request.order),
         **_ragged(lengths, micro_batch, kind),
     )
+    for key, size in chosen.defaults:
+        assumed[key] = f"{size} (not in the config: {chosen.model_type}'s default)"
     machines, untimed = _cluster(request, card, layout)
     found = Job(
         request=request, model=chosen, layout=layout, training=kind, gpu=card, lengths=lengths, assumed=assumed,

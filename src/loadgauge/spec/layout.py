@@ -85,7 +85,7 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Parallel degrees (`dp tp pp cp ep vpp`), ZeRO stage, batch and schedule.
 
-    micro_batch: sequences in one forward on one data-parallel rank; global_batch: sequences in one optimizer step
+    micro_batch, global_batch: sequences in one forward of one rank, and in one step; seq_len: tokens of each (no default)
     stage_layers: layers of each pipeline stage, where they are not equal; shared evenly by the stage's chunks
     expert_imbalance: rows the busiest expert rank computes, over the mean: 1 where routing is balanced
     cp_comm: how context-parallel ranks exchange keys and values: around a ring, gathered, or heads for tokens (Ulysses)
@@ -107,7 +107,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     recompute: RecomputePolicy = RecomputePolicy()
     micro_batch: Size = 1
     global_batch: Size = 1
-    seq_len: Size = 1
+    seq_len: Size
     schedule: Schedule = "1f1b"
     stage_layers: tuple[int, ...] | None = None
     expert_imbalance: Size = 1.0
@@ -175,7 +175,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         Interleaved, it goes round through all stages for each chunk; in a V down chunk 0 and up chunk 1 (source:
         narayanan2021, qi2024v, deepseek2024).
 
-        >>> Layout(pp=2, schedule="zb-v").routes, Layout(pp=2, schedule="dualpipe").routes
+        >>> Layout(pp=2, schedule="zb-v", seq_len=1).routes, Layout(pp=2, schedule="dualpipe", seq_len=1).routes
         ((((0, 0), (1, 0), (1, 1), (0, 1)),), (((0, 0), (1, 0)), ((1, 1), (0, 1))))
         """
         stages = range(self.pp)
@@ -190,7 +190,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
         >>> from loadgauge.families.paper import llama_model
         >>> model = llama_model(8, 512, 8, 1000)
-        >>> [Layout(pp=2, schedule=name).chunks_of(model) for name in ("1f1b", "zb-v", "dualpipe")]
+        >>> [Layout(pp=2, schedule=name, seq_len=1).chunks_of(model) for name in ("1f1b", "zb-v", "dualpipe")]
         [(((0, 4),), ((4, 8),)), (((0, 2), (6, 8)), ((2, 4), (4, 6))), (((0, 4), (4, 8)), ((4, 8), (0, 4)))]
         """
         layers, parts = self.layers_of(model), self.chunks // self.copies
@@ -222,9 +222,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         | dualpipe    | p + 1 of the two directions together                                 | deepseek2024, table 2   |
         | dualpipev   | 2p + 1 chunks of 1/2 each                                            | dualpipe                |
 
-        >>> [Layout(pp=4, global_batch=8).in_flight(stage) for stage in range(4)]
+        >>> [Layout(pp=4, global_batch=8, seq_len=1).in_flight(stage) for stage in range(4)]
         [4, 3, 2, 1]
-        >>> Layout(pp=4, vpp=2, global_batch=8, schedule="interleaved").in_flight(0)
+        >>> Layout(pp=4, vpp=2, global_batch=8, schedule="interleaved", seq_len=1).in_flight(0)
         5.5
         """
         batches, p = self.num_microbatches, self.pp
@@ -250,7 +250,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         >>> from loadgauge.spec.model import ModelSpec
         >>> block = mixtral_block(64, 4, 4, 16, num_experts=64, num_experts_per_tok=8, moe_intermediate_size=32)
         >>> model = ModelSpec(name="", model_type="", hidden_size=64, vocab_size=9, blocks=(block,), pattern=(0,))
-        >>> [Layout(dp=ranks, ep=ranks).worst_imbalance(model) for ranks in (1, 4, 8, 64)]
+        >>> [Layout(dp=ranks, ep=ranks, seq_len=1).worst_imbalance(model) for ranks in (1, 4, 8, 64)]
         [1, 4, 8, 8.0]
         """
         worst: Size = 1

@@ -324,6 +324,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Of such modules, how many are trained with the model, and so counted (`with_mtp`)."""
     unused_keys: tuple[str, ...] = ()
     """Keys of the config that were not read and could matter."""
+    defaults: tuple[tuple[str, int], ...] = ()
+    """Sizes that the config does not state, by key, and the default of transformers' class taken for each."""
     source: str = ""
 
     @property

@@ -16,6 +16,7 @@ import msgspec
 
 from loadgauge.errors import ConfigError, Error
 from loadgauge.families.catalogue import model as catalogued
+from loadgauge.families.hf import LARGEST_FILE as LARGEST_CONFIG
 from loadgauge.families.hf import decode, from_dict
 from loadgauge.formats.dialects import dialect, recognise
 from loadgauge.formats.exchange import BESIDE, LARGEST_FILE, JobFile, _syntax, combine, document, read
@@ -101,6 +102,12 @@ def _document(path: Path) -> dict[str, Any]:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ConfigError("is neither text (UTF-8) nor a snapshot of PyTorch's allocator") from None
+    if '"at_peak"' not in content and '"backward_peak"' not in content and len(content) <= LARGEST_CONFIG:
+        found = decode(content.encode(), "the document")
+        if isinstance(found, dict) and any(key in found for key in CONFIG_KEYS):
+            raise ConfigError(
+                f"is a config.json of {len(content) / 1e6:.1f} MB; one has some kB, and at most 3 MB here"
+            )
     return _trace(content, "the document") if '"at_peak"' in content else _measured(content, "the document")
 
 

@@ -18,9 +18,11 @@ from loadgauge.show.web.flags import State
 from loadgauge.show.web.guard import Refused
 from loadgauge.show.web.questions import decoded
 from loadgauge.show.web.uploads import PREFIX, Uploads, plain_name
-from loadgauge.show.web.workers import Worker
+from loadgauge.show.web.workers import Pool, Worker
 
 PLAN_SECONDS, FILE_SECONDS, VALIDATION_SECONDS, QUESTION_SECONDS = 300.0, 60.0, 60.0, 60.0
+READERS = 2
+"""Processes that read files: a file that takes long holds up nobody else's."""
 ROOM = 12 * 2**30
 """Address space for reading a file [bytes]."""
 MOST_NAMED = 8
@@ -49,7 +51,7 @@ class Elsewhere:
     def __init__(self, uploads: Uploads) -> None:
         self.uploads = uploads
         self.planner, self.validator = Worker(PLAN_SECONDS), Worker(VALIDATION_SECONDS)
-        self.reader, self.second = Worker(FILE_SECONDS, ROOM), Worker(QUESTION_SECONDS)
+        self.reader, self.second = Pool(READERS, FILE_SECONDS, ROOM), Worker(QUESTION_SECONDS)
         self.named: OrderedDict[str, str] = OrderedDict()
 
     async def close(self) -> None:

@@ -6,6 +6,8 @@ every name can be made to point there (DNS rebinding). The token keeps other pag
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
@@ -23,6 +25,10 @@ JSON_LIMIT = 4 * 2**20
 """Bytes of a JSON body."""
 FILE_LIMIT = 2**30
 """Bytes of a snapshot, which goes to the disk piece by piece."""
+MOST_DRAINED = 2**28
+"""Bytes of a body that is not wanted, read so that the client sees why."""
+DRAIN_SECONDS = 1.0
+"""Without another byte of it."""
 FILE_PATHS = ("/api/snapshot",)
 PAGE = ("/", "/index.html")
 """What a link may lead to from elsewhere, such as a terminal in a browser: with the token, and never in a frame."""
@@ -65,11 +71,13 @@ class Guard:
         if scope["type"] != "http":
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        body = Body(receive, headers)
+        send = self.hardened(scope, body.awaited(send))
         try:
-            limit = self.check(scope, headers)
-            await self.app(scope, limited(receive, limit), self.hardened(scope, send))
+            body.limit = self.check(scope, headers)
+            await self.app(scope, body.receive, send)
         except Refused as error:
-            await refuse(error, self.hardened(scope, send))
+            await refuse(error, send)
 
     def check(self, scope: Scope, headers: dict[str, str]) -> int:
         """Raises `Refused`, or returns how large the body may be."""
@@ -138,27 +146,55 @@ def too_large(limit: int) -> str:
     return f"is larger than {limit // 2**20} MiB"
 
 
-def limited(receive: Receive, limit: int) -> Receive:
-    """Counts the bytes of the body as they come: no header has to say how many there are."""
-    seen = 0
+class Body:
+    """The body of a request: its bytes are counted as they come, as no header has to say how many there are.
 
-    async def receiving() -> Message:
-        nonlocal seen
-        message = await receive()
-        if message["type"] == "http.request":
-            seen += len(message.get("body", b""))
-            if seen > limit:
-                raise Refused(413, too_large(limit))
+    Where an answer is made before all of it has come, the rest is read and thrown away: a connection that is closed on
+    bytes unread is reset, and the client would never see the answer.
+    """
+
+    def __init__(self, receive: Receive, headers: dict[str, str]) -> None:
+        self.next, self.limit, self.seen = receive, JSON_LIMIT, 0
+        self.complete = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+
+    async def receive(self) -> Message:
+        """The next piece. Raises `Refused` where it is one too many."""
+        message = await self.next()
+        self.count(message)
+        if self.seen > self.limit:
+            raise Refused(413, too_large(self.limit))
         return message
 
-    return receiving
+    def count(self, message: Message) -> None:
+        """Takes down what has come."""
+        self.seen += len(message.get("body", b""))
+        self.complete = self.complete or not message.get("more_body", False)
+
+    def awaited(self, send: Send) -> Send:
+        """Sends an answer, and ends it when the client has had its say."""
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start" and not self.complete:
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            elif message["type"] == "http.response.body" and not message.get("more_body") and not self.complete:
+                await send({**message, "more_body": True})
+                await self.drain()
+                message = {"type": "http.response.body", "body": b""}
+            await send(message)
+
+        return sending
+
+    async def drain(self) -> None:
+        """Reads what still comes, as long as it comes without a pause and is not endless."""
+        with contextlib.suppress(TimeoutError):
+            while not self.complete and self.seen <= MOST_DRAINED:
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    self.count(await self.next())
 
 
 async def refuse(error: Refused, send: Send) -> None:
     """The answer to a request that is refused."""
     body = json.dumps({"error": error.text, "kind": "Refused", "code": 2}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if error.status == 413:
-        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,10 +1,15 @@
-"""The server's side of `worker`: asks, waits no longer than it should, and ends what is not wanted any more."""
+"""The server's side of `worker`: asks, waits no longer than it should, and ends what is not wanted any more.
+
+A process that the system or a person ends (kill -9) costs no question: it is asked once more, of a new process. One that
+crashes, or that ends so twice, is the question's own doing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +21,10 @@ from loadgauge.show.web.worker import HEAD, Asked
 
 WAITING = 256
 """Questions that may wait for one worker; more are refused."""
+FROM_OUTSIDE = tuple(
+    getattr(signal, name) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
+)
+"""Signals that no crash sends."""
 
 
 class Replaced(Exception):
@@ -28,6 +37,14 @@ class Failed(Exception):
     def __init__(self, status: int, body: dict[str, Any]) -> None:
         self.status, self.body = status, body
         super().__init__(body.get("error", ""))
+
+
+class Ended(Exception):
+    """The process ended before it answered. signal: what ended it from outside, or 0 where it crashed."""
+
+    def __init__(self, signal: int) -> None:
+        self.signal = signal
+        super().__init__(signal)
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -44,6 +61,8 @@ class Worker:
     def __init__(self, seconds: float, room: int = 0) -> None:
         self.seconds, self.room = seconds, room
         self.process: asyncio.subprocess.Process | None = None
+        self.handle = -1
+        """Of the process, to end it by; a signal by its number might end another one, which has that number by then."""
         self.lock = asyncio.Lock()
         self.waiting = 0
         self.newest: dict[str, object] = {}
@@ -74,12 +93,18 @@ class Worker:
             raise Replaced
 
     async def _asked(self, asked: Asked, page: str, mine: object) -> msgspec.Raw:
-        done = False
+        done, question = False, msgspec.json.encode(asked)
         try:
             async with asyncio.timeout(self.seconds):
-                body = await self._exchange(msgspec.json.encode(asked))
+                try:
+                    body = await self._exchange(question)
+                except Ended as error:
+                    self._still(page, mine)
+                    if error.signal not in FROM_OUTSIDE:
+                        raise
+                    body = await self._exchange(question)
             done = True
-        except (asyncio.IncompleteReadError, ConnectionError, BrokenPipeError):
+        except Ended:
             self._still(page, mine)
             raise Refused(503, "the calculation broke off: it may need more memory than there is") from None
         finally:
@@ -93,18 +118,27 @@ class Worker:
         return told.answer
 
     async def _exchange(self, question: bytes) -> bytes:
+        """One question, one answer. Raises `Ended` where the process ends in between."""
         process = await self._running()
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(HEAD.pack(len(question)) + question)
-        await process.stdin.drain()
-        size = HEAD.unpack(await process.stdout.readexactly(HEAD.size))[0]
-        return await process.stdout.readexactly(size)
+        try:
+            process.stdin.write(HEAD.pack(len(question)) + question)
+            await process.stdin.drain()
+            size = HEAD.unpack(await process.stdout.readexactly(HEAD.size))[0]
+            return await process.stdout.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.end()
+            # What closes its end of a pipe may still have to end.
+            code = await process.wait()
+            raise Ended(max(0, -code)) from None
 
     async def _running(self) -> asyncio.subprocess.Process:
         """The process; a new one where there is none."""
-        if self.process is None or self.process.returncode is not None:
+        if self.process is None or _has_ended(self.process):
             import loadgauge
+
+            self.end()
 
             home = str(Path(loadgauge.__file__).parents[1])
             path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
@@ -114,12 +148,21 @@ class Worker:
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 limit=2**20,
             )  # fmt: skip
+            if hasattr(os, "pidfd_open"):
+                with contextlib.suppress(OSError):
+                    self.handle = os.pidfd_open(self.process.pid)
         return self.process
 
     def end(self) -> None:
         """Ends the process, whatever it does."""
         process, self.process = self.process, None
-        if process is not None and process.returncode is None:
+        handle, self.handle = self.handle, -1
+        if handle >= 0:
+            # Not `process.kill`, which asks first whether it has ended: asyncio would miss the answer, and complain.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+        elif process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
 
@@ -129,3 +172,29 @@ class Worker:
         self.end()
         if process is not None:
             await process.wait()
+
+
+class Pool:
+    """Several workers for the same questions: one that takes long holds up no other."""
+
+    def __init__(self, count: int, seconds: float, room: int = 0) -> None:
+        self.workers = [Worker(seconds, room) for _ in range(count)]
+
+    async def ask(self, task: str, page: str = "", /, **given: Any) -> msgspec.Raw:
+        """The answer of the worker for which the fewest wait."""
+        return await min(self.workers, key=lambda worker: worker.waiting).ask(task, page, **given)
+
+    async def close(self) -> None:
+        """Ends all of them."""
+        for worker in self.workers:
+            await worker.close()
+
+
+def _has_ended(process: asyncio.subprocess.Process) -> bool:
+    """Whether a process is over, though nobody has been told yet. Its exit status stays for whoever waits for it."""
+    if process.returncode is not None or not hasattr(os, "waitid"):
+        return process.returncode is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
