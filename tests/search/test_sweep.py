@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -19,7 +20,7 @@ from command_line import typed
 from loadgauge.errors import ConfigError, Error
 from loadgauge.search import sweep
 from loadgauge.search.sweep import Cell, Row, read, run
-from loadgauge.search.sweep_results import Results
+from loadgauge.search.sweep_results import DIGEST, Results, digest
 from loadgauge.search.sweep_workers import OnRay
 from loadgauge.show.sweep import cells, columns, lost, work
 
@@ -300,16 +301,21 @@ def test_two_sweeps_do_not_write_into_one_folder(tmp_path: Path) -> None:
 
 def test_an_unfinished_file_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Results(tmp_path, columns()) as results:
-        results.add([{"cell": "one"}])
+        results.add([{"cell": "one", "code": 0}])
         monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            results.add([{"cell": "two"}])
+            results.add([{"cell": "two", "code": 1}])
         monkeypatch.undo()
         assert set(results.rows()) == {"one"}
         assert len(list(tmp_path.glob(".part*"))) == 1
     with Results(tmp_path, columns()) as results:
         assert not list(tmp_path.glob(".part*"))
-        results.add([{"cell": "two"}, {"cell": "three", "gpus": 8, "mtp": True, "step": 0.1, "error": "é"}])
+        results.add(
+            [
+                {"cell": "two", "code": 2},
+                {"cell": "three", "code": 0, "gpus": 8, "mtp": True, "step": 0.1, "error": "é"},
+            ]
+        )
         assert set(results.rows()) == {"one", "two", "three"}
         assert [path.name for path in results.files()] == ["part-000001.parquet", "part-000002.parquet"]
         row = results.rows()["three"]
@@ -358,6 +364,73 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
         OnRay(work, "auto", None, {})
 
 
+def test_a_damaged_or_changed_file_is_refused_by_name(tmp_path: Path) -> None:
+    """Every flipped byte in it either changes no row or is found out; so is a row of another hand."""
+    import pyarrow.parquet
+
+    place = tmp_path / "part-000001.parquet"
+    with Results(tmp_path, columns()) as results:
+        results.add([{"cell": f"c{n}", "code": 0, "step": 0.1 + n, "error": "one"} for n in range(3)])
+        before, raw = results.rows(), place.read_bytes()
+        messages = []
+        for at in range(0, len(raw), 97):
+            place.write_bytes(raw[:at] + bytes([raw[at] ^ 16]) + raw[at + 1 :])
+            try:
+                assert results.rows() == before, at
+            except ConfigError as error:
+                messages.append(str(error))
+        assert len(messages) > 10
+        assert all(message.startswith(f"{place}: ") for message in messages)
+        table = pyarrow.parquet.ParquetFile(io.BytesIO(raw)).read()
+        other = table.set_column(table.schema.get_field_index("code"), "code", pyarrow.array([7, 0, 0]))
+        pyarrow.parquet.write_table(other, place)
+        with pytest.raises(ConfigError, match=r"part-000001\.parquet: is damaged, or was changed"):
+            results.rows()
+        marked = other.replace_schema_metadata({DIGEST: digest(other.to_pylist())})
+        pyarrow.parquet.write_table(marked, place)
+        with pytest.raises(ConfigError, match=r"part-000001\.parquet: code must be 0, 1 or 2, got 7"):
+            results.rows()
+
+
+def test_a_cell_that_lost_its_workers_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep says so and cannot tell; the next one plans that cell, and only that."""
+    (tmp_path / "sweep.toml").write_text(SMALL.replace(', "no-such-model"', ""))
+    line = ["plan", "--sweep", str(tmp_path / "sweep.toml"), "--output", str(tmp_path / "out"), "--json"]
+    asked: list[str] = []
+
+    class Killed:
+        """Workers that plan at once; those of the first cell die as often as it takes."""
+
+        slots = 1
+
+        def __init__(self, *_: object) -> None:
+            self.done: list[tuple[int, Row | None]] = []
+
+        def submit(self, number: int, cell: Cell) -> None:
+            asked.append(cell.key)
+            self.done.append((number, None if number == 0 and dying else work(cell, {})))
+
+        def finished(self, seconds: float) -> list[tuple[int, Row | None]]:
+            done, self.done = self.done, []
+            return done
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("loadgauge.search.sweep_workers.Processes", Killed)
+    dying = True
+    first = typed(line)
+    told = json.loads(first.out)
+    assert (first.code, told["lost"], told["cannot_tell"], told["cells"]) == (2, 1, 1, 4)
+    assert len(rows_in(tmp_path / "out")) == 3
+    assert "1 of these lost their workers" in typed(line[:-1]).out
+    dying, asked[:] = False, []
+    again = typed(line)
+    told = json.loads(again.out)
+    assert (again.code, told["lost"], told["resumed"], told["planned"], len(asked)) == (0, 0, 3, 1, 1)
+    assert len({row["cell"] for row in rows_in(tmp_path / "out")}) == 4
+
+
 # -- the loop -----------------------------------------------------------------------------------------------------------
 
 
@@ -402,8 +475,10 @@ def test_no_cell_is_lost_and_none_done_twice(count: int, slots: int, deaths: dic
         rows = list(
             run(wanted, workers, kept.append, lambda cell: {"cell": cell.key, "loadgauge": "1", "lost": True}, "1")
         )
-    for found in (rows, list(itertools.chain(*kept))):
-        assert sorted(row["cell"] for row in found) == sorted(cell.key for cell in wanted)
+    assert sorted(row["cell"] for row in rows) == sorted(cell.key for cell in wanted)
+    # What lost its workers is no result: a sweep that goes on tries it again.
+    done = sorted(cell.key for cell in wanted if deaths.get(cell.key, 0) < sweep.DEATHS)
+    assert sorted(row["cell"] for row in itertools.chain(*kept)) == done
     for row in rows:
         died = deaths.get(row["cell"], 0)
         assert row.get("lost", False) == (died >= sweep.DEATHS)
@@ -411,7 +486,7 @@ def test_no_cell_is_lost_and_none_done_twice(count: int, slots: int, deaths: dic
         assert workers.begun.count(row["cell"]) == min(died + 1, sweep.DEATHS)
     assert workers.closed
     assert all(kept)
-    if tick == 0 and count:
+    if tick == 0 and done:
         assert len(kept) == 1
 
 

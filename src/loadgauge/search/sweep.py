@@ -179,7 +179,8 @@ def run(
     """Has every cell planned and gives each result, in the order in which they finish.
 
     keep: writes results; it is given each of them once, at the latest when this ends, however it ends
-    lost: the result of a cell under which `DEATHS` workers died
+    lost: the row of a cell under which `DEATHS` workers died; that is no result, and is not kept: a sweep that goes on
+    tries the cell again
     version: of loadgauge, which all results must be of; raises `Error` where a worker has another
     """
     waiting = deque(enumerate(cells))
@@ -200,7 +201,8 @@ def run(
                     if deaths[number] < DEATHS:
                         waiting.appendleft((number, cell))
                         continue
-                    row = lost(cell)
+                    yield {**lost(cell), "deaths": deaths[number]}
+                    continue
                 if row["loadgauge"] != version:
                     other = row["loadgauge"]
                     raise Error(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -15,6 +17,10 @@ from loadgauge.search.sweep import Row
 Kind = Literal["text", "whole", "number", "truth"]
 KEY = "cell"
 PREFIX, SUFFIX = "part-", ".parquet"
+DIGEST = b"loadgauge.rows"
+"""The key, in a file's metadata, of the digest of its rows."""
+CODES = (0, 1, 2)
+"""What `code` may be."""
 
 
 class Results:
@@ -53,22 +59,34 @@ class Results:
         return sorted(found, key=lambda path: self._number(path) or 0)
 
     def rows(self) -> dict[str, Row]:
-        """Every result that is there, by the key of its cell. Raises `ConfigError` for a file that is none of a sweep."""
+        """Every result that is there, by the key of its cell.
+
+        Raises `ConfigError` for a file that is none of a sweep, or whose rows are not those that were written.
+        """
         import pyarrow
         import pyarrow.parquet
 
         found: dict[str, Row] = {}
         for path in self.files():
             try:
-                rows = pyarrow.parquet.ParquetFile(path).read().to_pylist()
-            except (pyarrow.ArrowException, OSError) as error:
+                table = pyarrow.parquet.ParquetFile(path).read()
+                rows = table.to_pylist()
+            except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # UnicodeDecodeError too
                 reason = " ".join(str(error).split())[:200]
                 raise ConfigError(
                     f"cannot be read ({reason}); without it, its cells would be planned again", file=str(path)
                 ) from None
+            if not all(isinstance(row.get(KEY), str) for row in rows) or not rows:
+                raise ConfigError("is no result of a sweep; give a folder of its own", key="output", file=str(path))
+            if (table.schema.metadata or {}).get(DIGEST) != digest(rows):
+                raise ConfigError(
+                    "is damaged, or was changed: its rows are not those that were written; without it, its cells would be"
+                    " planned again",
+                    file=str(path),
+                )
             for row in rows:
-                if not isinstance(row.get(KEY), str):
-                    raise ConfigError("is no result of a sweep; give a folder of its own", key="output", file=str(path))
+                if row.get("code", 0) not in CODES:
+                    raise ConfigError(f"code must be 0, 1 or 2, got {row['code']!r}", file=str(path))
                 found.setdefault(row[KEY], row)
         return found
 
@@ -86,7 +104,9 @@ class Results:
             for name, kind in self.columns.items()
         }
         with open(beside, "wb") as file:
-            pyarrow.parquet.write_table(pyarrow.table(columns), file)
+            table = pyarrow.table(columns)
+            marked = table.replace_schema_metadata({DIGEST: digest(table.to_pylist())})
+            pyarrow.parquet.write_table(marked, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
@@ -96,6 +116,12 @@ class Results:
     def _number(path: Path) -> int | None:
         digits = path.name.removeprefix(PREFIX).removesuffix(SUFFIX)
         return int(digits) if digits.isascii() and digits.isdecimal() else None
+
+
+def digest(rows: Sequence[Row]) -> bytes:
+    """Of the rows of a file, by their columns: what a flipped bit or another hand changes."""
+    text = json.dumps(rows, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest().encode()
 
 
 def _type(pyarrow: Any, kind: Kind) -> Any:

@@ -13,10 +13,10 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
+from multiprocessing.connection import wait
 from typing import Any
 
 from loadgauge.errors import ConfigError, Error
@@ -36,50 +36,87 @@ def processors() -> int:
 # -- processes ----------------------------------------------------------------------------------------------------------
 
 
+class _Process:
+    """A process that plans one cell after another, and the pipe to it. Nothing is shared with it that could leak."""
+
+    def __init__(self, work: Work) -> None:
+        # Spawned, not forked: a fork of a process with threads may hang.
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_plans, args=(work, theirs), daemon=True)
+        with _uninterrupted(), warnings.catch_warnings():
+            # Where something ended Python's tracker of shared resources, a new one begins; there are none of them here.
+            warnings.filterwarnings("ignore", "resource_tracker")
+            self.process.start()
+        theirs.close()
+
+    def end(self) -> None:
+        """Ends it, whatever it does."""
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+        self.pipe.close()
+
+
 class Processes:
-    """Processes of this machine, each a pool of its own: where one dies, it is known under which cell."""
+    """Processes of this machine, each with a pipe of its own: where one dies, it is known under which cell."""
 
     def __init__(self, work: Work, count: int) -> None:
         self.work, self.slots = work, count
-        self.idle: list[ProcessPoolExecutor] = []
-        self.busy: dict[Future[Row], tuple[int, ProcessPoolExecutor]] = {}
+        self.idle: list[_Process] = []
+        self.busy: dict[Any, tuple[int, _Process]] = {}
+        """By its pipe: the number of its cell."""
 
     def submit(self, number: int, cell: Cell) -> None:
         """Gives a cell to a process that has none, which is started where there is none."""
-        pool = self.idle.pop() if self.idle else _pool()
-        with _uninterrupted():
-            try:
-                future = pool.submit(self.work, cell, {})
-            except BrokenProcessPool:  # It died while it had nothing to do.
-                pool = _pool()
-                future = pool.submit(self.work, cell, {})
-        self.busy[future] = number, pool
+        while self.idle:
+            one = self.idle.pop()
+            if one.process.is_alive():
+                break
+            one.end()  # It died while it had nothing to do.
+        else:
+            one = _Process(self.work)
+        # Where it dies just now, `finished` finds the end of its pipe.
+        with contextlib.suppress(OSError):
+            one.pipe.send(cell)
+        self.busy[one.pipe] = number, one
 
     def finished(self, seconds: float) -> list[tuple[int, Row | None]]:
         """What has finished; None for a cell whose process died."""
         rows: list[tuple[int, Row | None]] = []
-        for future in wait(self.busy, seconds, FIRST_COMPLETED).done:
-            number, pool = self.busy.pop(future)
+        for pipe in wait(list(self.busy), seconds):
+            number, one = self.busy.pop(pipe)
             try:
-                rows.append((number, future.result()))
-                self.idle.append(pool)
-            except BrokenProcessPool:
+                rows.append((number, one.pipe.recv()))
+                self.idle.append(one)
+            except (EOFError, OSError):
                 rows.append((number, None))
-                pool.shutdown(wait=False)
+                one.end()
         return rows
 
     def close(self) -> None:
         """Ends all processes."""
-        for pool in (*self.idle, *(pool for _, pool in self.busy.values())):
-            for process in list((getattr(pool, "_processes", None) or {}).values()):
-                process.kill()
-            pool.shutdown(wait=True, cancel_futures=True)
+        for one in (*self.idle, *(one for _, one in self.busy.values())):
+            one.end()
         self.idle, self.busy = [], {}
 
 
-def _pool() -> ProcessPoolExecutor:
-    # Spawned, not forked: a fork of a process with threads may hang.
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_begin)
+def _plans(work: Work, pipe: Any) -> None:
+    """In each process: plans what comes, until nothing more does. It ends with its parent, however that ends."""
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    while True:
+        try:
+            cell = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(work(cell, {}))
 
 
 @contextlib.contextmanager
@@ -93,18 +130,6 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _begin() -> None:
-    """In each new process: it ends with its parent, however that ends."""
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        if parent is not None:
-            parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
 
 
 # -- Ray ----------------------------------------------------------------------------------------------------------------

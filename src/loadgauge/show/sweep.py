@@ -73,7 +73,7 @@ def handed_over(model: str | None, flags: dict[str, Any], *, as_json: bool) -> i
 
 def _sweep(file: str, output: str, workers: int | None, ray: str | None, *, as_json: bool) -> int:
     """Plans what is not there yet, and tells of all."""
-    from loadgauge.search.sweep import run
+    from loadgauge.search.sweep import DEATHS, run
     from loadgauge.search.sweep_results import Results
     from loadgauge.search.sweep_workers import OnRay, Processes, processors
     from loadgauge.show.swept import Progress, told
@@ -101,8 +101,10 @@ def _sweep(file: str, output: str, workers: int | None, ray: str | None, *, as_j
                     raise Error(f"interrupted: {done}; the same command goes on from there") from None
     rows = [found[cell.key] for cell in wanted]
     others = sum(1 for key in there if key not in found)
-    told(rows, output=output, resumed=resumed, others=others, seconds=time.perf_counter() - started, as_json=as_json)
-    return min(int(row["code"]) for row in rows)
+    given_up = sum(row["code"] == 2 and row["deaths"] >= DEATHS for row in rows)
+    seconds = time.perf_counter() - started
+    told(rows, output=output, resumed=resumed, others=others, lost=given_up, seconds=seconds, as_json=as_json)
+    return 2 if given_up else min(int(row["code"]) for row in rows)
 
 
 # -- the cells ----------------------------------------------------------------------------------------------------------
@@ -268,8 +270,8 @@ def work(cell: Cell, files: dict[str, bytes]) -> Row:
 
 
 def lost(cell: Cell) -> Row:
-    """The result of a cell under which several workers died."""
-    error = "its worker died each time, as where memory runs out"
+    """What is told of a cell under which several workers died. It is not kept as a result."""
+    error = "its worker died each time, as where memory runs out; the same command tries it again"
     return {**_inputs(cell), "code": 2, "outcome": OUTCOMES[2], "error": error}
 
 

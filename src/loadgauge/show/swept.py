@@ -57,9 +57,12 @@ class Progress:
 
 
 def told(
-    rows: Sequence[Row], *, output: str, resumed: int, others: int, seconds: float, as_json: bool
+    rows: Sequence[Row], *, output: str, resumed: int, others: int, lost: int, seconds: float, as_json: bool
 ) -> None:  # fmt: skip
-    """Prints the whole answer. resumed: cells that were there already; others: results there of other cells."""
+    """Prints the whole answer.
+
+    resumed: cells that were there already; others: results there of other cells; lost: cells whose workers died
+    """
     counts = [sum(row["code"] == code for row in rows) for code in (0, 1, 2)]
     best = leaders(rows)
     if as_json:
@@ -67,6 +70,7 @@ def told(
             {
                 "output": output, "cells": len(rows), "resumed": resumed, "planned": len(rows) - resumed,
                 "others": others, "fits": counts[0], "nothing_fits": counts[1], "cannot_tell": counts[2],
+                "lost": lost,
                 "seconds": seconds, "best": [row["cell"] for row in best],
                 "results": [{name: value for name, value in row.items() if value is not None} for row in rows],
             }
@@ -80,6 +84,8 @@ def told(
     before = f", {resumed:,} of them before" if resumed else ""
     lines = ["", f"{len(rows):,} cells{before}: {counts[0]:,} fit, {counts[1]:,} do not, {counts[2]:,} could not be told;"
              f" {seconds:,.1f} s. Every result: {output} (Parquet)."]  # fmt: skip
+    if lost:
+        lines.append(f"{lost:,} of these lost their workers and are not stored: the same command tries them again.")
     if others:
         lines.append(f"{others:,} more results there are of other cells, or of another version of loadgauge.")
     points(target, lines, "", style="dim")
