@@ -297,44 +297,56 @@ def test_a_worker_that_takes_too_long_is_ended() -> None:
     asyncio.run(check())
 
 
-async def stopped(worker: Worker, other_than: object = None) -> int:
-    """Stops the process of a worker as soon as there is one, so that it is surely at work; its number."""
-    while worker.process is None or worker.process is other_than:
-        await asyncio.sleep(0.001)
+async def stopped(worker: Worker, killed: int = 0) -> int:
+    """Stops the process of a worker as soon as it has a question, long before it can answer it; its number.
+
+    killed: the number of one before it
+    """
+    while not worker.handed or worker.process is None or worker.process.pid == killed:
+        await asyncio.sleep(0)
     os.kill(worker.process.pid, signal.SIGSTOP)
     return worker.process.pid
 
 
-def test_a_worker_that_is_killed_costs_no_question(caplog: pytest.LogCaptureFixture) -> None:
+def ended_by(pid: int, how: signal.Signals) -> None:
+    os.kill(pid, how)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+async def told(worker: Worker) -> str:
+    """The kind of an answer."""
+    return str(json.loads(bytes(await worker.ask("text", "", name="x.txt", text=OOM)))["kind"])
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_that_is_killed_costs_no_question(how: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
         worker = Worker(60)
-        for how in (signal.SIGKILL, signal.SIGTERM):
-            worker.end()
-            question = asyncio.create_task(worker.ask("text", "", name="x.txt", text=OOM))
-            pid = await stopped(worker)
-            os.kill(pid, how)
-            os.kill(pid, signal.SIGCONT)
-            assert json.loads(bytes(await question))["kind"] == "oom"
+        question = asyncio.create_task(told(worker))
+        ended_by(await stopped(worker), how)
+        assert await question == "oom"
         await worker.close()
 
     asyncio.run(check())
     assert "Unknown child process" not in caplog.text
 
 
-def test_a_worker_killed_while_it_is_idle_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_killed_while_it_is_idle_or_begins_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
         worker = Worker(60)
-        for _ in range(3):
-            assert json.loads(bytes(await worker.ask("text", "", name="x.txt", text=OOM)))["kind"] == "oom"
-            assert worker.process is not None
-            os.kill(worker.process.pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):  # asyncio's own thread may have been first.
-                os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
-        # Killed again under the question itself: it has had no try yet.
+        assert await told(worker) == "oom"
+        assert worker.process is not None
         before = worker.process
-        question = asyncio.create_task(worker.ask("text", "", name="x.txt", text=OOM))
-        os.kill(await stopped(worker, before), signal.SIGKILL)
-        assert json.loads(bytes(await question))["kind"] == "oom"
+        os.kill(before.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # asyncio's own thread may have been first.
+            os.waitid(os.P_PID, before.pid, os.WEXITED | os.WNOWAIT)
+        question = asyncio.create_task(told(worker))
+        while worker.process is None or worker.process is before:
+            await asyncio.sleep(0)
+        os.kill(worker.process.pid, signal.SIGKILL)  # as it begins
+        ended_by(await stopped(worker), signal.SIGKILL)  # and with the question in hand
+        assert await question == "oom"
         await worker.close()
 
     asyncio.run(check())
@@ -344,18 +356,29 @@ def test_a_worker_killed_while_it_is_idle_costs_nothing(caplog: pytest.LogCaptur
 @pytest.mark.parametrize("how", [(signal.SIGKILL, signal.SIGKILL), (signal.SIGSEGV,)])
 def test_a_question_that_kills_workers_is_given_up(how: tuple[signal.Signals, ...]) -> None:
     async def check() -> None:
-        worker, before = Worker(60), None
-        question = asyncio.create_task(worker.ask("text", "", name="x.txt", text=OOM))
+        worker, killed = Worker(60), 0
+        question = asyncio.create_task(told(worker))
         for each in how:
-            pid = await stopped(worker, before)
-            before = worker.process
-            os.kill(pid, each)
-            os.kill(pid, signal.SIGCONT)
+            killed = await stopped(worker, killed)
+            ended_by(killed, each)
         with pytest.raises(Refused, match="broke off"):
             await question
         with pytest.raises(Failed, match="out-of-memory"):
             await worker.ask("text", "", name="x.txt", text="CUDA: ried to allocate nothing")
         await worker.close()
+
+    asyncio.run(check())
+
+
+def test_nothing_begins_again_as_the_server_closes() -> None:
+    async def check() -> None:
+        worker = Worker(60)
+        question = asyncio.create_task(told(worker))
+        await stopped(worker)
+        await worker.close()
+        with pytest.raises(Refused, match="broke off"):
+            await question
+        assert worker.process is None
 
     asyncio.run(check())
 

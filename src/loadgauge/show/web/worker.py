@@ -27,6 +27,8 @@ TASKS = {
 }
 """What can be asked, and where it is answered."""
 HEAD = struct.Struct(">I")
+READY = HEAD.pack(0)
+"""What it says first: from here on, what ends it may be the question's doing."""
 LARGEST = 2**28
 """Bytes of one message."""
 
@@ -86,6 +88,8 @@ def main() -> None:
     # Whatever a library prints must not come between the messages.
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    out.write(READY)
+    out.flush()
     while (body := read(sys.stdin.buffer)) is not None:
         told = msgspec.json.encode(answer(msgspec.json.decode(body, type=Asked)))
         out.write(HEAD.pack(len(told)) + told)

@@ -17,10 +17,12 @@ from typing import Any
 import msgspec
 
 from loadgauge.show.web.guard import Refused
-from loadgauge.show.web.worker import HEAD, Asked
+from loadgauge.show.web.worker import HEAD, READY, Asked
 
 WAITING = 256
 """Questions that may wait for one worker; more are refused."""
+STARTS = 5
+"""Processes begun for a question before it is handed to one."""
 FROM_OUTSIDE = tuple(
     getattr(signal, name) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
 )
@@ -63,6 +65,8 @@ class Worker:
         self.process: asyncio.subprocess.Process | None = None
         self.handle = -1
         """Of the process, to end it by; a signal by its number might end another one, which has that number by then."""
+        self.handed = False
+        """Whether the process has been handed a question that it has not answered."""
         self.lock = asyncio.Lock()
         self.waiting = 0
         self.newest: dict[str, object] = {}
@@ -124,34 +128,55 @@ class Worker:
         assert process.stdout is not None
         try:
             process.stdin.write(HEAD.pack(len(question)) + question)
+            self.handed = True
             await process.stdin.drain()
             size = HEAD.unpack(await process.stdout.readexactly(HEAD.size))[0]
             return await process.stdout.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError):
-            self.end()
-            # What closes its end of a pipe may still have to end.
-            code = await process.wait()
-            raise Ended(max(0, -code)) from None
+            raise await self._end_of(process) from None
+        finally:
+            self.handed = False
 
     async def _running(self) -> asyncio.subprocess.Process:
-        """The process; a new one where there is none."""
-        if self.process is None or _has_ended(self.process):
-            import loadgauge
-
+        """The process; a new one where there is none, and again where that is ended before it can be asked anything."""
+        if self.process is not None and not _has_ended(self.process):
+            return self.process
+        for left in reversed(range(STARTS)):
             self.end()
+            process = await self._begun()
+            assert process.stdout is not None
+            try:
+                await process.stdout.readexactly(len(READY))
+                break
+            except (asyncio.IncompleteReadError, ConnectionError):
+                error = await self._end_of(process)
+                if not left or error.signal not in FROM_OUTSIDE:
+                    raise error from None
+        return process
 
-            home = str(Path(loadgauge.__file__).parents[1])
-            path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgauge.show.web.worker", stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                limit=2**20,
-            )  # fmt: skip
-            if hasattr(os, "pidfd_open"):
-                with contextlib.suppress(OSError):
-                    self.handle = os.pidfd_open(self.process.pid)
+    async def _begun(self) -> asyncio.subprocess.Process:
+        import loadgauge
+
+        home = str(Path(loadgauge.__file__).parents[1])
+        path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "loadgauge.show.web.worker", stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            limit=2**20,
+        )  # fmt: skip
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                self.handle = os.pidfd_open(self.process.pid)
         return self.process
+
+    async def _end_of(self, process: asyncio.subprocess.Process) -> Ended:
+        """What ended a process whose pipe has ended."""
+        ours = self.process is not process  # `end` was called, for a newer question or as the server closes.
+        if not ours:
+            self.end()
+        code = await process.wait()
+        return Ended(0 if ours else max(0, -code))
 
     def end(self) -> None:
         """Ends the process, whatever it does."""
