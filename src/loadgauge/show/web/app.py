@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import traceback
 from collections.abc import Awaitable, Callable
@@ -105,6 +106,8 @@ def application(token: str, port: int) -> Guard:
         warming = asyncio.create_task(server.warm())
         yield
         warming.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await warming
         await server.close()
 
     app = Starlette(

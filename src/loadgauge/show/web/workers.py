@@ -65,6 +65,8 @@ class Worker:
         self.process: asyncio.subprocess.Process | None = None
         self.handle = -1
         """Of the process, to end it by; a signal by its number might end another one, which has that number by then."""
+        self.ended: set[asyncio.subprocess.Process] = set()
+        """Processes that were ended, as long as the system has not said so."""
         self.handed = False
         """Whether the process has been handed a question that it has not answered."""
         self.lock = asyncio.Lock()
@@ -116,6 +118,7 @@ class Worker:
             if not done:
                 # Half an answer must not be taken for that of the next question.
                 self.end()
+        self._still(page, mine)  # It may have been answered just before it was taken back.
         told = msgspec.json.decode(body, type=Told)
         if told.status:
             raise Failed(told.status, told.body)
@@ -182,6 +185,9 @@ class Worker:
         """Ends the process, whatever it does."""
         process, self.process = self.process, None
         handle, self.handle = self.handle, -1
+        self.ended = {one for one in self.ended if one.returncode is None}
+        if process is not None:
+            self.ended.add(process)
         if handle >= 0:
             # Not `process.kill`, which asks first whether it has ended: asyncio would miss the answer, and complain.
             with contextlib.suppress(ProcessLookupError):
@@ -192,10 +198,9 @@ class Worker:
                 process.kill()
 
     async def close(self) -> None:
-        """Ends the process and waits for its end."""
-        process = self.process
+        """Ends the process and waits for its end, and for that of those before it."""
         self.end()
-        if process is not None:
+        for process in tuple(self.ended):
             await process.wait()
 
 
