@@ -8,6 +8,7 @@ the bandwidth needed, bytes over the seconds taken (latency included) the bandwi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 
 import msgspec
 
@@ -19,7 +20,7 @@ from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory import MemoryModel, stages
 from loadgauge.estimate.roofline import Machine, operation_seconds
 from loadgauge.estimate.step import StepModel, StepTime
-from loadgauge.estimate.traffic import Traffic
+from loadgauge.estimate.traffic import Carries, Traffic
 from loadgauge.spec.calibration import Rates
 from loadgauge.spec.cluster import evenly
 from loadgauge.spec.hardware import Cluster
@@ -31,8 +32,24 @@ SHARE = 0.05
 """Of the time of compute, what an axis may take where nothing hides it: the habit of cluster planners."""
 NODE, RACK = 8, 72
 """GPUs that NVLink joins: an HGX board, an NVL72 rack."""
-ONCE = ("gradients of shared weights", "gradients of the tied table")
-"""Exchanged after the last backward, when nothing runs beside them."""
+
+
+class Purpose(StrEnum):
+    """What rows of traffic together are for, and that in words."""
+
+    ACTIVATIONS = "activations"
+    KEYS_AND_VALUES = "keys and values"
+    TOKENS = "tokens"
+    GRADIENTS = "gradients"
+    UPDATED_WEIGHTS = "updated weights"
+    SHARDED_WEIGHTS = "weights and gradients"
+    SHARED_WEIGHTS = "shared weights"
+
+
+OF_LAYERS = {
+    Carries.ACTIVATIONS: Purpose.ACTIVATIONS, Carries.KEYS_AND_VALUES: Purpose.KEYS_AND_VALUES, Carries.TOKENS: Purpose.TOKENS,
+}  # fmt: skip
+"""What the layers' own collectives are for."""
 
 
 def bandwidth_needed(nbytes: float, seconds: float, share: float = 1.0) -> float:
@@ -77,7 +94,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     axis: str
-    what: str
+    what: Purpose
     link: str
     ranks: int
     carried: float
@@ -229,7 +246,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     def needs(self, traffic: tuple[Traffic, ...], compute: Compute) -> Iterator[Need]:
         """The rows of one axis, link and moment together."""
-        together: dict[tuple[str, str, str, float], list[Traffic]] = {}
+        together: dict[tuple[str, Purpose, str, float], list[Traffic]] = {}
         for row in traffic:
             what, beside = self.beside(row, compute)
             together.setdefault((row.axis, what, row.link, beside), []).append(row)
@@ -248,26 +265,25 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
                 bandwidth=self.fabric.outer_bandwidth if outer else self.fabric.inner_bandwidth,
             )
 
-    def beside(self, row: Traffic, compute: Compute) -> tuple[str, float]:
+    def beside(self, row: Traffic, compute: Compute) -> tuple[Purpose, float]:
         """What a row is part of, and the seconds of compute that it can run beside; 0 where it runs beside none."""
         overlap, layout = self.training.overlap, self.layout
-        if row.what in ONCE:
-            return "shared weights", 0.0
+        if row.kind.after_backward:
+            return Purpose.SHARED_WEIGHTS, 0.0
         if row.lane == "zero":
-            return "weights and gradients", overlap.prefetch * compute.total
+            return Purpose.SHARDED_WEIGHTS, overlap.prefetch * compute.total
         if row.lane == "dp":
-            updated = row.what.startswith("updated")
+            updated = row.kind is Carries.UPDATED_WEIGHTS
             each = compute.forward if updated else compute.backward
             times = layout.num_microbatches if row.calls_per_microbatch else 1
-            return "updated weights" if updated else "gradients", overlap.dp * times * each
+            return Purpose.UPDATED_WEIGHTS if updated else Purpose.GRADIENTS, overlap.dp * times * each
         hidden = {
             "tp": overlap.tp * (compute.total - compute.attention),
             "cp": (overlap.cp and layout.cp_comm == "ring") * compute.attention * (layout.cp - 1) / layout.cp,
             "ep": overlap.ep * compute.total,
             "pp": overlap.pp * compute.total,
         }
-        what = {"tp": "activations", "cp": "keys and values", "pp": "activations"}.get(row.axis, "tokens")
-        return what, hidden.get(row.axis, 0.0)
+        return OF_LAYERS[row.kind], hidden.get(row.axis, 0.0)
 
 
 class Change(msgspec.Struct, frozen=True):
