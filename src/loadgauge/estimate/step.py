@@ -276,7 +276,7 @@ class StepModel:
 
     def bucket_latency(self, row: Traffic) -> Size:
         """Seconds that cutting a reduction (or gathering) into buckets adds: the latency of each but the first."""
-        group = self.groups["zero" if row.group == "ends" else row.group]
+        group = self.groups[row.group]
         updated = row.kind is Carries.UPDATED_WEIGHTS
         itemsize = self.training.precision.compute if updated else self.reduced_bytes
         bucket = BUCKETS.get(self.training.framework.name, BUCKETS["torchtitan"])
