@@ -53,6 +53,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     part: str
     total: Size
     moment: str
+    phase: Phase
     stage: int
     rule: str
     basis: str
@@ -164,6 +165,7 @@ class Apart:
             part=self.part,
             total=memory.parts[self.part],
             moment=memory.moment,
+            phase=self.moment.phase,
             stage=self.stage.index,
             rule=rule,
             basis=self.result.basis[self.part],
