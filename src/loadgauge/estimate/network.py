@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import msgspec
 
+from loadgauge.algebra import same
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.amdahl import efficiency
 from loadgauge.estimate.comm import Fabric
@@ -20,7 +21,7 @@ from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory import MemoryModel, stages
 from loadgauge.estimate.roofline import Machine, operation_seconds
 from loadgauge.estimate.step import StepModel, StepTime
-from loadgauge.estimate.traffic import Carries, Traffic
+from loadgauge.estimate.traffic import Carries, Traffic, expose, layout_groups, sends, stage_traffic
 from loadgauge.spec.calibration import Rates
 from loadgauge.spec.cluster import evenly
 from loadgauge.spec.hardware import Cluster
@@ -87,7 +88,7 @@ def slowed(machine: Machine, factor: float) -> Machine:
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What one axis asks of its slowest link, per GPU.
+    """What one axis asks of its slowest link, per GPU of the pipeline stage that asks most of it.
 
     carried: bytes that link carries in a step; seconds: of all calls; beside: seconds of compute they run beside (0: of
     none); allowed: seconds that may stick out; bandwidth: of the link, by its datasheet [byte/s]
@@ -96,6 +97,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     axis: str
     what: Purpose
     link: str
+    stage: int
     ranks: int
     carried: float
     seconds: float
@@ -136,9 +138,14 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer: what each axis needs and reaches, from the traffic of a step."""
+    """The answer: what each axis needs and reaches, from the traffic of a step.
+
+    stage: the slowest pipeline stage, whose compute it is; traffic: over each axis, that of a GPU of the stage where it
+    takes longest (inner stages send both ways, the last one has the head's); the seconds that stick out are those of the step
+    """
 
     step: float
+    stage: int
     exposed: float
     compute: Compute
     traffic: tuple[Traffic, ...]
@@ -211,20 +218,48 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         """What each axis needs and reaches."""
         memory = MemoryModel(self.model, self.layout, self.training, view_of(self.layout, self.training))
         machine = self.machine
-        found = StepModel(memory, machine, self.fabric).step()
+        model = StepModel(memory, machine, self.fabric)
+        found = model.step()
         compute = self.compute(memory, machine, found)
         if self.achieved is not None:
             flops = step_flops(self.model, self.layout, self.training.kernels, memory.view).hardware
             machine = slowed(machine, flops / (self.layout.gpus * self.achieved) / compute.total)
-            found = StepModel(memory, machine, self.fabric).step()
+            model = StepModel(memory, machine, self.fabric)
+            found = model.step()
             compute = self.compute(memory, machine, found)
+        traffic = expose(self.heaviest(model, found), found.parts)
         return Network(
             step=found.step,
-            exposed=sum(row.exposed_seconds for row in found.traffic),
+            stage=found.stage,
+            exposed=sum(row.exposed_seconds for row in traffic),
             compute=compute,
-            traffic=found.traffic,
-            needs=tuple(self.needs(found.traffic, compute)),
+            traffic=traffic,
+            needs=tuple(self.needs(traffic, compute)),
         )
+
+    def heaviest(self, model: StepModel, found: StepTime) -> Iterator[Traffic]:
+        """What goes over each axis, of the stage where it takes longest; of equal ones, of the slowest stage."""
+        by_stage = {found.stage: found.traffic}
+        seen = set()
+        for stage in stages(self.model, self.layout):
+            alike = model.memory.make_up(stage), sends(self.layout, stage.index)
+            if alike not in seen and stage.index != found.stage:
+                by_stage[stage.index] = stage_traffic(model.memory, self.fabric, stage, model.groups)
+            seen.add(alike)
+        seconds: dict[object, dict[int, float]] = {}
+        for index, rows in by_stage.items():
+            for row in rows:
+                places = seconds.setdefault(_asks(row), {})
+                places[index] = places.get(index, 0.0) + row.seconds
+        # Those of another stage stand where the slowest stage has its own.
+        left = {key: max(places, key=places.__getitem__) for key, places in seconds.items()}
+        for row in (row for rows in by_stage.values() for row in rows):
+            key = _asks(row)
+            if left.get(key) == found.stage:
+                if row.stage == found.stage:
+                    yield row
+            elif key in left:
+                yield from (one for one in by_stage[left.pop(key)] if _asks(one) == key)
 
     def compute(self, memory: MemoryModel, machine: Machine, found: StepTime) -> Compute:
         """The compute of a step on its slowest stage; of the ends' a third is forward."""
@@ -256,6 +291,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
                 axis=axis,
                 what=what,
                 link=link,
+                stage=rows[0].stage,
                 ranks=max(row.ranks for row in rows),
                 carried=sum(row.calls_per_step * (row.adapter if outer else row.wire) for row in rows),
                 seconds=sum(row.seconds for row in rows),
@@ -286,6 +322,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         return OF_LAYERS[row.kind], hidden.get(row.axis, 0.0)
 
 
+def _asks(row: Traffic) -> object:
+    """The same for rows that ask for an axis together."""
+    return row.axis, row.lane, row.kind.after_backward
+
+
 class Change(msgspec.Struct, frozen=True):
     """A cluster that is otherwise the same, and what comes of it."""
 
@@ -296,30 +337,55 @@ class Change(msgspec.Struct, frozen=True):
 
 def what_if(setup: Setup, found: Network) -> Iterator[Change]:
     """The same run on other clusters: links twice and half as fast, other nodes, an oversubscribed network."""
-    fabric, links = setup.fabric, {row.link for row in found.traffic}
-    changes: list[tuple[str, dict[str, object]]] = []
+    layout, fabric, links = setup.layout, setup.fabric, {row.link for row in found.traffic}
+
+    def changed(name: str, **fields: float) -> Change:
+        other = msgspec.structs.replace(fabric, **fields)
+        return Change(name, other, msgspec.structs.replace(setup, fabric=other).answer())
+
     for link, title, field in (
         ("inner", "node link", "inner_bandwidth"),
         ("outer", "network", "outer_bandwidth"),
     ):
         if link in links:
             speed = getattr(fabric, field)
-            changes += [(f"{title} x {factor:g}", {field: speed * factor}) for factor in (2, 0.5)]
-    for size in (NODE, RACK):
-        domain = evenly(setup.layout.gpus, size)
-        if fabric.domain not in (1, domain):
-            of = f" (of {size})" if domain < size and setup.layout.gpus > size else ""
-            name = "nodes" if size == NODE else "racks"
-            changes.append((f"{name} of {domain}{of}", {"domain": domain}))
+            for factor in (2, 0.5):
+                yield changed(f"{title} x {factor:g}", **{field: speed * factor})
+    for size, title in ((NODE, "nodes"), (RACK, "racks")):
+        if fabric.domain > 1:
+            several = [changed(_domain_name(title, each, size, layout), domain=each) for each in fillings(layout, size)]
+            best = min(several, key=lambda change: change.result.step)
+            if best.fabric.domain != fabric.domain:
+                yield best
     if "outer" in links:
-        changes += [
-            (f"oversubscription {factor:g}", {"oversubscription": float(factor)})
-            for factor in (1, 2, 4)
-            if factor != fabric.oversubscription
-        ]
-    for name, fields in changes:
-        other = msgspec.structs.replace(fabric, **fields)
-        yield Change(name, other, msgspec.structs.replace(setup, fabric=other).answer())
+        for factor in (1, 2, 4):
+            if factor != fabric.oversubscription:
+                yield changed(f"oversubscription {factor:g}", oversubscription=float(factor))
+
+
+def fillings(layout: Layout, size: int) -> list[int]:
+    """How many GPUs of each domain of `size` a job may use, so that no tensor-parallel group leaves its domain.
+
+    At most two numbers: the largest with which all domains are used alike, and the largest of all, with which the last
+    domain is used in part and groups of other axes may straddle two. Where no number keeps tensor-parallel groups in a
+    domain, as they are larger, domains are used alike.
+
+    >>> fillings(Layout(tp=8, dp=32), 72), fillings(Layout(tp=8, dp=212), 72), fillings(Layout(tp=16, dp=4), 8)
+    ([64, 72], [32, 72], [8])
+    """
+    if layout.gpus <= size:
+        return [layout.gpus]
+    tp = layout_groups(layout)["tp"]
+    whole = [domain for domain in range(size, 0, -1) if same(tp.domains(domain), 1)]
+    alike = next((domain for domain in whole if layout.gpus % domain == 0), None)
+    return [evenly(layout.gpus, size)] if alike is None else sorted({alike, whole[0]})
+
+
+def _domain_name(title: str, domain: int, size: int, layout: Layout) -> str:
+    """What to call nodes or racks of which a job uses so many GPUs."""
+    of = f" (of {size})" if domain < min(size, layout.gpus) else ""
+    over = layout_groups(layout)["tp"].domains(domain)
+    return f"{title} of {domain}{of}" + (f", tp over {over}" if over > 1 else "")
 
 
 def largest_tp(setup: Setup) -> int | None:

@@ -78,7 +78,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of collective on one axis, per GPU and step.
 
     kind: what it carries; what: the same in words, which nothing depends on; group: its ranks, by their name among
-    `layout_groups`
+    `layout_groups`; stage: the pipeline stage of the GPU
     payload: bytes of the full tensor, a call; wire: bytes one GPU sends, a call; adapter: bytes that its share of the
     network between domains carries, a call; link: `inner`, `outer` or `none`, the slowest link of the group; seconds,
     exposed_seconds: of all calls of the step; lane: where the exposed ones are in the step's time
@@ -99,6 +99,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Size
     exposed_seconds: Size
     lane: str
+    stage: int = 0
 
     @property
     def sent(self) -> Size:
@@ -227,7 +228,8 @@ def stage_traffic(
     """
     made = layout_groups(memory.layout) if by_axis is None else by_axis
     rows = [*_operations(memory, fabric, stage, made), *weight_traffic(memory, fabric, stage, made)]
-    return tuple(row for row in rows if not same(row.calls_per_step, 0) and not same(row.payload, 0))
+    listed = (row for row in rows if not same(row.calls_per_step, 0) and not same(row.payload, 0))
+    return tuple(msgspec.structs.replace(row, stage=stage.index) for row in listed)
 
 
 def weight_traffic(
@@ -284,6 +286,18 @@ def _forward(layer: Layer, recompute: Recompute | None = None) -> Iterator[Colle
             yield from operation.forward_comm
 
 
+def sends(layout: Layout, stage: int) -> tuple[int, int]:
+    """How often a pipeline stage sends activations of each micro-batch forward, and their gradients back.
+
+    Inner stages send both ways, the first only forward and the last only back. With DualPipe of both directions together.
+
+    >>> [sends(Layout(pp=4, global_batch=8), stage) for stage in range(4)]
+    [(1, 0), (1, 1), (1, 1), (0, 1)]
+    """
+    hops = [(one[0], other[0]) for route in layout.routes for one, other in pairwise(route) if one[0] != other[0]]
+    return sum(source == stage for source, _ in hops), sum(target == stage for _, target in hops)
+
+
 def _pipeline(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group]) -> Iterator[Traffic]:
     """Activations to the stage of the next chunk, and their gradients to that of the one before.
 
@@ -296,11 +310,8 @@ def _pipeline(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str,
     batches = layout.num_microbatches
     nbytes = view.kernels.dtypes.activation * view.tokens * memory.model.hidden_size / view.token_shards
     exposed = int(not memory.training.overlap.pp)
-    hops = [(one[0], other[0]) for route in layout.routes for one, other in pairwise(route) if one[0] != other[0]]
-    for what, calls in (
-        ("activations, forward", sum(source == stage.index for source, _ in hops)),
-        ("gradients of activations, backward", sum(target == stage.index for _, target in hops)),
-    ):
+    forward, backward = sends(layout, stage.index)
+    for what, calls in (("activations, forward", forward), ("gradients of activations, backward", backward)):
         each = calls / layout.copies if layout.copies > 1 else calls
         yield entry(
             Carries.ACTIVATIONS, what, "send_recv", each * batches, nbytes, "pp", made, fabric, each=each, exposed=exposed
