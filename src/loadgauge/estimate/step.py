@@ -27,7 +27,11 @@ LANES = (
 
 
 BUCKETS = {"megatron": 40e6, "deepspeed": 500e6, "huggingface": 25 * 2**20 / 4, "torchtitan": 25 * 2**20 / 4}
-"""Elements of a bucket of gradients: Megatron's 40 million (or a million a rank), DeepSpeed's, PyTorch DDP's 25 MiB."""
+"""Elements of a bucket of gradients: Megatron's 40 million (or a million a rank), DeepSpeed's, PyTorch DDP's 25 MiB.
+
+Each bucket waits for the latency of its own reduction. As Megatron's grow with the ranks, beyond 40 of them there are the
+fewer buckets the more ranks there are, and a step with more GPUs may be the faster one.
+"""
 
 
 HOST_LINK = 25e9
