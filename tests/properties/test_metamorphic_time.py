@@ -18,6 +18,7 @@ from loadgauge.errors import Error
 from loadgauge.estimate.result import Time
 from loadgauge.show.flags import Request
 from loadgauge.show.request import job
+from loadgauge.spec.overlap import Overlap
 
 few = settings(
     max_examples=30, deadline=None, derandomize=True, database=None,
@@ -65,6 +66,7 @@ def test_the_time_holds_together(request: Request) -> None:
     assert time.low <= time.step <= time.high
     assert 0 < time.mfu <= time.hfu * ROUNDING
     assert time.hfu <= 1
+    assert request.pp != 1 or time.parts["bubble"] <= 1e-9 * time.step, "one stage waits for nobody"
     for row in result.network:
         # What a lane shows is the sum of its rows; each row shows no less than nothing.
         assert row.exposed_seconds >= 0
@@ -101,10 +103,13 @@ def test_a_faster_network_makes_no_step_slower(request: Request) -> None:
     assert fast.step <= slow.step * ROUNDING
 
 
-@few
+@settings(few, max_examples=15)
 @given(runs())
 def test_overlap_makes_no_step_slower(request: Request) -> None:
-    assert changed(request, overlap="all").step <= changed(request, overlap="none").step * ROUNDING
+    # One switch at a time, as each is to pay for itself.
+    none = changed(request, overlap="none")
+    for switch in (*Overlap.__struct_fields__, "all"):
+        assert changed(request, overlap=switch).step <= none.step * ROUNDING, switch
 
 
 @few
@@ -127,8 +132,10 @@ def test_twice_the_batch_makes_no_step_shorter(request: Request) -> None:
     more = changed(request, global_batch=2 * request.global_batch)
     assert once.step <= more.step * ROUNDING
     assert more.tokens == 2 * once.tokens
-    larger = changed(request, global_batch=2 * request.global_batch, micro_batch=2 * request.micro_batch)
-    assert once.step <= larger.step * ROUNDING
+    if request.zero != 3 and request.offload != "all":
+        # Else a step may consist of fetching weights, and more compute beside it may fill the bubble of a split backward.
+        larger = changed(request, global_batch=2 * request.global_batch, micro_batch=2 * request.micro_batch)
+        assert once.step <= larger.step * ROUNDING
 
 
 @few
