@@ -11,7 +11,9 @@ from loadgauge.errors import ConfigError
 from loadgauge.estimate.comm import Fabric
 from loadgauge.estimate.compute import step_flops
 from loadgauge.estimate.estimate import estimate, view_of
-from loadgauge.estimate.network import Need, Setup, bandwidth_needed, largest_tp, smallest_batch, what_if
+from loadgauge.estimate.memory import MemoryModel, stages
+from loadgauge.estimate.network import Need, Purpose, Setup, bandwidth_needed, largest_tp, smallest_batch, what_if
+from loadgauge.estimate.traffic import Carries, stage_traffic
 from loadgauge.families.catalogue import resolve
 from loadgauge.families.paper import gpt_model
 from loadgauge.spec.calibration import rates
@@ -39,7 +41,7 @@ def setup(name: str = "llama-3.1-8b", framework: str = "megatron", overlap: Any 
 
 def need(**fields: Any) -> Need:
     plain = {
-        "axis": "dp", "what": "gradients", "link": "outer", "ranks": 8, "carried": 10e9, "seconds": 0.5,
+        "axis": "dp", "what": "gradients", "link": "outer", "stage": 0, "ranks": 8, "carried": 10e9, "seconds": 0.5,
         "overlapped": False, "beside": 0.0, "allowed": 0.2, "bandwidth": 50e9,
     }  # fmt: skip
     return Need(**{**plain, **fields})
@@ -115,6 +117,52 @@ def test_attention_runs_again_where_layers_do() -> None:
     )
     # A forward more, beside a forward and a backward of more than twice its work (and slower at it).
     assert 1.1 * none < full < 1.34 * none
+
+
+PIPELINES: list[dict[str, Any]] = [
+    {"pp": 4},
+    {"pp": 8, "tp": 2, "sequence_parallel": True},
+    {"pp": 4, "vpp": 2, "schedule": "interleaved"},
+    {"pp": 4, "schedule": "zb-v"},
+    {"pp": 4, "schedule": "dualpipe"},
+]
+
+
+@pytest.mark.parametrize("layout", PIPELINES)
+def test_a_pipeline_is_shown_where_it_sends_most(layout: dict[str, Any]) -> None:
+    # What goes over a hop forward comes back over it backward: both are sent, each by one of its two stages.
+    asked = setup(dp=2, global_batch=32, **layout)
+    memory = MemoryModel(asked.model, asked.layout, asked.training, view_of(asked.layout, asked.training))
+    by_stage = [
+        sum(row.sent for row in stage_traffic(memory, asked.fabric, stage)
+            if row.axis == "pp" and row.kind is Carries.ACTIVATIONS)
+        for stage in stages(asked.model, asked.layout)
+    ]  # fmt: skip
+    nbytes = 2 * 4096 * asked.model.hidden_size / (asked.layout.tp if asked.layout.sequence_parallel else 1)
+    chunks = asked.layout.vpp if asked.layout.schedule == "interleaved" else 2 if asked.layout.schedule == "zb-v" else 1
+    # Round and round, the last stage sends to the first one; at the turn of a V nothing is sent.
+    hops = chunks * (asked.layout.pp - 1) + (chunks - 1 if asked.layout.schedule == "interleaved" else 0)
+    assert sum(by_stage) == 2 * hops * nbytes * asked.layout.num_microbatches
+    found = asked.answer()
+    (need,) = (each for each in found.needs if (each.axis, each.what) == ("pp", Purpose.ACTIVATIONS))
+    rows = [row for row in found.traffic if row.axis == "pp" and row.kind is Carries.ACTIVATIONS]
+    assert sum(row.sent for row in rows) == max(by_stage) == by_stage[need.stage]
+    assert {row.stage for row in rows} == {need.stage}
+    if layout == {"pp": 4}:
+        assert need.carried == 2 * nbytes * 16 == 2 * by_stage[0] == 2 * by_stage[3]
+        assert (need.stage, found.stage) == (1, 3), "inner stages send both ways, the one with the head is the slowest"
+
+
+@pytest.mark.parametrize("layout", [*PIPELINES, {"tp": 4, "dp": 4}, {"pp": 4, "dp": 4, "zero": 1}])
+def test_what_sticks_out_is_what_the_step_waits_for(layout: dict[str, Any]) -> None:
+    # Whichever stages the rows are of.
+    asked = setup("llama-3.2-1b", **{"dp": 2, "global_batch": 32, **layout})
+    found = asked.answer()
+    time = estimate(asked.model, asked.layout, asked.training, cluster=cluster(H100, asked.layout.gpus)).time
+    assert time is not None
+    for lane in {row.lane for row in found.traffic}:
+        shown = sum(row.exposed_seconds for row in found.traffic if row.lane == lane)
+        assert shown == pytest.approx(time.parts[lane])
 
 
 def test_every_byte_of_the_table_is_in_a_need() -> None:
@@ -203,6 +251,24 @@ def test_replicas_take_time() -> None:
     sums = [sum(row.seconds for row in each.traffic if row.link == "outer") for each in (usual, slowed)]
     assert sums[1] > sums[0] > 0
     assert slowed.exposed - usual.exposed == pytest.approx(sums[1] - sums[0])
+
+
+@pytest.mark.parametrize("gpus", [424, 1040, 1680, 1696, 2048])
+def test_tensor_parallel_groups_stay_in_a_rack(gpus: int) -> None:
+    # 1,696 GPUs are 32 x 53, but no rack is given 53 of 72 GPUs where 8 work together on every layer.
+    asked = setup(tp=8, dp=gpus // 8, global_batch=gpus // 8, sequence_parallel=True)
+    found = asked.answer()
+    (racks,) = (change for change in what_if(asked, found) if change.name.startswith("racks"))
+    assert racks.fabric.domain % 8 == 0
+    assert {row.link for row in racks.result.traffic if row.axis == "tp"} == {"inner"}
+    # More GPUs on the fast link can not make it slower.
+    assert racks.result.step <= found.step
+
+
+def test_groups_larger_than_a_node_are_said_to_leave_it() -> None:
+    asked = setup(tp=16, dp=16, sequence_parallel=True)
+    wide = msgspec.structs.replace(asked, fabric=msgspec.structs.replace(asked.fabric, domain=64))
+    assert "nodes of 8, tp over 2" in {change.name for change in what_if(wide, wide.answer())}
 
 
 def test_racks_are_filled_alike() -> None:

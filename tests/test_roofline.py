@@ -149,8 +149,10 @@ def test_machines_read_the_catalogue():
 
 def test_megatrons_dropout_is_part_of_the_residual_sum():
     x, y, mask = Tensor("x", 1000, 2), Tensor("y", 1000, 2), Tensor("mask", 1000, 1)
-    dropout = Operation("mlp.residual_dropout", "elementwise", (x,), (y,), keeps=(mask,))
+    dropout = Operation("before the sum", "residual_dropout", (x,), (y,), keeps=(mask,))
+    elsewhere = Operation("mlp.residual_dropout", "elementwise", (x,), (y,), keeps=(mask,))
     apart, fused = (operation_seconds(dropout, machine(fuses_dropout=flag)) for flag in (False, True))
+    assert operation_seconds(elsewhere, machine(fuses_dropout=True)) == apart, "its kind decides, not its name"
     assert (apart.forward, fused.forward) == (pytest.approx(4000 / 1e11), pytest.approx(1000 / 1e11))
     assert apart.backward == fused.backward == pytest.approx(5000 / 1e11)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from command_line import document, typed
 from loadgauge import Layout, cluster, estimate, gpu, model, training
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.estimate.result import Estimate
+from loadgauge.estimate.traffic import Carries
 from loadgauge.spec.calibration import DEFAULT
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.overlap import Overlap
@@ -48,6 +50,18 @@ LAYOUTS: list[dict[str, Any]] = [
     {"cp": 4, "tp": 2, "sequence_parallel": True, "global_batch": 4, "seq_len": 32768},
     {"pp": 8, "global_batch": 32, "schedule": "gpipe", "recompute": RecomputePolicy(mode="full")},
 ]
+
+
+def test_each_bucket_of_the_two_directions_of_dualpipe_has_its_latency():
+    # Two stages with the same layers add up their gradients, bucket by bucket, whatever the data-parallel ranks.
+    given: dict[str, Any] = {"pp": 2, "schedule": "dualpipe", "global_batch": 8}
+    short, long = (timed(latency=latency, overlap=Overlap.parse("none"), **given) for latency in (1e-6, 1e-3))
+    assert short.time is not None
+    assert long.time is not None
+    (row,) = (row for row in long.network if row.kind is Carries.GRADIENTS)
+    buckets = math.ceil(row.payload / (40e6 * 4))
+    assert buckets > 10
+    assert long.time.parts["dp"] - short.time.parts["dp"] == pytest.approx(buckets * 2 * (1e-3 - 1e-6))
 
 
 @pytest.mark.parametrize("given", LAYOUTS)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from importlib import resources
+from typing import Any
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
+from loadgauge.errors import Error
+from loadgauge.families import models
+from loadgauge.families.catalogue import resolve
 from loadgauge.families.paper import gpt_block, llama_block
+from loadgauge.show.flags import Request
+from loadgauge.show.request import job
+from loadgauge.spec.hardware import gpu_ids
 from loadgauge.spec.kernels import Dtypes, Kernels
-from loadgauge.spec.model import Block, ModelSpec, Norm
+from loadgauge.spec.model import Block, ModelSpec, Moe, Norm
 
 TP = (1, 2, 4, 8)
 
@@ -73,3 +83,61 @@ def small_models(draw: st.DrawFn) -> ModelSpec:
         blocks=(block,), pattern=(0,) * (8 * draw(st.integers(1, 4))), tie_word_embeddings=draw(st.booleans()),
         final_norm=Norm("rmsnorm"),
     )  # fmt: skip
+
+
+def one_of_each_family() -> list[str]:
+    """A model of the catalogue for each of its families."""
+    text = resources.files("loadgauge").joinpath("data/models")
+    found: dict[str, str] = {}
+    for name in models():
+        config = json.loads(text.joinpath(f"{name}.json").read_text(encoding="utf-8"))
+        found.setdefault(config["model_type"], name)
+    return sorted(found.values())
+
+
+FAMILIES = one_of_each_family()
+FRAMEWORKS = ("huggingface", "deepspeed", "torchtitan", "megatron")
+PIPELINES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe", "dualpipev")
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Request:
+    """The flags of a run with a time, of any family, framework and parallelism; most of them valid as they are drawn.
+
+    Those that are not are assumed away. Every GPU is given its links, as some files do not state them.
+    """
+
+    def some(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
+    name, framework = draw(st.sampled_from(FAMILIES)), draw(st.sampled_from(FRAMEWORKS))
+    spec = resolve(name)
+    experts = any(isinstance(block.mlp, Moe) for block in spec.blocks)
+    tp, cp, dp = some(1, 1, 2, 4), some(1, 1, 1, 2), some(1, 2, 4, 8)
+    pp = some(1, 1, *(each for each in (2, 4) if spec.num_hidden_layers % (2 * each) == 0))
+    flags: dict[str, Any] = {}
+    if pp > 1:
+        flags["schedule"] = some(*PIPELINES)
+        flags["vpp"] = 2 if flags["schedule"] == "interleaved" else None
+    if experts:
+        flags["ep"] = some(1, *(each for each in (2, 4) if tp * cp * dp % each == 0))
+        flags["expert_imbalance"] = some(1.0, 1.5)
+    if spec.head.kind == "lm":
+        flags["loss"] = some(None, "float32", "inplace", "chunked")
+    micro = some(1, 1, 2)
+    request = Request(
+        model=name, framework=framework, gpu=draw(st.sampled_from(gpu_ids())), gpus=tp * pp * cp * dp,
+        tp=tp, pp=pp, cp=cp, micro_batch=micro, global_batch=micro * dp * pp * some(2, 4),
+        seq_len=some(256, 512, 1024), zero=some(0, 1, 2, 3), sequence_parallel=tp > 1 and (experts or some(True, False)),
+        recompute=some("none", "selective", "full", "full:every=2"), optimizer=some("adamw", "adamw-8bit", "muon", "sgd"),
+        precision=some("bf16", "bf16", "fp32", "bf16-pure"), attention=some("flash", "flash", "eager"),
+        lora_rank=some(None, None, None, 16), offload=some("none", "none", "none", "optimizer", "all"),
+        replicas=some(1, 1, 1, 2), overlap=some(None, "none", "all", "dp,tp"),
+        cp_comm=some("ring", "all_gather") if cp > 1 else None,
+        gpus_per_node=some(4, 8), link_bandwidth="300GB/s", nic_bandwidth=some("12.5GB/s", "50GB/s"), **flags,
+    )  # fmt: skip
+    try:
+        assume(job(request).estimate().time is not None)
+    except Error:
+        assume(False)
+    return request

@@ -65,6 +65,32 @@ def test_the_smallest_adapter() -> None:
     assert gigabits > questions.NICS[0]
 
 
+@pytest.mark.parametrize(
+    ("axes", "lane", "where"),
+    [
+        ({"tp": (8,), "zero": (0,)}, "tp", "inside a node, where no adapter changes it"),
+        ({"tp": (1,), "zero": (3,), "micro_batch": (1,)}, "zero", "over the network, latency included"),
+    ],
+)
+def test_what_no_adapter_changes_is_named(axes: dict[str, Any], lane: str, where: str) -> None:
+    given = case("llama-3.1-8b", 16, 16, **{**FEW, **axes})
+    with pytest.raises(NothingFits) as caught:
+        questions.smallest_nic(given, 0.0005)
+    link = msgspec.structs.replace(given.cluster.links[-1], bandwidth=400e9)
+    machines = msgspec.structs.replace(given.cluster, links=(given.cluster.links[0], link))
+    fastest = msgspec.structs.replace(given, cluster=machines)
+    time = fastest.estimate(by_hand(fastest)[0][2]).time
+    assert time is not None
+    share = f"{time.parts[lane] / time.step:.1%}"
+    assert str(caught.value).endswith(f"most of it is {lane}, {share} of the step, {where}")
+    assert "under 0.05% of the step" in str(caught.value)
+
+
+def test_no_adapter_makes_room() -> None:
+    with pytest.raises(NothingFits, match="fits 16 x H100 SXM5 80GB, whatever the adapter"):
+        questions.smallest_nic(case("llama-3.1-405b", 16, 16, tp=(8,), zero=(0,), **FEW), 0.1)
+
+
 def test_no_adapter_where_there_is_no_network() -> None:
     with pytest.raises(ConfigError, match="one domain"):
         questions.smallest_nic(ONE, 0.1)

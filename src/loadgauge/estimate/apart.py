@@ -11,6 +11,7 @@ from loadgauge.algebra import Size
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.letters import kinds
 from loadgauge.estimate.memory import MemoryModel, Moment, Stage, stages
+from loadgauge.estimate.moments import Phase
 from loadgauge.estimate.result import Estimate
 from loadgauge.estimate.states import States, WeightCount, model_states
 from loadgauge.sources import cite
@@ -52,6 +53,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     part: str
     total: Size
     moment: str
+    phase: Phase
     stage: int
     rule: str
     basis: str
@@ -108,12 +110,12 @@ class Apart:
     @property
     def at_step(self) -> bool:
         """Whether the peak is in the optimizer step."""
-        return self.moment.name == "optimizer step"
+        return self.moment.phase is Phase.STEP
 
     @property
     def at_embedding(self) -> bool:
         """Whether the peak is in the backward of the embedding."""
-        return self.moment.name == "backward of the embedding"
+        return self.moment.phase is Phase.EMBEDDING
 
     @property
     def key(self) -> Key | None:
@@ -163,6 +165,7 @@ class Apart:
             part=self.part,
             total=memory.parts[self.part],
             moment=memory.moment,
+            phase=self.moment.phase,
             stage=self.stage.index,
             rule=rule,
             basis=self.result.basis[self.part],

@@ -95,21 +95,22 @@ def estimate(
         network=network,
         cluster=cluster,
         basis=_basis(gpu, None if time is None else known),
-        not_counted=(*untimed, *_not_counted(model, chosen)),
+        left_out=_left_out(model, chosen),
+        untimed=untimed,
         assumed={key: f"{size} (not in the config: {model.model_type}'s default)" for key, size in model.defaults},
     )
 
 
 def _time(
     facts: MemoryModel, flops: Flops, cluster: Cluster | None, rates: Rates, scale: float
-) -> tuple[Time | None, tuple[Traffic, ...], tuple[str, ...]]:
+) -> tuple[Time | None, tuple[Traffic, ...], str]:
     """The time and traffic of a step, or why there is none."""
     if cluster is None:
-        return None, (), ("time and network: they need a --gpu",)
+        return None, (), "they need a --gpu"
     try:
-        return *step_time(facts, flops, cluster, rates, scale), ()
+        return *step_time(facts, flops, cluster, rates, scale), ""
     except NotStated as error:
-        return None, (), (f"time and network: {error}",)
+        return None, (), str(error)
 
 
 def _memory(facts: MemoryModel, gpu: Gpu | None) -> Memory:
@@ -145,7 +146,7 @@ def _memory(facts: MemoryModel, gpu: Gpu | None) -> Memory:
         rank=Rank(stage.index),
         moment=peak.name,
         parts={**peak.parts, "outside": fixed},
-        moments=tuple(Moment(m.name, {**m.parts, "outside": fixed}, m.position) for m in moments),
+        moments=tuple(Moment(m.name, m.phase, {**m.parts, "outside": fixed}, m.position) for m in moments),
         stages=tuple(by_stage),
         host=host,
         workspaces=held,
@@ -167,7 +168,7 @@ def _basis(gpu: Gpu | None, rates: Rates | None) -> dict[str, Basis]:
     return basis
 
 
-def _not_counted(model: ModelSpec, training: Training) -> tuple[str, ...]:
+def _left_out(model: ModelSpec, training: Training) -> tuple[str, ...]:
     notes = [
         "data loading, checkpoint saving and evaluation",
     ]

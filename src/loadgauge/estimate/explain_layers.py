@@ -12,7 +12,7 @@ from loadgauge.estimate.flight import Work
 from loadgauge.estimate.letters import MEANING, letter, lettered_block, lettered_ends, lettered_view, put_in, text
 from loadgauge.estimate.live import backward_peak, forward_peak
 from loadgauge.estimate.memory import Prediction
-from loadgauge.estimate.moments import HEADS_AT_WORK
+from loadgauge.estimate.moments import Phase
 from loadgauge.estimate.recompute import applied
 from loadgauge.layers import block_layer, head_layer
 from loadgauge.layers.operations import NOTHING, Layer, Recompute
@@ -67,7 +67,7 @@ def _predicted(apart: Apart, work: Work, extra: Prediction, flight: Size, waits:
     what = f"multi-token prediction ({extra.modules} x)"
     yield Step(f"{what} x {flight:g} micro-batches in flight", flight * extra.kept)
     yield Step(f"{what}, {waits:g} micro-batches that wait for the weights' gradients", waits * extra.waiting)
-    if apart.stage.chunks[work.chunk].last and apart.moment.name not in HEADS_AT_WORK:
+    if apart.stage.chunks[work.chunk].last and not apart.moment.phase.at_head:
         yield Step(f"{what}, {'not come to yet' if work.forward else 'given back'}", -extra.kept)
         yield Step(f"{what}, of it waiting for the weights' gradients", extra.waiting if work.splits else 0)
 
@@ -108,12 +108,12 @@ def loss(apart: Apart) -> Explanation:
     one, own = facts.of_chunk(apart.stage, apart.stage.chunks[index]), index == work.chunk
     others, waits = work.flight.whole[index] - own, work.flight.waiting[index]
     steps = [Step(f"{others:g} other micro-batches in flight x {one.head:,} B", one.head * others)]
-    waits = waits + (own and work.splits and apart.moment.name != "loss")
-    if apart.moment.name == "loss" and facts.prediction is not None:
+    waits = waits + (own and work.splits and apart.moment.phase is not Phase.LOSS)
+    if apart.moment.phase is Phase.LOSS and facts.prediction is not None:
         steps.append(Step("kept by the heads of multi-token prediction", facts.prediction.head))
     what = f"{waits:g} that wait for the gradient of the head's weights x {one.head_waiting:,} B"
     steps.append(Step(what, waits * one.head_waiting))
-    if apart.moment.name == "loss":
+    if apart.moment.phase is Phase.LOSS:
         gradient = apart.training.precision.gradient if facts.lazy else 0
         forward, backward = forward_peak(facts.head), backward_peak(facts.head, gradient)
         which = "forward" if forward >= backward else "backward"

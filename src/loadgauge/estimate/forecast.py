@@ -11,7 +11,8 @@ Legend: b sequences in a micro-batch, s a length, K the longest of the batch.
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal, get_args
+from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -28,10 +29,19 @@ from loadgauge.spec.model import Attention, ModelSpec
 from loadgauge.spec.training import Training
 from loadgauge.spec.training import training as default_training
 
-Method = Literal["padded, eager", "padded, flash", "padding-free"]
-"""`padded, eager` computes and keeps all the padding, and writes the scores: what shares are of. In `padded, flash`
-attention alone runs without padding (flash_attention_2 given a mask); `padding-free` has none anywhere."""
-METHODS: tuple[Method, ...] = get_args(Method)
+
+class Method(StrEnum):
+    """How sequences of unequal lengths are put in a micro-batch."""
+
+    PADDED_EAGER = "padded, eager"
+    """Computes and keeps all the padding, and writes the scores: what shares are of."""
+    PADDED_FLASH = "padded, flash"
+    """Attention alone runs without padding (flash_attention_2 given a mask)."""
+    PADDING_FREE = "padding-free"
+    """No padding anywhere."""
+
+
+METHODS: tuple[Method, ...] = tuple(Method)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,13 +163,14 @@ def of_method(method: Method, lengths: Lengths, layout: Layout, training: Traini
     """
     (tokens, pairs), (real, real_pairs) = _expected(lengths, layout.micro_batch)
     within = None
-    if method == "padding-free":
+    if method is Method.PADDING_FREE:
         tokens, pairs = real, real_pairs
-    elif method == "padded, flash":
+    elif method is Method.PADDED_FLASH:
         pairs = real_pairs
         # Without padding there is no mask, and no copies are made.
         within = real if layout.micro_batch > 1 and len(lengths.values) > 1 else None
-    kernels = msgspec.structs.replace(training.kernels, attention="eager" if method == "padded, eager" else "flash")
+    attention = "eager" if method is Method.PADDED_EAGER else "flash"
+    kernels = msgspec.structs.replace(training.kernels, attention=attention)
     return (
         msgspec.structs.replace(layout, seq_len=lengths.longest, tokens=tokens, pairs=pairs, kernel_tokens=within),
         msgspec.structs.replace(training, kernels=kernels),

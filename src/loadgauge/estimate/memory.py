@@ -147,7 +147,7 @@ class MemoryModel:
         for facts in self.facts.values():
             for operation in facts.layer:
                 for weight in operation.weights:
-                    if weight.kind == "matrix" and weight.trainable and operation.name != "mlp.router":
+                    if weight.kind == "matrix" and weight.trainable and operation.kind != "router":
                         # All experts of a rank share one; what is named alike in two kinds of layer is alike.
                         experts = operation.gemms[0].batch if weight.expert else 1
                         if not any(name == weight.name and same(numel, weight.numel) for name, numel, _ in shapes):

@@ -8,6 +8,7 @@ the embedding's backward; the optimizer step. On a stage of several chunks, for 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,17 +22,36 @@ if TYPE_CHECKING:
     from loadgauge.estimate.memory import ChunkBytes, MemoryModel, Prediction
 PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "loss", "transient", "outside")
 
-HEADS_AT_WORK = ("loss", "backward of multi-token prediction")
+
+class Phase(StrEnum):
+    """What a rank does at a moment of the step."""
+
+    FORWARD = "forward"
+    LOSS = "loss"
+    """The head, forward or backward."""
+    PREDICTION = "prediction"
+    """The backward of a multi-token prediction module's block, when the heads are done."""
+    BACKWARD = "backward"
+    EMBEDDING = "embedding"
+    """The backward of the embedding."""
+    STEP = "step"
+    """The optimizer step."""
+
+    @property
+    def at_head(self) -> bool:
+        """Whether the layers of this micro-batch have not begun their backward."""
+        return self in (Phase.LOSS, Phase.PREDICTION)
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """Bytes by part at one moment of the step.
+    """Bytes by part at one moment of the step. name: its phase and layer, in words, which nothing depends on.
 
     position: the layer in backward, where the moment is one's; work: what the stage does; key: the kind of layer at work
     gone: layers of its chunk that this micro-batch has not come to yet, or that its backward is through with
     """
 
     name: str
+    phase: Phase
     parts: dict[str, Size]
     position: int | None = None
     work: Work | None = None
@@ -76,7 +96,7 @@ class StageAtWork:
         for work in backwards:
             if self.chunk(work).first:
                 yield self.at_embedding(work)
-        yield self.at("optimizer step", transient=self.memory.step_transient(self.weights, self.states))
+        yield self.at_step()
 
     def chunk(self, work: Work) -> Chunk:
         """The chunk that some work is on."""
@@ -111,13 +131,13 @@ class StageAtWork:
 
     # -- what a moment is made of -------------------------------------------------------------------------------------
 
-    def at(self, name: str, work: Work | None = None, **parts: Size) -> Moment:
+    def at(self, name: str, phase: Phase, work: Work | None = None, **parts: Size) -> Moment:
         """A moment with these parts beside the model states."""
         every: dict[str, Size] = dict.fromkeys(PARTS, 0)
         every.update((part, getattr(self.states, part)) for part in ("weights", "gradients", "optimizer"))
         every.update(parts)
         every.update(dict.fromkeys(self.memory.offloaded, 0))
-        return Moment(name, every, work=work)
+        return Moment(name, phase, every, work=work)
 
     def gradients(self, grown: Size, unsummed: Size = 0) -> Size:
         """Bytes of gradients where `grown` are those of this backward so far, `unsummed` not added to the rest yet."""
@@ -154,6 +174,7 @@ class StageAtWork:
         ahead = memory.counts(self.stage, position + 1, self.chunk(work).stop)
         found = self.at(
             self.name("forward", "last", work, position),
+            Phase.FORWARD,
             work,
             gradients=self.gradients(0),
             gathered=memory.gathered(self.weights, self.ends, None),
@@ -166,7 +187,8 @@ class StageAtWork:
         """The head, forward or backward, for one micro-batch."""
         held, extra = self.held(work, {}, at_head=True), self.memory.prediction
         return self.at(
-            HEADS_AT_WORK[0],
+            "loss",
+            Phase.LOSS,
             work,
             gradients=self.gradients(0),
             gathered=self.memory.gathered(self.weights, self.ends, None),
@@ -180,7 +202,8 @@ class StageAtWork:
         held = self.held(work, {}, at_head=True)
         left = self.chunks[work.chunk].head_waiting if work.splits else 0
         found = self.at(
-            HEADS_AT_WORK[1],
+            "backward of multi-token prediction",
+            Phase.PREDICTION,
             work,
             gradients=self.gradients(self.head_gradients, self.pending),
             gathered=self.memory.gathered(self.weights, self.ends, facts.weights),
@@ -204,6 +227,7 @@ class StageAtWork:
             transient = transient + (min(group, self.stage.stop - self.stage.start) - 1) * facts.layer.saved()
         found = self.at(
             self.name("backward", order, work, position),
+            Phase.BACKWARD,
             work,
             gradients=self.gradients(grown, self.pending),
             gathered=memory.gathered(self.weights, self.ends, facts.weights),
@@ -225,9 +249,15 @@ class StageAtWork:
         itemsize = precision.compute if self.layout.zero == 3 else precision.weight
         found = self.at(
             "backward of the embedding",
+            Phase.EMBEDDING,
             work,
             gathered=memory.gathered(self.weights, self.ends, None),
             transient=copies * itemsize * table + memory.embedding.operations[-1].outputs[0].nbytes,
             **self.held(work, counts),
         )
         return msgspec.structs.replace(found, gone=counts)
+
+    def at_step(self) -> Moment:
+        """The optimizer step, when nothing is in flight."""
+        transient = self.memory.step_transient(self.weights, self.states)
+        return self.at("optimizer step", Phase.STEP, transient=transient)

@@ -8,9 +8,11 @@ the bandwidth needed, bytes over the seconds taken (latency included) the bandwi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 
 import msgspec
 
+from loadgauge.algebra import same
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.amdahl import efficiency
 from loadgauge.estimate.comm import Fabric
@@ -19,7 +21,7 @@ from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory import MemoryModel, stages
 from loadgauge.estimate.roofline import Machine, operation_seconds
 from loadgauge.estimate.step import StepModel, StepTime
-from loadgauge.estimate.traffic import Traffic
+from loadgauge.estimate.traffic import Carries, Traffic, expose, layout_groups, sends, stage_traffic
 from loadgauge.spec.calibration import Rates
 from loadgauge.spec.cluster import evenly
 from loadgauge.spec.hardware import Cluster
@@ -31,8 +33,24 @@ SHARE = 0.05
 """Of the time of compute, what an axis may take where nothing hides it: the habit of cluster planners."""
 NODE, RACK = 8, 72
 """GPUs that NVLink joins: an HGX board, an NVL72 rack."""
-ONCE = ("gradients of shared weights", "gradients of the tied table")
-"""Exchanged after the last backward, when nothing runs beside them."""
+
+
+class Purpose(StrEnum):
+    """What rows of traffic together are for, and that in words."""
+
+    ACTIVATIONS = "activations"
+    KEYS_AND_VALUES = "keys and values"
+    TOKENS = "tokens"
+    GRADIENTS = "gradients"
+    UPDATED_WEIGHTS = "updated weights"
+    SHARDED_WEIGHTS = "weights and gradients"
+    SHARED_WEIGHTS = "shared weights"
+
+
+OF_LAYERS = {
+    Carries.ACTIVATIONS: Purpose.ACTIVATIONS, Carries.KEYS_AND_VALUES: Purpose.KEYS_AND_VALUES, Carries.TOKENS: Purpose.TOKENS,
+}  # fmt: skip
+"""What the layers' own collectives are for."""
 
 
 def bandwidth_needed(nbytes: float, seconds: float, share: float = 1.0) -> float:
@@ -70,15 +88,16 @@ def slowed(machine: Machine, factor: float) -> Machine:
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What one axis asks of its slowest link, per GPU.
+    """What one axis asks of its slowest link, per GPU of the pipeline stage that asks most of it.
 
     carried: bytes that link carries in a step; seconds: of all calls; beside: seconds of compute they run beside (0: of
     none); allowed: seconds that may stick out; bandwidth: of the link, by its datasheet [byte/s]
     """
 
     axis: str
-    what: str
+    what: Purpose
     link: str
+    stage: int
     ranks: int
     carried: float
     seconds: float
@@ -119,9 +138,14 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer: what each axis needs and reaches, from the traffic of a step."""
+    """The answer: what each axis needs and reaches, from the traffic of a step.
+
+    stage: the slowest pipeline stage, whose compute it is; traffic: over each axis, that of a GPU of the stage where it
+    takes longest (inner stages send both ways, the last one has the head's); the seconds that stick out are those of the step
+    """
 
     step: float
+    stage: int
     exposed: float
     compute: Compute
     traffic: tuple[Traffic, ...]
@@ -194,20 +218,48 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         """What each axis needs and reaches."""
         memory = MemoryModel(self.model, self.layout, self.training, view_of(self.layout, self.training))
         machine = self.machine
-        found = StepModel(memory, machine, self.fabric).step()
+        model = StepModel(memory, machine, self.fabric)
+        found = model.step()
         compute = self.compute(memory, machine, found)
         if self.achieved is not None:
             flops = step_flops(self.model, self.layout, self.training.kernels, memory.view).hardware
             machine = slowed(machine, flops / (self.layout.gpus * self.achieved) / compute.total)
-            found = StepModel(memory, machine, self.fabric).step()
+            model = StepModel(memory, machine, self.fabric)
+            found = model.step()
             compute = self.compute(memory, machine, found)
+        traffic = expose(self.heaviest(model, found), found.parts)
         return Network(
             step=found.step,
-            exposed=sum(row.exposed_seconds for row in found.traffic),
+            stage=found.stage,
+            exposed=sum(row.exposed_seconds for row in traffic),
             compute=compute,
-            traffic=found.traffic,
-            needs=tuple(self.needs(found.traffic, compute)),
+            traffic=traffic,
+            needs=tuple(self.needs(traffic, compute)),
         )
+
+    def heaviest(self, model: StepModel, found: StepTime) -> Iterator[Traffic]:
+        """What goes over each axis, of the stage where it takes longest; of equal ones, of the slowest stage."""
+        by_stage = {found.stage: found.traffic}
+        seen = set()
+        for stage in stages(self.model, self.layout):
+            alike = model.memory.make_up(stage), sends(self.layout, stage.index)
+            if alike not in seen and stage.index != found.stage:
+                by_stage[stage.index] = stage_traffic(model.memory, self.fabric, stage, model.groups)
+            seen.add(alike)
+        seconds: dict[object, dict[int, float]] = {}
+        for index, rows in by_stage.items():
+            for row in rows:
+                places = seconds.setdefault(_asks(row), {})
+                places[index] = places.get(index, 0.0) + row.seconds
+        # Those of another stage stand where the slowest stage has its own.
+        left = {key: max(places, key=places.__getitem__) for key, places in seconds.items()}
+        for row in (row for rows in by_stage.values() for row in rows):
+            key = _asks(row)
+            if left.get(key) == found.stage:
+                if row.stage == found.stage:
+                    yield row
+            elif key in left:
+                yield from (one for one in by_stage[left.pop(key)] if _asks(one) == key)
 
     def compute(self, memory: MemoryModel, machine: Machine, found: StepTime) -> Compute:
         """The compute of a step on its slowest stage; of the ends' a third is forward."""
@@ -229,7 +281,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     def needs(self, traffic: tuple[Traffic, ...], compute: Compute) -> Iterator[Need]:
         """The rows of one axis, link and moment together."""
-        together: dict[tuple[str, str, str, float], list[Traffic]] = {}
+        together: dict[tuple[str, Purpose, str, float], list[Traffic]] = {}
         for row in traffic:
             what, beside = self.beside(row, compute)
             together.setdefault((row.axis, what, row.link, beside), []).append(row)
@@ -239,6 +291,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
                 axis=axis,
                 what=what,
                 link=link,
+                stage=rows[0].stage,
                 ranks=max(row.ranks for row in rows),
                 carried=sum(row.calls_per_step * (row.adapter if outer else row.wire) for row in rows),
                 seconds=sum(row.seconds for row in rows),
@@ -248,26 +301,30 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
                 bandwidth=self.fabric.outer_bandwidth if outer else self.fabric.inner_bandwidth,
             )
 
-    def beside(self, row: Traffic, compute: Compute) -> tuple[str, float]:
+    def beside(self, row: Traffic, compute: Compute) -> tuple[Purpose, float]:
         """What a row is part of, and the seconds of compute that it can run beside; 0 where it runs beside none."""
         overlap, layout = self.training.overlap, self.layout
-        if row.what in ONCE:
-            return "shared weights", 0.0
+        if row.kind.after_backward:
+            return Purpose.SHARED_WEIGHTS, 0.0
         if row.lane == "zero":
-            return "weights and gradients", overlap.prefetch * compute.total
+            return Purpose.SHARDED_WEIGHTS, overlap.prefetch * compute.total
         if row.lane == "dp":
-            updated = row.what.startswith("updated")
+            updated = row.kind is Carries.UPDATED_WEIGHTS
             each = compute.forward if updated else compute.backward
             times = layout.num_microbatches if row.calls_per_microbatch else 1
-            return "updated weights" if updated else "gradients", overlap.dp * times * each
+            return Purpose.UPDATED_WEIGHTS if updated else Purpose.GRADIENTS, overlap.dp * times * each
         hidden = {
             "tp": overlap.tp * (compute.total - compute.attention),
             "cp": (overlap.cp and layout.cp_comm == "ring") * compute.attention * (layout.cp - 1) / layout.cp,
             "ep": overlap.ep * compute.total,
             "pp": overlap.pp * compute.total,
         }
-        what = {"tp": "activations", "cp": "keys and values", "pp": "activations"}.get(row.axis, "tokens")
-        return what, hidden.get(row.axis, 0.0)
+        return OF_LAYERS[row.kind], hidden.get(row.axis, 0.0)
+
+
+def _asks(row: Traffic) -> object:
+    """The same for rows that ask for an axis together."""
+    return row.axis, row.lane, row.kind.after_backward
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -280,30 +337,55 @@ class Change(msgspec.Struct, frozen=True):
 
 def what_if(setup: Setup, found: Network) -> Iterator[Change]:
     """The same run on other clusters: links twice and half as fast, other nodes, an oversubscribed network."""
-    fabric, links = setup.fabric, {row.link for row in found.traffic}
-    changes: list[tuple[str, dict[str, object]]] = []
+    layout, fabric, links = setup.layout, setup.fabric, {row.link for row in found.traffic}
+
+    def changed(name: str, **fields: float) -> Change:
+        other = msgspec.structs.replace(fabric, **fields)
+        return Change(name, other, msgspec.structs.replace(setup, fabric=other).answer())
+
     for link, title, field in (
         ("inner", "node link", "inner_bandwidth"),
         ("outer", "network", "outer_bandwidth"),
     ):
         if link in links:
             speed = getattr(fabric, field)
-            changes += [(f"{title} x {factor:g}", {field: speed * factor}) for factor in (2, 0.5)]
-    for size in (NODE, RACK):
-        domain = evenly(setup.layout.gpus, size)
-        if fabric.domain not in (1, domain):
-            of = f" (of {size})" if domain < size and setup.layout.gpus > size else ""
-            name = "nodes" if size == NODE else "racks"
-            changes.append((f"{name} of {domain}{of}", {"domain": domain}))
+            for factor in (2, 0.5):
+                yield changed(f"{title} x {factor:g}", **{field: speed * factor})
+    for size, title in ((NODE, "nodes"), (RACK, "racks")):
+        if fabric.domain > 1:
+            several = [changed(_domain_name(title, each, size, layout), domain=each) for each in fillings(layout, size)]
+            best = min(several, key=lambda change: change.result.step)
+            if best.fabric.domain != fabric.domain:
+                yield best
     if "outer" in links:
-        changes += [
-            (f"oversubscription {factor:g}", {"oversubscription": float(factor)})
-            for factor in (1, 2, 4)
-            if factor != fabric.oversubscription
-        ]
-    for name, fields in changes:
-        other = msgspec.structs.replace(fabric, **fields)
-        yield Change(name, other, msgspec.structs.replace(setup, fabric=other).answer())
+        for factor in (1, 2, 4):
+            if factor != fabric.oversubscription:
+                yield changed(f"oversubscription {factor:g}", oversubscription=float(factor))
+
+
+def fillings(layout: Layout, size: int) -> list[int]:
+    """How many GPUs of each domain of `size` a job may use, so that no tensor-parallel group leaves its domain.
+
+    At most two numbers: the largest with which all domains are used alike, and the largest of all, with which the last
+    domain is used in part and groups of other axes may straddle two. Where no number keeps tensor-parallel groups in a
+    domain, as they are larger, domains are used alike.
+
+    >>> fillings(Layout(tp=8, dp=32), 72), fillings(Layout(tp=8, dp=212), 72), fillings(Layout(tp=16, dp=4), 8)
+    ([64, 72], [32, 72], [8])
+    """
+    if layout.gpus <= size:
+        return [layout.gpus]
+    tp = layout_groups(layout)["tp"]
+    whole = [domain for domain in range(size, 0, -1) if same(tp.domains(domain), 1)]
+    alike = next((domain for domain in whole if layout.gpus % domain == 0), None)
+    return [evenly(layout.gpus, size)] if alike is None else sorted({alike, whole[0]})
+
+
+def _domain_name(title: str, domain: int, size: int, layout: Layout) -> str:
+    """What to call nodes or racks of which a job uses so many GPUs."""
+    of = f" (of {size})" if domain < min(size, layout.gpus) else ""
+    over = layout_groups(layout)["tp"].domains(domain)
+    return f"{title} of {domain}{of}" + (f", tp over {over}" if over > 1 else "")
 
 
 def largest_tp(setup: Setup) -> int | None:

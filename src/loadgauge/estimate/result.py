@@ -139,9 +139,17 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Every collective of a step on the most loaded stage."""
     cluster: Cluster | None = None
     basis: dict[str, Basis]
-    not_counted: tuple[str, ...]
     assumed: dict[str, str] = {}
     """What the job did not say, by flag, and the sizes that its config did not state."""
+    left_out: tuple[str, ...] = ()
+    """What the numbers do not count, in words."""
+    untimed: str = ""
+    """Why there is no time, where there is none."""
+
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """All that is not counted, in words; first why there is no time."""
+        return (f"time and network: {self.untimed}", *self.left_out) if self.untimed else self.left_out
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `estimate --json`, in bytes, FLOPs and plain counts."""

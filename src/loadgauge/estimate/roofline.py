@@ -17,8 +17,6 @@ from loadgauge.spec.kernels import LowPrecision
 from loadgauge.spec.training import Training
 
 TILE_ROWS, TILE_COLUMNS = 128, 256
-QUANTISED = ".quantised"
-"""How tensors and operations are called that turn 16 bits into 8 or 4."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,8 +104,9 @@ def in_eight_bits(operation: Operation) -> bool:
 def operation_seconds(operation: Operation, machine: Machine) -> OperationTime:
     """Seconds of one operation on one micro-batch, collectives left out."""
     rates = machine.rates
-    if operation.name.endswith(QUANTISED) and machine.low is not None:
-        return OperationTime(_quantising(operation.inputs, machine, machine.low), 0, 0)
+    if operation.kind == "quantise":
+        copied = 0 if machine.low is None else _quantising(operation.inputs, machine, machine.low)
+        return OperationTime(copied, 0, 0)
     if operation.kind == "view" or (operation.kind == "collective" and not _permutes(operation)):
         return OperationTime(0, 0, 0)
     if operation.kind == "attention":
@@ -121,7 +120,7 @@ def operation_seconds(operation: Operation, machine: Machine) -> OperationTime:
     if operation.gemms:
         return _products(operation, machine)
     nbytes = operation.hbm_bytes()
-    if machine.fuses_dropout and operation.name.endswith(".residual_dropout"):
+    if machine.fuses_dropout and operation.kind == "residual_dropout":
         # One kernel with the residual sum, which reads and writes the rest.
         nbytes = sum(tensor.nbytes for tensor in operation.keeps)
     # Backward reads the gradient of what came out and what was kept, and writes the gradient of what went in; a residual
@@ -164,7 +163,7 @@ def _products(operation: Operation, machine: Machine) -> OperationTime:
         weights = sum(gemm_seconds(Gemm(g.k, g.n, g.m, g.batch), machine, fp8=eight) for g in operation.gemms)
     if low is not None:
         # What goes in is quantised, and so is the gradient of what comes out.
-        done = any(tensor.name.endswith(QUANTISED) for tensor in operation.keeps)
+        done = any(tensor.dtype == "quantised" for tensor in operation.keeps)
         into = 0 if done else _quantising(operation.inputs, machine, low)
         out_of = _quantising(operation.outputs, machine, low)
         if low.weights == "within":

@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -127,7 +127,8 @@ class Family(NamedTuple):
     order: Callable[[int, int, int, int], tuple[list[int], list[int]]]  # stage, stages, micro-batches, chunks
     chunks: int  # 0: the user's choice
     splits_backward: bool
-    shape: str = "line"
+    shape: Literal["line", "v", "both"] = "line"
+    """How chunks lie on the stages: down them; down and up again; half of the micro-batches down, half up."""
 
 
 def order_of_work(schedule: str, stages: int, num_microbatches: int, chunks: int | None = None) -> Order:
@@ -185,11 +186,11 @@ def _order(schedule: str, stages: int, batches: int, chunks: int) -> Order:
     routes = {
         "line": (tuple((stage, chunk) for chunk in range(chunks) for stage in range(stages)),),
         "v": (tuple(down + up),),
-        "two ways": (tuple(down), tuple(up)),
+        "both": (tuple(down), tuple(up)),
     }[family.shape]
     return Order(
         schedule=schedule, stages=stages, num_microbatches=batches, chunks=chunks,
-        split=1 if family.shape == "two ways" else chunks, routes=routes,
+        split=1 if family.shape == "both" else chunks, routes=routes,
         rows=tuple(tuple(rows) for rows, _ in lists), microbatches=tuple(tuple(numbers) for _, numbers in lists),
     )  # fmt: skip
 
@@ -381,7 +382,7 @@ SCHEDULES: dict[str, Family] = {
     "zb-h1": Family(_zb_h1, 1, True),
     "zb-2p": Family(_zb_h2, 1, True),
     "zb-v": Family(_zb_v, 2, True, "v"),
-    "dualpipe": Family(_dualpipe, 2, True, "two ways"),
+    "dualpipe": Family(_dualpipe, 2, True, "both"),
     "dualpipev": Family(_dualpipev, 2, True, "v"),
 }
 """The schedules by name."""

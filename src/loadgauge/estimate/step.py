@@ -17,7 +17,7 @@ from loadgauge.estimate.roofline import LayerTime, Machine, layer_seconds, opera
 from loadgauge.estimate.schedule import played_seconds
 from loadgauge.estimate.stages import Chunk, Stage, stages
 from loadgauge.estimate.states import RankWeights, gathered_bytes
-from loadgauge.estimate.traffic import Traffic, collective_seconds, expose, layout_groups, stage_traffic
+from loadgauge.estimate.traffic import Carries, Traffic, collective_seconds, expose, layout_groups, stage_traffic
 from loadgauge.layers.ends import head_layer, prediction_layer
 from loadgauge.layers.operations import Layer, Operation, Recompute
 
@@ -27,7 +27,11 @@ LANES = (
 
 
 BUCKETS = {"megatron": 40e6, "deepspeed": 500e6, "huggingface": 25 * 2**20 / 4, "torchtitan": 25 * 2**20 / 4}
-"""Elements of a bucket of gradients: Megatron's 40 million (or a million a rank), DeepSpeed's, PyTorch DDP's 25 MiB."""
+"""Elements of a bucket of gradients: Megatron's 40 million (or a million a rank), DeepSpeed's, PyTorch DDP's 25 MiB.
+
+Each bucket waits for the latency of its own reduction. As Megatron's grow with the ranks, beyond 40 of them there are the
+fewer buckets the more ranks there are, and a step with more GPUs may be the faster one.
+"""
 
 
 HOST_LINK = 25e9
@@ -262,7 +266,7 @@ class StepModel:
         backward, forward = sum(micro.backward.values()), sum(micro.forward.values())
         lanes: dict[str, Size] = {}
         for row in rows:
-            if row.what.startswith("gradients of shared") or row.what.startswith("gradients of the tied"):
+            if row.kind.after_backward:
                 lanes[row.lane] = lanes.get(row.lane, 0) + self.read(row.seconds)
                 continue
             if row.lane != "dp":
@@ -270,22 +274,22 @@ class StepModel:
             times = 1 if same(row.calls_per_microbatch, 0) else self.layout.num_microbatches
             each, times = self.read(row.seconds / times + self.bucket_latency(row)), self.read(times)
             if self.overlap.dp:
-                each = self.shown(each, forward if row.what.startswith("updated") else backward, 1 / layers)
+                each = self.shown(each, forward if row.kind is Carries.UPDATED_WEIGHTS else backward, 1 / layers)
             lanes["dp"] = lanes.get("dp", 0) + times * each
         return lanes
 
     def bucket_latency(self, row: Traffic) -> Size:
         """Seconds that cutting a reduction (or gathering) into buckets adds: the latency of each but the first."""
-        names = ("expert_dp", "expert_replicas") if "experts" in row.what else ("zero", "replicas")
-        name = names["replicas" in row.what]
-        itemsize = self.training.precision.compute if row.what.startswith("updated") else self.reduced_bytes
+        group = self.groups[row.group]
+        updated = row.kind is Carries.UPDATED_WEIGHTS
+        itemsize = self.training.precision.compute if updated else self.reduced_bytes
         bucket = BUCKETS.get(self.training.framework.name, BUCKETS["torchtitan"])
         if self.training.framework.name == "megatron":
             bucket = maximum(bucket, 1e6 * self.layout.zero_ranks)
         calls = ceil_div(row.payload, bucket * itemsize)
         if self.training.framework.name == "torchtitan" and self.layout.zero:
             calls = self.memory.model.num_hidden_layers / self.layout.pp  # one unit of FSDP a layer
-        return maximum(calls - 1, 0) * seconds(row.collective, 0, self.groups[name], self.fabric)
+        return maximum(calls - 1, 0) * seconds(row.collective, 0, group, self.fabric)
 
     def optimizer(self, stage: Stage) -> Size:
         """Seconds of the update: gradients read twice (their norm), master weights and moments read and written back."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
@@ -38,23 +39,55 @@ from loadgauge.layers.operations import Collective, Layer, Recompute
 from loadgauge.spec.layout import AXES, Layout
 from loadgauge.spec.training import Training
 
-CONTENT = {
-    "tp": "activations", "cp": "keys and values", "ep": "tokens to experts and back",
-    "etp": "tokens among an expert's ranks",
-}  # fmt: skip
-"""What the layers' own collectives carry, by axis."""
+
+class Carries(StrEnum):
+    """What a collective carries, as far as its time or its place in the step depends on it."""
+
+    ACTIVATIONS = "activations"
+    """Of a layer, or between pipeline stages; forward, backward, or both."""
+    KEYS_AND_VALUES = "keys and values"
+    TOKENS = "tokens"
+    """To experts and back, or among the ranks of one expert."""
+    GRADIENTS = "gradients"
+    """Of all weights, over the ranks that hold the same ones."""
+    SHARED_GRADIENTS = "gradients of shared weights"
+    """Of weights that tensor-parallel ranks hold whole, after the last backward."""
+    TIED_GRADIENTS = "gradients of the tied table"
+    """Of the table that the first and the last stage share, after the last backward."""
+    WEIGHTS = "weights"
+    """Gathered by ZeRO-3 with every micro-batch."""
+    UPDATED_WEIGHTS = "updated weights"
+    """Gathered after the optimizer step by ZeRO-1 and 2."""
+
+    @property
+    def after_backward(self) -> bool:
+        """Whether it is exchanged after the last backward, when nothing runs beside it."""
+        return self in (Carries.SHARED_GRADIENTS, Carries.TIED_GRADIENTS)
+
+
+BY_AXIS = {
+    "tp": (Carries.ACTIVATIONS, "activations"),
+    "cp": (Carries.KEYS_AND_VALUES, "keys and values"),
+    "ep": (Carries.TOKENS, "tokens to experts and back"),
+    "etp": (Carries.TOKENS, "tokens among an expert's ranks"),
+}
+"""What the layers' own collectives carry, by axis, and the words for it."""
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of collective on one axis, per GPU and step.
 
+    kind: what it carries; what: the same in words, which nothing depends on; group: its ranks, by their name among
+    `layout_groups`; stage: the pipeline stage of the GPU
     payload: bytes of the full tensor, a call; wire: bytes one GPU sends, a call; adapter: bytes that its share of the
     network between domains carries, a call; link: `inner`, `outer` or `none`, the slowest link of the group; seconds,
     exposed_seconds: of all calls of the step; lane: where the exposed ones are in the step's time
     """
 
     axis: str
+    kind: Carries
     what: str
+    group: str
     collective: str
     calls_per_microbatch: Size
     calls_per_step: Size
@@ -66,6 +99,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Size
     exposed_seconds: Size
     lane: str
+    stage: int = 0
 
     @property
     def sent(self) -> Size:
@@ -74,7 +108,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """A row of `network` in the JSON documents: bytes, seconds and plain counts."""
-        return {name: getattr(self, name) for name in self.__struct_fields__ if name != "lane"}
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("group", "lane")}
 
 
 def layout_groups(layout: Layout) -> dict[str, Group]:
@@ -82,7 +116,8 @@ def layout_groups(layout: Layout) -> dict[str, Group]:
 
     zero, replicas: the ranks that ZeRO shards over (dp and cp together, or a part of dp), and those with the same shard;
     ep, etp, expert_dp, expert_replicas: of the experts, whose ranks are the same ones as dp x cp x tp, numbered anew in
-    the same order.
+    the same order;
+    ends: the first and the last pipeline stage.
 
     >>> made = layout_groups(Layout(dp=8, tp=4, cp=2, ep=8, replicas=2, seq_len=1))
     >>> [(name, made[name].ranks, made[name].stride) for name in ("dp", "zero", "replicas", "ep", "expert_dp")]
@@ -106,6 +141,8 @@ def layout_groups(layout: Layout) -> dict[str, Group]:
     made["expert_dp"] = _shards(experts["dp"], replicas)
     for name, group in (("replicas", part), ("expert_replicas", made["expert_dp"])):
         made[name] = Group("dp", replicas, group.stride * group.ranks)
+    if layout.pp > 1:
+        made["ends"] = Group("pp", 2, made["pp"].stride * (layout.pp - 1), part_of=made["pp"])
     return made
 
 
@@ -126,12 +163,13 @@ def collective_seconds(collectives: Iterable[Collective], by_axis: dict[str, Gro
 
 
 def entry(
-    axis: str,
+    carries: Carries,
     what: str,
     kind: str,
     calls: Size,
     payload: Size,
-    group: Group,
+    among: str,
+    made: Mapping[str, Group],
     fabric: Fabric,
     *,
     each: Size = 0,
@@ -139,14 +177,20 @@ def entry(
     lane: str | None = None,
     copies: Size = 1,
 ) -> Traffic:
-    """One row of the table: `calls` a step, `each` a micro-batch; `exposed`: the share of its seconds nothing hides."""
+    """One row of the table: `calls` a step, `each` a micro-batch; `exposed`: the share of its seconds nothing hides.
+
+    kind: of collective; among: the name of its ranks in `made`
+    """
+    group = made[among]
     several = where(group.ranks > 1, 1, 0)
     # Of many layouts at once nobody reads the bytes, which take longer than the seconds.
     many = hasattr(group.ranks, "shape")
     whole = calls * seconds(kind, payload, group, fabric, copies=copies)
     return Traffic(
-        axis=axis,
+        axis=group.axis,
+        kind=carries,
         what=what,
+        group=among,
         collective=kind,
         calls_per_microbatch=each * several,
         calls_per_step=calls * several,
@@ -157,7 +201,7 @@ def entry(
         ranks=group.ranks,
         seconds=whole,
         exposed_seconds=whole * exposed,
-        lane=lane or {"etp": "ep"}.get(axis, axis),
+        lane=lane or {"etp": "ep"}.get(group.axis, group.axis),
     )
 
 
@@ -184,7 +228,8 @@ def stage_traffic(
     """
     made = layout_groups(memory.layout) if by_axis is None else by_axis
     rows = [*_operations(memory, fabric, stage, made), *weight_traffic(memory, fabric, stage, made)]
-    return tuple(row for row in rows if not same(row.calls_per_step, 0) and not same(row.payload, 0))
+    listed = (row for row in rows if not same(row.calls_per_step, 0) and not same(row.payload, 0))
+    return tuple(msgspec.structs.replace(row, stage=stage.index) for row in listed)
 
 
 def weight_traffic(
@@ -211,26 +256,26 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[st
     shown = {"tp": not overlap.tp, "cp": not overlap.cp, "ep": not overlap.ep, "etp": True}
     found: dict[tuple[str, str, str, Size, Size], Size] = {}
 
-    def add(collectives: Iterable[Collective], count: int, suffix: str) -> None:
+    def add(collectives: Iterable[Collective], count: int, what: str) -> None:
+        """Those of `count` layers; `what`: in words, `{}` being what the axis carries."""
         for one in collectives:
-            what = suffix if suffix in ("embedding", "head") else f"{CONTENT[one.axis]}, {suffix}"
-            key = (one.axis, what, one.kind, one.nbytes, one.copies)
+            _, words = BY_AXIS[one.axis]
+            key = (one.axis, what.format(words), one.kind, one.nbytes, one.copies)
             found[key] = found.get(key, 0) + count
 
     for key, count in memory.counts(stage, stage.start, stage.stop).items():
         layer, again = memory.facts[key].layer, memory.facts[key].recompute
-        add(_forward(layer), count, "forward")
-        add(_forward(layer, again), count, "recomputed")
-        add((one for operation in layer for one in operation.backward_comm), count, "backward")
-    for layer, held, name in (
-        (memory.embedding, stage.first, "embedding"),
-        (memory.head, stage.last, "head"),
-    ):
-        if held:
-            add(layer.comm, 1, name)
+        add(_forward(layer), count, "{}, forward")
+        add(_forward(layer, again), count, "{}, recomputed")
+        add((one for operation in layer for one in operation.backward_comm), count, "{}, backward")
+    if stage.first:
+        add(memory.embedding.comm, 1, "embedding")
+    if stage.last:
+        add(memory.head.comm, 1, "head")
     for (axis, what, kind, nbytes, copies), calls in found.items():
+        carries, _ = BY_AXIS[axis]
         yield entry(
-            axis, what, kind, calls * batches, nbytes, made[axis], fabric,
+            carries, what, kind, calls * batches, nbytes, axis, made, fabric,
             each=calls, exposed=int(shown[axis]), copies=copies,
         )  # fmt: skip
 
@@ -239,6 +284,18 @@ def _forward(layer: Layer, recompute: Recompute | None = None) -> Iterator[Colle
     for operation in layer:
         if recompute is None or operation.name in recompute:
             yield from operation.forward_comm
+
+
+def sends(layout: Layout, stage: int) -> tuple[int, int]:
+    """How often a pipeline stage sends activations of each micro-batch forward, and their gradients back.
+
+    Inner stages send both ways, the first only forward and the last only back. With DualPipe of both directions together.
+
+    >>> [sends(Layout(pp=4, global_batch=8), stage) for stage in range(4)]
+    [(1, 0), (1, 1), (1, 1), (0, 1)]
+    """
+    hops = [(one[0], other[0]) for route in layout.routes for one, other in pairwise(route) if one[0] != other[0]]
+    return sum(source == stage for source, _ in hops), sum(target == stage for _, target in hops)
 
 
 def _pipeline(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group]) -> Iterator[Traffic]:
@@ -253,21 +310,17 @@ def _pipeline(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str,
     batches = layout.num_microbatches
     nbytes = view.kernels.dtypes.activation * view.tokens * memory.model.hidden_size / view.token_shards
     exposed = int(not memory.training.overlap.pp)
-    hops = [(one[0], other[0]) for route in layout.routes for one, other in pairwise(route) if one[0] != other[0]]
-    for what, calls in (
-        ("activations, forward", sum(source == stage.index for source, _ in hops)),
-        ("gradients of activations, backward", sum(target == stage.index for _, target in hops)),
-    ):
+    forward, backward = sends(layout, stage.index)
+    for what, calls in (("activations, forward", forward), ("gradients of activations, backward", backward)):
         each = calls / layout.copies if layout.copies > 1 else calls
         yield entry(
-            "pp", what, "send_recv", each * batches, nbytes, made["pp"], fabric, each=each, exposed=exposed
+            Carries.ACTIVATIONS, what, "send_recv", each * batches, nbytes, "pp", made, fabric, each=each, exposed=exposed
         )  # fmt: skip
     if layout.copies > 1:
         weights = memory.weights(memory.counts(stage, stage.start, stage.stop)) + memory.ends(stage)
         gradients = memory.training.precision.gradient * weights.all.trainable
-        pair = Group("pp", 2, made["pp"].stride * (layout.pp - 1), part_of=made["pp"])
         yield entry(
-            "pp", "gradients, both directions", "all_reduce", 1, gradients, pair, fabric,
+            Carries.GRADIENTS, "gradients, both directions", "all_reduce", 1, gradients, "ends", made, fabric,
             exposed=int(not memory.training.overlap.dp), lane="dp",
         )  # fmt: skip
 
@@ -281,7 +334,8 @@ def _shared(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, G
             count = count + layers * _replicated(memory.facts[key].layer)
         count = count + (_replicated(memory.embedding) if stage.first else 0)
         count = count + (_replicated(memory.head) if stage.last else 0)
-        yield entry("tp", "gradients of shared weights", "all_reduce", 1, gradient * count, made["tp"], fabric)
+        kind = Carries.SHARED_GRADIENTS
+        yield entry(kind, "gradients of shared weights", "all_reduce", 1, gradient * count, "tp", made, fabric)
     tied = sum(weight.numel for weight in memory.head.weights if weight.name == "head.logits.weight")
     if (
         not layout.ends_together
@@ -289,8 +343,8 @@ def _shared(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, G
         and (stage.first or stage.last)
         and not same(tied, 0)
     ):
-        ends = Group("pp", 2, made["pp"].stride * (layout.pp - 1), part_of=made["pp"])
-        yield entry("pp", "gradients of the tied table", "all_reduce", 1, gradient * tied, ends, fabric)
+        kind = Carries.TIED_GRADIENTS
+        yield entry(kind, "gradients of the tied table", "all_reduce", 1, gradient * tied, "ends", made, fabric)
 
 
 def _replicated(layer: Layer) -> Size:
@@ -320,14 +374,16 @@ def gradient_traffic(
         """Bytes of weights that the matrix products read."""
         return gathered_bytes(part, precision, base)
 
-    def row(what: str, kind: str, nbytes: Size, group: Group, calls: Size, often: bool) -> Traffic:
+    def row(carries: Carries, which: str, kind: str, nbytes: Size, among: str, calls: Size, often: bool) -> Traffic:
         return entry(
-            "dp", what, kind, calls * batches if often else calls, nbytes, group, fabric,
+            carries, f"{carries}{which}", kind, calls * batches if often else calls, nbytes, among, made, fabric,
             each=calls if often else 0, exposed=int(not hidden), lane="zero" if zero == 3 else "dp",
         )  # fmt: skip
 
     listed = list(layers)
-    for name, expert, group in (("", False, made["zero"]), (" of experts", True, made["expert_dp"])):
+    for name, expert, group, copies in (
+        ("", False, "zero", "replicas"), (" of experts", True, "expert_dp", "expert_replicas"),
+    ):  # fmt: skip
         parts = [(count, each.expert if expert else each.dense, "") for count, each in listed]
         parts.append((1, ends.expert if expert else ends.dense, ", embedding and head"))
         if zero < 3:
@@ -335,20 +391,20 @@ def gradient_traffic(
             for count, each, _ in parts:
                 whole = whole + each.times(count)
             parts = [(1, whole, "")]
-        replicas = made["expert_replicas" if expert else "replicas"]
         for count, part, where_to in parts:
             if same(part.total, 0):
                 continue
             gradients = precision.gradient * part.trainable
             kind = "all_reduce" if zero == 0 else "reduce_scatter"
-            yield row(f"gradients{name}{where_to}", kind, gradients, group, count, zero >= 2)
-            if not same(replicas.ranks, 1):
-                share = gradients if zero == 0 else gradients / group.ranks
-                yield row(f"gradients{name}{where_to}, replicas", "all_reduce", share, replicas, count, zero >= 2)
+            which, often = f"{name}{where_to}", zero >= 2
+            yield row(Carries.GRADIENTS, which, kind, gradients, group, count, often)
+            if not same(made[copies].ranks, 1):
+                share = gradients if zero == 0 else gradients / made[group].ranks
+                yield row(Carries.GRADIENTS, f"{which}, replicas", "all_reduce", share, copies, count, often)
             if zero in (1, 2):
                 updated = precision.compute * part.trainable
-                yield row(f"updated weights{name}", "all_gather", updated, group, count, often=False)
+                yield row(Carries.UPDATED_WEIGHTS, name, "all_gather", updated, group, count, often=False)
             if zero == 3:
                 # Those of the embedding and the head stay gathered from forward to backward.
                 calls = count if where_to else 2 * count
-                yield row(f"weights{name}{where_to}", "all_gather", held(part), group, calls, often=True)
+                yield row(Carries.WEIGHTS, which, "all_gather", held(part), group, calls, often=True)

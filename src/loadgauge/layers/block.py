@@ -49,7 +49,7 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
         else:
             output = linear_mixer(build, tensor, spec, hidden_size)
         dropout = block.dropout if block.dropout_after_attention else 0.0
-        return build.dropout("attention.residual_dropout", output, dropout)
+        return build.dropout("attention.residual_dropout", output, dropout, "residual_dropout")
 
     def both(tensor: Tensor, beside: Mamba2) -> Tensor:
         first, second = (
@@ -66,7 +66,7 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
             output = moe(build, tensor, block.mlp, hidden_size)
         else:
             output = mlp(build, tensor, block.mlp, hidden_size)
-        return build.dropout("mlp.residual_dropout", output, dropout)
+        return build.dropout("mlp.residual_dropout", output, dropout, "residual_dropout")
 
     if block.attention is None or block.mlp is None:
         one, work = ("mlp", feed_forward) if block.attention is None else ("attention", attend)

@@ -7,7 +7,7 @@ tokens outside the matrix products (t with sequence parallelism, else 1).
 from __future__ import annotations
 
 from loadgauge.algebra import Size, shard
-from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, Tensor, Weight
+from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, OperationKind, Tensor, Weight
 from loadgauge.layers.view import View
 from loadgauge.spec.kernels import LowPrecision
 from loadgauge.spec.model import Norm
@@ -60,8 +60,7 @@ class Builder:
         assert self.low is not None
         copy = Tensor(f"{x.name}.quantised", x.numel, self.low.element, "quantised")
         if all(operation.name != copy.name for operation in self.operations):
-            # No time of its own (the products' includes it), and no gradient: that goes to `x`.
-            self.operations.append(Operation(copy.name, "view", (x,), (copy,)))
+            self.operations.append(Operation(copy.name, "quantise", (x,), (copy,)))
         return copy
 
     # -- operations ---------------------------------------------------------------------------------------------------
@@ -74,11 +73,12 @@ class Builder:
         keeps: tuple[Tensor, ...] = (),
         shares_gradient: bool = False,
         backward_workspace: Size = 0,
+        kind: OperationKind = "elementwise",
     ) -> Tensor:
         """An operation on each element: bound by memory, no FLOPs counted (as the papers and PyTorch's counter do)."""
         self.operations.append(
             Operation(
-                name, "elementwise", inputs, (output,), keeps=keeps, shares_gradient=shares_gradient,
+                name, kind, inputs, (output,), keeps=keeps, shares_gradient=shares_gradient,
                 backward_workspace=backward_workspace,
             )
         )  # fmt: skip
@@ -89,12 +89,12 @@ class Builder:
         output = Tensor(name, first.numel, self.residual_itemsize)
         return self.elementwise(name, (first, second), output, shares_gradient=True)
 
-    def dropout(self, name: str, x: Tensor, probability: float) -> Tensor:
+    def dropout(self, name: str, x: Tensor, probability: float, kind: OperationKind = "elementwise") -> Tensor:
         """Dropout; keeps its mask. Left out at probability 0, as PyTorch does."""
         if not probability:
             return x
         output = Tensor(name, x.numel, x.itemsize)
-        return self.elementwise(name, (x,), output, keeps=(self.mask(f"{name}.mask", x.numel),))
+        return self.elementwise(name, (x,), output, keeps=(self.mask(f"{name}.mask", x.numel),), kind=kind)
 
     def norm(
         self,
@@ -175,12 +175,14 @@ class Builder:
         weight: bool = True,
         exact: bool = False,
         held: bool = False,
+        operation: OperationKind = "gemm",
     ) -> Tensor:
         """y[rows, o] = x[rows, i] w[i, o] (+ bias): 2 rows i o FLOPs forward, as much for each gradient.
 
         Keeps `kept_input` (x itself unless a shard stands for it) when the weight is trainable, and only then.
         `adapter` names it among the LoRA targets. `weight=False`: the matrix is another operation's (tied embeddings).
-        `exact`: no recipe of 8 or 4 bits applies to it; `held`: its input is kept in 16 bits by another operation.
+        `exact`: no recipe of 8 or 4 bits applies to it; `held`: its input is kept in 16 bits by another operation;
+        `operation`: the kind of operation that it is.
         """
         lora, low = self.view.lora, None if exact else self.low
         base = bool(adapter) and lora is not None and not lora.experts_only
@@ -211,7 +213,7 @@ class Builder:
             workspace = workspace + self.dtypes.activation * i * o
         self.operations.append(
             Operation(
-                name, "gemm", (x,), (out,), tuple(weights),
+                name, operation, (x,), (out,), tuple(weights),
                 keeps=keeps,
                 gemms=(gemm,),
                 forward_flops=gemm.flops,

@@ -17,7 +17,7 @@ from __future__ import annotations
 from loadgauge.algebra import Size, shard
 from loadgauge.layers.attention import core
 from loadgauge.layers.builder import Builder
-from loadgauge.layers.operations import Collective, Operation, Tensor
+from loadgauge.layers.operations import Collective, Operation, OperationKind, Tensor
 from loadgauge.spec.model import Attention, LatentAttention
 
 
@@ -124,7 +124,7 @@ def _turn(build: Builder, turned: Tensor, spec: LatentAttention) -> Tensor:
         )  # fmt: skip
         turned, backward = gathered, ()
     # Without rotation this is a mere view, where the ranks' gradients still meet.
-    kind = "elementwise" if spec.rotary else "view"
+    kind: OperationKind = "elementwise" if spec.rotary else "view"
     output = build.tensor("attention.rotary_k", numel)
     build.operations.append(
         Operation(

@@ -135,8 +135,9 @@ def _logits(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
             matrix = build.float32("mlp.router_matrix", experts * hidden_size)
             build.elementwise("mlp.router_matrix", (), matrix, keeps=(matrix,))
     logits = build.linear(
-        "mlp.router", x, build.local_tokens, hidden_size, experts, bias=spec.router_bias, output=output, exact=True
-    )
+        "mlp.router", x, build.local_tokens, hidden_size, experts,
+        bias=spec.router_bias, output=output, exact=True, operation="router",
+    )  # fmt: skip
     if spec.correction_bias:
         # A frozen parameter, moved by the balance of the experts and not by a gradient.
         frozen = Weight("mlp.router.correction_bias", experts, 1, "vector", trainable=False)

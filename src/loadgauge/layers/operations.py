@@ -8,6 +8,7 @@ are sums over a list of operations. All sizes are per rank and per micro-batch, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 import msgspec
 
@@ -21,17 +22,28 @@ PASSES = {
 }
 """How often the bytes of the full tensor travel around a ring (times (n-1)/n)."""
 
+Role = Literal["activation", "quantised", "float32", "statistic", "mask", "index"]
+"""What a tensor is for, which decides its item size; `quantised`: a copy in 8 or 4 bits for the matrix products."""
+
+OperationKind = Literal[
+    "gemm", "router", "attention", "convolution", "scan", "solve", "norm", "elementwise", "residual_dropout", "lookup",
+    "loss", "collective", "view", "quantise",
+]  # fmt: skip
+"""What an operation does, as far as its time or memory depends on it.
+
+`router`: the product that scores the experts; `residual_dropout`: the dropout of what is added to the residual stream,
+which some frameworks run in one kernel with the sum; `view`: moves nothing; `quantise`: makes the 8-bit or 4-bit copy
+that matrix products read, whose gradient goes to the original.
+"""
+
 
 class Tensor(msgspec.Struct, frozen=True):
-    """What one rank holds of one tensor: `numel` elements of `itemsize` bytes.
-
-    `dtype` is the role that chose the item size: activation, quantised, float32, statistic, mask or index.
-    """
+    """What one rank holds of one tensor: `numel` elements of `itemsize` bytes; `dtype` is its role."""
 
     name: str
     numel: Size
     itemsize: Size
-    dtype: str = "activation"
+    dtype: Role = "activation"
 
     @property
     def nbytes(self) -> Size:
@@ -116,7 +128,7 @@ class Operation(msgspec.Struct, frozen=True):
     """
 
     name: str
-    kind: str
+    kind: OperationKind
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     weights: tuple[Weight, ...] = ()
@@ -152,8 +164,11 @@ class Operation(msgspec.Struct, frozen=True):
         return any(weight.trainable and weight.kind in ("matrix", "head") for weight in read)
 
     def hbm_bytes(self, weight_itemsize: Size = 2) -> Size:
-        """Bytes read and written by the forward: each input and weight once, each output once; a view moves none."""
-        if self.kind == "view":
+        """Bytes read and written by the forward: each input and weight once, each output once.
+
+        A view moves none, and a quantised copy is counted with the products that read it.
+        """
+        if self.kind in ("view", "quantise"):
             return 0
         moved = sum(tensor.nbytes for tensor in (*self.inputs, *self.outputs))
         return moved + weight_itemsize * (self.params + sum(weight.numel for weight in self.borrows))

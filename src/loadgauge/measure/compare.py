@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from loadgauge.estimate.moments import Phase
 from loadgauge.measure.formula import BLOCK, END, Formula, Line
 from loadgauge.measure.hidden import Hidden
+from loadgauge.measure.observe import STEP
 from loadgauge.measure.real import Real, real
 from loadgauge.measure.stream import GRADIENTS, INPUTS, OPTIMIZER, TEMPORARIES, WEIGHTS, Stream
 from loadgauge.measure.trace import Recorded, record
@@ -23,7 +25,6 @@ from loadgauge.measure.training import ConfigJob, Settings
 
 STATES = {WEIGHTS: "weights", GRADIENTS: "gradients", OPTIMIZER: "optimizer"}
 TOLERANCE = 0.01
-STEP = "optimizer step"
 HIDDEN = "hidden from tracers"
 
 
@@ -137,7 +138,7 @@ def _rows(formula: Formula, traced: Recorded, taken: Real | None) -> list[tuple[
               None if taken is None else taken.flops)  # fmt: skip
     found.append((row, lambda: by_part(counted, done), None))
     for name, chosen in (("peak of forward and backward", False), ("peak of the optimizer step", True)):
-        moments = [one for one in parts.moments if (one.name == STEP) == chosen]
+        moments = [one for one in parts.moments if (one.phase is Phase.STEP) == chosen]
         moment = max(moments, key=lambda one: one.total - one.parts["outside"])
         place = _peak_of(stream, chosen)
         at = stream.moment(place)

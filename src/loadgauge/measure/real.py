@@ -20,11 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from loadgauge.errors import ConfigError
 from loadgauge.measure.allocations import MODULE, PHASE, Event, Live, Range, Use, events, live, profiler, ranges, uses
 from loadgauge.measure.counter import FlopCounter
-from loadgauge.measure.observe import Observer
+from loadgauge.measure.observe import STEP, Observer
 from loadgauge.measure.stream import GRADIENTS, OPTIMIZER, WEIGHTS
 from loadgauge.measure.training import Job
-
-STEP = "optimizer step"
 
 
 class ModuleUse(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from loadgauge.measure.advice import Advice, advise
 from loadgauge.measure.call import where
 from loadgauge.measure.collectives import Sum, summed
 from loadgauge.measure.hidden import Hidden, hidden
-from loadgauge.measure.observe import FORWARD, Observer, observing
+from loadgauge.measure.observe import FORWARD, STEP, Observer, observing
 from loadgauge.measure.saved import SavedTensor
 from loadgauge.measure.simulated import PINNED, fakes
 from loadgauge.measure.stream import Moment, Piece, Stream
@@ -172,7 +172,7 @@ def _read(job: Job, device: str, observer: Observer, attention: dict[str, int], 
 def _step_peaks(stream: Stream, observer: Observer) -> tuple[int, ...]:
     """The highest live bytes in each step; a step ends with the optimizer's."""
     ends = [first for (first, name), (_, before) in zip(stream.phases[1:], stream.phases, strict=False)
-            if before == "optimizer step" and name == FORWARD]  # fmt: skip
+            if before == STEP and name == FORWARD]  # fmt: skip
     peaks: list[int] = []
     live, step, highest = 0, 0, 0
     for event, change in enumerate(stream.changes):

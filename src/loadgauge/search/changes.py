@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,8 +22,29 @@ from loadgauge.spec.training import training as default_training
 RANK = 16
 """Of adapters, where a change brings them in."""
 Progress = Callable[[str], None]
-Variant = tuple[str, str, Callable[[], Case]]
-"""A change in words, as flags, and the job with it, which may raise what speaks against it."""
+
+
+class Kind(Enum):
+    """What a change alters."""
+
+    OPTIMIZER = auto()
+    PRECISION = auto()
+    OFFLOAD = auto()
+    ADAPTERS = auto()
+    SEQUENCE_LENGTH = auto()
+    MORE_GPUS = auto()
+    LINKS = auto()
+    OVERLAP = auto()
+    GLOBAL_BATCH = auto()
+
+
+class Variant(NamedTuple):
+    """A change in words, as flags, and the job with it, which may raise what speaks against it."""
+
+    kind: Kind
+    what: str
+    flags: str
+    make: Callable[[], Case]
 
 
 class Change(NamedTuple):
@@ -101,38 +123,43 @@ def variants(case: Case) -> Iterator[Variant]:
         return lambda: reopened(case, training=msgspec.structs.replace(kind, **changes))
 
     if kind.optimizer.name == "adamw":
-        yield "an 8-bit optimizer", "--optimizer adamw-8bit", with_kind(optimizer=OPTIMIZERS["adamw-8bit"])
+        eight = with_kind(optimizer=OPTIMIZERS["adamw-8bit"])
+        yield Variant(Kind.OPTIMIZER, "an 8-bit optimizer", "--optimizer adamw-8bit", eight)
     if kind.precision.master and kind.precision.products is None and kind.lora is None:
-        yield "all in bf16, without float32 weights", "--precision bf16-pure", lambda: _recast(case, "bf16-pure")
+        what = "all in bf16, without float32 weights"
+        yield Variant(Kind.PRECISION, what, "--precision bf16-pure", lambda: _recast(case, "bf16-pure"))
     if kind.offload == "none":
-        yield "the optimizer on the host", "--offload optimizer", with_kind(offload="optimizer")
-        yield "optimizer and weights on the host", "--offload all", with_kind(offload="all")
+        for what, parts in (("the optimizer on the host", "optimizer"), ("optimizer and weights on the host", "all")):
+            yield Variant(Kind.OFFLOAD, what, f"--offload {parts}", with_kind(offload=parts))
     # Without the framework's name, adapters mean transformers', and so does one GPU.
     name = kind.framework.name
     same = "" if name == "huggingface" else f" --framework {name}"
     if kind.lora is None and space.model.head.kind == "lm":
-        yield "adapters on a frozen base", f"--lora-rank {RANK}{same}", with_kind(lora=Lora(rank=RANK))
+        flags = f"--lora-rank {RANK}{same}"
+        yield Variant(Kind.ADAPTERS, "adapters on a frozen base", flags, with_kind(lora=Lora(rank=RANK)))
     if space.model.head.kind == "lm" and (kind.lora is None or not kind.lora.quantised):
         rank = RANK if kind.lora is None else kind.lora.rank
         four = (
             Lora(rank=rank, quantised=True) if kind.lora is None else msgspec.structs.replace(kind.lora, quantised=True)
         )
-        yield "adapters on a frozen base in 4 bits", f"--qlora{same}", with_kind(lora=four)
+        what = "adapters on a frozen base in 4 bits"
+        yield Variant(Kind.ADAPTERS, what, f"--qlora{same}", with_kind(lora=four))
     if space.lengths is None and space.seq_len >= 1024:
         half = space.seq_len // 2
-        yield "half the sequence length", f"--seq-len {half}", lambda: reopened(case, seq_len=half)
+        what = "half the sequence length"
+        yield Variant(Kind.SEQUENCE_LENGTH, what, f"--seq-len {half}", lambda: reopened(case, seq_len=half))
     for factor in (2, 4, 8):
-        yield f"{factor} times the GPUs", *_more_gpus(case, factor)
+        yield _more_gpus(case, factor, f"{factor} times the GPUs")
 
 
-def _more_gpus(case: Case, factor: int) -> tuple[str, Callable[[], Case]]:
-    """Flags for more GPUs, each with a sequence at least, and the job on them."""
+def _more_gpus(case: Case, factor: int, what: str) -> Variant:
+    """More GPUs, each with a sequence at least."""
     space, name = case.space, case.training.framework.name
     gpus = factor * space.gpus
     batch = max(space.global_batch, gpus)
     flags = f"--gpus {gpus}" + (f" --global-batch {batch}" if batch != space.global_batch else "")
     flags += f" --framework {name}" if space.gpus == 1 and case.training.lora is None else ""
-    return flags, lambda: reopened(case, gpus=gpus, global_batch=batch)
+    return Variant(Kind.MORE_GPUS, what, flags, lambda: reopened(case, gpus=gpus, global_batch=batch))
 
 
 def what_would_fit(
@@ -140,15 +167,15 @@ def what_would_fit(
 ) -> list[Change]:
     """The changes that make a layout fit, each with the best one; those that cannot be modelled are left out."""
     found: list[Change] = []
-    for what, flags, make in variants(cases[-1]):
+    for variant in variants(cases[-1]):
         if progress is not None:
-            progress(what)
+            progress(variant.what)
         try:
-            best = plan([make()], objective=objective, margin=margin, top=1).layouts[0]
+            best = plan([variant.make()], objective=objective, margin=margin, top=1).layouts[0]
         except Error:
             continue
-        found.append(Change(what, flags, best))
-        if len(found) == most or "GPUs" in what:
+        found.append(Change(variant.what, variant.flags, best))
+        if len(found) == most or variant.kind is Kind.MORE_GPUS:
             break
     return found
 
@@ -161,16 +188,18 @@ def faster(case: Case) -> Iterator[Variant]:
     ):  # fmt: skip
         if place < len(old.links) and old.links[place].domain > 1:
             doubled = msgspec.structs.replace(old.links[place], bandwidth=2 * old.links[place].bandwidth)
-            yield f"twice the {name}", f"{flag} {doubled.bandwidth / 1e9:g}GB/s", _with_link(case, place, doubled)
-    yield (
-        "all communication beside compute", "--overlap all",
+            flags = f"{flag} {doubled.bandwidth / 1e9:g}GB/s"
+            yield Variant(Kind.LINKS, f"twice the {name}", flags, _with_link(case, place, doubled))
+    yield Variant(
+        Kind.OVERLAP, "all communication beside compute", "--overlap all",
         lambda: reopened(case, training=msgspec.structs.replace(kind, overlap=Overlap.parse("all"))),
     )  # fmt: skip
     if kind.framework.name == "megatron" and kind.precision.products is None and kind.lora is None:
-        yield "8-bit matrix products", "--precision fp8", lambda: _recast(case, "fp8")
+        yield Variant(Kind.PRECISION, "8-bit matrix products", "--precision fp8", lambda: _recast(case, "fp8"))
     batch = 2 * space.global_batch
-    yield "twice the global batch", f"--global-batch {batch}", lambda: reopened(case, global_batch=batch)
-    yield "twice the GPUs", *_more_gpus(case, 2)
+    what = "twice the global batch"
+    yield Variant(Kind.GLOBAL_BATCH, what, f"--global-batch {batch}", lambda: reopened(case, global_batch=batch))
+    yield _more_gpus(case, 2, "twice the GPUs")
 
 
 def _with_link(case: Case, place: int, link: Link) -> Callable[[], Case]:
@@ -189,22 +218,25 @@ def _recast(case: Case, precision: str) -> Case:
     return reopened(case, training=msgspec.structs.replace(other, overlap=kind.overlap, offload=kind.offload))
 
 
+OTHER_JOBS = (Kind.ADAPTERS, Kind.SEQUENCE_LENGTH, Kind.MORE_GPUS)
+"""Changes for less memory that make another job of it, whose speed says nothing of this one's."""
+
+
 def what_next(
     case: Case, best: Estimate, margin: float, objective: Objective, progress: Progress | None = None
 ) -> list[Change]:
     """What each change would bring, the one with the most tokens a second first; every row is planned anew."""
     assert best.time is not None
     found = []
-    for what, flags, make in (*variants(case), *faster(case)):
-        if "times the GPUs" in what or "half the sequence" in what or "adapters" in what:
-            continue
+    leaner = (variant for variant in variants(case) if variant.kind not in OTHER_JOBS)
+    for variant in (*leaner, *faster(case)):
         if progress is not None:
-            progress(what)
+            progress(variant.what)
         try:
-            other = plan([make()], objective=objective, margin=margin, top=1).layouts[0]
+            other = plan([variant.make()], objective=objective, margin=margin, top=1).layouts[0]
         except Error:
             continue
         assert other.time is not None
         # What the old step would take for as many tokens on as many GPUs as it has.
-        found.append(Change(what, flags, other, best.time.step * other.time.tokens / best.time.tokens))
+        found.append(Change(variant.what, variant.flags, other, best.time.step * other.time.tokens / best.time.tokens))
     return sorted(found, key=lambda change: -(change.speed or 0))

@@ -166,9 +166,13 @@ def fewest_gpus(
 def smallest_nic(
     case: Case, share: float, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet
 ) -> Answer:
-    """The slowest network adapter with which communication that nothing hides takes at most a share of the step."""
+    """The slowest network adapter with which communication that nothing hides takes at most a share of the step.
+
+    Raises `NothingFits` where no adapter is enough, with what takes the most of the step then, and over which link.
+    """
     if len(case.cluster.links) < 2:
         raise ConfigError("the GPUs are all in one domain, and need no adapter", key="find")
+    best = None
     for gigabits in NICS:
         progress(f"{gigabits} Gbit/s")
         links = (
@@ -182,7 +186,24 @@ def smallest_nic(
             return Answer(f"the smallest adapter: {words}", gigabits * 1e9 / 8, best)
         if best is None:
             break  # no adapter makes room
-    raise NothingFits(f"not even {NICS[-1]} Gbit/s keep exposed communication under {share:.0%} of the step")
+    if best is None:
+        where = f"{case.space.gpus} x {case.cluster.gpu.name}"
+        raise NothingFits(f"no layout of {case.space.model.name} fits {where}, whatever the adapter")
+    raise NothingFits(
+        f"not even {NICS[-1]} Gbit/s for each GPU keep exposed communication under {100 * share:g}% of the step: with the best"
+        f" layout it is {exposed(best):.1%}; {_dominant(best)}"
+    )
+
+
+def _dominant(found: Estimate) -> str:
+    """What takes the most of a step of all communication that nothing hides, and over which link, in words."""
+    assert found.time is not None
+    parts = found.time.parts
+    lane = max(COMMUNICATION, key=parts.__getitem__)
+    rows = [row for row in found.network if row.lane == lane]
+    outer, inner = (sum(row.exposed_seconds for row in rows if row.link == link) for link in ("outer", "inner"))
+    why = "over the network, latency included" if outer > inner else "inside a node, where no adapter changes it"
+    return f"most of it is {lane}, {parts[lane] / found.time.step:.1%} of the step, {why}"
 
 
 def exposed(found: Estimate) -> float:

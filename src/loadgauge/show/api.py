@@ -149,11 +149,10 @@ def estimate(
         try:
             cluster = cluster_of(card, layout.gpus)
         except (NotStated, ConfigError) as error:
-            untimed = f"time and network: {error}, in a loadgauge.cluster()"
+            untimed = f"{error}, in a loadgauge.cluster()"
     result = of_specifications(spec, layout, training, card, cluster, rates=rates, scale=scale)
     if untimed:
-        rest = (note for note in result.not_counted if not note.startswith("time and network:"))
-        result = msgspec.structs.replace(result, not_counted=(untimed, *rest))
+        result = msgspec.structs.replace(result, untimed=untimed)
     return result
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from loadgauge.algebra import Size
 from loadgauge.estimate.apart import Explanation, Formula, Kept
+from loadgauge.estimate.moments import Phase
 from loadgauge.show.table import Column, console, draw, heading, points
 from loadgauge.units import GIB
 
@@ -19,7 +20,7 @@ def show(found: Explanation) -> None:
 
     target = console()
     target.print(Text(f"{found.part}: {found.total / GIB:,.2f} GiB = {whole(found.total)} bytes", style="bold"))
-    where = "at the loss" if found.moment == "loss" else f"in the {found.moment}"
+    where = "at the loss" if found.phase is Phase.LOSS else f"in the {found.moment}"
     points(target, [f"On the worst rank (stage {found.stage}) {where}; {found.basis}."], mark="")
     points(target, [f"Rule: {found.rule}."], mark="")
     if not found.steps:

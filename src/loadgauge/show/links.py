@@ -30,7 +30,7 @@ def report(given: Job, setup: Setup, found: Network) -> None:
     _verdict(target, given, setup, found)
     if found.traffic:
         _needs(target, setup, found)
-        _traffic(target, found)
+        _traffic(target, setup, found)
         _what_if(target, setup, found)
         _limits(target, given, setup, found)
     if given.assumed:
@@ -169,14 +169,28 @@ def _needs(target: Console, setup: Setup, found: Network) -> None:
         target,
         [
             "GB: over the slowest link of the way, each way. May take: the compute it runs beside or, where it runs beside"
-            " none, its share of all compute. Reaches: latency and crowded networks included."
+            " none, its share of all compute. Reaches: latency and crowded networks included.",
+            *_stages(setup, found),
         ],
         "",
         style="dim",
     )
 
 
-def _traffic(target: Console, found: Network) -> None:
+def _stages(setup: Setup, found: Network) -> list[str]:
+    """Of which pipeline stages the GPUs are whose links are shown."""
+    if setup.layout.pp == 1:
+        return []
+    other: dict[int, dict[str, None]] = {}
+    for row in found.traffic:
+        if row.stage != found.stage:
+            other.setdefault(row.stage, {})[f"{row.axis} {row.kind}"] = None
+    busier = (f"{' and '.join(kinds)} of stage {stage}" for stage, kinds in sorted(other.items()))
+    more = f"; {', '.join(busier)}, where they take longest" if other else ""
+    return [f"Of pipeline stage {found.stage}, the slowest of 0 to {setup.layout.pp - 1}{more}."]
+
+
+def _traffic(target: Console, setup: Setup, found: Network) -> None:
     columns = [
         Column("axis"), Column("what", wrap=True), Column("collective", wide=True), Column("calls", "right"),
         Column("MiB a call", "right", wide=True), Column("GB sent", "right"), Column("takes", "right"),
@@ -197,9 +211,10 @@ def _traffic(target: Console, found: Network) -> None:
         target,
         columns,
         rows,
-        "Every collective of a step, slowest stage (calls: micro-batches x each)",
+        "Every collective of a step (calls: micro-batches x each)",
         [len(rows) - 1],
     )
+    points(target, _stages(setup, found), "", style="dim")
 
 
 def _calls(row: Traffic) -> str:

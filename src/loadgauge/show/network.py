@@ -115,6 +115,7 @@ def _plain(given: Job, setup: Setup, found: Network) -> dict[str, Any]:
         "enough": found.enough,
         "share": setup.share,
         "step": found.step,
+        "stage": found.stage,
         "exposed": found.exposed,
         "efficiency": found.efficiency,
         "compute": msgspec.structs.asdict(found.compute),

@@ -60,8 +60,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         found = estimate(self.model, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
         found = msgspec.structs.replace(found, assumed=self.assumed)
         if self.untimed:
-            rest = (note for note in found.not_counted if not note.startswith("time and network:"))
-            found = msgspec.structs.replace(found, not_counted=(f"time and network: {self.untimed}", *rest))
+            found = msgspec.structs.replace(found, untimed=self.untimed)
         return found
 
     def budget(self, found: Estimate) -> Budget | None:

@@ -7,6 +7,7 @@ written only where the cause is known, and what is left is said to be unexplaine
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -140,7 +141,6 @@ CAUSES: tuple[Cause, ...] = (
         _open,
     ),
 )
-UNEXPLAINED = "unexplained"
 
 
 def cause(run: Run, record: Record) -> Cause | None:
@@ -152,13 +152,26 @@ def cause(run: Run, record: Record) -> Cause | None:
     return None
 
 
-def far_off(records: Sequence[Record], runs: Sequence[Run]) -> dict[tuple[str, str], list[Record]]:
-    """Rows with an error above `FAR`, by quantity and name of the cause; what is not explained is by source."""
+class Group(NamedTuple):
+    """Rows of one quantity that are far off for the same cause; where it is not known (None), of the same source."""
+
+    quantity: str
+    cause: Cause | None
+    source: str
+
+    @property
+    def name(self) -> str:
+        """The name of the cause."""
+        return f"unexplained: {self.source}" if self.cause is None else self.cause.name
+
+
+def far_off(records: Sequence[Record], runs: Sequence[Run]) -> dict[Group, list[Record]]:
+    """Rows with an error above `FAR`, by cause; of each quantity the largest group first, what is not explained last."""
     by_id = {run.id: run for run in runs}
-    found: dict[tuple[str, str], list[Record]] = {}
+    found: dict[Group, list[Record]] = {}
     for record in records:
         if record.error is not None and abs(record.error) > FAR:
             known = cause(by_id[record.id], record)
-            name = known.name if known else f"{UNEXPLAINED}: {record.source}"
-            found.setdefault((record.quantity, name), []).append(record)
-    return dict(sorted(found.items(), key=lambda item: (item[0][0], item[0][1].startswith(UNEXPLAINED), -len(item[1]))))
+            group = Group(record.quantity, known, "" if known else record.source)
+            found.setdefault(group, []).append(record)
+    return dict(sorted(found.items(), key=lambda item: (item[0].quantity, item[0].cause is None, -len(item[1]))))

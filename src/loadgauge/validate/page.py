@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Callable, Iterable, Sequence
 
 from loadgauge.validate.baseline import baseline, rescaled
-from loadgauge.validate.causes import CAUSES, FAR, UNEXPLAINED, far_off
+from loadgauge.validate.causes import FAR, far_off
 from loadgauge.validate.counters import RESERVE, counter
 from loadgauge.validate.runs import Run
 from loadgauge.validate.summary import Errors, errors, grouped, reasons
@@ -191,14 +191,14 @@ one, with the stated default.
 
 def _far(records: Sequence[Record], runs: Sequence[Run]) -> str:
     of = [record for record in records if record.quality in "AB"]
-    sentences = {cause.name: cause.sentence for cause in CAUSES}
+    groups = far_off(of, runs)
     sections = []
-    for (quantity, name), group in far_off(of, runs).items():
-        listed = ", ".join(f"{record.id} {percent(record.error, '+')}" for record in group)
-        why = sentences.get(name, "Not understood yet.")
-        sections.append(f"**{quantity}: {name}** ({len(group)} rows). {why} {listed}")
-    unexplained = sum(len(group) for (_, name), group in far_off(of, runs).items() if name.startswith(UNEXPLAINED))
-    total = sum(len(group) for group in far_off(of, runs).values())
+    for group, rows in groups.items():
+        listed = ", ".join(f"{record.id} {percent(record.error, '+')}" for record in rows)
+        why = "Not understood yet." if group.cause is None else group.cause.sentence
+        sections.append(f"**{group.quantity}: {group.name}** ({len(rows)} rows). {why} {listed}")
+    unexplained = sum(len(rows) for group, rows in groups.items() if group.cause is None)
+    total = sum(len(rows) for rows in groups.values())
     return "\n\n".join(
         [
             f"## Wrong by more than {percent(FAR)}",

@@ -144,7 +144,7 @@ def _time(run: Run, expression: Expression, job: Job, about: Record, rates: Rate
     known = None if rates is None else rates(place.gpu.id)
     found = _estimate(job, place, known)
     if found.time is None:
-        raise Inexpressible(next(iter(found.not_counted), "no time was predicted"))
+        raise Inexpressible(found.untimed or "no time was predicted")
     predicted, low, high = found.time.step, found.time.low, found.time.high
 
     def factor(variant: Job) -> float:

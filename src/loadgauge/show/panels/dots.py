@@ -6,15 +6,16 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from loadgauge.estimate.moments import Moment
+from loadgauge.estimate.moments import Moment, Phase
 from loadgauge.show.panels.shown import Shown
 from loadgauge.show.panels.through_step import curve
 
-Phase = Literal["forward", "backward", "forward and backward", "optimizer step"]
-FORWARD: Phase = "forward"
-BACKWARD: Phase = "backward"
-BOTH: Phase = "forward and backward"
-STEP: Phase = "optimizer step"
+Stretch = Literal["forward", "backward", "forward and backward", "optimizer step"]
+"""What a trace or a measurement tells apart in a step, as its document has it."""
+FORWARD: Stretch = "forward"
+BACKWARD: Stretch = "backward"
+BOTH: Stretch = "forward and backward"
+STEP: Stretch = "optimizer step"
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 Name = Annotated[str, msgspec.Meta(max_length=120)]
@@ -40,7 +41,7 @@ class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     source: Literal["traced", "measured"]
     target: Name
-    phases: dict[Phase, Bytes]
+    phases: dict[Stretch, Bytes]
     weights: Bytes
     gpus: Count | None = None
     sizes: Sizes | None = None
@@ -96,8 +97,8 @@ def differs(shown: Shown, found: Found, model: str) -> list[dict[str, Any]]:
     return unlike
 
 
-def _within(phase: str, moment: Moment) -> bool:
-    """Whether a moment of the estimate is in a phase; the loss is worked backward as soon as it is known."""
-    if phase == STEP or moment.name == STEP:
-        return phase == moment.name
-    return phase == BOTH or moment.name.startswith(FORWARD) == (phase == FORWARD)
+def _within(stretch: Stretch, moment: Moment) -> bool:
+    """Whether a moment of the estimate is in a stretch; the loss is worked backward as soon as it is known."""
+    if moment.phase is Phase.STEP:
+        return stretch == STEP
+    return stretch in (BOTH, FORWARD if moment.phase is Phase.FORWARD else BACKWARD)

@@ -90,7 +90,7 @@ def _curve(shown: Shown, events: list[Event], end: float) -> Iterator[tuple[floa
         for share, moment in known[key]:
             yield event.start + share * (event.end - event.start), moment
             last = moment
-    yield end, at_work.at("optimizer step", transient=shown.memory.step_transient(at_work.weights, at_work.states))
+    yield end, at_work.at_step()
 
 
 def _within(at_work: StageAtWork, work: Work) -> Iterator[tuple[float, Moment]]:

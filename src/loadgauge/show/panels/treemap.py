@@ -9,7 +9,7 @@ from loadgauge.algebra import Size, ceil_div
 from loadgauge.estimate.apart import NOT_ITEMISED
 from loadgauge.estimate.explain import explain
 from loadgauge.estimate.memory import PARTS, Prediction
-from loadgauge.estimate.moments import HEADS_AT_WORK
+from loadgauge.estimate.moments import Phase
 from loadgauge.estimate.stages import Key
 from loadgauge.estimate.states import RankWeights
 from loadgauge.layers.operations import NOTHING, Layer, Recompute, Tensor, Weight
@@ -165,9 +165,9 @@ def _activations(shown: Shown) -> list[Node]:
 
 def _predicted(shown: Shown, extra: Prediction, flight: Size, waits: Size) -> list[Node]:
     """What multi-token prediction keeps, on the chunk before the head."""
-    work, moment = shown.apart.at_work.work, shown.apart.moment.name
+    work = shown.apart.at_work.work
     assert work is not None
-    if shown.apart.stage.chunks[work.chunk].last and moment not in HEADS_AT_WORK:
+    if shown.apart.stage.chunks[work.chunk].last and not shown.apart.moment.phase.at_head:
         flight, waits = flight - 1, waits + int(work.splits)
     nbytes = flight * extra.kept + waits * extra.waiting
     return [node("activations", "activations/multi-token prediction", "multi-token prediction", nbytes)]
@@ -202,7 +202,7 @@ def _keeper(layer: Layer, tensor: Tensor, again: Recompute) -> str:
 def _loss(shown: Shown) -> list[Node]:
     """What the head keeps for other micro-batches, what waits, and what it works on."""
     apart, memory = shown.apart, shown.memory
-    work, at_head = apart.at_work.work, apart.moment.name == HEADS_AT_WORK[0]
+    work, at_head = apart.at_work.work, apart.moment.phase is Phase.LOSS
     if not apart.stage.last or work is None:
         return []
     index = next(number for number, chunk in enumerate(apart.stage.chunks) if chunk.last)
