@@ -30,8 +30,50 @@ def by_hand(given: Case) -> list[tuple[float, float, Any]]:
     return sorted(fits, key=lambda row: row[:2])
 
 
-def test_the_largest_micro_batch() -> None:
-    assert questions.largest_micro_batch(ONE).value == max(layout.micro_batch for _, _, layout in by_hand(ONE))
+PIPELINE = case(
+    "qwen3-0.6b", 4, 4, 4096, pp=(2,), vpp=(1,), cp=(1,), tp=(1,), zero=(0, 2), replicas=(1,), schedule=("1f1b",),
+    card="rtx4090", kind=training("torchtitan"),
+)  # fmt: skip
+SHARDED = case("qwen3-1.7b", 4, 4, 2048, pp=(1,), cp=(1,), tp=(1,), zero=(3,), replicas=(1,), vpp=(1,), schedule=("1f1b",),
+               card="rtx4090", kind=training("huggingface"))  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [ONE, PIPELINE, SHARDED])
+@pytest.mark.parametrize("batch", [None, 4, 12, 64, 1024])
+def test_the_largest_micro_batch_is_the_last_of_all_whole_numbers(given: Case, batch: int | None) -> None:
+    def fits(n: int, whole: int) -> bool:
+        return bool(by_hand(questions.with_space(given, micro_batch=(n,), global_batch=whole)))
+
+    def needed(n: int) -> int:
+        """The least global batch, of at least what is wanted, that suits every layout."""
+        unit = n * given.space.gpus
+        return unit * max(1, -(-(batch or 1) // unit))
+
+    found = questions.largest_micro_batch(given, batch=batch)
+    most = 2 * found.value + 3
+    dividing = [n for n in range(1, most) if batch is not None and batch % n == 0 and fits(n, batch)]
+    assert found.value == max([n for n in range(1, most) if fits(n, needed(n))] + dividing)
+    assert found.dividing == (max(dividing) if dividing else None)
+    sizes = [point.layout.micro_batch for point in found.curve]
+    assert sizes == sorted(set(sizes))
+    assert sizes[0] == 1
+    assert sizes[-1] == found.value == found.best.layout.micro_batch
+    for point in found.curve:
+        n, whole = point.layout.micro_batch, point.layout.global_batch
+        assert whole == (batch if n in dividing else needed(n))
+        rows = by_hand(questions.with_space(given, micro_batch=(n,), global_batch=whole))
+        assert point.time is not None
+        if n != found.roomy:
+            assert point.time.step == pytest.approx(rows[0][0], rel=1e-9)
+    roomy = next(point for point in found.curve if point.layout.micro_batch == found.roomy)
+    assert roomy.memory.verdict == "fits"
+
+
+def test_the_margin_narrows_the_micro_batch() -> None:
+    free = 4 * 2**30
+    found = questions.largest_micro_batch(ONE, margin=free)
+    assert found.value < questions.largest_micro_batch(ONE).value
+    assert found.best.memory.total <= ONE.cluster.gpu.capacity - free
 
 
 def test_the_longest_sequence_is_the_last_of_all_that_fit() -> None:

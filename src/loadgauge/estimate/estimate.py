@@ -18,8 +18,8 @@ from loadgauge.spec.calibration import rates as calibrated
 from loadgauge.spec.hardware import Cluster, Gpu
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import Training
-from loadgauge.spec.training import training as default_training
+from loadgauge.spec.training import MODEL_PARALLEL, Training, default_framework
+from loadgauge.spec.training import training as how_to_train
 
 
 def view_of(layout: Layout, training: Training) -> View:
@@ -69,7 +69,7 @@ def estimate(
     >>> result.params, result.memory.fits
     (8030261248, True)
     """
-    chosen = training or default_training()
+    chosen = training or default_training(layout)
     layout.check(model)
     chosen.check(model)
     if cluster is not None:
@@ -99,6 +99,16 @@ def estimate(
         untimed=untimed,
         assumed={key: f"{size} (not in the config: {model.model_type}'s default)" for key, size in model.defaults},
     )
+
+
+def default_training(layout: Layout) -> Training:
+    """The training of a layout where none is given: the default framework's, with AdamW in mixed precision.
+
+    >>> default_training(Layout(dp=8)).framework.name, default_training(Layout(tp=8)).framework.name
+    ('huggingface', 'megatron')
+    """
+    degrees = {axis: (size,) for axis in MODEL_PARALLEL if isinstance(size := getattr(layout, axis), int)}
+    return how_to_train(default_framework(degrees))
 
 
 def _time(

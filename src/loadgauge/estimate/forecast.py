@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.errors import NotModelled
-from loadgauge.estimate.estimate import estimate, view_of
+from loadgauge.estimate.estimate import default_training, estimate, view_of
 from loadgauge.estimate.memory import MemoryModel
 from loadgauge.estimate.result import Estimate
 from loadgauge.estimate.stages import stages
@@ -27,7 +27,6 @@ from loadgauge.spec.hardware import Cluster, Gpu
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import Attention, ModelSpec
 from loadgauge.spec.training import Training
-from loadgauge.spec.training import training as default_training
 
 
 class Method(StrEnum):
@@ -126,7 +125,7 @@ def forecast(
     >>> [round(found.share(row, "layer"), 2) for row in found.rows]
     [1.0, 0.43, 0.25]
     """
-    chosen = training or default_training()
+    chosen = training or default_training(layout)
     b = layout.micro_batch
     rows = []
     for method in METHODS:

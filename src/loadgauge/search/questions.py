@@ -36,11 +36,18 @@ def quiet(text: str) -> None:
 
 
 class Answer(NamedTuple):
-    """An answer in words, its value, and the best layout with it."""
+    """An answer in words, its value, and the best layout with it.
+
+    Of the largest micro-batch also: curve: the best layout with each of several sizes, the smallest first; roomy: the
+    largest that fits at the upper end of the range too (0: none); dividing: the largest that divides the global batch
+    """
 
     text: str
     value: Any
     best: Estimate
+    curve: tuple[Estimate, ...] = ()
+    roomy: int | None = None
+    dividing: int | None = None
 
 
 def best_of(case: Case, objective: Objective, margin: float) -> Estimate | None:
@@ -119,20 +126,84 @@ def _most(fits: Callable[[int], bool]) -> int:
     return low
 
 
-def largest_micro_batch(case: Case, objective: Objective = "time", margin: float = 0.0) -> Answer:
-    """The most sequences that one rank can run at once."""
+def largest_micro_batch(
+    case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet, batch: int | None = None
+) -> Answer:
+    """The most sequences that one rank can run at once, of all whole numbers, and the curve up to there.
+
+    A micro-batch of n is planned with the least global batch of at least `batch` that suits every layout, a multiple of
+    n x GPUs; where n divides `batch` and a layout fits with it, with `batch` itself. batch: what the user gave, if any
+    """
+    name, limit, wanted = case.space.model.name, case.cluster.gpu.capacity - margin, batch or 1
+    unit = case.space.gpus * (2 if {"dualpipe", "dualpipev"} & set(case.space.schedule) else 1)
+    leanest_at: dict[tuple[int, int], tuple[float, Layout | None]] = {}
+
+    def sized(n: int, least: int) -> Case:
+        return with_space(case, micro_batch=(n,), global_batch=n * unit * max(1, -(-least // (n * unit))))
+
+    def lean(n: int, least: int) -> tuple[float, Layout | None]:
+        given = sized(n, least)
+        key = n, given.space.global_batch
+        if key not in leanest_at:
+            progress(f"micro-batch {n}")
+            leanest_at[key] = leanest(given)
+        return leanest_at[key]
+
+    def at(n: int) -> Estimate | None:
+        progress(f"micro-batch {n}")
+        exact = None
+        if batch is not None and batch % n == 0:
+            exact = best_of(with_space(case, micro_batch=(n,), global_batch=batch), objective, margin)
+        return exact or best_of(sized(n, wanted), objective, margin)
+
+    # With the fewest micro-batches a layout needs least. If that leaves room for fewer sequences than the global batch has,
+    # every size runs several micro-batches, and needs a little more.
+    most = _most(lambda n: lean(n, 1)[0] <= limit)
+    if most * unit < wanted:
+        most = _most(lambda n: n <= most and lean(n, wanted)[0] <= limit)
+    dividing = _largest_divisor(with_space(case, global_batch=batch), limit) if batch is not None else 0
+    most = max(most, dividing)
+    best = at(most) if most else None
+    if best is None:
+        raise NothingFits(f"not even one sequence of {name} fits")
+
+    def has_room(n: int) -> bool:
+        layout = lean(n, wanted)[1]
+        return layout is not None and case.estimate(layout).memory.high <= limit
+
+    roomy = _most(lambda n: n <= most and has_room(n))
+    sizes = {most, roomy, dividing, *(2**power for power in range(most.bit_length()))} - {0}
+    curve = {n: best if n == most else at(n) for n in sorted(sizes)}
+    fastest, leanest_layout = curve.get(roomy), lean(roomy, wanted)[1] if roomy else None
+    if fastest is not None and fastest.memory.high > limit and leanest_layout is not None:
+        same = msgspec.structs.replace(leanest_layout, global_batch=fastest.layout.global_batch)
+        curve[roomy] = case.estimate(same if not same.valid(case.space.model) else leanest_layout)
+    text = f"the largest micro-batch that fits: {most:,}, with a global batch of {_batches(best)}"
+    if roomy < most:
+        text += f"; at the upper end of the range of memory: {roomy or 'none'}"
+    if batch is not None:
+        text += f"; the largest that divides the global batch of {batch:,}: {dividing or 'none'}"
+    points = tuple(point for point in curve.values() if point is not None)
+    return Answer(text, most, best, points, roomy, dividing or None)
+
+
+def _batches(found: Estimate) -> str:
+    """The global batch of a layout, and what it must be a multiple of."""
+    multiple, batch = found.layout.dp * found.layout.micro_batch, found.layout.global_batch
+    return f"{batch:,}" if multiple == batch else f"{batch:,} (any multiple of {multiple:,} will do)"
+
+
+def _largest_divisor(case: Case, limit: float) -> int:
+    """The largest micro-batch that fits in some layout with the global batch of the case; 0 where none does."""
     import numpy
 
-    limit = case.cluster.gpu.capacity - margin
     most = 0
-    for batch in case.batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool)):
+    given = with_space(case, micro_batch=divisors(case.space.global_batch))
+    for batch in given.batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool)):
         rows = batch.places[batch.memory <= limit] // batch.grid.shape[1]
         if rows.size:
             most = max(most, int(batch.grid.columns["micro_batch"][rows].max()))
-    best = best_of(with_space(case, micro_batch=(most,)), objective, margin) if most else None
-    if best is None:
-        raise NothingFits(f"not even one sequence of {case.space.model.name} fits")
-    return Answer(f"the largest micro-batch that fits: {most}", most, best)
+    return most
 
 
 def sizes(most: int, node: int) -> Iterator[int]:

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import models as catalogue
 from loadgauge.families.catalogue import resolve
 from loadgauge.search import questions
 from loadgauge.search.plan import Case
 from loadgauge.search.questions import Answer
+from loadgauge.show.flags import Request
 from loadgauge.show.plan import ANY, clear, say
-from loadgauge.show.planned import assumed, table
-from loadgauge.show.table import console, document, heading, points
+from loadgauge.show.planned import assumed, flags_of, table
+from loadgauge.show.reproduce import completer, documented, show_command
+from loadgauge.show.request import Job
+from loadgauge.show.table import Column, console, document, draw, heading, points
+from loadgauge.units import GIB
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SHARE = 0.1
 """Of a step, what communication may take where the user does not say."""
 
 
-def found(cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
+def found(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
     """Answers and prints; the exit code. `NothingFits` where there is no answer."""
     rest: list[str] = []
+    if asked["find"] == "micro-batch":
+        asked["assumed"].pop("--global-batch", None)
     try:
         if asked["find"] == "gpu":
             answers, rest = questions.cheapest_gpu(cases, _prices(asked["prices"]), asked["margin"], say)
         else:
-            answers = [_answer(cases[-1], asked)]
+            answers = [_answer(given, cases[-1], asked)]
     finally:
         clear()
     if as_json:
         document(
             {
-                "answers": [{"text": one.text, "value": one.value, "layout": one.best.to_dict()} for one in answers],
+                "answers": [_plain(given, one) for one in answers],
                 "left_out": rest,
                 "assumed": asked["assumed"],
             }
@@ -42,6 +54,9 @@ def found(cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
         points(target, [answer.text[:1].upper() + answer.text[1:] + "."], "")
     several = len(answers) > 1
     table(target, [one.best for one in answers], "Each with its best layout" if several else "With the best layout")
+    _commands(target, given, answers)
+    if answers[0].curve:
+        _curve(target, answers[0].curve)
     if rest:
         heading(target, "Left out")
         points(target, rest)
@@ -49,12 +64,64 @@ def found(cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
     return 0
 
 
-def _answer(case: Case, asked: dict[str, Any]) -> Answer:
+def _request(given: Job, best: Estimate) -> Request:
+    """The request of the job, of the model that an answer is about."""
+    if given.model.name == best.model.name:
+        return given.request
+    return msgspec.structs.replace(given.request, model=best.model.name)
+
+
+def _plain(given: Job, answer: Answer) -> dict[str, Any]:
+    """An answer for JSON."""
+    complete = completer(_request(given, answer.best))
+    found = {"text": answer.text, "value": answer.value, "layout": documented(answer.best, complete)}
+    if answer.curve:
+        found |= {"roomy": answer.roomy, "dividing": answer.dividing}
+        found["curve"] = [_point(best) | {"command": complete(best).command()} for best in answer.curve]
+    return found
+
+
+def _point(best: Estimate) -> dict[str, Any]:
+    """A point of the curve of memory and speed against the micro-batch."""
+    assert best.time is not None
+    return {
+        "micro_batch": int(best.layout.micro_batch), "global_batch": int(best.layout.global_batch),
+        "memory": best.memory.total, "verdict": best.memory.verdict, "step": best.time.step,
+        "tokens_per_second": best.time.tokens / best.time.step,
+        "tokens_per_second_per_gpu": best.time.tokens_per_second_per_gpu, "mfu": best.time.mfu, "flags": flags_of(best),
+    }  # fmt: skip
+
+
+def _curve(target: Console, curve: tuple[Estimate, ...]) -> None:
+    """Memory and speed against the micro-batch."""
+    columns = [
+        Column("micro-batch", "right"), Column("global batch", "right"), Column("GiB", "right"), Column("verdict"),
+        Column("tokens/s", "right"), Column("MFU", "right"), Column("layout", wrap=True),
+    ]  # fmt: skip
+    rows = []
+    for best in curve:
+        assert best.time is not None
+        layout = flags_of(best).rpartition("--micro-batch")[0]
+        rows.append([
+            f"{best.layout.micro_batch:,}", f"{best.layout.global_batch:,}", f"{best.memory.total / GIB:,.1f}",
+            best.memory.verdict, f"{best.time.tokens / best.time.step:,.0f}", f"{best.time.mfu:.1%}", layout,
+        ])  # fmt: skip
+    draw(target, columns, rows, "Memory and speed against the micro-batch, each with its best layout")
+
+
+def _commands(target: Console, given: Job, answers: list[Answer]) -> None:
+    """The command line of each answer."""
+    target.print()
+    for answer in answers:
+        show_command(target, completer(_request(given, answer.best))(answer.best).command())
+
+
+def _answer(given: Job, case: Case, asked: dict[str, Any]) -> Answer:
     find, objective, margin = asked["find"], asked["objective"], asked["margin"]
     if find == "seq-len":
         return questions.largest_sequence(case, objective, margin, say)
     if find == "micro-batch":
-        return questions.largest_micro_batch(case, objective, margin)
+        return questions.largest_micro_batch(case, objective, margin, say, given.request.global_batch)
     if find == "gpus":
         return questions.fewest_gpus(case, objective, margin, say)
     if find == "nic":

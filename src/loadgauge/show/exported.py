@@ -14,10 +14,9 @@ from loadgauge.formats.dialects import dialect as dialect_of
 from loadgauge.formats.exchange import load, read, write
 from loadgauge.search.plan import Case
 from loadgauge.show.convert import FLAGS, known_as, run_of
-from loadgauge.show.flags import Request
-from loadgauge.show.jobfile import flags_of as flags_of_run
 from loadgauge.show.jobfile import is_job_file
 from loadgauge.show.planned import flags_of
+from loadgauge.show.reproduce import completer
 from loadgauge.show.request import Job
 from loadgauge.show.timing import seconds
 from loadgauge.units import GIB
@@ -41,8 +40,7 @@ def exported(given: Job, case: Case, best: Estimate, asked: dict[str, Any], *, a
         template = load(file)
     left_out: tuple[str, ...] = ()
     if asked["export"] == FLAGS:
-        words = Request(model="", **flags_of_run(run, given.model)).flags()
-        dialect, text = FLAGS, f"loadgauge estimate {run.model or 'MODEL'} --gpu {case.cluster.gpu.id} {words}"
+        dialect, text = FLAGS, completer(given.request)(best).command()
     else:
         written = write(run, asked["export"], template, file=file)
         dialect, text, left_out = written.dialect, written.text, written.left_out

@@ -1,9 +1,10 @@
-"""The flags that say what is trained and how: shared by every command that asks about a run."""
+"""The flags that describe a training run, shared by every command that asks about one, and their text form."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeVar, get_args
 
 import click
@@ -20,7 +21,7 @@ COUNT = Whole(1, 10**9)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The flags of `estimate`, as given; None where the user said nothing."""
+    """The flags of `estimate`, as given; None where the user said nothing. `flags` writes them, `parsed` reads them."""
 
     model: str
     gpu: str | None = None
@@ -32,7 +33,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ep: int | None = None
     etp: int | None = None
     zero: int | None = None
-    sequence_parallel: bool = False
+    sequence_parallel: bool | None = None
     schedule: str | None = None
     recompute: str | None = None
     stage_layers: str | None = None
@@ -47,14 +48,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     framework: str | None = None
     lora_rank: int | None = None
     lora_targets: str | None = None
-    qlora: bool = False
+    qlora: bool | None = None
     base: str | None = None
     offload: str | None = None
     gpus_per_node: int | None = None
     link_bandwidth: str | None = None
     nic_bandwidth: str | None = None
     cp_comm: str | None = None
-    mtp: bool = False
+    mtp: bool | None = None
     expert_imbalance: float | None = None
     replicas: int | None = None
     order: str | None = None
@@ -68,20 +69,37 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     measured: str | None = None
 
     def flags(self) -> str:
-        """The command line's flags, without the model.
+        """The flags as a shell reads them, without the model.
 
-        >>> Request(model="gpt2", tp=2, sequence_parallel=True).flags()
-        '--tp 2 --sequence-parallel'
+        >>> Request(model="gpt2", tp=2, sequence_parallel=True, lengths="my data.txt").flags()
+        "--tp 2 --sequence-parallel --lengths 'my data.txt'"
+        """
+        return shlex.join(self.words())
+
+    def words(self) -> list[str]:
+        """The flags as words of a command line, without the model.
+
+        >>> Request(model="gpt2", qlora=False, price=2.5).words()
+        ['--no-qlora', '--price', '2.5']
         """
         words = []
         for name in self.__struct_fields__[1:]:
-            value = getattr(self, name)
-            if value is None or value is False:
-                continue
-            words.append(f"--{name.replace('_', '-')}")
-            if value is not True:
-                words.append(shlex.quote(str(value)))
-        return " ".join(words)
+            value, flag = getattr(self, name), name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            elif value is not None:
+                words += [f"--{flag}", str(value)]
+        return words
+
+    def command(self, verb: str = "estimate") -> str:
+        """The whole command line, for a shell.
+
+        >>> Request(model="llama-3.1-8b", tp=2).command()
+        'loadgauge estimate llama-3.1-8b --tp 2'
+        """
+        if self.model.startswith("-"):
+            return shlex.join(["loadgauge", verb, *self.words(), "--", self.model])
+        return shlex.join(["loadgauge", verb, self.model, *self.words()])
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -100,7 +118,9 @@ RUN = (
     click.option("--ep", type=DEGREE, help="Expert-parallel ranks."),
     click.option("--etp", type=DEGREE, help="Tensor-parallel ranks of one expert."),
     click.option("--zero", type=Whole(0, 3), help="ZeRO stage; 3 is fully sharded (FSDP)."),
-    click.option("--sequence-parallel", is_flag=True, help="Share norms and dropouts over tp as well."),
+    click.option(
+        "--sequence-parallel/--no-sequence-parallel", default=None, help="Share norms and dropouts over tp as well."
+    ),
     click.option("--schedule", type=click.Choice(SCHEDULES), help="Pipeline schedule."),
     click.option(
         "--recompute",
@@ -123,10 +143,16 @@ RUN = (
     click.option("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)}."),
     click.option("--attention", type=click.Choice(("flash", "eager")), help="How attention is computed."),
     click.option("--loss", metavar="HOW", help="auto (the framework's), float32, inplace, chunked or chunked:N."),
-    click.option("--framework", metavar="NAME", help=f"{', '.join(FRAMEWORKS)}: whose habits decide the rest."),
+    click.option(
+        "--framework",
+        metavar="NAME",
+        help=f"{', '.join(FRAMEWORKS)}: its defaults apply (megatron where tp, pp, cp or ep split the model, else huggingface).",
+    ),
     click.option("--lora-rank", type=Whole(1, 10**5), help="Train adapters of this rank on a frozen model."),
     click.option("--lora-targets", metavar="NAMES", help="all, attention, or linear layers such as q_proj,v_proj."),
-    click.option("--qlora", "--quantised", "--quantized", "qlora", is_flag=True, help="Adapters on a 4-bit base."),
+    click.option(
+        "--qlora/--no-qlora", "--quantised", "--quantized", "qlora", default=None, help="Adapters on a 4-bit base."
+    ),
     click.option(
         "--base", type=click.Choice(list(BASE_FORMATS)), help="How the 4-bit base of --qlora is stored (nf4)."
     ),
@@ -137,7 +163,7 @@ RUN = (
     click.option("--cp-comm", type=click.Choice(get_args(CpComm)), help="How cp ranks exchange keys and values."),
     click.option("--replicas", type=DEGREE, help="Data-parallel groups that hold the same ZeRO shards (HSDP)."),
     click.option("--order", metavar=",".join(AXES), help="Order in which axes number the ranks, the fastest first."),
-    click.option("--mtp", is_flag=True, help="Train the model's multi-token prediction modules too."),
+    click.option("--mtp/--no-mtp", default=None, help="Train the model's multi-token prediction modules too."),
     click.option(
         "--expert-imbalance",
         type=Positive(),
@@ -183,3 +209,18 @@ def whole_run_options(command: Command) -> Command:
     for option in reversed(WHOLE_RUN):
         command = option(command)
     return command
+
+
+@cache
+def _reader() -> click.Command:
+    """A command that takes the flags of a run and does nothing."""
+    return run_options(whole_run_options(click.Command("run", params=[click.Argument(["model"])])))
+
+
+def parsed(words: Sequence[str]) -> Request:
+    """The request of a command line's words, the model among them; the other direction of `Request.words`.
+
+    >>> parsed(["gpt2", "--tp", "2"]) == Request(model="gpt2", tp=2)
+    True
+    """
+    return Request(**_reader().make_context("run", list(words)).params)

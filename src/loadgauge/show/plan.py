@@ -10,12 +10,14 @@ import click
 import msgspec
 
 from loadgauge.errors import ConfigError, Error, LayoutError, NotStated
+from loadgauge.families.catalogue import resolve
 from loadgauge.show.flags import RUN, Request
 from loadgauge.show.numbers import Positive, Whole
 from loadgauge.show.request import JOB_FILES, Job, job
 from loadgauge.show.sweep import handed_over, sweep_options
 from loadgauge.spec.layout import SCHEDULES, RecomputePolicy
 from loadgauge.spec.model import Moe
+from loadgauge.spec.training import MODEL_PARALLEL, default_framework
 from loadgauge.units import GIB
 
 OPEN = (
@@ -195,7 +197,9 @@ def cases(model: str, flags: dict[str, Any]) -> tuple[Job, list[Any], dict[str, 
     if _is_file(name):
         flags, sizes, asked["as_given"] = _of_file(name, flags, sizes)
     elif flags["framework"] is None:
-        flags["framework"] = asked["assumed_framework"] = _framework(flags, locks, max(sizes or (1,)), asked["export"])
+        flags["framework"] = asked["assumed_framework"] = _framework(
+            name, flags, locks, max(sizes or (1,)), asked["export"]
+        )
     given: Job | None = None
     found = []
     travel = flags.pop("cp_comm")
@@ -273,6 +277,7 @@ def _of_file(
         own = job(Request(model=file, **flags))  # of as many GPUs as its own layout has
     open_axes: dict[str, Any] = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch", "replicas"), 1)
     flags = {**flags, **open_axes, "zero": 0, "recompute": "none", "global_batch": own.layout.global_batch}
+    flags["framework"] = own.training.framework.name
     try:
         estimate = own.estimate()
     except Error:
@@ -351,18 +356,18 @@ def _locks(flags: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
     return locks
 
 
-def _framework(flags: dict[str, Any], locks: dict[str, tuple[Any, ...]], gpus: int, export: str | None) -> str:
-    """The one that the file to write is of; else Megatron where a model is trained on several GPUs, and transformers for
-    adapters and for one GPU.
-    """
+def _framework(
+    model: str, flags: dict[str, Any], locks: dict[str, tuple[Any, ...]], gpus: int, export: str | None
+) -> str:
+    """The framework of the file to write; else the default of a run whose open axes may have any degree."""
     if export not in (None, "flags"):
         from loadgauge.formats.dialects import dialect
 
         return dialect(export).framework
-    parallel = any(max(locks.get(name, (1,))) > 1 for name in ("tp", "pp", "cp", "ep"))
-    if not parallel and (gpus == 1 or flags["lora_rank"] is not None or flags["qlora"]):
-        return "huggingface"
-    return "megatron"
+    experts = any(isinstance(block.mlp, Moe) for block in resolve(model).blocks)
+    free = MODEL_PARALLEL if experts else ("tp", "pp", "cp")
+    degrees = {axis: locks.get(axis, (1, gpus) if axis in free else (1,)) for axis in MODEL_PARALLEL}
+    return default_framework(degrees, adapters=flags["lora_rank"] is not None or bool(flags["qlora"]))
 
 
 def say(text: str) -> None:

@@ -12,6 +12,7 @@ from loadgauge.search.changes import Change, what_next, what_would_fit
 from loadgauge.search.choices import out_of_reach, space_for
 from loadgauge.search.plan import Case, Objective, Plan, carried, plan
 from loadgauge.show.plan import clear, progress, say
+from loadgauge.show.reproduce import completer, documented, show_command
 from loadgauge.show.request import Job
 from loadgauge.show.table import GLUE, Column, console, document, draw, heading, points
 from loadgauge.show.timing import LANES, seconds
@@ -34,7 +35,7 @@ def answer(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: boo
     if asked["find"] is not None:
         from loadgauge.show.asked import found
 
-        return found(cases, asked, as_json=as_json)
+        return found(given, cases, asked, as_json=as_json)
     if (
         asked["export"] is not None
         and asked["out"] is None
@@ -48,7 +49,7 @@ def answer(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: boo
         )  # fmt: skip
     except NothingFits as error:
         clear()
-        return _nothing(error, cases, asked, as_json=as_json)
+        return _nothing(error, given, cases, asked, as_json=as_json)
     finally:
         clear()
     best = result.layouts[0]
@@ -62,7 +63,7 @@ def answer(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: boo
 
         written = exported(given, case, best, asked, as_json=as_json)
     if as_json:
-        document(_plain(result, changes, refused, asked) | ({} if written is None else {"export": written}))
+        document(_plain(given, result, changes, refused, asked) | ({} if written is None else {"export": written}))
         return 0
     if written is not None and asked["out"] is None:
         return 0
@@ -70,12 +71,15 @@ def answer(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: boo
     return 0
 
 
-def _plain(found: Plan, changes: list[Change], refused: list[str], asked: dict[str, Any]) -> dict[str, Any]:
+def _plain(
+    given: Job, found: Plan, changes: list[Change], refused: list[str], asked: dict[str, Any]
+) -> dict[str, Any]:  # fmt: skip
+    complete = completer(given.request)
     return {
         "objective": found.objective,
         "margin": found.margin,
-        "layouts": [result.to_dict() for result in found.layouts[: asked["top"]]],
-        "pareto": [result.to_dict() for result in found.pareto],
+        "layouts": [documented(result, complete) for result in found.layouts[: asked["top"]]],
+        "pareto": [documented(result, complete) for result in found.pareto],
         "evaluated": found.evaluated,
         "valid": found.valid,
         "fitting": found.fitting,
@@ -83,7 +87,7 @@ def _plain(found: Plan, changes: list[Change], refused: list[str], asked: dict[s
         "why": why(found),
         "why_not": refused,
         "out_of_reach": out_of_reach(found.cases[-1].space),
-        "changes": [change.to_dict() for change in changes],
+        "changes": [change.to_dict() | {"command": complete(change.best).command()} for change in changes],
         "assumed": asked["assumed"],
     }
 
@@ -95,6 +99,7 @@ def _told(
     shown = found.layouts[: asked["top"]]
     for line in headline(found):
         points(target, [line], "")
+    show_command(target, completer(given.request)(found.layouts[0]).command())
     if asked["as_given"] is not None:
         points(target, [_as_given(asked["as_given"], found.layouts[0])], "")
     table(target, shown, "The best layouts" if len(shown) > 1 else "The best layout", price=case.price)
@@ -133,7 +138,7 @@ def assumed(target: Console, asked: dict[str, Any], given: Job | None = None) ->
 
 
 def flags_of(result: Estimate) -> str:
-    """The layout as flags of `loadgauge estimate`."""
+    """The layout alone as flags, to tell it from others of the same run; `reproduce` writes all flags of a run."""
     layout = result.layout
     words = [
         f"--{name} {value}" for name in ("tp", "pp", "vpp", "cp", "ep", "etp") if (value := getattr(layout, name)) > 1
@@ -304,16 +309,18 @@ def change_table(target: Console, changes: list[Change], title: str) -> None:
     draw(target, columns, rows, title)
 
 
-def _nothing(error: NothingFits, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
+def _nothing(error: NothingFits, given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
     """The nearest miss and what would make it fit; exit code 1."""
     nearest: Any = error.nearest
+    complete = completer(given.request)
     changes = what_would_fit(cases, asked["margin"], asked["objective"], progress=say)
     clear()
     if as_json:
         document(
             {
-                "objective": asked["objective"], "layouts": [], "pareto": [], "nearest": nearest.to_dict(),
-                "missing": error.missing, "changes": [change.to_dict() for change in changes],
+                "objective": asked["objective"], "layouts": [], "pareto": [], "nearest": documented(nearest, complete),
+                "missing": error.missing,
+                "changes": [change.to_dict() | {"command": complete(change.best).command()} for change in changes],
                 "assumed": asked["assumed"],
             }
         )  # fmt: skip
@@ -321,6 +328,7 @@ def _nothing(error: NothingFits, cases: list[Case], asked: dict[str, Any], *, as
     target = console()
     target.print(f"NOTHING FITS  {error}.", soft_wrap=True, style="bold red")
     points(target, [f"The nearest: {flags_of(nearest)}; its peak is {nearest.memory.moment}."], "")
+    show_command(target, complete(nearest).command())
     if changes:
         change_table(target, changes, "What would make it fit, each planned")
     else:

@@ -22,7 +22,7 @@ from loadgauge.spec.layout import AXES, Layout, RecomputePolicy
 from loadgauge.spec.lora import ATTENTION_TARGETS, Lora
 from loadgauge.spec.model import ModelSpec, Moe
 from loadgauge.spec.overlap import Overlap
-from loadgauge.spec.training import Training, training
+from loadgauge.spec.training import MODEL_PARALLEL, Training, default_framework, training
 from loadgauge.units import parse, parse_count
 
 LORA_RANK = 16
@@ -163,7 +163,7 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
         **degrees,
         dp=dp,
         zero=fill("zero", 0),
-        sequence_parallel=request.sequence_parallel,
+        sequence_parallel=request.sequence_parallel or False,
         recompute=RecomputePolicy.parse(fill("recompute", "none")),
         micro_batch=micro_batch,
         global_batch=fill("global_batch", dp * micro_batch, "dp x micro-batch"),
@@ -208,7 +208,7 @@ def _whole_run(request: Request) -> None:
         raise ConfigError("goes with --cp above 1", key="cp_comm")
 
 
-def _bandwidth(text: str | None, name: str) -> float | None:
+def bandwidth(text: str | None, name: str) -> float | None:
     if text is None:
         return None
     value, unit = parse(text)
@@ -221,7 +221,7 @@ def _cluster(request: Request, card: Gpu | None, layout: Layout) -> tuple[Cluste
     """The cluster the job runs on, or why there is none."""
     if card is None:
         return None, ""
-    link, adapter = (_bandwidth(getattr(request, name), name) for name in ("link_bandwidth", "nic_bandwidth"))
+    link, adapter = (bandwidth(getattr(request, name), name) for name in ("link_bandwidth", "nic_bandwidth"))
     try:
         return cluster(card, layout.gpus, request.gpus_per_node, link, adapter), ""
     except NotStated as error:
@@ -258,9 +258,10 @@ def _lengths(path: str | None) -> Lengths | None:
 
 
 def _framework(request: Request) -> tuple[str, str]:
-    if max(request.tp or 1, request.pp or 1) > 1 or request.sequence_parallel:
-        return "megatron", "as tp or pp is used"
-    return "huggingface", ""
+    """The framework where none is named, and why."""
+    name = default_framework({axis: (getattr(request, axis) or 1,) for axis in MODEL_PARALLEL})
+    used = [axis for axis in MODEL_PARALLEL if (getattr(request, axis) or 1) > 1]
+    return name, f"because of {' and '.join(used)}" if used else ""
 
 
 def _offload(text: str) -> Any:

@@ -43,3 +43,12 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
                 key="overlap",
             )
         return cls(**{name: name in names for name in known})
+
+    def text(self) -> str:
+        """As `parse` reads it.
+
+        >>> Overlap(tp=True).text(), Overlap.parse("none").text(), Overlap.parse("all").text()
+        ('tp,prefetch,cp,pp', 'none', 'all')
+        """
+        hidden = [name for name in self.__struct_fields__ if getattr(self, name)]
+        return "all" if len(hidden) == len(self.__struct_fields__) else ",".join(hidden) or "none"

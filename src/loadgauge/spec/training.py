@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -239,6 +240,30 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         routed = any(isinstance(block.mlp, Moe) for block in model.blocks)
         if self.lora is not None and self.lora.experts_only and not routed:
             raise ConfigError(f"{model.name} has no routed experts, and a base in {self.lora.quantised} is of those")
+
+
+MODEL_PARALLEL = ("tp", "pp", "cp", "ep", "etp")
+"""Axes that split the model or a sequence over GPUs."""
+
+
+def default_framework(degrees: Mapping[str, Sequence[int]], *, adapters: bool = False) -> str:
+    """The framework where none is named. Every command and function uses this rule.
+
+    `megatron` where the model must be split over GPUs, or may be while all of it is trained; else `huggingface`.
+
+    degrees: for each of `MODEL_PARALLEL` the values that it may have: one where it is settled, several where a search
+        is to choose; an axis that is left out is 1
+    adapters: whether only adapters are trained
+
+    >>> default_framework({"tp": [1]}), default_framework({"tp": [8]}), default_framework({"tp": [1, 2, 4, 8]})
+    ('huggingface', 'megatron', 'megatron')
+    >>> default_framework({"tp": [1, 2, 4, 8]}, adapters=True), default_framework({"tp": [2, 4]}, adapters=True)
+    ('huggingface', 'megatron')
+    """
+    axes = [degrees.get(name, (1,)) for name in MODEL_PARALLEL]
+    must = any(min(values) > 1 for values in axes)
+    may = any(max(values) > 1 for values in axes)
+    return "megatron" if must or (may and not adapters) else "huggingface"
 
 
 T = TypeVar("T")

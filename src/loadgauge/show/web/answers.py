@@ -69,7 +69,7 @@ def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
         panels["moments"]["dots"] = [dots(shown, found, model) for found in question.dots]
     return {
         "estimate": document_of(given, result.to_dict(), None),
-        "command": command_line(given, uploads),
+        "command": command_line(given, result, uploads),
         "verdict": result.memory.verdict,
         "ranges": ranges(given, result),
         "panels": panels,

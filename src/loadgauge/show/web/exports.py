@@ -22,7 +22,11 @@ def exported(question: Export, uploads: Uploads) -> dict[str, Any]:
     """A file's name and text, and what the tool's words cannot say."""
     given = job_of(question.flags, uploads)
     if question.dialect == FLAGS:
-        return {"filename": "loadgauge.sh", "text": f"{command_line(given, uploads)}\n", "not_expressed": []}
+        return {
+            "filename": "loadgauge.sh",
+            "text": f"{command_line(given, given.estimate(), uploads)}\n",
+            "not_expressed": [],
+        }
     if question.dialect not in FILES:
         raise ConfigError(f"unknown {question.dialect[:40]!r} (known: {', '.join(FILES)})", key="dialect")
     given = msgspec.structs.replace(given, request=named(given.request, uploads))

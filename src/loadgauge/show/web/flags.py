@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-import shlex
 from typing import Any
 
 import click
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import model as catalogued
 from loadgauge.show import estimate
-from loadgauge.show.flags import Request
+from loadgauge.show.flags import Request, parsed
+from loadgauge.show.reproduce import completer
 from loadgauge.show.request import Job, job
 from loadgauge.show.web.uploads import PREFIX, Uploads
 from loadgauge.spec.model import ModelSpec
@@ -108,9 +109,7 @@ def files_of(state: State, uploads: Uploads) -> State:
 def request_of(state: State, uploads: Uploads) -> Request:
     """The flags as the command reads them. Files are those that were handed in, and no others."""
     words = arguments(files_of(state, uploads))
-    context = estimate.command.make_context("estimate", [*words, "--", written("model", state["model"])])
-    flags = {name: value for name, value in context.params.items() if name in FLAGS}
-    return Request(model=context.params["model"], **flags)
+    return parsed([*words, "--", written("model", state["model"])])
 
 
 def job_of(state: State, uploads: Uploads) -> Job:
@@ -119,10 +118,9 @@ def job_of(state: State, uploads: Uploads) -> Job:
     return job(request_of(state, uploads), spec)
 
 
-def command_line(given: Job, uploads: Uploads, verb: str = "estimate") -> str:
+def command_line(given: Job, result: Estimate, uploads: Uploads) -> str:
     """The command that prints the same numbers; what was handed in goes by the name that its file had."""
-    request = named(given.request, uploads)
-    return f"loadgauge {verb} {shlex.quote(request.model)} {request.flags()}".rstrip()
+    return named(completer(given.request)(result), uploads).command()
 
 
 def named(request: Request, uploads: Uploads) -> Request:
