@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sweep_cells import SMALL, rows_in, same_as_a_plan
 
-from command_line import typed
+from command_line import document, typed
 from loadgauge.errors import ConfigError, Error
 from loadgauge.search import sweep
 from loadgauge.search.sweep import Cell, Row, read, run
@@ -152,7 +152,7 @@ def keys(text: str, folder: Path) -> list[str]:
 
 def test_a_key_says_what_the_result_rests_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = keys(f"{HEAD}gpus = 8", tmp_path)
-    same = ["gpus = '8'", "gpus = 8\nobjective = 'time'", "gpus = [8, '8']", "gpus = 8\nqlora = false"]
+    same = ["gpus = '8'", "gpus = 8\nobjective = 'time'", "gpus = [8, '8']"]
     for text in same:
         assert keys(HEAD + text, tmp_path) == base, text
     other = [
@@ -198,9 +198,20 @@ def test_each_cell_equals_the_plan_typed_alone(small: tuple[Path, dict[str, Any]
         assert (row["error"] is None) == (row["code"] == 0) == (row["step"] is not None)
         assert list(row) == list(columns())
         assert row["deaths"] == 0
+        if row["code"] == 0:
+            again = document(row["estimate"].removeprefix("loadgauge "))
+            assert again["memory"]["total"] == row["memory_total"]
+            assert again["time"]["step"] == row["step"]
     assert [{name: row[name] for name in told_row} for row, told_row in zip(
         sorted(rows, key=lambda row: row["cell"]), sorted(told["results"], key=lambda row: row["cell"]), strict=True
     )] == sorted(told["results"], key=lambda row: row["cell"])  # fmt: skip
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    found = typed(["plan", "--sweep", str(tmp_path / "pipe.toml"), "--output", str(tmp_path / "out")])
+    assert (found.code, found.out) == (2, "")
+    assert "is not a regular file" in found.err
 
 
 def test_what_is_there_is_not_planned_again(small: tuple[Path, dict[str, Any]]) -> None:
@@ -279,7 +290,7 @@ def test_a_cell_is_typed_as_its_keys_say(tmp_path: Path) -> None:
     common = ["--gpu=h100-sxm5-80gb", "--seq-len=1024", "--tp=2,4"]
     spread = ["--sequence-parallel", "--sequence-parallel", "--no-sequence-parallel", "--no-sequence-parallel"]
     assert flags == [
-        sorted([*common, one, *more]) for one, more in zip(spread, [["--qlora"], []] * 2, strict=True)
+        sorted([*common, one, *more]) for one, more in zip(spread, [["--qlora"], ["--no-qlora"]] * 2, strict=True)
     ]  # fmt: skip
 
 

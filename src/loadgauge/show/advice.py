@@ -11,7 +11,8 @@ import msgspec
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.show.flags import Request
-from loadgauge.show.request import Job, job
+from loadgauge.show.measured import changed
+from loadgauge.show.request import Job, framework_of, job
 
 MOST_GPUS = 4096
 MOST_SHOWN = 6
@@ -47,20 +48,42 @@ def advice(given: Job) -> list[Change]:
     return sorted(better, key=lambda change: change.result.memory.total)[:ENOUGH]
 
 
+def whole(given: Job, change: dict[str, Any]) -> dict[str, Any]:
+    """A change with what must be said so that nothing else changes.
+
+    Where another framework would be the default, it is named: the one that the change needs, else the one of the run. A
+    measured run is described without the change.
+    """
+    request, found = given.request, dict(change)
+    if request.framework is None and "framework" not in change:
+        was, new = (framework_of(msgspec.structs.replace(request, **some)) for some in ({}, change))
+        if was != new:
+            found["framework"] = "megatron"
+    if request.measured is not None:
+        found["measured"] = changed(request, found)
+    return found
+
+
 def _try(given: Job, change: dict[str, Any], note: str = "") -> Change | None:
     """The change estimated, or None where it cannot be."""
+    change = whole(given, change)
     request = msgspec.structs.replace(given.request, **change)
     try:
         result = job(request, given.model).estimate()
     except Error:
         return None
-    return Change(Request(model="", **change).flags(), note, result)
+    return Change(_flags(change), note, result)
+
+
+def _flags(change: dict[str, Any]) -> str:
+    """A change as flags to add to a command line."""
+    return Request(model="", **change).flags()
 
 
 def _pairs(given: Job, changes: list[tuple[dict[str, Any], str]], fitting: set[str]) -> list[Change]:
     """Two changes together, where neither does it alone, the mildest first; a few are enough."""
     found: list[Change] = []
-    alone = [(change, note) for change, note in changes if Request(model="", **change).flags() not in fitting]
+    alone = [(change, note) for change, note in changes if _flags(whole(given, change)) not in fitting]
     ranked = sorted(combinations(range(len(alone)), 2), key=lambda pair: (sum(pair), pair))
     for first, second in ranked:
         (change, note), (other, further) = alone[first], alone[second]

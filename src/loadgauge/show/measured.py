@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import msgspec
 
 from loadgauge.errors import ConfigError
@@ -17,10 +20,10 @@ def scale(request: Request, model: ModelSpec) -> float:
     """What a measured run took over what is predicted for it.
 
     The text is a measure (`step=12.3s`, `tokens_per_second_per_gpu=9000`, `mfu=0.41`, `tflops=400`) and, after it, the
-    flags in which that run differed from this one (`step=12.3s,gpus=64,tp=4`).
+    flags in which that run differed from this one (`step=12.3s,gpus=64,tp=4`); `tp=` is a flag that was not given there.
     """
     assert request.measured is not None
-    words = dict(word.strip().partition("=")[::2] for word in request.measured.split(","))
+    words = _words(request.measured)
     measures = [name for name in words if name in MEASURES]
     others = {name.replace("-", "_"): value for name, value in words.items() if name not in MEASURES}
     if len(measures) != 1:
@@ -33,7 +36,8 @@ def scale(request: Request, model: ModelSpec) -> float:
     for name in ("tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds"):
         plain.pop(name, None)
     try:
-        there = msgspec.convert({**plain, **others}, Request, strict=False)
+        said = {name: value for name, value in {**plain, **others}.items() if value != ""}
+        there = msgspec.convert(said, Request, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error), key="measured") from None
     time = job(there, model).estimate().time
@@ -53,3 +57,21 @@ def scale(request: Request, model: ModelSpec) -> float:
         "tflops": time.model_flops_per_gpu / 1e12,
     }[name]
     return value / predicted if name == "step" else predicted / value
+
+
+def changed(request: Request, change: dict[str, Any]) -> str:
+    """`--measured` of a request with a change: the measured run is described as it was, without the change.
+
+    >>> changed(Request(model="gpt2", measured="step=12s,gpus=64", zero=1), {"zero": 3, "tp": 2, "gpus": 16})
+    'step=12s,gpus=64,zero=1,tp='
+    """
+    assert request.measured is not None
+    known = {name.replace("-", "_") for name in _words(request.measured)}
+    said = {name: getattr(request, name) for name in change if name not in known}
+    pins = (f",{name}={'' if value is None else str(value).lower()}" for name, value in said.items())
+    return request.measured + "".join(pins)
+
+
+def _words(text: str) -> dict[str, str]:
+    """Names and values, with commas between them; a value may have commas too (`stage_layers=7,8,8,7`)."""
+    return dict(word.strip().partition("=")[::2] for word in re.split(r",(?=[^,=]*=)", text))

@@ -141,7 +141,7 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
     micro_batch = fill("micro_batch", 1)
     lengths = _lengths(request.lengths)
     kind = training(
-        framework=fill("framework", *_framework(request)),
+        framework=fill("framework", framework_of(request), _why_framework(request)),
         precision=fill("precision", "bf16"),
         optimizer=fill("optimizer", "adamw"),
         attention=fill("attention", "flash"),
@@ -257,11 +257,14 @@ def _lengths(path: str | None) -> Lengths | None:
     return None if path is None else Lengths.parse(path)
 
 
-def _framework(request: Request) -> tuple[str, str]:
-    """The framework where none is named, and why."""
-    name = default_framework({axis: (getattr(request, axis) or 1,) for axis in MODEL_PARALLEL})
+def framework_of(request: Request) -> str:
+    """The framework where none is named."""
+    return default_framework({axis: (getattr(request, axis) or 1,) for axis in MODEL_PARALLEL})
+
+
+def _why_framework(request: Request) -> str:
     used = [axis for axis in MODEL_PARALLEL if (getattr(request, axis) or 1) > 1]
-    return name, f"because of {' and '.join(used)}" if used else ""
+    return f"because of {' and '.join(used)}" if used else ""
 
 
 def _offload(text: str) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import msgspec
 from click.core import ParameterSource
 
 from loadgauge import __version__
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from loadgauge.search.plan import Case, Plan
     from loadgauge.search.sweep import Cell, Row, Value
     from loadgauge.search.sweep_results import Kind
+    from loadgauge.show.request import Job
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -127,6 +129,8 @@ def cells(file: str) -> tuple[list[Cell], dict[str, bytes]]:
     """The cells of a sweep's file, and the files that they name. Raises `ConfigError` for what no `plan` would take."""
     from loadgauge.search.sweep import LONGEST_FILE, Cell, key, read
 
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise ConfigError("is not a regular file", file=file)
     try:
         with open(file, "rb") as opened:
             text = opened.read(4 * LONGEST_FILE).decode()
@@ -239,7 +243,8 @@ def columns() -> dict[str, Kind]:
         "cell": "text", "code": "whole", "outcome": "text", "error": "text", **asked, "assumed": "text", "params": "whole",
         "layout": "text", **dict.fromkeys(AXES, "whole"), "sequence_parallel": "truth", "recompute": "text",
         "schedule": "text", **dict.fromkeys(NUMBERS, "number"), "evaluated": "whole", "valid": "whole",
-        "fitting": "whole", "seconds": "number", "deaths": "whole", "command": "text", "loadgauge": "text",
+        "fitting": "whole", "seconds": "number", "deaths": "whole", "command": "text", "estimate": "text",
+        "loadgauge": "text",
     }  # fmt: skip
 
 
@@ -253,9 +258,14 @@ def work(cell: Cell, files: dict[str, bytes]) -> Row:
     with tempfile.TemporaryDirectory(prefix="loadgauge-") as folder:
         try:
             flags = _flags([_at_hand(word, files, folder) for word in cell.words])
-            _, found, asked = cases(flags.pop("model"), flags)
+            given, found, asked = cases(flags.pop("model"), flags)
             best = plan(found, objective=asked["objective"], margin=asked["margin"], top=1)
-            row |= {"code": 0, "assumed": _assumed(asked["assumed"]), **_best(best, found[0])}
+            row |= {
+                "code": 0,
+                "assumed": _assumed(asked["assumed"]),
+                **_best(best, found[0]),
+                "estimate": _estimate(cell, given, best),
+            }
         except NothingFits as error:
             row |= {"code": 1, "error": str(error), "missing": float(error.missing)}
         except (Error, OSError) as error:
@@ -318,6 +328,14 @@ def _at_hand(word: str, files: dict[str, bytes], folder: str) -> str:
 
 def _assumed(flags: dict[str, str]) -> str:
     return ", ".join(f"{flag} {value}" for flag, value in flags.items())
+
+
+def _estimate(cell: Cell, given: Job, found: Plan) -> str:
+    """The command line that gives the best layout. Files have the names that the cell gives them."""
+    from loadgauge.show.reproduce import completer
+
+    typed, complete = _flags(list(cell.words)), completer(given.request)(found.layouts[0])
+    return msgspec.structs.replace(complete, model=typed["model"], lengths=typed["lengths"]).command()
 
 
 def _best(found: Plan, case: Case) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,8 +10,8 @@ import msgspec
 
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
-from loadgauge.show.advice import _single, advice
-from loadgauge.show.flags import Request
+from loadgauge.show.advice import _single, advice, whole
+from loadgauge.show.flags import Request, parsed
 from loadgauge.show.request import Job, job
 from loadgauge.spec.model import Moe
 
@@ -31,7 +32,8 @@ def changes(given: Job) -> list[dict[str, Any]]:
     if before.memory.fits is False:
         for one in advice(given):
             found[one.flags] = _row(given, before, one.result, _changed(one.flags, given), one.note)
-    for change, note in wanted:
+    for single, note in wanted:
+        change = whole(given, single)
         words = Request(model="", **{name: value for name, value in change.items() if value is not None}).flags()
         key = words or ", ".join(change)
         if key in found:
@@ -98,6 +100,8 @@ def label(given: Job, change: dict[str, Any]) -> str:
     """The change in words: what it was, and what it becomes."""
     words = []
     for name, value in change.items():
+        if name == "measured":
+            continue
         was, title = _was(given, name), name.replace("_", "-")
         if value in (None, False):
             words.append(f"no {title}")
@@ -123,13 +127,9 @@ def _was(given: Job, name: str) -> str:
 
 def _changed(words: str, given: Job) -> dict[str, Any]:
     """Flags of a command line as the values that they are in a request."""
-    import shlex
-
-    from loadgauge.show import estimate
-
-    context = estimate.command.make_context("estimate", [*shlex.split(words), "--", given.request.model])
-    names = {word[2:].partition("=")[0].replace("-", "_") for word in shlex.split(words) if word.startswith("--")}
-    return {name: context.params[name] for name in names}
+    request = parsed([*shlex.split(words), "--", given.request.model])
+    names = request.__struct_fields__[1:]
+    return {name: value for name in names if (value := getattr(request, name)) is not None}
 
 
 def _faster(given: Job) -> Iterator[tuple[dict[str, Any], str]]:

@@ -122,7 +122,7 @@ def planned(flags: State, locks: list[str], uploads: dict[str, list[str]], path:
     framework = cases[0].training.framework.name
     about = {
         "columns": COLUMNS, "capacity": cases[0].cluster.gpu.capacity, "locks": locks, "assumed": how["assumed"],
-        "apply": {"framework": framework}, "yours": yours,
+        "apply": {"framework": framework, "global-batch": str(cases[0].space.global_batch)}, "yours": yours,
     }  # fmt: skip
     try:
         found = plan(sampled, objective=how["objective"], margin=how["margin"], top=10)

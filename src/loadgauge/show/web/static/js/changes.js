@@ -56,11 +56,14 @@ function draw(place) {
   place.replaceChildren(box);
 }
 
-const plain = (row) => Object.entries(row.flags).map(([flag, value]) => `${flag} ${value || "–"}`).join(", ");
+/** What a row changes; a measured run stays what it was, and is only described otherwise. */
+const entries = (row) => Object.entries(row.flags).filter(([flag]) => flag !== "measured");
+
+const plain = (row) => entries(row).map(([flag, value]) => `${flag} ${value || "–"}`).join(", ");
 
 /** The change in the page's words: flag, what it was, what it would be. */
 function changed(row) {
-  return h("strong", {}, Object.entries(row.flags).map(([flag, value]) => {
+  return h("strong", {}, entries(row).map(([flag, value]) => {
     const name = t(`flag.${flag}`);
     const shown = name.startsWith("flag.") ? flag : name;
     if (value === "true" || value === true) return shown;
