@@ -50,6 +50,16 @@ def parse(text: str) -> tuple[float, str]:
     return value, kind
 
 
+def rate(value: float) -> str:
+    """A bandwidth in byte/s as a text that `parse` reads as exactly this number.
+
+    >>> rate(50e9), rate(1e9 / 3)
+    ('50GB/s', '333333333.3333333B/s')
+    """
+    short = f"{value / GB:.15g}GB/s"
+    return short if parse(short)[0] == value else f"{value!r}B/s"
+
+
 def parse_count(text: str, key: str = "") -> float:
     """A plain count, with the letter people use: 15T tokens, 1.4e12, 300_000_000.
 

@@ -127,6 +127,17 @@ def test_every_point_of_the_plan_can_be_loaded(served: Served) -> None:
         assert any(step <= point[2] * (1 + 1e-9) and memory <= point[0] * (1 + 1e-9) for step, memory in front)
 
 
+def test_a_point_of_a_plan_without_a_global_batch_can_be_loaded(served: Served) -> None:
+    """The batch that the plan took for granted is loaded too: fewer data-parallel ranks would mean another one."""
+    state = {name: value for name, value in PLANNED.items() if name not in ("global-batch", "tp")}
+    found = served.answer("/api/plan", flags=state, locks=[])
+    points = [found["points"][index] for index in found["best"]]
+    assert len({point[found["columns"].index("dp")] for point in points}) > 1
+    for point in points:
+        told = served.answer("/api/estimate", flags={**state, **loaded(found, point)}, want=[])["estimate"]
+        assert (point[0], point[2]) == (told["memory"]["total"], told["time"]["step"])
+
+
 def test_where_nothing_fits_the_nearest_is_told(served: Served) -> None:
     state = {"model": "llama-3.1-70b", "gpu": "rtx4090", "gpus": "4", "global-batch": "4", "seq-len": "4096"}
     found = served.answer("/api/plan", flags=state, locks=[])

@@ -18,6 +18,7 @@ from loadgauge.spec.lora import Lora
 from loadgauge.spec.overlap import Overlap
 from loadgauge.spec.training import OPTIMIZERS, Training
 from loadgauge.spec.training import training as default_training
+from loadgauge.units import rate
 
 RANK = 16
 """Of adapters, where a change brings them in."""
@@ -188,7 +189,7 @@ def faster(case: Case) -> Iterator[Variant]:
     ):  # fmt: skip
         if place < len(old.links) and old.links[place].domain > 1:
             doubled = msgspec.structs.replace(old.links[place], bandwidth=2 * old.links[place].bandwidth)
-            flags = f"{flag} {doubled.bandwidth / 1e9:g}GB/s"
+            flags = f"{flag} {rate(doubled.bandwidth)}"
             yield Variant(Kind.LINKS, f"twice the {name}", flags, _with_link(case, place, doubled))
     yield Variant(
         Kind.OVERLAP, "all communication beside compute", "--overlap all",

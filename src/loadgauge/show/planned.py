@@ -55,6 +55,7 @@ def answer(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: boo
     best = result.layouts[0]
     case = next(case for case in cases if case.space.gpus == best.layout.gpus)
     changes = what_next(case, best, asked["margin"], asked["objective"], say) if asked["what_next"] else []
+    changes = _of_size(changes, cases, case)
     refused = _why_not(result, cases, asked) if asked["why_not"] else []
     clear()
     written = None
@@ -309,11 +310,18 @@ def change_table(target: Console, changes: list[Change], title: str) -> None:
     draw(target, columns, rows, title)
 
 
+def _of_size(changes: list[Change], cases: list[Case], case: Case) -> list[Change]:
+    """Changes of one case; where several numbers of GPUs were asked about, the flags say which one it has."""
+    if len(cases) == 1:
+        return changes
+    return [change._replace(flags=f"--gpus {case.space.gpus} {change.flags}") for change in changes]
+
+
 def _nothing(error: NothingFits, given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
     """The nearest miss and what would make it fit; exit code 1."""
     nearest: Any = error.nearest
     complete = completer(given.request)
-    changes = what_would_fit(cases, asked["margin"], asked["objective"], progress=say)
+    changes = _of_size(what_would_fit(cases, asked["margin"], asked["objective"], progress=say), cases, cases[-1])
     clear()
     if as_json:
         document(

@@ -19,6 +19,7 @@ from loadgauge.spec.cluster import cluster
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.layout import AXES
 from loadgauge.spec.training import Training, training
+from loadgauge.units import rate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -150,7 +151,11 @@ def _links(request: Request, machines: Cluster | None) -> dict[str, Any]:
     outer = machines.links[-1].bandwidth if len(machines.links) > 1 else None
     for node in dict.fromkeys((request.gpus_per_node, None, machines.gpus_per_node)):
         for link, adapter in ((None, None), (None, outer), (inner, None), (inner, outer)):
-            words = {"gpus_per_node": node, "link_bandwidth": rate(link), "nic_bandwidth": rate(adapter)}
+            words = {
+                "gpus_per_node": node,
+                "link_bandwidth": rate(link) if link else None,
+                "nic_bandwidth": rate(adapter) if adapter else None,
+            }
             if _cluster(machines, **words) == machines:
                 return words
     raise AssertionError(f"no flags give {machines}")
@@ -165,15 +170,3 @@ def _cluster(
         return cluster(machines.gpu, machines.gpus, gpus_per_node, link, adapter)
     except Error:
         return None
-
-
-def rate(value: float | None) -> str | None:
-    """Bytes per second as a flag that is read back as exactly this number.
-
-    >>> rate(50e9), rate(1e9 / 3)
-    ('50GB/s', '333333333.3333333B/s')
-    """
-    if value is None:
-        return None
-    short = f"{value / 1e9:.15g}GB/s"
-    return short if bandwidth(short, "") == value else f"{value!r}B/s"
