@@ -386,6 +386,14 @@ def test_flags_beside_a_job_file_say_what_the_file_says_otherwise(tmp_path: Path
         assert (told.memory.total, told.time.step) == (layout["memory"]["total"], layout["time"]["step"])
 
 
+def test_a_converted_job_file_can_be_typed(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    for text in (JOB_FILE, JOB_FILE.replace("adapter: qlora\n", "")):
+        file.write_text(text)
+        line = f"{file} --gpu h100-sxm5-80gb --gpus 4"
+        same(again(typed(f"convert {line} --to flags").out), job(parsed(shlex.split(line))).estimate())
+
+
 def test_sequence_parallelism_of_a_job_file_can_be_turned_off(tmp_path: Path) -> None:
     file = tmp_path / "run.sh"
     file.write_text(

@@ -16,7 +16,7 @@ from loadgauge.formats.megatron_model import unsaid
 from loadgauge.formats.recompute import spelled
 from loadgauge.formats.run import FIELDS, Run
 from loadgauge.show.flags import Request, run_options
-from loadgauge.show.jobfile import flags_of, note
+from loadgauge.show.jobfile import alike, flags_of, note
 from loadgauge.show.request import Job
 from loadgauge.spec.lora import ATTENTION_TARGETS, Lora
 from loadgauge.spec.training import FRAMEWORKS
@@ -105,10 +105,12 @@ def _template(files: tuple[str, ...], found: list[JobFile], target: str, onto: s
 
 
 def _as_flags(run: Run, beyond: dict[str, Any]) -> str:
-    request = Request(model="", **(flags_of(run, None) | beyond))
+    said = {name: value for name, value in (flags_of(run, None) | beyond).items() if value is not False}
+    name = "MODEL" if run.model is None else alike(run.model) or run.model
+    request = Request(model=name, **said)
     if beyond.get("gpu") is None:
         request = msgspec.structs.replace(request, gpus_per_node=None, order=None, overlap=None)
-    return f"loadgauge estimate {run.model or 'MODEL'} {request.flags()}"
+    return request.command()
 
 
 def _plain(found: list[JobFile], run: Run, written: Written) -> dict[str, Any]:

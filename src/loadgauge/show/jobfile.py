@@ -16,7 +16,7 @@ from loadgauge.formats.recompute import resolved
 from loadgauge.formats.run import FIELDS, Run
 from loadgauge.show.flags import Request
 from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import training
+from loadgauge.spec.training import MODEL_PARALLEL, default_framework, training
 
 WITH_GPU = ("gpus_per_node", "order", "overlap")
 """Flags that say nothing without --gpu."""
@@ -84,7 +84,7 @@ def flags_of(run: Run, model: ModelSpec | None) -> dict[str, Any]:
         ranks = 1 if run.gpus is None else run.gpus // run.within
         flags["global_batch"] = (run.micro_batch or 1) * run.accumulation * ranks
     if "recompute" in flags and model is not None:
-        flags["recompute"] = resolved(flags["recompute"], model, training(run.framework or "huggingface"))
+        flags["recompute"] = resolved(flags["recompute"], model, training(run.framework or _framework(run)))
     if (run.cp or 1) == 1:
         flags.pop("cp_comm", None)
     if (run.pp or 1) == 1:
@@ -96,6 +96,10 @@ def flags_of(run: Run, model: ModelSpec | None) -> dict[str, Any]:
     if not flags.get("lora_rank"):
         flags.pop("lora_rank", None)
     return flags
+
+
+def _framework(run: Run) -> str:
+    return default_framework({axis: (getattr(run, axis) or 1,) for axis in MODEL_PARALLEL})
 
 
 def model_of(found: JobFile) -> tuple[ModelSpec, str]:

@@ -92,6 +92,7 @@ export function load(place) {
     const absent = value === "" || value === null || value === false || (ONE.includes(flag) && Number(value) === 1);
     next[flag] = absent ? null : String(value);
   });
+  if (next.cp === null) next["cp-comm"] = null; // it goes with cp above 1 only
   set(next, { push: true });
 }
 
