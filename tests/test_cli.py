@@ -68,7 +68,8 @@ def test_text_is_plain_and_keeps_to_the_width(line: str, columns: int, monkeypat
     assert "\x1b" not in found.out, "colour where there is no terminal"
     first, *rest = found.out.splitlines()
     assert len(first) <= max(columns, 110), "the verdict is one line, whatever the width"
-    assert all(len(row) <= columns for row in rest)
+    # A command line to be copied is never broken.
+    assert all(len(row) <= columns for row in rest if not row.startswith("  loadgauge "))
     assert not any(row.endswith(" ") for row in rest)
 
 

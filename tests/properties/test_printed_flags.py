@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -139,7 +140,7 @@ SOME: dict[str, list[Any]] = {
     "expert_imbalance": [None, None, None, 1.3],
     "order": [None, None, None, "dp,tp,cp,pp"],
     "overlap": [None, None, None, "none", "dp,pp", "all"],
-    "measured": [None, None, None, None, "step=2s", "step=2s,zero=0"],
+    "measured": [None, None, None, "step=2s", "step=2s,zero=0", "mfu=0.3,gpus=32,recompute=full"],
 }
 
 
@@ -211,6 +212,16 @@ def test_advice_is_what_its_flags_give(run: Any) -> None:
     for change in advice(found):
         words = [found.request.model, *found.request.words(), *shlex.split(change.flags)]
         same(job(parsed(words)).estimate(), change.result)
+        same(again(change.command), change.result)
+
+
+def test_what_estimate_advises_can_be_copied() -> None:
+    out = typed("estimate llama-3.1-8b --gpu rtx4090 --gpus 8").out
+    size = re.findall(r"^--tp 8 --loss chunked +([0-9.]+) ", out, re.MULTILINE)[0]
+    (line,) = reproduced(out)
+    assert "--tp 8" in line
+    assert "--loss chunked" in line
+    assert f"{again(line).memory.total / 2**30:.1f}" == size
 
 
 @settings(QUIET, max_examples=6)

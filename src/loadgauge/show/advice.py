@@ -12,6 +12,7 @@ from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.show.flags import Request
 from loadgauge.show.measured import changed
+from loadgauge.show.reproduce import completer
 from loadgauge.show.request import Job, framework_of, job
 
 MOST_GPUS = 4096
@@ -22,11 +23,17 @@ NODE = 8
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Other flags, and what they give."""
+    """Flags to add, what they give, and the whole request with them."""
 
     flags: str
     note: str
     result: Estimate
+    request: Request
+
+    @property
+    def command(self) -> str:
+        """The complete command line of the changed run."""
+        return completer(self.request)(self.result).command()
 
 
 def advice(given: Job) -> list[Change]:
@@ -72,7 +79,7 @@ def _try(given: Job, change: dict[str, Any], note: str = "") -> Change | None:
         result = job(request, given.model).estimate()
     except Error:
         return None
-    return Change(_flags(change), note, result)
+    return Change(_flags(change), note, result, request)
 
 
 def _flags(change: dict[str, Any]) -> str:

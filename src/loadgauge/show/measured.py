@@ -22,6 +22,27 @@ def scale(request: Request, model: ModelSpec) -> float:
     The text is a measure (`step=12.3s`, `tokens_per_second_per_gpu=9000`, `mfu=0.41`, `tflops=400`) and, after it, the
     flags in which that run differed from this one (`step=12.3s,gpus=64,tp=4`); `tp=` is a flag that was not given there.
     """
+    there, name, text = run(request)
+    time = job(there, model).estimate().time
+    if time is None:
+        raise ConfigError("there is no predicted time to compare a measured one with", key="measured")
+    try:
+        value, unit = (float(text), "") if text[-1:].isdigit() else parse(text)
+    except ValueError:
+        raise ConfigError(f"cannot read {text!r}", key="measured") from None
+    if not 0 < value < float("inf") or unit not in ("", "second") or (unit == "second") != (name == "step"):
+        raise ConfigError(f"{name} cannot be {text!r} (step needs a unit of time, the others none)", key="measured")
+    predicted = {
+        "step": time.step,
+        "tokens_per_second_per_gpu": time.tokens_per_second_per_gpu,
+        "mfu": time.mfu,
+        "tflops": time.model_flops_per_gpu / 1e12,
+    }[name]
+    return value / predicted if name == "step" else predicted / value
+
+
+def run(request: Request) -> tuple[Request, str, str]:
+    """The measured run, and its measure: the name and the text of the value."""
     assert request.measured is not None
     words = _words(request.measured)
     measures = [name for name in words if name in MEASURES]
@@ -40,23 +61,7 @@ def scale(request: Request, model: ModelSpec) -> float:
         there = msgspec.convert(said, Request, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error), key="measured") from None
-    time = job(there, model).estimate().time
-    if time is None:
-        raise ConfigError("there is no predicted time to compare a measured one with", key="measured")
-    name, text = measures[0], words[measures[0]]
-    try:
-        value, unit = (float(text), "") if text[-1:].isdigit() else parse(text)
-    except ValueError:
-        raise ConfigError(f"cannot read {text!r}", key="measured") from None
-    if not 0 < value < float("inf") or unit not in ("", "second") or (unit == "second") != (name == "step"):
-        raise ConfigError(f"{name} cannot be {text!r} (step needs a unit of time, the others none)", key="measured")
-    predicted = {
-        "step": time.step,
-        "tokens_per_second_per_gpu": time.tokens_per_second_per_gpu,
-        "mfu": time.mfu,
-        "tflops": time.model_flops_per_gpu / 1e12,
-    }[name]
-    return value / predicted if name == "step" else predicted / value
+    return there, measures[0], words[measures[0]]
 
 
 def changed(request: Request, change: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from loadgauge.estimate.params import parameters
 from loadgauge.estimate.result import Estimate
 from loadgauge.show.advice import advice
 from loadgauge.show.padding import padding
+from loadgauge.show.reproduce import show_command
 from loadgauge.show.request import Job, worst_routing
 from loadgauge.show.table import GLUE, Column, bar, console, draw, heading, is_wide, points
 from loadgauge.show.timing import headline, seconds, timing
@@ -156,6 +157,8 @@ def _advice(target: Console, given: Job, result: Estimate) -> None:
         work = f"{more:+.0%}" if abs(more) >= 0.005 else "same"
         rows.append([change.flags, gib(other.memory.total, 1), other.memory.verdict, work, change.note])
     draw(target, columns, rows, title)
+    target.print()
+    show_command(target, changes[0].command, "To reproduce the first line:")
 
 
 def _effort(other: Estimate, result: Estimate) -> float:

@@ -11,10 +11,13 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.show.flags import Request
-from loadgauge.show.request import JOB_FILES, bandwidth
+from loadgauge.show.measured import run as measured_run
+from loadgauge.show.request import JOB_FILES, bandwidth, job
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.layout import AXES
@@ -31,9 +34,11 @@ CONSTANT = {
     **dict.fromkeys(("sequence_parallel", "qlora", "mtp"), False),
 }  # fmt: skip
 """Defaults that depend on no other flag."""
-KEPT = (
-    "lengths", "tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds", "measured",
-)  # fmt: skip
+NEEDING = ("cp_comm", "base", "lora_targets")
+"""Of those, flags that are refused without another one."""
+WHOLE_RUN = ("tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
+"""Flags of the whole training run."""
+KEPT = ("lengths", *WHOLE_RUN)
 """Flags that an estimate's result does not hold; they stay as they were given."""
 
 
@@ -56,9 +61,9 @@ def documented(result: Estimate, complete: Callable[[Estimate], Request]) -> dic
     return {**result.to_dict(), "command": complete(result).command()}
 
 
-def show_command(target: Console, command: str) -> None:
+def show_command(target: Console, command: str, title: str = "To reproduce it:") -> None:
     """Prints a command line unwrapped, on a line of its own, so that it can be copied whole."""
-    target.print("To reproduce it:")
+    target.print(title)
     target.print(f"  {command}", soft_wrap=True)
 
 
@@ -120,7 +125,30 @@ def _complete(request: Request, result: Estimate, file: dict[str, Any] | None) -
     for name, default in defaults.items():
         if values.get(name) == default and file is not None and file.get(name, default) == default:
             values[name] = None
-    return Request(model=request.model, **values)
+    complete = Request(model=request.model, **values)
+    if request.measured is None:
+        return complete
+    return msgspec.structs.replace(
+        complete, measured=_measured(request, result, _complete(_unmeasured(request), result, {}))
+    )
+
+
+def _unmeasured(request: Request) -> Request:
+    return msgspec.structs.replace(request, measured=None)
+
+
+def _measured(request: Request, result: Estimate, here: Request) -> str:
+    """The measured run by what it differs in from this one, both complete, as no default says the same in both."""
+    there, name, text = measured_run(request)
+    other = _complete(there, job(there, result.model).estimate(), {})
+    words = [f"{name}={text}"]
+    for field in other.__struct_fields__[2:]:
+        value = getattr(other, field)
+        if field not in WHOLE_RUN and value != getattr(here, field):
+            if value is None and field not in NEEDING:
+                value = CONSTANT.get(field)
+            words.append(f"{field}={'' if value is None else str(value).lower()}")
+    return ",".join(words)
 
 
 def _loss(kind: Training) -> str:
@@ -151,7 +179,7 @@ def _links(request: Request, machines: Cluster | None) -> dict[str, Any]:
     outer = machines.links[-1].bandwidth if len(machines.links) > 1 else None
     for node in dict.fromkeys((request.gpus_per_node, None, machines.gpus_per_node)):
         for link, adapter in ((None, None), (None, outer), (inner, None), (inner, outer)):
-            words = {
+            words: dict[str, Any] = {
                 "gpus_per_node": node,
                 "link_bandwidth": rate(link) if link else None,
                 "nic_bandwidth": rate(adapter) if adapter else None,
