@@ -1,6 +1,6 @@
 """Why a part of the memory is as large as it is: the rule, the user's numbers put in, and the source.
 
-Each explanation adds up, step by step, to the very number that `estimate` gives for that part at the peak moment.
+Each explanation adds up, step by step, to the very number that `estimate` gives for that part at that moment.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from loadgauge.estimate.apart import Apart, Explanation, Key, Step, cited
 from loadgauge.estimate.explain_layers import activations, loss, transient
 from loadgauge.estimate.memory import PARTS
 from loadgauge.estimate.outside import COMMUNICATOR, CONTEXT, communicators
-from loadgauge.estimate.result import Estimate
+from loadgauge.estimate.result import Estimate, When
 from loadgauge.estimate.states import RankWeights, WeightCount
 from loadgauge.spec.lora import base_format
 from loadgauge.spec.training import OPTIMIZERS
 
 
-def explain(result: Estimate, part: str) -> Explanation:
-    """The explanation of one part of an estimate (`PARTS`).
+def explain(result: Estimate, part: str, at: When = "peak") -> Explanation:
+    """The explanation of one part of an estimate (`PARTS`) at one moment of the worst rank.
+
+    at: "peak", "largest" (where this part is largest), or a phase of the step, in which the moment is chosen at which
+    the part is largest. Raises `ConfigError` where the rank has no moment in that phase.
 
     >>> from loadgauge import Layout, estimate, model
     >>> result = estimate(model("gpt2"), Layout(seq_len=1024))
@@ -29,7 +32,7 @@ def explain(result: Estimate, part: str) -> Explanation:
     """
     if part not in PARTS:
         raise ConfigError(f"unknown part {part!r} (known: {', '.join(PARTS)})", key="explain")
-    apart = Apart(result, part)
+    apart = Apart(result, part, at)
     if part in apart.facts.offloaded:
         held = getattr(apart.facts.states(apart.weights), part)
         return apart.explanation(
