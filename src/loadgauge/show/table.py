@@ -62,7 +62,9 @@ def console() -> Console:
     """The terminal, or what stands in for it. No colour where it is not one."""
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False, width=_columns() or _terminal() or DEFAULT)
+    width = _columns() or _terminal() or DEFAULT
+    # With a height too, for rich takes a terminal without one for 80 columns if it is dumb.
+    return Console(highlight=False, markup=False, emoji=False, width=width, height=25)
 
 
 def _columns() -> int | None:
@@ -113,7 +115,7 @@ def draw(
     names = [" ".join(columns[index].name.split()) for index in fitted.left_out]
     if names := [name for name in names if name]:
         there = f"a terminal of {fitted.whole} columns, a pipe, or --json"
-        points(target, [f"Columns left out at this width: {', '.join(names)}. To see them: {there}."], "", "dim")
+        points(target, [f"Not shown at this width: {', '.join(names)} (needs {there})."], "", "dim")
 
 
 class _Fitted:
@@ -159,7 +161,7 @@ class _Fitted:
     def _chosen(self, shown: list[int], room: int) -> list[int]:
         """The columns left when the dispensable ones are dropped: first those for wide terminals, then by rank."""
         for widths, dispensable in (
-            (self.ample, [index for index in shown if self.columns[index].wide]),
+            (self.ample, [index for index in shown[1:] if self.columns[index].wide]),
             (self.least, shown[1:]),
         ):
             order = sorted(dispensable, key=lambda index: (self.columns[index].rank, index))
@@ -240,10 +242,8 @@ def _print(target: Console, table: Any, width: int) -> None:
 
 def heading(target: Console, text: str) -> None:
     """A heading, with an empty line before it."""
-    from rich.text import Text
-
     target.print()
-    target.print(Text(printable(text), style="bold"))
+    points(target, [text], "", "bold")
 
 
 def points(target: Console, lines: Iterable[str], mark: str = "- ", style: str = "") -> None:
