@@ -86,7 +86,7 @@ def _weights(apart: Apart) -> Explanation:
             steps.append(Step(what + less, apart.states(WeightCount(quantised=count.quantised), ranks).weights))
     adapters = () if apart.training.lora is None else ("hu2021", *(() if stored is None else (stored.source,)))
     return apart.explanation(
-        "parameters on the rank x bytes per parameter, shared over the data-parallel ranks by ZeRO 3",
+        "parameters on the rank x bytes per parameter, sharded over the data-parallel ranks by ZeRO 3",
         tuple(steps),
         sources=cited(precision.source, "rajbhandari2019", *adapters),
         notes=(_parameters(apart),),
@@ -123,7 +123,7 @@ def _gradients(apart: Apart) -> Explanation:
     ]
     note = "gradients are held through the whole step" if whole else "gradients come into being during backward"
     return apart.explanation(
-        "trainable parameters that have a gradient at this moment x bytes, shared by ZeRO 2 and 3",
+        "trainable parameters that have a gradient at this moment x bytes, sharded by ZeRO 2 and 3",
         tuple(steps),
         sources=cited(precision.source, "rajbhandari2019"),
         notes=(note,),
@@ -144,7 +144,7 @@ def _optimizer(apart: Apart) -> Explanation:
         held = apart.states(count, ranks, precision=bare).optimizer
         steps.append(Step(f"{optimizer.name}: {of} x {_moments(apart)}{over}", held))
     return apart.explanation(
-        "trainable parameters x bytes of optimizer states, shared over the data-parallel ranks by ZeRO 1 and above",
+        "trainable parameters x bytes of optimizer states, sharded over the data-parallel ranks by ZeRO 1 and above",
         tuple(steps),
         sources=cited(precision.source, optimizer.source, "rajbhandari2019"),
     )

@@ -16,12 +16,12 @@ from loadgauge.errors import Error, NothingFits
 
 COMMANDS = {
     "estimate": "does it fit, where does every byte go, how long, what does it cost",
-    "plan": "the best layout of all there are, or the nearest miss",
+    "plan": "the best of all valid layouts, or the nearest miss",
     "network": "what the network must carry, how fast, and whether it can",
     "equation": "the closed form of a quantity, with its source",
     "validate": "predicted against published runs",
     "trace": "what PyTorch would allocate, save, compute and send, with no GPU",
-    "measure": "what training steps that really run take: memory, time, FLOP/s",
+    "measure": "memory, time and FLOP/s of real training steps",
     "compare": "formula, trace and measurement side by side, and why they differ",
     "why": "what held the memory when it ran out",
     "calibrate": "the efficiencies of this device, as a data file",

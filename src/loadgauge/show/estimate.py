@@ -35,8 +35,8 @@ def command(
     """Memory of the worst rank at its peak moment, FLOPs, time and money of training MODEL.
 
     MODEL is a name in the catalogue (`loadgauge models`), a Hugging Face config.json, its folder, or another tool's job
-    file, whose run the flags change (`loadgauge convert --help` lists the tools). What is not said is assumed, and
-    listed. Exit code: 0 it fits (or no --gpu is given), 1 it does not, 2 cannot tell.
+    file, whose run the flags change (`loadgauge convert --help` lists the tools). Flags that are not given get
+    defaults, which are listed. Exit code: 0 it fits (or no --gpu is given), 1 it does not, 2 cannot tell.
 
     \b
     loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3

@@ -155,7 +155,7 @@ def _advice(target: Console, given: Job, result: Estimate) -> None:
     columns = [
         Column("change", wrap=True),
         Column("GiB", "right"),
-        Column("verdict", wide=True),
+        Column("verdict", rank=1),
         Column("time" if result.time is not None else "FLOPs", "right"),
         Column("why", style="dim", wrap=True),
     ]
