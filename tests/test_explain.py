@@ -58,9 +58,6 @@ def test_explanations_add_up_to_the_table(line: str, part: str) -> None:
     assert text.startswith(f"{part}: {told['total'] / 2**30:,.2f} GiB")
 
 
-BACKWARD = ("prediction", "backward", "embedding")
-
-
 @pytest.mark.parametrize("line", [*EXPLAINED, "estimate deepseek-v3 --gpus 8 --ep 8 --mtp"])
 def test_every_part_is_explained_at_every_moment(line: str) -> None:
     memory = document(line)["memory"]
@@ -70,8 +67,12 @@ def test_every_part_is_explained_at_every_moment(line: str) -> None:
         assert memory["largest"][part]["bytes"] == highest
         assert explain(result, part, "largest").moment == memory["largest"][part]["moment"]
         for at in get_args(When):
-            phases = {"backward": BACKWARD}.get(at, (at,))
-            there = [moment["parts"][part] for moment in memory["moments"] if moment["phase"] in phases]
+            rest = ("forward", "loss", "step")
+            there = [
+                moment["parts"][part]
+                for moment in memory["moments"]
+                if moment["phase"] == at or (at == "backward" and moment["phase"] not in rest)
+            ]
             wanted = {"peak": memory["parts"][part], "largest": highest}.get(at, max(there, default=None))
             if wanted is None:
                 with pytest.raises(ConfigError, match=f"no moment in the phase '{at}'"):
@@ -94,10 +95,10 @@ def test_a_part_that_is_gone_at_the_peak_is_explained_where_it_is_largest() -> N
     assert told["total"] > 10 * told["at_peak"] == 10 * memory["parts"]["activations"]
     text = " ".join(typed(f"{LATE} --explain activations").out.split())
     assert text.startswith(f"activations: {told['total'] / 2**30:,.2f} GiB")
-    assert f"(where this part is largest). At the peak of the rank, in the {memory['moment']}, it is" in text
+    assert f"(where this part is largest). At the peak of the rank, during {memory['moment']}, it is" in text
     assert f"it is {told['at_peak'] / 2**30:,.2f} GiB (--at peak)" in text
     at_peak = " ".join(typed(f"{LATE} --explain activations --at peak").out.split())
-    assert f"in the {memory['moment']} (the peak of the rank). It is largest in the {told['moment']}:" in at_peak
+    assert f"during {memory['moment']} (the peak of the rank). It is largest during {told['moment']}:" in at_peak
     assert "optimizer step" in typed(f"{LATE} --explain activations --at step").out
     assert "there is no --explain" in typed(f"{LATE} --at step").err
 
@@ -108,13 +109,18 @@ def test_the_table_shows_each_part_at_the_peak_and_where_it_is_largest() -> None
         line.split() for line in typed(LATE).out.partition("Where every byte goes")[2].partition("\n\n")[0].splitlines()
     ]
     cells = {row[0]: row for row in rows if row}
-    words = {"prediction": "backward", "embedding": "backward"}
     for part, most in memory["largest"].items():
         values = {moment["parts"][part] for moment in memory["moments"]}
         if not most["bytes"]:
             assert part not in cells
             continue
-        when = "always" if len(values) == 1 else words.get(most["phase"], most["phase"])
+        when = (
+            "always"
+            if len(values) == 1
+            else most["phase"]
+            if most["phase"] in ("forward", "loss", "step")
+            else "backward"
+        )
         figures = cells[part][1:]
         assert figures[0] == f"{memory['parts'][part] / 2**30:,.2f}"
         assert figures[figures.index(when) - 1] == f"{most['bytes'] / 2**30:,.2f}"

@@ -23,7 +23,7 @@ def activations(apart: Apart) -> Explanation:
     """What the layers of the stage keep for backward, for every micro-batch in flight."""
     work = apart.at_work.work
     if work is None:
-        return apart.explanation("nothing is kept in the optimizer step", ())
+        return apart.explanation("nothing is kept for backward at this moment", ())
     facts, stage = apart.facts, apart.stage
     steps, formulas, tensors = [], [], []
     for chunk, flight, waits in zip(stage.chunks, *work.flight, strict=True):

@@ -19,13 +19,8 @@ from loadgauge.spec.training import Training
 
 When = Literal["peak", "largest", "forward", "loss", "backward", "step"]
 """A moment of the step: of the rank's peak, at which a part is largest, or at which it is largest in a phase."""
-PHASES: dict[When, tuple[Phase, ...]] = {
-    "forward": (Phase.FORWARD,),
-    "loss": (Phase.LOSS,),
-    "backward": (Phase.PREDICTION, Phase.BACKWARD, Phase.EMBEDDING),
-    "step": (Phase.STEP,),
-}
-"""The phases that each of these stands for."""
+STRETCHES: dict[Phase, When] = {Phase.FORWARD: "forward", Phase.LOSS: "loss", Phase.STEP: "step"}
+"""What a phase counts as in `When`; all others are part of the backward."""
 Basis = Literal["derived", "datasheet", "reported", "measured", "assumed"]
 
 
@@ -69,7 +64,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
             return self.peak
         meant: Sequence[int] = range(len(self.moments))
         if when != "largest":
-            meant = [index for index in meant if self.moments[index].phase in PHASES[when]]
+            meant = [index for index in meant if STRETCHES.get(self.moments[index].phase, "backward") == when]
         if not meant:
             names = ", ".join(moment.name for moment in self.moments)
             where = f"the worst rank, of stage {self.rank.stage},"

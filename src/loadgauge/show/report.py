@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadgauge.estimate.memory import PARTS
-from loadgauge.estimate.moments import Phase
 from loadgauge.estimate.params import parameters
-from loadgauge.estimate.result import Estimate, Memory
+from loadgauge.estimate.result import STRETCHES, Estimate, Memory
 from loadgauge.show.advice import advice
 from loadgauge.show.padding import padding
 from loadgauge.show.request import Job, worst_routing
@@ -25,15 +24,6 @@ WORDS = {
     "unknown": ("NEEDS", "bold"),
 }
 """The verdict, and its colour."""
-PHASE_WORDS = {
-    Phase.FORWARD: "forward",
-    Phase.LOSS: "loss",
-    Phase.PREDICTION: "backward",
-    Phase.BACKWARD: "backward",
-    Phase.EMBEDDING: "backward",
-    Phase.STEP: "step",
-}
-"""Phases as `--explain PART --at` takes them."""
 
 
 def report(given: Job, result: Estimate) -> None:
@@ -190,7 +180,7 @@ def _parts(target: Console, result: Estimate) -> None:
         if largest:
             share = nbytes / memory.total
             rows.append([part, gib(nbytes), f"{share:.1%}", bar(target, share), gib(largest), when, what[part]])
-    phase = PHASE_WORDS[memory.moments[memory.peak].phase]
+    phase = STRETCHES.get(memory.moments[memory.peak].phase, "backward")
     total = gib(memory.total)
     rows.append(["total", total, "100.0%", "", total, phase, f"at the peak: {memory.moment}"])
     strong = [len(rows) - 1]
@@ -208,7 +198,7 @@ def _largest(memory: Memory, part: str) -> tuple[float, str]:
     if len({moment.parts[part] for moment in memory.moments}) == 1:
         return memory.parts[part], "always"
     moment = memory.largest(part)
-    return moment.parts[part], PHASE_WORDS[moment.phase]
+    return moment.parts[part], STRETCHES.get(moment.phase, "backward")
 
 
 def _meaning(result: Estimate) -> dict[str, str]:
