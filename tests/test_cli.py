@@ -75,8 +75,8 @@ def test_text_is_plain_and_keeps_to_the_width(line: str, columns: int, monkeypat
 
 def test_a_run_that_does_not_fit_is_told_what_to_change() -> None:
     out = typed(TOO_BIG).out
-    assert "GiB too much; the largest part is optimizer" in out
-    assert "What makes it fit" in out
+    assert "GiB over capacity; the largest part is optimizer" in out
+    assert "Changes that make it fit" in out
     assert "--qlora" in out
 
 

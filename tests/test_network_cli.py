@@ -132,4 +132,4 @@ def test_gpus_without_a_fast_link_have_the_network_alone() -> None:
 
 def test_no_tp_is_offered_where_there_is_none() -> None:
     allowed = typed("network llama-3.1-8b --gpu h100-sxm5-80gb --gpus 2 --pp 2").out.split("What these links allow")[1]
-    assert "tp" not in allowed.split("Assumed")[0]
+    assert "tp" not in allowed.split("Assumptions")[0]

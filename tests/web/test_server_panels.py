@@ -273,7 +273,7 @@ def test_an_explanation_has_the_numbers_of_the_command(part: str) -> None:
     kept.close()
     shown = Shown(given, given.estimate())
     found = explained(shown, part)
-    told = document(f"estimate {given.request.model} {given.request.flags()} --explain {part}")["explain"]
+    told = document(f"estimate {given.request.model} {given.request.flags()} --explain {part} --at peak")["explain"]
     assert found["part_bytes"] == told["total"] == found["bytes"]
     assert found["steps"] == [{"what": step["what"], "bytes": step["nbytes"]} for step in told["steps"]]
     assert [one["name"] for one in found["tensors"]] == [one["name"] for one in told["tensors"]]

@@ -1,4 +1,4 @@
-"""An estimate taken apart again: the facts it was made of, at its peak moment on its worst rank."""
+"""An estimate taken apart again: the facts it was made of, at one moment on its worst rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.letters import kinds
 from loadgauge.estimate.memory import MemoryModel, Moment, Stage, stages
 from loadgauge.estimate.moments import Phase
-from loadgauge.estimate.result import Estimate
+from loadgauge.estimate.result import Estimate, When
 from loadgauge.estimate.states import States, WeightCount, model_states
 from loadgauge.sources import cite
 
@@ -48,12 +48,20 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What one part is made of, on the worst rank at its peak moment. `steps` add up to `total` [bytes]."""
+    """What one part is made of, on the worst rank at one moment. `steps` add up to `total` [bytes].
+
+    peak, largest: the moment of the rank's peak and the one at which this part is largest; at_peak, at_largest: bytes
+    of the part then
+    """
 
     part: str
     total: Size
     moment: str
     phase: Phase
+    peak: str
+    at_peak: Size
+    largest: str
+    at_largest: Size
     stage: int
     rule: str
     basis: str
@@ -77,16 +85,18 @@ Key = tuple[int, bool]
 
 
 class Apart:
-    """The facts behind one estimate, and what one part of it was made of."""
+    """The facts behind one estimate, and what one part of it was made of at one moment."""
 
-    def __init__(self, result: Estimate, part: str) -> None:
+    def __init__(self, result: Estimate, part: str, when: When = "peak") -> None:
         self.result, self.part = result, part
         self.model, self.layout, self.training = result.model, result.layout, result.training
         self.view = view_of(self.layout, self.training)
         self.facts = MemoryModel(self.model, self.layout, self.training, self.view)
         self.stage: Stage = list(stages(self.model, self.layout))[result.memory.rank.stage]
-        self.moment: Moment = max(result.memory.moments, key=lambda moment: moment.total)
-        self.at_work = self._at_work()
+        index = result.memory.index(part, when)
+        self.moment: Moment = result.memory.moments[index]
+        self.at_work: Moment = list(self.facts.moments(self.stage))[index]
+        """The same moment with what the stage does at it."""
         self.counts = self.facts.counts(self.stage, self.stage.start, self.stage.stop)
         """Layers of the stage, by kind."""
         self.done = self._done()
@@ -95,26 +105,18 @@ class Apart:
         self.weights = self.facts.weights(self.counts) + self.facts.ends(self.stage)
         self.names = kinds(self.model)
 
-    def _at_work(self) -> Moment:
-        """The same moment with what the stage does at it."""
-        told = self.moment
-        again = (moment for moment in self.facts.moments(self.stage) if moment.name == told.name)
-        return next(
-            one for one in again if all(one.parts[part] == told.parts[part] for part in ("activations", "loss"))
-        )
-
     def _done(self) -> dict[Key, int]:
         forward = self.at_work.work is not None and self.at_work.work.forward
         return {} if forward else self.at_work.gone
 
     @property
     def at_step(self) -> bool:
-        """Whether the peak is in the optimizer step."""
+        """Whether the moment is the optimizer step."""
         return self.moment.phase is Phase.STEP
 
     @property
     def at_embedding(self) -> bool:
-        """Whether the peak is in the backward of the embedding."""
+        """Whether the moment is the backward of the embedding."""
         return self.moment.phase is Phase.EMBEDDING
 
     @property
@@ -157,15 +159,20 @@ class Apart:
 
     def explanation(self, rule: str, steps: tuple[Step, ...], **rest: Any) -> Explanation:
         """The explanation of the part, with what is the same for all parts filled in; nothing is left out."""
-        memory = self.result.memory
-        rest_of_it = memory.parts[self.part] - sum(step.nbytes for step in steps)
+        memory, total = self.result.memory, self.moment.parts[self.part]
+        peak, largest = memory.moments[memory.peak], memory.largest(self.part)
+        rest_of_it = total - sum(step.nbytes for step in steps)
         if abs(rest_of_it) > 1e-9 * memory.total:
             steps = (*steps, Step(NOT_ITEMISED, rest_of_it))
         return Explanation(
             part=self.part,
-            total=memory.parts[self.part],
-            moment=memory.moment,
+            total=total,
+            moment=self.moment.name,
             phase=self.moment.phase,
+            peak=peak.name,
+            at_peak=peak.parts[self.part],
+            largest=largest.name,
+            at_largest=largest.parts[self.part],
             stage=self.stage.index,
             rule=rule,
             basis=self.result.basis[self.part],

@@ -1,6 +1,6 @@
 """Why a part of the memory is as large as it is: the rule, the user's numbers put in, and the source.
 
-Each explanation adds up, step by step, to the very number that `estimate` gives for that part at the peak moment.
+Each explanation adds up, step by step, to the very number that `estimate` gives for that part at that moment.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from loadgauge.estimate.apart import Apart, Explanation, Key, Step, cited
 from loadgauge.estimate.explain_layers import activations, loss, transient
 from loadgauge.estimate.memory import PARTS
 from loadgauge.estimate.outside import COMMUNICATOR, CONTEXT, communicators
-from loadgauge.estimate.result import Estimate
+from loadgauge.estimate.result import Estimate, When
 from loadgauge.estimate.states import RankWeights, WeightCount
 from loadgauge.spec.lora import base_format
 from loadgauge.spec.training import OPTIMIZERS
 
 
-def explain(result: Estimate, part: str) -> Explanation:
-    """The explanation of one part of an estimate (`PARTS`).
+def explain(result: Estimate, part: str, at: When = "peak") -> Explanation:
+    """The explanation of one part of an estimate (`PARTS`) at one moment of the worst rank.
+
+    at: "peak", "largest" (where this part is largest), or a phase of the step, in which the moment is chosen at which
+    the part is largest. Raises `ConfigError` where the rank has no moment in that phase.
 
     >>> from loadgauge import Layout, estimate, model
     >>> result = estimate(model("gpt2"), Layout(seq_len=1024))
@@ -29,7 +32,7 @@ def explain(result: Estimate, part: str) -> Explanation:
     """
     if part not in PARTS:
         raise ConfigError(f"unknown part {part!r} (known: {', '.join(PARTS)})", key="explain")
-    apart = Apart(result, part)
+    apart = Apart(result, part, at)
     if part in apart.facts.offloaded:
         held = getattr(apart.facts.states(apart.weights), part)
         return apart.explanation(
@@ -83,7 +86,7 @@ def _weights(apart: Apart) -> Explanation:
             steps.append(Step(what + less, apart.states(WeightCount(quantised=count.quantised), ranks).weights))
     adapters = () if apart.training.lora is None else ("hu2021", *(() if stored is None else (stored.source,)))
     return apart.explanation(
-        "parameters on the rank x bytes per parameter, shared over the data-parallel ranks by ZeRO 3",
+        "parameters on the rank x bytes per parameter, sharded over the data-parallel ranks by ZeRO 3",
         tuple(steps),
         sources=cited(precision.source, "rajbhandari2019", *adapters),
         notes=(_parameters(apart),),
@@ -120,7 +123,7 @@ def _gradients(apart: Apart) -> Explanation:
     ]
     note = "gradients are held through the whole step" if whole else "gradients come into being during backward"
     return apart.explanation(
-        "trainable parameters that have a gradient at this moment x bytes, shared by ZeRO 2 and 3",
+        "trainable parameters that have a gradient at this moment x bytes, sharded by ZeRO 2 and 3",
         tuple(steps),
         sources=cited(precision.source, "rajbhandari2019"),
         notes=(note,),
@@ -141,7 +144,7 @@ def _optimizer(apart: Apart) -> Explanation:
         held = apart.states(count, ranks, precision=bare).optimizer
         steps.append(Step(f"{optimizer.name}: {of} x {_moments(apart)}{over}", held))
     return apart.explanation(
-        "trainable parameters x bytes of optimizer states, shared over the data-parallel ranks by ZeRO 1 and above",
+        "trainable parameters x bytes of optimizer states, sharded over the data-parallel ranks by ZeRO 1 and above",
         tuple(steps),
         sources=cited(precision.source, optimizer.source, "rajbhandari2019"),
     )

@@ -23,7 +23,7 @@ def activations(apart: Apart) -> Explanation:
     """What the layers of the stage keep for backward, for every micro-batch in flight."""
     work = apart.at_work.work
     if work is None:
-        return apart.explanation("nothing is kept in the optimizer step", ())
+        return apart.explanation("nothing is kept for backward at this moment", ())
     facts, stage = apart.facts, apart.stage
     steps, formulas, tensors = [], [], []
     for chunk, flight, waits in zip(stage.chunks, *work.flight, strict=True):
@@ -141,10 +141,10 @@ def transient(apart: Apart) -> Explanation:
             Step("a second gradient of the token table, until the two are summed", total - output),
             Step("the gradient of the embedding's output", output),
         ]
-        return apart.explanation("what lives only while the embedding runs backward", tuple(steps))
+        return apart.explanation("temporaries of the backward of the embedding", tuple(steps))
     key, group = apart.at_work.key, apart.layout.recompute.group
     if key is None:
-        rule = "what the optimizer step makes for itself" if apart.at_step else "nothing at this moment"
+        rule = "temporaries of the optimizer step" if apart.at_step else "nothing at this moment"
         what = f"temporary of {apart.training.framework.name}'s optimizer step"
         return apart.explanation(rule, (Step(what, apart.moment.parts["transient"]),))
     facts, work = apart.facts.facts[key], apart.at_work.work
@@ -153,14 +153,14 @@ def transient(apart: Apart) -> Explanation:
     if work is not None and work.forward:
         largest = Step(f"the largest set alive at once in the forward of one {apart.kind(key)}", facts.forming)
         around = Step("held by the model's forward: masks, the embedding's output", apart.facts.around(apart.stage))
-        rule = "what lives only while one layer runs forward"
+        rule = "temporaries of the forward of one layer"
         return apart.explanation(rule, (largest, kept, around), sources=(walked,))
     steps = [Step(f"the largest set alive at once in the backward of one {apart.kind(key)}", facts.working), kept]
     if key[1] and group > 1:
         more = min(group, apart.stage.stop - apart.stage.start) - 1
         steps.append(Step(f"{more} more layers of the group, run again together", more * facts.layer.saved()))
     return apart.explanation(
-        "what lives only while one layer runs backward",
+        "temporaries of the backward of one layer",
         tuple(steps),
         sources=(walked,),
     )

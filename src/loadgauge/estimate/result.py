@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
+from loadgauge.errors import ConfigError
 from loadgauge.estimate.compute import Flops
 from loadgauge.estimate.memory import Moment
+from loadgauge.estimate.moments import Phase
 from loadgauge.estimate.traffic import Traffic
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
 
+When = Literal["peak", "largest", "forward", "loss", "backward", "step"]
+"""A moment of the step: of the rank's peak, at which a part is largest, or at which it is largest in a phase."""
+STRETCHES: dict[Phase, When] = {Phase.FORWARD: "forward", Phase.LOSS: "loss", Phase.STEP: "step"}
+"""What a phase counts as in `When`; all others are part of the backward."""
 Basis = Literal["derived", "datasheet", "reported", "measured", "assumed"]
 
 
@@ -42,6 +49,31 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes offloaded to the host, for this rank."""
     workspaces: float = 0.0
     """Of the part outside: what the allocator hands out to the libraries of matrix products."""
+
+    @property
+    def peak(self) -> int:
+        """The index of the moment at which the rank holds the most."""
+        return max(range(len(self.moments)), key=lambda index: self.moments[index].total)
+
+    def index(self, part: str, when: When) -> int:
+        """The index of the moment that is meant. Raises `ConfigError` where the worst rank has none in that phase.
+
+        Of several moments at which a part is equally large, the one at which the rank holds the most.
+        """
+        if when == "peak":
+            return self.peak
+        meant: Sequence[int] = range(len(self.moments))
+        if when != "largest":
+            meant = [index for index in meant if STRETCHES.get(self.moments[index].phase, "backward") == when]
+        if not meant:
+            names = ", ".join(moment.name for moment in self.moments)
+            where = f"the worst rank, of stage {self.rank.stage},"
+            raise ConfigError(f"{where} has no moment in the phase {when!r} (its moments: {names})", key="at")
+        return max(meant, key=lambda index: (self.moments[index].parts[part], self.moments[index].total))
+
+    def largest(self, part: str) -> Moment:
+        """The moment at which a part is largest."""
+        return self.moments[self.index(part, "largest")]
 
     @property
     def allocated(self) -> float:
@@ -194,7 +226,14 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
                 "rank": {"stage": memory.rank.stage},
                 "moment": memory.moment,
                 "parts": memory.parts,
-                "moments": [{"name": moment.name, "parts": moment.parts} for moment in memory.moments],
+                "largest": {
+                    part: {"bytes": moment.parts[part], "moment": moment.name, "phase": moment.phase}
+                    for part in memory.parts
+                    for moment in [memory.largest(part)]
+                },
+                "moments": [
+                    {"name": moment.name, "phase": moment.phase, "parts": moment.parts} for moment in memory.moments
+                ],
                 "stages": list(memory.stages),
                 "host": memory.host,
             },

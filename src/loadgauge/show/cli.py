@@ -1,7 +1,8 @@
-"""The command line: one word a question. A command's file is read when the command is used."""
+"""The command line: one command per question. A command's file is imported when the command is used."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -15,12 +16,12 @@ from loadgauge.errors import Error, NothingFits
 
 COMMANDS = {
     "estimate": "does it fit, where does every byte go, how long, what does it cost",
-    "plan": "the best layout of all there are, or the nearest miss",
+    "plan": "the best of all valid layouts, or the nearest miss",
     "network": "what the network must carry, how fast, and whether it can",
     "equation": "the closed form of a quantity, with its source",
     "validate": "predicted against published runs",
     "trace": "what PyTorch would allocate, save, compute and send, with no GPU",
-    "measure": "what training steps that really run take: memory, time, FLOP/s",
+    "measure": "memory, time and FLOP/s of real training steps",
     "compare": "formula, trace and measurement side by side, and why they differ",
     "why": "what held the memory when it ran out",
     "calibrate": "the efficiencies of this device, as a data file",
@@ -72,7 +73,7 @@ class Commands(click.Group):
 @click.version_option(__version__, prog_name="loadgauge", message="%(prog)s %(version)s")
 @click.pass_context
 def commands(ctx: click.Context) -> None:
-    """Before a GPU is rented: does the training of a large language model fit, and where does every byte go?
+    """Before you rent a GPU: does the training of a large language model fit, and where does every byte go?
 
     \b
     loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3
@@ -89,6 +90,8 @@ def commands(ctx: click.Context) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Carries out a command line and returns its exit code. Whatever goes wrong is one line on stderr."""
     try:
+        if sys.stdout is None:
+            return _say("standard output is closed", CANNOT_TELL)
         result = commands.main(
             args=None if arguments is None else list(arguments), prog_name="loadgauge", standalone_mode=False
         )
@@ -127,17 +130,19 @@ def _plain(error: click.UsageError) -> str:
 
 
 def _say(text: str, code: int) -> int:
-    """One line on stderr, whatever is in the text."""
-    line = " ".join(text.split())
-    shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+    """Prints one line on stderr, whatever is in the text, and returns the exit code."""
+    from loadgauge.show.table import printable  # only on the way to an error
+
+    shown = printable(" ".join(text.split()))
     if len(shown) > 2000:
         shown = f"{shown[:1000]} ... {shown[-900:]}"
-    click.echo(f"loadgauge: {shown}", err=True)
+    with contextlib.suppress(OSError):  # There is nowhere to print it; the exit code still holds.
+        click.echo(f"loadgauge: {shown}", err=True)
     return code
 
 
 def main() -> NoReturn:
-    """Where the command `loadgauge` begins."""
+    """The entry point of the command `loadgauge`."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

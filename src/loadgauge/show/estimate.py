@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.memory import PARTS
+from loadgauge.estimate.result import Estimate, When
 from loadgauge.show.flags import Request, run_options, whole_run_options
 from loadgauge.show.request import Job, job, worst_routing
 
@@ -21,16 +22,21 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 @whole_run_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
 @click.option("--explain", "part", type=click.Choice(PARTS), help="Explain one part: formula, your numbers, source.")
+@click.option(
+    "--at", type=click.Choice(get_args(When)), help="With --explain: the moment of the step (default: largest)."
+)
 @click.option("--plot", "file", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: .svg, .png or .pdf.")
 @click.option(
     "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all on one sheet)."
 )
-def command(model: str, as_json: bool, part: str | None, file: Path | None, figure: str, **flags: Any) -> int:
+def command(
+    model: str, as_json: bool, part: str | None, at: When | None, file: Path | None, figure: str, **flags: Any
+) -> int:
     """Memory of the worst rank at its peak moment, FLOPs, time and money of training MODEL.
 
     MODEL is a name in the catalogue (`loadgauge models`), a Hugging Face config.json, its folder, or another tool's job
-    file, whose run the flags change (`loadgauge convert --help` lists the tools). What is not said is assumed, and
-    listed. Exit code: 0 it fits (or no --gpu is given), 1 it does not, 2 cannot tell.
+    file, whose run the flags change (`loadgauge convert --help` lists the tools). Flags that are not given get
+    defaults, which are listed. Exit code: 0 it fits (or no --gpu is given), 1 it does not, 2 cannot tell.
 
     \b
     loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3
@@ -40,6 +46,8 @@ def command(model: str, as_json: bool, part: str | None, file: Path | None, figu
     """
     if file is None and figure != "all":
         raise ConfigError("--figure says what --plot FILE draws; there is no --plot")
+    if part is None and at is not None:
+        raise ConfigError("--at chooses the moment that --explain PART explains; there is no --explain")
     given = job(Request(model=model, **flags))
     result = given.estimate()
     if file is not None:
@@ -50,12 +58,12 @@ def command(model: str, as_json: bool, part: str | None, file: Path | None, figu
     if as_json:
         from loadgauge.show.table import document
 
-        document(_plain(given, result.to_dict(), part))
+        document(_plain(given, result, part, at or "largest"))
     elif part is not None:
         from loadgauge.estimate.explain import explain
         from loadgauge.show.explanation import show
 
-        show(explain(result, part))
+        show(explain(result, part, at or "largest"))
     else:
         from loadgauge.show.report import report
 
@@ -63,12 +71,13 @@ def command(model: str, as_json: bool, part: str | None, file: Path | None, figu
     return code
 
 
-def _plain(given: Job, found: dict[str, Any], part: str | None) -> dict[str, Any]:
-    """The JSON document: the estimate, what was assumed, and what was asked for beside it."""
+def _plain(given: Job, result: Estimate, part: str | None = None, at: When = "largest") -> dict[str, Any]:
+    """The JSON document: the estimate, what was assumed, and what was asked for besides."""
+    found = result.to_dict()
     found["assumed"] = given.assumed
     if given.file:
         found["file"] = given.file
-    budget = given.budget(given.estimate()) if given.request.tokens else None
+    budget = given.budget(result) if given.request.tokens else None
     if "time" in found:
         found["time"].update({"days": None, "cost": None} if budget is None else budget.to_dict())
     worst = given.worst_case()
@@ -98,5 +107,5 @@ def _plain(given: Job, found: dict[str, Any], part: str | None) -> dict[str, Any
     if part is not None:
         from loadgauge.estimate.explain import explain
 
-        found["explain"] = explain(given.estimate(), part).to_dict()
+        found["explain"] = explain(result, part, at).to_dict()
     return found

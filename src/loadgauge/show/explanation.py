@@ -1,4 +1,4 @@
-"""An explanation of one part of the memory, told to a person."""
+"""The plain text of an explanation of one part of the memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from loadgauge.algebra import Size
 from loadgauge.estimate.apart import Explanation, Formula, Kept
-from loadgauge.estimate.moments import Phase
 from loadgauge.show.table import Column, console, draw, heading, points
 from loadgauge.units import GIB
 
@@ -20,16 +19,15 @@ def show(found: Explanation) -> None:
 
     target = console()
     target.print(Text(f"{found.part}: {found.total / GIB:,.2f} GiB = {whole(found.total)} bytes", style="bold"))
-    where = "at the loss" if found.phase is Phase.LOSS else f"in the {found.moment}"
-    points(target, [f"On the worst rank (stage {found.stage}) {where}; {found.basis}."], mark="")
+    points(target, [f"On the worst rank (stage {found.stage}) {_when(found)} Basis: {found.basis}."], mark="")
     points(target, [f"Rule: {found.rule}."], mark="")
     if not found.steps:
-        points(target, ["There is none of it here."], mark="")
+        points(target, ["There is none of it at this moment."], mark="")
     for formula in _once(found.formulas):
         _formula(target, formula)
     if found.steps:
         rows = [[step.what, whole(step.nbytes), f"{step.nbytes / GIB:,.3f}"] for step in found.steps]
-        rows.append([f"total, as in the table of {found.part}", whole(found.total), f"{found.total / GIB:,.3f}"])
+        rows.append(["total", whole(found.total), f"{found.total / GIB:,.3f}"])
         columns = [Column("what", wrap=True), Column("bytes", "right"), Column("GiB", "right")]
         draw(target, columns, rows, "How it adds up", [len(rows) - 1])
     _tensors(target, found.tensors)
@@ -37,6 +35,18 @@ def show(found: Explanation) -> None:
         if lines:
             heading(target, title)
             points(target, lines)
+
+
+def _when(found: Explanation) -> str:
+    """The moment that is explained, beside the peak and the moment at which the part is largest."""
+    peak, largest = found.moment == found.peak, found.total == found.at_largest
+    marks = [*(["the peak of the rank"] if peak else []), *(["where this part is largest"] if largest else [])]
+    lines = [f"during {found.moment}" + (f" ({' and '.join(marks)})." if marks else ".")]
+    if not peak:
+        lines.append(f"At the peak of the rank, during {found.peak}, it is {found.at_peak / GIB:,.2f} GiB (--at peak).")
+    if not largest:
+        lines.append(f"It is largest during {found.largest}: {found.at_largest / GIB:,.2f} GiB (--at largest).")
+    return " ".join(lines)
 
 
 def whole(value: Size) -> str:
@@ -49,7 +59,7 @@ def whole(value: Size) -> str:
 
 
 def _once(formulas: tuple[Formula, ...]) -> list[Formula]:
-    """Formulas that say the same are told once."""
+    """The formulas, each once."""
     return list(
         {(formula.letters, formula.numbers, formula.nbytes): formula for formula in reversed(formulas)}.values()
     )[::-1]

@@ -11,11 +11,13 @@ from loadgauge.units import GIB
 
 
 @click.command("gpus")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document: base units, null where no source states it.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document: base units, null where no source states the figure."
+)
 def command(as_json: bool) -> None:
-    """List the GPUs and what their sources state: memory, bandwidths, peak rates.
+    """List the GPUs of the catalogue: memory, bandwidths and peak rates, as their sources state them.
 
-    An empty cell: no trusted source states the figure.
+    A cell is empty where no trusted source states the figure.
     """
     from loadgauge.show.table import Column, console, document, draw, points
 
@@ -24,16 +26,23 @@ def command(as_json: bool) -> None:
         return
     target = console()
     columns = [
-        Column("\nGPU"), Column("\nname", wide=True), Column("memory\nGiB", "right"), Column("\nas", style="dim"),
-        Column("memory\nTB/s", "right"), Column("bf16\nTFLOP/s", "right"), Column("link\nGB/s", "right"),
-        Column("link\nGPUs", "right"), Column("NIC\nGB/s", "right"), Column("power\nW", "right", wide=True),
+        Column("\nGPU"),
+        Column("\nname", wide=True, wrap=True),
+        Column("memory\nGiB", "right"),
+        Column("\nbasis", style="dim", rank=1),
+        Column("memory\nTB/s", "right"),
+        Column("bf16\nTFLOP/s", "right"),
+        Column("link\nGB/s", "right"),
+        Column("link\nGPUs", "right"),
+        Column("NIC\nGB/s", "right"),
+        Column("power\nW", "right", wide=True),
         Column("\nconfidence", wide=True),
-    ]  # fmt: skip
+    ]
     draw(target, columns, [_row(card) for card in gpus()])
     notes = [
-        "memory: as the driver reports it, or by the label (GB read as 10^9 bytes) where no report is known",
-        "bf16: dense peak; link and NIC: one direction, per GPU; link GPUs: how many one link domain joins",
-        "an empty cell: no trusted source states it",
+        "memory: as the driver reports it, or, where no report is known, by the label (1 GB = 10^9 bytes)",
+        "bf16: dense peak; link and NIC: per GPU and direction; link GPUs: GPUs in one link domain",
+        "empty cell: no trusted source states the figure",
     ]
     target.print()
     points(target, notes)

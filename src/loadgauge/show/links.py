@@ -34,7 +34,7 @@ def report(given: Job, setup: Setup, found: Network) -> None:
         _what_if(target, setup, found)
         _limits(target, given, setup, found)
     if given.assumed:
-        heading(target, "Assumed, as you did not say")
+        heading(target, "Assumptions (flags not given)")
         glued = (f"{flag} {value}".replace(" ", GLUE) for flag, value in given.assumed.items())
         points(target, [", ".join(glued)], "")
     heading(target, "Not counted")
@@ -194,7 +194,7 @@ def _traffic(target: Console, setup: Setup, found: Network) -> None:
     columns = [
         Column("axis"), Column("what", wrap=True), Column("collective", wide=True), Column("calls", "right"),
         Column("MiB a call", "right", wide=True), Column("GB sent", "right"), Column("takes", "right"),
-        Column("not hidden", "right"),
+        Column("exposed", "right"),
     ]  # fmt: skip
     rows = [
         [
@@ -225,7 +225,7 @@ def _calls(row: Traffic) -> str:
 
 def _what_if(target: Console, setup: Setup, found: Network) -> None:
     columns = [
-        Column("with"), Column("step", "right"), Column("change", "right"), Column("not hidden", "right"),
+        Column("with"), Column("step", "right"), Column("change", "right"), Column("exposed", "right"),
         Column("of the step", "right"), Column("links are"), Column("tightest", wrap=True),
     ]  # fmt: skip
 

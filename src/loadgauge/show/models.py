@@ -11,7 +11,7 @@ import click
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(words: tuple[str, ...], as_json: bool) -> None:
-    """List the models that come with loadgauge; with WORDs, those whose name or type has them all.
+    """List the models of the catalogue; with WORDs, those whose name or type contains all of them.
 
     Any other model is read from its Hugging Face config.json.
     """
@@ -28,14 +28,16 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
         return
     target = console()
     columns = [
-        Column("model"), Column("type"), Column("parameters", "right"), Column("layers", "right"),
+        Column("model"), Column("type", rank=1), Column("parameters", "right"), Column("layers", "right"),
         Column("hidden", "right"), Column("vocabulary", "right"), Column("positions", "right", wide=True),
-        Column("source", wide=True),
+        Column("source", wide=True, wrap=True),
     ]  # fmt: skip
     rows = [[row["name"], row["model_type"], *_figures(row), row["source"]] for row in found]
     draw(target, columns, rows)
     target.print()
-    points(target, [f"{len(rows)} models; any other: the path of its Hugging Face config.json, or of its folder"])
+    points(
+        target, [f"{len(rows)} models; for any other, give its Hugging Face config.json or the folder that holds it"]
+    )
 
 
 def _figures(row: dict[str, Any]) -> list[str]:

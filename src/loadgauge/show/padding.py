@@ -1,4 +1,4 @@
-"""What padding costs, as a table: each way to run a batch of ragged sequences."""
+"""The cost of padding, as a table: each way to run a batch of sequences of several lengths."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 
 def padding(target: Console, found: Forecast) -> None:
-    """Prints what to expect of a micro-batch padded, with FlashAttention, and without padding."""
+    """Prints what a micro-batch is expected to take padded, with FlashAttention, and without padding."""
     timed = any(row.step is not None for row in found.rows)
     columns = [
-        Column("method"), Column("tokens", "right", wide=True), Column("a layer", "right"),
+        Column("method"), Column("tokens", "right", wide=True), Column("layer", "right"),
         Column("all layers", "right"), Column("share", "right", style="dim"), Column("peak", "right", wide=True),
         Column("FLOPs", "right"),
-        *([Column("a step", "right"), Column("share", "right", style="dim")] if timed else []),
+        *([Column("step", "right"), Column("share", "right", style="dim")] if timed else []),
     ]  # fmt: skip
-    title = f"With and without padding: expected of a micro-batch of {found.micro_batch}, memory in GiB"
+    title = f"With and without padding: expected values for a micro-batch of {found.micro_batch}, memory in GiB"
     draw(target, columns, [_cells(found, row, timed) for row in found.rows], title)
     lines = [f"{row.method}: {row.reason}" for row in found.rows if row.reason]
     several = found.micro_batch > 1
     lines += [
-        f"lengths: {found.mean:,.0f} tokens in the mean, {found.longest:,} at most, {found.expected_longest:,.0f} expected"
-        f" of the longest of {found.micro_batch}" + ("" if several else "; a micro-batch of one has no padding"),
-        "memory is what is kept for backward; padded, flash is flash_attention_2 given a mask, which computes attention"
-        " without the padding",
+        f"lengths: mean {found.mean:,.0f} tokens, at most {found.longest:,}; the longest of {found.micro_batch} is expected"
+        f" to have {found.expected_longest:,.0f}" + ("" if several else "; a micro-batch of one has no padding"),
+        "memory is what is kept for backward; padded, flash: flash_attention_2 with a mask, which leaves the padding out"
+        " of attention",
     ]
     if several:
         lines.append(
-            f"the peak of a run is that of its largest micro-batch: up to {found.worst:,} tokens in every row, unless"
+            f"the peak of a run is set by its largest micro-batch: up to {found.worst:,} tokens in every row, unless"
             " batches are filled by tokens (loadgauge.train.TokenBudgetSampler)"
         )
     points(target, [*lines, *found.notes])

@@ -212,11 +212,10 @@ def table(
     cells["recompute"] = [str(layout.recompute) for layout in every]
     if any(layout.schedule not in ("1f1b", "interleaved") for layout in every):
         cells["schedule"] = [layout.schedule if layout.pp > 1 else "" for layout in every]
-    for name in LEAST:
-        width = sum(max(len(name), *map(len, column)) + 3 for name, column in cells.items()) - 3
-        if width > target.width:
-            cells.pop(name, None)
-    columns = [Column(name, "left" if name in ("recompute", "schedule") else "right") for name in cells]
+    rank = {name: len(LEAST) - place for place, name in enumerate(LEAST)}
+    columns = [
+        Column(name, "left" if name in ("recompute", "schedule") else "right", rank=rank.get(name, 0)) for name in cells
+    ]
     draw(target, columns, list(zip(*cells.values(), strict=True)), title)
 
 

@@ -1,4 +1,4 @@
-"""An estimate, told to a person: the verdict first, then where every byte goes."""
+"""The plain text of an estimate: the verdict first, then where every byte goes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from loadgauge.estimate.memory import PARTS
 from loadgauge.estimate.params import parameters
-from loadgauge.estimate.result import Estimate
+from loadgauge.estimate.result import STRETCHES, Estimate, Memory
 from loadgauge.show.advice import advice
 from loadgauge.show.padding import padding
 from loadgauge.show.reproduce import show_command
 from loadgauge.show.request import Job, worst_routing
-from loadgauge.show.table import GLUE, Column, bar, console, draw, heading, is_wide, points
+from loadgauge.show.table import GLUE, Column, bar, console, draw, heading, points
 from loadgauge.show.timing import headline, seconds, timing
 from loadgauge.units import GIB, count, flops
 
@@ -45,7 +45,7 @@ def report(given: Job, result: Estimate) -> None:
         heading(target, "Your job file")
         points(target, [given.file])
     if given.assumed:
-        heading(target, "Assumed, as you did not say")
+        heading(target, "Assumptions (flags not given)")
         glued = (f"{flag} {value}".replace(" ", GLUE) for flag, value in given.assumed.items())
         points(target, [", ".join(glued)], "")
     heading(target, "Not counted")
@@ -89,7 +89,7 @@ def _verdict(target: Console, given: Job, result: Estimate) -> None:
     length = f"{'up to ' if given.lengths else ''}{layout.seq_len:,} tokens"
     lines = [
         f"{result.model.name}, {count(result.params)} parameters, on {layout.gpus:,} x {card}: {', '.join(shape)}.",
-        f"A step of {batch} of {length}, micro-batch {layout.micro_batch}. Peak: {memory.moment}.",
+        f"A step of {batch} of {length}, micro-batch {layout.micro_batch}. Peak moment: {memory.moment}.",
     ]
     if result.time is not None:
         lines.append(headline(result.time))
@@ -97,19 +97,19 @@ def _verdict(target: Console, given: Job, result: Estimate) -> None:
     if memory.verdict == "tight":
         points(target, ["It fits, but the upper end of the range does not."], "", style="yellow")
     if memory.host:
-        points(target, [f"Host memory: {gib(memory.host)} GiB for each rank of the stage."], "")
+        points(target, [f"Host memory: {gib(memory.host)} GiB per rank of this stage."], "")
     _lengths(target, given)
     _routing(target, given)
 
 
 def _lengths(target: Console, given: Job) -> None:
-    """With ragged sequences: what is shown, and the worst that can happen."""
+    """With ragged sequences: which micro-batch is shown, and the worst case."""
     worst = given.worst_case()
     if worst is None or given.lengths is None:
         return
     how = "without padding" if given.training.kernels.attention == "flash" else "with padding"
     shown = f"Shown: the expected micro-batch, {given.layout.tokens:,.0f} tokens {how}"
-    points(target, [f"{shown}; lengths have a mean of {given.lengths.mean:,.0f}."], "")
+    points(target, [f"{shown}; mean length {given.lengths.mean:,.0f}."], "")
     memory = worst.memory
     ending = {True: ", which fits too.", False: ", which DOES NOT FIT.", None: "."}[memory.fits]
     line = f"Worst micro-batch, {given.layout.micro_batch} x the longest ({given.lengths.longest:,} tokens):"
@@ -117,7 +117,7 @@ def _lengths(target: Console, given: Job) -> None:
 
 
 def _routing(target: Console, given: Job) -> None:
-    """With experts over several ranks: what routing is assumed, and the worst that can happen."""
+    """With experts over several ranks: which routing is assumed, and the worst case."""
     worst = worst_routing(given)
     if worst is None:
         return
@@ -125,7 +125,7 @@ def _routing(target: Console, given: Job) -> None:
     ending = {True: ", which fits too.", False: ", which DOES NOT FIT.", None: "."}[memory.fits]
     step = "" if worst.time is None else f", a step {seconds(worst.time.step)}"
     line = (
-        f"Experts: the busiest rank gets {given.layout.expert_imbalance:g} x the mean (assumed). At worst,"
+        f"Experts: the busiest rank gets {given.layout.expert_imbalance:g} x the mean (assumed). Worst case,"
         f" {layout.expert_imbalance:g} x: {gib(memory.total, 1)} GiB{step}{ending}"
     )
     points(target, [line], "", style="red" if memory.fits is False else "")
@@ -135,18 +135,18 @@ def _advice(target: Console, given: Job, result: Estimate) -> None:
     memory = result.memory
     assert memory.capacity is not None
     name, nbytes = max(memory.parts.items(), key=lambda item: item[1])
-    line = f"{gib(memory.total - memory.capacity, 1)} GiB too much; the largest part is {name},"
+    line = f"{gib(memory.total - memory.capacity, 1)} GiB over capacity; the largest part is {name},"
     points(target, [f"{line} {gib(nbytes, 1)} GiB ({nbytes / memory.total:.0%})."], "")
     changes = advice(given)
     if not changes:
-        points(target, ["No change of the flags tried here makes it smaller."], "")
+        points(target, ["None of the flag changes tried here makes it smaller."], "")
         return
     fits = any(change.result.memory.fits for change in changes)
-    title = "What makes it fit (each line was estimated)" if fits else "Nothing tried makes it fit; the closest"
+    title = "Changes that make it fit (each one estimated)" if fits else "No change tried makes it fit; the closest"
     columns = [
         Column("change", wrap=True),
         Column("GiB", "right"),
-        Column("verdict", wide=True),
+        Column("verdict", rank=1),
         Column("time" if result.time is not None else "FLOPs", "right"),
         Column("why", style="dim", wrap=True),
     ]
@@ -162,7 +162,7 @@ def _advice(target: Console, given: Job, result: Estimate) -> None:
 
 
 def _effort(other: Estimate, result: Estimate) -> float:
-    """What a sequence takes there over what it takes here: time where it is known, else FLOPs."""
+    """The cost of a sequence there relative to here: time where it is known, else FLOPs."""
     if other.time is not None and result.time is not None:
         return other.time.step / other.time.tokens / (result.time.step / result.time.tokens)
     here = result.flops.hardware / result.layout.global_batch
@@ -170,31 +170,38 @@ def _effort(other: Estimate, result: Estimate) -> float:
 
 
 def _parts(target: Console, result: Estimate) -> None:
+    """Every part at the peak moment, and at the moment at which it is itself largest."""
     memory = result.memory
     what = _meaning(result)
     columns = [
-        Column("part"), Column("GiB", "right"), Column("share", "right"), Column("", style="cyan", wide=True),
-        Column("what", wrap=True), Column("basis", style="dim"),
+        Column("part"), Column("at peak", "right"), Column("share", "right", rank=2),
+        Column("", style="cyan", wide=True), Column("largest", "right"), Column("when"), Column("what", wrap=True, rank=1),
     ]  # fmt: skip
-    rows = [
-        [
-            part,
-            gib(nbytes),
-            f"{nbytes / memory.total:.1%}",
-            bar(target, nbytes / memory.total),
-            what[part],
-            result.basis[part],
-        ]
-        for part, nbytes in ((part, memory.parts[part]) for part in PARTS)
-        if nbytes
-    ]
-    rows.append(["total", gib(memory.total), "100.0%", "", f"at the peak: {memory.moment}", ""])
+    rows = []
+    for part in PARTS:
+        nbytes, (largest, when) = memory.parts[part], _largest(memory, part)
+        if largest:
+            share = nbytes / memory.total
+            rows.append([part, gib(nbytes), f"{share:.1%}", bar(target, share), gib(largest), when, what[part]])
+    phase = STRETCHES.get(memory.moments[memory.peak].phase, "backward")
+    total = gib(memory.total)
+    rows.append(["total", total, "100.0%", "", total, phase, f"at the peak: {memory.moment}"])
     strong = [len(rows) - 1]
     if memory.capacity is not None:
         left = memory.capacity - memory.total
         rest = f"{gib(abs(left))} GiB {'left' if left >= 0 else 'missing'}"
-        rows.append(["capacity", gib(memory.capacity), "", "", rest, result.basis["capacity"]])
-    draw(target, columns, rows, "Where every byte goes", strong)
+        rows.append(["capacity", gib(memory.capacity), "", "", "", "", rest])
+    draw(target, columns, rows, "Where every byte goes, in GiB", strong)
+    others = [f"{row[0]} ({basis})" for row in rows if (basis := result.basis.get(row[0], "derived")) != "derived"]
+    points(target, [f"Basis: derived from the model and the layout, except {' and '.join(others)}."], "", "dim")
+
+
+def _largest(memory: Memory, part: str) -> tuple[float, str]:
+    """The most that a part is at any moment of the step, and in which phase that is."""
+    if len({moment.parts[part] for moment in memory.moments}) == 1:
+        return memory.parts[part], "always"
+    moment = memory.largest(part)
+    return moment.parts[part], STRETCHES.get(moment.phase, "backward")
 
 
 def _meaning(result: Estimate) -> dict[str, str]:
@@ -203,9 +210,9 @@ def _meaning(result: Estimate) -> dict[str, str]:
     precision, optimizer = training.precision, training.optimizer
 
     def sharded(stage: int) -> str:
-        return f", over {layout.zero_ranks} ranks" if layout.zero >= stage and layout.zero_ranks > 1 else ""
+        return f", sharded over {layout.zero_ranks} ranks" if layout.zero >= stage and layout.zero_ranks > 1 else ""
 
-    stored = f"{precision.weight} B a parameter"
+    stored = f"{precision.weight} B per parameter"
     if (lora := training.lora) is not None:
         base = "" if lora.stored is None else f" in {lora.stored.words}"
         stored = f"frozen base{base} and adapters of rank {lora.rank}"
@@ -220,12 +227,12 @@ def _meaning(result: Estimate) -> dict[str, str]:
     kept = f"kept for backward, recompute {layout.recompute}"
     return {
         "weights": f"{stored}{sharded(3)}",
-        "gradients": f"{precision.gradient} B a trainable parameter{sharded(2)}",
+        "gradients": f"{precision.gradient} B per trainable parameter{sharded(2)}",
         "optimizer": f"{' and '.join(states)}{sharded(1)}",
         "gathered": "whole layers in use, buckets and 16-bit copies",
         "activations": kept if flight == 1 else f"{kept}, {flight:g} micro-batches in flight",
         "loss": f"logits and their copies, {training.kernels.loss} loss",
-        "transient": "alive only while a layer or the optimizer runs",
+        "transient": "temporaries of one layer or of the optimizer step",
         "outside": "CUDA context, NCCL and cuBLAS buffers",
     }
 
@@ -234,24 +241,21 @@ def _moments(target: Console, result: Estimate) -> None:
     """Every moment of the worst rank; parts that never change are left to the table above."""
     memory = result.memory
     moving = [part for part in PARTS if len({moment.parts[part] for moment in memory.moments}) > 1]
-    if not is_wide(target):
-        moving = sorted(moving, key=lambda part: -max(m.parts[part] for m in memory.moments))[:4]
-        moving = [part for part in PARTS if part in moving]
-    peak = max(range(len(memory.moments)), key=lambda index: memory.moments[index].total)
+    by_size = sorted(moving, key=lambda part: -max(moment.parts[part] for moment in memory.moments))
     columns = [
         Column("moment", wrap=True),
-        Column("GiB", "right"),
-        *(Column(part, "right", style="dim") for part in moving),
+        Column("total", "right"),
+        *(Column(part, "right", style="dim", rank=1 + by_size.index(part)) for part in moving),
     ]
     rows = [
         [
-            moment.name + ("  <- peak" if index == peak else ""),
+            moment.name + ("  <- peak" if index == memory.peak else ""),
             gib(moment.total),
             *(gib(moment.parts[part]) for part in moving),
         ]
         for index, moment in enumerate(memory.moments)
     ]
-    draw(target, columns, rows, "Through one step, in GiB", [peak])
+    draw(target, columns, rows, "Through one step, in GiB", [memory.peak])
 
 
 def _stages(target: Console, result: Estimate) -> None:
@@ -271,11 +275,11 @@ def _work(target: Console, result: Estimate) -> None:
     tokens = layout.global_batch * layout.seq_len
     if layout.tokens is not None:
         tokens = layout.tokens * layout.num_microbatches * layout.dp
-    heading(target, "Work of one step, over all GPUs")
+    heading(target, "Work of one step, all GPUs together")
     lines = [
-        f"tokens: {tokens:,.0f}; micro-batches of each rank: {layout.num_microbatches:,}",
+        f"tokens: {tokens:,.0f}; micro-batches per rank: {layout.num_microbatches:,}",
         f"model FLOPs: {flops(work.model)} (forward {flops(work.forward)}, backward {flops(work.backward)})",
-        f"hardware FLOPs: {flops(work.hardware)}, of which {flops(work.recompute)} computed again"
+        f"hardware FLOPs: {flops(work.hardware)}, of which {flops(work.recompute)} recomputed"
         f" ({work.recompute / work.model if work.model else 0:.1%})",
         f"parameters: {count(result.params)} = {result.params:,} (embedding {count(parts.embedding)},"
         f" layers {count(parts.layers)}, head {count(parts.head)})",

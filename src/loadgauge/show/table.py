@@ -1,8 +1,14 @@
-"""Tables and text on the terminal, drawn with rich, which is imported only here and only when something is drawn."""
+"""Tables and text on the terminal, drawn with rich, which is imported only here and only when something is drawn.
+
+A cell is never cut. On a terminal, columns of text wrap and whole columns are left out, which a line below the table
+says; in a pipe a table is as wide as it needs to be, one line a row.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,30 +19,72 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 GLUE = "\0"
-WIDE = 110
-"""Columns of a terminal from which a wide table is drawn."""
+NARROWEST = 40
+"""Columns for which text is laid out where the terminal is narrower still."""
+DEFAULT = 80
+"""Columns of a paragraph where the width is not known."""
+GAP = 3
+"""Blanks between two columns of a table."""
+COMFORTABLE, TIGHT = 28, 16
+"""Characters that a column of text gets before optional columns are shown, and before a column is left out."""
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column of a table. `wide`: left out where the terminal is narrow. `wrap`: may take several lines."""
+    """A column of a table.
+
+    wide: shown only where there is ample room; wrap: may take several lines. Where the rest does not fit either, the
+    columns of the highest `rank` are left out first, from the right; the first column always stays.
+    """
 
     name: str
     align: Literal["left", "right"] = "left"
     style: str = ""
     wide: bool = False
     wrap: bool = False
+    rank: int = 0
+
+
+def printable(text: str) -> str:
+    r"""The text with control, escape, bidirectional and other invisible characters as escapes; newlines stay.
+
+    >>> printable("a\x1b[31m\u202eb\0\tc")
+    'a\\x1b[31m\\u202eb\\x00 c'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else " " if letter == "\t" else ascii(letter)[1:-1]
+        for letter in text
+    )
 
 
 def console() -> Console:
-    """The terminal, or what stands in for it; no colour and 80 columns where it is not one."""
+    """The terminal, or what stands in for it. No colour where it is not one."""
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False)
+    width = _columns() or _terminal() or DEFAULT
+    # With a height too, for rich takes a terminal without one for 80 columns if it is dumb.
+    return Console(highlight=False, markup=False, emoji=False, width=width, height=25)
 
 
-def is_wide(target: Console) -> bool:
-    """Whether wide tables fit."""
-    return target.width >= WIDE
+def _columns() -> int | None:
+    """The width that COLUMNS asks for; None where it is unset or no width."""
+    text = os.environ.get("COLUMNS", "")
+    return min(int(text), 100_000) if text.isascii() and text.isdecimal() and len(text) < 10 and int(text) else None
+
+
+def _terminal() -> int | None:
+    """The width of the terminal; None where stdout is none, or does not know."""
+    try:
+        return (os.get_terminal_size(sys.stdout.fileno()).columns or DEFAULT) if sys.stdout.isatty() else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def room() -> int | None:
+    """Characters that a line of a table may have; None in a pipe, where no width is asked for."""
+    width = _columns() or _terminal()
+    return None if width is None else max(width, NARROWEST)
 
 
 def draw(
@@ -53,34 +101,149 @@ def draw(
 
     if title:
         heading(target, title)
+    cells = [[printable(cell) for cell in row] for row in rows]
+    fitted = _Fitted(columns, cells, room())
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1), header_style="dim")
-    shown = [index for index, column in enumerate(columns) if is_wide(target) or not column.wide]
-    for index in shown:
+    for index, width in fitted.widths.items():
         column = columns[index]
-        table.add_column(
-            Text(column.name), justify=column.align, style=column.style, no_wrap=not column.wrap, overflow="fold"
-        )
-    for number, row in enumerate(rows):
-        table.add_row(*(Text(row[index]) for index in shown), style="bold" if number in strong else "")
-    _print(target, table)
+        name = Text("\n".join(wrapped(printable(column.name), width)))
+        table.add_column(name, justify=column.align, style=column.style, no_wrap=True, overflow="fold")
+    for number, row in enumerate(cells):
+        texts = (Text("\n".join(wrapped(row[index], width))) for index, width in fitted.widths.items())
+        table.add_row(*texts, style="bold" if number in strong else "")
+    _print(target, table, fitted.width)
+    names = [" ".join(columns[index].name.split()) for index in fitted.left_out]
+    if names := [name for name in names if name]:
+        there = f"a terminal of {fitted.whole} columns, a pipe, or --json"
+        points(target, [f"Not shown at this width: {', '.join(names)} (needs {there})."], "", "dim")
 
 
-def _print(target: Console, table: Any) -> None:
-    """Prints a table; to a file, without the blanks that fill its lines."""
-    if target.is_terminal:
-        target.print(table)
-        return
-    with target.capture() as held:
-        target.print(table)
+class _Fitted:
+    """Which columns of a table are shown, and how wide each is, in `room` characters (None: as many as it takes).
+
+    widths: by the index of the column; whole: characters from which on no column is left out
+    """
+
+    def __init__(self, columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | None) -> None:
+        from rich.cells import cell_len
+
+        self.columns = columns
+        texts = [[column.name, *(row[index] for row in rows)] for index, column in enumerate(columns)]
+        self.natural = [max(cell_len(line) for text in mine for line in text.split("\n")) for mine in texts]
+        words = [[word for text in mine for word in text.split()] for mine in texts]
+        longest = [max(map(cell_len, mine), default=0) for mine in words]
+        # No number is broken, whatever the width.
+        numbers = [max((len(number) for word in mine for number in NUMBER.findall(word)), default=0) for mine in words]
+        self.least = [
+            self.natural[index] if column.align == "right" else max(numbers[index], min(longest[index], TIGHT))
+            for index, column in enumerate(columns)
+        ]
+        self.ample = [
+            max(self.least[index], min(self.natural[index], COMFORTABLE)) if column.wrap else self.natural[index]
+            for index, column in enumerate(columns)
+        ]
+        every = list(range(len(columns)))
+        self.whole = self._sum(self.ample, every)
+        shown = every if room is None else self._chosen(every, room)
+        self.widths = {index: self.natural[index] for index in shown}
+        if room is not None:
+            self._shrink(room)
+        self.left_out = [index for index in every if index not in shown]
+
+    @property
+    def width(self) -> int:
+        """Characters of a line of the table."""
+        return sum(self.widths.values()) + GAP * (len(self.widths) - 1)
+
+    def _sum(self, widths: Sequence[int], shown: Sequence[int]) -> int:
+        return sum(widths[index] for index in shown) + GAP * (len(shown) - 1)
+
+    def _chosen(self, shown: list[int], room: int) -> list[int]:
+        """The columns left when the dispensable ones are dropped: first those for wide terminals, then by rank."""
+        for widths, dispensable in (
+            (self.ample, [index for index in shown[1:] if self.columns[index].wide]),
+            (self.least, shown[1:]),
+        ):
+            order = sorted(dispensable, key=lambda index: (self.columns[index].rank, index))
+            while order and self._sum(widths, shown) > room:
+                dropped = order.pop()
+                shown = [index for index in shown if index != dropped]
+        return shown
+
+    def _shrink(self, room: int) -> None:
+        """Takes from the widest columns of text until the table fits, from those that may wrap first."""
+        for wrap in (True, False):
+            while self.width > room:
+                open_ = [
+                    index
+                    for index, width in self.widths.items()
+                    if self.columns[index].wrap is wrap and width > self.least[index]
+                ]
+                if not open_:
+                    break
+                self.widths[max(open_, key=lambda index: self.widths[index])] -= 1
+
+
+NUMBER = re.compile(r"\d(?:[\d,.]*\d)?%?")
+"""A number as tables print it."""
+PIECE = re.compile(rf"{NUMBER.pattern}|[^\W\d]+|.", re.DOTALL)
+"""What a word may be broken into: numbers, runs of letters, signs."""
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The lines of a text of at most `width` characters. Long words are broken, numbers never.
+
+    >>> wrapped("kept by attention.residual_dropout of 14,336 B", 16)
+    ['kept by', 'attention.', 'residual_dropout', 'of 14,336 B']
+    >>> wrapped("14,336", 3)
+    ['14,336']
+    """
+    from rich.cells import cell_len, chop_cells
+
+    lines = []
+    for paragraph in text.split("\n"):
+        if cell_len(paragraph) <= width:
+            lines.append(paragraph)
+            continue
+        line = ""
+        for word in paragraph.split():
+            if cell_len(word) <= width:
+                pieces = [word]
+            else:
+                pieces = [
+                    part
+                    for piece in PIECE.findall(word)
+                    for part in ([piece] if piece[0].isdigit() else chop_cells(piece, max(width, 1)))
+                ]
+            for place, piece in enumerate(pieces):
+                blank = " " if line and place == 0 else ""
+                if line and cell_len(line + blank + piece) > width:
+                    lines.append(line)
+                    line, blank = "", ""
+                line += blank + piece
+        lines.append(line)
+    return lines
+
+
+def _print(target: Console, table: Any, width: int) -> None:
+    """Prints a table of that width; to a file, without the blanks that fill its lines."""
+    usual = target.width
+    try:
+        target.width = max(usual, width)
+        if target.is_terminal:
+            target.print(table)
+            return
+        with target.capture() as held:
+            target.print(table)
+    finally:
+        target.width = usual
     target.file.write("".join(f"{line.rstrip()}\n" for line in held.get().splitlines()))
 
 
 def heading(target: Console, text: str) -> None:
     """A heading, with an empty line before it."""
-    from rich.text import Text
-
     target.print()
-    target.print(Text(text, style="bold"))
+    points(target, [text], "", "bold")
 
 
 def points(target: Console, lines: Iterable[str], mark: str = "- ", style: str = "") -> None:
@@ -89,8 +252,8 @@ def points(target: Console, lines: Iterable[str], mark: str = "- ", style: str =
 
     for line in lines:
         wrapped = textwrap.wrap(
-            line, max(target.width, 40), initial_indent=mark, subsequent_indent=" " * len(mark),
-            break_long_words=False, break_on_hyphens=False,
+            GLUE.join(printable(part) for part in line.split(GLUE)), max(target.width, NARROWEST),
+            initial_indent=mark, subsequent_indent=" " * len(mark), break_long_words=False, break_on_hyphens=False,
         )  # fmt: skip
         for part in wrapped:
             target.print(part.replace(GLUE, " "), soft_wrap=True, style=style)
@@ -105,9 +268,15 @@ def bar(target: Console, share: float, width: int = 10) -> str:
 
 
 def document(value: Any) -> None:
-    """One JSON document on stdout, and nothing else."""
+    """One JSON document on stdout, and nothing else. What a terminal would not show, or act on, is escaped."""
     try:
         text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     except UnicodeEncodeError:  # A path that is not Unicode.
         text = json.dumps(value, indent=2)
-    sys.stdout.write(text + "\n")
+    sys.stdout.write("".join(map(_escaped, text)) if not text.replace("\n", " ").isprintable() else text)
+    sys.stdout.write("\n")
+
+
+def _escaped(letter: str) -> str:
+    """A character of a JSON document, as an escape where it is not printable."""
+    return letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1]

@@ -1,4 +1,4 @@
-"""The time of an estimate, told to a person: where the seconds of a step go, and what the whole run takes."""
+"""The plain text of a step's time: where the seconds go, and what the whole run takes."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LANES = {
-    "forward": "computing the layers forward",
-    "backward": "computing gradients",
-    "recompute": "computing again what was not kept",
+    "forward": "forward of the layers",
+    "backward": "backward of the layers",
+    "recompute": "recomputation of activations",
     "loss": "embedding, logits and loss",
-    "tp": "tensor parallelism, not hidden",
-    "cp": "context parallelism, not hidden",
-    "ep": "tokens to experts and back, not hidden",
-    "pp": "activations between stages, not hidden",
-    "zero": "gathering weights, scattering gradients (ZeRO-3) or fetching from the host, not hidden",
-    "bubble": "waiting for the other pipeline stages",
-    "dp": "reducing gradients, not hidden",
-    "optimizer": "the update",
-    "fixed": "everything that a step does once",
+    "tp": "tensor-parallel communication, exposed",
+    "cp": "context-parallel communication, exposed",
+    "ep": "dispatch of tokens to experts and back, exposed",
+    "pp": "activations sent between stages, exposed",
+    "zero": "weight gathers and gradient scatters (ZeRO-3), or transfers to and from the host, exposed",
+    "bubble": "pipeline bubble: waiting for other stages",
+    "dp": "gradient reduction, exposed",
+    "optimizer": "optimizer update",
+    "fixed": "fixed cost of a step",
 }
 
 
 def seconds(value: float) -> str:
-    """Seconds for a person.
+    """Seconds with a unit that suits them.
 
     >>> seconds(12.345), seconds(0.01234), seconds(0.0000123)
     ('12.3 s', '12.3 ms', '12.3 us')
@@ -51,20 +51,20 @@ def headline(time: Time) -> str:
 
 
 def timing(target: Console, given: Job, result: Estimate) -> None:
-    """Prints where the time of a step goes, and the whole run where the user says how long it is."""
+    """Prints where the time of a step goes, and the whole run where its number of tokens is given."""
     time = result.time
     if time is None:
         return
     columns = [
-        Column("lane"), Column("seconds", "right"), Column("share", "right"), Column("", style="cyan", wide=True),
-        Column("what", wrap=True),
+        Column("component"), Column("seconds", "right"), Column("share", "right", rank=2), Column("", style="cyan", wide=True),
+        Column("what", wrap=True, rank=1),
     ]  # fmt: skip
     rows = [
         [lane, f"{value:,.4g}", f"{value / time.step:.1%}", bar(target, value / time.step), LANES[lane]]
         for lane, value in time.parts.items()
         if value > 0
     ]
-    rows.append(["step", f"{time.step:,.4g}", "100.0%", "", f"on the slowest stage, {time.stage}"])
+    rows.append(["step", f"{time.step:,.4g}", "100.0%", "", f"on the slowest pipeline stage ({time.stage})"])
     draw(target, columns, rows, "Where the time of a step goes", [len(rows) - 1])
     points(target, [basis(result)], "", style="dim")
     budget = given.budget(result)
@@ -77,7 +77,7 @@ def basis(result: Estimate) -> str:
     assert result.time is not None
     assert result.gpu is not None
     if result.time.scale != 1.0:
-        return f"Rescaled by your measured run: predictions for it were multiplied by {result.time.scale:.3f}."
+        return f"Rescaled by your measured run: predicted times are multiplied by {result.time.scale:.3f}."
     known = rates(result.gpu)
     if known.basis == "assumed":
         return f"Efficiencies are assumed: no published run on {result.gpu} calibrates them, so the range is wide."
@@ -90,17 +90,17 @@ def whole_run(target: Console, budget: Budget) -> None:
     heading(target, f"The whole run, {count(budget.tokens)} tokens")
     lines = [f"{budget.days:,.1f} days: {budget.steps:,.0f} steps, {budget.gpu_hours:,.0f} GPU-hours"]
     if budget.cost is not None:
-        lines.append(f"cost: {budget.cost:,.0f} at {budget.price:g} a GPU-hour, in your currency")
+        lines.append(f"cost: {budget.cost:,.0f} at {budget.price:g} per GPU-hour (in your currency)")
     if budget.kilowatt_hours is not None:
-        lines.append(f"energy: at most {budget.kilowatt_hours:,.0f} kWh, every GPU at its thermal design power")
+        lines.append(f"energy: at most {budget.kilowatt_hours:,.0f} kWh (every GPU at its thermal design power)")
     if budget.checkpoint_every is not None:
         lines.append(
-            f"goodput {budget.goodput:.1%} with failures (in the days above), a checkpoint every"
+            f"goodput {budget.goodput:.1%} with failures (included in the days above), one checkpoint every"
             f" {budget.checkpoint_every / 60:,.0f} minutes"
         )
     if budget.gpus_needed is not None:
         lines.append(
-            f"for {budget.wanted_days:g} days: {budget.gpus_needed:,} GPUs, if each stays as fast as these"
+            f"for {budget.wanted_days:g} days: {budget.gpus_needed:,} GPUs, if each stays as fast as with these"
             f" {budget.gpus:,}"
         )
     points(target, lines)

@@ -68,7 +68,7 @@ def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
         model = plain_name(uploads.name(str(question.flags["model"])))
         panels["moments"]["dots"] = [dots(shown, found, model) for found in question.dots]
     return {
-        "estimate": document_of(given, result.to_dict(), None),
+        "estimate": document_of(given, result),
         "command": command_line(given, result, uploads),
         "verdict": result.memory.verdict,
         "ranges": ranges(given, result),
