@@ -61,7 +61,7 @@ def estimate(
     GPU's own; scale: what a measured run took over what was predicted for it. Raises `LayoutError` when the layout
     cannot exist, `NotModelled` when it can but is not modelled.
 
-    >>> from loadgauge import cluster, gpu, layout, model
+    >>> from loadgauge import cluster, gpu, model
     >>> h100s = cluster(gpu("h100-sxm5-80gb"), 8)
     >>> layout = Layout(dp=8, zero=3, micro_batch=1, global_batch=8, seq_len=4096)
     >>> result = estimate(model("llama-3.1-8b"), layout, cluster=h100s)
