@@ -79,6 +79,7 @@ class Worker:
             async with asyncio.timeout(self.seconds):
                 body = await self._exchange(msgspec.json.encode(asked))
             done = True
+            self._still(page, mine)  # the answer may have come just before a newer question
         except (asyncio.IncompleteReadError, ConnectionError, BrokenPipeError):
             self._still(page, mine)
             raise Refused(503, "the calculation broke off: it may need more memory than there is") from None
