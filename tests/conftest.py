@@ -27,7 +27,7 @@ SLOW = {
         "search/test_sweep_ray.py", "paper/test_article5.py", "meta_models.py", "test_defaults.py",
         # much to compute
         "search/test_search_arrays.py", "search/test_search_plan.py", "test_equation.py", "test_equation_experts.py",
-        "test_planned_choices.py", "test_docs.py",
+        "test_planned_choices.py", "test_docs.py", "formats/test_formats_round_trip.py", "plot",
     )
 }  # fmt: skip
 """What `make quick` leaves out."""
