@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test parsers lint docs planner calibration accuracy bench gpu clean
+.PHONY: help demo test quick cpus parsers lint docs planner calibration accuracy bench gpu clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -25,7 +25,15 @@ demo: $(VENV)/installed ## does Llama 3.1 8B fit on 8 H100s? (installs what it n
 	$(BIN)/loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3 --seq-len 8192 --micro-batch 1
 
 test: $(VENV)/installed-dev ## the whole test suite
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+quick: $(VENV)/installed-dev ## the tests that take less than a minute together: without PyTorch, a browser and processes
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests
+
+# oneDNN and ATen choose kernels by the CPU's instructions; these make them choose as on lesser CPUs.
+cpus: $(VENV)/installed-dev ## the tests that run PyTorch's kernels, as on CPUs with fewer instructions
+	ONEDNN_MAX_CPU_ISA=AVX512_CORE ATEN_CPU_CAPABILITY=avx2 $(BIN)/python -m pytest -n 2 -m kernels -k "not compiles" tests
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest -n 2 -m kernels -k "not compiles" tests
 
 # Without what those tools train with: no release of them agrees with all others on that.
 parsers: $(VENV)/installed-dev ## what is exported, read by DeepSpeed, Megatron-Core, axolotl, LLaMA-Factory and verl themselves

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
 
+from transformers.initialization import no_init_weights  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
 
 NOT_COUNTED = ("vision_tower", "multi_modal_projector", "vision_model", "visual.")
@@ -73,9 +74,15 @@ def has_class(name: str) -> bool:
 def parameter_sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Shapes of the parameters of the class in `architectures`, each once, without what makes features of images."""
     name = (config.get("architectures") or [usual_class(config["model_type"])])[0]
-    kind = getattr(transformers, _names()[name.lower()])  # MPT's and Phi's files spell theirs in other cases
-    with torch.device("meta"):
-        built = kind(transformers_config(config))
+    rest = {key: value for key, value in config.items() if key != "architectures"}
+    return _sizes(name.lower(), json.dumps(rest, sort_keys=True))
+
+
+@functools.cache
+def _sizes(name: str, config: str) -> dict[str, tuple[int, ...]]:
+    kind = getattr(transformers, _names()[name])  # MPT's and Phi's files spell theirs in other cases
+    with torch.device("meta"), no_init_weights():
+        built = kind(transformers_config(json.loads(config)))
     built.tie_weights()
     return {
         name: tuple(parameter.shape)

@@ -82,6 +82,6 @@ def test_files_stay_small() -> None:
     long = {
         str(path.relative_to(PACKAGE)): lines
         for path in modules()
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 400
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 600
     }
     assert not long

@@ -254,8 +254,8 @@ def test_llama_4_maverick_and_kimi_k2_as_published() -> None:
 # What a config leaves out
 
 
-@pytest.mark.parametrize("model_type", model_types())
 @pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("model_type", model_types())
 def test_defaults(model_type: str, named: bool) -> None:
     config = {**bare(model_type), **({"architectures": [usual_class(model_type)]} if named else {})}
     assert total(config) == transformers_total(config)

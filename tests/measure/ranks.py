@@ -244,6 +244,7 @@ def peak(profiler: Any) -> tuple[int, int]:
 def measured(way: str) -> tuple[tuple[int, int], list[tuple[str, int, int]]]:
     """The peak of a step that is not the first, and the calls of one more."""
     gc.collect()
+    gc.freeze()  # what is imported by now is not looked through again
     with contextlib.ExitStack() as stack:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
             step = stack.enter_context(prepared(way))

@@ -42,7 +42,7 @@ def real(size: int) -> list[dict[str, Any]]:
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size),
             str(Path(ranks.__file__)), ";".join(ways),
         ],
-        capture_output=True, text=True, check=False, timeout=400,
+        capture_output=True, text=True, check=False, timeout=600,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     texts = done.stdout.split("RANK ")[1:]

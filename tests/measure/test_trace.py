@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch_kept import addresses, keeping, owned, total
 from torch_models import Built, build
-from torch_peak import CPU_GENERATOR, _peak
+from torch_peak import CPU_GENERATOR, highest
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from loadgauge.measure.saved import saved
@@ -99,7 +99,7 @@ def really(model: torch.nn.Module, ids: torch.Tensor, optimizer: str) -> int:
             del loss
             step_of.step()
             step_of.zero_grad(set_to_none=True)
-    return sum(own.values()) + ids.nbytes + _peak(profiler)
+    return sum(own.values()) + ids.nbytes + highest(profiler)
 
 
 def traced(model: torch.nn.Module, ids: torch.Tensor, optimizer: str = "adamw", device: str = "cpu") -> Trace:

@@ -15,7 +15,7 @@ import transformers
 from test_moe_peak import CASES, SIZES
 from torch.profiler import ProfilerActivity, profile
 from torch_models import Built, build
-from torch_peak import _peak
+from torch_peak import highest
 
 from loadgauge import Layout
 from loadgauge.estimate.estimate import view_of
@@ -46,7 +46,7 @@ def measured(built: Built) -> int:
         found = built.model.base_model(ids)
         del found
     parameters.update((parameter.data_ptr(), parameter.nbytes) for parameter in norm.parameters())
-    return sum(parameters.values()) + ids.nbytes + _peak(profiler)
+    return sum(parameters.values()) + ids.nbytes + highest(profiler)
 
 
 def check(built: Built, tolerance: float) -> None:

@@ -1,7 +1,8 @@
 """The peak of a real training step against `estimate`, for small models: within 0.1 %.
 
-Measured on a CPU by the allocator's events. What a CPU does otherwise is named: the checkpoint's copy of the generator,
-LayerNorm's 16-bit statistics (below the tolerance), and the step of an optimizer that is not fused.
+Measured on a CPU by the allocator's events, less the scratch of kernels. What a CPU does otherwise is named: the
+checkpoint's copy of the generator, LayerNorm's 16-bit statistics (below the tolerance), and the step of an optimizer
+that is not fused.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from wire_counters import Recorder, bytes_of, counter_works, set_phase
 
 NO_COUNTER = 77
 RANKS = (2, 3, 4)
-PATIENCE = 120
+PATIENCE = 600
 """Seconds for each number of ranks."""
 S, B = 24, 2
 """Tokens of a sequence, sequences of a micro-batch."""
@@ -326,7 +326,7 @@ def run_rank(rank: int, ranks: int, folder: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=timedelta(seconds=600)
     )
     Path(folder, f"{rank}.json").write_text(json.dumps(measure(ranks)))
     dist.barrier()

@@ -66,7 +66,7 @@ def environment() -> dict[str, str]:
     }  # fmt: skip
 
 
-def until(condition: Any, seconds: float = 120.0) -> Any:
+def until(condition: Any, seconds: float = 600.0) -> Any:
     """The first value of a condition that is true; fails where there is none in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -41,7 +41,7 @@ def goes_on(folder: Path) -> None:
     count = int(max(row["price"] for row in there)) + MORE
     assert MORE < count < ENDLESS
     again = begun(sweep_of(count, folder), folder)
-    out, err = again.communicate(timeout=120)
+    out, err = again.communicate(timeout=600)
     assert (again.returncode, err) == (0, "")
     told = json.loads(out)
     assert [told[name] for name in ("cells", "resumed", "planned")] == [count, len(there), count - len(there)]
@@ -72,7 +72,7 @@ def test_a_killed_worker_costs_no_cell_and_ctrl_c_says_how_to_go_on(tmp_path: Pa
     os.kill(workers_of(first.pid)[0], signal.SIGKILL)
     until(lambda: len(parts(tmp_path)) > there)
     os.killpg(first.pid, signal.SIGINT)
-    out, err = first.communicate(timeout=60)
+    out, err = first.communicate(timeout=600)
     done = len(rows_in(tmp_path / "out"))
     assert (first.returncode, out) == (2, "")
     assert err == f"loadgauge: interrupted: {done} of {ENDLESS:,} cells are done; the same command goes on from there\n"

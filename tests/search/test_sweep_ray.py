@@ -86,7 +86,7 @@ def test_a_worker_of_ray_is_killed_and_no_cell_is_lost(
     worker = until(lambda: stopped_at_work(process.pid))
     until(lambda: list((tmp_path / "out").glob("part-*")))  # The others work on.
     os.kill(worker, signal.SIGKILL)
-    out, err = first.communicate(timeout=120)
+    out, err = first.communicate(timeout=600)
     assert (first.returncode, err, out[:1]) == (0, "", "{"), out[:500]
     told = json.loads(out)
     rows = rows_in(tmp_path / "out")
@@ -96,7 +96,7 @@ def test_a_worker_of_ray_is_killed_and_no_cell_is_lost(
     assert sorted(row["deaths"] for row in rows)[-2:] == [0, 1]
 
     second = begun(words, tmp_path)
-    again = json.loads(second.communicate(timeout=60)[0])
+    again = json.loads(second.communicate(timeout=600)[0])
     assert (again["resumed"], again["planned"]) == (3 * PRICES, 0)
     os.chdir(tmp_path)
     monkeypatch.chdir(tmp_path)

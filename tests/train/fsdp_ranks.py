@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from padfree_families import build, padded, ragged
+from padfree_families import Double, build, padded, ragged
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -70,4 +70,5 @@ def main(name: str, rank: int, meeting: str, result: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    with Double():
+        main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])

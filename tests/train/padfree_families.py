@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers as hf
+from torch.overrides import TorchFunctionMode
 
 hf.logging.set_verbosity_error()
 torch.set_num_threads(1)  # small tensors: threads only wait for each other
@@ -47,6 +48,24 @@ MAMBA: dict[str, Any] = {
 }
 BERT: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_key_value_heads": None}
 WINDOW = 7
+
+
+class Double(TorchFunctionMode):
+    """Float64 wherever a model asks for float32: norms, softmax, rotations, routers, states.
+
+    Two ways to the same sum differ in the last digits of float64 by the order in which a CPU's library adds up, which
+    depends on the shapes and on the CPU. Where they are rounded to float32 in between, the last digits of float32 differ.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        if function is torch.Tensor.float:
+            function = torch.Tensor.double
+        wide = {torch.float32: torch.float64}
+        arguments = [wide.get(one, one) if isinstance(one, torch.dtype) else one for one in arguments]
+        named = {
+            key: wide.get(one, one) if isinstance(one, torch.dtype) else one for key, one in (keywords or {}).items()
+        }
+        return function(*arguments, **named)
 
 
 def _config(kind: str, **changes: Any) -> hf.PreTrainedConfig:

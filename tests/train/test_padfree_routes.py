@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
-from padfree_families import CAUSAL, MASKED, build, padded, ragged
+from padfree_families import CAUSAL, MASKED, Double, build, padded, ragged
 
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.train import Check, Collator, Leak, check, describe, disable, enable, enabled, paused
@@ -19,6 +20,16 @@ LENGTHS = [6, 1, 19, 4]
 
 def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """What is compared to 1e-12 is computed in float64 throughout."""
+    with Double():
+        yield
+
+
+exact = pytest.mark.usefixtures("double")
 
 
 def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 1e-12) -> None:
@@ -36,6 +47,7 @@ def tokens_seen(model: torch.nn.Module) -> list[int]:
     return seen
 
 
+@exact
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "xlm_roberta", "bert", "bloom", "mamba2", "qwen2_moe"])
 def test_a_padded_batch_is_flattened_inside(name: str, side: str) -> None:
@@ -49,18 +61,18 @@ def test_a_padded_batch_is_flattened_inside(name: str, side: str) -> None:
         batch.pop("position_ids", None)
     stock_output, output = stock(**batch), model(**batch)
     real = batch["attention_mask"].bool()
-    tolerance = 1e-5 if name in ("bloom", "mamba2") else 1e-12
     assert output.logits.shape == stock_output.logits.shape
     error = float((output.logits - stock_output.logits)[real].abs().max())
-    assert error <= tolerance
+    assert error <= 1e-12
     weights = torch.randn_like(output.logits) * real[..., None]
     (stock_output.logits * weights).sum().backward()
     seen = tokens_seen(model) if name in ("llama", "bert") else None
     (model(**batch).logits * weights).sum().backward()
-    same(gradients(model), gradients(stock), tolerance)
+    same(gradients(model), gradients(stock))
     assert seen is None or set(seen) == {sum(LENGTHS)}
 
 
+@exact
 def test_rows_without_a_mask_are_sequences() -> None:
     stock = build("llama")
     model = enable(copy.deepcopy(stock))
@@ -77,6 +89,7 @@ def test_positions_follow_from_boundaries_alone(name: str) -> None:
     assert check(model, batch).ok
 
 
+@exact
 def test_rows_may_be_packed() -> None:
     model, rows = enable(build("llama")), ragged([3, 4, 5, 2])
     ids = torch.tensor([rows[0] + rows[1], rows[2] + rows[3]])
@@ -88,6 +101,7 @@ def test_rows_may_be_packed() -> None:
         assert float((logits[i, at : at + len(row)] - alone).abs().max()) < 1e-12
 
 
+@exact
 def test_hidden_states_and_pooled_outputs_come_back_padded() -> None:
     torch.manual_seed(0)
     stock = hf.AutoModel.from_config(build("bert").config).double()
@@ -104,6 +118,7 @@ def test_hidden_states_and_pooled_outputs_come_back_padded() -> None:
 CLASSIFIERS = ["llama", "qwen3", "gpt2", "bert", "xlm_roberta", "modernbert", "distilbert"]
 
 
+@exact
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_sequence_classification(name: str) -> None:
     config = build(name).config

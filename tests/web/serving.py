@@ -43,7 +43,7 @@ class Served(NamedTuple):
         assert found.status_code == 200, found.text
         return found.json()
 
-    def raw(self, text: bytes, wait: float = 20) -> bytes:
+    def raw(self, text: bytes, wait: float = 600) -> bytes:
         """Whatever comes back for bytes that no client would send."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=wait) as made:
             made.sendall(text)
@@ -68,12 +68,12 @@ def serving() -> Iterator[Served]:
         time.sleep(0.01)
     try:
         with httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", headers={"X-Loadgauge-Token": TOKEN}, timeout=120
+            base_url=f"http://127.0.0.1:{port}", headers={"X-Loadgauge-Token": TOKEN}, timeout=600
         ) as client:
             yield Served(port, client)
     finally:
         made.should_exit = True
-        thread.join(30)
+        thread.join(600)
         listening.close()
     assert not thread.is_alive()
 

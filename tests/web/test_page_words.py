@@ -68,7 +68,7 @@ def test_nothing_comes_from_elsewhere() -> None:
         outside = [one for one in re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'`)]*", text) if "www.w3.org" not in one]
         assert outside == [], path.name
         assert not re.search(r"\bon\w+=\"|<script>|\beval\(|new Function", text), path.name
-    assert (STATIC / "index.html").read_text().count("__TOKEN__") == 1
+    assert (STATIC / "index.html").read_text(encoding="utf-8").count("__TOKEN__") == 1
 
 
 def test_files_are_small_and_say_what_they_hold() -> None:
@@ -79,20 +79,20 @@ def test_files_are_small_and_say_what_they_hold() -> None:
 
 def test_what_others_wrote_has_its_licence() -> None:
     vendor = STATIC / "vendor"
-    said = (vendor / "README.md").read_text()
+    said = (vendor / "README.md").read_text(encoding="utf-8")
     for folder in (path for path in vendor.iterdir() if path.is_dir()):
         assert folder.name in said
         assert list(folder.glob("LICENSE*"))
     assert "6.1.0" in said
-    assert "Apache" in (vendor / "echarts" / "NOTICE").read_text()
+    assert "Apache" in (vendor / "echarts" / "NOTICE").read_text(encoding="utf-8")
     assert (vendor / "echarts" / "echarts.min.js").stat().st_size < 600_000
     axe = Path(__file__).parent
-    assert "Mozilla Public License" in (axe / "axe-LICENSE").read_text()
+    assert "Mozilla Public License" in (axe / "axe-LICENSE").read_text(encoding="utf-8")
 
 
 def test_colours_of_the_parts_are_told_apart_by_everybody() -> None:
     """In both themes the four colours differ in lightness or hue, also without red, green or blue cones."""
-    text = (STATIC / "css" / "tokens.css").read_text()
+    text = (STATIC / "css" / "tokens.css").read_text(encoding="utf-8")
     light, dark = text.split(':root[data-theme="dark"]')
     for block in (light, light + dark):
         colours = dict(re.findall(r"--(\w[\w-]*): (#[0-9a-f]{6});", block))

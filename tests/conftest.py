@@ -1,0 +1,75 @@
+"""What holds for all tests: nothing of the machine decides how they end; and which of them are slow."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# One thread each: the order of sums and the scratch of kernels do not depend on the number of cores, and processes that
+# test side by side do not wait for each other. Before torch and numpy are imported; what tests start inherits it.
+os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+# A terminal's width and colours, and the language, as nowhere set.
+for variable in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(variable, None)
+os.environ["LC_ALL"] = "C.UTF-8"
+
+HERE = Path(__file__).parent
+SLOW = {
+    HERE / place
+    for place in (
+        # PyTorch and transformers, processes, a server or a browser
+        "oracle", "measure", "train", "web", "formats/test_formats_parsers.py", "test_params.py",
+        "test_param_variants.py", "test_params_hybrid.py", "search/test_sweep_processes.py",
+        "search/test_sweep_ray.py", "paper/test_article5.py", "meta_models.py", "test_defaults.py",
+        # much to compute
+        "search/test_search_arrays.py", "search/test_search_plan.py", "test_equation.py", "test_equation_experts.py",
+        "test_planned_choices.py", "test_docs.py", "formats/test_formats_round_trip.py", "plot",
+    )
+}  # fmt: skip
+"""What `make quick` leaves out."""
+KERNELS = {
+    HERE / place
+    for place in (
+        "oracle/test_autocast.py", "oracle/test_forward_peak.py", "oracle/test_moe_peak.py", "oracle/test_peak.py",
+        "oracle/test_unpadded_attention.py", "measure/test_fused.py", "measure/test_real.py",
+        "measure/test_scratch.py", "measure/test_trace.py", "train/test_padfree_families.py",
+        "train/test_padfree_kernel.py", "train/test_padfree_routes.py", "train/test_padfree_training.py",
+    )
+}  # fmt: skip
+"""Where CPUs differ: peaks of memory, and results to the last digit. `make cpus` runs these as on other CPUs."""
+
+
+def _in(path: Path, places: set[Path]) -> bool:
+    return not places.isdisjoint((path, *path.parents))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes long, or needs PyTorch, a browser or other processes")
+    config.addinivalue_line("markers", "kernels: depends on the kernels that PyTorch chooses for this CPU")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out whole files where that is known, which saves the import of PyTorch."""
+    wanted: Any = config.option.markexpr
+    if wanted == "not slow" and _in(collection_path, SLOW):
+        return True
+    if wanted == "kernels" and collection_path.suffix == ".py" and not _in(collection_path, KERNELS):
+        return True
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark, places in (("slow", SLOW), ("kernels", KERNELS)):
+            if _in(item.path, places):
+                item.add_marker(mark)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now lives to the end: a collection of garbage, of which oracles make many, passes it over."""
+    gc.collect()
+    gc.freeze()
