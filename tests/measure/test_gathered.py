@@ -17,7 +17,7 @@ from loadgauge.estimate.result import Memory
 from loadgauge.measure.distributed import World
 from loadgauge.measure.parallel import Parallel, ParallelJob
 from loadgauge.measure.trace import Trace, trace
-from loadgauge.measure.training import Settings
+from loadgauge.measure.training import ConfigJob, Settings
 from loadgauge.spec.kernels import Dtypes
 from loadgauge.spec.training import TRANSFORMERS, Training, training
 
@@ -110,3 +110,22 @@ def test_selective_checkpointing_leaves_what_is_gathered_alone() -> None:
     )
     assert memory.moment == memory_3.moment == "loss"
     assert peak(memory) - peak(memory_3) == pytest.approx(traced.peak.total - traced_3.peak.total, rel=TOLERANCE)
+
+
+def test_recomputation_can_raise_the_peak_of_few_layers() -> None:
+    """A checkpointed layer is whole at once, its input beside it; one that is not gives back its MLP before that."""
+    keys, kernels = {"num_hidden_layers": 1, "vocab_size": 512}, how("huggingface", "bf16", 3).kernels
+    chosen = msgspec.structs.replace(
+        how("huggingface", "bf16", 3), kernels=msgspec.structs.replace(kernels, attention="eager")
+    )
+    peaks = {}
+    for recompute in ("none", "full"):
+        settings = Settings(
+            optimizer="adamw-fused", precision="bf16", seq_len=1024, attention="eager", checkpointing=recompute
+        )
+        traced = trace(ConfigJob(config(keys), settings), "cuda")
+        layout = Layout(seq_len=1024, recompute=RecomputePolicy(mode=recompute))  # type: ignore[arg-type]
+        memory = estimate(from_dict(config(keys).to_dict()), layout, chosen).memory
+        check(traced, memory)
+        peaks[recompute] = traced.peak.total, peak(memory)
+    assert all(more > less for less, more in zip(*peaks.values(), strict=True))

@@ -179,7 +179,7 @@ def test_fully_sharding_frees_what_stage_2_keeps_gathered(job: Job) -> None:
 @given(jobs())
 def test_more_recomputation_keeps_no_more(job: Job) -> None:
     """What is kept. The peak may rise a little: a layer that runs again is whole at once, while one that does not gives
-    back its MLP before its attention begins (traced: `test_gathered`)."""
+    back its MLP before its attention begins (PyTorch's trace has it too: `test_recomputation_can_raise_the_peak_of_few_layers`)."""
     found = [job.but(recompute=RecomputePolicy.parse(mode)).kept for mode in LESS_TO_MORE]
     for less, more in pairwise(found):
         assert all(after <= before for before, after in zip(less, more, strict=True))

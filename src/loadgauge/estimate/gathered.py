@@ -10,6 +10,9 @@ What PyTorch's FSDP2 holds of one rank's model, layer by layer (source: pytorch,
 - the gradient of a layer comes into being in the compute dtype, is copied to the dtype it is reduced in, and this copy
   stays until the backward of the next layer is over.
 
+One rank gathers nothing; from two on, gathered weights stand beside the shards, so that where most weights are frozen (LoRA)
+a rank of two holds more than one alone.
+
 With pipeline stages, PyTorch reduces gradients after the last micro-batch alone: weights stay gathered and gradients whole.
 
 DeepSpeed's stage 3 keeps gathered weights up to `stage3_max_live_parameters`, and so holds a small model whole beside its

@@ -2,7 +2,11 @@
 
 The forward of the last layer of each kind, which finds the activations of all before it; the loss; the backward of a
 layer of each kind (the last one comes first and finds the most activations, the first one finds the most gradients);
-the embedding's backward; the optimizer step. On a stage of several chunks, for each of them.
+the embedding's backward; the optimizer step. On a stage of several chunks, for each of them. Under FSDP also the layers
+beside the first and the last one, and the reduction of the gradients that are whole until the end of backward.
+
+More recomputation never keeps more, but a stage of few layers may peak a little higher with it: a layer that runs again is
+there whole at once, its input beside it, while one that does not gives back its MLP before its attention runs backward.
 """
 
 from __future__ import annotations
