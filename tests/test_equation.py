@@ -127,6 +127,20 @@ def test_model_states_are_zeros_table(precision: str, by_hand: tuple[Any, ...]) 
     assert all(same(one, by) for one, by in zip(found, by_hand, strict=True))
 
 
+@pytest.mark.parametrize(("precision", "gathered"), [("bf16-mixed-16", 2), ("bf16-autocast", 2), ("fp32", 4)])
+def test_states_say_what_fsdp_holds_at_stage_2(precision: str, gathered: int) -> None:
+    """Shards of all, and gathered weights: as `estimate` counts it for a model that divides."""
+    (found,) = equations("states", precision=precision, zero=2)
+    assert found.validity[1].endswith(f": {gathered} + 16/d in all")
+    spec, ranks = loadgauge.model("llama-3.1-8b"), 8
+    layout = loadgauge.Layout(dp=ranks, zero=2, seq_len=128, global_batch=ranks)
+    memory = loadgauge.estimate(spec, layout, loadgauge.training("torchtitan", precision)).memory
+    loss = next(moment.parts for moment in memory.moments if moment.name == "loss")
+    held = loss["weights"] + loss["optimizer"] + memory.moments[-1].parts["gradients"]
+    assert held == pytest.approx(16 / ranks * 8_030_261_248, rel=1e-6)
+    assert loss["gathered"] == gathered * 8_030_261_248
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_one_zero_stage_on_the_command_line(stage: int) -> None:
     (found,) = document(f"equation states --zero {stage}")["equations"]

@@ -201,7 +201,7 @@ def test_autocast_copies_no_experts_of_transformers() -> None:
     )
     h, layers = spec.hidden_size, spec.num_hidden_layers
     matrices = layers * (4 * h * h + 64 * h) + spec.vocab_size * h
-    assert result.memory.parts["gathered"] == 2 * matrices
+    assert max(moment.parts["gathered"] for moment in result.memory.moments) == 2 * matrices, "all of them, in forward"
 
 
 def test_a_stored_base_is_gathered_as_it_is_stored() -> None:

@@ -187,7 +187,9 @@ def test_zero_3_counts_the_gradient_of_a_layer_once(model: ModelSpec) -> None:
     how = training("torchtitan", "bf16")
     layout = Layout(dp=4, zero=3, global_batch=4, seq_len=256)
     layer = block_layer(model.blocks[0], model.hidden_size, view_of(layout, how))
-    moments = estimate(model, layout, how).memory.moments
-    first = next(moment for moment in moments if moment.name.startswith("backward of layer"))
-    assert first.parts["transient"] == backward_peak(layer) - layer.saved(), "no weight gradient in the working set"
-    assert first.parts["gathered"] >= (2 * 2 + 2 + 4) * layer.params, "two layers, and one gradient on its way"
+    last = model.num_hidden_layers - 1
+    moments = {moment.name: moment.parts for moment in estimate(model, layout, how).memory.moments}
+    first, second = (moments[f"backward of layer {number}"] for number in (last, last - 1))
+    for parts in (first, second):
+        assert parts["transient"] == backward_peak(layer, 2) - layer.saved(), "one in bfloat16, as it comes"
+    assert second["gathered"] - first["gathered"] == 4 * layer.params, "the one before in float32, on its way"

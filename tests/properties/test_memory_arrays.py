@@ -26,7 +26,7 @@ def totals(framework: str, zero: int, pp: int, **sizes: Any) -> list[Any]:
 
 @pytest.mark.parametrize("pp", [1, 2])
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize("framework", ["megatron", "huggingface"])
+@pytest.mark.parametrize("framework", ["megatron", "huggingface", "torchtitan", "deepspeed"])
 def test_an_array_of_layouts(framework: str, zero: int, pp: int) -> None:
     together = totals(framework, zero, pp, **{name: np.array(column, float) for name, column in COLUMNS.items()})
     for index in range(4):

@@ -120,6 +120,11 @@ class Apart:
         return self.moment.phase is Phase.EMBEDDING
 
     @property
+    def at_reduction(self) -> bool:
+        """Whether the peak is where the last whole gradients are reduced."""
+        return self.moment.phase is Phase.REDUCTION
+
+    @property
     def key(self) -> Key | None:
         """The kind of the layer in backward, where the moment is one."""
         forward = self.at_work.work is not None and self.at_work.work.forward
@@ -146,6 +151,7 @@ class Apart:
             zero=self.layout.zero,
             dp=ranks,
             quantised=self.quantised,
+            weights_stage=self.training.framework.weights_stage,
         )
 
     @property

@@ -249,6 +249,12 @@ def _states(precision: str, optimizer: str, zero: int) -> Equation:
     states = model_states(letter("N"), recipe, rule, zero=zero, dp=letter("d"))
     expression = _tidy(states.total / letter("N"))
     notes = ["parameters that divide evenly over the ranks"]
+    shards = model_states(letter("N"), recipe, rule, zero=2, dp=letter("d"), weights_stage=2)
+    gathered = _tidy(shards.total / letter("N") + recipe.compute)
+    notes.append(
+        "ZeRO as DeepSpeed and Megatron have it; at stage 2 FSDP (huggingface, torchtitan) holds shards of all, and weights"
+        f" gathered from forward to backward beside them: {text(gathered)} in all"
+    )
     if rule.factored:
         notes.append("the rows and columns that Adafactor keeps of each matrix are left out")
     keys = tuple(dict.fromkeys(("rajbhandari2019", recipe.source, rule.source)))

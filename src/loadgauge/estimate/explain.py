@@ -10,6 +10,7 @@ import msgspec
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.apart import Apart, Explanation, Key, Step, cited
 from loadgauge.estimate.explain_layers import activations, loss, transient
+from loadgauge.estimate.gathered import by_layer, copies, fully_sharded
 from loadgauge.estimate.memory import PARTS
 from loadgauge.estimate.outside import COMMUNICATOR, CONTEXT, communicators
 from loadgauge.estimate.result import Estimate, When
@@ -71,7 +72,7 @@ def _weights(apart: Apart) -> Explanation:
     stored, low = base_format(apart.quantised), precision.products
     each = f"{precision.weight} B" if stored is None else stored.words
     for where, count, ranks in apart.groups():
-        over = apart.over(ranks, 3)
+        over = apart.over(ranks, apart.training.framework.weights_stage)
         plain, base = WeightCount(trainable=count.trainable, frozen=count.frozen), WeightCount(base=count.base)
         what = f"{plain.total:,} parameters{where} x {precision.weight} B{over}"
         steps.append(Step(what, apart.states(plain, ranks).weights))
@@ -84,9 +85,10 @@ def _weights(apart: Apart) -> Explanation:
                 f"{count.quantised:,} of them{where} in {low.format}, by rows and by columns, {low.weight_element:g} B"
             )
             steps.append(Step(what + less, apart.states(WeightCount(quantised=count.quantised), ranks).weights))
+    stages = "ZeRO 3" if apart.training.framework.weights_stage == 3 else "ZeRO 2 and 3 (FSDP)"
     adapters = () if apart.training.lora is None else ("hu2021", *(() if stored is None else (stored.source,)))
     return apart.explanation(
-        "parameters on the rank x bytes per parameter, sharded over the data-parallel ranks by ZeRO 3",
+        f"parameters on the rank x bytes per parameter, sharded over the data-parallel ranks by {stages}",
         tuple(steps),
         sources=cited(precision.source, "rajbhandari2019", *adapters),
         notes=(_parameters(apart),),
@@ -96,10 +98,17 @@ def _weights(apart: Apart) -> Explanation:
 def _gradients(apart: Apart) -> Explanation:
     precision = apart.training.precision
     accumulating = apart.layout.num_microbatches > 1
-    whole = not apart.facts.lazy or accumulating or apart.at_step or apart.at_embedding
-    if whole:
+    facts, fsdp = apart.facts, fully_sharded(apart.facts) and apart.layout.zero_ranks > 1
+    over_layers = apart.at_embedding or apart.at_reduction
+    whole = not facts.lazy or accumulating or apart.at_step or over_layers
+    unreduced = RankWeights()
+    if fsdp and not by_layer(facts) and not apart.at_step:
+        pieces = []  # whole ones, among the gathered copies
+    elif whole:
         pieces = [("all of the rank", apart.weights)]
-        if accumulating and apart.facts.lazy and apart.key is not None and apart.stage.last:
+        if fsdp and over_layers and not accumulating:
+            unreduced = apart.ends
+        if accumulating and facts.lazy and not fsdp and apart.key is not None and apart.stage.last:
             tied = RankWeights.of(tuple(weight for one in apart.facts.head for weight in one.borrows))
             pieces.append(("the tied table's new gradient, not summed yet", tied))
     elif apart.key is None:
@@ -108,7 +117,7 @@ def _gradients(apart: Apart) -> Explanation:
         held = (
             [weight for one in apart.facts.head for weight in (*one.weights, *one.borrows)] if apart.stage.last else []
         )
-        head = RankWeights.of(tuple(held))
+        head = RankWeights.of(() if fsdp else tuple(held))
         if apart.facts.prediction is not None and apart.stage.last:
             head = head + apart.facts.prediction.weights
         done = sum(apart.done.values())
@@ -121,6 +130,10 @@ def _gradients(apart: Apart) -> Explanation:
         )
         for what, count in pieces
     ]
+    what = (
+        f"{unreduced.all.trainable:,} parameters (embedding and head, not reduced yet) x {precision.gradient} B{over}"
+    )
+    steps.append(Step(what, -facts.states(unreduced).gradients))
     note = "gradients are held through the whole step" if whole else "gradients come into being during backward"
     return apart.explanation(
         "trainable parameters that have a gradient at this moment x bytes, sharded by ZeRO 2 and 3",
@@ -161,8 +174,8 @@ def _moments(apart: Apart) -> str:
 
 
 def _gathered(apart: Apart) -> Explanation:
-    layer = None if apart.key is None else apart.facts.facts[apart.key].weights
-    terms = {} if apart.at_step else apart.facts.gathered_terms(apart.weights, apart.ends, layer)
+    point = apart.at_work.point
+    terms = {} if point is None else copies(apart.facts, apart.stage, point)
     return apart.explanation(
         "copies beside the model states, as the framework makes them",
         tuple(Step(what, nbytes) for what, nbytes in terms.items()),

@@ -9,8 +9,8 @@ from typing import Any
 from loadgauge.algebra import Size, ceil_div
 from loadgauge.estimate.apart import Apart, Explanation, Formula, Kept, Key, Step
 from loadgauge.estimate.flight import Work
+from loadgauge.estimate.gathered import head_apart
 from loadgauge.estimate.letters import MEANING, letter, lettered_block, lettered_ends, lettered_view, put_in, text
-from loadgauge.estimate.live import backward_peak, forward_peak
 from loadgauge.estimate.memory import Prediction
 from loadgauge.estimate.moments import Phase
 from loadgauge.estimate.recompute import applied
@@ -114,10 +114,11 @@ def loss(apart: Apart) -> Explanation:
     what = f"{waits:g} that wait for the gradient of the head's weights x {one.head_waiting:,} B"
     steps.append(Step(what, waits * one.head_waiting))
     if apart.moment.phase is Phase.LOSS:
-        gradient = apart.training.precision.gradient if facts.lazy else 0
-        forward, backward = forward_peak(facts.head), backward_peak(facts.head, gradient)
-        which = "forward" if forward >= backward else "backward"
-        steps.append(Step(f"the largest set alive at once in the head's {which}", facts.head_working))
+        point, forward, backward = apart.at_work.point, facts.head_forming, facts.head_backward
+        chosen = None if point is None or not head_apart(facts) else {"head": True, "loss": False}.get(point.doing)
+        is_forward = forward >= backward if chosen is None else chosen
+        which, nbytes = ("forward", forward) if is_forward else ("backward", backward)
+        steps.append(Step(f"the largest set alive at once in the head's {which}", nbytes))
     ends, view = lettered_ends(apart.model), lettered_view(apart.view, ragged=apart.layout.tokens is not None)
     kept = head_layer(ends.what, view.what).saved()
     return apart.explanation(
@@ -142,6 +143,9 @@ def transient(apart: Apart) -> Explanation:
             Step("the gradient of the embedding's output", output),
         ]
         return apart.explanation("temporaries of the backward of the embedding", tuple(steps))
+    if apart.at_reduction:
+        what = "whole gradients of the unit that is reduced, as they came and in the dtype of the reduction"
+        return apart.explanation("temporaries of the reduction of gradients", (Step(what, apart.moment.parts["transient"]),))
     key, group = apart.at_work.key, apart.layout.recompute.group
     if key is None:
         rule = "temporaries of the optimizer step" if apart.at_step else "nothing at this moment"
@@ -151,7 +155,9 @@ def transient(apart: Apart) -> Explanation:
     walked = "walked operation by operation, as autograd makes and drops its tensors"
     kept = Step("of it, held for the backward (counted under activations)", -facts.kept)
     if work is not None and work.forward:
-        largest = Step(f"the largest set alive at once in the forward of one {apart.kind(key)}", facts.forming)
+        position = apart.stage.chunks[work.chunk].stop - 1 - sum(apart.at_work.gone.values())
+        forming, what = apart.facts.forming(apart.stage, position), f"the forward of one {apart.kind(key)}"
+        largest = Step(f"the largest set alive at once in {what}, or while its weights are gathered", forming)
         around = Step("held by the model's forward: masks, the embedding's output", apart.facts.around(apart.stage))
         rule = "temporaries of the forward of one layer"
         return apart.explanation(rule, (largest, kept, around), sources=(walked,))

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
-from loadgauge.algebra import Size, ceil_div, maximum, minimum, same, where
+from loadgauge.algebra import Size, ceil_div, maximum, same, where
 from loadgauge.estimate.flight import waiting, works
+from loadgauge.estimate.gathered import At, by_layer, copies, fully_sharded
 from loadgauge.estimate.live import backward_peak, forward_peak
 from loadgauge.estimate.moments import PARTS, Moment, StageAtWork
 from loadgauge.estimate.recompute import applied
@@ -25,29 +27,28 @@ from loadgauge.spec.training import Training
 
 __all__ = ["PARTS", "LayerFacts", "MemoryModel", "Moment", "Stage", "stages"]
 
-LIVE_PARAMETERS = 10**9
-"""Parameters DeepSpeed's ZeRO-3 keeps gathered at most (`stage3_max_live_parameters`)."""
-
 
 class LayerFacts(msgspec.Struct, frozen=True):
     """What one layer needs, once per micro-batch, and its weights.
 
     kept: bytes held from forward to backward; waiting: what the gradients of the weights need, where they come later
-    forming, working: the largest set alive in its forward and in its backward, what it keeps included
+    entering: its input; forming, working: the largest set alive in its forward and in its backward, what it keeps included
     """
 
     layer: Layer
     recompute: Recompute
     kept: Size
     waiting: Size
+    entering: Size
     forming: Size
     working: Size
     weights: RankWeights
 
     @classmethod
     def of(cls, layer: Layer, recompute: Recompute, working: Size, waits: Size) -> LayerFacts:
+        entering = next((tensor.nbytes for one in layer for tensor in one.inputs if tensor.name == "input"), 0)
         return cls(
-            layer, recompute, layer.saved(recompute), waits, forward_peak(layer, recompute, ("input",)), working,
+            layer, recompute, layer.saved(recompute), waits, entering, forward_peak(layer, recompute, ("input",)), working,
             RankWeights.of(layer.weights),
         )  # fmt: skip
 
@@ -107,7 +108,11 @@ class MemoryModel:
         self.head_kept = self.head.saved()
         self.placeholders = self._placeholders()
         self.prediction = self._prediction() if model.mtp_layers else None
-        self.head_working = maximum(forward_peak(self.head), self.backward(self.head, NOTHING))
+        self.head_forming, self.head_backward = forward_peak(self.head), self.backward(self.head, NOTHING)
+        self.head_working = maximum(self.head_forming, self.head_backward)
+        borrowed = [weight for operation in self.head for weight in operation.borrows]
+        self.tied_matrices = sum(weight.numel for weight in borrowed)
+        self.head_trainable = sum(weight.numel for weight in (*self.head.weights, *borrowed) if weight.trainable)
 
     def block_layers(self) -> list[Layer]:
         """The operations of each of the model's blocks."""
@@ -117,6 +122,11 @@ class MemoryModel:
         """The operations of the embedding and of the head."""
         holds_table = not self.layout.ends_together
         return embedding_layer(self.model, self.view), head_layer(self.model, self.view, holds_table=holds_table)
+
+    @property
+    def sharded(self) -> Any:
+        """Whether there are several ranks to shard over."""
+        return self.layout.zero_ranks > 1
 
     def weights_of(self, layer: Layer) -> RankWeights:
         """The weights of a layer on this rank, by the group that ZeRO shards them over."""
@@ -129,9 +139,20 @@ class MemoryModel:
             # Each weight's gradient is a tensor of its own until it is added to the buffer.
             compute, split = self.training.precision.compute, self.layout.splits_backward
             return backward_peak(layer, compute, recompute, accumulating=True, split=split)
-        if self.layout.zero == 3 and not same(self.layout.zero_ranks, 1):
-            # What is not sharded yet of it is among `gathered_terms`.
-            gradient = 0
+        split = self.layout.splits_backward
+        if fully_sharded(self) and not same(self.layout.zero_ranks, 1):
+            # Whole until it is reduced (what that makes of it is among the `copies`). A pipeline adds it to that of the
+            # micro-batches before: as it comes into being, or when it is cast to another dtype.
+            precision = self.training.precision
+            accumulating = self.layout.pp > 1 and precision.compute == precision.gradient
+            sharded = backward_peak(layer, precision.compute, recompute, accumulating=accumulating, split=split)
+            if self.sharded is True:
+                return sharded
+            return where(self.sharded, sharded, self._backward_whole(layer, gradient, recompute))
+        return self._backward_whole(layer, gradient, recompute)
+
+    def _backward_whole(self, layer: Layer, gradient: int, recompute: Recompute) -> Size:
+        """The same where gradients are not sharded as they come."""
         split = self.layout.splits_backward
         once = backward_peak(layer, gradient, recompute, split=split)
         if not gradient:
@@ -262,12 +283,15 @@ class MemoryModel:
         # A tied table has its gradient from the head on.
         tied = RankWeights.of(tuple(weight for operation in self.head for weight in operation.borrows))
         head = RankWeights.of(self.head.weights) + tied
-        if self.prediction is not None:
-            head = head + self.prediction.weights
-        gradients = [self.states(part).gradients if stage.last else 0 for part in (head, tied)]
+        extra = RankWeights() if self.prediction is None else self.prediction.weights
+        gradients: list[Size] = [self.states(part).gradients if stage.last else 0 for part in (head + extra, tied)]
+        if fully_sharded(self):
+            # One unit with the embedding: its gradients are whole until the end of backward, among the copies.
+            reduced = (self.states(extra).gradients if stage.last else 0, 0)
+            gradients = [where(self.sharded, *both) for both in zip(reduced, gradients, strict=True)]
         found = self.units(stage), weights, self.states(weights), *gradients
-        self._weighed[key] = found  # type: ignore[assignment]
-        return found  # type: ignore[return-value]
+        self._weighed[key] = found
+        return found
 
     def moments(self, stage: Stage) -> Iterator[Moment]:
         """The moments of a step on one rank of a stage."""
@@ -279,11 +303,10 @@ class MemoryModel:
         step: Size = 0
         if framework.foreach_step:
             step = states.weights
-        if framework.name == "deepspeed" and self.training.precision.master and layout.zero:
+        if framework.float32_step and self.training.precision.master:
             # The 16-bit gradients of the rank's share are copied to float32 for the update.
-            step = 4 * (
-                weights.dense.trainable / layout.zero_ranks + weights.expert.trainable / layout.expert_zero_ranks
-            )
+            ranks, expert_ranks = (layout.zero_ranks, layout.expert_zero_ranks) if layout.zero else (1, 1)
+            step = 4 * (weights.dense.trainable / ranks + weights.expert.trainable / expert_ranks)
         return step
 
     @property
@@ -308,7 +331,7 @@ class MemoryModel:
         seen: set[Key] = set()
         places = range(chunk.start, chunk.stop)
         for position in reversed(places) if order == "last" else places:
-            key = (stage.kind(position), self.repeated(stage, position))
+            key = self.key(stage, position)
             if key not in seen:
                 seen.add(key)
                 yield key, position
@@ -323,55 +346,31 @@ class MemoryModel:
             return model_states(
                 part, training.precision, training.optimizer, zero=layout.zero, dp=ranks,
                 quantised=training.lora is not None and training.lora.quantised,
+                weights_stage=training.framework.weights_stage,
             )  # fmt: skip
 
         dense = of(count.dense, layout.zero_ranks)
         return dense if not self.has_experts else dense + of(count.expert, layout.expert_zero_ranks)
 
-    def gathered(self, held: RankWeights, ends: RankWeights, layer: RankWeights | None) -> Size:
-        """Bytes of `gathered_terms`, all together."""
-        return sum(self.gathered_terms(held, ends, layer).values())
+    def gathered(self, stage: Stage, point: At) -> Size:
+        """Bytes of all copies beside the states at a point of the step (`copies`)."""
+        return sum(copies(self, stage, point).values())
 
-    def gathered_terms(self, held: RankWeights, ends: RankWeights, layer: RankWeights | None) -> dict[str, Size]:
-        """Copies beside the states: gathered layers, unsharded gradients, communication buckets, 16-bit weight copies.
+    def gathered_bytes(self, weights: RankWeights) -> Size:
+        """Bytes of weights that are gathered over their ranks, a quantised base as it is stored."""
+        lora = self.training.lora
+        return gathered_bytes(weights.all, self.training.precision, lora is not None and lora.quantised)
 
-        `layer`: the one in backward, or None at the loss. Each term by what it is.
-        """
-        weights, block = held.all, None if layer is None else layer.all
-        layout, framework, precision = self.layout, self.training.framework, self.training.precision
-        shared = where(layout.zero_ranks > 1, 1, 0)
-        compute, gradient = precision.compute, precision.gradient
-        base = self.training.lora is not None and self.training.lora.quantised
-        terms: dict[str, Size] = {}
-        if framework.name == "deepspeed":
-            if layout.zero == 3:
-                terms["gathered weights"] = shared * compute * minimum(weights.total, LIVE_PARAMETERS)
-            if layout.zero:
-                terms["communication buckets"] = shared * 2 * gradient * minimum(weights.trainable, framework.buckets)
-            return terms
-        if layout.zero == 3 and layout.pp > 1 and framework.name == "torchtitan":
-            # It does not shard again between micro-batches: weights stay gathered, and gradients are summed whole.
-            terms["gathered weights of the stage"] = shared * gathered_bytes(weights, precision, base)
-            terms["unsharded gradients of the stage"] = shared * 4 * weights.trainable
-            return terms
-        if layout.zero == 3:
-            # One layer in use and the next one on its way; the head's unit stays gathered (source: pytorch, FSDP2).
-            largest: Size = 0
-            for facts in self.facts.values():
-                largest = maximum(largest, gathered_bytes(facts.weights.all, precision, base))
-            terms["gathered embedding and head"] = shared * gathered_bytes(ends.all, precision, base)
-            terms["two gathered layers"] = shared * 2 * largest
-            if block is not None:
-                # Its gradient in the compute dtype, and in float32 on the way to its shards.
-                terms["unsharded gradient of one layer"] = shared * (compute + 4) * block.trainable
-            return terms
-        if layout.zero == 2 and framework.name != "megatron":
-            return {"16-bit weights": shared * gathered_bytes(weights, precision, base)}
-        if precision.autocast:
-            tied = sum(weight.numel for operation in self.head for weight in operation.borrows)
-            terms["16-bit copies of the weights"] = compute * (weights.matrices + tied)
-        if not same(self.placeholders, 0):
-            terms["placeholders of weights' gradients"] = self.placeholders
-        if layout.zero == 0 and framework.ddp_copies:
-            terms["gradient buckets of data parallelism"] = shared * gradient * weights.trainable
-        return terms
+    def forming(self, stage: Stage, position: int) -> Size:
+        """The largest set alive in the forward of a layer, what it keeps included."""
+        facts = self.facts[self.key(stage, position)]
+        if not by_layer(self):
+            return facts.forming
+        # While the layer is gathered, the buffer of what was before it is there still, and of its own but its input.
+        first = position == stage.start
+        before = self.gathered_bytes(self.units(stage) if first else self.facts[self.key(stage, position - 1)].weights)
+        return maximum(facts.forming, where(self.sharded, before, 0) + facts.entering)
+
+    def key(self, stage: Stage, position: int) -> Key:
+        """The kind of the layer at `position`, and whether it runs again in backward."""
+        return stage.kind(position), self.repeated(stage, position)

@@ -2,7 +2,11 @@
 
 The forward of the last layer of each kind, which finds the activations of all before it; the loss; the backward of a
 layer of each kind (the last one comes first and finds the most activations, the first one finds the most gradients);
-the embedding's backward; the optimizer step. On a stage of several chunks, for each of them.
+the embedding's backward; the optimizer step. On a stage of several chunks, for each of them. Under FSDP also the layers
+beside the first and the last one, and the reduction of the gradients that are whole until the end of backward.
+
+More recomputation never keeps more, but a stage of few layers may peak a little higher with it: a layer that runs again is
+there whole at once, its input beside it, while one that does not gives back its MLP before its attention runs backward.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadgauge.algebra import Size, where
+from loadgauge.algebra import Size, maximum, where
 from loadgauge.estimate.flight import Work, heaviest
+from loadgauge.estimate.gathered import At, Pass, at, by_layer, fully_sharded, head_apart
 from loadgauge.estimate.stages import Chunk, Key, Stage
 from loadgauge.estimate.states import RankWeights
 
@@ -34,6 +39,8 @@ class Phase(StrEnum):
     BACKWARD = "backward"
     EMBEDDING = "embedding"
     """The backward of the embedding."""
+    REDUCTION = "reduction"
+    """The reduction of the gradients that are whole until the end of backward (FSDP)."""
     STEP = "step"
     """The optimizer step."""
 
@@ -48,6 +55,7 @@ class Moment(msgspec.Struct, frozen=True):
 
     position: the layer in backward, where the moment is one's; work: what the stage does; key: the kind of layer at work
     gone: layers of its chunk that this micro-batch has not come to yet, or that its backward is through with
+    point: where that is among the gathered copies
     """
 
     name: str
@@ -57,6 +65,7 @@ class Moment(msgspec.Struct, frozen=True):
     work: Work | None = None
     key: Key | None = None
     gone: dict[Key, int] = {}
+    point: At | None = None
 
     @property
     def total(self) -> Size:
@@ -80,6 +89,10 @@ class StageAtWork:
         """All of them, in the order in which a micro-batch comes to them."""
         forwards, backwards = self.fullest(True), self.fullest(False)
         for work in forwards:
+            if by_layer(self.memory) and self.stage.stop - self.stage.start > 1:
+                # Beside the first layer stands the buffer that the embedding and the head were gathered in.
+                place = self.stage.start
+                yield self.forward(work, self.memory.key(self.stage, place), place)
             for key, position in self.memory.positions(self.stage, self.chunk(work), "last"):
                 yield self.forward(work, key, position)
         # The head runs backward as soon as it has run forward; a split backward may find more that waits.
@@ -93,9 +106,18 @@ class StageAtWork:
             for work in reversed(backwards):
                 for key, position in self.memory.positions(self.stage, self.chunk(work), order):
                     yield self.backward(work, key, position, order)
+        if fully_sharded(self.memory) and self.layout.pp > 1:
+            yield self.at_reduction()
         for work in backwards:
+            if by_layer(self.memory):
+                # The last layer finds no gradient on its way to its shards, the first one no layer gathered ahead.
+                for place in sorted({self.stage.stop - 2, self.stage.start + 1}, reverse=True):
+                    if self.stage.start < place < self.stage.stop - 1:
+                        yield self.backward(work, self.memory.key(self.stage, place), place)
             if self.chunk(work).first:
                 yield self.at_embedding(work)
+                if by_layer(self.memory):
+                    yield self.at_ends(work)
         yield self.at_step()
 
     def chunk(self, work: Work) -> Chunk:
@@ -131,18 +153,29 @@ class StageAtWork:
 
     # -- what a moment is made of -------------------------------------------------------------------------------------
 
-    def at(self, name: str, phase: Phase, work: Work | None = None, **parts: Size) -> Moment:
-        """A moment with these parts beside the model states."""
+    def at(self, name: str, phase: Phase, work: Work | None = None, point: At | None = None, **parts: Size) -> Moment:
+        """A moment with these parts beside the model states, and with the copies that are there at a point."""
         every: dict[str, Size] = dict.fromkeys(PARTS, 0)
         every.update((part, getattr(self.states, part)) for part in ("weights", "gradients", "optimizer"))
+        if point is not None:
+            every["gathered"] = self.memory.gathered(self.stage, point)
         every.update(parts)
         every.update(dict.fromkeys(self.memory.offloaded, 0))
-        return Moment(name, phase, every, work=work)
+        return Moment(name, phase, every, work=work, point=point)
+
+    def point(self, doing: Pass, position: int | None = None) -> At:
+        """Where a pass finds its copies."""
+        return at(self.memory, self.stage, doing, position)
 
     def gradients(self, grown: Size, unsummed: Size = 0) -> Size:
         """Bytes of gradients where `grown` are those of this backward so far, `unsummed` not added to the rest yet."""
         if not self.memory.lazy:
             return self.states.gradients
+        if fully_sharded(self.memory) and self.layout.pp > 1:
+            # Shards come with the reduction after the last micro-batch; until then gradients are whole, among the copies.
+            grown, unsummed = (where(self.memory.sharded, 0, nbytes) for nbytes in (grown, unsummed))
+            whole = where(self.memory.sharded, 0, self.states.gradients)
+            return where(self.accumulating, whole + unsummed, grown)
         return where(self.accumulating, self.states.gradients + unsummed, grown)
 
     def held(self, work: Work, gone: dict[Key, int], *, at_head: bool = False) -> dict[str, Size]:
@@ -176,24 +209,33 @@ class StageAtWork:
             self.name("forward", "last", work, position),
             Phase.FORWARD,
             work,
+            self.point("forward", position),
             gradients=self.gradients(0),
-            gathered=memory.gathered(self.weights, self.ends, None),
-            transient=facts.forming - facts.kept + self.around,
+            transient=memory.forming(self.stage, position) - facts.kept + self.around,
             **self.held(work, ahead),
         )
         return msgspec.structs.replace(found, key=key, gone=ahead)
 
     def at_loss(self, work: Work) -> Moment:
         """The head, forward or backward, for one micro-batch."""
-        held, extra = self.held(work, {}, at_head=True), self.memory.prediction
+        memory, held, extra = self.memory, self.held(work, {}, at_head=True), self.memory.prediction
+        working, point, parts = memory.head_working, self.point("loss"), {}
+        if head_apart(memory):
+            forward = self.point("head")
+            ahead, back = memory.gathered(self.stage, forward), memory.gathered(self.stage, point)
+            is_forward = ahead + memory.head_forming > back + memory.head_backward
+            working = where(is_forward, memory.head_forming, memory.head_backward)
+            parts["gathered"] = where(is_forward, ahead, back)
+            point = forward if is_forward is True else point
         return self.at(
             "loss",
             Phase.LOSS,
             work,
+            point,
             gradients=self.gradients(0),
-            gathered=self.memory.gathered(self.weights, self.ends, None),
             activations=held["activations"],
-            loss=held["loss"] + self.memory.head_working + (0 if extra is None else extra.head),
+            loss=held["loss"] + working + (0 if extra is None else extra.head),
+            **parts,
         )
 
     def predicted(self, work: Work, extra: Prediction) -> Moment:
@@ -205,15 +247,15 @@ class StageAtWork:
             "backward of multi-token prediction",
             Phase.PREDICTION,
             work,
+            self.point("prediction"),
             gradients=self.gradients(self.head_gradients, self.pending),
-            gathered=self.memory.gathered(self.weights, self.ends, facts.weights),
             transient=facts.working - facts.kept,
             activations=held["activations"],
             loss=held["loss"] + left,
         )
         return msgspec.structs.replace(found, key=extra.key)
 
-    def backward(self, work: Work, key: Key, position: int, order: str) -> Moment:
+    def backward(self, work: Work, key: Key, position: int, order: str = "") -> Moment:
         """The backward of the last (or first) layer of a kind: those behind it have given back what they kept."""
         memory, facts, stop = self.memory, self.memory.facts[key], self.chunk(work).stop
         behind = memory.counts(self.stage, position + 1, stop)
@@ -229,8 +271,8 @@ class StageAtWork:
             self.name("backward", order, work, position),
             Phase.BACKWARD,
             work,
+            self.point("backward", position),
             gradients=self.gradients(grown, self.pending),
-            gathered=memory.gathered(self.weights, self.ends, facts.weights),
             transient=transient,
             **self.held(work, behind),
         )
@@ -240,19 +282,63 @@ class StageAtWork:
         """The backward of the embedding, when the layers behind it are done."""
         memory, chunk = self.memory, self.chunk(work)
         counts = memory.counts(self.stage, chunk.start, chunk.stop)
-        # Beside the token table's gradient stand a new one where it is added to or sharded, and of a tied table
-        # the head's part and the sum of both.
         table = RankWeights.of(memory.embedding.operations[0].weights).all.trainable
-        new = 1 if self.layout.zero >= 2 or not memory.lazy else where(self.accumulating, 1, 0)
-        copies = new + (2 if memory.lazy and any(operation.borrows for operation in memory.head) else 0)
-        precision = memory.training.precision
-        itemsize = precision.compute if self.layout.zero == 3 else precision.weight
+        tied, precision = any(operation.borrows for operation in memory.head), memory.training.precision
+        # Beside the token table's gradient stand a new one where it is added to or sharded, and of a tied table the head's
+        # part and the sum of both.
+        adds = where(self.accumulating, 1, 0) if memory.lazy else 1
+        itemsize = precision.compute if self.layout.zero == 3 and not memory.lazy else precision.weight
+        new: Size = itemsize * (adds + (2 if memory.lazy and tied else 0))
+        if fully_sharded(memory):
+            # A whole gradient, and of a tied table the sum with the head's part, which is among the copies.
+            new = where(self.memory.sharded, precision.compute * (2 if tied else 1), new)
         found = self.at(
             "backward of the embedding",
             Phase.EMBEDDING,
             work,
-            gathered=memory.gathered(self.weights, self.ends, None),
-            transient=copies * itemsize * table + memory.embedding.operations[-1].outputs[0].nbytes,
+            self.point("embedding"),
+            gradients=self.gradients(self.reduced()),
+            transient=new * table + memory.embedding.operations[-1].outputs[0].nbytes,
+            **self.held(work, counts),
+        )
+        return msgspec.structs.replace(found, gone=counts)
+
+    def at_reduction(self) -> Moment:
+        """The first unit of whole gradients that is reduced after the last micro-batch of a pipeline, its weights freed."""
+        memory, precision = self.memory, self.memory.training.precision
+        largest = memory.weighed(self.stage)[0].all.trainable
+        for key in memory.counts(self.stage, self.stage.start, self.stage.stop):
+            largest = maximum(largest, memory.facts[key].weights.all.trainable)
+        return self.at(
+            "reduction of the stage's gradients",
+            Phase.REDUCTION,
+            None,
+            self.point("ends"),
+            gradients=self.gradients(0),
+            transient=where(self.memory.sharded, maximum(precision.gradient - precision.compute, 0) * largest, 0),
+        )
+
+    def reduced(self) -> Size:
+        """Bytes of gradients when the backward of all layers is over: under FSDP those of the ends are not reduced yet."""
+        if not by_layer(self.memory):
+            return self.states.gradients
+        own = self.memory.states(self.memory.weighed(self.stage)[0]).gradients
+        return self.states.gradients - where(self.memory.sharded, own, 0)
+
+    def at_ends(self, work: Work) -> Moment:
+        """The gradients of embedding and head, whole, on their way to their shards when backward is over."""
+        memory, chunk = self.memory, self.chunk(work)
+        counts = memory.counts(self.stage, chunk.start, chunk.stop)
+        precision, trainable = memory.training.precision, memory.weighed(self.stage)[0].all.trainable
+        several = where(self.memory.sharded, 1, 0)
+        found = self.at(
+            "reduction of the gradients of embedding and head",
+            Phase.REDUCTION,
+            work,
+            self.point("ends"),
+            gradients=self.gradients(self.reduced()),
+            # In the compute dtype, and in the one that they are reduced in.
+            transient=several * (precision.compute + precision.gradient) * trainable,
             **self.held(work, counts),
         )
         return msgspec.structs.replace(found, gone=counts)

@@ -114,12 +114,14 @@ def model_states(
     zero: int = 0,
     dp: Size = 1,
     quantised: bool | str = False,
+    weights_stage: int = 3,
 ) -> States:
     """Bytes of weights, gradients and optimizer states on one rank (source: rajbhandari2019, section 3; megatron-lm).
 
     `count` is a number of trainable parameters on the rank before ZeRO, or a `WeightCount`. Stage 1 shards the optimizer
     part over `dp` ranks, stage 2 the gradients too, stage 3 the weights as well; the largest share is returned.
-    `quantised`: the format of the frozen base (`Lora.quantised`).
+    `quantised`: the format of the frozen base (`Lora.quantised`). `weights_stage`: the stage from which on weights are
+    held in shards (`Framework.weights_stage`): 2 for FSDP, whose gathered copies are no part of the states.
 
     ZeRO's own example, 7.5 B parameters on 64 ranks: 120, 31.4, 16.6 and 1.9 GB.
 
@@ -127,6 +129,8 @@ def model_states(
     >>> mixed = PRECISIONS["bf16-mixed-16"]
     >>> [round(model_states(7_500_000_000, mixed, zero=stage, dp=64).total / 1e9, 1) for stage in (0, 1, 2, 3)]
     [120.0, 31.4, 16.6, 1.9]
+    >>> round(model_states(7_500_000_000, mixed, zero=2, dp=64, weights_stage=2).total / 1e9, 1)
+    1.9
     """
     if zero not in (0, 1, 2, 3):
         raise ConfigError(f"zero must be 0, 1, 2 or 3, got {zero!r}", key="zero")
@@ -147,11 +151,13 @@ def model_states(
     low = precision.products
     copies: Size = 0
     if low is not None and low.weights == "instead":
-        copies = 2 * low.weight_element * share(whole.quantised, 3) - precision.weight * share(whole.quantised, 3)
-    elif low is not None and low.weights == "beside" and zero < 3:
+        copies = (2 * low.weight_element - precision.weight) * share(whole.quantised, weights_stage)
+    elif low is not None and low.weights == "beside" and zero < weights_stage:
         copies = 2 * low.weight_element * whole.quantised
     return States(
-        weights=precision.weight * share(trainable + whole.frozen, 3) + base * share(whole.base, 3) + copies,
+        weights=precision.weight * share(trainable + whole.frozen, weights_stage)
+        + base * share(whole.base, weights_stage)
+        + copies,
         gradients=precision.gradient * share(trainable, 2),
         optimizer=states,
     )

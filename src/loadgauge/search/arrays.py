@@ -181,7 +181,7 @@ class GridReading:
             structure.recompute,
             structure.splits,
             layout.ends_together,
-            (structure.pp, structure.zero == 3) if lazy else 0,
+            (structure.pp, structure.zero >= 2) if lazy else 0,
         )
 
     def memory(self, structure: Structure, layout: Layout) -> ArrayMemory:
@@ -243,7 +243,7 @@ class GridReading:
             return found
 
         found: dict[object, Peak] = self.in_pipeline(("peaks", key), make)
-        if memory.shares and memory.layout.zero < 3:
+        if memory.shares and memory.layout.zero < 2:
             found = self.in_pipeline(("peaks", key, "whole"), lambda: without_layers(found))
         return found
 

@@ -15,6 +15,7 @@ import msgspec
 
 from loadgauge.algebra import Size
 from loadgauge.estimate.flight import Work, works
+from loadgauge.estimate.gathered import At
 from loadgauge.estimate.memory import ChunkBytes, MemoryModel
 from loadgauge.estimate.moments import PARTS, Moment, StageAtWork
 from loadgauge.estimate.stages import Chunk, Stage
@@ -47,9 +48,9 @@ class SomeBatches(Layout, frozen=True, kw_only=True):
 
 
 class Later(NamedTuple):
-    """What is gathered while a layer runs backward (None: before), to be worked out for each ZeRO stage."""
+    """What is gathered at a point of the step, to be worked out for each ZeRO stage."""
 
-    layer: RankWeights | None
+    point: At
 
 
 class ArrayMemory(MemoryModel):
@@ -92,10 +93,15 @@ class ArrayMemory(MemoryModel):
         return other
 
     @property
+    def sharded(self) -> Any:
+        """Whether there are several ranks to shard over; no search looks at ZeRO over one."""
+        return True if self.layout.zero else super().sharded
+
+    @property
     def shares(self) -> bool:
         """Whether all that is not a state is the same for all ZeRO stages."""
         framework, precision = self.training.framework, self.training.precision
-        apart = self.lazy or framework.foreach_step or framework.name == "deepspeed"
+        apart = self.lazy or framework.foreach_step or framework.float32_step
         return not apart and precision.compute == precision.weight
 
     def block_layers(self) -> list[Layer]:
@@ -142,26 +148,23 @@ class ArrayMemory(MemoryModel):
         found: tuple[RankWeights, RankWeights, States, Size, Size] = self.weighing[key]
         return found
 
-    def gathered(self, held: RankWeights, ends: RankWeights, layer: RankWeights | None) -> Size:
+    def gathered(self, stage: Stage, point: At) -> Size:
         """Bytes of all copies beside the states."""
         if self.later:
-            return Later(layer)
-        if self.layout.zero < 3:
-            layer = None  # only ZeRO-3 gathers layer by layer
-        # The objects are kept with the value, so that their numbers stay theirs.
-        key = "gathered", id(held), id(ends), id(layer)
+            return Later(point)
+        key = "gathered", weights_key(stage), point
         if key not in self.weighing:
-            self.weighing[key] = super().gathered(held, ends, layer), held, ends, layer
-        return self.weighing[key][0]
+            self.weighing[key] = super().gathered(stage, point)
+        return self.weighing[key]
 
-    def states_at(self, stage: Stage, layer: RankWeights | None) -> Size:
-        """Bytes of all states of a stage on the device, and of what is gathered while that layer runs backward."""
-        key = "states", weights_key(stage), id(layer)
+    def states_at(self, stage: Stage, point: At) -> Size:
+        """Bytes of all states of a stage on the device, and of what is gathered at a point of the step."""
+        key = "states", weights_key(stage), point
         if key not in self.weighing:
-            ends, weights, states, _, _ = self.weighed(stage)
+            _, _, states, _, _ = self.weighed(stage)
             parts = [getattr(states, part) for part in STATES[:3] if part not in self.offloaded]
-            self.weighing[key] = sum(parts) + self.gathered(weights, ends, layer), layer
-        return self.weighing[key][0]
+            self.weighing[key] = sum(parts) + self.gathered(stage, point)
+        return self.weighing[key]
 
 
 def weights_key(stage: Stage) -> tuple[object, ...]:
@@ -227,7 +230,7 @@ class ArrayStage(StageAtWork):
 class Peak(NamedTuple):
     """The most that moments with the same states hold beside them; -infinity where other moments are meant.
 
-    states: bytes of the states, or where to work them out: a stage and the layer in backward
+    states: bytes of the states, or where to work them out: a stage and a point of the step
     """
 
     states: Any
@@ -261,7 +264,7 @@ def _states(moment: Moment, stage: Stage) -> tuple[object, Any]:
     """A name for the states of a moment, and these."""
     gathered = moment.parts["gathered"]
     if isinstance(gathered, Later):
-        return (weights_key(stage), id(gathered.layer)), (stage, gathered.layer)
+        return (weights_key(stage), gathered.point), (stage, gathered.point)
     parts = [moment.parts[part] for part in STATES]
     # The arrays are kept with their sum, so that their numbers stay theirs.
     return tuple(id(part) if hasattr(part, "shape") else part for part in parts), (sum(parts), parts)
@@ -276,7 +279,7 @@ def without_layers(found: dict[object, Peak]) -> dict[object, Peak]:
         weights = weights_key(one.states[0])
         before = both.get(weights)
         rest = one.rest if before is None else numpy.maximum(before.rest, one.rest)
-        both[weights] = Peak((one.states[0], None), rest)
+        both[weights] = Peak((one.states[0], At()), rest)
     return both
 
 

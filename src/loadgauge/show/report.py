@@ -216,7 +216,11 @@ def _meaning(result: Estimate) -> dict[str, str]:
     if (lora := training.lora) is not None:
         base = "" if lora.stored is None else f" in {lora.stored.words}"
         stored = f"frozen base{base} and adapters of rank {lora.rank}"
-    if (low := precision.products) is not None and low.weights != "within" and layout.zero < 3:
+    if (
+        (low := precision.products) is not None
+        and low.weights != "within"
+        and layout.zero < training.framework.weights_stage
+    ):
         stored += f", and {2 * low.weight_element:g} B {low.weights} for the blocks' matrices"
     states = [f"{optimizer.name} states"]
     if precision.main_gradient:
@@ -226,7 +230,7 @@ def _meaning(result: Estimate) -> dict[str, str]:
     flight = layout.in_flight(result.memory.rank.stage)
     kept = f"kept for backward, recompute {layout.recompute}"
     return {
-        "weights": f"{stored}{sharded(3)}",
+        "weights": f"{stored}{sharded(training.framework.weights_stage)}",
         "gradients": f"{precision.gradient} B per trainable parameter{sharded(2)}",
         "optimizer": f"{' and '.join(states)}{sharded(1)}",
         "gathered": "whole layers in use, buckets and 16-bit copies",

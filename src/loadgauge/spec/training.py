@@ -172,8 +172,13 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     precision: its usual 16-bit recipe
     gradients_persist: the gradient buffer exists from the start (Megatron, DeepSpeed), not only from backward on
     ddp_copies: plain data parallelism holds gradients a second time, in communication buckets
+    fully_shards: ZeRO 2 and 3 are PyTorch's FSDP2. Both hold weights in shards; stage 2 (`reshard_after_forward=False`)
+        keeps each layer gathered from its forward to its backward, stage 3 gathers it for each pass
+    unit_gradients: the gradients of a layer are whole, in a buffer, until they are scattered (ZeRO 2 and 3)
     foreach_step: the optimizer step makes a temporary of one weight-sized copy
+    float32_step: the optimizer step copies 16-bit gradients to float32
     buckets: elements of each communication bucket under ZeRO; 0: none beyond the gradient buffer
+    live_parameters: elements that ZeRO 3 keeps gathered at most, whatever their layer; 0: it gathers layer by layer
     """
 
     name: str
@@ -181,10 +186,19 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     gradients_persist: bool
     ddp_copies: bool = False
+    fully_shards: bool = False
+    unit_gradients: bool = False
     foreach_step: bool = False
+    float32_step: bool = False
     buckets: int = 0
+    live_parameters: int = 0
     overlap: Overlap = Overlap()
     source: str
+
+    @property
+    def weights_stage(self) -> int:
+        """The ZeRO stage from which on weights are held in shards."""
+        return 2 if self.fully_shards else 3
 
 
 TRANSFORMERS = Kernels(
@@ -198,24 +212,26 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(
             name="huggingface",
             kernels=TRANSFORMERS,
-            precision="bf16-mixed-16", gradients_persist=False, ddp_copies=True, source="transformers",
+            precision="bf16-mixed-16", gradients_persist=False, ddp_copies=True, fully_shards=True,
+            source="transformers",
         ),
         Framework(
             name="megatron",
             kernels=Kernels(
                 activation="fused", experts="fused", loss="inplace", vocabulary_multiple=128, gradient_placeholders=True
             ),
-            precision="bf16-mixed-18", gradients_persist=True, source="megatron-lm",
+            precision="bf16-mixed-18", gradients_persist=True, unit_gradients=True, source="megatron-lm",
         ),
         Framework(
             name="torchtitan",
             kernels=Kernels(keep_gathered=True, views_pin_storage=True),
-            precision="bf16-autocast", gradients_persist=False, source="pytorch",
+            precision="bf16-autocast", gradients_persist=False, fully_shards=True, source="pytorch",
         ),
         Framework(
             name="deepspeed",
             kernels=TRANSFORMERS,
-            precision="bf16-mixed-16", gradients_persist=True, buckets=500_000_000, source="rajbhandari2019",
+            precision="bf16-mixed-16", gradients_persist=True, float32_step=True, buckets=500_000_000,
+            live_parameters=10**9, source="rajbhandari2019",
         ),
     )
 }  # fmt: skip

@@ -110,7 +110,6 @@ class Worker:
                         raise
                     body = await self._exchange(question)
             done = True
-            self._still(page, mine)  # the answer may have come just before a newer question
         except Ended:
             self._still(page, mine)
             raise Refused(503, "the calculation broke off: it may need more memory than there is") from None

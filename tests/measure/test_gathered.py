@@ -1,0 +1,138 @@
+"""What FSDP2 and DDP hold beside the model states: the estimate's peak is that of PyTorch, traced, within 1 %.
+
+Models whose peak is in the layers, at the loss, at the embedding and the head, or in the working set of one layer.
+ReLU stands in for SiLU, whose backward the tracer runs as several operations on CUDA.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from transformers import LlamaConfig
+
+from loadgauge import Layout, RecomputePolicy, estimate, from_dict
+from loadgauge.estimate.result import Memory
+from loadgauge.measure.distributed import World
+from loadgauge.measure.parallel import Parallel, ParallelJob
+from loadgauge.measure.trace import Trace, trace
+from loadgauge.measure.training import ConfigJob, Settings
+from loadgauge.spec.kernels import Dtypes
+from loadgauge.spec.training import TRANSFORMERS, Training, training
+
+TOLERANCE = 0.01
+PRECISIONS = {"bf16": "bf16-pure", "bf16-mixed": "bf16-autocast", "fp32": "fp32"}
+"""The tracer's words and ours."""
+SHAPES: dict[str, dict[str, Any]] = {
+    "layers": {"num_hidden_layers": 5, "vocab_size": 512, "seq_len": 64},
+    "pipeline": {"num_hidden_layers": 6, "vocab_size": 512, "seq_len": 64},
+    "loss": {"num_hidden_layers": 2, "vocab_size": 16000, "seq_len": 512},
+    "ends": {"num_hidden_layers": 2, "vocab_size": 32000, "seq_len": 32},
+    "tied": {"num_hidden_layers": 2, "vocab_size": 32000, "seq_len": 32, "tie_word_embeddings": True},
+    "activations": {"num_hidden_layers": 4, "vocab_size": 512, "seq_len": 2048},
+}
+
+
+def config(keys: dict[str, Any]) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=512, intermediate_size=1408, num_attention_heads=8, num_key_value_heads=4, head_dim=64,
+        max_position_embeddings=2048, hidden_act="relu", architectures=["LlamaForCausalLM"],
+        **{"tie_word_embeddings": False, **keys},
+    )  # fmt: skip
+
+
+def how(framework: str, precision: str, zero: int) -> Training:
+    """The framework's memory with the modules of transformers, which are the ones traced; FSDP casts, DDP autocasts."""
+    found = training(framework, PRECISIONS[precision])
+    residual = 4 if precision == "bf16-mixed" and zero == 0 else None
+    dtypes = Dtypes(activation=4 if precision == "fp32" else 2, residual=residual)
+    return msgspec.structs.replace(
+        found, kernels=msgspec.structs.replace(TRANSFORMERS, attention="flash", dtypes=dtypes)
+    )
+
+
+def both(
+    shape: str, zero: int, precision: str, recompute: str, batches: int = 1, world: int = 8, pp: int = 1,
+    framework: str = "torchtitan", predicted: str = "",
+) -> tuple[Trace, Memory]:  # fmt: skip
+    """One rank traced, and estimated."""
+    keys = dict(SHAPES[shape])
+    s, size = keys.pop("seq_len"), World(world, 0)
+    settings = Settings(
+        optimizer="adamw-fused", precision=precision, seq_len=s, accumulate=batches, checkpointing=recompute
+    )
+    traced = trace(ParallelJob(config(keys), settings, Parallel(zero=zero, pp=pp), size), "cuda", world=size)
+    layout = Layout(
+        dp=world // pp, pp=pp, zero=zero, seq_len=s, global_batch=batches * world // pp,
+        recompute=RecomputePolicy(mode=predicted or recompute),  # type: ignore[arg-type]
+    )  # fmt: skip
+    return traced, estimate(from_dict(config(keys).to_dict()), layout, how(framework, precision, zero)).memory
+
+
+def peak(memory: Memory) -> float:
+    return max(sum(bytes for part, bytes in moment.parts.items() if part != "outside") for moment in memory.moments)
+
+
+def check(traced: Trace, memory: Memory) -> None:
+    assert peak(memory) == pytest.approx(traced.peak.total, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize(
+    ("shape", "framework"),
+    [
+        *((shape, "torchtitan") for shape in SHAPES if shape != "pipeline"),
+        ("layers", "huggingface"),
+        ("activations", "huggingface"),
+    ],
+)
+def test_fsdp(shape: str, zero: int, recompute: str, framework: str) -> None:
+    """torchtitan reduces gradients in float32; transformers' weights and gradients are 16-bit here."""
+    precision = "bf16-mixed" if framework == "torchtitan" else "bf16"
+    check(*both(shape, zero, precision, recompute, framework=framework))
+
+
+@pytest.mark.parametrize(("shape", "zero", "precision"), [("layers", 2, "bf16-mixed"), ("ends", 3, "fp32")])
+def test_fsdp_accumulates_in_shards(shape: str, zero: int, precision: str) -> None:
+    check(*both(shape, zero, precision, "full", batches=2, world=4))
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("shape", ["loss", "activations"])
+def test_ddp(shape: str, recompute: str) -> None:
+    """Gradients stand in buckets a second time; autocast's copies of weights go with the layers' backward."""
+    check(*both(shape, 0, "bf16-mixed", recompute, framework="huggingface"))
+
+
+def test_a_pipeline_keeps_weights_gathered_and_gradients_whole() -> None:
+    check(*both("pipeline", 2, "bf16-mixed", "none", batches=4, pp=2))
+
+
+def test_selective_checkpointing_leaves_what_is_gathered_alone() -> None:
+    """Which operations PyTorch keeps is not what Megatron keeps, but stage 2 holds as much more than stage 3."""
+    (traced, memory), (traced_3, memory_3) = (
+        both("loss", zero, "bf16-mixed", "selective", predicted="none") for zero in (2, 3)
+    )
+    assert memory.moment == memory_3.moment == "loss"
+    assert peak(memory) - peak(memory_3) == pytest.approx(traced.peak.total - traced_3.peak.total, rel=TOLERANCE)
+
+
+def test_recomputation_can_raise_the_peak_of_few_layers() -> None:
+    """A checkpointed layer is whole at once, its input beside it; one that is not gives back its MLP before that."""
+    keys, kernels = {"num_hidden_layers": 1, "vocab_size": 512}, how("huggingface", "bf16", 3).kernels
+    chosen = msgspec.structs.replace(
+        how("huggingface", "bf16", 3), kernels=msgspec.structs.replace(kernels, attention="eager")
+    )
+    peaks = {}
+    for recompute in ("none", "full"):
+        settings = Settings(
+            optimizer="adamw-fused", precision="bf16", seq_len=1024, attention="eager", checkpointing=recompute
+        )
+        traced = trace(ConfigJob(config(keys), settings), "cuda")
+        layout = Layout(seq_len=1024, recompute=RecomputePolicy(mode=recompute))  # type: ignore[arg-type]
+        memory = estimate(from_dict(config(keys).to_dict()), layout, chosen).memory
+        check(traced, memory)
+        peaks[recompute] = traced.peak.total, peak(memory)
+    assert all(more > less for less, more in zip(*peaks.values(), strict=True))
