@@ -145,7 +145,9 @@ def transient(apart: Apart) -> Explanation:
         return apart.explanation("temporaries of the backward of the embedding", tuple(steps))
     if apart.at_reduction:
         what = "whole gradients of the unit that is reduced, as they came and in the dtype of the reduction"
-        return apart.explanation("temporaries of the reduction of gradients", (Step(what, apart.moment.parts["transient"]),))
+        return apart.explanation(
+            "temporaries of the reduction of gradients", (Step(what, apart.moment.parts["transient"]),)
+        )
     key, group = apart.at_work.key, apart.layout.recompute.group
     if key is None:
         rule = "temporaries of the optimizer step" if apart.at_step else "nothing at this moment"
