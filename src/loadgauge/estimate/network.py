@@ -352,33 +352,31 @@ def what_if(setup: Setup, found: Network) -> Iterator[Change]:
             for factor in (2, 0.5):
                 yield changed(f"{title} x {factor:g}", **{field: speed * factor})
     for size, title in ((NODE, "nodes"), (RACK, "racks")):
-        if fabric.domain > 1:
-            several = [changed(_domain_name(title, each, size, layout), domain=each) for each in fillings(layout, size)]
-            best = min(several, key=lambda change: change.result.step)
-            if best.fabric.domain != fabric.domain:
-                yield best
+        domain = filling(layout, size)
+        if fabric.domain not in (1, domain):
+            yield changed(_domain_name(title, domain, size, layout), domain=domain)
     if "outer" in links:
         for factor in (1, 2, 4):
             if factor != fabric.oversubscription:
                 yield changed(f"oversubscription {factor:g}", oversubscription=float(factor))
 
 
-def fillings(layout: Layout, size: int) -> list[int]:
-    """How many GPUs of each domain of `size` a job may use, so that no tensor-parallel group leaves its domain.
+def filling(layout: Layout, size: int) -> int:
+    """How many GPUs of each domain of `size` a job uses, so that no tensor-parallel group leaves its domain.
 
-    At most two numbers: the largest with which all domains are used alike, and the largest of all, with which the last
-    domain is used in part and groups of other axes may straddle two. Where no number keeps tensor-parallel groups in a
-    domain, as they are larger, domains are used alike.
+    As many as fill all domains alike, where that is half of them at least; else as many as there are, and the last domain is
+    used in part. Where tensor-parallel groups are larger than a domain, domains are filled alike.
 
-    >>> fillings(Layout(tp=8, dp=32), 72), fillings(Layout(tp=8, dp=212), 72), fillings(Layout(tp=16, dp=4), 8)
-    ([64, 72], [32, 72], [8])
+    >>> filling(Layout(tp=8, dp=32), 72), filling(Layout(tp=8, dp=212), 72), filling(Layout(tp=16, dp=4), 8)
+    (64, 72, 8)
     """
     if layout.gpus <= size:
-        return [layout.gpus]
+        return int(layout.gpus)
     tp = layout_groups(layout)["tp"]
     whole = [domain for domain in range(size, 0, -1) if same(tp.domains(domain), 1)]
-    alike = next((domain for domain in whole if layout.gpus % domain == 0), None)
-    return [evenly(layout.gpus, size)] if alike is None else sorted({alike, whole[0]})
+    if not whole:
+        return evenly(layout.gpus, size)
+    return next((domain for domain in whole if layout.gpus % domain == 0 and 2 * domain >= size), whole[0])
 
 
 def _domain_name(title: str, domain: int, size: int, layout: Layout) -> str:
