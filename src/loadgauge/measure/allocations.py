@@ -83,6 +83,8 @@ def is_kernel(name: str) -> bool:
     >>> is_kernel("aten::mm"), is_kernel("aten::linear"), is_kernel("MmBackward0")
     (True, False, False)
     """
+    if "::" not in name:
+        return False
     overloads = [one.overload_name for one in torch._C._jit_get_schemas_for_operator(name)]
     names = [f"{name}.{one}" if one else name for one in overloads if not one.endswith("out")]
     dispatched = [one for one in names if torch._C._dispatch_has_kernel(one)]  # others are TorchScript's

@@ -25,9 +25,10 @@ class Usage(msgspec.Struct, frozen=True):
 
     `persistent` is what it left behind: its result, and what the result keeps for backward. `peak` is the most that was
     there at once. On a CPU the release of memory that is older than the block is not seen (on CUDA it is, and counts as
-    less), and what a kernel takes and gives back inside one operation is not part of either: it depends on the CPU's
-    instructions, and `scratch` is how much higher the allocator's peak was with it (None on CUDA). On CUDA these are the caching allocator's figures, whose blocks are rounded to
-    512 bytes; `reserved` is its growth and `device` that of the whole GPU, context and libraries included.
+    less), and what a kernel allocates and releases inside one operation is not part of `peak`, as it depends on the CPU's
+    instructions: `scratch` is how much higher the allocator's own peak was (None on CUDA). On CUDA these are the caching
+    allocator's figures, whose blocks are rounded to 512 bytes; `reserved` is its growth and `device` that of the whole
+    GPU, context and libraries included.
     """
 
     device: str

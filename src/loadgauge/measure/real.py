@@ -178,13 +178,13 @@ class States:
     def note(self, optimizer: torch.optim.Optimizer, buffers: list[Any]) -> None:
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         states = [value for state in optimizer.state.values() for value in state.values()]
-        for name, tensors in (
+        for name, sized in (
             (WEIGHTS, [*parameters, *buffers]),
             (GRADIENTS, [one.grad for one in parameters]),
             (OPTIMIZER, states),
         ):
             storages = {}
-            for one in tensors:
+            for one in sized:
                 one = getattr(one, "_local_tensor", one)
                 if isinstance(one, torch.Tensor):
                     storages[one.untyped_storage()._cdata] = one.untyped_storage().nbytes()
