@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -59,6 +59,7 @@ class Observer:
         self._roots: Counter[str] = Counter()
         self._switches: list[tuple[int, str]] = []
         self._within = 0
+        self._noted = -1
 
     @property
     def stream(self) -> Stream:
@@ -149,6 +150,8 @@ class Observer:
         self.tracker.begin(phase)
 
     def _backward(self, original: Any) -> Any:
+        """`torch.autograd.backward`, or `grad`, watched: it runs a phase of its own."""
+
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if self._within:
                 return original(tensors, *args, **kwargs)
@@ -173,7 +176,10 @@ class Observer:
         return backward
 
     def _note_saved(self, roots: list[torch.Tensor]) -> None:
-        """Every tensor that the graph of these keeps, with the module that saved it. The last backward's stay."""
+        """Every tensor that the graph of these keeps, with the module that saved it. Of the graphs of the last step the
+        largest stays."""
+        before = (self.saved, self.multiplied) if self._noted == self.steps else ([], set())
+        self._noted = self.steps
         self.saved, self.multiplied = [], set()
         numbers: dict[int, int] = {}
         regions: set[int] = set()
@@ -189,6 +195,8 @@ class Observer:
                     number = self._keep(field.node, field.field, field.tensor, module, numbers)
                     if number is not None and field.node.startswith("MulBackward"):
                         self.multiplied.add(number)
+        if kept_bytes(before[0]) > kept_bytes(self.saved):
+            self.saved, self.multiplied = before
 
     def _keep(self, node: str, field: str, tensor: torch.Tensor, module: str, numbers: dict[int, int]) -> int | None:
         tensor = own(tensor)
@@ -232,6 +240,11 @@ class Observer:
                 work.module = self.module_of(work.node)
 
 
+def kept_bytes(saved: Iterable[SavedTensor]) -> int:
+    """Bytes of the storages of saved activations, each once: neither parameters nor inputs."""
+    return sum({one.storage: one.storage_nbytes for one in saved if not one.owner}.values())
+
+
 _next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
 
 
@@ -239,19 +252,19 @@ _next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
 def observing(device: str | None, stacks: bool = False) -> Iterator[Observer]:
     """Watches the code in its body; the preparation lasts until `begin` is called."""
     observer = Observer(device, stacks)
-    original = torch.autograd.backward
+    original, grad = torch.autograd.backward, torch.autograd.grad
     handles = [
         modules.register_module_forward_pre_hook(observer._enter),
         modules.register_module_forward_hook(observer._leave, always_call=True),
         register_optimizer_step_pre_hook(observer._before_step),
         register_optimizer_step_post_hook(observer._after_step),
     ]
-    torch.autograd.backward = observer._backward(original)
+    torch.autograd.backward, torch.autograd.grad = observer._backward(original), observer._backward(grad)
     try:
         with observer.tracker:
             yield observer
     finally:
-        torch.autograd.backward = original
+        torch.autograd.backward, torch.autograd.grad = original, grad
         for handle in handles:
             handle.remove()
         observer.finish()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -115,13 +116,22 @@ def command(
     if viewer and not Path(viewer).resolve().parent.is_dir():
         raise click.UsageError(f"--viewer: no such folder: {Path(viewer).parent}")
     parallel = _parallel(shared, world, rank, ".py:" in target)
-    found = traced(Request(target, device, settings, layers, viewer, world, rank, parallel=parallel))
+    found = traced(
+        Request(target, device, settings, layers, viewer, world, rank, parallel=parallel), shown(target, as_json)
+    )
     if as_json:
         from loadgauge.show.table import document
 
         document(found)
     else:
         _report(found, viewer)
+
+
+def shown(target: str, as_json: bool) -> TextIO | None:
+    """Where what a script prints goes: to the terminal, and beside a JSON document to standard error."""
+    from loadgauge.measure.child import is_script
+
+    return None if not is_script(target) else sys.stderr if as_json else sys.stdout
 
 
 def _parallel(shared: dict[str, Any], world: int, rank: int, script: bool) -> Parallel | None:
