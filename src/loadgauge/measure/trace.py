@@ -20,12 +20,15 @@ from loadgauge.measure.saved import SavedTensor
 from loadgauge.measure.simulated import PINNED, fakes
 from loadgauge.measure.stream import Moment, Piece, Stream
 from loadgauge.measure.training import Job
+from loadgauge.units import gib
 
 if TYPE_CHECKING:
     from loadgauge.measure.distributed import World
 
 STEPS = 2
 """The optimizer's states exist from the second step on."""
+MUCH_ELSEWHERE = 0.05
+"""Share of the peak from which tensors of the CPU are mentioned."""
 BLOCK = 512
 """CUDA's allocator hands out multiples of so many bytes."""
 
@@ -213,6 +216,9 @@ def _not_counted(device: str, observer: Observer) -> tuple[str, ...]:
         notes.append("fragmentation: what the caching allocator reserves beyond what is allocated")
     else:
         notes.append("scratch that a kernel takes and gives back inside one operation")
+    elsewhere = observer.tracker.elsewhere[1]
+    if device == "cuda" and elsewhere > MUCH_ELSEWHERE * max(1, observer.stream.walk(_nothing)):
+        notes.append(f"tensors that were not put on cuda: {gib(elsewhere)} of CPU memory at most")
     if not torch.__version__.startswith(PINNED):
         notes.append(f"differences of PyTorch {torch.__version__}: private parts were tested with {', '.join(PINNED)}")
     if observer.steps < STEPS:

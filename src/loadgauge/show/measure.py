@@ -8,7 +8,7 @@ import click
 
 from loadgauge.show.extras import needs_torch
 from loadgauge.show.numbers import Whole
-from loadgauge.show.trace import COUNT, settings_options
+from loadgauge.show.trace import COUNT, settings_options, shown
 from loadgauge.units import GIB, MIB, flops
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def command(
     settings = Settings(**given)
     settings.check()
     peak = None if gpu is None else known(gpu).peak(PEAKS[settings.precision])
-    found = replied(Request(target, device, settings, layers, work="measure", timed=steps)).real
+    request = Request(target, device, settings, layers, work="measure", timed=steps)
+    found = replied(request, shown(target, as_json)).real
     assert found is not None
     if as_json:
         import msgspec
