@@ -11,6 +11,8 @@ from loadgauge.errors import ConfigError
 LARGEST_TEXT = 256 * 10**6
 """Bytes of a log, or of what `loadgauge trace --json` says."""
 LARGEST_SNAPSHOT = 4 * 10**9
+UNSTATED = 1 << 16
+"""Bytes that are read of a file whose size is not stated (those of /proc)."""
 
 
 def content_of(path: Path, largest: int) -> bytes:
@@ -24,7 +26,8 @@ def content_of(path: Path, largest: int) -> bytes:
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ConfigError("is not a regular file", file=str(path))
     with path.open("rb") as file:
-        content = file.read(largest + 1)
-    if len(content) > largest:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(max(size, UNSTATED) + 1) if size <= largest else b""
+    if max(size, len(content)) > largest:
         raise ConfigError(f"is larger than {largest / 1e6:,.0f} MB", file=str(path))
     return content

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -51,11 +52,11 @@ class Observer:
         self.saved: list[SavedTensor] = []
         self.multiplied: set[int] = set()
         self.steps = 0
-        self.optimizers: list[torch.optim.Optimizer] = []
+        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.kinds: dict[str, str] = {}
         self._phase = FORWARD
         self._stack: list[str] = []
-        self._names: dict[int, tuple[str, nn.Module]] = {}
+        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()  # a deleted model is gone
         self._roots: Counter[str] = Counter()
         self._switches: list[tuple[int, str]] = []
         self._within = 0
@@ -71,15 +72,15 @@ class Observer:
     def name(self, root: nn.Module, prefix: str = "") -> None:
         """Gives the modules of a model their names; the first model's have no prefix."""
         for path, module in root.named_modules():
-            if id(module) not in self._names:
+            if module not in self._names:
                 label = f"{prefix}.{path}" if prefix and path else path or prefix
-                self._names[id(module)] = (label, module)
+                self._names[module] = label
                 self.kinds.setdefault(label, type(module).__name__)
         self.tracker.claim(root.parameters(), WEIGHTS)
         self.tracker.claim(root.buffers(), WEIGHTS)
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        known = self._names.get(id(module))
+        known = self._names.get(module)
         if known is None:
             kind = type(module).__name__
             self._roots[kind] += 1
@@ -87,14 +88,14 @@ class Observer:
             label = kind if self._roots[kind] == 1 else f"{kind} {self._roots[kind]}"
             above = self._stack[-1] if self._stack else ""
             self.name(module, "" if first else f"{above}.{kind}" if above else label)
-            known = self._names[id(module)]
-        self._stack.append(known[0])
+            known = self._names[module]
+        self._stack.append(known)
         self._switch()
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
-        known = self._names.get(id(module))
-        if known is not None and known[0] in self._stack:
-            while self._stack.pop() != known[0]:  # modules that an exception left
+        known = self._names.get(module)
+        if known is not None and known in self._stack:
+            while self._stack.pop() != known:  # modules that an exception left
                 pass
             self._switch()
 
@@ -165,9 +166,9 @@ class Observer:
             finally:
                 self._stack, self._within = before, 0
                 self._switch()
-                for name in {id(optimizer): optimizer for optimizer in self.optimizers}.values():
-                    self.tracker.claim_optimizer(name)
-                for _, module in self._names.values():
+                for optimizer in list(self.optimizers):
+                    self.tracker.claim_optimizer(optimizer)
+                for module in list(self._names):
                     for parameter in module._parameters.values():
                         if parameter is not None and parameter.grad is not None:
                             self.tracker.claim([parameter.grad], "gradients")
@@ -220,8 +221,7 @@ class Observer:
         return number
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not any(optimizer is known for known in self.optimizers):
-            self.optimizers.append(optimizer)
+        self.optimizers.add(optimizer)
         self.tracker.claim_optimizer(optimizer)
         self.begin(STEP)
 
