@@ -159,7 +159,7 @@ def test_checkpoints_and_scalers(script: Path) -> None:
 def test_kept_and_saved_agree(script: Path) -> None:
     trace, _, _ = traced(script, "by_grad")
     assert trace.saved_nbytes == 3 * 4 * MIB  # x, exp(x), cos(x)
-    assert trace.flops.by_phase == {} and trace.phases["backward"] > trace.phases["forward"]
+    assert trace.phases["backward"] > trace.phases["forward"]
     trace, _, _ = traced(script, "forward_only")
     assert (trace.saved_nbytes, trace.peak.categories["saved activations"]) == (0, 3 * 4 * MIB)
     said = typed(["trace", f"{script}:forward_only"]).out

@@ -65,7 +65,23 @@ def changed(value: Any, dice: random.Random, mark: Path) -> Any:
     if isinstance(value, list) and value and dice.random() < 0.9:
         place = dice.randrange(len(value))
         return [*value[:place], changed(value[place], dice, mark), *value[place + 1 :]]
-    odd = [-1, -(2**70), 2**70, float("inf"), float("nan"), None, "", "active", [], {}, True, b"x", Runs(mark), (1, 2), 1e308]
+    odd = [
+        -1,
+        -(2**70),
+        2**70,
+        float("inf"),
+        float("nan"),
+        None,
+        "",
+        "active",
+        [],
+        {},
+        True,
+        b"x",
+        Runs(mark),
+        (1, 2),
+        1e308,
+    ]
     return dice.choice(odd)
 
 
@@ -95,7 +111,9 @@ def test_changed_snapshots(tmp_path: Path) -> None:
         data = bytearray(pickle.dumps(changed(content(), dice, mark), dice.randrange(2, 6)))
         if number % 2:
             for _ in range(dice.randrange(1, 4)):
-                data[dice.randrange(1, len(data))] = dice.choice([*b"rqp.(]}uR\x94\x95\x8d\x8e\x96cbio", dice.randrange(256)])
+                data[dice.randrange(1, len(data))] = dice.choice(
+                    [*b"rqp.(]}uR\x94\x95\x8d\x8e\x96cbio", dice.randrange(256)]
+                )
         path.write_bytes(data)
         answered(path)
     assert not mark.exists()
@@ -179,7 +197,7 @@ def test_figures_that_contradict_each_other() -> None:
     assert (wsl.process, wsl.others, wsl.beside) == (None, 0, None)
     assert len(wsl.contradictions) == 2
     for number in ("9" * 400, "1e400"):
-        with pytest.raises(ConfigError, match="is no number of GiB|cannot be read"):
+        with pytest.raises(ConfigError, match=r"is no number of GiB|cannot be read"):
             parse(TEXT.replace("2.00 GiB", f"{number} GiB", 1))
 
 
@@ -206,6 +224,8 @@ def test_a_document_does_not_decide_what_runs(tmp_path: Path) -> None:
 
     (tmp_path / "evil.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\ndef main(): ...\n")
     found = trace(of_module(torch.nn.Linear(8, 8), torch.empty(2, 8)))
-    forged = msgspec.structs.replace(found, target=f"{tmp_path}/evil.py:main", assumed={"settings": Settings().flags(2)})
+    forged = msgspec.structs.replace(
+        found, target=f"{tmp_path}/evil.py:main", assumed={"settings": Settings().flags(2)}
+    )
     assert retraced(forged) == ()
     assert not (tmp_path / "ran").exists()

@@ -150,7 +150,8 @@ class _Renamed(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.device:
-            return func(*args, **kwargs)
+            made = func(*args, **kwargs)
+            return made if is_program(sys._getframe(1)) else self.renamed(made)
         if func == _IS_CUDA and is_program(sys._getframe(1)):
             return args[0].device.type == self.device or func(*args)
         kwargs = {name: self.renamed(value) for name, value in kwargs.items()}
@@ -206,6 +207,7 @@ def cuda_is(device: str, counters: Counters | None = None) -> Iterator[None]:
         torch.set_default_device,
     )
     real_device: Any = FakeTensor.device
+    real_accelerator: Any = torch.accelerator.current_accelerator
 
     def moved(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         named = {name: mode.renamed(value) for name, value in kwargs.items()}
@@ -223,6 +225,9 @@ def cuda_is(device: str, counters: Counters | None = None) -> Iterator[None]:
         place: torch.device = real_device.fget(self)
         return _CUDA if place.type == device and is_program(sys._getframe(1)) else place
 
+    def accelerator(*args: Any, **kwargs: Any) -> Any:
+        return torch.device("cuda") if is_program(sys._getframe(1)) else real_accelerator(*args, **kwargs)
+
     def emptied(self: nn.Module, *, device: Any, recurse: bool = True) -> nn.Module:
         return to_empty(self, device=mode.renamed(device), recurse=recurse)
 
@@ -236,6 +241,7 @@ def cuda_is(device: str, counters: Counters | None = None) -> Iterator[None]:
         (FakeTensor, "device", property(device_of, real_device.fset)),
         *((torch.cuda, name, value) for name, value in counters.cuda().items()),
         *((torch.cuda.memory, name, value) for name, value in counters.cuda().items() if hasattr(torch.cuda.memory, name)),
+        (torch.accelerator, "current_accelerator", accelerator),
         *((torch.accelerator, name, value) for name, value in counters.accelerator().items()),
         *((torch.accelerator.memory, name, value) for name, value in counters.accelerator().items()
           if hasattr(torch.accelerator.memory, name)),
