@@ -1,8 +1,15 @@
-"""The events of PyTorch's CPU allocator, as its profiler sees them: every byte asked for, scratch of kernels included."""
+"""The events of PyTorch's CPU allocator, as its profiler sees them: every byte asked for, scratch of kernels included.
+
+Scratch is what a kernel allocates and releases inside one operation. It belongs to the library that computes, not to the
+model: oneDNN, for one, multiplies bfloat16 matrices on a CPU without bfloat16 instructions by converting them to float32,
+and takes up to four times the memory of the result for it. `tensors` leaves it out; what remains does not depend on the
+CPU, and is what `loadgauge trace` sees too.
+"""
 
 from __future__ import annotations
 
 import bisect
+import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -23,13 +30,19 @@ class Range(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One allocation (positive) or release (negative) [bytes], where it happened, and in what."""
+    """One allocation (positive) or release (negative) [bytes], where it happened, and in what.
+
+    `until`: the end of the kernel that it happened in [ns], 0 outside any kernel. `scratch`: the kernel that allocated
+    it released it before its own end.
+    """
 
     time: int
     address: int
     change: int
     op: str
     module: str
+    until: int = 0
+    scratch: bool = False
 
 
 def profiler() -> profile:
@@ -38,27 +51,68 @@ def profiler() -> profile:
 
 
 def events(stopped: profile) -> list[Event]:
-    """What a profiler saw, in order of time."""
+    """What a profiler saw, in order of time; scratch is marked as such."""
     kind = torch._C._profiler._EventType.Allocation
     results: Any = stopped.profiler
-    waiting: list[tuple[Any, str, str]] = [
-        (event, "", "") for event in results.kineto_results.experimental_event_tree()
+    waiting: list[tuple[Any, str, str, int]] = [
+        (event, "", "", 0) for event in results.kineto_results.experimental_event_tree()
     ]
     found = []
     while waiting:
-        event, op, module = waiting.pop()
+        event, op, module, until = waiting.pop()
         what, fields = event.typed
         if what == kind:
-            found.append(Event(event.start_time_ns, fields.ptr or 0, fields.alloc_size, op, module))
+            found.append(Event(event.start_time_ns, fields.ptr or 0, fields.alloc_size, op, module, until))
             continue
         name = event.name
         if name.startswith(MODULE):
             module = name.removeprefix(MODULE)
-        elif not op and "::" in name and not name.startswith("autograd::"):
-            op = name
-        waiting.extend((child, op, module) for child in event.children)
+        elif "::" in name and not name.startswith("autograd::"):
+            op = op or name
+            until = until or (event.end_time_ns if is_kernel(name) else 0)
+        waiting.extend((child, op, module, until) for child in event.children)
     found.sort(key=lambda event: event.time)
+    return marked(found)
+
+
+@functools.cache
+def is_kernel(name: str) -> bool:
+    """Whether an operation is carried out by a kernel, which a dispatch mode sees as a whole. An operation that is only
+    composed of others (`CompositeImplicitAutograd`) is not, nor is a name that no operation has.
+
+    >>> is_kernel("aten::mm"), is_kernel("aten::linear"), is_kernel("MmBackward0")
+    (True, False, False)
+    """
+    if "::" not in name:
+        return False
+    overloads = [one.overload_name for one in torch._C._jit_get_schemas_for_operator(name)]
+    names = [f"{name}.{one}" if one else name for one in overloads if not one.endswith("out")]
+    dispatched = [one for one in names if torch._C._dispatch_has_kernel(one)]  # others are TorchScript's
+    composite = "CompositeImplicitAutograd"
+    return any(not torch._C._dispatch_has_kernel_for_dispatch_key(one, composite) for one in dispatched)
+
+
+def marked(stream: Sequence[Event]) -> list[Event]:
+    """The events, those of scratch marked: allocated in a kernel and released before its end."""
+    found = list(stream)
+    owners: dict[int, int] = {}
+    for number, event in enumerate(found):
+        if event.change > 0:
+            owners[event.address] = number
+        elif (owner := owners.pop(event.address, None)) is not None and event.time <= found[owner].until:
+            found[owner] = found[owner]._replace(scratch=True)
+            found[number] = event._replace(scratch=True)
     return found
+
+
+def tensors(stream: Sequence[Event]) -> list[Event]:
+    """The events without scratch: what the program's own tensors take.
+
+    >>> tensors(marked([Event(1, 10, 8, "aten::mm", "", 5), Event(2, 20, 64, "aten::mm", "", 5),
+    ...                 Event(3, 20, -64, "aten::mm", "", 5), Event(9, 10, -8, "", "")]))[0].change
+    8
+    """
+    return [event for event in stream if not event.scratch]
 
 
 def ranges(stopped: profile) -> list[Range]:

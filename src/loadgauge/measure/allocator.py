@@ -207,6 +207,23 @@ class Allocator:
         if not self.limit or self.reserved + wanted <= self.limit:
             return
         self.retries += 1
+        self.empty_cache()
+        if self.reserved + wanted > self.limit:
+            missing = self.reserved + wanted - self.limit
+            self.trace.append(Event("oom", 0, wanted, self._asking))
+            raise NothingFits(
+                f"{wanted:,} bytes do not fit: {self.reserved:,} of {self.limit:,} are reserved, {self.allocated:,} of"
+                " them allocated",
+                missing=missing,
+            )
+
+    def empty_cache(self) -> None:
+        """Gives segments in which nothing is allocated back to the driver, as `torch.cuda.empty_cache`.
+
+        >>> allocator = Allocator()
+        >>> allocator.allocate(0, 2**25); allocator.release(0); allocator.empty_cache(); allocator.reserved
+        0
+        """
         for pool in self.pools.values():
             for entry in list(pool):
                 block = entry[2]
@@ -217,14 +234,6 @@ class Allocator:
                     del self.segments[block.segment.address]
                     self.reserved -= block.size
                     self.trace.append(Event("segment_free", block.address, block.size, -1))
-        if self.reserved + wanted > self.limit:
-            missing = self.reserved + wanted - self.limit
-            self.trace.append(Event("oom", 0, wanted, self._asking))
-            raise NothingFits(
-                f"{wanted:,} bytes do not fit: {self.reserved:,} of {self.limit:,} are reserved, {self.allocated:,} of"
-                " them allocated",
-                missing=missing,
-            )
 
     def _unmap(self, block: Block) -> None:
         """Gives the whole pages of a free block of an expandable segment back to the driver."""

@@ -18,7 +18,7 @@ import msgspec
 
 from loadgauge.errors import ConfigError
 from loadgauge.measure.remedies import Replay
-from loadgauge.measure.snapshot import Block, Snapshot, line_of, load, replay, summary
+from loadgauge.measure.snapshot import UNREADABLE, Block, Snapshot, check_device, line_of, load, replay, summary
 from loadgauge.measure.stream import CATEGORIES, GRADIENTS, OPTIMIZER, SAVED, WEIGHTS
 from loadgauge.units import gib
 
@@ -222,8 +222,11 @@ def of_file(path: Path, device: int = 0) -> tuple[Snapshot, Findings]:
     """What a snapshot file says of a device, and why. Raises ConfigError for whatever is no snapshot; runs nothing."""
     content = load(path)
     try:
+        check_device(content, device)
         return summary(content, device), of_snapshot(content, device)
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+    except ConfigError as error:
+        raise ConfigError(str(error), file=str(path)) from None
+    except UNREADABLE as error:
         raise ConfigError(f"is no allocator snapshot: {type(error).__name__}: {error}", file=str(path)) from None
 
 

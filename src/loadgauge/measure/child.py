@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal, TextIO
 
 import msgspec
 
@@ -52,30 +54,68 @@ class Reply(msgspec.Struct):
     kind: str = ""
 
 
-def traced(request: Request) -> Trace:
-    """Runs the trace and returns it. Raises the child's error, or NotModelled if PyTorch ended the child."""
-    found = replied(request).trace
+def traced(request: Request, shown: TextIO | None = None) -> Trace:
+    """Runs the trace and returns it. Raises the child's error, or NotModelled if PyTorch ended the child. `shown`: see
+    `replied`."""
+    found = replied(request, shown).trace
     assert found is not None
     return found
 
 
-def replied(request: Request) -> Reply:
-    """Has a child do the work. Raises as `traced` does."""
+def is_script(target: str) -> bool:
+    """Whether a target is `script.py:function`, rather than a model."""
+    return ".py:" in target
+
+
+def replied(request: Request, shown: TextIO | None = None) -> Reply:
+    """Has a child do the work. Raises as `traced` does. `shown`: where what a script prints goes, if anywhere; what it
+    writes to standard error then goes to standard error."""
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "request", Path(folder) / "reply"
         asked.write_bytes(msgspec.msgpack.encode(request))
-        done = subprocess.run(
-            [sys.executable, "-m", "loadgauge.measure.child", str(asked), str(answered)],
-            capture_output=True, text=True, errors="replace", check=False,
-        )  # fmt: skip
+        code, last = _ended([str(asked), str(answered)], shown)
         if not answered.exists():
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise NotModelled(f"PyTorch ended the trace (exit code {done.returncode}): {last[:500]}")
+            raise NotModelled(f"PyTorch ended the trace (exit code {code}): {last[:500]}")
         reply = msgspec.msgpack.decode(answered.read_bytes(), type=Reply)
     if reply.kind:
         kinds = {kind.__name__: kind for kind in (ConfigError, LayoutError, NotModelled)}
         raise kinds.get(reply.kind, Error)(reply.error)
     return reply
+
+
+def _ended(arguments: list[str], shown: TextIO | None) -> tuple[int, str]:
+    """Runs the child to its end: its exit code, and the last line that it wrote to standard error. What it prints is
+    passed on as it comes, if it is to be shown."""
+    child = subprocess.Popen(
+        [sys.executable, "-u", "-m", "loadgauge.measure.child", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )  # fmt: skip
+    last = ["no message"]
+
+    def pass_on(source: IO[bytes], target: TextIO | None, kept: list[str]) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        line = ""
+        while piece := os.read(source.fileno(), 1 << 16):
+            text = decoder.decode(piece)
+            if target is not None:
+                target.write(text)
+                target.flush()
+            *whole, line = (line + text)[-100_000:].split("\n")
+            kept[:] = [one for one in (*kept, *whole, line) if one.strip()][-1:]
+
+    readers = [
+        threading.Thread(target=pass_on, args=(child.stdout, shown, [])),
+        threading.Thread(target=pass_on, args=(child.stderr, None if shown is None else sys.stderr, last)),
+    ]
+    try:
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        return child.wait(), last[0]
+    finally:
+        if child.poll() is None:  # interrupted
+            child.kill()
+            child.wait()
 
 
 def answer(request: Request) -> Reply:
@@ -122,9 +162,11 @@ def main() -> None:
     """Where the child begins; it does not take leave of PyTorch, which may abort on the way out."""
     import logging
 
-    logging.disable(logging.CRITICAL)
     asked, answered = map(Path, sys.argv[1:3])
-    reply = answer(msgspec.msgpack.decode(asked.read_bytes(), type=Request))
+    request = msgspec.msgpack.decode(asked.read_bytes(), type=Request)
+    if not is_script(request.target):  # the libraries' own; a script's are the user's
+        logging.disable(logging.CRITICAL)
+    reply = answer(request)
     answered.write_bytes(msgspec.msgpack.encode(reply))
     sys.stdout.flush()
     sys.stderr.flush()

@@ -29,6 +29,8 @@ class FakeMode(FakeTensorMode):
         self.plans: dict[Any, Any] = {}
         self._suits: dict[Any, bool] = {}
         self._template: dict[str, Any] | None = None
+        self.cuda: torch.device | None = None
+        """What stands for `cuda`, where the code itself names devices."""
 
     @property
     def avoid_device_init(self) -> bool:
@@ -43,6 +45,8 @@ class FakeMode(FakeTensorMode):
         """As the base class, but faster, and without an error where a value is asked for."""
         if func is _DEVICE_OF and len(args) == 1 and type(args[0]) is FakeTensor:
             return args[0].fake_device
+        if self.cuda is not None and kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
+            kwargs = {**kwargs, "device": self.cuda}  # in backward no function mode could exchange it
         if func is _ITEM and getattr(args[0], "constant", None) is None:
             dtype = args[0].dtype
             return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1

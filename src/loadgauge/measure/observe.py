@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -51,14 +52,15 @@ class Observer:
         self.saved: list[SavedTensor] = []
         self.multiplied: set[int] = set()
         self.steps = 0
-        self.optimizers: list[torch.optim.Optimizer] = []
+        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.kinds: dict[str, str] = {}
         self._phase = FORWARD
         self._stack: list[str] = []
-        self._names: dict[int, tuple[str, nn.Module]] = {}
+        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()  # a deleted model is gone
         self._roots: Counter[str] = Counter()
         self._switches: list[tuple[int, str]] = []
         self._within = 0
+        self._noted = -1
 
     @property
     def stream(self) -> Stream:
@@ -70,15 +72,15 @@ class Observer:
     def name(self, root: nn.Module, prefix: str = "") -> None:
         """Gives the modules of a model their names; the first model's have no prefix."""
         for path, module in root.named_modules():
-            if id(module) not in self._names:
+            if module not in self._names:
                 label = f"{prefix}.{path}" if prefix and path else path or prefix
-                self._names[id(module)] = (label, module)
+                self._names[module] = label
                 self.kinds.setdefault(label, type(module).__name__)
         self.tracker.claim(root.parameters(), WEIGHTS)
         self.tracker.claim(root.buffers(), WEIGHTS)
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        known = self._names.get(id(module))
+        known = self._names.get(module)
         if known is None:
             kind = type(module).__name__
             self._roots[kind] += 1
@@ -86,14 +88,14 @@ class Observer:
             label = kind if self._roots[kind] == 1 else f"{kind} {self._roots[kind]}"
             above = self._stack[-1] if self._stack else ""
             self.name(module, "" if first else f"{above}.{kind}" if above else label)
-            known = self._names[id(module)]
-        self._stack.append(known[0])
+            known = self._names[module]
+        self._stack.append(known)
         self._switch()
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
-        known = self._names.get(id(module))
-        if known is not None and known[0] in self._stack:
-            while self._stack.pop() != known[0]:  # modules that an exception left
+        known = self._names.get(module)
+        if known is not None and known in self._stack:
+            while self._stack.pop() != known:  # modules that an exception left
                 pass
             self._switch()
 
@@ -149,6 +151,8 @@ class Observer:
         self.tracker.begin(phase)
 
     def _backward(self, original: Any) -> Any:
+        """`torch.autograd.backward`, or `grad`, watched: it runs a phase of its own."""
+
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if self._within:
                 return original(tensors, *args, **kwargs)
@@ -162,9 +166,9 @@ class Observer:
             finally:
                 self._stack, self._within = before, 0
                 self._switch()
-                for name in {id(optimizer): optimizer for optimizer in self.optimizers}.values():
-                    self.tracker.claim_optimizer(name)
-                for _, module in self._names.values():
+                for optimizer in list(self.optimizers):
+                    self.tracker.claim_optimizer(optimizer)
+                for module in list(self._names):
                     for parameter in module._parameters.values():
                         if parameter is not None and parameter.grad is not None:
                             self.tracker.claim([parameter.grad], "gradients")
@@ -173,7 +177,10 @@ class Observer:
         return backward
 
     def _note_saved(self, roots: list[torch.Tensor]) -> None:
-        """Every tensor that the graph of these keeps, with the module that saved it. The last backward's stay."""
+        """Every tensor that the graph of these keeps, with the module that saved it. Of the graphs of the last step the
+        largest stays."""
+        before = (self.saved, self.multiplied) if self._noted == self.steps else ([], set())
+        self._noted = self.steps
         self.saved, self.multiplied = [], set()
         numbers: dict[int, int] = {}
         regions: set[int] = set()
@@ -189,6 +196,8 @@ class Observer:
                     number = self._keep(field.node, field.field, field.tensor, module, numbers)
                     if number is not None and field.node.startswith("MulBackward"):
                         self.multiplied.add(number)
+        if kept_bytes(before[0]) > kept_bytes(self.saved):
+            self.saved, self.multiplied = before
 
     def _keep(self, node: str, field: str, tensor: torch.Tensor, module: str, numbers: dict[int, int]) -> int | None:
         tensor = own(tensor)
@@ -212,8 +221,7 @@ class Observer:
         return number
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not any(optimizer is known for known in self.optimizers):
-            self.optimizers.append(optimizer)
+        self.optimizers.add(optimizer)
         self.tracker.claim_optimizer(optimizer)
         self.begin(STEP)
 
@@ -232,6 +240,11 @@ class Observer:
                 work.module = self.module_of(work.node)
 
 
+def kept_bytes(saved: Iterable[SavedTensor]) -> int:
+    """Bytes of the storages of saved activations, each once: neither parameters nor inputs."""
+    return sum({one.storage: one.storage_nbytes for one in saved if not one.owner}.values())
+
+
 _next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
 
 
@@ -239,19 +252,19 @@ _next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
 def observing(device: str | None, stacks: bool = False) -> Iterator[Observer]:
     """Watches the code in its body; the preparation lasts until `begin` is called."""
     observer = Observer(device, stacks)
-    original = torch.autograd.backward
+    original, grad = torch.autograd.backward, torch.autograd.grad
     handles = [
         modules.register_module_forward_pre_hook(observer._enter),
         modules.register_module_forward_hook(observer._leave, always_call=True),
         register_optimizer_step_pre_hook(observer._before_step),
         register_optimizer_step_post_hook(observer._after_step),
     ]
-    torch.autograd.backward = observer._backward(original)
+    torch.autograd.backward, torch.autograd.grad = observer._backward(original), observer._backward(grad)
     try:
         with observer.tracker:
             yield observer
     finally:
-        torch.autograd.backward = original
+        torch.autograd.backward, torch.autograd.grad = original, grad
         for handle in handles:
             handle.remove()
         observer.finish()

@@ -6,11 +6,12 @@ Source: c10/cuda/CUDACachingAllocator.cpp of each version; 2.1 and 2.2 spell "ca
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.units import GIB, KIB, MIB, TIB
+from loadgauge.units import GIB, KIB, MIB, TIB, gib
 
 SIZES = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 SIZE = r"([0-9.]+) (bytes|[KMGT]iB)"
@@ -27,6 +28,10 @@ PATTERNS = {
 }
 OTHERS = rf"Process (\d+) has {SIZE} memory in use"
 WITHOUT_SIZES = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+LARGEST = 1 << 60
+"""Bytes from which a figure is not believed."""
+ROUNDING = 32 * MIB
+"""By how much figures of two digits may contradict each other."""
 MUCH = 0.1
 """Share of the GPU from which what lies elsewhere is the cause."""
 
@@ -37,7 +42,7 @@ class OutOfMemory(msgspec.Struct, frozen=True):
     allocated in private pools (CUDA graphs); `allowed` is the share that `set_per_process_memory_fraction` leaves.
 
     `own`: the number under which the error lists this very process. In a container a process does not know it, and so
-    PyTorch lists it like any other.
+    PyTorch lists it like any other. `contradictions`: figures that cannot be true beside the others, and are left out.
     """
 
     tried: int
@@ -51,6 +56,7 @@ class OutOfMemory(msgspec.Struct, frozen=True):
     pools: int | None = None
     allowed: int | None = None
     own: int | None = None
+    contradictions: tuple[str, ...] = ()
 
     @property
     def cause(self) -> str:
@@ -97,15 +103,32 @@ def parse(text: str) -> OutOfMemory:
     found = {name: _first(patterns, passage) for name, patterns in PATTERNS.items()}
     if found["tried"] is None:
         raise ConfigError("the size that it tried to allocate cannot be read")
+    if found["tried"] > LARGEST:
+        raise ConfigError("the size that it tried to allocate is more than any computer has")
+    listed = {int(number): _bytes(*size) for number, *size in re.findall(OTHERS, passage)}
+    wrong = [*_beyond(found, listed)]
+    capacity = found["capacity"]
     allocated, idle = found["allocated"], found["idle"]
     if idle is None and allocated is not None and found["reserved"] is not None:
         idle = found["reserved"] - allocated
-    listed = {int(number): _bytes(*size) for number, *size in re.findall(OTHERS, passage)}
+        if -ROUNDING < idle < 0:
+            idle = 0
+        elif idle < 0:
+            wrong.append(f"{gib(found['reserved'])} are reserved by PyTorch, and {gib(allocated)} of them allocated")
+            idle = None
     process, own = found["process"], None
     if process is None and allocated is not None:
-        own = _own(listed, allocated + (idle or 0), found["capacity"], found["free"])
+        own = _own(listed, allocated + (idle or 0), capacity, found["free"])
         process = listed.pop(own) if own is not None else None
     beside = process - allocated - idle if None not in (process, allocated, idle) else None  # type: ignore[operator]
+    if beside is not None and beside < 0:
+        if beside < -ROUNDING:
+            wrong.append(
+                f"this process has {gib(process or 0)} in use, and PyTorch in it {gib((process or 0) - beside)}"
+            )
+            beside = None
+        else:
+            beside = 0
     return OutOfMemory(
         tried=found["tried"],
         capacity=found["capacity"],
@@ -118,7 +141,25 @@ def parse(text: str) -> OutOfMemory:
         pools=found["pools"],
         allowed=found["allowed"],
         own=own,
+        contradictions=tuple(wrong),
     )
+
+
+def _beyond(found: dict[str, int | None], listed: dict[int, int]) -> Iterator[str]:
+    """What is larger than the GPU, or than any computer, and is taken out. (In WSL a process has 2^64 bytes.)"""
+    if (found["capacity"] or 0) > LARGEST:
+        found["capacity"] = None
+    limit = found["capacity"] or LARGEST
+    words = {"free": "free", "process": "in use by this process", "allocated": "allocated by PyTorch",
+             "idle": "reserved by PyTorch and not allocated", "reserved": "reserved by PyTorch",
+             "pools": "in private pools", "allowed": "allowed"}  # fmt: skip
+    for name, said in words.items():
+        value = found[name]
+        if value is not None and value > limit + ROUNDING:
+            found[name] = None
+            yield f"{gib(value)} {said}, on a GPU of {gib(limit)}" if found["capacity"] else f"{gib(value)} {said}"
+    for number in [number for number, value in listed.items() if value > limit + ROUNDING]:
+        yield f"process {number} with {gib(listed.pop(number))}"
 
 
 def _own(listed: dict[int, int], reserved: int, capacity: int | None, free: int | None) -> int | None:
@@ -140,5 +181,5 @@ def _first(patterns: tuple[str, ...], text: str) -> int | None:
 def _bytes(number: str, unit: str) -> int:
     try:
         return round(float(number) * SIZES[unit])
-    except ValueError:
-        raise ConfigError(f"{number!r} is no number") from None
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{number[:40]!r} is no number of {unit}") from None

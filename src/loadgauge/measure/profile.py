@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from loadgauge.errors import ConfigError
-from loadgauge.measure.allocations import MODULE, events, live, profiler
+from loadgauge.measure.allocations import MODULE, events, live, profiler, tensors
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,8 +25,10 @@ class Usage(msgspec.Struct, frozen=True):
 
     `persistent` is what it left behind: its result, and what the result keeps for backward. `peak` is the most that was
     there at once. On a CPU the release of memory that is older than the block is not seen (on CUDA it is, and counts as
-    less). On CUDA these are the caching allocator's figures, whose blocks are rounded to
-    512 bytes; `reserved` is its growth and `device` that of the whole GPU, context and libraries included.
+    less), and what a kernel allocates and releases inside one operation is not part of `peak`, as it depends on the CPU's
+    instructions: `scratch` is how much higher the allocator's own peak was (None on CUDA). On CUDA these are the caching
+    allocator's figures, whose blocks are rounded to 512 bytes; `reserved` is its growth and `device` that of the whole
+    GPU, context and libraries included.
     """
 
     device: str
@@ -37,6 +39,7 @@ class Usage(msgspec.Struct, frozen=True):
     by_module: dict[str, int] = {}
     reserved: int | None = None
     device_total: int | None = None
+    scratch: int | None = None
 
     def beyond(self, *results: Any) -> tuple[int, int]:
         """(persistent, peak) without the results that the block has made, as article 5 counts.
@@ -131,7 +134,8 @@ def _on_cpu(model: nn.Module | None) -> Iterator[Block]:
         start = time.perf_counter()
         yield block
         seconds = time.perf_counter() - start
-    found = live(events(observed))
+    everything = events(observed)
+    found = live(tensors(everything))
     block._usage = Usage(
         device="cpu",
         persistent=found.end,
@@ -139,6 +143,7 @@ def _on_cpu(model: nn.Module | None) -> Iterator[Block]:
         seconds=seconds,
         by_op=found.by_op(),
         by_module=found.by_module() if model is not None else {},
+        scratch=live(everything).peak - found.peak,
     )
 
 

@@ -18,7 +18,20 @@ from torch.nn.modules import module as modules
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from loadgauge.errors import ConfigError
-from loadgauge.measure.allocations import MODULE, PHASE, Event, Live, Range, Use, events, live, profiler, ranges, uses
+from loadgauge.measure.allocations import (
+    MODULE,
+    PHASE,
+    Event,
+    Live,
+    Range,
+    Use,
+    events,
+    live,
+    profiler,
+    ranges,
+    tensors,
+    uses,
+)
 from loadgauge.measure.counter import FlopCounter
 from loadgauge.measure.observe import STEP, Observer
 from loadgauge.measure.stream import GRADIENTS, OPTIMIZER, WEIGHTS
@@ -43,6 +56,9 @@ class Held(msgspec.Struct, frozen=True):
 class Real(msgspec.Struct, frozen=True):
     """What real steps took. Bytes are the allocator's, of all that the job has made; seconds are those of plain steps.
 
+    On a CPU no figure includes the scratch of kernels, which depends on the CPU's instructions and on the library that
+    computes: `scratch` is how much higher the allocator's own peak was with it (None on CUDA, where the counters cannot
+    tell), and `scratch_ops` the operations that held it then.
     `backward_peak` and `step_peak`: the highest outside and inside the optimizer's step. `states`: weights, gradients and
     optimizer states. `flops` are the hardware's in one step, `model_flops` those without recomputation. `held`: what was
     live at the peak (on a CPU). `reserved` and `device_total`: what CUDA's allocator and the whole process hold at most.
@@ -65,6 +81,8 @@ class Real(msgspec.Struct, frozen=True):
     reserved: int | None = None
     device_total: int | None = None
     watched: float | None = None
+    scratch: int | None = None
+    scratch_ops: tuple[str, ...] = ()
 
     @property
     def overhead(self) -> float | None:
@@ -136,6 +154,8 @@ def real(job: Job, device: str = "cpu", timed: int = 3) -> Real:
         reserved=result.reserved,
         device_total=result.device_total,
         watched=watched_seconds,
+        scratch=result.scratch,
+        scratch_ops=result.scratch_ops,
     )
 
 
@@ -158,13 +178,13 @@ class States:
     def note(self, optimizer: torch.optim.Optimizer, buffers: list[Any]) -> None:
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         states = [value for state in optimizer.state.values() for value in state.values()]
-        for name, tensors in (
+        for name, sized in (
             (WEIGHTS, [*parameters, *buffers]),
             (GRADIENTS, [one.grad for one in parameters]),
             (OPTIMIZER, states),
         ):
             storages = {}
-            for one in tensors:
+            for one in sized:
                 one = getattr(one, "_local_tensor", one)
                 if isinstance(one, torch.Tensor):
                     storages[one.untyped_storage()._cdata] = one.untyped_storage().nbytes()
@@ -178,10 +198,12 @@ class _Result(msgspec.Struct):
     held: tuple[Held, ...] = ()
     reserved: int | None = None
     device_total: int | None = None
+    scratch: int | None = None
+    scratch_ops: tuple[str, ...] = ()
 
 
 class _OnCpu:
-    """The allocator's events, from the making of the model on."""
+    """The allocator's events, from the making of the model on, without the scratch of kernels."""
 
     def __init__(self) -> None:
         self.profiler = profiler()
@@ -202,7 +224,8 @@ class _OnCpu:
         return torch.profiler.record_function(MODULE + name)
 
     def result(self) -> _Result:
-        stream, stretches = events(self.profiler), ranges(self.profiler)
+        everything, stretches = events(self.profiler), ranges(self.profiler)
+        stream = tensors(everything)
         trained = [one for one in stretches if one.name == PHASE + "training"]
         steps = [one for one in stretches if one.name == PHASE + STEP]
         outside = list(_between(trained, steps))
@@ -214,7 +237,11 @@ class _OnCpu:
         found = uses(stream, [one for one in stretches if one.name.startswith(MODULE)])
         named = {name.removeprefix(MODULE): ModuleUse(*use) for name, use in found.items()}
         held = tuple(_held(one) for one in highest.held if one.time >= trained[0].begin)
-        return _Result(backward.peak, step.peak, named, held)
+        whole = max((live(everything, one.begin, one.end) for one in trained), key=lambda one: one.peak)
+        ops = tuple(dict.fromkeys(one.op for one in whole.held if one.scratch))
+        return _Result(
+            backward.peak, step.peak, named, held, scratch=whole.peak - highest.peak, scratch_ops=ops
+        )  # fmt: skip
 
 
 def _held(event: Event) -> Held:

@@ -94,10 +94,10 @@ class Retraced(msgspec.Struct, frozen=True):
 def retraced(trace: Trace) -> tuple[Retraced, ...]:
     """The changes that lower the peak of a trace of a MODEL, each traced anew, the mildest first; of a script none."""
     from loadgauge.errors import Error
-    from loadgauge.measure.child import Request, traced
+    from loadgauge.measure.child import Request, is_script, traced
     from loadgauge.measure.training import Settings
 
-    if "settings" not in trace.assumed:
+    if "settings" not in trace.assumed or is_script(trace.target):  # a document does not decide what runs
         return ()
     settings, layers = Settings.of_flags(trace.assumed["settings"])
     changes = list(_changes(settings))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ PINNED = ("2.13",)
 """Releases of PyTorch with which this was tested."""
 
 
-class _Stream:
+class Stream:
     """There is one stream, and it is always done."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -35,18 +36,21 @@ class _Stream:
     def synchronize(self) -> None: ...
 
     def record_event(self, event: Any = None) -> Any:
-        return event or _Event()
+        return event or Event()
 
     def query(self) -> bool:
         return True
 
-    def __enter__(self) -> _Stream:
+    def is_capturing(self) -> bool:
+        return False
+
+    def __enter__(self) -> Stream:
         return self
 
     def __exit__(self, *_: Any) -> None: ...
 
 
-class _Event:
+class Event:
     def __init__(self, *_: Any, **__: Any) -> None: ...
     def record(self, stream: Any = None) -> None: ...
     def wait(self, stream: Any = None) -> None: ...
@@ -56,7 +60,8 @@ class _Event:
         return True
 
     def elapsed_time(self, other: Any) -> float:
-        return 0.0
+        """Not a number [ms]: nothing runs, so nothing takes time."""
+        return math.nan
 
 
 def _backend() -> Any:
@@ -65,7 +70,7 @@ def _backend() -> Any:
     class Backend(_DummyBackendModule):
         """What PyTorch asks of a device's module."""
 
-        Stream, Event = _Stream, _Event
+        Stream, Event = Stream, Event
 
         def get_amp_supported_dtype(self) -> list[torch.dtype]:
             return [torch.bfloat16, torch.float16]
@@ -82,11 +87,11 @@ def _backend() -> Any:
         def empty_cache(self) -> None: ...
         def set_stream(self, stream: Any) -> None: ...
 
-        def current_stream(self, device: Any = None) -> _Stream:
-            return _Stream()
+        def current_stream(self, device: Any = None) -> Stream:
+            return Stream()
 
-        def default_stream(self, device: Any = None) -> _Stream:
-            return _Stream()
+        def default_stream(self, device: Any = None) -> Stream:
+            return Stream()
 
         def stream(self, stream: Any) -> Any:
             return contextlib.nullcontext()

@@ -6,7 +6,6 @@ a snapshot needs none, and anything else is refused. PyTorch is not needed.
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.measure.files import LARGEST_SNAPSHOT, content_of
+from loadgauge.measure.pickles import plain
 
 UNSTATED = "no stack was recorded"
 BEFORE = "before the recording began"
@@ -54,37 +55,69 @@ class Snapshot(msgspec.Struct, frozen=True):
     events: int
 
 
-class _Plain(pickle.Unpickler):
-    """Reads numbers, texts and containers of them."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}; a snapshot asks for nothing")
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it refers to something outside itself")
+UNREADABLE = (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError, RecursionError)
+"""What a snapshot that is none may lead to."""
+LARGEST = 1 << 50
+"""Bytes of the largest block or segment that is believed."""
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The content of a snapshot file. Raises ConfigError for whatever is no snapshot; runs nothing."""
-    with path.open("rb") as file:
-        try:
-            content = _Plain(file).load()
-        except Exception as error:  # a broken pickle can fail in any way
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(f"is no allocator snapshot: {said}", file=str(path)) from None
-    if isinstance(content, list):  # before PyTorch 2.0: the segments alone
-        content = {"segments": content}
-    if not isinstance(content, dict) or not isinstance(content.get("segments"), list):
-        raise ConfigError("is no allocator snapshot: it has no segments", file=str(path))
+    """The content of a snapshot file. Raises ConfigError for whatever is no snapshot, or holds sizes that cannot be; runs
+    nothing, and takes no more memory than what it holds."""
+    data = content_of(path, LARGEST_SNAPSHOT)
+    try:
+        content = plain(data)
+        if isinstance(content, list):  # before PyTorch 2.0: the segments alone
+            content = {"segments": content}
+        if not isinstance(content, dict) or not isinstance(content.get("segments"), list):
+            raise ConfigError("it has no segments")
+        _check(content)
+    except ConfigError as error:
+        raise ConfigError(f"is no allocator snapshot: {error}", file=str(path)) from None
+    except UNREADABLE as error:
+        raise ConfigError(f"is no allocator snapshot: {type(error).__name__}: {error}", file=str(path)) from None
     return content
+
+
+def _check(content: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a size that cannot be."""
+    for segment in content["segments"]:
+        total = _size(segment["total_size"], "a segment")
+        inside = sum(_size(block["size"], "a block") for block in segment["blocks"])
+        if inside > total:
+            raise ConfigError(f"a segment of {total:,} bytes holds blocks of {inside:,}")
+    for events in content.get("device_traces") or ():
+        for event in events:
+            _size(event["size"], "an event")
+            if event.get("device_free"):
+                _size(event["device_free"], "what was free")
+
+
+def _size(value: Any, of: str) -> int:
+    if type(value) is not int or not 0 <= value <= LARGEST:
+        shown = repr(value)[:40] if type(value) in (int, float, str) else type(value).__name__
+        raise ConfigError(f"{of} has {shown} bytes")
+    return value
+
+
+def check_device(content: Mapping[str, Any], device: int) -> None:
+    """Raises ConfigError where a snapshot knows no such device."""
+    known = {one.get("device", 0) for one in content["segments"]}
+    known |= {number for number, events in enumerate(content.get("device_traces") or ()) if events}
+    if device < 0 or (device not in known and device > 0):
+        names = ", ".join(str(one) for one in sorted(known, key=str)[:8]) or "none"
+        raise ConfigError(f"knows no device {device}; those it knows: {names}")
 
 
 def read(path: Path, device: int = 0) -> Snapshot:
     """What a snapshot file says of a device."""
     content = load(path)
     try:
+        check_device(content, device)
         return summary(content, device)
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+    except ConfigError as error:
+        raise ConfigError(str(error), file=str(path)) from None
+    except UNREADABLE as error:
         raise ConfigError(f"is no allocator snapshot: {type(error).__name__}: {error}", file=str(path)) from None
 
 

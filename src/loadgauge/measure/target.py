@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from importlib import resources
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgauge.errors import ConfigError
 from loadgauge.families.catalogue import models, resolve
-from loadgauge.measure.call import where
-from loadgauge.measure.script import FunctionJob, cuda_is, function
+from loadgauge.measure.script import FunctionJob, check
 from loadgauge.measure.training import ConfigJob, Job, Settings
 
 if TYPE_CHECKING:
@@ -29,8 +27,8 @@ def job(
     of a model shared as `parallel` says (a script shares by itself). Raises ConfigError.
     """
     if ".py:" in target:
-        with cuda_is(where(device)) if device == "cuda" else contextlib.nullcontext():
-            return FunctionJob(function(target), target)
+        check(target)
+        return FunctionJob(None, target)
     config = hugging_face(target)
     if layers is not None:
         kinds = getattr(config, "layer_types", None)

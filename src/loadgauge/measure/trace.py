@@ -15,17 +15,20 @@ from loadgauge.measure.advice import Advice, advise
 from loadgauge.measure.call import where
 from loadgauge.measure.collectives import Sum, summed
 from loadgauge.measure.hidden import Hidden, hidden
-from loadgauge.measure.observe import FORWARD, STEP, Observer, observing
+from loadgauge.measure.observe import FORWARD, STEP, Observer, kept_bytes, observing
 from loadgauge.measure.saved import SavedTensor
 from loadgauge.measure.simulated import PINNED, fakes
 from loadgauge.measure.stream import Moment, Piece, Stream
 from loadgauge.measure.training import Job
+from loadgauge.units import gib
 
 if TYPE_CHECKING:
     from loadgauge.measure.distributed import World
 
 STEPS = 2
 """The optimizer's states exist from the second step on."""
+MUCH_ELSEWHERE = 0.05
+"""Share of the peak from which tensors of the CPU are mentioned."""
 BLOCK = 512
 """CUDA's allocator hands out multiples of so many bytes."""
 
@@ -44,8 +47,9 @@ class Trace(msgspec.Struct, frozen=True):
     """What a training step would take, of the last step traced unless said otherwise [bytes].
 
     `peak` is in tensors' own bytes; `allocated` the same with each storage rounded as CUDA's allocator does (on a CPU
-    it does not round). `at_peak` is what was live then, alike storages together. `saved` are the tensors that the graph
-    of the last step kept; `saved_nbytes` counts each of their storages once, without parameters and inputs.
+    it does not round). `at_peak` is what was live then, alike storages together. `saved` are the tensors that the largest
+    graph of the last step kept; `saved_nbytes` counts each of their storages once, without parameters and inputs; 0
+    where no backward ran. `elsewhere`: the most that lay on other devices (tensors of the CPU, under `cuda`).
     """
 
     target: str
@@ -69,6 +73,7 @@ class Trace(msgspec.Struct, frozen=True):
     not_counted: tuple[str, ...]
     events: int
     seconds: float
+    elsewhere: int = 0
 
     @property
     def kept(self) -> dict[str, int]:
@@ -139,7 +144,6 @@ def _read(job: Job, device: str, observer: Observer, attention: dict[str, int], 
     peak = stream.peak()
     live = list(stream.live(peak.event)) if stream.ids else []
     rounded = BLOCK if device == "cuda" else 1
-    storages = {one.storage: one.storage_nbytes for one in observer.saved if not one.owner}
     last = max(0, observer.steps - 1)
     sent = [call for call in observer.collectives if call.step == last]
     groups = len({call.ranks for call in sent if call.ranks > 1})
@@ -155,7 +159,7 @@ def _read(job: Job, device: str, observer: Observer, attention: dict[str, int], 
         at_peak=tuple(stream.pieces(peak.event)) if stream.ids else (),
         timeline=tuple(stream.timeline()),
         saved=tuple(observer.saved),
-        saved_nbytes=sum(storages.values()),
+        saved_nbytes=kept_bytes(observer.saved),
         flops=_flops(observer, last),
         collectives=summed(sent),
         attention=attention,
@@ -165,6 +169,7 @@ def _read(job: Job, device: str, observer: Observer, attention: dict[str, int], 
         not_counted=_not_counted(device, observer),
         events=len(stream.ids),
         seconds=seconds,
+        elsewhere=observer.tracker.elsewhere[1],
     )
     return Recorded(found, stream)
 
@@ -211,6 +216,9 @@ def _not_counted(device: str, observer: Observer) -> tuple[str, ...]:
         notes.append("fragmentation: what the caching allocator reserves beyond what is allocated")
     else:
         notes.append("scratch that a kernel takes and gives back inside one operation")
+    elsewhere = observer.tracker.elsewhere[1]
+    if device == "cuda" and elsewhere > MUCH_ELSEWHERE * max(1, observer.stream.walk(_nothing)):
+        notes.append(f"tensors that were not put on cuda: {gib(elsewhere)} of CPU memory at most")
     if not torch.__version__.startswith(PINNED):
         notes.append(f"differences of PyTorch {torch.__version__}: private parts were tested with {', '.join(PINNED)}")
     if observer.steps < STEPS:

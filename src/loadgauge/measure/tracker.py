@@ -49,7 +49,10 @@ class Tracker(TorchDispatchMode):
         self.parts = True
         """Whether optimizers work on the parts of sharded weights without asking DTensor."""
         self.operations = 0
+        self.elsewhere = [0, 0]
+        """Bytes of storages on other devices: now, and at most."""
         self._known: dict[int, list[Any]] = {}
+        self._others: dict[int, Any] = {}
         self._fake: Any = None
         self._hooks: Any = None
         self._resize: Any = None
@@ -124,6 +127,7 @@ class Tracker(TorchDispatchMode):
         """The number of a tensor's storage; a new one is an allocation by `op`."""
         tensor = own(tensor)
         if self.device is not None and tensor.device.type != self.device:
+            self._note_elsewhere(tensor)
             return None
         try:
             storage = tensor.untyped_storage()
@@ -156,6 +160,23 @@ class Tracker(TorchDispatchMode):
             changes.append(nbytes)
         return number
 
+    def _note_elsewhere(self, tensor: torch.Tensor) -> None:
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            return
+        key, nbytes, total = storage._cdata, storage.nbytes(), self.elsewhere
+        if key in self._others or tensor.device.type == "meta":
+            return
+
+        def released(_: Any) -> None:
+            self._others.pop(key, None)
+            total[0] -= nbytes
+
+        self._others[key] = weakref.ref(storage, released)
+        total[0] += nbytes
+        total[1] = max(total)
+
     def _change(self, entry: list[Any], nbytes: int) -> None:
         self.stream.ids.append(entry[0])
         self.stream.changes.append(nbytes - entry[2])
@@ -164,11 +185,11 @@ class Tracker(TorchDispatchMode):
         record.nbytes = max(record.nbytes, nbytes)
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """Notes that a tensor is saved for backward."""
+        """Notes that a tensor is saved for backward. What was there before the first step stays an input."""
         number = self.take(tensor, "external")
         if number is not None:
             record = self.stream.records[number]
-            if not record.category:
+            if not record.category and record.phase:
                 record.category = SAVED
         return tensor
 

@@ -86,8 +86,12 @@ def _report(found: Comparison) -> None:
         points(
             target, [f"{_number(one.nbytes, 'bytes')}: {one.name} ({_range(one)}; {one.basis})" for one in found.hidden]
         )
-    heading(target, "Not counted by the trace")
+    heading(target, "Not counted by the trace" + (" or the measurement" if found.measured_on == "cpu" else ""))
     points(target, found.not_counted)
+    if found.real is not None and found.real.scratch:
+        from loadgauge.show.measure import scratch_note
+
+        points(target, [scratch_note(found.real.scratch, found.real.scratch_ops)])
 
 
 def _range(one: Hidden) -> str:

@@ -8,7 +8,7 @@ import click
 
 from loadgauge.show.extras import needs_torch
 from loadgauge.show.numbers import Whole
-from loadgauge.show.trace import COUNT, settings_options
+from loadgauge.show.trace import COUNT, settings_options, shown
 from loadgauge.units import GIB, MIB, flops
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def command(
     settings = Settings(**given)
     settings.check()
     peak = None if gpu is None else known(gpu).peak(PEAKS[settings.precision])
-    found = replied(Request(target, device, settings, layers, work="measure", timed=steps)).real
+    request = Request(target, device, settings, layers, work="measure", timed=steps)
+    found = replied(request, shown(target, as_json)).real
     assert found is not None
     if as_json:
         import msgspec
@@ -78,6 +79,8 @@ def _report(found: Real, peak: float | None) -> None:
         ]
         columns = [Column("MiB", "right"), Column("", "right"), Column("made by")]
         draw(target, columns, rows, title="Alive at the peak, beside what was made before the training")
+    if found.scratch:
+        points(target, [f"not counted: {scratch_note(found.scratch, found.scratch_ops)}"])
     heading(target, "Work")
     again = "" if found.flops == found.model_flops else f", {flops(found.model_flops)} of them the model's"
     work = [f"FLOPs of a step: {flops(found.flops)}{again}"]
@@ -99,3 +102,13 @@ def _report(found: Real, peak: float | None) -> None:
     columns = [Column("peak, MiB", "right"), Column("stays, MiB", "right"), Column("forward of", wrap=True)]
     more = f", {MOST_MODULES} of {len(ordered)} (--json: all)" if len(ordered) > MOST_MODULES else ""
     draw(target, columns, rows, title=f"Modules that take most, beside what was there{more}")
+
+
+def scratch_note(nbytes: int, ops: tuple[str, ...]) -> str:
+    """What of the CPU allocator's peak is not the model's.
+
+    >>> scratch_note(3 * MIB, ("aten::mm",))
+    "scratch of this CPU's kernels (inside aten::mm); with it the CPU allocator's peak is 3.0 MiB higher"
+    """
+    inside = f" (inside {', '.join(ops)})" if ops else ""
+    return f"scratch of this CPU's kernels{inside}; with it the CPU allocator's peak is {nbytes / MIB:,.1f} MiB higher"

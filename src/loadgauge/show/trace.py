@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
+from loadgauge.errors import ConfigError
 from loadgauge.show.extras import needs_torch
 from loadgauge.show.numbers import Whole
 from loadgauge.units import GIB, flops, gib
@@ -16,6 +18,7 @@ from loadgauge.units import GIB, flops, gib
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from loadgauge.measure.child import Request
     from loadgauge.measure.parallel import Parallel
     from loadgauge.measure.trace import Trace
 
@@ -115,13 +118,52 @@ def command(
     if viewer and not Path(viewer).resolve().parent.is_dir():
         raise click.UsageError(f"--viewer: no such folder: {Path(viewer).parent}")
     parallel = _parallel(shared, world, rank, ".py:" in target)
-    found = traced(Request(target, device, settings, layers, viewer, world, rank, parallel=parallel))
+    request = Request(target, device, settings, layers, viewer, world, rank, parallel=parallel)
+    found = traced(request, shown(target, as_json))
+    if not found.events:
+        found = _on_cpu(request, found)
     if as_json:
         from loadgauge.show.table import document
 
         document(found)
     else:
         _report(found, viewer)
+
+
+def _on_cpu(request: Request, found: Trace) -> Trace:
+    """The trace of a script's CPU tensors, where nothing of it was on the simulated CUDA device. Raises ConfigError where
+    there are none either, or where the user has asked for CUDA."""
+    import msgspec
+
+    from loadgauge.measure.child import traced
+
+    if not found.elsewhere:
+        raise ConfigError("made no tensor: there is nothing to trace", file=request.target)
+    if _is_given("device"):
+        raise ConfigError(
+            "nothing ran on the simulated CUDA device: put the model and its inputs on cuda"
+            ' (torch.set_default_device("cuda")), or trace its CPU tensors with --device cpu', file=request.target
+        )  # fmt: skip
+    again = traced(msgspec.structs.replace(request, device="cpu"))
+    note = (
+        "cpu: nothing of this script was on cuda, so it was run once more and its CPU tensors are what is reported"
+        ' (torch.set_default_device("cuda") traces them as on a GPU)'
+    )
+    return msgspec.structs.replace(again, assumed={"device": note, **again.assumed})
+
+
+def _is_given(name: str) -> bool:
+    """Whether a flag was typed, rather than left at its default."""
+    from click.core import ParameterSource
+
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def shown(target: str, as_json: bool) -> TextIO | None:
+    """Where what a script prints goes: to the terminal, and beside a JSON document to standard error."""
+    from loadgauge.measure.child import is_script
+
+    return None if not is_script(target) else sys.stderr if as_json else sys.stdout
 
 
 def _parallel(shared: dict[str, Any], world: int, rank: int, script: bool) -> Parallel | None:
@@ -150,9 +192,11 @@ def _report(found: Trace, viewer: str) -> None:
     target = console()
     peak = found.peak
     when = peak.phase or "preparation"
-    target.print(
-        f"PEAK  {gib(found.allocated)} in {when}, at {peak.op}{_in(peak.module)} (step {_step(found)} of {found.steps})"
-    )
+    place = " of CPU memory" if found.device == "cpu" else ""
+    steps = f"step {_step(found)} of {found.steps}" if found.steps else "no optimizer step was taken"
+    target.print(f"PEAK  {gib(found.allocated)}{place} in {when}, at {peak.op}{_in(peak.module)} ({steps})")
+    if "device" in found.assumed:
+        points(target, [found.assumed["device"]])
     rows = [
         [name, f"{nbytes / GIB:,.2f}", f"{nbytes / peak.total:.0%}", bar(target, nbytes / peak.total)]
         for name, nbytes in peak.categories.items()
@@ -195,11 +239,12 @@ def _work(target: Console, found: Trace) -> None:
 
     heading(target, "Work and what is kept, of the last step")
     kernels = ", ".join(f"{name} x{count}" for name, count in found.attention.items())
+    phases = ", ".join(f"{name} {flops(count)}" for name, count in found.flops.by_phase.items())
     points(
         target,
         [
-            f"FLOPs: {flops(found.flops.total)} ({', '.join(f'{n} {flops(v)}' for n, v in found.flops.by_phase.items())})",
-            f"kept for backward: {gib(found.saved_nbytes)} in {len(found.kept)} modules",
+            f"FLOPs: {flops(found.flops.total)}" + (f" ({phases})" if phases else ""),
+            _kept(found),
             *([f"attention kernels, as CUDA would choose: {kernels}"] if kernels else []),
         ],
     )
@@ -207,6 +252,16 @@ def _work(target: Console, found: Trace) -> None:
         rows = [[one.kind, str(one.ranks), str(one.calls), f"{one.payload / 1e9:,.3f}"] for one in found.collectives]
         columns = [Column("collective"), Column("ranks", "right"), Column("calls", "right"), Column("GB", "right")]
         draw(target, columns, rows, title="Sent in the last step, by one rank")
+
+
+def _kept(found: Trace) -> str:
+    """What the graph keeps: all of it, where the table of the peak has only what is alive then."""
+    alive = found.peak.categories.get("saved activations", 0)
+    if not found.saved and alive:
+        return f"saved for a backward that never ran: {gib(alive)} at the peak (torch.no_grad() keeps nothing)"
+    modules = len(found.kept)
+    place = f" in {modules} module{'s' if modules > 1 else ''}" if modules else ""
+    return f"saved for backward by the largest graph: {gib(found.saved_nbytes)}{place}; {gib(alive)} alive at the peak"
 
 
 def _merged(found: Trace) -> list[Any]:

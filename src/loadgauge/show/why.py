@@ -11,8 +11,10 @@ import click
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.measure.files import LARGEST_TEXT, content_of
 from loadgauge.show.extras import needs_torch
 from loadgauge.show.flags import run_options
+from loadgauge.show.numbers import Whole
 from loadgauge.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ SCARCE = 0.1
 
 @click.command("why")
 @click.argument("file")
-@click.option("--gpu-index", default=0, show_default=True, type=int, help="Which device of a snapshot.")
+@click.option("--gpu-index", default=0, show_default=True, type=Whole(0, 10**6), help="Which device of a snapshot.")
 @click.option(
     "--model", metavar="MODEL", help="What was trained: changes are then estimated anew, with the flags of the run."
 )
@@ -56,7 +58,7 @@ SCARCE = 0.1
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, in bytes.")
 def command(file: str, gpu_index: int, model: str | None, as_json: bool, **flags: Any) -> None:
     """What held the memory, and what would free it? FILE is the text of a CUDA out-of-memory error ("-": from standard
-    input), a snapshot that `torch.cuda.memory._dump_snapshot` has written, or what `loadgauge trace --json` says.
+    input, up to 256 MB), a snapshot that `torch.cuda.memory._dump_snapshot` has written, or what `loadgauge trace --json` says.
 
     A snapshot is a pickle; it is read without running anything in it. With --model and the flags of `estimate` that
     describe the run, every change that would make it fit is estimated.
@@ -120,18 +122,36 @@ def _advise(given: Job, changes: list[Change]) -> None:
 def _found(file: str, gpu_index: int, as_json: bool) -> dict[str, Any]:
     """What a file says, printed; as a document where JSON is wanted."""
     if file == "-":
-        return _text(sys.stdin.read(), as_json)
+        return _text(_typed(), as_json)
     path = Path(file)
-    with path.open("rb") as opened:
-        first = opened.read(1)
-    if first == b"\x80":
+    if _begins(path) == PICKLE:
         from loadgauge.measure.causes import of_file
 
         return _snapshot(*of_file(path, gpu_index), as_json)
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if first == b"{" and '"at_peak"' in text:
+    text = content_of(path, LARGEST_TEXT).decode("utf-8", errors="replace")
+    if text.startswith("{") and '"at_peak"' in text:
         return _trace(path, text, as_json)
     return _text(text, as_json)
+
+
+PICKLE = b"\x80"
+"""The byte that a snapshot begins with."""
+
+
+def _begins(path: Path) -> bytes:
+    """The first byte of a regular file. A pipe or a device is not opened."""
+    if not path.is_file():
+        content_of(path, 0)  # says what it is instead
+    with path.open("rb") as opened:
+        return opened.read(1)
+
+
+def _typed() -> str:
+    """What standard input says, up to the limit."""
+    text = sys.stdin.read(LARGEST_TEXT + 1)
+    if len(text) > LARGEST_TEXT:
+        raise ConfigError(f"is larger than {LARGEST_TEXT / 1e6:,.0f} MB", file="-")
+    return text
 
 
 def _trace(path: Path, text: str, as_json: bool) -> dict[str, Any]:
@@ -144,6 +164,7 @@ def _trace(path: Path, text: str, as_json: bool) -> dict[str, Any]:
         trace = msgspec.json.decode(text, type=Trace)
     except msgspec.DecodeError as error:
         raise ConfigError(f"is no trace: {error}", file=str(path)) from None
+    _check(trace, path)
     found = of_trace(trace)
     again = retraced(trace)
     if not as_json:
@@ -151,6 +172,17 @@ def _trace(path: Path, text: str, as_json: bool) -> dict[str, Any]:
         _again(trace, again)
     document = {"causes": msgspec.to_builtins(found.causes), "parts": found.parts, "peak": trace.peak.total}
     return {**document, "retraced": msgspec.to_builtins(again)}
+
+
+def _check(trace: Trace, path: Path) -> None:
+    """Raises ConfigError for bytes that cannot be."""
+    sizes = [trace.allocated, trace.peak.total, trace.saved_nbytes, *trace.peak.categories.values()]
+    sizes += [piece.nbytes for piece in trace.at_peak]
+    wrong = next((one for one in sizes if one < 0), None)
+    if wrong is not None:
+        raise ConfigError(f"is no trace: {wrong:,} bytes", file=str(path))
+    if not trace.allocated:
+        raise ConfigError("is a trace in which nothing was allocated", file=str(path))
 
 
 def _again(trace: Trace, again: Sequence[Retraced]) -> None:
@@ -218,6 +250,7 @@ def _text(text: str, as_json: bool) -> dict[str, Any]:
             f"process {found.own} is this one: beside it there is no room for what PyTorch holds (in a container a"
             " process does not know its own number)"
         )
+    notes += [f"contradiction in the error: {one}" for one in found.contradictions]
     points(target, notes)
     return document
 

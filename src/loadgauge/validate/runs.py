@@ -101,6 +101,8 @@ MEASURED = (
 CARRIED = frozenset(
     {"split", "arch_source", "throughput_reported", "memory_reported", "derived_fields"}
 )  # known columns that are for people to read
+MOST = {"layers": 10_000, "vpp": 1_000}
+"""The largest numbers that are believed of what an estimate goes through one by one."""
 KINDS: dict[str, Any] = get_type_hints(Run)
 
 
@@ -257,6 +259,8 @@ def _number(key: str, text: str, *, whole: bool) -> float | int:
     least = 0 if key in ("moe_shared", "moe_first_dense_layers", "lora_rank") else None
     if value < 0 or (value == 0 and least is None):
         raise ConfigError(f"must be above 0, got {text[:40]!r}", key=key)
+    if value > MOST.get(key, math.inf):
+        raise ConfigError(f"must be at most {MOST[key]:,}, got {text[:40]!r}", key=key)
     if value > 1e15:
         raise ConfigError(f"is too large: {text[:40]!r}", key=key)
     return int(value) if whole else value

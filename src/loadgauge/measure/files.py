@@ -1,0 +1,33 @@
+"""Files that a person names: only ordinary ones, and not larger than what they should be."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from loadgauge.errors import ConfigError
+
+LARGEST_TEXT = 256 * 10**6
+"""Bytes of a log, or of what `loadgauge trace --json` says."""
+LARGEST_SNAPSHOT = 4 * 10**9
+UNSTATED = 1 << 16
+"""Bytes that are read of a file whose size is not stated (those of /proc)."""
+
+
+def content_of(path: Path, largest: int) -> bytes:
+    """What is in a regular file. Raises ConfigError for anything else (a folder, a device, a pipe), which is not opened,
+    and for more than `largest` bytes; OSError where it cannot be read.
+
+    >>> content_of(Path("/dev/zero"), 10)
+    Traceback (most recent call last):
+    loadgauge.errors.ConfigError: /dev/zero: is not a regular file
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ConfigError("is not a regular file", file=str(path))
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(max(size, UNSTATED) + 1) if size <= largest else b""
+    if max(size, len(content)) > largest:
+        raise ConfigError(f"is larger than {largest / 1e6:,.0f} MB", file=str(path))
+    return content
