@@ -48,7 +48,7 @@ def dialects() -> str:
     words = {"argv": "command line", "yaml": "YAML", "json": "JSON", "toml": "TOML"}
     lines = [
         f"| `{one.name}` | {one.title}: {', '.join(words[syntax] for syntax in one.syntaxes)} | {one.versions} |"
-        f" {len(one.known)} keys |"
+        f" {len(one.known)} | {len(one.coverage.harmless)} | {len(one.coverage.bounded)} | {len(one.coverage.stops)} |"
         for one in known
     ]
     return "".join(f"{line}\n" for line in lines)

@@ -80,8 +80,8 @@ CAN: dict[str, dict[str, Any]] = {
     "verl": {
         "framework": ("huggingface", "megatron"), "model": ("Qwen/Qwen3-8B",), "tp": (1, 2), "pp": (1, 2), "vpp": (1, 2),
         "cp": (1, 2), "ep": (1, 2), "etp": (1, 2), "zero": (0, 1, 2, 3), "replicas": (1, 2),
-        "sequence_parallel": (False, True), "recompute": MEGATRON_RECOMPUTE, "offload": ("none", "optimizer", "all"),
-        "precision": (None, "bf16-autocast", "bf16-pure"), "seq_len": LENGTHS, "gpus_per_node": (8,),
+        "sequence_parallel": (False, True), "recompute": MEGATRON_RECOMPUTE, "offload": ("none", "all"),
+        "precision": (None, "bf16", "bf16-pure"), "seq_len": LENGTHS, "gpus_per_node": (8,),
         "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
     },
 }  # fmt: skip

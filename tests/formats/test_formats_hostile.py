@@ -17,12 +17,21 @@ from loadgauge.formats.run import Run
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))
 MAPS = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{b: *a{n - 1}, c: *a{n - 1}}}\n" for n in range(1, 39))
+BOMB = 'a: &a ["x","x","x","x","x","x","x","x","x"]\n' + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
 HOSTILE = {
+    "bomb.yaml": (BOMB + "base_model: x\nsequence_len: *i\nmicro_batch_size: 1\n", "values once its YAML aliases"),
+    "unread.yaml": (BOMB + "base_model: x\nlora_thing: *i\nmicro_batch_size: 1\n", "values once its YAML aliases"),
+    "tuple.json": ('{"train_micro_batch_size_per_gpu": [' + "[1]," * 20_000 + "1]}", "must be a whole number"),
+    "anchor.yaml": ("x: &x {<<: *x}\n", "a value holds itself"),
+    "nul.sh": ("torchrun x.py --micro-batch-size 1 \0 --seq-length 4", "holds a zero byte"),
+    "nul.json": ('{"train_batch_size": 1, "a\0": 2}', "holds a zero byte"),
     "python.yaml": ("!!python/object/apply:os.system ['touch {mark}']\n", "YAML tag"),
     "inner.yaml": ("base_model: !!python/name:os.system\nmicro_batch_size: 1\n", "YAML tag"),
     "local.yaml": ("base_model: !load x\nmicro_batch_size: 1\n", "YAML tag"),
-    "laughs.yaml": (LAUGHS, "no keys"),
-    "maps.yaml": (MAPS, "keys"),
+    "laughs.yaml": (LAUGHS, "values once its YAML aliases"),
+    "maps.yaml": (MAPS, "values once its YAML aliases"),
     "deep.yaml": ("a: " + "{b: " * 3000 + "1" + "}" * 3000, "nested too deeply"),
     "lists.yaml": ("a: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
     "deep.json": ('{"a":' * 12000 + "1" + "}" * 12000, "nested too deeply"),
@@ -76,6 +85,15 @@ def test_not_a_file(tmp_path: Path) -> None:
         assert words in found.err
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     assert "not text" in typed(["convert", str(tmp_path / "bytes.yaml"), "--to", "flags"]).err
+
+
+def test_a_zero_byte_in_the_file_to_patch(tmp_path: Path) -> None:
+    place, onto = tmp_path / "job.yaml", tmp_path / "train.sh"
+    place.write_text("base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 1\nsequence_len: 2048\n")
+    onto.write_text("torchrun x.py --micro-batch-size 1 \0 --seq-length 4\n")
+    found = typed(f"convert {place} --to megatron --onto {onto}")
+    assert (found.code, found.out) == (2, "")
+    assert "holds a zero byte" in found.err
 
 
 VALUES = st.one_of(

@@ -75,6 +75,21 @@ def test_import_of_export(name: str, syntax: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("name", "syntax"), SYNTAXES)
+def test_a_new_file_is_recognised(name: str, syntax: str) -> None:
+    """However little it says."""
+    few = [Run()] + [
+        Run(gpus=64, **{field: values[-1]})
+        for field, values in CAN[name].items()
+        if isinstance(values, tuple)
+        and values[-1] is not None
+        and field not in ("tp", "pp", "cp", "replicas", "gpus_per_node", "qlora", "base", "offload")
+    ]
+    for run in few:
+        text = write(run, name, syntax=syntax).text
+        assert read(text, file=f"job.{ {'argv': 'sh'}.get(syntax, syntax) }").dialect == name, text
+
+
+@pytest.mark.parametrize(("name", "syntax"), SYNTAXES)
 @FEWER
 @given(data=st.data())
 def test_a_patched_file_says_the_other_run(name: str, syntax: str, data: st.DataObject) -> None:

@@ -177,11 +177,14 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """What the numbers do not count, in words."""
     untimed: str = ""
     """Why there is no time, where there is none."""
+    unmodelled: tuple[str, ...] = ()
+    """What a job file asks for that the numbers do not count, in words."""
 
     @property
     def not_counted(self) -> tuple[str, ...]:
-        """All that is not counted, in words; first why there is no time."""
-        return (f"time and network: {self.untimed}", *self.left_out) if self.untimed else self.left_out
+        """All that is not counted, in words; first what was asked for, then why there is no time."""
+        untimed = (f"time and network: {self.untimed}",) if self.untimed else ()
+        return (*self.unmodelled, *untimed, *self.left_out)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `estimate --json`, in bytes, FLOPs and plain counts."""

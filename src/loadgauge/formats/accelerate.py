@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.formats.accelerate_keys import ACCELERATE_COVERAGE
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import CPU, NOWHERE, SHARDING
 
@@ -183,6 +184,15 @@ def _accumulation() -> Idea:
     return Idea(keys=names, facts=("accumulation",), read=read, write=write)
 
 
+def _named() -> Idea:
+    """DeepSpeed's configuration in a file of its own, which is read beside this one."""
+
+    def nothing(*_: object) -> dict[str, Any]:
+        return {}
+
+    return Idea(keys=(f"{D}deepspeed_config_file",), facts=(), read=nothing, write=nothing)
+
+
 ACCELERATE = Dialect(
     name="accelerate",
     title="accelerate configuration",
@@ -198,6 +208,8 @@ ACCELERATE = Dialect(
         _engine(),
         _degrees(),
         _accumulation(),
+        _named(),
         row("precision", "mixed_precision", words={"bf16": "bf16", "fp16": "fp16", "no": "fp32"}),
     ),
+    coverage=ACCELERATE_COVERAGE,
 )

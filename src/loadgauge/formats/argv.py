@@ -236,6 +236,11 @@ class Argv:
             return key
         return f"--{key.replace('_', '-') if self.style == 'switch' else key}"
 
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The words that are no options: the launcher, the script and its subcommand among them."""
+        return tuple(word.text for word in self.words if not word.text.startswith("-"))
+
     def text(self) -> str:
         """The script."""
         return self.source

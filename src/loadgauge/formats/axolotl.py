@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.formats.huggingface import sharding, targets
+from loadgauge.formats.axolotl_keys import AXOLOTL_COVERAGE
+from loadgauge.formats.huggingface import INLINE_COVERAGE, dropout, sharding, targets
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import ATTENTION, TORCH_OPTIMIZERS
 
@@ -194,7 +195,7 @@ AXOLOTL = Dialect(
             *("dataset_prepared_path", "val_set_size", "lora_target_linear", "flash_attention"),
         }
     ),
-    blank={"yaml": ""},
+    blank={"yaml": "num_epochs: 1\nval_set_size: 0.0\n"},
     ideas=(
         row("model", "base_model", kind="word"),
         row("seq_len", "sequence_len", default=512),
@@ -214,5 +215,7 @@ AXOLOTL = Dialect(
         _precision(),
         _attention(),
         _loss(),
+        dropout("lora_dropout"),
     ),
+    coverage=AXOLOTL_COVERAGE.joined(INLINE_COVERAGE),
 )

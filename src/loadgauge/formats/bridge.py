@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.formats.bridge_keys import BRIDGE_COVERAGE
 from loadgauge.formats.megatron import context, experts, launched, pipeline, recompute, tensor_parallel
-from loadgauge.formats.megatron_training import STRATEGIES
+from loadgauge.formats.megatron_training import STRATEGIES, loss
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 
 RECIPES = {
@@ -154,6 +155,8 @@ BRIDGE = Dialect(
         ),
         _offload(),
         _lora(),
+        loss("model."),
         _model(),
     ),
+    coverage=BRIDGE_COVERAGE,
 )  # fmt: skip

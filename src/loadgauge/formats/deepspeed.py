@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.formats.deepspeed_keys import DEEPSPEED_COVERAGE
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys
 from loadgauge.formats.words import CPU, NOWHERE
 
@@ -177,4 +178,5 @@ DEEPSPEED = Dialect(
         precision(),
         _optimizer(),
     ),
+    coverage=DEEPSPEED_COVERAGE,
 )

@@ -13,6 +13,8 @@ FILES = {
     "llamafactory": "llamafactory", "verl": "verl",
 }  # fmt: skip
 """Dialects, and the files of this folder that have them, each under its name in capitals."""
+BUILT_ON = {"trl": "transformers", "llamafactory": "transformers"}
+"""Tools whose files have another's keys too: those of the other mark them as well."""
 CONSTANTS = {"megatron-bridge": "BRIDGE"}
 ALIASES = {"hf": "transformers", "fsdp": "accelerate", "llama-factory": "llamafactory", "bridge": "megatron-bridge"}
 MARK = 10
@@ -48,6 +50,8 @@ def recognise(document: Document) -> Dialect | None:
         found = dialect(name)
         if document.syntax in found.syntaxes:
             marks = len(present & found.marks)
+            if marks and name in BUILT_ON:
+                marks = len(present & (found.marks | dialect(BUILT_ON[name]).marks))
             scores[name] = MARK * marks + len(present & found.known) if marks else 0
     best = max(scores, key=lambda name: scores[name], default=None)
     return dialect(best) if best is not None and scores[best] else None

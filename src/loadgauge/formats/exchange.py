@@ -10,6 +10,7 @@ import msgspec
 
 from loadgauge.errors import ConfigError
 from loadgauge.formats.argv import Argv
+from loadgauge.formats.coverage import Uncounted
 from loadgauge.formats.dialects import dialect as dialect_of
 from loadgauge.formats.dialects import recognise
 from loadgauge.formats.nested import json_document, toml_document, yaml_document
@@ -30,6 +31,8 @@ SYNTAXES = {
 SYNTAXES |= {".bash": "argv", ".slurm": "argv", ".sbatch": "argv"}
 BESIDE = ("deepspeed", "deepspeed_config.deepspeed_config_file")
 """Keys that name a DeepSpeed configuration in a file of its own."""
+LAUNCHED_WITH = "config_file"
+"""The option of `accelerate launch` that names its configuration."""
 ALIKE: dict[str, Any] = {
     "lora_rank": 0, "tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "etp": 1, "zero": 0, "replicas": 1, "sequence_parallel": False,
     "recompute": "none", "loss": "auto", "offload": "none", "qlora": False, "attention": "flash", "micro_batch": 1,
@@ -39,7 +42,12 @@ ALIKE: dict[str, Any] = {
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A job file that was read. `unread`: its keys that say nothing here; `auto`: keys that it leaves to another file."""
+    """A job file that was read.
+
+    unread: its keys that no idea reads; auto: keys that it leaves to another file
+    uncounted: what it asks for that is not counted
+    stopped: what it asks for that there is no estimate with, where that was allowed
+    """
 
     dialect: str
     syntax: str
@@ -48,6 +56,8 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     said: dict[str, Said]
     unread: tuple[str, ...] = ()
     auto: tuple[str, ...] = ()
+    uncounted: tuple[Uncounted, ...] = ()
+    stopped: tuple[str, ...] = ()
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +110,8 @@ def _syntax(text: str, file: str) -> str:
 
 def document(text: str, syntax: str, chosen: Dialect | None = None, file: str = "") -> Document:
     """A file's text as keys and values; what cannot be read is a `ConfigError` of one line."""
+    if "\0" in text:
+        raise ConfigError("holds a zero byte, so it is not text", file=file)
     sections = dict(chosen.sections) if chosen is not None and syntax == "yaml" else None
     try:
         if syntax == "argv":
@@ -119,13 +131,16 @@ def read(
     given: Mapping[str, Any] | None = None,
     version: str | None = None,
     alone: bool = False,
+    keeping: str | None = None,
 ) -> JobFile:
-    """The run that a job file says. A file that contradicts itself, or that no dialect knows, raises `ConfigError`.
+    """The run that a job file says. A file that contradicts itself, that no dialect knows, or that asks for something
+    that an estimate would be wrong about, raises `ConfigError`.
 
     name: of the dialect; None: the one whose keys the file has
     given: facts known from elsewhere, as flags name them, which go before the file's
     version: of the tool; None: the newest whose defaults are known
     alone: a DeepSpeed configuration that it names is not looked for on the disk
+    keeping: a dialect whose files are only patched: what there is no estimate with stays in them, and is `stopped`
 
     >>> found = read('{"zero_optimization": {"stage": 3}, "train_batch_size": 64, "gradient_clipping": 1.0,'
     ...              ' "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}')
@@ -144,14 +159,33 @@ def read(
     elif syntax not in chosen.syntaxes:
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
     keys = Keys(document(text, syntax, chosen, file), file, chosen.auto, _version(version))
+    stopped = chosen.stopped(keys)
+    if stopped and keeping != chosen.name:
+        raise _first(stopped)
     known = {name: Said(value, f"--{name.replace('_', '-')}") for name, value in (given or {}).items()}
     found = chosen.read(keys, frozenset(known))
     found.setdefault("framework", Said(chosen.framework, chosen.name, True))
-    found = found if alone else _beside(keys, found, file, frozenset(known))
+    unread, uncounted = chosen.unread(keys.document), chosen.uncounted(keys)
+    if not alone:
+        for place, other in _beside(keys, file, frozenset(known)):
+            found = merge(found, other.said, place)
+            unread += other.unread
+            uncounted += other.uncounted
     return JobFile(
         dialect=chosen.name, syntax=syntax, file=file, run=solve(_with(found, known), file), said=found,
-        unread=chosen.unread(keys.document), auto=tuple(keys.document.shown(key) for key in keys.left),
+        unread=unread, auto=tuple(keys.document.shown(key) for key in keys.left), uncounted=uncounted,
+        stopped=tuple(f"{error.key}: {str(error).rpartition(f'{error.key}: ')[2]}" for error in stopped),
     )  # fmt: skip
+
+
+def _first(errors: list[ConfigError]) -> ConfigError:
+    """The first of several, which says how many there are."""
+    first, *rest = errors
+    if not rest:
+        return first
+    names = ", ".join(str(error.key) for error in rest[:5]) + ("" if len(rest) <= 5 else ", ...")
+    message = str(first).rpartition(f"{first.key}: ")[2]
+    return ConfigError(f"{message} (so do {len(rest)} more: {names})", key=first.key, file=first.file)
 
 
 def _version(text: str | None) -> tuple[int, ...] | None:
@@ -163,11 +197,31 @@ def _version(text: str | None) -> tuple[int, ...] | None:
     return tuple(int(part) for part in parts)
 
 
-def _beside(keys: Keys, found: dict[str, Said], file: str, known: frozenset[str]) -> dict[str, Said]:
-    """Adds what the DeepSpeed configuration says that the file names."""
-    for key in BESIDE:
+def _part(text: str, name: str, file: str, known: frozenset[str]) -> JobFile:
+    """A file that another one names: what it says, without the arithmetic of a whole run."""
+    chosen = dialect_of(name)
+    keys = Keys(document(text, chosen.syntaxes[0], chosen, file), file, chosen.auto)
+    stopped = chosen.stopped(keys)
+    if stopped:
+        raise _first(stopped)
+    unread = tuple(f"{file}: {key}" for key in chosen.unread(keys.document))
+    uncounted = chosen.uncounted(keys)
+    said = chosen.read(keys, known)
+    return JobFile(
+        dialect=name, syntax=chosen.syntaxes[0], file=file, run=Run(), said=said, unread=unread, uncounted=uncounted
+    )
+
+
+def _beside(keys: Keys, file: str, known: frozenset[str]) -> list[tuple[str, JobFile]]:
+    """The files that a job file names: DeepSpeed's configuration, and that of `accelerate launch`."""
+    named: list[tuple[str, str, tuple[str, ...]]] = [(key, "deepspeed", (".json",)) for key in BESIDE]
+    if keys.document.syntax == "argv":
+        named.append((LAUNCHED_WITH, "accelerate", (".yaml", ".yml")))
+    found: list[tuple[str, JobFile]] = []
+    for key, dialect, endings in named:
         name = keys.raw(key)
-        if not isinstance(name, str) or not name.endswith(".json"):
+        name = name[0] if isinstance(name, list) and name else name
+        if not isinstance(name, str) or not name.endswith(endings):
             continue
         places = [Path(file).parent / name, Path(name)] if file else [Path(name)]
         place = next((place for place in places if place.is_file()), None)
@@ -176,10 +230,7 @@ def _beside(keys: Keys, found: dict[str, Said], file: str, known: frozenset[str]
                 continue
             raise ConfigError(f"names {name}, which is not there, and only it says the ZeRO stage; give --zero",
                               key=keys.document.shown(key), file=file)  # fmt: skip
-        text = load(place)
-        other = dialect_of("deepspeed")
-        theirs = Keys(document(text, "json", other, str(place)), str(place), True)
-        found = merge(found, other.read(theirs, known), str(place))
+        found.append((str(place), _part(load(place), dialect, str(place), known)))
     return found
 
 
@@ -200,8 +251,18 @@ def _with(found: Mapping[str, Said], known: Mapping[str, Said]) -> dict[str, Sai
     return {name: said for name, said in facts.items() if name not in stale or name in known}
 
 
-def write(run: Run, name: str, template: str | None = None, *, file: str = "", syntax: str | None = None) -> Written:
+def write(
+    run: Run,
+    name: str,
+    template: str | None = None,
+    *,
+    file: str = "",
+    syntax: str | None = None,
+    beside: Mapping[str, Any] | None = None,
+) -> Written:
     """A job file of a dialect that says a run; `template` is the user's own, patched where it says something else.
+
+    beside: facts that are no part of a run, such as `lora_dropout`
 
     >>> print(write(Run(tp=8, gpus=16, precision="bf16"), "megatron", "torchrun --nproc-per-node 8 x.py --fp16  # mine").text)
     torchrun --nproc-per-node 8 --nnodes 2 x.py --tensor-model-parallel-size 8 --bf16  # mine
@@ -215,7 +276,9 @@ def write(run: Run, name: str, template: str | None = None, *, file: str = "", s
         raise ConfigError(f"{chosen.title} is {' or '.join(chosen.syntaxes)}, not {kind}")
     target = document(chosen.blank[kind] if template is None else template, kind, chosen, file)
     keys = Keys(target, file, chosen.auto)
-    wanted, changed = facts(run), False
+    wanted, changed = facts(run) | dict(beside or {}), False
+    if template is None and run.micro_batch is None and run.global_batch is None:
+        wanted["micro_batch"] = 1  # without a batch a file may be anyone's
     for idea in chosen.ideas:
         if not wanted.keys() & set(idea.facts):
             continue
@@ -223,7 +286,11 @@ def write(run: Run, name: str, template: str | None = None, *, file: str = "", s
             for key, value in idea.write(wanted, keys).items():
                 changed |= _put(target, key, value)
     text = target.text() if changed or template is None else template
-    return Written(dialect=chosen.name, text=text, left_out=_left_out(run, text, chosen.name, kind))
+    said = {fact for idea in chosen.ideas for fact in idea.facts}
+    unsaid = tuple(
+        f"{fact} = {value}: has no place in it" for fact, value in (beside or {}).items() if fact not in said
+    )
+    return Written(dialect=chosen.name, text=text, left_out=_left_out(run, text, chosen.name, kind) + unsaid)
 
 
 def _put(target: Document, key: str, value: Any) -> bool:

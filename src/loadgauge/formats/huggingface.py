@@ -5,17 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.formats import deepspeed
+from loadgauge.formats.coverage import OFF, Coverage, stops, words
+from loadgauge.formats.deepspeed_keys import DEEPSPEED_COVERAGE
+from loadgauge.formats.huggingface_keys import OTHER_TRAINERS, TRANSFORMERS_COVERAGE, TRL_COVERAGE
 from loadgauge.formats.megatron import launched
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import ATTENTION, SHARDING, TORCH_OPTIMIZERS
 
-INLINE = "deepspeed."
 FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+INLINE = "deepspeed."
+# Formats and batches that transformers refuses unless they are those of its own arguments, or "auto".
+INLINE_COVERAGE = DEEPSPEED_COVERAGE.joined(
+    Coverage(harmless=words("bf16.enabled fp16.enabled")).joined(Coverage(
+        stops=stops(("is not read within the arguments of the trainer; give it there", (*OFF, "auto", 1),
+                     "data_types.grad_accum_dtype sequence_parallel_size tensor_parallel.autotp_size"),
+                    ("is not read within the arguments of the trainer; optim is", ("auto", "AdamW", "Adam"), "optimizer.type"),
+                    ("says what the arguments of the trainer say; \"auto\" leaves it to them", (*OFF, "auto"),
+                     " ".join(FILLED)),
+                    ("is momentum of an optimizer that is not read", (*OFF, "auto"), "optimizer.params.momentum")),
+    ))
+).prefixed(INLINE)  # fmt: skip
 
 
 def checkpointing(default: Any = None, *, new: str = "activation_checkpointing") -> Idea:
     """Layers that run again; with `every_n_layers` every n-th. FSDP has a switch of its own."""
-    names = (new, "gradient_checkpointing")
+    names = tuple(dict.fromkeys((new, "gradient_checkpointing", "activation_checkpointing")))
     every = tuple(f"{name}_kwargs.every_n_layers" for name in names)
     own = ("fsdp_config.activation_checkpointing", "fsdp_config.fsdp_activation_checkpointing")
 
@@ -170,6 +184,38 @@ def half(default: Any = None, pure: str = "") -> Idea:
     return Idea(keys=owned, facts=("precision",), read=read, write=write)
 
 
+DTYPES = {
+    "bfloat16": "bf16", "bf16": "bf16", "torch.bfloat16": "bf16", "float32": "fp32", "fp32": "fp32",
+    "torch.float32": "fp32", "float16": "fp16", "fp16": "fp16", "torch.float16": "fp16", "half": "fp16", "auto": "auto",
+}  # fmt: skip
+"""`torch_dtype` of `from_pretrained`."""
+
+
+def weights(*names: str) -> Idea:
+    """What the weights are loaded as: bf16, fp16, fp32, or auto, which is what the checkpoint has (`run.solve`)."""
+
+    def read(keys: Keys) -> Facts:
+        said = {name: word for name in names if (word := _dtype(keys, name)) is not None}
+        if len(set(said.values())) > 1:
+            first, second = list(said)[:2]
+            raise keys.wrong(second, f"{said[second]} contradicts {keys.document.shown(first)} = {said[first]}")
+        return {"weights": next(iter(said.values()), None)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {}
+
+    return Idea(keys=names, facts=("weights",), read=read, write=write)
+
+
+def _dtype(keys: Keys, name: str) -> str | None:
+    # `auto` is a value of its own here, and not one that another file has.
+    value = keys.document.get(name)
+    if isinstance(value, str) and value.lower() == "auto":
+        return "auto"
+    found = keys.choice(name, DTYPES)
+    return None if found is None else str(found)
+
+
 def targets(rank: str, modules: str, switch: Any, usual: int, everything: str = "all-linear") -> Idea:
     """LoRA: its rank and the linear layers it is on. `switch`: key and words (off, on)."""
     key, off, on = switch
@@ -198,6 +244,79 @@ def targets(rank: str, modules: str, switch: Any, usual: int, everything: str = 
     return Idea(keys=(rank, modules, key), facts=("lora_rank", "lora_targets"), read=read, write=write)
 
 
+def lengths(*names: str) -> Idea:
+    """Tokens of a sequence, as scripts around the trainer call them; nothing where they say none, and never added."""
+    inner = row("seq_len", *names)
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return inner.write(facts, keys) if keys.has(*names) else {}
+
+    return Idea(keys=names, facts=("seq_len",), read=inner.read, write=write)
+
+
+def processes() -> Idea:
+    """GPUs as `accelerate launch` (all of them) and `deepspeed` (of a node) are told of them."""
+    count, machines, each, nodes = "num_processes", "num_machines", "num_gpus", "num_nodes"
+
+    def read(keys: Keys) -> Facts:
+        if keys.document.syntax != "argv":
+            return {}
+        if keys.has(each):
+            return {"gpus_per_node": keys.whole(each), "nodes": keys.whole(nodes) or 1}
+        gpus, hosts = keys.whole(count), keys.whole(machines) or 1
+        if gpus is None:
+            return {}
+        if gpus % hosts:
+            raise keys.wrong(count, f"{gpus} do not share out over {hosts} machines")
+        return {"gpus": gpus} if hosts == 1 else {"gpus": gpus, "nodes": hosts, "gpus_per_node": gpus // hosts}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if keys.document.syntax != "argv" or "gpus" not in facts:
+            return {}
+        gpus: int = facts["gpus"]
+        if keys.has(each):
+            hosts, per = facts.get("nodes"), facts.get("gpus_per_node")
+            return {each: per, nodes: hosts} if hosts is not None else {each: gpus, nodes: None}
+        if not keys.has(count):
+            return {}
+        return {count: gpus, machines: facts.get("nodes") if keys.has(machines) else None}
+
+    return Idea(keys=(count, machines, each, nodes), facts=("gpus", "gpus_per_node", "nodes"), read=read, write=write)
+
+
+def attention(*switches: str) -> Idea:
+    """`attn_implementation`; `switches`: older names for flash attention."""
+    key = "attn_implementation"
+
+    def read(keys: Keys) -> Facts:
+        old = any(keys.flag(name) for name in switches)
+        named = keys.choice(key, ATTENTION)
+        if old and named == "eager":
+            raise keys.wrong(key, "contradicts the switch for flash attention")
+        return {"attention": named or ("flash" if old else None)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        off: dict[str, Any] = {name: None for name in switches if keys.has(name)}
+        return off | {key: "eager" if facts["attention"] == "eager" else "flash_attention_2"}
+
+    return Idea(keys=(key, *switches), facts=("attention",), read=read, write=write)
+
+
+def dropout(key: str, switch: str = "", default: float | None = None) -> Idea:
+    """Of the input of adapters. `switch`, `default`: what it is where adapters are on and nothing is said."""
+
+    def read(keys: Keys) -> Facts:
+        share = keys.real(key)
+        if share is not None and not 0 <= share < 1:
+            raise keys.wrong(key, f"must be at least 0 and below 1, got {share:g}")
+        return {"lora_dropout": default if share is None and switch and keys.flag(switch) else share}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {key: facts["lora_dropout"]}
+
+    return Idea(keys=(key,), facts=("lora_dropout",), read=read, write=write)
+
+
 def _quantised() -> Idea:
     four, eight, kind, nested = "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant"
 
@@ -221,20 +340,20 @@ def _quantised() -> Idea:
 
 
 def _trl_loss() -> Idea:
-    key, liger = "loss_type", "use_liger_kernel"
+    key, liger, old = "loss_type", "use_liger_kernel", "use_liger"
 
     def read(keys: Keys) -> Facts:
         # Since 1.6 the logits are never whole, with a plain `nll` too from 1.16 on.
         words = {"nll": keys.since(1, 16), "chunked_nll": True, "dft": False}
         said = keys.choice(key, words)
-        chunked = keys.flag(liger) or (keys.since(1, 6) if said is None else said)
+        chunked = keys.flag(liger) or keys.flag(old) or (keys.since(1, 6) if said is None else said)
         return {"loss": "chunked" if chunked else "auto"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         chunked = (facts.get("loss") or "auto").startswith("chunked")
         return {key: "nll" if chunked else None, liger: False if keys.has(liger) else None} if chunked else {}
 
-    return Idea(keys=(key, liger), facts=("loss",), read=read, write=write)
+    return Idea(keys=(key, liger, old), facts=("loss",), read=read, write=write)
 
 
 def _liger() -> Idea:
@@ -260,6 +379,7 @@ def _trl_checkpointing(keys: Keys) -> bool:
 OWN = frozenset({"fsdp_config", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs", "deepspeed"})
 SHARED = (
     launched("nproc_per_node", "nnodes"),
+    processes(),
     row("model", "model_name_or_path", kind="word"),
     sharding(),
 )
@@ -267,7 +387,7 @@ BATCH = (
     row("micro_batch", "per_device_train_batch_size", default=8),
     row("accumulation", "gradient_accumulation_steps", default=1),
     row("optimizer", "optim", words=TORCH_OPTIMIZERS, default="adamw"),
-    row("attention", "attn_implementation", words=ATTENTION),
+    attention("use_flash_attention_2"),
 )
 
 BLANK = {
@@ -286,7 +406,17 @@ TRANSFORMERS = Dialect(
         {"per_device_train_batch_size", "output_dir", "per_device_eval_batch_size", "save_strategy", "fsdp"}
     ),
     blank=BLANK,
-    ideas=(*SHARED, *BATCH, checkpointing(), half(), _liger()),
+    ideas=(
+        *SHARED,
+        *BATCH,
+        lengths("block_size", "max_seq_length", "model_max_length", "max_length"),
+        checkpointing(),
+        half(),
+        weights("dtype", "torch_dtype"),
+        _liger(),
+    ),
+    coverage=TRANSFORMERS_COVERAGE.joined(INLINE_COVERAGE),
+    programs=OTHER_TRAINERS,
 )
 
 TRL = Dialect(
@@ -302,15 +432,24 @@ TRL = Dialect(
             *("dataset_text_field", "dataset_name", "load_in_4bit", "per_device_train_batch_size", "loss_type"),
         }
     ),
-    blank=BLANK,
+    # What is a key of its trainer alone, at its default.
+    blank={
+        "yaml": "output_dir: output\npacking: false\n",
+        "json": '{\n  "output_dir": "output",\n  "packing": false\n}\n',
+        "argv": "torchrun train.py --output_dir output --packing False\n",
+    },
     ideas=(
         *SHARED,
         *BATCH,
         row("seq_len", "max_length", "max_seq_length", default=1024),
         checkpointing(_trl_checkpointing, new="gradient_checkpointing"),
         half(_trl_precision),
+        weights("dtype", "torch_dtype"),
         _trl_loss(),
         _quantised(),
         targets("lora_r", "lora_target_modules", ("use_peft", False, True), 16),
+        dropout("lora_dropout", "use_peft", 0.05),
     ),
+    coverage=TRL_COVERAGE.joined(INLINE_COVERAGE),
+    programs=OTHER_TRAINERS,
 )

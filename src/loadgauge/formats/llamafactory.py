@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.formats.huggingface import half, sharding, targets
+from loadgauge.formats.huggingface import INLINE_COVERAGE, dropout, half, processes, sharding, targets
+from loadgauge.formats.llamafactory_keys import LLAMAFACTORY_COVERAGE
 from loadgauge.formats.megatron import launched
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import TORCH_OPTIMIZERS
 
 
 def _checkpointing() -> Idea:
-    key = "disable_gradient_checkpointing"
+    key, trainers = "disable_gradient_checkpointing", ("gradient_checkpointing", "activation_checkpointing")
 
     def read(keys: Keys) -> Facts:
+        asked = any(keys.flag(name) for name in trainers)
+        if asked and keys.flag(key):
+            raise keys.wrong(key, "contradicts the trainer's own switch")
         return {"recompute": "none" if keys.flag(key) else "full"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         word = facts.get("recompute") or "none"
         if word not in ("none", "full"):
             return {}
-        return {key: True if word == "none" else False if keys.has(key) else None}
+        off: dict[str, Any] = {name: None for name in trainers if keys.has(name)} if word == "none" else {}
+        return off | {key: True if word == "none" else False if keys.has(key) else None}
 
-    return Idea(keys=(key,), facts=("recompute",), read=read, write=write)
+    return Idea(keys=(key, *trainers), facts=("recompute",), read=read, write=write)
 
 
 def _adapter() -> Idea:
@@ -88,16 +93,17 @@ def _attention() -> Idea:
 
 
 def _loss() -> Idea:
-    key = "enable_liger_kernel"
+    key, trainers = "enable_liger_kernel", "use_liger_kernel"
 
     def read(keys: Keys) -> Facts:
-        return {"loss": "chunked" if keys.flag(key) else "auto"}
+        return {"loss": "chunked" if keys.flag(key) or keys.flag(trainers) else "auto"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         chunked = facts.get("loss") == "chunked"
-        return {key: True if chunked else False if keys.has(key) else None}
+        off: dict[str, Any] = {trainers: None} if keys.has(trainers) and not chunked else {}
+        return off | {key: True if chunked else False if keys.has(key) else None}
 
-    return Idea(keys=(key,), facts=("loss",), read=read, write=write)
+    return Idea(keys=(key, trainers), facts=("loss",), read=read, write=write)
 
 
 LLAMAFACTORY = Dialect(
@@ -126,6 +132,7 @@ LLAMAFACTORY = Dialect(
     },
     ideas=(
         launched("nproc_per_node", "nnodes"),
+        processes(),
         row("model", "model_name_or_path", kind="word"),
         sharding(),
         row("seq_len", "cutoff_len", default=2048),
@@ -137,5 +144,7 @@ LLAMAFACTORY = Dialect(
         half(pure="pure_bf16"),
         _attention(),
         _loss(),
+        dropout("lora_dropout"),
     ),
+    coverage=LLAMAFACTORY_COVERAGE.joined(INLINE_COVERAGE),
 )

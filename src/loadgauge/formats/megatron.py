@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.formats.megatron_keys import MEGATRON_COVERAGE, OTHER_PROGRAMS
 from loadgauge.formats.megatron_model import MODEL
-from loadgauge.formats.megatron_training import offload, optimizer, overlap, precision, zero
+from loadgauge.formats.megatron_training import loss, offload, optimizer, overlap, precision, zero
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 
 CP_COMM = {"p2p": "ring", "a2a": "all_to_all", "allgather": "all_gather"}
@@ -62,10 +63,15 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
     """Stages, their chunks, and layers that are not shared out evenly."""
     pp, chunks, layers = keys_of["pp"], keys_of["chunks"], keys_of["chunk_layers"]
     first, last, count = keys_of["first"], keys_of["last"], keys_of["layers"]
+    also = keys_of.get("size")
 
     def read(keys: Keys) -> Facts:
         stages, total = keys.whole(pp) or 1, keys.whole(count)
         virtual, each = keys.whole(chunks), keys.whole(layers)
+        if also is not None and keys.has(also):
+            if virtual is not None and virtual != keys.whole(also):
+                raise keys.wrong(also, f"contradicts {keys.document.shown(chunks)} = {virtual}")
+            virtual = keys.whole(also)
         if virtual is not None and each is not None:
             raise keys.wrong(layers, f"goes against {keys.document.shown(chunks)}")
         if each is not None:
@@ -88,6 +94,7 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         stages = facts.get("pp") or 1
         said: dict[str, Any] = {pp: stages, chunks: None, layers: None, first: None, last: None}
+        said |= {} if also is None else {also: None}
         virtual = facts.get("vpp") or 1
         if stages > 1 and virtual > 1:
             total = keys.whole(count)
@@ -103,8 +110,9 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
         return said
 
     return Idea(
-        keys=(pp, chunks, layers, first, last), facts=("pp", "vpp", "schedule", "stage_layers"), read=read, write=write
-    )
+        keys=(pp, chunks, layers, first, last, *([also] if also is not None else [])),
+        facts=("pp", "vpp", "schedule", "stage_layers"), read=read, write=write,
+    )  # fmt: skip
 
 
 def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: int | None) -> str:
@@ -230,6 +238,7 @@ MEGATRON = Dialect(
         pipeline(
             {
                 "pp": "pipeline_model_parallel_size", "chunks": "num_virtual_stages_per_pipeline_rank",
+                "size": "virtual_pipeline_model_parallel_size",
                 "chunk_layers": "num_layers_per_virtual_pipeline_stage", "layers": "num_layers",
                 "first": "decoder_first_pipeline_num_layers", "last": "decoder_last_pipeline_num_layers",
             }
@@ -250,6 +259,9 @@ MEGATRON = Dialect(
             words={"flash": "flash", "auto": "flash", "fused": "flash", "unfused": "eager", "local": "eager"},
         ),
         row("order", "use_tp_pp_dp_mapping", words={"true": "tp,cp,ep,pp,dp", "false": "tp,cp,ep,dp,pp"}),
+        loss(),
         MODEL,
     ),
+    coverage=MEGATRON_COVERAGE,
+    programs=OTHER_PROGRAMS,
 )  # fmt: skip

@@ -35,7 +35,7 @@ BEYOND: tuple[str, ...] = (
 )
 BEYOND += ("hybrid_override_pattern", "mtp_num_layers", "window_size", "linear_attention_freq", "add_qkv_bias")
 BEYOND += ("experimental_attention_variant", "heterogeneous_layers_config_path", "moe_shared_expert_gate")
-BEYOND += ("encoder_num_layers",)
+BEYOND += ("encoder_num_layers", "decoder_num_layers", "squared_relu", "quick_geglu", "openai_gelu")
 """Arguments of models that these few sizes do not describe."""
 GPT2_VOCABULARY = 50_257
 
@@ -125,4 +125,9 @@ def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
     return found
 
 
-MODEL = Idea(keys=(*SIZES, *SWITCHES, *OTHER, "vocab_file"), facts=("model", "config"), read=_read, write=_write)
+MODEL = Idea(
+    keys=tuple(dict.fromkeys((*SIZES, *SWITCHES, *OTHER, *BEYOND, "vocab_file"))),
+    facts=("model", "config"),
+    read=_read,
+    write=_write,
+)

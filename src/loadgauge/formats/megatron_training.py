@@ -184,6 +184,25 @@ def optimizer() -> Idea:
     return Idea(keys=owned, facts=("optimizer",), read=read, write=write)
 
 
+def loss(prefix: str = "") -> Idea:
+    """The fused forms of the vocabulary-parallel loss: Megatron's own, and Transformer Engine's."""
+    switch, kind = f"{prefix}cross_entropy_loss_fusion", f"{prefix}cross_entropy_fusion_impl"
+    forms = {"native": "jit", "te": "fused"}
+
+    def read(keys: Keys) -> Facts:
+        chosen = keys.choice(kind, forms) if keys.flag(switch) else None
+        return {"loss": (chosen or "jit") if keys.flag(switch) else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        wanted = facts["loss"]
+        backward = {ours: theirs for theirs, ours in forms.items()}
+        if wanted in backward:
+            return {switch: True, kind: backward[wanted]}
+        return {switch: None, kind: None} if wanted in ("auto", "inplace") else {}
+
+    return Idea(keys=(switch, kind), facts=("loss",), read=read, write=write)
+
+
 def offload() -> Idea:
     """The optimizer in host memory, all of it or nothing."""
     owned: tuple[str, ...] = ("optimizer_cpu_offload", "optimizer_offload_fraction")

@@ -14,6 +14,8 @@ from loadgauge.formats.table import MISSING
 
 DEEPEST = 40
 MOST_KEYS = 20_000
+MOST_VALUES = 100_000
+"""Values of a YAML file with every alias written out; a file of the largest size has fewer without aliases."""
 INDENT = 2
 
 
@@ -185,13 +187,16 @@ def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
     except MarkedYAMLError as error:
         where = "" if error.problem_mark is None else f" (line {error.problem_mark.line + 1})"
         raise ConfigError(f"is not valid YAML: {error.problem}{where}") from None
-    except (YAMLError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError) as error:
+    except AttributeError:  # of a merge key that names the mapping it stands in
+        raise ConfigError("is not valid YAML: a value holds itself") from None
+    except (YAMLError, ValueError, KeyError, TypeError, NotImplementedError) as error:
         raise ConfigError(f"is not valid YAML: {_first_line(error)}") from None
     if len(documents) != 1:
         raise ConfigError(f"holds {len(documents)} YAML documents; one job is one document")
     root = CommentedMap() if documents[0] is None else documents[0]
     if not isinstance(root, dict):
         raise ConfigError("must be a YAML mapping of named values")
+    _refuse_bombs(root)
 
     def dump(value: Any) -> str:
         from io import StringIO
@@ -231,6 +236,33 @@ def _refuse_tags(text: str) -> None:
         raise ConfigError(f"is not valid YAML: {_first_line(error)}") from None
     if anchors > 100:
         raise ConfigError(f"has {anchors} YAML anchors; a job file has a few")
+
+
+def _refuse_bombs(root: Any) -> None:
+    """Refuses values that hold themselves, and those that are huge once their aliases are written out.
+
+    An alias is one object however often it stands there, so each is counted once, by a stack of its own.
+    """
+    sizes: dict[int, int] = {}
+    open_values: set[int] = set()
+    stack: list[tuple[Any, bool]] = [(root, False)]
+    while stack:
+        value, counted = stack.pop()
+        inner = list(value.values()) if isinstance(value, dict) else list(value)
+        inner = [part for part in inner if isinstance(part, dict | list)]
+        if counted:
+            open_values.discard(id(value))
+            sizes[id(value)] = 1 + len(value) + sum(sizes[id(part)] for part in inner)
+            if sizes[id(value)] > MOST_VALUES:
+                raise ConfigError(f"has more than {MOST_VALUES:,} values once its YAML aliases are written out")
+            continue
+        if id(value) in sizes:
+            continue
+        if id(value) in open_values:
+            raise ConfigError("is not valid YAML: a value holds itself")
+        open_values.add(id(value))
+        stack.append((value, True))
+        stack += [(part, False) for part in inner if id(part) not in sizes]
 
 
 def _tag(token: Any) -> str:

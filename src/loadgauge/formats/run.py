@@ -102,6 +102,8 @@ def solve(facts: Mapping[str, Said], file: str = "") -> Run:
     16
     """
     values = {name: said.value for name, said in facts.items() if name in FIELDS and name not in SOLVED}
+    if "weights" in facts:
+        values |= _weights(facts["weights"], values, facts, file)
     degrees = Run(**values)
     gpus = _gpus(facts, file)
     replicas, dp = _data_parallel(facts, degrees, gpus, file)
@@ -134,6 +136,31 @@ def solve(facts: Mapping[str, Said], file: str = "") -> Run:
         global_batch=batch,
         accumulation=accumulation if batch is None else None,
     )
+
+
+def _weights(loaded: Said, values: Mapping[str, Any], facts: Mapping[str, Said], file: str) -> dict[str, Any]:
+    """The recipe where it is said what the weights are loaded as.
+
+    With FSDP accelerate casts them to float32, DeepSpeed keeps a float32 copy, and frozen weights have no optimizer, so
+    it matters only where whole weights are trained on every GPU: those of 16 bits are trained in 16 bits throughout.
+    """
+    plain = values.get("framework", "huggingface") == "huggingface" and not values.get("zero")
+    if values.get("lora_rank") and (values.get("qlora") or loaded.value != "fp32"):
+        return {}
+    if not plain or values.get("precision") not in ("bf16", "fp16") or facts["precision"].key.startswith("--"):
+        return {}
+    if loaded.value == "auto":
+        raise ConfigError(
+            "auto is whatever the checkpoint has; give --precision bf16-pure for a checkpoint of 16 bits, or"
+            " --precision bf16-autocast for one of float32", key=loaded.key, file=file,
+        )  # fmt: skip
+    if loaded.value == "fp16" and values["precision"] == "fp16":
+        raise ConfigError(
+            "weights of float16 cannot be trained with fp16's scaled gradients", key=loaded.key, file=file
+        )
+    if loaded.value == "fp16" or (loaded.value == "bf16" and values["precision"] == "fp16"):
+        raise ConfigError(f"{loaded.value} contradicts {facts['precision']}", key=loaded.key, file=file)
+    return {"precision": "bf16-pure" if loaded.value == "bf16" else f"{values['precision']}-autocast"}
 
 
 def _value(facts: Mapping[str, Said], name: str) -> Any:

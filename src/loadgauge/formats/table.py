@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.formats.coverage import Coverage, Kind, Uncounted
 from loadgauge.formats.run import Said
 
 LARGEST = 10**9
+UNKNOWN = "a key that is not known here, so whatever it does is not counted"
 TRUE, FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
 
 
@@ -82,12 +86,24 @@ class Keys:
             return None
         return value
 
+    def plain(self, key: str) -> Any:
+        """The value of a key as one word, number or switch where it is one; a switch that is off says False."""
+        try:
+            value = self.document.get(key)
+        except ConfigError:
+            return "several values"
+        if value is MISSING:
+            return None
+        if isinstance(value, list) and self.document.syntax == "argv" and len(value) > 0:
+            value = value[0]
+        return value
+
     def _one(self, key: str) -> Any:
         value = self.raw(key)
         if isinstance(value, list) and self.document.syntax == "argv":
             value = value[0] if value else True
         if isinstance(value, str) and "$" in value:
-            raise Unknown(f"{_short(value)} comes from outside the file", key=self.document.shown(key), file=self.file)
+            raise Unknown(f"{short(value)} comes from outside the file", key=self.document.shown(key), file=self.file)
         return value
 
     def whole(self, key: str, minimum: int = 1) -> int | None:
@@ -103,7 +119,7 @@ class Keys:
         if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= LARGEST:
-            raise self.wrong(key, f"must be a whole number of at least {minimum}, got {_short(value)}")
+            raise self.wrong(key, f"must be a whole number of at least {minimum}, got {short(value)}")
         return int(value)
 
     def real(self, key: str) -> float | None:
@@ -116,7 +132,7 @@ class Keys:
                 raise ValueError
             return float(value)
         except (TypeError, ValueError, OverflowError):
-            raise self.wrong(key, f"must be a number, got {_short(value)}") from None
+            raise self.wrong(key, f"must be a number, got {short(value)}") from None
 
     def flag(self, key: str) -> bool | None:
         """True or false; on a command line `--key` and `--no-key` too."""
@@ -128,7 +144,7 @@ class Keys:
         if self.document.syntax == "argv" and isinstance(value, str):
             return True  # a switch, and the word after it is something else
         if not isinstance(value, bool):
-            raise self.wrong(key, f"must be true or false, got {_short(value)}")
+            raise self.wrong(key, f"must be true or false, got {short(value)}")
         return bool(value)
 
     def word(self, key: str) -> str | None:
@@ -137,7 +153,7 @@ class Keys:
         if value is None:
             return None
         if isinstance(value, dict | list):
-            raise self.wrong(key, f"must be a word, got {_short(value)}")
+            raise self.wrong(key, f"must be a word, got {short(value)}")
         return str(value)
 
     def words(self, key: str) -> list[str] | None:
@@ -148,9 +164,9 @@ class Keys:
         if not isinstance(value, list):
             value = [value]
         if not all(isinstance(word, str) for word in value):
-            raise self.wrong(key, f"must be a list of words, got {_short(value)}")
+            raise self.wrong(key, f"must be a list of words, got {short(value)}")
         if any("$" in word for word in value):
-            raise Unknown(f"{_short(value)} comes from outside the file", key=self.document.shown(key), file=self.file)
+            raise Unknown(f"{short(value)} comes from outside the file", key=self.document.shown(key), file=self.file)
         return [part for word in value for part in word.replace(",", " ").split()]
 
     def choice(self, key: str, among: Mapping[str, Any]) -> Any:
@@ -164,15 +180,39 @@ class Keys:
         folded = {word.lower(): meaning for word, meaning in among.items()}
         if name.lower() in folded:
             return folded[name.lower()]
-        raise self.wrong(key, f"{_short(value)} is not one that is read (read: {', '.join(among)})")
+        raise self.wrong(key, f"{short(value)} is not one that is read (read: {', '.join(among)})")
 
 
-def _short(value: object) -> str:
+SHORT = reprlib.Repr()
+SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict, SHORT.maxstring, SHORT.maxother = 2, 4, 4, 40, 40
+
+
+def short(value: object) -> str:
+    """A value for a message. A hostile one may be huge, so it is never written out whole.
+
+    >>> short("x"), short(["y"] * 1_000_000), short(10**5000)
+    ("'x'", "['y', 'y', 'y', 'y', ...]", 'a value too long to show')
+    """
+    if isinstance(value, int) and abs(value) > 10**40:
+        return "a value too long to show"
+    # ruamel's own strings, numbers and lists are shown as Python's.
+    for kind in (bool, int, float, str, list, dict):
+        if isinstance(value, kind):
+            value = value if isinstance(value, bool) else _few(kind, value)
+            break
     try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an int of thousands of digits
+        text = SHORT.repr(value)
+    except (ValueError, RecursionError):
         return "a value too long to show"
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _few(kind: Any, value: Any) -> Any:
+    if kind is list:
+        return [_few(list, inner) if isinstance(inner, list) else inner for inner in value[:5]]
+    if kind is dict:
+        return dict(list(value.items())[:5])
+    return kind(value)
 
 
 Facts = dict[str, Any]
@@ -214,6 +254,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     sections: Mapping[str, str] = {}
     style: str = "value"
     objects: frozenset[str] = frozenset()
+    coverage: Coverage = Coverage()
+    """What is done about the keys that no idea reads."""
+    programs: Mapping[str, str] = {}
+    """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
 
     @property
     def known(self) -> frozenset[str]:
@@ -233,15 +277,77 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 message = f"{str(error).rpartition(': ')[2]}; give {flags}"
                 raise ConfigError(message, key=error.key, file=error.file) from None
             present = [key for key in idea.keys if keys.has(key)]
+            there = present or [key for key in idea.keys if keys.document.get(key) is not MISSING]
             for fact, value in values.items():
                 if value is not None:
-                    found[fact] = Said(value, _shown(keys, idea, present, value), default=not present)
+                    found[fact] = Said(value, _shown(keys, idea, there, value), default=not present)
         return found
 
     def unread(self, document: Document) -> tuple[str, ...]:
         """Keys of a document that no idea reads, as the file writes them."""
-        known = self.known
-        return tuple(document.shown(key) for key in document.names() if key not in known)
+        return tuple(document.shown(key) for key in self._rest(document))
+
+    def covering(self, document: Document) -> Coverage:
+        """What is done about a document's keys: on a command line also about those of what starts the job."""
+        if document.syntax != "argv":
+            return self.coverage
+        from loadgauge.formats.launch_keys import LAUNCH
+
+        return self.coverage.joined(LAUNCH)
+
+    def _rest(self, document: Document) -> list[str]:
+        """Keys of a document that no idea reads. `--no-x` counts as `x` where it is no option of its own."""
+        known, covering = self.known, self.covering(document)
+        found: list[str] = []
+        for key in document.names():
+            section, dot, last = key.rpartition(".")
+            turned = f"{section}{dot}{last.removeprefix('no_')}"
+            if document.syntax == "argv" and key not in known and not covering.kinds(key):
+                key = turned if turned in known or covering.kinds(turned) else key
+            if key not in known:
+                found.append(key)
+        return found
+
+    def kinds(self, key: str) -> tuple[Kind, ...]:
+        """The lists that a key is in; each key of the tool is in one of them."""
+        return ("modelled",) if key in self.known else self.coverage.kinds(key)
+
+    def stopped(self, keys: Keys) -> list[ConfigError]:
+        """The errors to raise about what a document asks for that the answer would be wrong about."""
+        found: list[ConfigError] = []
+        covering = self.covering(keys.document)
+        for key in self._rest(keys.document):
+            value = keys.plain(key)
+            rule = covering.stop(key, value)
+            if rule is not None:
+                shown = "" if value is True else f"{short(value)} "
+                found.append(keys.wrong(key, f"{shown}{rule.why}; without it there is an estimate"))
+        words = " ".join(getattr(keys.document, "program", ()))
+        for pattern, what in self.programs.items():
+            match = re.search(pattern, words)
+            if match is not None:
+                found.append(ConfigError(f"{what}, which is not modelled", key=match[0].strip(), file=keys.file))
+        return found
+
+    def uncounted(self, keys: Keys) -> tuple[Uncounted, ...]:
+        """What a document asks for that is not counted: what is bounded, and what no list has."""
+        found: list[Uncounted] = []
+        covering = self.covering(keys.document)
+        for key in self._rest(keys.document):
+            value, shown = keys.plain(key), keys.document.shown(key)
+            bound = covering.bound(key, value)
+            if bound is not None and bound[0].endswith("*"):
+                line = f"{bound[0]}: {bound[1].why}"
+                if line not in (item.note for item in found):  # once for all of a section
+                    found.append(Uncounted(line))
+            elif bound is not None:
+                rule = bound[1]
+                low, high = rule.extra(value)
+                note = f"{shown}: {rule.why}" if value is True else f"{shown} = {short(value)}: {rule.why}"
+                found.append(Uncounted(note, low, high, rule.kernels, rule.parameter))
+            elif not covering.kinds(key) and covering.stop(key, value) is None:
+                found.append(Uncounted(f"{shown}: {UNKNOWN}"))
+        return tuple(found)
 
 
 def _shown(keys: Keys, idea: Idea, present: list[str], value: Any) -> str:

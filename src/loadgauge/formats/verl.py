@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.formats.megatron import MODULES, machines
-from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.formats.table import Dialect, Facts, Idea, Keys, Unknown, row
+from loadgauge.formats.verl_keys import VERL_COVERAGE
 
 A = "actor_rollout_ref.actor."
 F, M = f"{A}fsdp_config.", f"{A}megatron."
@@ -48,8 +49,7 @@ def _layout() -> Idea:
     }  # fmt: skip
     etp, sp, distributed = f"{M}expert_tensor_parallel_size", f"{M}sequence_parallel", f"{M}use_distributed_optimizer"
     ulysses, group, reshard = f"{A}ulysses_sequence_parallel_size", f"{F}fsdp_size", f"{F}reshard_after_forward"
-    param, state, policy = (f"{F}{name}" for name in ("param_offload", "optimizer_offload", "offload_policy"))
-    strategy, mparam, mstate = f"{A}strategy", f"{M}param_offload", f"{M}optimizer_offload"
+    policy, strategy = f"{F}offload_policy", f"{A}strategy"
     owned = (
         *sizes.values(),
         etp,
@@ -58,12 +58,8 @@ def _layout() -> Idea:
         ulysses,
         group,
         reshard,
-        param,
-        state,
         policy,
         strategy,
-        mparam,
-        mstate,
     )
 
     def read(keys: Keys) -> Facts:
@@ -78,7 +74,8 @@ def _layout() -> Idea:
                 "zero": 0 if keys.flag(distributed) is False else 1,
             }  # fmt: skip
         ranks = keys.whole(ulysses) or 1
-        moved = "all" if keys.flag(param) or keys.flag(policy) else "optimizer" if keys.flag(state) else "none"
+        # param_offload and optimizer_offload move only between the updates; this is FSDP2's own offload.
+        moved = "all" if keys.flag(policy) else "none"
         size = keys.whole(group, minimum=-1)
         found = {
             "framework": "huggingface", "cp": ranks, "cp_comm": "all_to_all" if ranks > 1 else None, "offload": moved,
@@ -95,9 +92,7 @@ def _layout() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wide = (facts.get("tp") or 1, facts.get("pp") or 1, facts.get("ep") or 1) != (1, 1, 1)
         if facts.get("framework") == "megatron" or wide:
-            said: dict[str, Any] = dict.fromkeys((ulysses, group, reshard, param, state, policy)) | {
-                strategy: "megatron"
-            }
+            said: dict[str, Any] = dict.fromkeys((ulysses, group, reshard, policy)) | {strategy: "megatron"}
             said |= {key: facts.get(name) or 1 for name, key in sizes.items() if name != "vpp"}
             virtual, ranks = facts.get("vpp") or 1, facts.get("tp") or 1
             within = facts.get("etp") or 1
@@ -110,10 +105,10 @@ def _layout() -> Idea:
         if not facts.get("zero"):
             return {}
         replicated = (facts.get("replicas") or 1) > 1 or keys.has(group)
-        megatron = (*sizes.values(), etp, sp, distributed, mparam, mstate)
+        megatron = (*sizes.values(), etp, sp, distributed)
         return dict.fromkeys(megatron) | {
-            strategy: keys.document.get(strategy) if keys.word(strategy) in ("fsdp", "fsdp2") else "fsdp2", ulysses: ranks,
-            param: moved == "all", state: moved != "none", policy: False if keys.has(policy) else None,
+            strategy: keys.document.get(strategy) if keys.word(strategy) in ("fsdp", "fsdp2") and moved == "none" else "fsdp2",
+            ulysses: ranks, policy: True if moved == "all" else False if keys.has(policy) else None,
             reshard: (facts.get("zero") or 0) == 3, group: shards * ranks if replicated and shards is not None else None,
         }  # fmt: skip
 
@@ -132,26 +127,90 @@ def _layout() -> Idea:
     return Idea(keys=owned, facts=facts, read=read, write=write)
 
 
+def _actor(keys: Keys) -> bool:
+    """Whether a file is one of PPO's or GRPO's trainer, and not of SFT's."""
+    return any(key.startswith("actor_rollout_ref.") for key in keys.document.names())
+
+
 def _batch() -> Idea:
-    whole, each, dynamic = f"{A}ppo_mini_batch_size", f"{A}ppo_micro_batch_size_per_gpu", f"{A}use_dynamic_bsz"
-    sft = ("data.train_batch_size", "data.micro_batch_size_per_gpu", "data.use_dynamic_bsz")
+    """Sequences of an optimizer step. The mini-batch counts prompts, each with `rollout.n` answers: verl multiplies
+    (`ppo_mini_batch_size * rollout.n`, trainer/ppo/ray_trainer.py; workers/fsdp_workers.py until 0.6)."""
+    mini, count, sft = f"{A}ppo_mini_batch_size", "actor_rollout_ref.rollout.n", "data.train_batch_size"
 
     def read(keys: Keys) -> Facts:
-        actor = any(key.startswith("actor_rollout_ref.") for key in keys.document.names())
-        total, micro, packed = (whole, each, dynamic) if actor else sft
-        if keys.flag(packed) if keys.has(packed) else not actor:
-            raise keys.wrong(packed, "micro-batches of as many tokens as fit are not read; give use_dynamic_bsz=False")
-        return {"global_batch": keys.whole(total) or 256, "micro_batch": keys.whole(micro) or (None if actor else 4)}
+        if not _actor(keys):
+            return {"global_batch": keys.whole(sft) or 256}
+        return {"global_batch": (keys.whole(mini) or 256) * (keys.whole(count) or 1)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        actor = any(key.startswith("actor_rollout_ref.") for key in keys.document.names())
-        total, micro, packed = (whole, each, dynamic) if actor else sft
-        said: dict[str, Any] = {packed: False} if not actor or keys.has(packed) else {}
-        if facts.get("global_batch"):
-            said[total] = facts["global_batch"]
-        return said | {micro: facts.get("micro_batch") or 1}
+        if not facts.get("global_batch"):
+            return {}
+        if not _actor(keys):
+            return {sft: facts["global_batch"]}
+        prompts, left = divmod(facts["global_batch"], keys.whole(count) or 1)
+        return {mini: facts["global_batch"], count: 1} if left else {mini: prompts}
 
-    return Idea(keys=(whole, each, dynamic, *sft[1:]), facts=("global_batch", "micro_batch"), read=read, write=write)
+    return Idea(keys=(mini, count, sft), facts=("global_batch",), read=read, write=write)
+
+
+def _micro_batch() -> Idea:
+    """Sequences of a micro-batch; with a dynamic one as many as fit into a number of tokens, Ulysses' ranks together."""
+    actor = (f"{A}ppo_micro_batch_size_per_gpu", f"{A}use_dynamic_bsz", f"{A}ppo_max_token_len_per_gpu")
+    sft = ("data.micro_batch_size_per_gpu", "data.use_dynamic_bsz", "data.max_token_len_per_gpu")
+
+    def read(keys: Keys) -> Facts:
+        of_actor = _actor(keys)
+        each, dynamic, tokens = actor if of_actor else sft
+        if not (keys.flag(dynamic) if keys.has(dynamic) else not of_actor):
+            return {"micro_batch": keys.whole(each) or (None if of_actor else 4)}
+        most = (keys.whole(tokens) or (16_384 if of_actor else 8192)) * (
+            keys.whole(f"{A}ulysses_sequence_parallel_size") or 1
+        )
+        length = _seq_len().read(keys)["seq_len"]
+        if most < length:
+            raise keys.wrong(tokens, f"{most} tokens are fewer than a sequence has ({length}), which verl refuses")
+        micro, left = divmod(most, length)
+        if left:
+            raise Unknown(
+                f"micro-batches of up to {most} tokens are no whole number of sequences of {length}",
+                key=keys.document.shown(tokens), file=keys.file,
+            )  # fmt: skip
+        return {"micro_batch": micro}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        each, dynamic, _ = actor if _actor(keys) else sft
+        said: dict[str, Any] = {dynamic: False} if not _actor(keys) or keys.has(dynamic) else {}
+        return said | {each: facts.get("micro_batch") or 1}
+
+    return Idea(keys=(*actor, *sft), facts=("micro_batch",), read=read, write=write)
+
+
+def _loss() -> Idea:
+    """How log-probabilities are made of the logits.
+
+    With FSDP flash-attention's cross-entropy keeps the 16-bit logits and writes their gradient over them, unless the
+    entropy reads them too (`inplace_backward`, workers/actor/dp_actor.py of 0.4 - 0.6, workers/engine/fsdp/transformer_impl.py of
+    0.9); with fused kernels the logits are made a chunk at a time. With Megatron it is Megatron's own loss.
+    """
+    fused = ("actor_rollout_ref.model.use_fused_kernels", f"{A}use_fused_kernels")
+    entropy = (f"{A}entropy_coeff", f"{A}calculate_entropy")
+
+    def read(keys: Keys) -> Facts:
+        if any(keys.flag(key) for key in fused):
+            return {"loss": "chunked"}
+        if _actor(keys) and _engine(keys) == "megatron":
+            return {}
+        if not _actor(keys) and not keys.since(0, 7):  # SFT's trainer had a loss of its own
+            return {}
+        return {"loss": "compiled" if keys.real(entropy[0]) or keys.flag(entropy[1]) else "fused"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        wanted = facts["loss"]
+        if wanted == "chunked":
+            return {fused[0]: True}
+        return {key: False for key in fused if keys.has(key)} if wanted in ("fused", "compiled", "auto") else {}
+
+    return Idea(keys=fused, facts=("loss",), read=read, write=write)
 
 
 def _seq_len() -> Idea:
@@ -172,12 +231,13 @@ def _seq_len() -> Idea:
 
 
 def _recompute() -> Idea:
-    switch = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    switch, sft = "actor_rollout_ref.model.enable_gradient_checkpointing", "model.enable_gradient_checkpointing"
     what, how, count, modules = (f"{T}recompute_{word}" for word in ("granularity", "method", "num_layers", "modules"))
 
     def read(keys: Keys) -> Facts:
         if _engine(keys) == "fsdp":
-            return {"recompute": "none" if keys.flag(switch) is False else "full"}
+            own = keys.flag(switch if _actor(keys) else sft)
+            return {"recompute": "none" if own is False else "full"}
         kind = keys.choice(what, {"full": "full", "selective": "selective", "none": "none"}) or "none"
         if kind == "selective":
             chosen = keys.words(modules) or ["core_attn"]
@@ -193,7 +253,7 @@ def _recompute() -> Idea:
         word = facts.get("recompute") or "none"
         kind, _, option = word.partition(":")
         if _engine(keys) == "fsdp":
-            return {switch: word == "full"} if word in ("none", "full") else {}
+            return {switch if _actor(keys) else sft: word == "full"} if word in ("none", "full") else {}
         said: dict[str, Any] = dict.fromkeys((what, how, count, modules))
         if kind == "none":
             return said
@@ -204,7 +264,7 @@ def _recompute() -> Idea:
             return {}
         return said | {what: "full", how: "block" if key == "layers" else "uniform", count: int(number or 1)}
 
-    return Idea(keys=(switch, what, how, count, modules), facts=("recompute",), read=read, write=write)
+    return Idea(keys=(switch, sft, what, how, count, modules), facts=("recompute",), read=read, write=write)
 
 
 def _lora() -> Idea:
@@ -250,13 +310,17 @@ VERL = Dialect(
         _gpus(),
         _layout(),
         _batch(),
+        _micro_batch(),
         _seq_len(),
+        _loss(),
         _recompute(),
         _lora(),
         row(
             "precision",
             f"{F}model_dtype",
-            words={"fp32": "bf16-autocast", "bf16": "bf16-pure", "bfloat16": "bf16-pure"},
+            # Weights are sharded in float32 and gathered in 16 bits.
+            words={"fp32": "bf16", "float32": "bf16", "bf16": "bf16-pure", "bfloat16": "bf16-pure"},
         ),
     ),
+    coverage=VERL_COVERAGE,
 )

@@ -11,6 +11,7 @@ import msgspec
 from loadgauge.errors import ConfigError
 from loadgauge.families.catalogue import config, model_sources
 from loadgauge.formats.dialects import FILES
+from loadgauge.formats.dialects import dialect as dialect_of
 from loadgauge.formats.exchange import JobFile, Written, combine, load, read, write
 from loadgauge.formats.megatron_model import unsaid
 from loadgauge.formats.recompute import spelled
@@ -58,12 +59,15 @@ def command(
     loadgauge convert ds_config.json --to flags
     """
     asked = Request(model=model or "", **flags)
-    found, run, beyond = _read(files, source, version, asked)
+    found, run, beyond = _read(files, source, version, asked, _patched(files, target, onto))
+    dropouts = {job.said["lora_dropout"].value for job in found if run.lora_rank and "lora_dropout" in job.said}
+    beside = {"lora_dropout": max(dropouts)} if dropouts else {}
     if target == FLAGS:
-        written = Written(dialect=FLAGS, text=_as_flags(run, beyond), left_out=())
+        unsaid = tuple(f"{name} = {value}: no flag says it" for name, value in beside.items() if value)
+        written, file = Written(dialect=FLAGS, text=_as_flags(run, beyond), left_out=unsaid), ""
     else:
         template, file = _template(files, found, target, onto)
-        written = write(run, target, template, file=file)
+        written = write(run, target, template, file=file, beside=beside)
         rest = tuple(f"--{name.replace('_', '-')} {value}: has no place in it" for name, value in beyond.items())
         written = msgspec.structs.replace(written, left_out=(*written.left_out, *rest))
     if as_json:
@@ -80,28 +84,46 @@ def command(
     if not as_json:
         for job in found:
             click.echo(f"loadgauge: {note(job)}", err=True)
+            for line in job.stopped:
+                click.echo(f"loadgauge: {job.file}: stays as it is, and there is no estimate with it: {line}", err=True)
+        for line in () if file else _lost(found, written.dialect):
+            click.echo(f"loadgauge: {written.dialect}: {line}", err=True)
         for line in written.left_out:
             click.echo(f"loadgauge: {written.dialect}: {line}", err=True)
 
 
 def _read(
-    files: tuple[str, ...], source: str | None, version: str | None, asked: Request
+    files: tuple[str, ...], source: str | None, version: str | None, asked: Request, keeping: str | None
 ) -> tuple[list[JobFile], Run, dict[str, Any]]:
     """The files, their run with the flags, and flags that are no part of a run."""
     defaults = Request(model="")
     names = Request.__struct_fields__
     given = {name: value for name in names if (value := getattr(asked, name)) != getattr(defaults, name)}
     inside = {name: value for name, value in given.items() if name in FIELDS}
-    found = [read(load(file), source, file=file, given=inside, version=version) for file in files]
+    found = [read(load(file), source, file=file, given=inside, version=version, keeping=keeping) for file in files]
     beyond = {name: value for name, value in given.items() if name not in FIELDS}
     return found, combine(found, inside), beyond
+
+
+def _patched(files: tuple[str, ...], target: str, onto: str | None) -> str | None:
+    """The dialect of a file that is only patched, so that what there is no estimate with stays in it."""
+    return dialect_of(target).name if target != FLAGS and onto is None and len(files) == 1 else None
 
 
 def _template(files: tuple[str, ...], found: list[JobFile], target: str, onto: str | None) -> tuple[str | None, str]:
     if onto is not None:
         return load(onto), onto
-    same = [job.file for job in found if job.dialect == target]
+    same = [job.file for job in found if job.dialect == dialect_of(target).name]
     return (load(same[0]), same[0]) if same and len(files) == 1 else (None, "")
+
+
+def _lost(found: list[JobFile], dialect: str) -> list[str]:
+    """What a new file does not have of the files it is made from."""
+    return [
+        f"the {len(job.unread)} keys of {job.file} that are listed above are not carried over"
+        for job in found
+        if job.unread
+    ]
 
 
 def _as_flags(run: Run, beyond: dict[str, Any]) -> str:
@@ -116,7 +138,14 @@ def _as_flags(run: Run, beyond: dict[str, Any]) -> str:
 def _plain(found: list[JobFile], run: Run, written: Written) -> dict[str, Any]:
     return {
         "files": [
-            {"file": job.file, "dialect": job.dialect, "not_read": list(job.unread), "auto": list(job.auto)}
+            {
+                "file": job.file,
+                "dialect": job.dialect,
+                "not_read": list(job.unread),
+                "auto": list(job.auto),
+                "not_counted": [item.note for item in job.uncounted],
+                "stopped": list(job.stopped),
+            }
             for job in found
         ],
         "run": msgspec.to_builtins(run),

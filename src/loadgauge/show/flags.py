@@ -142,7 +142,9 @@ RUN = (
     ),
     click.option("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)}."),
     click.option("--attention", type=click.Choice(("flash", "eager")), help="How attention is computed."),
-    click.option("--loss", metavar="HOW", help="auto (the framework's), float32, inplace, chunked or chunked:N."),
+    click.option(
+        "--loss", metavar="HOW", help="auto (the framework's), float32, inplace, fused, chunked or chunked:N."
+    ),
     click.option(
         "--framework",
         metavar="NAME",

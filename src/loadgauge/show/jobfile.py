@@ -5,18 +5,26 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.estimate.estimate import estimate
+from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import model_sources, models, resolve
+from loadgauge.formats.coverage import Uncounted
 from loadgauge.formats.exchange import SYNTAXES, JobFile, load, read
 from loadgauge.formats.recompute import resolved
 from loadgauge.formats.run import FIELDS, Run
+from loadgauge.formats.table import UNKNOWN
 from loadgauge.show.flags import Request
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import MODEL_PARALLEL, default_framework, training
+from loadgauge.units import GIB
+
+if TYPE_CHECKING:
+    from loadgauge.show.request import Job
 
 WITH_GPU = ("gpus_per_node", "order", "overlap")
 """Flags that say nothing without --gpu."""
@@ -43,8 +51,9 @@ def is_job_file(text: str) -> bool:
     return not any(f'"{key}"' in start for key in ("model_type", "architectures", "hidden_size", "text_config"))
 
 
-def from_job_file(request: Request) -> tuple[Request, ModelSpec, str]:
-    """The flags of a job file with those given beside it, which go first; its model; and a line on what was not read."""
+def from_job_file(request: Request) -> tuple[Request, ModelSpec, str, tuple[Uncounted, ...], float]:
+    """The flags of a job file with those given beside it, which go first; its model; a line on how it was read; what it
+    asks for that is not counted; and the dropout of its adapters, which no flag says."""
     given = _given(request)
     found = read(load(request.model), file=request.model, given={name: given[name] for name in FIELDS if name in given})
     model, name = model_of(found)
@@ -53,7 +62,8 @@ def from_job_file(request: Request) -> tuple[Request, ModelSpec, str]:
         flags = {key: value for key, value in flags.items() if key not in WITH_GPU}
     if request.lengths is not None:
         flags.pop("seq_len", None)
-    return msgspec.structs.replace(request, **flags), model, f"{note(found)}{name}"
+    dropout = found.said["lora_dropout"].value if "lora_dropout" in found.said and found.run.lora_rank else 0.0
+    return msgspec.structs.replace(request, **flags), model, f"{note(found)}{name}", found.uncounted, dropout
 
 
 def _given(request: Request) -> dict[str, Any]:
@@ -63,14 +73,53 @@ def _given(request: Request) -> dict[str, Any]:
 
 
 def note(found: JobFile) -> str:
-    """What was read, and what was not.
+    """How a job file was read: what is not counted goes first.
 
     >>> note(JobFile(dialect="trl", syntax="yaml", file="job.yaml", run=Run(), said={}, unread=("lr", "seed")))
-    'job.yaml is read as trl; 2 of its keys say nothing here: lr, seed'
+    'job.yaml is read as trl; 2 of its keys change neither memory nor the time of a step: lr, seed'
     """
-    count = len(found.unread)
-    ignored = f"; {count} of its keys say{'s' * (count == 1)} nothing here: {', '.join(found.unread)}" if count else ""
-    return f"{found.file} is read as {found.dialect}{ignored}"
+    unknown = [item.note.rpartition(f": {UNKNOWN}")[0] for item in found.uncounted if item.note.endswith(UNKNOWN)]
+    bounded = [item.note for item in found.uncounted if not item.note.endswith(UNKNOWN)]
+    whole = tuple(text.partition("*: ")[0] for text in bounded if "*: " in text)
+    named = {*unknown, *(text.partition(" = ")[0].partition(": ")[0] for text in bounded)}
+    harmless = [key for key in found.unread if key not in named and key.rpartition(": ")[2] not in named]
+    harmless = [key for key in harmless if not (whole and key.lstrip("+-").startswith(whole))]
+    parts = [f"{found.file} is read as {found.dialect}"]
+    if unknown:
+        parts.append(f"{_count(unknown, 'is', 'are')} not known here, and not counted: {', '.join(unknown)}")
+    parts += [f"not counted: {text}" for text in bounded]
+    if harmless:
+        parts.append(
+            f"{_count(harmless, 'changes', 'change')} neither memory nor the time of a step: {', '.join(harmless)}"
+        )
+    return "; ".join(parts)
+
+
+def _count(keys: list[str], one: str, several: str) -> str:
+    return f"{len(keys)} of its keys {one if len(keys) == 1 else several}"
+
+
+def widened(given: Job, found: Estimate) -> Estimate:
+    """An estimate with what a job file asks for and is not counted: said first, and the range as wide as that makes it."""
+    memory, items = found.memory, list(given.uncounted)
+    if given.dropout and given.training.lora is not None:
+        lora = msgspec.structs.replace(given.training.lora, dropout=given.dropout)
+        kind = msgspec.structs.replace(given.training, lora=lora)
+        more = max(0.0, estimate(given.model, given.layout, kind, given.gpu).memory.total - memory.total)
+        text = f"lora_dropout = {given.dropout:g}: a dropped copy and a mask of each adapter's input"
+        items.append(Uncounted(f"{text}, up to {more / GIB:.2f} GiB", high=more))
+    kernels = {name: word for item in items for name, word in item.kernels.items()}
+    if kernels:
+        kind = msgspec.structs.replace(
+            given.training, kernels=msgspec.structs.replace(given.training.kernels, **kernels)
+        )
+        change = estimate(given.model, given.layout, kind, given.gpu).memory.total - memory.total
+        items.append(Uncounted("", low=max(0.0, -change), high=max(0.0, change)))
+    beside = sum(item.parameter for item in items) * found.params / found.layout.gpus
+    low, high = sum(item.low for item in items), sum(item.high for item in items) + beside
+    memory = msgspec.structs.replace(memory, low=max(0.0, memory.low - low), high=memory.high + high)
+    notes = tuple(item.note for item in items if item.note)
+    return msgspec.structs.replace(found, memory=memory, unmodelled=notes)
 
 
 def flags_of(run: Run, model: ModelSpec | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.forecast import Forecast, forecast
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import resolve
+from loadgauge.formats.coverage import Uncounted
 from loadgauge.layers import View, block_layer
 from loadgauge.lengths import Lengths
 from loadgauge.show.flags import Request
@@ -53,14 +54,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 1.0
     """What the user's measured run took, over what was predicted for it."""
     file: str = ""
-    """Where the model is another tool's job file: whose, and which of its keys say nothing here."""
+    """Where the model is another tool's job file: whose, and how its keys were read."""
+    uncounted: tuple[Uncounted, ...] = ()
+    """What a job file asks for that is not counted."""
+    dropout: float = 0.0
+    """Of the input of a job file's adapters."""
 
     def estimate(self) -> Estimate:
-        """The estimate of the job."""
+        """The estimate of the job, its range widened by what a job file asks for that is not counted."""
         found = estimate(self.model, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
         found = msgspec.structs.replace(found, assumed=self.assumed)
         if self.untimed:
             found = msgspec.structs.replace(found, untimed=self.untimed)
+        if self.uncounted or (self.dropout and self.training.lora is not None):
+            from loadgauge.show.jobfile import widened
+
+            found = widened(self, found)
         return found
 
     def budget(self, found: Estimate) -> Budget | None:
@@ -116,12 +125,13 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
     >>> found.layout.dp, found.layout.seq_len, found.training.framework.name
     (2, 4096, 'megatron')
     """
-    file = ""
+    file, dropout = "", 0.0
+    uncounted: tuple[Uncounted, ...] = ()
     if model is None and os.path.splitext(request.model)[1].lower().lstrip(".") in JOB_FILES:
         from loadgauge.show.jobfile import from_job_file, is_job_file  # only then are dialects read
 
         if is_job_file(request.model):
-            request, model, file = from_job_file(request)
+            request, model, file, uncounted, dropout = from_job_file(request)
     chosen = resolve(request.model) if model is None else model
     card = None if request.gpu is None else gpu(request.gpu)
     assumed: dict[str, str] = {}
@@ -181,7 +191,7 @@ def job(request: Request, model: ModelSpec | None = None) -> Job:
     machines, untimed = _cluster(request, card, layout)
     found = Job(
         request=request, model=chosen, layout=layout, training=kind, gpu=card, lengths=lengths, assumed=assumed,
-        cluster=machines, untimed=untimed, file=file,
+        cluster=machines, untimed=untimed, file=file, uncounted=uncounted, dropout=dropout,
     )  # fmt: skip
     if request.measured is None:
         return found

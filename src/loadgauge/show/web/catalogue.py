@@ -36,7 +36,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "precision": ("bf16", "fp16", *PRECISIONS),
     "optimizer": tuple(OPTIMIZERS),
     "framework": tuple(FRAMEWORKS),
-    "loss": ("auto", "float32", "inplace", "chunked"),
+    "loss": ("auto", "float32", "inplace", "fused", "compiled", "chunked"),
     "recompute": ("none", "selective", "full", "full:every=2"),
     "lora-targets": ("all", "attention"),
     "overlap": ("none", "all", *Overlap.__struct_fields__),

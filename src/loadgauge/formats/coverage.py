@@ -1,0 +1,210 @@
+"""What is done about a key that no idea of a dialect reads. Nothing is read over in silence: a key is one of
+
+harmless: it changes neither memory nor the time of a step (logging, saving, data paths, learning rates)
+stopping: it changes the answer in a way that is not modelled, so there is none (`Stop`)
+bounded: it changes the answer by no more than is known (`Bound`): the range is widened by that, and says so
+unknown: no list has it; it stops the answer too where its name suggests memory or time, and is reported otherwise
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+Kind = Literal["modelled", "harmless", "stops", "bounded", "unknown"]
+OFF: tuple[Any, ...] = (False, None, 0, "", "none", "no", "off", "null", "disabled")
+"""Values of a switch that is off."""
+ANY: tuple[Any, ...] = ()
+"""For keys that stop the answer whatever they say."""
+
+
+def words(text: str, prefix: str = "") -> frozenset[str]:
+    """Names, one after the other, as a set; `prefix` goes before each."""
+    return frozenset(f"{prefix}{word}" for word in text.split())
+
+
+SUSPECT = words(
+    """
+    dtype dtypes precision fp8 fp16 bf16 fp4 fp32 tf32 int8 half float16 bfloat16 quant quantize quantization quantized
+    bit bits bnb gptq awq hqq optim optimizer optimizers adam muon galore apollo badam lion offload offloading swap cpu
+    nvme lora dora peft adapter adapters rank dropout checkpointing recompute recomputation remat batch bsz microbatch
+    minibatch accumulation len length lengths seq seqlen sequence context cutoff stage zero fsdp ddp shard sharded
+    sharding parallel parallelism tp pp cp ep dp rl dpo ppo grpo kto orpo reward critic ref reference ema teacher
+    student distill distillation freeze frozen unfreeze unfrozen trainable tokens packing pack padding pad gpus nodes
+    devices layers hidden heads vocab experts moe attention attn kernel kernels liger fused compile overlap memory
+    bucket buckets loss embedding embeddings resize mtp speculative generations rollout schedule pipeline interleave
+    """
+)
+"""Parts of names that suggest memory or time. The list is reviewed by hand: it may stop too often, not too seldom."""
+STEMS = ("optim", "quant", "offload", "recomput", "checkpointing", "parallel", "shard", "precision", "dtype", "seq")
+"""Beginnings of such parts."""
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """A key that stops the answer. `why`: what it does, after its value; `off`: values at which it does nothing."""
+
+    why: str
+    off: tuple[Any, ...] = OFF
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """A key whose effect is bounded.
+
+    why: what it does
+    off: values at which it does nothing
+    each, usual: bytes of a unit of its value, and the value that is counted already
+    low, high: bytes by which it may lower or raise the memory of a GPU, whatever its value
+    """
+
+    why: str
+    off: tuple[Any, ...] = OFF
+    each: float = 0.0
+    usual: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    parameter: float = 0.0
+    """Bytes of each parameter of the model that it may hold, shared out over all GPUs."""
+    kernels: Mapping[str, str] = {}
+    """`Kernels` that a part of the model may run in, whose tensors are fewer or more than those that are counted."""
+
+    def extra(self, value: Any) -> tuple[float, float]:
+        """Bytes by which memory may be lower and higher than is counted."""
+        if not self.each:
+            return self.low, self.high
+        try:
+            number = 0.0 if str(value).lower() == "auto" else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = self.usual
+        change = max(-1e15, min(1e15, (number - self.usual) * self.each))
+        return max(0.0, -change), max(0.0, change)
+
+
+class Uncounted(msgspec.Struct, frozen=True):
+    """Something a job file asks for that is not counted: a line for the report, and how far it may move the memory.
+
+    low, high: bytes by which the memory of a GPU may be lower, and higher
+    kernels: what a part of the model may run in
+    parameter: bytes of each parameter of the model, over all GPUs
+    """
+
+    note: str
+    low: float = 0.0
+    high: float = 0.0
+    kernels: Mapping[str, str] = {}
+    parameter: float = 0.0
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of a dialect that no idea reads. A name that ends in `.*` stands for all of a section, one that
+    ends in `_*` for all names that begin so.
+
+    source: where it is said what they do
+    """
+
+    harmless: frozenset[str] = frozenset()
+    stops: Mapping[str, Stop] = {}
+    bounded: Mapping[str, Bound] = {}
+    source: str = ""
+
+    def kinds(self, key: str) -> tuple[Kind, ...]:
+        """The lists that have a key; the most exact name counts, so `a.b` goes before `a.*`."""
+        for name in _names(key):
+            lists: dict[Kind, Iterable[str]] = {
+                "harmless": self.harmless, "stops": self.stops, "bounded": self.bounded,
+            }  # fmt: skip
+            found = tuple(kind for kind, names in lists.items() if name in names)
+            if found:
+                return found
+        return ()
+
+    def stop(self, key: str, value: Any) -> Stop | None:
+        """Why a key with this value stops the answer, if it does; a key in no list too, where its name suggests it."""
+        found: Kind = next(iter(self.kinds(key)), "unknown")
+        if found == "stops":
+            rule = next(self.stops[name] for name in _names(key) if name in self.stops)
+            return None if value is None or _among(value, rule.off) else rule
+        if found == "unknown" and suspect(key) and not _among(value, OFF):
+            return Stop("is not known here, and its name suggests that it changes memory or time")
+        return None
+
+    def bound(self, key: str, value: Any) -> tuple[str, Bound] | None:
+        """The name in the list, and how far a key with this value may move the answer, if it is one of those."""
+        if next(iter(self.kinds(key)), None) != "bounded":
+            return None
+        name = next(name for name in _names(key) if name in self.bounded)
+        rule = self.bounded[name]
+        return None if value is None or _among(value, rule.off) else (name, rule)
+
+    def prefixed(self, prefix: str) -> Coverage:
+        """The same lists for a section of another file."""
+        return Coverage(
+            harmless=frozenset(f"{prefix}{key}" for key in self.harmless),
+            stops={f"{prefix}{key}": rule for key, rule in self.stops.items()},
+            bounded={f"{prefix}{key}": rule for key, rule in self.bounded.items()},
+            source=self.source,
+        )
+
+    def joined(self, other: Coverage) -> Coverage:
+        """With the lists of a tool that this one is built on; where both have a key, this one's own list counts."""
+        own = {*self.harmless, *self.stops, *self.bounded}
+        return Coverage(
+            harmless=self.harmless | (other.harmless - own),
+            stops={key: rule for key, rule in other.stops.items() if key not in own} | dict(self.stops),
+            bounded={key: rule for key, rule in other.bounded.items() if key not in own} | dict(self.bounded),
+            source="; ".join(text for text in (self.source, other.source) if text),
+        )
+
+
+def _names(key: str) -> list[str]:
+    """A key, and the patterns that stand for it, the most exact first.
+
+    >>> _names("a.b_c")
+    ['a.b_c', 'a.b_*', 'a.*']
+    """
+    ends = [place for place, letter in enumerate(key) if letter in "._"]
+    return [key, *(f"{key[: place + 1]}*" for place in reversed(ends[:50]))]
+
+
+def _among(value: Any, values: tuple[Any, ...]) -> bool:
+    """Whether a value is one of several; `"False"`, `false` and False are the same, and so are 1 and `"1"` and 1.0."""
+    if isinstance(value, str) and value.startswith("${oc.select:"):
+        return True  # Hydra's words for the value of another key, which is looked at itself
+    off = {_plain(other) for other in values}
+    if isinstance(value, list | tuple) and 0 < len(value) < 100:
+        return all(_plain(part) in off for part in value)
+    return _plain(value) in off
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, list | tuple | dict):
+        return "several values" if len(value) else ""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        value = int(value)
+    text = str(value).strip().lower()[:200] if not isinstance(value, int) or abs(value) < 1e15 else "a huge number"
+    try:
+        number = float(text)
+        text = str(int(number)) if number.is_integer() else str(number)
+    except (ValueError, OverflowError):
+        pass
+    return {"no": "false", "off": "false", "yes": "true", "on": "true", "none": "null"}.get(text, text)
+
+
+def suspect(key: str) -> bool:
+    """Whether a name suggests memory or time.
+
+    >>> suspect("model.weightQuantBits"), suspect("project_title")
+    (True, False)
+    """
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key[-500:])
+    parts = [part for part in re.split(r"[^a-z0-9]+", spaced.lower()) if part]
+    return any(part in SUSPECT or part.startswith(STEMS) for part in parts)
+
+
+def stops(*rules: tuple[str, tuple[Any, ...], str], prefix: str = "") -> dict[str, Stop]:
+    """Rules for keys that stop the answer: why, the values that do not, and the keys."""
+    return {f"{prefix}{key}": Stop(why, off) for why, off, keys in rules for key in keys.split()}
