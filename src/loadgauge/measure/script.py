@@ -178,7 +178,7 @@ class _Renamed(TorchFunctionMode):
 
 
 _MOVES = (torch.Tensor.to, torch.Tensor.cuda)
-_IS_CUDA = torch.Tensor.is_cuda.__get__
+_IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
 
 
 def is_program(frame: Any) -> bool:

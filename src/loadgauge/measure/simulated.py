@@ -87,10 +87,10 @@ def _backend() -> Any:
         def empty_cache(self) -> None: ...
         def set_stream(self, stream: Any) -> None: ...
 
-        def current_stream(self, device: Any = None) -> Stream:
+        def current_stream(self, device: Any = None) -> Any:
             return Stream()
 
-        def default_stream(self, device: Any = None) -> Stream:
+        def default_stream(self, device: Any = None) -> Any:
             return Stream()
 
         def stream(self, stream: Any) -> Any:
