@@ -119,3 +119,10 @@ def test_numbers_are_read_as_written(whole: int, real: float) -> None:
     found = parse(f"id,gpus,mfu\nT,{whole},{real!r}\n")
     assert found.runs[0].gpus == whole
     assert found.runs[0].mfu == real
+
+
+@pytest.mark.parametrize(("key", "value"), [("layers", "1000000000"), ("layers", "2147483648"), ("vpp", "100000")])
+def test_a_number_that_an_estimate_would_count_to_is_bounded(key: str, value: str) -> None:
+    found = parse(f"id,{key}\nT-X-1,{value}\n")
+    assert not found.runs
+    assert found.rejected[0].reason.startswith(f"{key}: must be at most ")
