@@ -104,8 +104,8 @@ def estimate(
 def default_training(layout: Layout) -> Training:
     """The training of a layout where none is given: the default framework's, with AdamW in mixed precision.
 
-    >>> default_training(Layout(dp=8)).framework.name, default_training(Layout(tp=8)).framework.name
-    ('huggingface', 'megatron')
+    >>> [default_training(Layout(**degrees, seq_len=1)).framework.name for degrees in ({"dp": 8}, {"tp": 8})]
+    ['huggingface', 'megatron']
     """
     degrees = {axis: (size,) for axis in MODEL_PARALLEL if isinstance(size := getattr(layout, axis), int)}
     return how_to_train(default_framework(degrees))

@@ -89,9 +89,7 @@ class StageAtWork:
         """All of them, in the order in which a micro-batch comes to them."""
         forwards, backwards = self.fullest(True), self.fullest(False)
         for work in forwards:
-            if by_layer(self.memory) and self.stage.stop - self.stage.start > 1:
-                # Beside the first layer stands the buffer that the embedding and the head were gathered in.
-                place = self.stage.start
+            for place in self.between(forward=True):
                 yield self.forward(work, self.memory.key(self.stage, place), place)
             for key, position in self.memory.positions(self.stage, self.chunk(work), "last"):
                 yield self.forward(work, key, position)
@@ -109,11 +107,8 @@ class StageAtWork:
         if fully_sharded(self.memory) and self.layout.pp > 1:
             yield self.at_reduction()
         for work in backwards:
-            if by_layer(self.memory):
-                # The last layer finds no gradient on its way to its shards, the first one no layer gathered ahead.
-                for place in sorted({self.stage.stop - 2, self.stage.start + 1}, reverse=True):
-                    if self.stage.start < place < self.stage.stop - 1:
-                        yield self.backward(work, self.memory.key(self.stage, place), place)
+            for place in self.between(forward=False):
+                yield self.backward(work, self.memory.key(self.stage, place), place)
             if self.chunk(work).first:
                 yield self.at_embedding(work)
                 if by_layer(self.memory):
@@ -123,6 +118,19 @@ class StageAtWork:
     def chunk(self, work: Work) -> Chunk:
         """The chunk that some work is on."""
         return self.stage.chunks[work.chunk]
+
+    def between(self, *, forward: bool) -> tuple[int, ...]:
+        """Layers that find other gathered copies than those before and behind them, where FSDP gathers layer by layer.
+
+        Forward, the first layer stands beside the buffer that the embedding and the head were gathered in. Backward, the
+        last layer finds no gradient on its way to its shards, and the first one no layer gathered ahead.
+        """
+        start, stop = self.stage.start, self.stage.stop
+        if not by_layer(self.memory) or stop - start < 2:
+            return ()
+        if forward:
+            return (start,)
+        return tuple(place for place in sorted({stop - 2, start + 1}, reverse=True) if start < place < stop - 1)
 
     def fullest(self, forward: bool) -> list[Work]:
         """The forwards (or backwards) that find the most, one for all chunks with the same layers."""

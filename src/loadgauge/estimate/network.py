@@ -367,8 +367,8 @@ def filling(layout: Layout, size: int) -> int:
     As many as fill all domains alike, where that is half of them at least; else as many as there are, and the last domain is
     used in part. Where tensor-parallel groups are larger than a domain, domains are filled alike.
 
-    >>> filling(Layout(tp=8, dp=32), 72), filling(Layout(tp=8, dp=212), 72), filling(Layout(tp=16, dp=4), 8)
-    (64, 72, 8)
+    >>> [filling(Layout(tp=tp, dp=dp, seq_len=1), size) for tp, dp, size in ((8, 32, 72), (8, 212, 72), (16, 4, 8))]
+    [64, 72, 8]
     """
     if layout.gpus <= size:
         return int(layout.gpus)

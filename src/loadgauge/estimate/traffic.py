@@ -291,7 +291,7 @@ def sends(layout: Layout, stage: int) -> tuple[int, int]:
 
     Inner stages send both ways, the first only forward and the last only back. With DualPipe of both directions together.
 
-    >>> [sends(Layout(pp=4, global_batch=8), stage) for stage in range(4)]
+    >>> [sends(Layout(pp=4, global_batch=8, seq_len=1), stage) for stage in range(4)]
     [(1, 0), (1, 1), (1, 1), (0, 1)]
     """
     hops = [(one[0], other[0]) for route in layout.routes for one, other in pairwise(route) if one[0] != other[0]]

@@ -85,12 +85,15 @@ class Bound(msgspec.Struct, frozen=True):
 class Uncounted(msgspec.Struct, frozen=True):
     """Something a job file asks for that is not counted: a line for the report, and how far it may move the memory.
 
+    key: as the file writes it, or the section it stands for; known: whether a list has it
     low, high: bytes by which the memory of a GPU may be lower, and higher
     kernels: what a part of the model may run in
     parameter: bytes of each parameter of the model, over all GPUs
     """
 
     note: str
+    key: str
+    known: bool = True
     low: float = 0.0
     high: float = 0.0
     kernels: Mapping[str, str] = {}

@@ -339,14 +339,14 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             if bound is not None and bound[0].endswith("*"):
                 line = f"{bound[0]}: {bound[1].why}"
                 if line not in (item.note for item in found):  # once for all of a section
-                    found.append(Uncounted(line))
+                    found.append(Uncounted(line, bound[0]))
             elif bound is not None:
                 rule = bound[1]
                 low, high = rule.extra(value)
                 note = f"{shown}: {rule.why}" if value is True else f"{shown} = {short(value)}: {rule.why}"
-                found.append(Uncounted(note, low, high, rule.kernels, rule.parameter))
+                found.append(Uncounted(note, shown, True, low, high, rule.kernels, rule.parameter))
             elif not covering.kinds(key) and covering.stop(key, value) is None:
-                found.append(Uncounted(f"{shown}: {UNKNOWN}"))
+                found.append(Uncounted(f"{shown}: {UNKNOWN}", shown, known=False))
         return tuple(found)
 
 

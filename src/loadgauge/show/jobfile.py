@@ -17,7 +17,6 @@ from loadgauge.formats.coverage import Uncounted
 from loadgauge.formats.exchange import SYNTAXES, JobFile, load, read
 from loadgauge.formats.recompute import resolved
 from loadgauge.formats.run import FIELDS, Run
-from loadgauge.formats.table import UNKNOWN
 from loadgauge.show.flags import Request
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import MODEL_PARALLEL, default_framework, training
@@ -78,16 +77,16 @@ def note(found: JobFile) -> str:
     >>> note(JobFile(dialect="trl", syntax="yaml", file="job.yaml", run=Run(), said={}, unread=("lr", "seed")))
     'job.yaml is read as trl; 2 of its keys change neither memory nor the time of a step: lr, seed'
     """
-    unknown = [item.note.rpartition(f": {UNKNOWN}")[0] for item in found.uncounted if item.note.endswith(UNKNOWN)]
-    bounded = [item.note for item in found.uncounted if not item.note.endswith(UNKNOWN)]
-    whole = tuple(text.partition("*: ")[0] for text in bounded if "*: " in text)
-    named = {*unknown, *(text.partition(" = ")[0].partition(": ")[0] for text in bounded)}
-    harmless = [key for key in found.unread if key not in named and key.rpartition(": ")[2] not in named]
+    unknown = [item.key for item in found.uncounted if not item.known]
+    bounded = [item for item in found.uncounted if item.known]
+    named = {*unknown, *(item.key for item in bounded)}
+    whole = tuple(item.key.removesuffix("*") for item in bounded if item.key.endswith("*"))
+    harmless = [key for key in found.unread if key not in named]
     harmless = [key for key in harmless if not (whole and key.lstrip("+-").startswith(whole))]
     parts = [f"{found.file} is read as {found.dialect}"]
     if unknown:
         parts.append(f"{_count(unknown, 'is', 'are')} not known here, and not counted: {', '.join(unknown)}")
-    parts += [f"not counted: {text}" for text in bounded]
+    parts += [f"not counted: {item.note}" for item in bounded]
     if harmless:
         parts.append(
             f"{_count(harmless, 'changes', 'change')} neither memory nor the time of a step: {', '.join(harmless)}"
@@ -107,14 +106,14 @@ def widened(given: Job, found: Estimate) -> Estimate:
         kind = msgspec.structs.replace(given.training, lora=lora)
         more = max(0.0, estimate(given.model, given.layout, kind, given.gpu).memory.total - memory.total)
         text = f"lora_dropout = {given.dropout:g}: a dropped copy and a mask of each adapter's input"
-        items.append(Uncounted(f"{text}, up to {more / GIB:.2f} GiB", high=more))
+        items.append(Uncounted(f"{text}, up to {more / GIB:.2f} GiB", "lora_dropout", high=more))
     kernels = {name: word for item in items for name, word in item.kernels.items()}
     if kernels:
         kind = msgspec.structs.replace(
             given.training, kernels=msgspec.structs.replace(given.training.kernels, **kernels)
         )
         change = estimate(given.model, given.layout, kind, given.gpu).memory.total - memory.total
-        items.append(Uncounted("", low=max(0.0, -change), high=max(0.0, change)))
+        items.append(Uncounted("", "", low=max(0.0, -change), high=max(0.0, change)))
     beside = sum(item.parameter for item in items) * found.params / found.layout.gpus
     low, high = sum(item.low for item in items), sum(item.high for item in items) + beside
     memory = msgspec.structs.replace(memory, low=max(0.0, memory.low - low), high=memory.high + high)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from loadgauge.estimate.flight import Flight, Work
+from loadgauge.estimate.gathered import by_layer, fully_sharded
 from loadgauge.estimate.memory import PARTS, Moment
 from loadgauge.estimate.moments import StageAtWork
 from loadgauge.estimate.schedule import Event
@@ -90,6 +91,8 @@ def _curve(shown: Shown, events: list[Event], end: float) -> Iterator[tuple[floa
         for share, moment in known[key]:
             yield event.start + share * (event.end - event.start), moment
             last = moment
+    if fully_sharded(shown.memory) and shown.layout.pp > 1:
+        yield end, at_work.at_reduction()
     yield end, at_work.at_step()
 
 
@@ -98,8 +101,9 @@ def _within(at_work: StageAtWork, work: Work) -> Iterator[tuple[float, Moment]]:
     memory, stage, chunk = at_work.memory, at_work.stage, at_work.chunk(work)
     layers = max(1, chunk.stop - chunk.start)
     if work.forward:
-        for key, position in reversed(list(memory.positions(stage, chunk, "last"))):
-            yield (position - chunk.start + 1) / layers, at_work.forward(work, key, position)
+        lasts = dict.fromkeys(position for _, position in memory.positions(stage, chunk, "last"))
+        for position in sorted({*lasts, *at_work.between(forward=True)}):
+            yield (position - chunk.start + 1) / layers, at_work.forward(work, memory.key(stage, position), position)
         return
     if chunk.last:
         yield 0.0, at_work.at_loss(work)
@@ -108,8 +112,12 @@ def _within(at_work: StageAtWork, work: Work) -> Iterator[tuple[float, Moment]]:
     places = {position: (key, "last") for key, position in memory.positions(stage, chunk, "last")}
     for key, position in memory.positions(stage, chunk, "first"):
         places.setdefault(position, (key, "first"))
+    for position in at_work.between(forward=False):
+        places.setdefault(position, (memory.key(stage, position), ""))
     for position in sorted(places, reverse=True):
         key, order = places[position]
         yield (chunk.stop - 1 - position) / layers, at_work.backward(work, key, position, order)
     if chunk.first:
         yield 1.0, at_work.at_embedding(work)
+        if by_layer(memory):
+            yield 1.0, at_work.at_ends(work)
