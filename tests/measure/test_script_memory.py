@@ -64,6 +64,17 @@ def recomputes():
     checkpoint(lambda x: layer(x + torch.ones(64, device=device)).relu(), x, use_reentrant=False).sum().backward()
     assert x.grad.device == torch.device("cuda", 0)
 
+def activates():
+    import torch.nn.functional as F
+    for name in ("silu", "mish", "gelu", "relu", "sigmoid", "tanh", "elu", "leaky_relu", "hardswish", "softplus", "logsigmoid"):
+        x = torch.randn(256, 512, device=device, dtype=torch.bfloat16, requires_grad=True)
+        y = getattr(F, name)(x)
+        gradient = torch.empty_like(y)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y.backward(gradient)
+        print(name, torch.cuda.max_memory_allocated() - before)
+
 def scales():
     model = nn.Linear(64, 64).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -145,6 +156,12 @@ def test_what_a_script_prints_is_shown(script: Path) -> None:
     document = typed(["trace", f"{script}:measures", "--json"])
     assert json.loads(document.out)["steps"] == 2
     assert sorted(document.err.splitlines())[0].startswith('[["begin", 4096')  # the two streams are one here
+
+
+def test_the_backward_of_an_activation_is_one_kernel(script: Path) -> None:
+    # As on the CPU and on CUDA: nothing is allocated but the gradient of the input.
+    printed = traced(script, "activates")[2]
+    assert [line.split()[1] for line in printed.splitlines()] == [str(2 * 256 * 512)] * 11
 
 
 def test_checkpoints_and_scalers(script: Path) -> None:

@@ -33,6 +33,8 @@ SINGLE = (
 SINGLE_UNLESS_TOLD = (
     "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm sum sum.dim_IntList"
 )
+ONE_KERNEL = ("silu_backward", "mish_backward")
+"""Operations that CPU and CUDA have a kernel for, and that PyTorch writes out in several for any other device."""
 _KEPT: list[torch.library.Library] = []
 
 
@@ -43,7 +45,14 @@ def register_cuda_kernels(device: str) -> None:
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         library.impl("scaled_dot_product_attention", attention, key)
         library.impl("rms_norm", rms_norm, key)
+    for name in ONE_KERNEL:
+        library.impl(name, _like_the_gradient, "PrivateUse1")
     _register_autocast(library, device)
+
+
+def _like_the_gradient(grad: Any, x: Any) -> Any:
+    """The gradient of an activation's input, by one kernel: it needs no memory but its result's."""
+    return torch.empty_like(grad)
 
 
 def chosen(q: Any, k: Any, v: Any, mask: Any, grouped: bool) -> str:
