@@ -1,4 +1,5 @@
-"""Models that are parallel in several ways. Run under torchrun, it says what each rank really allocates and sends."""
+"""Models that are parallel in several ways. Run with a number of ranks and the ways, it forks the ranks and says what each
+really allocates and sends."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import gc
 import json
 import os
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -259,11 +262,12 @@ def measured(way: str) -> tuple[tuple[int, int], list[tuple[str, int, int]]]:
     return peak(profiler), log.calls
 
 
-def main(say: Callable[[bytes], Any]) -> None:
-    dist.init_process_group("gloo")
+def main(rank: int, size: int, meeting: str, ways: list[str], say: Callable[[bytes], Any]) -> None:
+    """One rank of so many, which meet at a file."""
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     torch.set_num_threads(1)
     patient()
-    for way in sys.argv[1].split(";"):
+    for way in ways:
         # DDP exchanges its buckets once, in no window that comes again: the least is taken of whole runs instead.
         runs = [measured(way) for _ in range(4 if way == "ddp" or "copies" in way else 1)]
         highest, calls = min(one for one, _ in runs), runs[-1][1]
@@ -273,5 +277,28 @@ def main(say: Callable[[bytes], Any]) -> None:
     dist.destroy_process_group()
 
 
+def fork(size: int, ways: list[str]) -> int:
+    """Ranks that are forked, so that PyTorch and transformers are imported once; 1 where one of them fails."""
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import loadgauge.measure.parallel  # noqa: F401
+
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        for rank in range(size):
+            child = os.fork()
+            if not child:
+                code = 1
+                try:
+                    main(rank, size, f"{folder}/meeting", ways, lambda text: os.write(1, text))
+                    code = 0
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(code)
+            children.append(child)
+        return int(any(os.waitpid(child, 0)[1] for child in children))
+
+
 if __name__ == "__main__":
-    main(lambda text: os.write(1, text))
+    sys.exit(fork(int(sys.argv[1]), sys.argv[2].split(";")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
@@ -18,6 +17,7 @@ from loadgauge.measure.collectives import plain
 from loadgauge.measure.distributed import World
 from loadgauge.measure.script import FunctionJob
 from loadgauge.measure.trace import Trace, trace
+from once import once
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"fsdp": 4, "tensor_parallel": 4, "fsdp_checkpointed": 2, "ddp": 2}
@@ -33,17 +33,22 @@ def dry(way: str, size: int, rank: int = 0) -> Trace:
     return trace(job, "cpu", world=World(size, rank))
 
 
-@functools.cache
-def real(size: int) -> list[dict[str, Any]]:
-    """What every rank of so many says of every way, from processes of their own."""
+Said = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """By number of ranks, what every rank says of every way, from processes of their own."""
+    found: Said = once(tmp_path_factory, "ranks", lambda: {str(size): processes(size) for size in (2, 4)})
+    return found
+
+
+def processes(size: int) -> list[dict[str, Any]]:
     ways = [way for way, wanted in SIZES.items() if wanted == size]
     done = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size),
-            str(Path(ranks.__file__)), ";".join(ways),
-        ],
+        [sys.executable, "-W", "ignore", ranks.__file__, str(size), ";".join(ways)],
         capture_output=True, text=True, check=False, timeout=600,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
     )  # fmt: skip
     texts = done.stdout.split("RANK ")[1:]
     assert len(texts) == size * len(ways), done.stderr[-800:]
@@ -51,11 +56,11 @@ def real(size: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("way", SIZES)
-def test_collectives_and_peaks_are_those_of_real_processes(way: str) -> None:
+def test_collectives_and_peaks_are_those_of_real_processes(way: str, real: Said) -> None:
     """Every rank: the same calls, of the same bytes, in groups of the same size; and the same peak, to the byte but for
     single numbers, DDP's own lists, and the copies of the CPU generator's state that checkpoints keep."""
     size = SIZES[way]
-    said = [one for one in real(size) if one["way"] == way]
+    said = [one for one in real[str(size)] if one["way"] == way]
     assert sorted(one["rank"] for one in said) == list(range(size))
     for one in said:
         found = dry(way, size, one["rank"])
@@ -78,11 +83,11 @@ GENERATOR = 5056
 CHECKPOINTED = {name for name, (_, _, settings) in ranks.SHARED.items() if "checkpointing" in settings}
 
 
-def test_ranks_that_gather_are_given_room_for_it_once() -> None:
+def test_ranks_that_gather_are_given_room_for_it_once(real: Said) -> None:
     """Gloo makes a second copy of what it gathers, which no other library does: without it, real peaks are the dry
     run's; with it, they are one gathered layer higher at most."""
     layer = 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 176 + 2 * 64)
-    for one in real(4):
+    for one in real["4"]:
         if one["way"] == "zero 3":
             assert 0 < one["with_gloo"] - one["peak"] <= layer
 

@@ -11,7 +11,6 @@ Gloo, unlike NCCL, makes a reduce-scatter of an all-reduce and so sends it twice
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -33,6 +32,7 @@ from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layers.operations import Layer
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
+from once import once
 
 TOLERANCE = 1.5e-3
 """Gloo's headers, three of 48 bytes for each message of up to some megabytes."""
@@ -83,16 +83,7 @@ class Run(msgspec.Struct):
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
     """What two, three and four processes did, once for all of pytest's own workers."""
-    fcntl = pytest.importorskip("fcntl", reason="the sockets of Linux are read")
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    with open(folder / "wire.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        done = folder / "wire.json"
-        if not done.exists():
-            done.write_text(json.dumps(processes(folder / "wire.part")))
-    found = json.loads(done.read_text())
+    found = once(tmp_path_factory, "wire", lambda: processes(tmp_path_factory.mktemp("wire") / "part"))
     if isinstance(found, str):
         pytest.skip(found) if found.startswith("skipped") else pytest.fail(found)
     return {int(n): Run(ranks) for n, ranks in found.items()}
