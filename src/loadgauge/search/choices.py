@@ -14,6 +14,8 @@ from loadgauge.spec.model import ModelSpec, Moe
 from loadgauge.spec.training import Training
 
 RECOMPUTE = tuple(RecomputePolicy.parse(text) for text in ("none", "selective", "full"))
+WHOLE_LAYERS = (RECOMPUTE[0], RECOMPUTE[-1])
+"""The models of transformers checkpoint whole layers, or none."""
 ALL = "all"
 
 FRAMEWORKS: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -23,10 +25,14 @@ FRAMEWORKS: dict[str, dict[str, tuple[Any, ...]]] = {
     "torchtitan": {
         "zero": (0, 3), "schedule": ("1f1b", "gpipe", "interleaved", "zb-v", "dualpipev"),
     },
-    "deepspeed": {"tp": (1,), "pp": (1,), "cp": (1,), "ep": (1,), "etp": (1,), "replicas": (1,), "schedule": ("1f1b",)},
+    "deepspeed": {
+        "tp": (1,), "pp": (1,), "cp": (1,), "ep": (1,), "etp": (1,), "replicas": (1,), "schedule": ("1f1b",),
+        "recompute": WHOLE_LAYERS,
+    },
     # DDP, and FSDP's SHARD_GRAD_OP and FULL_SHARD.
     "huggingface": {
         "tp": (1,), "pp": (1,), "cp": (1,), "ep": (1,), "etp": (1,), "zero": (0, 2, 3), "schedule": ("1f1b",),
+        "recompute": WHOLE_LAYERS,
     },
 }  # fmt: skip
 """Values that a framework narrows down; the user's own go before these."""
