@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from loadgauge import cluster, estimate, gpu, model, training
-from loadgauge.search.choices import space_for
-from loadgauge.search.plan import Case, layout_at, plan
+from loadgauge.plan.axis_values import space_for
+from loadgauge.plan.plan import Case, layout_at, plan
 from loadgauge.spec.layout import SCHEDULES
 
 SPACES = [

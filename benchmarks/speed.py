@@ -22,8 +22,8 @@ import numpy as np
 
 import loadgauge
 from loadgauge.estimate.estimate import estimate
-from loadgauge.estimate.schedule import simulate
-from loadgauge.families.paper import llama_block, llama_model
+from loadgauge.estimate.schedule.simulate import simulate
+from loadgauge.families.reference import llama_block, llama_model
 from loadgauge.layers import View, block_layer
 from loadgauge.spec.kernels import Kernels
 

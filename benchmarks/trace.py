@@ -41,9 +41,9 @@ def one(name: str) -> dict[str, object]:
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    from loadgauge.measure.target import hugging_face
-    from loadgauge.measure.trace import trace
-    from loadgauge.measure.training import ConfigJob, Settings
+    from loadgauge.trace.jobs import ConfigJob, Settings
+    from loadgauge.trace.target import hugging_face
+    from loadgauge.trace.trace import trace
 
     model, _, by = name.partition(" by ")
     config, settings = hugging_face(model), Settings()
@@ -67,10 +67,10 @@ def one_of_many(config: object, by: str) -> int:
     """Two steps of one rank."""
     import logging
 
-    from loadgauge.measure.distributed import World
-    from loadgauge.measure.parallel import Parallel, ParallelJob
-    from loadgauge.measure.trace import trace
-    from loadgauge.measure.training import Settings
+    from loadgauge.trace.jobs import Settings
+    from loadgauge.trace.parallel.distributed import World
+    from loadgauge.trace.parallel.parallel import Parallel, ParallelJob
+    from loadgauge.trace.trace import trace
 
     logging.disable(logging.CRITICAL)
     ranks, shared, trained = SHARED[by]
@@ -85,8 +85,8 @@ def by_memtracker(config: object, settings: object) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    from loadgauge.measure.patches import no_packed_sequences
-    from loadgauge.measure.training import built
+    from loadgauge.trace.device.patches import no_packed_sequences
+    from loadgauge.trace.jobs import built
 
     with FakeTensorMode(), torch.device("cpu"), no_packed_sequences():
         model = built(config, settings, "cpu")  # type: ignore[arg-type]

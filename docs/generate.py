@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from loadgauge.estimate.equation import Equation, equations
-from loadgauge.estimate.params import parameters
+from loadgauge.cli.equation import arguments as command_arguments
+from loadgauge.cli.equation import command
+from loadgauge.estimate.equation.equation import Equation, equations
+from loadgauge.estimate.parameters import parameters
 from loadgauge.families import model, model_sources, model_types, models
-from loadgauge.show.equation import arguments as command_arguments
-from loadgauge.show.equation import command
 from loadgauge.sources import cite
 from loadgauge.spec.model import Attention, Block, LatentAttention, ModelSpec, Moe
 

@@ -29,7 +29,7 @@ MEANS = {"zero": "ZeRO", "sequence_parallel": "sequence parallelism", "recompute
 
 def printed(line: str) -> str:
     """What a command prints, in 110 columns, without how long it took."""
-    from loadgauge.show.cli import run
+    from loadgauge.cli.main import run
 
     os.environ["COLUMNS"] = "110"
     out, err = io.StringIO(), io.StringIO()
@@ -123,7 +123,7 @@ def short(layout: Layout) -> str:
 
 def because(own: Estimate, best: Estimate) -> str:
     """Which of its means the best changes, and where most of the time goes that it saves."""
-    from loadgauge.show.timing import LANES
+    from loadgauge.report.step_time import LANES
 
     before, after = own.layout, best.layout
     changed = [

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loadgauge.show.advice import advice
-from loadgauge.show.request import Request, job
+from loadgauge.advise.advice import advice
+from loadgauge.resolve.resolve import Request, job
 
 
 def test_zero_shards_over_context_parallel_ranks_too() -> None:

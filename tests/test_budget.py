@@ -8,7 +8,7 @@ import random
 import pytest
 
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.budget import (
+from loadgauge.estimate.cost import (
     DAY,
     Budget,
     Failures,

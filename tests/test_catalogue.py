@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadgauge.errors import ConfigError
-from loadgauge.families import from_hf, model, model_sources, models, resolve
+from loadgauge.families import find_model, from_hf, model, model_sources, models
 from loadgauge.families.hf import LARGEST_FILE
 
 SMALL = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}
@@ -87,16 +87,16 @@ def test_catalogue_is_complete_and_sourced() -> None:
 
 
 def test_names_are_found_whatever_their_capitals_and_by_repository() -> None:
-    assert resolve("Llama-3.1-8B") == model("llama-3.1-8b")
-    assert resolve("qwen/qwen2.5-7b").name == "qwen2.5-7b"
+    assert find_model("Llama-3.1-8B") == model("llama-3.1-8b")
+    assert find_model("qwen/qwen2.5-7b").name == "qwen2.5-7b"
 
 
 @pytest.mark.parametrize("text", ["llama-3.1-8", "meta-llama/Llama-3.1-9B", "llama31-8b"])
 def test_a_near_miss_names_its_neighbours(text: str) -> None:
     with pytest.raises(ConfigError, match=r"did you mean .*llama-3\.1-8b"):
-        resolve(text)
+        find_model(text)
     with pytest.raises(ConfigError, match="loadgauge models"):
-        resolve("zzzzzzzzzzzz")
+        find_model("zzzzzzzzzzzz")
 
 
 def test_resolve_takes_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,16 +104,16 @@ def test_resolve_takes_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(SMALL))
     monkeypatch.chdir(tmp_path)
-    assert resolve("gpt2").model_type == "gpt2"  # the catalogue comes first
-    assert resolve("./gpt2").model_type == "llama"
-    assert resolve(str(folder / "config.json")).model_type == "llama"
+    assert find_model("gpt2").model_type == "gpt2"  # the catalogue comes first
+    assert find_model("./gpt2").model_type == "llama"
+    assert find_model(str(folder / "config.json")).model_type == "llama"
     with pytest.raises(ConfigError, match="no such file"):
-        resolve("absent.json")
+        find_model("absent.json")
 
 
 def test_reading_a_model_imports_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys; from loadgauge.families import resolve; resolve('llama-7b')\n"
+        "import sys; from loadgauge.families import find_model; find_model('llama-7b')\n"
         "print([m for m in ('torch', 'transformers', 'numpy', 'sympy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,11 +14,11 @@ import pytest
 
 import loadgauge
 from command_line import FITS, PIPELINE, TOO_BIG, document, typed
-from loadgauge.estimate.memory import PARTS
-from loadgauge.show.advice import advice
-from loadgauge.show.cli import COMMANDS
-from loadgauge.show.flags import Request
-from loadgauge.show.request import job
+from loadgauge.advise.advice import advice
+from loadgauge.cli.main import COMMANDS
+from loadgauge.cli.options import Request
+from loadgauge.estimate.memory.rank_memory import PARTS
+from loadgauge.resolve.resolve import job
 from loadgauge.spec.hardware import gpu_ids
 
 RAGGED = "estimate llama-3.1-8b --gpus 8 --zero 3 --micro-batch 4 --attention flash"
@@ -220,7 +220,7 @@ def test_an_estimate_loads_no_heavy_library() -> None:
     line = shlex.split(f"{FITS} --json")
     heavy = ["torch", "transformers", "numpy", "sympy", "rich", "matplotlib"]
     done = process(
-        f"import sys\nfrom loadgauge.show.cli import run\ncode = run({line!r})\n"
+        f"import sys\nfrom loadgauge.cli.main import run\ncode = run({line!r})\n"
         f"print([name for name in {heavy!r} if name in sys.modules], code, file=sys.stderr)"
     )
     assert done.stderr.strip() == "[] 0"
@@ -229,7 +229,7 @@ def test_an_estimate_loads_no_heavy_library() -> None:
 
 def test_a_report_loads_no_equations() -> None:
     done = process(
-        f"import sys\nfrom loadgauge.show.cli import run\nrun({shlex.split(TOO_BIG)!r})\n"
+        f"import sys\nfrom loadgauge.cli.main import run\nrun({shlex.split(TOO_BIG)!r})\n"
         "print([name for name in ('torch', 'numpy', 'sympy') if name in sys.modules], file=sys.stderr)"
     )
     assert done.stderr.strip() == "[]"

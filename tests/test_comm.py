@@ -7,7 +7,16 @@ import pytest
 import sympy
 
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.comm import Fabric, Group, adapter_bytes, bus_factor, groups, joined, seconds, wire_bytes
+from loadgauge.estimate.time.collectives import (
+    Fabric,
+    Group,
+    adapter_bytes,
+    bus_factor,
+    groups,
+    joined,
+    seconds,
+    wire_bytes,
+)
 from loadgauge.spec.calibration import DEFAULT
 from loadgauge.spec.hardware import Cluster, Link, gpu
 from loadgauge.spec.layout import AXES

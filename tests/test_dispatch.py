@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from loadgauge.estimate.comm import Fabric, Group, adapter_bytes, seconds, single_copies
+from loadgauge.estimate.time.collectives import Fabric, Group, adapter_bytes, seconds, single_copies
 from loadgauge.families.catalogue import model
 from loadgauge.layers import View, block_layer
 from loadgauge.spec.training import training

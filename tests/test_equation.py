@@ -11,8 +11,8 @@ import sympy
 import loadgauge
 from command_line import document
 from loadgauge.errors import ConfigError, Error
-from loadgauge.estimate.equation import QUANTITIES, Equation, equation, equations
-from loadgauge.estimate.letters import factored, letter, put_in, text
+from loadgauge.estimate.equation.equation import QUANTITIES, Equation, equation, equations
+from loadgauge.estimate.equation.symbols import factored, letter, put_in, text
 from loadgauge.layers import View, block_layer
 from loadgauge.spec.kernels import PAPER, Kernels
 

@@ -21,11 +21,11 @@ import sympy
 
 import loadgauge
 from command_line import document, typed
-from loadgauge.estimate import equation_layers
-from loadgauge.estimate.equation import QUANTITIES, Equation, equation, equations
-from loadgauge.estimate.letters import letter, put_in
-from loadgauge.estimate.recompute import applied
-from loadgauge.families.paper import llama_model
+from loadgauge.estimate.equation.equation import QUANTITIES, Equation, equation, equations
+from loadgauge.estimate.equation.equation import layers as equation_layers
+from loadgauge.estimate.equation.symbols import letter, put_in
+from loadgauge.estimate.memory.recompute import applied
+from loadgauge.families.reference import llama_model
 from loadgauge.layers import View, block_layer
 from loadgauge.sources import cite
 from loadgauge.spec.kernels import PAPER, Kernels

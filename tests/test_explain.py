@@ -8,14 +8,14 @@ import pytest
 
 import loadgauge
 from command_line import FITS, PIPELINE, document, typed
+from loadgauge.cli.estimate import command
+from loadgauge.cli.options import Request
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.apart import NOT_ITEMISED
 from loadgauge.estimate.explain import explain
-from loadgauge.estimate.memory import PARTS
+from loadgauge.estimate.memory.rank_memory import PARTS
 from loadgauge.estimate.result import Estimate, When
-from loadgauge.show.estimate import command
-from loadgauge.show.flags import Request
-from loadgauge.show.request import job
+from loadgauge.estimate.workings import NOT_ITEMISED
+from loadgauge.resolve.resolve import job
 
 EXPLAINED = [
     FITS,

@@ -14,8 +14,8 @@ import pytest
 from command_line import document, typed
 from loadgauge import Layout, cluster, estimate, gpu, model, training
 from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.forecast import METHODS, Forecast, Method, forecast, of_method
-from loadgauge.families.paper import gpt_model
+from loadgauge.estimate.padding import METHODS, Forecast, Method, forecast, of_method
+from loadgauge.families.reference import gpt_model
 from loadgauge.layers import block_layer
 from loadgauge.lengths import Lengths
 from loadgauge.published import padded_flash_activations, padding_free_activations

@@ -7,7 +7,7 @@ weights have 1.026T (their total is in test_params), and 31.7B activated without
 from __future__ import annotations
 
 from loadgauge import model
-from loadgauge.estimate.params import parameters
+from loadgauge.estimate.parameters import parameters
 
 LAYERS, DENSE, HIDDEN, VOCABULARY = 61, 1, 7168, 163_840
 EXPERTS, CHOSEN, SHARED, EXPERT_WIDTH, DENSE_WIDTH = 384, 8, 1, 2048, 18_432

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from loadgauge import Layout, estimate, model
 from loadgauge.errors import ConfigError, LayoutError
 from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.memory import MemoryModel
-from loadgauge.estimate.schedule import simulate, violation
-from loadgauge.families.paper import deepseek_block, gpt_model, llama_model, mixtral_block
+from loadgauge.estimate.memory.rank_memory import MemoryModel
+from loadgauge.estimate.schedule.simulate import simulate, violation
+from loadgauge.families.reference import deepseek_block, gpt_model, llama_model, mixtral_block
 from loadgauge.spec.layout import SCHEDULES, V_SHAPED, RecomputePolicy
 from loadgauge.spec.model import Mamba2, ModelSpec, Norm, ShortConvolution
 from loadgauge.spec.training import training

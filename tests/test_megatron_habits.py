@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from loadgauge.estimate.live import backward_peak, forward_peak
-from loadgauge.families.paper import llama_model
+from loadgauge.estimate.memory.liveness import backward_peak, forward_peak
+from loadgauge.families.reference import llama_model
 from loadgauge.layers import View, block_layer, head_layer
 from loadgauge.layers.operations import NOTHING
 from loadgauge.spec.model import Attention, Block, Moe, Norm

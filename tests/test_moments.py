@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from loadgauge import Layout, estimate
-from loadgauge.estimate.apart import NOT_ITEMISED
 from loadgauge.estimate.explain import explain
-from loadgauge.estimate.memory import PARTS
+from loadgauge.estimate.memory.rank_memory import PARTS
+from loadgauge.estimate.workings import NOT_ITEMISED
 from loadgauge.families import from_dict
 from loadgauge.spec.training import training
 

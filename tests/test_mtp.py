@@ -7,16 +7,16 @@ import pytest
 
 from loadgauge import Layout, RecomputePolicy, estimate, model
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.apart import NOT_ITEMISED
-from loadgauge.estimate.compute import microbatch_flops
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.explain import explain
-from loadgauge.estimate.memory import PARTS, MemoryModel, stages
-from loadgauge.estimate.params import parameters
+from loadgauge.estimate.flops import microbatch_flops
+from loadgauge.estimate.memory.rank_memory import PARTS, MemoryModel, stages
+from loadgauge.estimate.parameters import parameters
+from loadgauge.estimate.workings import NOT_ITEMISED
 from loadgauge.families import from_dict
-from loadgauge.families.paper import llama_model
+from loadgauge.families.reference import llama_model
 from loadgauge.layers import View, block_layer, head_layer
-from loadgauge.layers.ends import prediction_layer
+from loadgauge.layers.embedding_head import prediction_layer
 from loadgauge.spec.training import training
 
 BLOCK_OF_SCALES = 128 * 128

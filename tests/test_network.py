@@ -8,14 +8,22 @@ import msgspec
 import pytest
 
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.comm import Fabric
-from loadgauge.estimate.compute import step_flops
 from loadgauge.estimate.estimate import estimate, view_of
-from loadgauge.estimate.memory import MemoryModel, stages
-from loadgauge.estimate.network import Need, Purpose, Setup, bandwidth_needed, largest_tp, smallest_batch, what_if
-from loadgauge.estimate.traffic import Carries, stage_traffic
-from loadgauge.families.catalogue import resolve
-from loadgauge.families.paper import gpt_model
+from loadgauge.estimate.flops import step_flops
+from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
+from loadgauge.estimate.time.bandwidth_needs import (
+    Need,
+    Purpose,
+    Setup,
+    bandwidth_needed,
+    largest_tp,
+    smallest_batch,
+    what_if,
+)
+from loadgauge.estimate.time.collectives import Fabric
+from loadgauge.estimate.time.traffic import Carries, stage_traffic
+from loadgauge.families.catalogue import find_model
+from loadgauge.families.reference import gpt_model
 from loadgauge.spec.calibration import rates
 from loadgauge.spec.cluster import cluster, evenly
 from loadgauge.spec.hardware import gpu
@@ -33,7 +41,7 @@ def setup(name: str = "llama-3.1-8b", framework: str = "megatron", overlap: Any 
     if overlap is not None:
         training_ = msgspec.structs.replace(training_, overlap=msgspec.structs.replace(training_.overlap, **overlap))
     found = cluster(H100, chosen.gpus)
-    return Setup.of(resolve(name), chosen, training_, found, rates(H100.id), **how)
+    return Setup.of(find_model(name), chosen, training_, found, rates(H100.id), **how)
 
 
 # -- what a need is ---------------------------------------------------------------------------------------------------

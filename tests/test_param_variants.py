@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadgauge.estimate.params import parameters
+from loadgauge.estimate.parameters import parameters
 from loadgauge.families import from_dict
 from meta_models import has_class, parameter_sizes
 

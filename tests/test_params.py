@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.params import parameters
+from loadgauge.estimate.parameters import parameters
 from loadgauge.families import from_dict, model, model_types, models
 from loadgauge.spec.model import Moe
 from meta_models import NEEDED, bare, parameter_sizes, transformers_config, usual_class

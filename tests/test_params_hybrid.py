@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loadgauge.errors import ConfigError, NotModelled
-from loadgauge.estimate.params import parameters
+from loadgauge.estimate.parameters import parameters
 from loadgauge.families import from_dict, model, models
 from loadgauge.spec.model import (
     Attention,

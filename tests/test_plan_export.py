@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from command_line import document, typed
-from loadgauge.estimate.params import parameters
+from loadgauge.estimate.parameters import parameters
 from loadgauge.families.catalogue import config, model, models
 from loadgauge.families.hf import from_dict
 from loadgauge.formats.dialects import FILES

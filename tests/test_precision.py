@@ -11,9 +11,9 @@ import pytest
 from loadgauge import Layout, cluster, estimate, gpu, model
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.estimate.explain import explain
-from loadgauge.estimate.recompute import applied
-from loadgauge.estimate.states import RankWeights, WeightCount, gathered_bytes, model_states
-from loadgauge.families.paper import deepseek_block, gpt_block, llama_block, mixtral_block
+from loadgauge.estimate.memory.recompute import applied
+from loadgauge.estimate.memory.states import RankWeights, WeightCount, gathered_bytes, model_states
+from loadgauge.families.reference import deepseek_block, gpt_block, llama_block, mixtral_block
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.operations import Layer

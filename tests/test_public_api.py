@@ -17,9 +17,9 @@ import pytest
 
 import loadgauge
 from command_line import document
+from loadgauge.api import Flags
+from loadgauge.cli.options import Request
 from loadgauge.errors import ConfigError, Error, LayoutError
-from loadgauge.show.api import Flags
-from loadgauge.show.flags import Request
 
 GPU = "h100-sxm5-80gb"
 JOB: dict[str, Any] = {"gpus": 8, "zero": 3, "seq_len": 2048}
@@ -142,11 +142,11 @@ def test_a_public_name_hides_no_module() -> None:
 
 
 def test_the_package_can_be_called_and_imported_from() -> None:
-    import loadgauge.estimate.memory as by_name
+    import loadgauge.estimate.memory.rank_memory as by_name
     from loadgauge import estimate
-    from loadgauge.estimate import memory
+    from loadgauge.estimate.memory.rank_memory import rank_memory as memory
 
-    assert by_name is memory is sys.modules["loadgauge.estimate.memory"]
+    assert by_name is memory is sys.modules["loadgauge.estimate.memory.rank_memory"]
     assert isinstance(estimate, ModuleType)
     assert estimate is loadgauge.estimate
     assert callable(estimate)
@@ -159,7 +159,7 @@ def test_the_package_can_be_called_and_imported_from() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "import loadgauge.estimate.memory as m; assert m.MemoryModel",
+        "import loadgauge.estimate.memory.rank_memory as m; assert m.MemoryModel",
         "from loadgauge.estimate import memory; assert memory.MemoryModel",
         "from loadgauge import estimate; assert estimate('gpt2').params",
         "import loadgauge.estimate; assert loadgauge.estimate('gpt2').params",
@@ -171,7 +171,7 @@ def test_every_way_of_importing_works_in_a_fresh_process(code: str) -> None:
 
 
 def test_importing_the_facade_loads_nothing_heavy() -> None:
-    heavy = ("torch", "sympy", "numpy", "rich", "click", "loadgauge.show")
+    heavy = ("torch", "sympy", "numpy", "rich", "click", "loadgauge.cli")
     code = f"import sys, loadgauge; print([name for name in {heavy!r} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
@@ -180,7 +180,7 @@ def test_importing_the_facade_loads_nothing_heavy() -> None:
 
 STRANGER = """
 import loadgauge as lg
-import loadgauge.estimate.memory as memory
+import loadgauge.estimate.memory.rank_memory as memory
 from loadgauge import Layout, estimate
 from loadgauge.estimate.result import Estimate
 

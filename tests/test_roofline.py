@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgauge.estimate.roofline import Machine, gemm_seconds, in_eight_bits, layer_seconds, operation_seconds
+from loadgauge.estimate.time.roofline import Machine, gemm_seconds, in_eight_bits, layer_seconds, operation_seconds
 from loadgauge.families.catalogue import model
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.operations import Gemm, Layer, Operation, Tensor

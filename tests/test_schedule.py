@@ -11,7 +11,7 @@ import pytest
 import sympy
 
 from loadgauge.errors import LayoutError, NotModelled
-from loadgauge.estimate.schedule import (
+from loadgauge.estimate.schedule.simulate import (
     SCHEDULES,
     Event,
     closed_form,

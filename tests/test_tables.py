@@ -22,9 +22,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import loadgauge.show.table as tables
+import loadgauge.report.table as tables
 from command_line import FITS, PIPELINE, TOO_BIG, document, typed
-from loadgauge.show.table import Column, console, draw, heading, points, printable
+from loadgauge.report.table import Column, console, draw, heading, points, printable
 
 COMMANDS = (
     FITS,

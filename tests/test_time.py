@@ -12,7 +12,7 @@ from command_line import document, typed
 from loadgauge import Layout, cluster, estimate, gpu, model, training
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.estimate.result import Estimate
-from loadgauge.estimate.traffic import Carries
+from loadgauge.estimate.time.traffic import Carries
 from loadgauge.spec.calibration import DEFAULT
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.overlap import Overlap

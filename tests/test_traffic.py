@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from loadgauge.errors import ConfigError, LayoutError
-from loadgauge.estimate.comm import Fabric, Group
 from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.memory import MemoryModel, stages
-from loadgauge.estimate.params import parameters
-from loadgauge.estimate.traffic import Traffic, expose, layout_groups, stage_traffic
+from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
+from loadgauge.estimate.parameters import parameters
+from loadgauge.estimate.time.collectives import Fabric, Group
+from loadgauge.estimate.time.traffic import Traffic, expose, layout_groups, stage_traffic
 from loadgauge.families.catalogue import resolve
-from loadgauge.families.paper import gpt_model, llama_model
+from loadgauge.families.reference import gpt_model, llama_model
 from loadgauge.layers import block_layer
 from loadgauge.spec.layout import AXES, Layout, RecomputePolicy
 from loadgauge.spec.lora import Lora

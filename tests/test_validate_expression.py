@@ -7,7 +7,7 @@ import re
 import msgspec
 import pytest
 
-from loadgauge.estimate.params import parameters
+from loadgauge.estimate.parameters import parameters
 from loadgauge.spec.hardware import gpu_ids
 from loadgauge.spec.training import OPTIMIZERS
 from loadgauge.validate import words

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
 from loadgauge.estimate import make_callable as _make_callable
-from loadgauge.estimate.params import parameters
+from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.result import Estimate
-from loadgauge.families.catalogue import model, models, resolve
+from loadgauge.families.catalogue import find_model as model
+from loadgauge.families.catalogue import models
 from loadgauge.families.hf import from_dict, from_hf
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.hardware import gpu, gpu_ids
@@ -28,8 +29,8 @@ from loadgauge.spec.lora import Lora
 from loadgauge.spec.training import training
 
 if TYPE_CHECKING:
-    from loadgauge.estimate.equation import equation, equations
-    from loadgauge.show.api import estimate
+    from loadgauge.api import estimate
+    from loadgauge.estimate.equation.equation import equation, equations
 
 __version__ = "0.1.0"
 
@@ -55,7 +56,6 @@ __all__ = [
     "model",
     "models",
     "parameters",
-    "resolve",
     "training",
 ]
 
@@ -65,7 +65,7 @@ def __getattr__(name: str) -> object:
     if name in ("equation", "equations"):
         from importlib import import_module
 
-        return getattr(import_module("loadgauge.estimate.equation"), name)
+        return getattr(import_module("loadgauge.estimate.equation.equation"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -73,31 +73,31 @@ def __getattr__(name: str) -> object:
 
 
 def _call(*args: object, **flags: object) -> Estimate:
-    from loadgauge.show.api import estimate
+    from loadgauge.api import estimate
 
     return estimate(*args, **flags)  # type: ignore[call-overload, no-any-return]
 
 
 def _signature() -> object:
-    from loadgauge.show.api import signature
+    from loadgauge.api import signature
 
     return signature()
 
 
 def _html(result: Estimate) -> str:
-    from loadgauge.show.notebook import html
+    from loadgauge.report.notebook import html
 
     return html(result)
 
 
 def _text(result: Estimate) -> str:
-    from loadgauge.show.notebook import text
+    from loadgauge.report.notebook import text
 
     return text(result)
 
 
 def _line(result: Estimate) -> str:
-    from loadgauge.show.notebook import line
+    from loadgauge.report.notebook import line
 
     return line(result)
 

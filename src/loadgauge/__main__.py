@@ -1,6 +1,6 @@
 """`python -m loadgauge`: the command line."""
 
-from loadgauge.show.cli import main
+from loadgauge.cli.main import main
 
 if __name__ == "__main__":
     main()

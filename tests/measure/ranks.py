@@ -113,9 +113,9 @@ def shared(name: str, rank: int) -> Any:
     """A small Llama, as rank `rank` has it."""
     from transformers import LlamaConfig
 
-    from loadgauge.measure.distributed import World
-    from loadgauge.measure.parallel import Parallel, ParallelJob
-    from loadgauge.measure.training import Settings
+    from loadgauge.trace.jobs import Settings
+    from loadgauge.trace.parallel.distributed import World
+    from loadgauge.trace.parallel.parallel import Parallel, ParallelJob
 
     size, parallel, settings = SHARED[name]
     config = LlamaConfig(
@@ -281,7 +281,7 @@ def fork(size: int, ways: list[str]) -> int:
     """Ranks that are forked, so that PyTorch and transformers are imported once; 1 where one of them fails."""
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import loadgauge.measure.parallel  # noqa: F401
+    import loadgauge.trace.parallel.parallel  # noqa: F401
 
     with tempfile.TemporaryDirectory() as folder:
         children = []

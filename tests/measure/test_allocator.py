@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgauge.errors import NothingFits
-from loadgauge.measure.allocator import Allocator, replay
-from loadgauge.measure.stream import Record, Stream
-from loadgauge.measure.trace import record
-from loadgauge.measure.training import of_module
-from loadgauge.measure.viewer import snapshot, write
+from loadgauge.oom.allocator import Allocator, replay
+from loadgauge.oom.viewer import snapshot, write
+from loadgauge.trace.jobs import of_module
+from loadgauge.trace.record.allocations import Record, Stream
+from loadgauge.trace.trace import record
 from loadgauge.units import KIB, MIB
 
 

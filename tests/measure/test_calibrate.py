@@ -15,7 +15,7 @@ import torch
 
 from command_line import typed
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.roofline import Machine, gemm_seconds
+from loadgauge.estimate.time.roofline import Machine, gemm_seconds
 from loadgauge.layers.operations import Gemm
 from loadgauge.measure import benchmarks
 from loadgauge.measure.benchmarks import ON_CUDA, Sizes, Timing, seconds, timings

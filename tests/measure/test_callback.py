@@ -11,7 +11,7 @@ from transformers import Trainer, TrainingArguments
 
 from loadgauge.errors import ConfigError
 from loadgauge.measure.callback import MeasureCallback
-from loadgauge.measure.counter import FlopCounter
+from loadgauge.measure.flop_counter import FlopCounter
 
 S, B, ACCUMULATE, STEPS = 32, 2, 2, 6
 

@@ -15,13 +15,13 @@ import pytest
 
 from command_line import typed
 from loadgauge.errors import NothingFits
-from loadgauge.measure.allocator import Allocator, replay
-from loadgauge.measure.causes import Parts, causes, of_snapshot, of_trace
-from loadgauge.measure.distributed import World
-from loadgauge.measure.remedies import Replay
-from loadgauge.measure.script import FunctionJob
-from loadgauge.measure.trace import Recorded, record
-from loadgauge.measure.viewer import snapshot
+from loadgauge.oom.allocator import Allocator, replay
+from loadgauge.oom.diagnose import Parts, causes, of_snapshot, of_trace
+from loadgauge.oom.remedies import Replay
+from loadgauge.oom.viewer import snapshot
+from loadgauge.trace.parallel.distributed import World
+from loadgauge.trace.script import FunctionJob
+from loadgauge.trace.trace import Recorded, record
 
 every_fault = pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda one: str(one.__name__))
 Fault = Callable[[], None]

@@ -13,10 +13,10 @@ import pytest
 import ranks
 
 from loadgauge.errors import ConfigError
-from loadgauge.measure.collectives import plain
-from loadgauge.measure.distributed import World
-from loadgauge.measure.script import FunctionJob
-from loadgauge.measure.trace import Trace, trace
+from loadgauge.trace.parallel.distributed import World
+from loadgauge.trace.record.collectives import plain
+from loadgauge.trace.script import FunctionJob
+from loadgauge.trace.trace import Trace, trace
 from once import once
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ import torch
 from torch_models import CASES, build
 from transformers.initialization import no_init_weights
 
-from loadgauge.measure import fake
-from loadgauge.measure.call import trace_call
-from loadgauge.measure.simulated import fakes, simulated_device
-from loadgauge.measure.tracker import Tracker
+from loadgauge.trace.call import trace_call
+from loadgauge.trace.device import fake
+from loadgauge.trace.device.simulated import fakes, simulated_device
+from loadgauge.trace.record.tracker import Tracker
 
 
 def stream_of(name: str, attention: str, device: str, dtype: torch.dtype) -> tuple[list[Any], int]:

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from loadgauge.errors import ConfigError
-from loadgauge.measure import fused
-from loadgauge.measure.call import trace_call
 from loadgauge.measure.profile import measured
-from loadgauge.measure.saved import saved
+from loadgauge.trace.call import trace_call
+from loadgauge.trace.saved import saved
+from loadgauge.train import fused
 
 T, H, V, CHUNK = 96, 64, 256, 32
 SMALL = 64

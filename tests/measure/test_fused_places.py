@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch_models import build
 
-from loadgauge.measure import fused
-from loadgauge.measure.trace import Trace, trace
-from loadgauge.measure.training import of_module
+from loadgauge.trace.jobs import of_module
+from loadgauge.trace.trace import Trace, trace
+from loadgauge.train import fused
 
 S, B, H = 64, 2, 128
 

@@ -14,12 +14,12 @@ from transformers import LlamaConfig
 
 from loadgauge import Layout, RecomputePolicy, estimate, from_dict
 from loadgauge.estimate.result import Memory
-from loadgauge.measure.distributed import World
-from loadgauge.measure.parallel import Parallel, ParallelJob
-from loadgauge.measure.trace import Trace, trace
-from loadgauge.measure.training import ConfigJob, Settings
 from loadgauge.spec.kernels import Dtypes
 from loadgauge.spec.training import TRANSFORMERS, Training, training
+from loadgauge.trace.jobs import ConfigJob, Settings
+from loadgauge.trace.parallel.distributed import World
+from loadgauge.trace.parallel.parallel import Parallel, ParallelJob
+from loadgauge.trace.trace import Trace, trace
 
 TOLERANCE = 0.01
 PRECISIONS = {"bf16": "bf16-pure", "bf16-mixed": "bf16-autocast", "fp32": "fp32"}

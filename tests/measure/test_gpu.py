@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from command_line import typed
+from loadgauge.compare.formula import Formula
 from loadgauge.errors import ConfigError
 from loadgauge.measure.benchmarks import Sizes
-from loadgauge.measure.formula import Formula
 from loadgauge.measure.gpu import CASES, ON_CPU, Case, Report, main, recognised, report, row, write
-from loadgauge.measure.real import Real
-from loadgauge.measure.target import job
-from loadgauge.measure.training import ConfigJob, Settings
+from loadgauge.measure.train_steps import Real
 from loadgauge.spec.hardware import gpu, gpu_ids
+from loadgauge.trace.jobs import ConfigJob, Settings
+from loadgauge.trace.target import job
 from loadgauge.units import GIB
 from loadgauge.validate.runs import read
 from loadgauge.validate.validate import validate

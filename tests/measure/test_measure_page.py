@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_line import typed
-from loadgauge.show.cli import COMMANDS, commands
+from loadgauge.cli.main import COMMANDS, commands
 
 PAGE = (Path(__file__).parents[2] / "docs" / "measure.md").read_text(encoding="utf-8")
 SHOWN = [block.strip("\n") for block in re.findall(r"```\n(\$ .*?)```", PAGE, re.DOTALL)]

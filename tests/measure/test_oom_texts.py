@@ -8,7 +8,7 @@ import pytest
 
 from command_line import typed
 from loadgauge.errors import ConfigError
-from loadgauge.measure.oom import OutOfMemory, parse
+from loadgauge.oom.message import OutOfMemory, parse
 from loadgauge.units import GIB, MIB
 
 NEEDS = "the program needs more than there is"

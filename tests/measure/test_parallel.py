@@ -14,12 +14,12 @@ from transformers import LlamaConfig, Qwen3Config
 
 from command_line import typed
 from loadgauge.errors import ConfigError, LayoutError, NotModelled
-from loadgauge.measure import tracker
-from loadgauge.measure.distributed import World
-from loadgauge.measure.parallel import Parallel, ParallelJob
-from loadgauge.measure.script import FunctionJob
-from loadgauge.measure.trace import Trace, trace
-from loadgauge.measure.training import ConfigJob, Settings
+from loadgauge.trace.jobs import ConfigJob, Settings
+from loadgauge.trace.parallel.distributed import World
+from loadgauge.trace.parallel.parallel import Parallel, ParallelJob
+from loadgauge.trace.record import tracker
+from loadgauge.trace.script import FunctionJob
+from loadgauge.trace.trace import Trace, trace
 
 S, H = 64, 64
 HIDDEN = 4 * S * H
@@ -241,7 +241,7 @@ def test_what_cannot_be_shared_is_one_line(file: str, flags: str, said: str) -> 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral-8x7b"])
 def test_models_without_a_plan_are_refused(name: str) -> None:
-    from loadgauge.measure.target import job
+    from loadgauge.trace.target import job
 
     world = World(2, 0)
     with pytest.raises(NotModelled):

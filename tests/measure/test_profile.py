@@ -7,9 +7,9 @@ import torch
 from torch_models import build
 
 from loadgauge.errors import ConfigError
-from loadgauge.measure.allocations import Event, live
-from loadgauge.measure.call import trace_call
+from loadgauge.measure.cpu_allocator import Event, live
 from loadgauge.measure.profile import measure, measured, profiled
+from loadgauge.trace.call import trace_call
 
 UNIT = 4096
 

@@ -13,12 +13,12 @@ from torch_models import build
 
 from command_line import typed
 from loadgauge.errors import ConfigError
-from loadgauge.measure.allocations import Event, Range, Use, live, uses
-from loadgauge.measure.counter import FlopCounter
-from loadgauge.measure.real import Held, ModuleUse, Real, real
-from loadgauge.measure.script import FunctionJob
-from loadgauge.measure.trace import trace
-from loadgauge.measure.training import ConfigJob, Settings
+from loadgauge.measure.cpu_allocator import Event, Range, Use, live, uses
+from loadgauge.measure.flop_counter import FlopCounter
+from loadgauge.measure.train_steps import Held, ModuleUse, Real, real
+from loadgauge.trace.jobs import ConfigJob, Settings
+from loadgauge.trace.script import FunctionJob
+from loadgauge.trace.trace import trace
 
 H, TOKENS = 256, 32
 

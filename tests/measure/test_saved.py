@@ -13,8 +13,8 @@ from torch_models import build
 
 from command_line import document, typed
 from loadgauge.errors import ConfigError
-from loadgauge.measure.expression import Inputs, saved_by_expression
-from loadgauge.measure.saved import Saved, kept_by, saved
+from loadgauge.trace.expression import Inputs, saved_by_expression
+from loadgauge.trace.saved import Saved, kept_by, saved
 
 N = 1024
 UNIT = 4 * N

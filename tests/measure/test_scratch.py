@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from loadgauge.measure.allocations import Event, events, is_kernel, live, marked, profiler, tensors
+from loadgauge.measure.cpu_allocator import Event, events, is_kernel, live, marked, profiler, tensors
 from loadgauge.measure.profile import measured
 
 MIB = 2**20

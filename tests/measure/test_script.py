@@ -11,9 +11,9 @@ import torch
 
 from command_line import typed
 from loadgauge.errors import ConfigError
-from loadgauge.measure.script import FunctionJob, function
-from loadgauge.measure.trace import trace
-from loadgauge.measure.training import of_module
+from loadgauge.trace.jobs import of_module
+from loadgauge.trace.script import FunctionJob, function
+from loadgauge.trace.trace import trace
 
 SCRIPT = """
 import torch, torch.nn as nn
@@ -64,8 +64,8 @@ def script(tmp_path: Path) -> Path:
 
 
 def run_on_cuda_names(script: Path, name: str, device: str) -> Any:
-    from loadgauge.measure.call import where
-    from loadgauge.measure.script import cuda_is
+    from loadgauge.trace.call import where
+    from loadgauge.trace.script import cuda_is
 
     with cuda_is(where(device)):
         job = FunctionJob(function(f"{script}:{name}"), name)

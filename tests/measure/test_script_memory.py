@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from command_line import typed
-from loadgauge.measure.script import FunctionJob
-from loadgauge.measure.stream import Stream
-from loadgauge.measure.trace import BLOCK, record
+from loadgauge.trace.record.allocations import Stream
+from loadgauge.trace.script import FunctionJob
+from loadgauge.trace.trace import BLOCK, record
 
 SCRIPT = """
 import json, sys

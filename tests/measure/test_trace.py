@@ -15,9 +15,9 @@ from torch_models import Built, build
 from torch_peak import CPU_GENERATOR, highest
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from loadgauge.measure.saved import saved
-from loadgauge.measure.trace import Trace, trace
-from loadgauge.measure.training import OPTIMIZERS, of_module
+from loadgauge.trace.jobs import OPTIMIZERS, of_module
+from loadgauge.trace.saved import saved
+from loadgauge.trace.trace import Trace, trace
 
 S, B = 128, 2
 WIDE = {"hidden_size": 128, "intermediate_size": 352, "num_attention_heads": 4}
@@ -180,7 +180,7 @@ def test_totals_are_those_of_memtracker(name: str, optimizer: str) -> None:
 
 @contextlib.contextmanager
 def patched_masks():  # type: ignore[no-untyped-def]
-    from loadgauge.measure.patches import no_packed_sequences
+    from loadgauge.trace.device.patches import no_packed_sequences
 
     with no_packed_sequences():
         yield
@@ -329,7 +329,7 @@ def test_advice_saves_what_it_says(dtype: torch.dtype, monkeypatch: pytest.Monke
     """Each operator is put where the advice says, and the model traced again."""
     from transformers.models.llama import modeling_llama
 
-    from loadgauge.measure import fused
+    from loadgauge.train import fused
 
     built = build("llama-gqa", "sdpa", dtype, vocab_size=512)
     ids = torch.zeros(B, S, dtype=torch.long)

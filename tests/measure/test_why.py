@@ -14,12 +14,12 @@ import torch
 
 from command_line import typed
 from loadgauge.errors import ConfigError, NothingFits
-from loadgauge.measure.allocator import Allocator, replay
-from loadgauge.measure.oom import parse
-from loadgauge.measure.snapshot import BEFORE, read, summary
-from loadgauge.measure.trace import record
-from loadgauge.measure.training import of_module
-from loadgauge.measure.viewer import snapshot, write
+from loadgauge.oom.allocator import Allocator, replay
+from loadgauge.oom.message import parse
+from loadgauge.oom.snapshot import BEFORE, read, summary
+from loadgauge.oom.viewer import snapshot, write
+from loadgauge.trace.jobs import of_module
+from loadgauge.trace.trace import record
 from loadgauge.units import GIB, MIB
 
 NEW = (
@@ -138,7 +138,7 @@ def test_fragmentation_is_seen(tmp_path: Path) -> None:
         big.release(number)
     with pytest.raises(NothingFits):
         big.allocate(99, 40 * MIB)
-    from loadgauge.measure.stream import Record, Stream
+    from loadgauge.trace.record.allocations import Record, Stream
 
     stream = Stream()
     stream.records = [Record(20 * MIB, "aten::empty", "", 0, (1,), "", -1) for _ in range(100)]

@@ -14,10 +14,10 @@ import pytest
 
 from command_line import typed
 from loadgauge.errors import ConfigError
-from loadgauge.measure.files import content_of
-from loadgauge.measure.oom import parse
-from loadgauge.measure.pickles import check, plain
-from loadgauge.measure.snapshot import load
+from loadgauge.oom.files import content_of
+from loadgauge.oom.message import parse
+from loadgauge.oom.pickles import check, plain
+from loadgauge.oom.snapshot import load
 
 TEXT = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of"
@@ -215,9 +215,9 @@ def test_only_regular_files(tmp_path: Path) -> None:
 
 def test_a_document_does_not_decide_what_runs(tmp_path: Path) -> None:
     """A trace names its target; `why` traces a model again with other flags, but never a script."""
-    from loadgauge.measure.remedies import retraced
-    from loadgauge.measure.trace import trace
-    from loadgauge.measure.training import Settings, of_module
+    from loadgauge.oom.remedies import retraced
+    from loadgauge.trace.jobs import Settings, of_module
+    from loadgauge.trace.trace import trace
 
     torch = pytest.importorskip("torch")
     import msgspec

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_lora import frozen
 from torch_models import CASES, NO_SDPA, Built, build
 
-from loadgauge.estimate.compute import microbatch_flops
+from loadgauge.estimate.flops import microbatch_flops
 from loadgauge.layers import block_layer
 from loadgauge.layers.operations import Recompute
 from loadgauge.spec.layout import RecomputePolicy

@@ -19,7 +19,7 @@ from torch_peak import highest
 
 from loadgauge import Layout
 from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.memory import MemoryModel, stages
+from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
 from loadgauge.families import from_dict
 
 TOLERANCE = 1e-3

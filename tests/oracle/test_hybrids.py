@@ -20,7 +20,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from loadgauge.errors import NotModelled
-from loadgauge.estimate.compute import kv_cache_bytes
+from loadgauge.estimate.flops import kv_cache_bytes
 from loadgauge.families.hf import from_dict
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.builder import Builder

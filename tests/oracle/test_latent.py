@@ -14,10 +14,10 @@ from recorded import flops, kept_bytes, stored  # noqa: E402
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek  # noqa: E402
 
 from loadgauge.families import from_dict  # noqa: E402
-from loadgauge.families.paper import deepseek_block  # noqa: E402
+from loadgauge.families.reference import deepseek_block  # noqa: E402
 from loadgauge.layers import View, block_layer  # noqa: E402
 from loadgauge.layers.builder import Builder  # noqa: E402
-from loadgauge.layers.latent import latent_attention  # noqa: E402
+from loadgauge.layers.mla import latent_attention  # noqa: E402
 from loadgauge.layers.operations import Layer  # noqa: E402
 from loadgauge.spec.kernels import Dtypes, Kernels  # noqa: E402
 from loadgauge.spec.model import LatentAttention  # noqa: E402

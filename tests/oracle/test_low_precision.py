@@ -16,7 +16,7 @@ from torch_kept import kept_by
 from torch_plain import FusedRMSNorm, Weights, flash_core
 from torch_quantised import BLOCKS, Original, Quantised, Swiglu, quantise
 
-from loadgauge.families.paper import llama_block
+from loadgauge.families.reference import llama_block
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.moe import moe

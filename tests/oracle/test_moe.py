@@ -24,7 +24,7 @@ from transformers.models.mixtral import modeling_mixtral as mixtral  # noqa: E40
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock  # noqa: E402
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe  # noqa: E402
 
-from loadgauge.families.paper import mixtral_block  # noqa: E402
+from loadgauge.families.reference import mixtral_block  # noqa: E402
 from loadgauge.layers import View, block_layer  # noqa: E402
 from loadgauge.layers.builder import Builder  # noqa: E402
 from loadgauge.layers.moe import moe  # noqa: E402

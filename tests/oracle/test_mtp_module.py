@@ -16,10 +16,10 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3RotaryEmbedding,
 )
 
-from loadgauge.estimate.params import parameters
+from loadgauge.estimate.parameters import parameters
 from loadgauge.families import from_dict
 from loadgauge.layers import block_layer, head_layer
-from loadgauge.layers.ends import prediction_layer
+from loadgauge.layers.embedding_head import prediction_layer
 
 SEQ, BATCH = 24, 2
 CONFIG: dict[str, Any] = {

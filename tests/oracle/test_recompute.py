@@ -11,10 +11,10 @@ from torch_kept import kept_by, native_dropout
 from torch_models import block_kept, build
 from torch_plain import Core, eager_core, flash_core, gpt, llama
 
-from loadgauge.families.paper import gpt_block, llama_block
+from loadgauge.families.reference import gpt_block, llama_block
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.attention import CORE
-from loadgauge.layers.ends import mask_bytes
+from loadgauge.layers.embedding_head import mask_bytes
 from loadgauge.layers.operations import Layer, Recompute
 from loadgauge.spec.kernels import Dtypes, Kernels
 

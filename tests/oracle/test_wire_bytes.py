@@ -24,10 +24,10 @@ from transformers import GPTNeoXConfig, LlamaConfig
 from wire_workers import CASES, LARGE, MICRO_BATCHES, NEEDS_FOUR, NEOX, PIECE, RANKS, RAW, SIZES, SMALL, B, S
 
 from loadgauge import Layout, from_dict, training
-from loadgauge.estimate.comm import Fabric, wire_bytes
 from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.memory import MemoryModel, stages
-from loadgauge.estimate.traffic import stage_traffic
+from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
+from loadgauge.estimate.time.collectives import Fabric, wire_bytes
+from loadgauge.estimate.time.traffic import stage_traffic
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layers.operations import Layer
 from loadgauge.spec.model import ModelSpec

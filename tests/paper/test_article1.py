@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from theory import activations, cases, layer_of, meets, refutes, reproduces
 
-from loadgauge.estimate.compute import microbatch_flops
-from loadgauge.estimate.params import matrix_parameters, parameters
-from loadgauge.estimate.states import model_states
-from loadgauge.families.paper import gpt_block, gpt_model, llama_ffn, llama_model
+from loadgauge.estimate.flops import microbatch_flops
+from loadgauge.estimate.memory.states import model_states
+from loadgauge.estimate.parameters import matrix_parameters, parameters
+from loadgauge.families.reference import gpt_block, gpt_model, llama_ffn, llama_model
 from loadgauge.layers import View
 from loadgauge.layers.operations import Layer
 from loadgauge.spec.kernels import PAPER, Dtypes, Kernels

@@ -8,11 +8,11 @@ import pytest
 from theory import CASES, activations, cases, computed, layer_of, reproduces
 
 from loadgauge import published
-from loadgauge.estimate.params import parameters
-from loadgauge.estimate.recompute import applied, checkpointed
-from loadgauge.estimate.states import model_states
+from loadgauge.estimate.memory.recompute import applied, checkpointed
+from loadgauge.estimate.memory.states import model_states
+from loadgauge.estimate.parameters import parameters
 from loadgauge.families.catalogue import model as catalogue
-from loadgauge.families.paper import gpt_block, gpt_model
+from loadgauge.families.reference import gpt_block, gpt_model
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.training import PRECISIONS
 from loadgauge.units import GB

@@ -13,7 +13,7 @@ from theory import CASES, cases, computed, layer_of, layout_of, meets, refutes, 
 
 from loadgauge import published
 from loadgauge.algebra import ceil_div, shard
-from loadgauge.estimate.compute import (
+from loadgauge.estimate.flops import (
     DAY,
     forward_flops_per_token,
     gpus_needed,
@@ -21,10 +21,10 @@ from loadgauge.estimate.compute import (
     rule_of_thumb,
     training_days,
 )
-from loadgauge.estimate.params import matrix_parameters, parameters
-from loadgauge.estimate.recompute import applied
-from loadgauge.estimate.states import model_states
-from loadgauge.families.paper import gpt_block, gpt_model
+from loadgauge.estimate.memory.recompute import applied
+from loadgauge.estimate.memory.states import model_states
+from loadgauge.estimate.parameters import matrix_parameters, parameters
+from loadgauge.families.reference import gpt_block, gpt_model
 from loadgauge.layers import View
 from loadgauge.layers.operations import NOTHING, Gemm
 from loadgauge.spec.kernels import PAPER

@@ -10,16 +10,16 @@ from theory import CASES, cases, layout_of, refutes, reproduces
 
 from loadgauge import published
 from loadgauge.algebra import shard
-from loadgauge.estimate.amdahl import efficiency, speedup
-from loadgauge.estimate.comm import Fabric, bus_factor
-from loadgauge.estimate.compute import DAY, microbatch_flops, rule_of_thumb, training_days
 from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.memory import MemoryModel, stages
-from loadgauge.estimate.network import bandwidth_needed
-from loadgauge.estimate.params import matrix_parameters
-from loadgauge.estimate.states import RankWeights, WeightCount
-from loadgauge.estimate.traffic import Traffic, gradient_traffic, layout_groups, stage_traffic
-from loadgauge.families.paper import gpt_model
+from loadgauge.estimate.flops import DAY, microbatch_flops, rule_of_thumb, training_days
+from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
+from loadgauge.estimate.memory.states import RankWeights, WeightCount
+from loadgauge.estimate.parameters import matrix_parameters
+from loadgauge.estimate.time.amdahl import efficiency, speedup
+from loadgauge.estimate.time.bandwidth_needs import bandwidth_needed
+from loadgauge.estimate.time.collectives import Fabric, bus_factor
+from loadgauge.estimate.time.traffic import Traffic, gradient_traffic, layout_groups, stage_traffic
+from loadgauge.families.reference import gpt_model
 from loadgauge.layers import View
 from loadgauge.spec.kernels import PAPER
 from loadgauge.spec.layout import RecomputePolicy

@@ -13,7 +13,7 @@ import pytest
 from theory import CASES, cases, refutes, reproduces
 
 from loadgauge import published
-from loadgauge.families.paper import gpt_block
+from loadgauge.families.reference import gpt_block
 from loadgauge.layers import View, block_layer
 from loadgauge.lengths import Lengths
 from loadgauge.spec.kernels import Dtypes, Kernels

@@ -13,13 +13,13 @@ import pytest
 import torch
 from theory import CASES, cases, computed, refutes, reproduces
 
-from loadgauge.estimate.states import model_states
+from loadgauge.estimate.memory.states import model_states
 from loadgauge.layers.operations import Tensor
-from loadgauge.measure.call import trace_call
-from loadgauge.measure.graph import fields
 from loadgauge.measure.profile import measured
-from loadgauge.measure.saved import saved
 from loadgauge.spec.training import PRECISIONS
+from loadgauge.trace.call import trace_call
+from loadgauge.trace.graph import fields
+from loadgauge.trace.saved import saved
 from loadgauge.units import GB, GIB
 
 N = 2**29

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import sympy
 
-from loadgauge.estimate.params import parameters
-from loadgauge.families.paper import deepseek_block, llama_model, mixtral_block
+from loadgauge.estimate.parameters import parameters
+from loadgauge.families.reference import deepseek_block, llama_model, mixtral_block
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.operations import Layer
 from loadgauge.spec.kernels import Dtypes, Kernels

@@ -8,7 +8,7 @@ import pytest
 from theory import activations, cases, computed, layer_of, meets, refutes, reproduces, rounding
 
 from loadgauge import published
-from loadgauge.estimate.compute import (
+from loadgauge.estimate.flops import (
     DAY,
     Flops,
     kv_cache_bytes,
@@ -17,11 +17,11 @@ from loadgauge.estimate.compute import (
     training_days,
     utilisation,
 )
-from loadgauge.estimate.params import matrix_parameters, parameters
-from loadgauge.estimate.recompute import applied, checkpointed
-from loadgauge.estimate.states import model_states
+from loadgauge.estimate.memory.recompute import applied, checkpointed
+from loadgauge.estimate.memory.states import model_states
+from loadgauge.estimate.parameters import matrix_parameters, parameters
 from loadgauge.families.catalogue import model as catalogue
-from loadgauge.families.paper import gpt_block, gpt_model
+from loadgauge.families.reference import gpt_block, gpt_model
 from loadgauge.layers import View
 from loadgauge.spec.hardware import gpu
 from loadgauge.spec.kernels import PAPER

@@ -10,10 +10,10 @@ import pytest
 import sympy
 
 from loadgauge import published
-from loadgauge.estimate.compute import rule_of_thumb
-from loadgauge.estimate.recompute import applied, checkpointed
-from loadgauge.estimate.states import model_states
-from loadgauge.families.paper import gpt_block, gpt_model, llama_block
+from loadgauge.estimate.flops import rule_of_thumb
+from loadgauge.estimate.memory.recompute import applied, checkpointed
+from loadgauge.estimate.memory.states import model_states
+from loadgauge.families.reference import gpt_block, gpt_model, llama_block
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layers.operations import NOTHING, Layer
 from loadgauge.spec.kernels import PAPER, Dtypes, Kernels

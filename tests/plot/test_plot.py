@@ -19,13 +19,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from command_line import typed
-from loadgauge.show.flags import Request
-from loadgauge.show.panels.shown import Shown
-from loadgauge.show.plot import blocks, lanes, schedule, through_step
-from loadgauge.show.plot.blocks import HEIGHT, squares
-from loadgauge.show.plot.colours import EXPOSED, HIDDEN, IDLE, LANES, PARTS
-from loadgauge.show.plot.sheet import FIGURES
-from loadgauge.show.request import job
+from loadgauge.cli.options import Request
+from loadgauge.figures.shown import Shown
+from loadgauge.plot import blocks, lanes, schedule
+from loadgauge.plot import memory_phases as through_step
+from loadgauge.plot.blocks import HEIGHT, squares
+from loadgauge.plot.colours import EXPOSED, HIDDEN, IDLE, LANES, PARTS
+from loadgauge.plot.sheet import FIGURES
+from loadgauge.resolve.resolve import job
 from loadgauge.units import GIB
 
 LINE = "estimate llama-3.1-70b --gpu h100-sxm5-80gb --gpus 256 --tp 8 --pp 4 --global-batch 512 --seq-len 8192"

@@ -10,12 +10,12 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from loadgauge.cli.options import Request
 from loadgauge.errors import Error
 from loadgauge.families import models
 from loadgauge.families.catalogue import resolve
-from loadgauge.families.paper import gpt_block, llama_block
-from loadgauge.show.flags import Request
-from loadgauge.show.request import job
+from loadgauge.families.reference import gpt_block, llama_block
+from loadgauge.resolve.resolve import job
 from loadgauge.spec.hardware import gpu_ids
 from loadgauge.spec.kernels import Dtypes, Kernels
 from loadgauge.spec.model import Block, ModelSpec, Moe, Norm

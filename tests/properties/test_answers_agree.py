@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from command_line import typed
-from loadgauge.show.panels.lanes import COMPUTE, REST
-from loadgauge.show.web.answers import Question
-from loadgauge.show.web.answers import estimate as page_answer
-from loadgauge.show.web.uploads import Uploads
+from loadgauge.figures.lanes import COMPUTE, REST
 from loadgauge.units import GIB
+from loadgauge.web.handlers import Question
+from loadgauge.web.handlers import estimate as page_answer
+from loadgauge.web.uploads import Uploads
 
 few = st.sampled_from([1, 1, 2, 4])
 

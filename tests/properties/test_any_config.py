@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadgauge.errors import ConfigError, NotModelled
-from loadgauge.estimate.params import parameters
+from loadgauge.estimate.parameters import parameters
 from loadgauge.families import from_dict, model_types, models
 from loadgauge.families.hf import decode
 from loadgauge.spec.model import Attention, ModelSpec

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import Sizes, kernels, kinds, sizes, small_models
 
-from loadgauge.estimate.compute import microbatch_flops
 from loadgauge.estimate.estimate import estimate, view_of
-from loadgauge.estimate.live import backward_peak
-from loadgauge.estimate.memory import MemoryModel, stages
-from loadgauge.estimate.params import parameters
-from loadgauge.estimate.states import WeightCount, model_states
+from loadgauge.estimate.flops import microbatch_flops
+from loadgauge.estimate.memory.liveness import backward_peak
+from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
+from loadgauge.estimate.memory.states import WeightCount, model_states
+from loadgauge.estimate.parameters import parameters
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layers.attention import CORE
 from loadgauge.layers.operations import Collective, Layer, Recompute

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from loadgauge import Layout, RecomputePolicy, estimate
 from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.memory import MemoryModel, Stage, stages
-from loadgauge.estimate.params import parameters
-from loadgauge.estimate.states import RankWeights
-from loadgauge.families.paper import deepseek_block, llama_block, mixtral_block
+from loadgauge.estimate.memory.rank_memory import MemoryModel, Stage, stages
+from loadgauge.estimate.memory.states import RankWeights
+from loadgauge.estimate.parameters import parameters
+from loadgauge.families.reference import deepseek_block, llama_block, mixtral_block
 from loadgauge.layers import head_layer
-from loadgauge.layers.ends import prediction_layer
+from loadgauge.layers.embedding_head import prediction_layer
 from loadgauge.layers.operations import Collective, Layer
 from loadgauge.spec.model import Block, ModelSpec, Norm
 from loadgauge.spec.training import Training, training

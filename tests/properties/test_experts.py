@@ -13,9 +13,9 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgauge.estimate.compute import kv_cache_bytes, microbatch_flops
-from loadgauge.estimate.params import parameters
-from loadgauge.families.paper import deepseek_block, mixtral_block
+from loadgauge.estimate.flops import kv_cache_bytes, microbatch_flops
+from loadgauge.estimate.parameters import parameters
+from loadgauge.families.reference import deepseek_block, mixtral_block
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.attention import CORE
 from loadgauge.layers.operations import Layer, Recompute

@@ -13,11 +13,11 @@ from strategies import Sizes, kernels, kinds, sizes
 
 from loadgauge import Layout
 from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.flight import Flight, waiting, works
-from loadgauge.estimate.live import backward_peak
-from loadgauge.estimate.memory import MemoryModel, Stage, stages
-from loadgauge.estimate.schedule import Order, order_of_work
-from loadgauge.families.paper import deepseek_block, gpt_model, llama_block
+from loadgauge.estimate.memory.in_flight import Flight, waiting, works
+from loadgauge.estimate.memory.liveness import backward_peak
+from loadgauge.estimate.memory.rank_memory import MemoryModel, Stage, stages
+from loadgauge.estimate.schedule.simulate import Order, order_of_work
+from loadgauge.families.reference import deepseek_block, gpt_model, llama_block
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.mlp import mlp

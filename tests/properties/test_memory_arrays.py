@@ -9,8 +9,8 @@ import pytest
 
 from loadgauge import Layout
 from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.memory import MemoryModel, stages
-from loadgauge.families.paper import llama_model
+from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
+from loadgauge.families.reference import llama_model
 from loadgauge.spec.training import training
 
 MODEL = llama_model(8, 1024, 16, 32000, num_key_value_heads=8)

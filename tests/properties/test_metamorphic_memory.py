@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from loadgauge import Layout, RecomputePolicy, estimate, model
 from loadgauge.errors import NotModelled
 from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.memory import MemoryModel
+from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.result import Estimate
-from loadgauge.estimate.stages import stages
+from loadgauge.estimate.schedule.stages import stages
 from loadgauge.spec.layout import Schedule
 from loadgauge.spec.lora import Lora
 from loadgauge.spec.model import ModelSpec

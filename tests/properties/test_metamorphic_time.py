@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from strategies import runs
 
 from command_line import document
+from loadgauge.cli.options import Request
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Time
-from loadgauge.show.flags import Request
-from loadgauge.show.request import job
+from loadgauge.resolve.resolve import job
 from loadgauge.spec.overlap import Overlap
 
 few = settings(

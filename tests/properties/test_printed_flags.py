@@ -17,16 +17,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from command_line import document, typed
+from loadgauge.advise.advice import advice
+from loadgauge.cli.options import RUN, WHOLE_RUN, Request, parsed
+from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
-from loadgauge.show.advice import advice
-from loadgauge.show.flags import RUN, WHOLE_RUN, Request, parsed
-from loadgauge.show.numbers import Positive, Whole
-from loadgauge.show.reproduce import completer
-from loadgauge.show.request import job
-from loadgauge.show.web.changes import changes
-from loadgauge.show.web.flags import job_of
-from loadgauge.show.web.uploads import Uploads
+from loadgauge.resolve.reproduce import completer
+from loadgauge.resolve.resolve import job
+from loadgauge.web.changes import changes
+from loadgauge.web.flags import job_of
+from loadgauge.web.uploads import Uploads
 
 QUIET = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import Sizes, kernels, kinds, sizes
 
-from loadgauge.estimate.live import backward_peak
-from loadgauge.estimate.states import WeightCount, model_states
+from loadgauge.estimate.memory.liveness import backward_peak
+from loadgauge.estimate.memory.states import WeightCount, model_states
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.operations import Layer, Recompute
 from loadgauge.spec.kernels import Kernels

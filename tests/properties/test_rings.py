@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from loadgauge.estimate.comm import Fabric, Group, adapter_bytes, groups, joined, wire_bytes
-from loadgauge.estimate.traffic import layout_groups
+from loadgauge.estimate.time.collectives import Fabric, Group, adapter_bytes, groups, joined, wire_bytes
+from loadgauge.estimate.time.traffic import layout_groups
 from loadgauge.spec.layout import Layout
 
 Rank = int

@@ -13,7 +13,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgauge.estimate.schedule import SCHEDULES, Event, Simulation, Work, closed_form, closed_form_holds, simulate
+from loadgauge.estimate.schedule.simulate import (
+    SCHEDULES,
+    Event,
+    Simulation,
+    Work,
+    closed_form,
+    closed_form_holds,
+    simulate,
+)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import msgspec
 
 from loadgauge import Lora, cluster, estimate, gpu, model, training
 from loadgauge.lengths import Lengths
-from loadgauge.search.plan import Case
-from loadgauge.search.space import SIZES, Space, divisors
+from loadgauge.plan.plan import Case
+from loadgauge.plan.space import SIZES, Space, divisors
 from loadgauge.spec.layout import SCHEDULES, Layout, RecomputePolicy
 from loadgauge.spec.overlap import Overlap
 
@@ -91,7 +91,7 @@ def every_layout(given: Case) -> Iterator[Layout]:
 
 def read(given: Case) -> dict[Layout, tuple[float, float]]:
     """Memory and time of every layout, by the array reading."""
-    from loadgauge.search.plan import layout_at
+    from loadgauge.plan.plan import layout_at
 
     found = {}
     for batch in given.reading().batches():

@@ -10,12 +10,12 @@ from spaces import alone, case, every_layout
 
 from loadgauge import NothingFits, cluster, gpu, model, training
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.params import parameters
+from loadgauge.estimate.parameters import parameters
 from loadgauge.lengths import Lengths
-from loadgauge.search import questions
-from loadgauge.search.changes import reopened, what_would_fit
-from loadgauge.search.choices import space_for
-from loadgauge.search.plan import Case, plan
+from loadgauge.plan import inverse as questions
+from loadgauge.plan.axis_values import space_for
+from loadgauge.plan.changes import reopened, what_would_fit
+from loadgauge.plan.plan import Case, plan
 from loadgauge.spec.hardware import gpu as kind_of_gpu
 
 FEW: dict[str, Any] = {"pp": (1,), "cp": (1,), "schedule": ("1f1b",), "vpp": (1,), "replicas": (1,)}

@@ -29,7 +29,7 @@ def test_memory_and_time_are_those_of_each_alone(name: str) -> None:
 def test_a_grid_cut_in_pieces_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     given = case("llama-3.1-8b", 4, 8, schedule=("1f1b", "zb-h1"))
     whole = read(given)
-    monkeypatch.setattr("loadgauge.search.space.ELEMENTS", 7)
+    monkeypatch.setattr("loadgauge.plan.space.ELEMENTS", 7)
     assert read(given) == whole
 
 

@@ -10,9 +10,9 @@ from spaces import alone, case, every_layout
 
 from loadgauge import NothingFits
 from loadgauge.errors import LayoutError
-from loadgauge.search import questions
-from loadgauge.search.changes import reopened
-from loadgauge.search.plan import OBJECTIVES, _Best, carried, plan
+from loadgauge.plan import inverse as questions
+from loadgauge.plan.changes import reopened
+from loadgauge.plan.plan import OBJECTIVES, _Best, carried, plan
 
 SMALL = {
     "dense": case("llama-3.1-8b", 8, 8, pp=(1, 2), cp=(1, 2), schedule=("1f1b",), vpp=(1,), replicas=(1, 2)),

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgauge.estimate.schedule import simulate, violation
-from loadgauge.search import timeline
+from loadgauge.estimate.schedule.simulate import simulate, violation
+from loadgauge.plan.batch import schedule as timeline
 from loadgauge.spec.layout import SCHEDULES
 
 

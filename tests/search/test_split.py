@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from loadgauge import model
 from loadgauge.errors import LayoutError
-from loadgauge.search.split import balanced, best_split
+from loadgauge.plan.stage_split import balanced, best_split
 
 
 def every_split(layers: int, stages: int) -> list[tuple[int, ...]]:

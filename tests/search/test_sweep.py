@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from sweep_cells import SMALL, rows_in, same_as_a_plan
 
 from command_line import document, typed
+from loadgauge.cli.sweep import cells, columns, lost, work
 from loadgauge.errors import ConfigError, Error
-from loadgauge.search import sweep
-from loadgauge.search.sweep import Cell, Row, read, run
-from loadgauge.search.sweep_results import DIGEST, Results, digest
-from loadgauge.search.sweep_workers import OnRay
-from loadgauge.show.sweep import cells, columns, lost, work
+from loadgauge.plan.sweep import grid as sweep
+from loadgauge.plan.sweep.grid import Cell, Row, read, run
+from loadgauge.plan.sweep.results import DIGEST, Results, digest
+from loadgauge.plan.sweep.workers import OnRay
 
 pyarrow = pytest.importorskip("pyarrow")
 KEYS = {"model": str, "gpus": str, "gpu": str, "nic_bandwidth": str, "tp": str}
@@ -170,7 +170,7 @@ def test_a_key_says_what_the_result_rests_on(tmp_path: Path, monkeypatch: pytest
         config.write_text(f"{size}")
         seen |= set(keys(of_a_file, tmp_path))
     assert len(seen) == 2
-    monkeypatch.setattr("loadgauge.show.sweep.__version__", "another")
+    monkeypatch.setattr("loadgauge.cli.sweep.__version__", "another")
     assert keys(f"{HEAD}gpus = 8", tmp_path) != base
 
 
@@ -348,7 +348,7 @@ def test_files_that_are_no_results_are_refused(tmp_path: Path) -> None:
 
 
 def test_without_pyarrow_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgauge.search.sweep_results.find_spec", lambda _: None)
+    monkeypatch.setattr("loadgauge.plan.sweep.results.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"loadgauge\[sweep\]"):
         Results(tmp_path, columns())
 
@@ -370,7 +370,7 @@ def test_an_address_without_a_cluster_is_one_clear_line(address: str, word: str,
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgauge.search.sweep_workers.find_spec", lambda _: None)
+    monkeypatch.setattr("loadgauge.plan.sweep.workers.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"loadgauge\[ray\]"):
         OnRay(work, "auto", None, {})
 
@@ -428,7 +428,7 @@ def test_a_cell_that_lost_its_workers_is_tried_again(tmp_path: Path, monkeypatch
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("loadgauge.search.sweep_workers.Processes", Killed)
+    monkeypatch.setattr("loadgauge.plan.sweep.workers.Processes", Killed)
     dying = True
     first = typed(line)
     told = json.loads(first.out)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from sweep_cells import begun, command_line, descendants, dies, many, rows_in, same_as_a_plan, until
 
-from loadgauge.search.sweep import DEATHS, Cell, run
-from loadgauge.search.sweep_workers import Processes
+from loadgauge.plan.sweep.grid import DEATHS, Cell, run
+from loadgauge.plan.sweep.workers import Processes
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are looked up in /proc")

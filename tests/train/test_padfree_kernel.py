@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention, softmax
 from transformers import masking_utils as hf_masks
 
 from loadgauge.train import boundaries
-from loadgauge.train.kernel import LONGEST_BLOCK, blocks, varlen_attention
+from loadgauge.train.cpu_varlen import LONGEST_BLOCK, blocks, varlen_attention
 from loadgauge.train.masks import Reach, reach_of
 
 

@@ -13,7 +13,7 @@ import torch
 from padfree_families import build, padded, ragged
 
 from loadgauge.train import Collator, check, describe, enable
-from loadgauge.train.probe import leak
+from loadgauge.train.leak_probe import leak
 
 FIRST, SECOND = [13, 3, 22, 1, 9], [5, 20, 6, 17]  # the same number of tokens, cut differently
 

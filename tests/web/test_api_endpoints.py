@@ -21,9 +21,9 @@ from serving import LLAMA, SMALL, TOKEN, Served, serving
 from command_line import document, typed
 from loadgauge.formats.dialects import FILES
 from loadgauge.formats.exchange import read
-from loadgauge.show.web import validation
-from loadgauge.show.web.guard import Refused
-from loadgauge.show.web.workers import Failed, Pool, Replaced, Worker
+from loadgauge.web import validation
+from loadgauge.web.guard import Refused
+from loadgauge.web.worker_pool import Failed, Pool, Replaced, Worker
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of"
@@ -247,9 +247,9 @@ def test_a_run_is_exported_as_by_the_library(served: Served, dialect: str) -> No
         command = served.answer("/api/estimate", flags=SMALL, want=[])["command"]
         assert found["text"].strip() == command
         return
-    from loadgauge.show.convert import export
-    from loadgauge.show.web.flags import job_of
-    from loadgauge.show.web.uploads import Uploads
+    from loadgauge.cli.convert import export
+    from loadgauge.web.flags import job_of
+    from loadgauge.web.uploads import Uploads
 
     kept = Uploads()
     written = export(job_of(SMALL, kept), dialect)
@@ -465,7 +465,7 @@ def test_the_command_serves_until_it_is_interrupted() -> None:
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgauge.show.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("loadgauge.cli.optional_deps.find_spec", lambda name: None)
     found = typed("serve --no-browser")
     assert found.code == 2
     assert "pip install 'loadgauge[web]'" in found.err

@@ -12,11 +12,11 @@ import pytest
 from serving import LARGE, LLAMA, SMALL, Served, serving
 
 from command_line import typed
+from loadgauge.cli.options import Request
 from loadgauge.families.catalogue import models
-from loadgauge.show.flags import Request
-from loadgauge.show.web.catalogue import GROUPS, PRESETS
-from loadgauge.show.web.flags import job_of, options
-from loadgauge.show.web.uploads import Uploads
+from loadgauge.web.catalogue import GROUPS, PRESETS
+from loadgauge.web.flags import job_of, options
+from loadgauge.web.uploads import Uploads
 
 STATES: dict[str, dict[str, Any]] = {
     "small": SMALL,
@@ -107,7 +107,7 @@ def test_the_id_of_an_upload_depends_on_its_text_alone() -> None:
 
 
 def test_uploads_are_forgotten_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgauge.show.web.uploads.MOST", 3)
+    monkeypatch.setattr("loadgauge.web.uploads.MOST", 3)
     kept = Uploads()
     keys = [
         kept.add_model(

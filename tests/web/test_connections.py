@@ -23,8 +23,8 @@ import httpx
 from serving import SMALL, Served, alive, serving
 
 import loadgauge
-from loadgauge.show.web import connections
-from loadgauge.show.web.guard import JSON_LIMIT
+from loadgauge.web import connections
+from loadgauge.web.guard import JSON_LIMIT
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def test_every_text_that_is_asked_for_is_there() -> None:
 
 def test_every_flag_of_the_command_has_a_control() -> None:
     pytest.importorskip("starlette", reason="the page needs the extra `web`")
-    from loadgauge.show.web.flags import options
+    from loadgauge.web.flags import options
 
     fields = set(re.findall(r'flag: "([^"]+)"', SCRIPTS["fields.js"]))
     assert set(options()) - fields == {"qlora"}  # chosen by the way of training

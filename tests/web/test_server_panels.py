@@ -13,22 +13,22 @@ import pytest
 from serving import LARGE, LLAMA, SMALL
 
 from command_line import document
+from loadgauge.cli.options import Request
 from loadgauge.errors import Error
-from loadgauge.estimate.apart import NOT_ITEMISED
 from loadgauge.estimate.explain import explain
-from loadgauge.estimate.memory import PARTS
+from loadgauge.estimate.memory.rank_memory import PARTS
+from loadgauge.estimate.workings import NOT_ITEMISED
 from loadgauge.families.catalogue import models
-from loadgauge.show.flags import Request
-from loadgauge.show.panels import PANELS, Shown
-from loadgauge.show.panels.lanes import COMPUTE, KINDS
-from loadgauge.show.panels.schedule import flights
-from loadgauge.show.panels.shown import STAGES
-from loadgauge.show.panels.through_step import ROWS
-from loadgauge.show.panels.treemap import Node
-from loadgauge.show.request import job
-from loadgauge.show.web.explained import explained, find
-from loadgauge.show.web.flags import job_of
-from loadgauge.show.web.uploads import Uploads
+from loadgauge.figures import PANELS, Shown
+from loadgauge.figures.lanes import COMPUTE, KINDS
+from loadgauge.figures.memory_phases import ROWS
+from loadgauge.figures.schedule import flights
+from loadgauge.figures.shown import STAGES
+from loadgauge.figures.treemap import Node
+from loadgauge.resolve.resolve import job
+from loadgauge.web.explain import explained, find
+from loadgauge.web.flags import job_of
+from loadgauge.web.uploads import Uploads
 
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gpt2", "gemma-2-9b", "nemotron-h-8b", "bert-base")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe", "dualpipev")

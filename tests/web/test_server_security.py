@@ -14,8 +14,8 @@ import httpx
 import pytest
 from serving import SMALL, TOKEN, Served, alive, serving
 
-from loadgauge.show.web.guard import FILE_LIMIT, JSON_LIMIT, NAMES
-from loadgauge.show.web.pages import FOLDER
+from loadgauge.web.guard import FILE_LIMIT, JSON_LIMIT, NAMES
+from loadgauge.web.pages import FOLDER
 
 PATHS = (
     "/api/catalogue", "/api/estimate", "/api/explain", "/api/changes", "/api/plan", "/api/what_if", "/api/drop",
@@ -119,7 +119,7 @@ def test_a_link_to_the_page_may_stand_elsewhere(served: Served) -> None:
 
 
 def test_it_listens_on_the_loopback_address_only() -> None:
-    from loadgauge.show.serve import ADDRESS, _listen
+    from loadgauge.cli.serve import ADDRESS, _listen
 
     listening = _listen(0)
     try:
@@ -245,7 +245,7 @@ def test_no_address_leads_out_of_the_page_s_folder(served: Served, path: str) ->
 
 
 def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
-    from loadgauge.show.web.pages import listed
+    from loadgauge.web.pages import listed
 
     (tmp_path / "secret.txt").write_text("secret")
     folder = tmp_path / "static"
@@ -257,7 +257,7 @@ def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_every_file_of_the_page_is_served(served: Served) -> None:
-    from loadgauge.show.web.pages import TYPES, listed
+    from loadgauge.web.pages import TYPES, listed
 
     for name, place in listed(FOLDER).items():
         if name == "index.html":

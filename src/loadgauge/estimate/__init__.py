@@ -6,7 +6,7 @@
 The first form takes the flags of `loadgauge estimate`, with underscores. What is not given is assumed as the command
 assumes it (see `Estimate.assumed`), and data parallelism is what tp, pp and cp leave of `gpus`. The second takes a
 `Layout` and, if wanted, a `training`, a `gpu`, a `cluster`, `rates` and a `scale`. Both return an `Estimate`.
-`help(loadgauge.show.api.estimate)` describes every argument.
+`help(loadgauge.api.estimate)` describes every argument.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from loadgauge.algebra import shard
 from loadgauge.errors import ConfigError, NotStated
-from loadgauge.estimate.compute import Flops, step_flops
-from loadgauge.estimate.memory import MemoryModel, Moment
-from loadgauge.estimate.outside import FRAGMENTATION, outside, workspaces
-from loadgauge.estimate.params import parameters
+from loadgauge.estimate.flops import Flops, step_flops
+from loadgauge.estimate.memory.overhead import FRAGMENTATION, outside, workspaces
+from loadgauge.estimate.memory.rank_memory import MemoryModel, Moment
+from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.result import Basis, Estimate, Memory, Rank, Time
-from loadgauge.estimate.stages import Stage, stages
-from loadgauge.estimate.time import step_time
-from loadgauge.estimate.traffic import Traffic
+from loadgauge.estimate.schedule.stages import Stage, stages
+from loadgauge.estimate.time.summary import step_time
+from loadgauge.estimate.time.traffic import Traffic
 from loadgauge.layers import View
 from loadgauge.spec.calibration import Rates
 from loadgauge.spec.calibration import rates as calibrated

@@ -8,13 +8,13 @@ from __future__ import annotations
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.apart import Apart, Explanation, Key, Step, cited
 from loadgauge.estimate.explain_layers import activations, loss, transient
-from loadgauge.estimate.gathered import by_layer, copies, fully_sharded
-from loadgauge.estimate.memory import PARTS
-from loadgauge.estimate.outside import COMMUNICATOR, CONTEXT, communicators
+from loadgauge.estimate.memory.gathered import by_layer, copies, fully_sharded
+from loadgauge.estimate.memory.overhead import COMMUNICATOR, CONTEXT, communicators
+from loadgauge.estimate.memory.rank_memory import PARTS
+from loadgauge.estimate.memory.states import RankWeights, WeightCount
 from loadgauge.estimate.result import Estimate, When
-from loadgauge.estimate.states import RankWeights, WeightCount
+from loadgauge.estimate.workings import Apart, Explanation, Key, Step, cited
 from loadgauge.spec.lora import base_format
 from loadgauge.spec.training import OPTIMIZERS
 

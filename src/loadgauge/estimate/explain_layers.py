@@ -7,13 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from loadgauge.algebra import Size, ceil_div
-from loadgauge.estimate.apart import Apart, Explanation, Formula, Kept, Key, Step
-from loadgauge.estimate.flight import Work
-from loadgauge.estimate.gathered import head_apart
-from loadgauge.estimate.letters import MEANING, letter, lettered_block, lettered_ends, lettered_view, put_in, text
-from loadgauge.estimate.memory import Prediction
-from loadgauge.estimate.moments import Phase
-from loadgauge.estimate.recompute import applied
+from loadgauge.estimate.equation.symbols import (
+    MEANING,
+    letter,
+    lettered_block,
+    lettered_ends,
+    lettered_view,
+    put_in,
+    text,
+)
+from loadgauge.estimate.memory.gathered import head_apart
+from loadgauge.estimate.memory.in_flight import Work
+from loadgauge.estimate.memory.phases import Phase
+from loadgauge.estimate.memory.rank_memory import Prediction
+from loadgauge.estimate.memory.recompute import applied
+from loadgauge.estimate.workings import Apart, Explanation, Formula, Kept, Key, Step
 from loadgauge.layers import block_layer, head_layer
 from loadgauge.layers.operations import NOTHING, Layer, Recompute
 from loadgauge.sources import cite

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.compute import Flops
-from loadgauge.estimate.memory import Moment
-from loadgauge.estimate.moments import Phase
-from loadgauge.estimate.traffic import Traffic
+from loadgauge.estimate.flops import Flops
+from loadgauge.estimate.memory.phases import Phase
+from loadgauge.estimate.memory.rank_memory import Moment
+from loadgauge.estimate.time.traffic import Traffic
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import ModelSpec

@@ -1,6 +1,6 @@
 """Families of models: one small file per kin, each mapping a Hugging Face config to a `ModelSpec`."""
 
-from loadgauge.families.catalogue import model, model_sources, models, resolve
+from loadgauge.families.catalogue import find_model, model, model_sources, models
 from loadgauge.families.hf import from_dict, from_hf, model_types
 
-__all__ = ["from_dict", "from_hf", "model", "model_sources", "model_types", "models", "resolve"]
+__all__ = ["find_model", "from_dict", "from_hf", "model", "model_sources", "model_types", "models"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadgauge.families import parts
+from loadgauge.families import common as parts
 from loadgauge.families.reader import Reader
 from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec, Norm
 

@@ -95,7 +95,7 @@ def config(name: str) -> dict[str, Any]:
     return found
 
 
-def resolve(text: str) -> ModelSpec:
+def find_model(text: str) -> ModelSpec:
     """The model that a user means: a name in the catalogue, a path to a `config.json`, or the folder that holds one.
 
     A name in the catalogue comes first; write `./gpt2` for a folder of that name.

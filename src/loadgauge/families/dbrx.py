@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from loadgauge.families import experts, parts
+from loadgauge.families import common as parts
+from loadgauge.families import experts
 from loadgauge.families.experts import Experts
 from loadgauge.families.reader import Reader, shown
 from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec, Norm

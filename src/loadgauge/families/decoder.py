@@ -12,9 +12,9 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.families import parts
+from loadgauge.families import common as parts
+from loadgauge.families.common import Switch, switch
 from loadgauge.families.experts import Experts, expert_layers
-from loadgauge.families.parts import Switch, switch
 from loadgauge.families.reader import Reader
 from loadgauge.spec.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe, Norm
 

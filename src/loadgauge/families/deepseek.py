@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from loadgauge.families import experts, parts
+from loadgauge.families import common as parts
+from loadgauge.families import experts
+from loadgauge.families.common import ATTENTION_BIAS
 from loadgauge.families.decoder import Decoder, readers
 from loadgauge.families.experts import Experts
-from loadgauge.families.parts import ATTENTION_BIAS
 from loadgauge.families.qwen import window_after_types
 from loadgauge.families.reader import Reader
 from loadgauge.spec.model import LatentAttention

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.families import parts
+from loadgauge.families import common as parts
 from loadgauge.families.reader import Reader
 from loadgauge.spec.model import Attention, Block, Head, Mlp, ModelSpec, Norm
 

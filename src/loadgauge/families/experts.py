@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.families.parts import Switch, switch
+from loadgauge.families.common import Switch, switch
 from loadgauge.families.reader import Reader, shown
 from loadgauge.spec.model import Mlp, Moe
 

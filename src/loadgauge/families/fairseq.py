@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from loadgauge.families import parts
+from loadgauge.families import common as parts
 from loadgauge.families.reader import Reader
 from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from loadgauge.families import parts
+from loadgauge.families import common as parts
+from loadgauge.families.common import ATTENTION_BIAS
 from loadgauge.families.decoder import Decoder, readers
-from loadgauge.families.parts import ATTENTION_BIAS
 from loadgauge.families.reader import Reader
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from loadgauge.families import experts, parts
+from loadgauge.families import common as parts
+from loadgauge.families import experts
 from loadgauge.families.decoder import Decoder, readers
 from loadgauge.families.deepseek import latent_attention
 from loadgauge.families.experts import Experts

@@ -6,8 +6,8 @@ from functools import partial
 
 import msgspec
 
-from loadgauge.families import parts
-from loadgauge.families.parts import CLASSIFY, LANGUAGE
+from loadgauge.families import common as parts
+from loadgauge.families.common import CLASSIFY, LANGUAGE
 from loadgauge.families.reader import Reader
 from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec
 

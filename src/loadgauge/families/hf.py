@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.families.parts import refuse_unusual
+from loadgauge.families.common import refuse_unusual
 from loadgauge.families.reader import Reader, shown
 from loadgauge.spec.model import ModelSpec
 

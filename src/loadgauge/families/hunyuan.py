@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from loadgauge.families import experts, parts
+from loadgauge.families import common as parts
+from loadgauge.families import experts
+from loadgauge.families.common import ATTENTION_BIAS
 from loadgauge.families.decoder import Decoder, readers
 from loadgauge.families.experts import Experts
-from loadgauge.families.parts import ATTENTION_BIAS
 
 UNREAD = (
     "use_qk_norm", "use_cla", "cla_share_factor", "attention_head_dim", "use_mixed_mlp_moe", "use_mla", "mlp_bias",

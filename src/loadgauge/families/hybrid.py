@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from loadgauge.families import decoder, experts, parts
+from loadgauge.families import common as parts
+from loadgauge.families import decoder, experts
+from loadgauge.families.common import ATTENTION_BIAS
 from loadgauge.families.decoder import Decoder
 from loadgauge.families.experts import Experts
 from loadgauge.families.mixing import interleaved, language, rebuilt, types_of
-from loadgauge.families.parts import ATTENTION_BIAS
 from loadgauge.families.reader import Reader
 from loadgauge.families.state_space import mamba2_of
 from loadgauge.spec.model import Block, Mamba1, Mamba2, ModelSpec, Moe

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadgauge.families import parts
+from loadgauge.families import common as parts
+from loadgauge.families.common import ATTENTION_BIAS
 from loadgauge.families.decoder import Decoder, one_window, readers, typed_windows
-from loadgauge.families.parts import ATTENTION_BIAS
 from loadgauge.families.reader import Reader
 from loadgauge.spec.model import Norm
 

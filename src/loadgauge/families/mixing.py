@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from loadgauge.families import parts
+from loadgauge.families import common as parts
 from loadgauge.families.reader import Reader, shown
 from loadgauge.spec.model import Block, LinearMixer, ModelSpec
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loadgauge.families import experts, parts
+from loadgauge.families import common as parts
+from loadgauge.families import experts
+from loadgauge.families.common import ATTENTION_BIAS
 from loadgauge.families.decoder import Decoder, one_window, readers, typed_windows
 from loadgauge.families.experts import Experts
 from loadgauge.families.llama import RMS_NORM_FLOAT32, rope_layers
-from loadgauge.families.parts import ATTENTION_BIAS
 from loadgauge.families.reader import Reader
 from loadgauge.spec.model import Norm
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.families import gemma, linear, llama, mixtral, parts, qwen
+from loadgauge.families import common as parts
+from loadgauge.families import gemma, llama, mixtral, qwen
+from loadgauge.families import linear_attention as linear
 from loadgauge.families.reader import Reader, shown
 from loadgauge.spec.model import ModelSpec
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from loadgauge.families import parts
+from loadgauge.families import common as parts
+from loadgauge.families.common import ATTENTION_BIAS
 from loadgauge.families.decoder import Decoder, readers, typed_windows
 from loadgauge.families.experts import Experts
-from loadgauge.families.parts import ATTENTION_BIAS
 from loadgauge.spec.model import Norm
 
 RMS_NORM_FLOAT32 = Norm("rmsnorm", gain_float32=True)

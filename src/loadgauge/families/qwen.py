@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.families import experts, parts
+from loadgauge.families import common as parts
+from loadgauge.families import experts
+from loadgauge.families.common import ATTENTION_BIAS
 from loadgauge.families.decoder import Decoder, Windows, readers
 from loadgauge.families.experts import Experts
-from loadgauge.families.parts import ATTENTION_BIAS
 from loadgauge.families.reader import Reader
 
 

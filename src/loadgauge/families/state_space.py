@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from loadgauge.families import parts
+from loadgauge.families import common as parts
 from loadgauge.families.experts import Experts, expert_layers, wide
 from loadgauge.families.reader import Reader, shown
 from loadgauge.spec.model import Attention, Block, Mamba2, Mlp, ModelSpec, Norm

@@ -20,7 +20,7 @@ def resolved(word: str, model: ModelSpec, training: Training) -> str:
     """A policy of the command line for `per-op` (torchtitan: attention and every second matrix product keep what they
     made) and `modules:...` (Megatron); any other word is one already.
 
-    >>> from loadgauge.families.paper import llama_model
+    >>> from loadgauge.families.reference import llama_model
     >>> from loadgauge.spec.training import training
     >>> resolved("modules:layernorm", llama_model(2, 64, 4, 100), training("megatron"))
     'attention.norm,mlp.norm'

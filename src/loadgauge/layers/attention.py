@@ -12,7 +12,7 @@ from __future__ import annotations
 from loadgauge.algebra import Size, minimum, same, shard, spread
 from loadgauge.errors import NotModelled
 from loadgauge.layers.builder import Builder
-from loadgauge.layers.context import exchange
+from loadgauge.layers.context_parallel import exchange
 from loadgauge.layers.operations import Gemm, Operation, Tensor, Weight
 from loadgauge.spec.model import Attention
 
@@ -220,7 +220,7 @@ def _flash(
 def _computed_share(build: Builder, spec: Attention) -> Size:
     """Of the counted pairs, those that are not masked: half of them, or W - W^2 / 2s of W for a window of W in s.
 
-    >>> from loadgauge.layers.view import View
+    >>> from loadgauge.layers.rank_view import View
     >>> _computed_share(Builder(View.of(1024, 1)), Attention(num_attention_heads=1, num_key_value_heads=1, head_dim=8))
     0.5
     """

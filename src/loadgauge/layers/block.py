@@ -7,12 +7,12 @@ import msgspec
 from loadgauge.algebra import Size
 from loadgauge.layers.attention import attention
 from loadgauge.layers.builder import Builder
-from loadgauge.layers.latent import latent_attention
 from loadgauge.layers.mixers import linear_mixer
+from loadgauge.layers.mla import latent_attention
 from loadgauge.layers.mlp import mlp
 from loadgauge.layers.moe import moe
 from loadgauge.layers.operations import Layer, Tensor
-from loadgauge.layers.view import View
+from loadgauge.layers.rank_view import View
 from loadgauge.spec.model import Attention, Block, LatentAttention, Mamba2, Moe
 
 
@@ -21,7 +21,7 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
 
     Korthikanti et al.'s equation 1 (source: korthikanti2022), bytes kept by a GPT layer, 16 bit:
 
-    >>> from loadgauge.families.paper import gpt_block
+    >>> from loadgauge.families.reference import gpt_block
     >>> from loadgauge.spec.kernels import PAPER
     >>> s, b, h, a = 2048, 4, 6144, 64
     >>> layer = block_layer(gpt_block(h, a), h, View.of(s, b, kernels=PAPER))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from loadgauge.algebra import Size, shard
 from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, OperationKind, Tensor, Weight
-from loadgauge.layers.view import View
+from loadgauge.layers.rank_view import View
 from loadgauge.spec.kernels import LowPrecision
 from loadgauge.spec.model import Norm
 

@@ -14,7 +14,7 @@ from loadgauge.algebra import Size, minimum
 from loadgauge.errors import NotModelled
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.operations import Gemm, Operation, Tensor, Weight
-from loadgauge.layers.view import View
+from loadgauge.layers.rank_view import View
 from loadgauge.spec.model import ShortConvolution
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadgauge.algebra import Size
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.convolution import short_convolution
-from loadgauge.layers.delta import gated_delta_net
+from loadgauge.layers.gated_delta_net import gated_delta_net
 from loadgauge.layers.lightning import lightning_attention
 from loadgauge.layers.mamba import mamba2
 from loadgauge.layers.mamba1 import mamba1

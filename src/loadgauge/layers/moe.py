@@ -46,7 +46,7 @@ def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
 
     Forward FLOPs of one layer on one rank, in the words of the legend:
 
-    >>> from loadgauge.layers.view import View
+    >>> from loadgauge.layers.rank_view import View
     >>> T, h, E, K, f = 512, 256, 8, 2, 384
     >>> build = Builder(View.of(T, 1))
     >>> _ = moe(build, build.tensor("x", T * h), Moe(num_experts=E, num_experts_per_tok=K, moe_intermediate_size=f), h)

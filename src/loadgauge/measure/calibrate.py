@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.roofline import Machine, gemm_seconds
+from loadgauge.estimate.time.roofline import Machine, gemm_seconds
 from loadgauge.layers.operations import Gemm
 from loadgauge.measure.benchmarks import Sizes, Timing, timings
 from loadgauge.spec.calibration import DEFAULT, Rates

@@ -11,9 +11,9 @@ import torch
 from transformers import TrainerCallback
 
 from loadgauge.errors import ConfigError
-from loadgauge.measure.counter import FlopCounter
-from loadgauge.measure.observe import Observer
-from loadgauge.measure.real import ModuleUse, Recorder, States, recorder, watched
+from loadgauge.measure.flop_counter import FlopCounter
+from loadgauge.measure.train_steps import ModuleUse, Recorder, States, recorder, watched
+from loadgauge.trace.record.observe import Observer
 
 
 class Measured(msgspec.Struct, frozen=True):

@@ -16,16 +16,16 @@ from typing import Any
 import msgspec
 import torch
 
+from loadgauge.compare.compare import Comparison
 from loadgauge.errors import ConfigError, Error
-from loadgauge.families.catalogue import resolve
+from loadgauge.families.catalogue import find_model
 from loadgauge.measure.benchmarks import Sizes
 from loadgauge.measure.calibrate import Calibration, calibrate, text
-from loadgauge.measure.child import Request, replied
-from loadgauge.measure.compare import Comparison
-from loadgauge.measure.real import Real
-from loadgauge.measure.training import Settings
+from loadgauge.measure.train_steps import Real
 from loadgauge.spec.hardware import Gpu, gpu
 from loadgauge.spec.model import Attention, LatentAttention, Mlp, ModelSpec, Moe
+from loadgauge.trace.jobs import Settings
+from loadgauge.trace.subprocess import Request, replied
 from loadgauge.units import GIB
 
 TIMED = 5
@@ -144,7 +144,7 @@ def _ran(case: Case, device: str, timed: int) -> Outcome:
 
 def row(case: Case, taken: Real, card: Gpu, number: int) -> dict[str, str]:
     """A measured training in the columns of `data/runs` (their README explains them)."""
-    spec, settings = resolve(case.model), case.settings
+    spec, settings = find_model(case.model), case.settings
     sizes = _shape(spec, case.layers) if case.layers != spec.num_hidden_layers else {}
     cells: dict[str, Any] = {
         "id": f"T-OWN-{number + 1:03}", "quality": "A", "task": "pretrain", "source": "loadgauge make gpu",
@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     given = parser.parse_args(arguments)
     try:
-        if not given.file.resolve().parent.is_dir():
+        if not given.file.find_model().parent.is_dir():
             raise ConfigError("no such folder", file=str(given.file.parent))
         if given.device == "cpu":
             found = report(None, "cpu", ON_CPU, timed=1)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from loadgauge.errors import ConfigError
-from loadgauge.measure.allocations import MODULE, events, live, profiler, tensors
+from loadgauge.measure.cpu_allocator import MODULE, events, live, profiler, tensors
 
 P = ParamSpec("P")
 R = TypeVar("R")

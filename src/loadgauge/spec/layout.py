@@ -188,7 +188,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     def chunks_of(self, model: ModelSpec) -> tuple[tuple[tuple[int, int], ...], ...]:
         """The layers `start:stop` of the model that each chunk of each pipeline stage holds.
 
-        >>> from loadgauge.families.paper import llama_model
+        >>> from loadgauge.families.reference import llama_model
         >>> model = llama_model(8, 512, 8, 1000)
         >>> [Layout(pp=2, schedule=name, seq_len=1).chunks_of(model) for name in ("1f1b", "zb-v", "dualpipe")]
         [(((0, 4),), ((4, 8),)), (((0, 2), (6, 8)), ((2, 4), (4, 6))), (((0, 4), (4, 8)), ((4, 8), (0, 4)))]
@@ -246,7 +246,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         A rank has E / e of the E experts, so a token sends it at most min(K, E / e) of its K copies, where K / e is the
         mean: min(e, E / K) times that. (A capacity factor bounds it as well.)
 
-        >>> from loadgauge.families.paper import mixtral_block
+        >>> from loadgauge.families.reference import mixtral_block
         >>> from loadgauge.spec.model import ModelSpec
         >>> block = mixtral_block(64, 4, 4, 16, num_experts=64, num_experts_per_tok=8, moe_intermediate_size=32)
         >>> model = ModelSpec(name="", model_type="", hidden_size=64, vocab_size=9, blocks=(block,), pattern=(0,))

@@ -15,7 +15,7 @@ try:
     from loadgauge.train.check import Check, check
     from loadgauge.train.collator import Collator, sequence_log_probs, target_count
     from loadgauge.train.enable import describe, disable, enable, enabled, paused
-    from loadgauge.train.probe import Leak
+    from loadgauge.train.leak_probe import Leak
     from loadgauge.train.report import Report, report
     from loadgauge.train.saved import saved_bytes
 except ModuleNotFoundError as missing:

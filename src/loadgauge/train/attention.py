@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from loadgauge.errors import ConfigError
 from loadgauge.train import boundaries
-from loadgauge.train.kernel import varlen_attention
+from loadgauge.train.cpu_varlen import varlen_attention
 from loadgauge.train.masks import MaskFunction, Reach, reach_of
 
 log = logging.getLogger("loadgauge.train")

@@ -27,10 +27,12 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from loadgauge.errors import ConfigError, NotModelled
-from loadgauge.train import anatomy, boundaries, mixers, routing
+from loadgauge.train import boundaries, mixers
+from loadgauge.train import hooks as routing
+from loadgauge.train import inspect_model as anatomy
 from loadgauge.train.attention import BACKENDS, NAMES, LayerPlan
+from loadgauge.train.hooks import Wiring
 from loadgauge.train.mixers import Convention
-from loadgauge.train.routing import Wiring
 
 log = logging.getLogger("loadgauge.train")
 Model = TypeVar("Model", bound=nn.Module)
@@ -301,7 +303,7 @@ def _fit(
 
 def _prove(top: PreTrainedModel, parts: anatomy.Anatomy, wiring: Wiring, samples: tuple[Tensor, Tensor]) -> None:
     """Outputs equal to each sequence alone, every layer reached, no gradient from one sequence to the other."""
-    from loadgauge.train.probe import leak
+    from loadgauge.train.leak_probe import leak
 
     model = anatomy.backbone(top) if wiring.one_row_each else top
     alone = parts.alone

@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from loadgauge.errors import NotModelled
 from loadgauge.train import boundaries
 from loadgauge.train.boundaries import Boundaries
+from loadgauge.train.hooks import FLAT_KEYS, arguments, by_name
 from loadgauge.train.masks import MaskFunction, Reach, reach_of
-from loadgauge.train.routing import FLAT_KEYS, arguments, by_name
 
 MaskBuilder = Callable[[int, Tensor, Tensor | None], Tensor]
 

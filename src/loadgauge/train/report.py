@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from loadgauge.errors import ConfigError
-from loadgauge.train import anatomy
+from loadgauge.train import inspect_model as anatomy
 from loadgauge.train.collator import Collator
 from loadgauge.train.enable import enabled
 from loadgauge.train.saved import saved_bytes

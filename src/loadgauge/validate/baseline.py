@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from loadgauge.errors import Error
-from loadgauge.estimate.compute import step_flops
 from loadgauge.estimate.estimate import view_of
+from loadgauge.estimate.flops import step_flops
 from loadgauge.validate.expression import Job, express
 from loadgauge.validate.runs import Run
 from loadgauge.validate.summary import configuration_weights, grouped, quantile

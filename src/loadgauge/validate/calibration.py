@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.estimate.comm import Fabric
 from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.memory import MemoryModel
-from loadgauge.estimate.roofline import Machine
-from loadgauge.estimate.step import StepModel
+from loadgauge.estimate.memory.rank_memory import MemoryModel
+from loadgauge.estimate.time.collectives import Fabric
+from loadgauge.estimate.time.roofline import Machine
+from loadgauge.estimate.time.step import StepModel
 from loadgauge.spec.calibration import DEFAULT, Rates
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.layout import Layout

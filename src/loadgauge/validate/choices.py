@@ -8,9 +8,9 @@ import msgspec
 
 from loadgauge.errors import NothingFits
 from loadgauge.estimate.result import Estimate
-from loadgauge.search.choices import RECOMPUTE, space_for
-from loadgauge.search.plan import Case, plan
-from loadgauge.search.questions import leanest
+from loadgauge.plan.axis_values import RECOMPUTE, space_for
+from loadgauge.plan.inverse import leanest
+from loadgauge.plan.plan import Case, plan
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.layout import Layout
 from loadgauge.validate.expression import Job, express

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from loadgauge.errors import NotStated
-from loadgauge.estimate.compute import Flops, step_flops
 from loadgauge.estimate.estimate import view_of
+from loadgauge.estimate.flops import Flops, step_flops
 from loadgauge.validate import words
 from loadgauge.validate.expression import Job
 from loadgauge.validate.models import Inexpressible

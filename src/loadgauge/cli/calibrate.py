@@ -1,0 +1,47 @@
+"""`loadgauge calibrate`: this device's efficiencies, as a data file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from loadgauge.cli.optional_deps import needs_torch
+
+
+@click.command("calibrate")
+@click.option("--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True)
+@click.option(
+    "--gpu",
+    metavar="GPU",
+    help="Which GPU it is (`loadgauge gpus` lists them); efficiencies are shares of its datasheet.",
+)
+@click.option("--output", metavar="FILE.toml", help="Where to write the file; default: the terminal.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, every timing in it.")
+def command(device: str, gpu: str | None, output: str | None, as_json: bool) -> None:
+    """Time matrix products, attention, copies, element-wise operations, AdamW and, under torchrun, all-reduce; and fit
+    the efficiencies that `estimate` reads.
+
+    \b
+    loadgauge calibrate --gpu h100-sxm5-80gb --output h100-sxm5-80gb.toml
+    torchrun --nproc-per-node 8 -m loadgauge calibrate --gpu h100-sxm5-80gb --output h100-sxm5-80gb.toml
+    """
+    needs_torch("calibrate")
+    from loadgauge.measure.calibrate import calibrate, text
+    from loadgauge.measure.ranks import joined
+    from loadgauge.spec.hardware import gpu as known
+
+    if output is not None and not Path(output).resolve().parent.is_dir():
+        raise click.UsageError(f"--output: no such folder: {Path(output).parent}")
+    with joined(device) as rank:
+        found = calibrate(device, None if gpu is None else known(gpu))
+    if rank:
+        return
+    if output is not None:
+        Path(output).write_text(text(found), encoding="utf-8")
+    if as_json:
+        from loadgauge.report.table import document
+
+        document(found)
+    elif output is None:
+        click.echo(text(found), nl=False)

@@ -1,0 +1,149 @@
+"""`loadgauge compare`: formula, trace and measurement side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from loadgauge.cli.optional_deps import needs_torch
+from loadgauge.cli.trace import COUNT, settings_options
+
+if TYPE_CHECKING:
+    from loadgauge.compare.compare import Comparison, Difference
+    from loadgauge.trace.device.untraced import Hidden
+
+MOST_CAUSES = 8
+LEAST = 0.005
+"""Share of a difference from which a cause has a line."""
+SHORT = {"peak of forward and backward": "peak fwd + bwd", "peak of the optimizer step": "peak of the step",
+         "hidden from tracers": "hidden, estimated"}  # fmt: skip
+
+
+@click.command("compare")
+@click.argument("target")
+@click.option(
+    "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True, help="What the trace stands for."
+)
+@settings_options
+@click.option("--layers", type=COUNT, help="Another number of layers than the model's.")
+@click.option(
+    "--measure", type=click.Choice(("cpu", "cuda")), help="Run two real steps there too (the model must fit)."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
+def command(target: str, as_json: bool, device: str, layers: int | None, measure: str | None, **given: Any) -> None:
+    """Three ways to know what TARGET takes: by formula, by tracing PyTorch, by running it. TARGET is a MODEL.
+
+    Every difference over 1 % is put down to operations.
+
+    \b
+    loadgauge compare llama-3.1-8b --seq-len 8192 --checkpointing full
+    loadgauge compare path/to/config.json --device cpu --measure cpu --seq-len 256 --layers 2
+    """
+    needs_torch("compare")
+    from loadgauge.trace.jobs import Settings
+    from loadgauge.trace.subprocess import Request, replied
+
+    settings = Settings(**given)
+    settings.check()
+    found = replied(
+        Request(target, device, settings, layers, work="compare", measure=measure or "", timed=0)
+    ).comparison
+    assert found is not None
+    if as_json:
+        from loadgauge.report.table import document
+
+        document(found)
+    else:
+        _report(found)
+
+
+def _report(found: Comparison) -> None:
+    from loadgauge.report.table import Column, console, draw, heading, points
+
+    target = console()
+    rows = [
+        [
+            SHORT.get(row.quantity, row.quantity), _number(row.formula, row.unit),
+            _number(row.trace, row.unit), _share(row.formula, row.trace),
+            _number(row.measured, row.unit), _share(row.trace, row.measured),
+        ]
+        for row in found.rows
+    ]  # fmt: skip
+    columns = [Column(""), *(Column(name, "right") for name in ("formula", "trace", "", "measured", ""))]
+    ways = f"formula, trace as on {found.device}"
+    if found.measured_on:
+        ways += f", measured on {found.measured_on}"
+    else:
+        rows, columns = [row[:4] for row in rows], columns[:4]
+    draw(target, columns, rows, title=f"{found.target}: {ways}; percent: against the column to the left")
+    heading(target, "Differences over 1 %, by operation" if found.differences else "No difference is over 1 %")
+    for one in found.differences:
+        points(target, [_difference(one)])
+        points(target, _why(one), mark=" " * 4)
+    if found.hidden:
+        heading(target, "Hidden from tracers: to be added on a GPU")
+        points(
+            target, [f"{_number(one.nbytes, 'bytes')}: {one.name} ({_range(one)}; {one.basis})" for one in found.hidden]
+        )
+    heading(target, "Not counted by the trace" + (" or the measurement" if found.measured_on == "cpu" else ""))
+    points(target, found.not_counted)
+    if found.real is not None and found.real.scratch:
+        from loadgauge.cli.measure import scratch_note
+
+        points(target, [scratch_note(found.real.scratch, found.real.scratch_ops)])
+
+
+def _range(one: Hidden) -> str:
+    place = "in the allocator" if one.where == "allocated" else "beside the allocator"
+    if one.low == one.high:
+        return place
+    return f"{place}; from {_number(one.low, 'bytes')} to {_number(one.high, 'bytes')}"
+
+
+def _number(value: float | None, unit: str) -> str:
+    from loadgauge.units import GIB, KIB, MIB, flops
+
+    if value is None:
+        return "-"
+    if unit == "FLOP":
+        return flops(value)
+    for size, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if value >= size:
+            shown = value / size
+            return f"{shown:,.{0 if shown >= 1000 else 1 if shown >= 100 else 2}f} {name}"
+    return f"{value:,.0f} B"
+
+
+def _share(first: float | None, second: float | None) -> str:
+    return f"{second / first - 1:+.2%}" if first and second is not None else ""
+
+
+def _difference(one: Difference) -> str:
+    first, second = one.ways
+    unit = "FLOP" if one.quantity.startswith("FLOP") else "bytes"
+    way = "more" if one.amount > 0 else "less"
+    return f"{one.quantity}: {second} has {_number(abs(one.amount), unit)} {way} than {first} ({one.share:+.1%})"
+
+
+def _why(one: Difference) -> list[str]:
+    unit = "FLOP" if one.quantity.startswith("FLOP") else "bytes"
+    large = [cause for cause in one.causes if abs(cause.amount) > LEAST * abs(one.amount)][:MOST_CAUSES]
+    lines = []
+    for cause in large:
+        where = f" ({cause.where})" if cause.where else ""
+        many = f", {cause.count} times" if cause.count > 1 else ""
+        lines.append(f"{_signed(cause.amount, unit)} {cause.op}{many}{where}")
+    rest = [cause for cause in one.causes if cause not in large]
+    if rest:
+        lines.append(f"{_signed(sum(cause.amount for cause in rest), unit)} in {len(rest)} more")
+    if abs(one.unexplained) > LEAST * abs(one.amount):
+        lines.append(f"{_signed(one.unexplained, unit)} not put down to an operation")
+    return lines
+
+
+def _signed(value: float, unit: str) -> str:
+    from loadgauge.report.table import GLUE
+
+    text = f"{'-' if value < 0 else '+'}{_number(abs(value), unit)}"
+    return f"{text:>12}".replace(" ", GLUE)

@@ -1,0 +1,183 @@
+"""`loadgauge equation`: the closed form of a quantity, with its legend and source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from loadgauge.cli.param_types import Whole
+from loadgauge.errors import ConfigError
+from loadgauge.estimate.equation.equation import QUANTITIES
+
+if TYPE_CHECKING:
+    from loadgauge.estimate.equation.equation import Equation
+
+
+@click.command("equation")
+@click.argument("quantity", metavar="QUANTITY")
+@click.option(
+    "--layer", help="gpt, llama, mixtral (or moe), deepseek (or mla): sizes open; or a MODEL of the catalogue. [gpt]"
+)
+@click.option("--tp", is_flag=False, flag_value="t", help="Tensor parallelism: alone for the letter t, or a number.")
+@click.option("--sequence-parallel", is_flag=True, help="Share norms and dropouts over tp as well; implies --tp.")
+@click.option("--cp", is_flag=False, flag_value="c", help="Context parallelism: alone for the letter c, or a number.")
+@click.option("--ep", is_flag=False, flag_value="e", help="Expert parallelism: alone for the letter e, or a number.")
+@click.option(
+    "--etp", is_flag=False, flag_value="t_e", help="Tensor parallelism of one expert: the letter t_e, or a number."
+)
+@click.option("--recompute", metavar="WHAT", help="none, selective, full, or names of operations.")
+@click.option(
+    "--attention", type=click.Choice(("eager", "flash")), help="eager keeps the scores, flash does not. [eager]"
+)
+@click.option(
+    "--experts", type=click.Choice(("grouped", "fused")), help="What experts keep: as transformers or as Megatron-LM."
+)
+@click.option("--padding-free", is_flag=True, help="Letters for the tokens T and query-key pairs P of a ragged batch.")
+@click.option("--precision", metavar="NAME", help="bf16, fp16 or fp32; for states also a recipe of `estimate`.")
+@click.option("--optimizer", metavar="NAME", help="For states. [adamw]")
+@click.option("--zero", type=Whole(0, 3), help="For states: one ZeRO stage; all of them without it.")
+@click.option("--latex", is_flag=True, help="Print LaTeX and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def command(quantity: str, latex: bool, as_json: bool, **flags: Any) -> None:
+    """The closed form of QUANTITY, read off the list of operations.
+
+    \b
+    params, model-params                 parameters of a layer, of the model
+    active-params, model-active-params   of them, those a token passes through
+    forward-flops, backward-flops        FLOPs of a layer
+    training-flops, recompute-flops      FLOPs of a layer
+    model-flops                          FLOPs of the model
+    activations                          bytes a layer keeps for backward
+    wire                                 bytes a rank sends for a layer
+    states                               model states, bytes a parameter
+
+    \b
+    loadgauge equation activations --layer gpt --tp --sequence-parallel --recompute selective
+    loadgauge equation activations --layer moe --tp --sequence-parallel --ep --attention flash
+    loadgauge equation params --layer deepseek-v3
+    """
+    if latex and as_json:
+        raise ConfigError("--latex and --json exclude one another; the JSON document has the LaTeX too")
+    from loadgauge.estimate.equation.equation import equations
+    from loadgauge.report.table import document
+
+    found = equations(quantity, **arguments(quantity, flags))
+    if as_json:
+        document({"equations": [one.to_dict() for one in found]})
+    elif latex:
+        for one in found:
+            click.echo(one.latex)
+    elif quantity == "states":
+        _states(found)
+    else:
+        for one in found:
+            _show(one)
+        _ending(found[0])
+
+
+_AXES = {"tp": "t", "cp": "c", "ep": "e", "etp": "t_e"}
+_OF_A_LAYER = frozenset(
+    {"layer", "tp", "sequence_parallel", "cp", "ep", "etp", "attention", "padding_free", "recompute"}
+)
+_APPLY = {
+    "params": frozenset({"layer", "tp", "ep", "etp"}),
+    "active-params": frozenset({"layer"}),
+    "forward-flops": _OF_A_LAYER - {"recompute"},
+    "backward-flops": _OF_A_LAYER - {"recompute"},
+    "training-flops": _OF_A_LAYER,
+    "recompute-flops": _OF_A_LAYER,
+    "activations": _OF_A_LAYER | {"precision", "experts"},
+    "wire": _OF_A_LAYER | {"precision"},
+    "model-params": frozenset({"layer"}),
+    "model-active-params": frozenset({"layer"}),
+    "model-flops": frozenset({"layer", "attention", "padding_free", "recompute"}),
+    "states": frozenset({"precision", "optimizer", "zero"}),
+}
+"""The flags that change each quantity."""
+
+
+def arguments(quantity: str, flags: dict[str, Any]) -> dict[str, Any]:
+    """What the user gave, as arguments of `equations`; a flag that does not apply is an error."""
+    if quantity not in QUANTITIES:
+        from difflib import get_close_matches
+
+        close = get_close_matches(quantity, QUANTITIES, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"unknown quantity {quantity!r} (known: {', '.join(QUANTITIES)}){hint}")
+    given = {name: value for name, value in flags.items() if value is not None and value is not False}
+    for name in given:
+        if name not in _APPLY[quantity]:
+            raise ConfigError(f"--{name.replace('_', '-')} does not change {quantity}")
+    if given.get("sequence_parallel") and "tp" not in given:
+        given["tp"] = "t"
+    for axis in _AXES.keys() & given.keys():
+        given[axis] = _ranks(axis, given[axis])
+    return given
+
+
+def _ranks(axis: str, text: str) -> int | str:
+    letter = _AXES[axis]
+    if text == letter:
+        return text
+    if not (text.isascii() and text.isdecimal() and int(text[:9]) >= 1 and len(text) < 8):
+        raise ConfigError(
+            f"must be a number of ranks, or nothing for the letter {letter}, got {text!r}", key=f"--{axis}"
+        )
+    return int(text)
+
+
+def _show(found: Equation) -> None:
+    from loadgauge.estimate.equation.symbols import text
+    from loadgauge.report.table import console, points
+
+    target = console()
+    target.print(f"{found.what} [{found.unit}]", style="bold", soft_wrap=True)
+    click.echo()
+    # Formulas are never broken inside a part: they are there to be copied.
+    if not found.is_long:
+        click.echo(f"  {found.text}")
+        if found.factored:
+            click.echo(f"  = {found.factored}")
+    else:
+        _lines(found)
+    if found.numbers:
+        click.echo(f"  = {text(found.put_in)}    with the numbers of {found.layer}")
+    if not found.is_long and len(found.parts) > 1:
+        click.echo("\n  part by part:\n")
+        _lines(found)
+    click.echo()
+    lines = [
+        f"{name}: {meaning}" + (f" = {found.numbers[name]:,}" if name in found.numbers else "")
+        for name, meaning in found.legend.items()
+    ]
+    points(target, lines, mark="  ")
+    if lines:
+        click.echo()
+
+
+def _lines(found: Equation) -> None:
+    for line in found.lines:
+        click.echo(f"  {line}")
+
+
+def _states(found: tuple[Equation, ...]) -> None:
+    from loadgauge.report.table import Column, console, draw
+
+    target = console()
+    target.print(f"{found[0].what.rpartition(',')[0]} [{found[0].unit}]", style="bold", soft_wrap=True)
+    click.echo()
+    rows = [[one.what.rpartition(" ")[2], one.text] for one in found]
+    draw(target, [Column("ZeRO stage", "right"), Column("bytes a parameter")], rows)
+    click.echo("\n  d: data-parallel ranks\n")
+    _ending(found[0])
+
+
+def _ending(found: Equation) -> None:
+    """Where it holds, and who says so."""
+    from loadgauge.report.table import console, points
+
+    target = console()
+    if found.validity:
+        points(target, [f"Holds for: {'; '.join(found.validity)}."], mark="")
+    points(target, [f"Source: {found.source}."], mark="")

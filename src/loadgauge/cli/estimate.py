@@ -1,0 +1,111 @@
+"""`loadgauge estimate`: does it fit, where does every byte go, how long does it take, what does it cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from loadgauge.cli.options import Request, run_options, whole_run_options
+from loadgauge.errors import ConfigError
+from loadgauge.estimate.memory.rank_memory import PARTS
+from loadgauge.estimate.result import Estimate, When
+from loadgauge.resolve.resolve import Job, job, worst_routing
+
+FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
+
+
+@click.command("estimate")
+@click.argument("model")
+@run_options
+@whole_run_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
+@click.option("--explain", "part", type=click.Choice(PARTS), help="Explain one part: formula, your numbers, source.")
+@click.option(
+    "--at", type=click.Choice(get_args(When)), help="With --explain: the moment of the step (default: largest)."
+)
+@click.option("--plot", "file", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: .svg, .png or .pdf.")
+@click.option(
+    "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all on one sheet)."
+)
+def command(
+    model: str, as_json: bool, part: str | None, at: When | None, file: Path | None, figure: str, **flags: Any
+) -> int:
+    """Memory of the worst rank at its peak moment, FLOPs, time and money of training MODEL.
+
+    MODEL is a name in the catalogue (`loadgauge models`), a Hugging Face config.json, its folder, or another tool's job
+    file, whose run the flags change (`loadgauge convert --help` lists the tools). Flags that are not given get
+    defaults, which are listed. Exit code: 0 it fits (or no --gpu is given), 1 it does not, 2 cannot tell.
+
+    \b
+    loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3
+    loadgauge estimate llama-3.1-70b --gpu h100-sxm5-80gb --gpus 64 --tp 8 --pp 2 --sequence-parallel \\
+        --global-batch 512 --tokens 1T --price 2.50
+    loadgauge estimate my-model/config.json --gpu rtx4090 --qlora --loss chunked
+    """
+    if file is None and figure != "all":
+        raise ConfigError("--figure says what --plot FILE draws; there is no --plot")
+    if part is None and at is not None:
+        raise ConfigError("--at chooses the moment that --explain PART explains; there is no --explain")
+    given = job(Request(model=model, **flags))
+    result = given.estimate()
+    if file is not None:
+        from loadgauge.plot.sheet import plot
+
+        plot(given, result, file, figure)
+    code = 1 if result.memory.fits is False else 0
+    if as_json:
+        from loadgauge.report.table import document
+
+        document(_plain(given, result, part, at or "largest"))
+    elif part is not None:
+        from loadgauge.estimate.explain import explain
+        from loadgauge.report.explanation import show
+
+        show(explain(result, part, at or "largest"))
+    else:
+        from loadgauge.report.estimate import report
+
+        report(given, result)
+    return code
+
+
+def _plain(given: Job, result: Estimate, part: str | None = None, at: When = "largest") -> dict[str, Any]:
+    """The JSON document: the estimate, what was assumed, and what was asked for besides."""
+    found = result.to_dict()
+    found["assumed"] = given.assumed
+    if given.file:
+        found["file"] = given.file
+    budget = given.budget(result) if given.request.tokens else None
+    if "time" in found:
+        found["time"].update({"days": None, "cost": None} if budget is None else budget.to_dict())
+    worst = given.worst_case()
+    if worst is not None and given.lengths is not None:
+        memory = worst.memory
+        found["lengths"] = {
+            "mean": given.lengths.mean,
+            "longest": given.lengths.longest,
+            "expected_tokens": given.layout.tokens,
+            "expected_pairs": given.layout.pairs,
+            "worst_case": {"total": memory.total, "low": memory.low, "high": memory.high, "fits": memory.fits},
+        }
+    expected = given.forecast()
+    if expected is not None:
+        found["forecast"] = expected.to_dict()
+    routed = worst_routing(given)
+    if routed is not None:
+        memory = routed.memory
+        found["experts"] = {
+            "imbalance": given.layout.expert_imbalance,
+            "worst_imbalance": routed.layout.expert_imbalance,
+            "worst_case": {
+                "total": memory.total, "low": memory.low, "high": memory.high, "fits": memory.fits,
+                "step": None if routed.time is None else routed.time.step,
+            },
+        }  # fmt: skip
+    if part is not None:
+        from loadgauge.estimate.explain import explain
+
+        found["explain"] = explain(result, part, at).to_dict()
+    return found

@@ -1,0 +1,149 @@
+"""The command line: one command per question. A command's file is imported when the command is used."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from loadgauge import __version__
+from loadgauge.errors import Error, NothingFits
+
+COMMANDS = {
+    "estimate": "does it fit, where does every byte go, how long, what does it cost",
+    "plan": "the best of all valid layouts, or the nearest miss",
+    "network": "what the network must carry, how fast, and whether it can",
+    "equation": "the closed form of a quantity, with its source",
+    "validate": "predicted against published runs",
+    "trace": "what PyTorch would allocate, save, compute and send, with no GPU",
+    "measure": "memory, time and FLOP/s of real training steps",
+    "compare": "formula, trace and measurement side by side, and why they differ",
+    "why": "what held the memory when it ran out",
+    "calibrate": "the efficiencies of this device, as a data file",
+    "saved": "what a PyTorch expression keeps for backward",
+    "convert": "one tool's job file into another's",
+    "serve": "the page: the same answers at a glance, recomputed while a slider moves",
+    "gpus": "the catalogue of GPUs",
+    "models": "the catalogue of models",
+}
+"""Commands and what they answer; each is `command` in the file of its name in this folder."""
+
+YES, NO, CANNOT_TELL, BROKEN_PIPE = 0, 1, 2, 141
+
+
+class Commands(click.Group):
+    """A group that imports a command's file only when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command, in order of importance."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        found: click.Command = importlib.import_module(f"loadgauge.cli.{cmd_name}").command
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the arguments name; an unknown one is an error that says which ones there are."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            from difflib import get_close_matches  # only on the way to an error
+
+            close = get_close_matches(name, COMMANDS, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f" (commands: {', '.join(COMMANDS)})"
+            raise click.UsageError(f"no command {name!r}{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="loadgauge", message="%(prog)s %(version)s")
+@click.pass_context
+def commands(ctx: click.Context) -> None:
+    """Before you rent a GPU: does the training of a large language model fit, and where does every byte go?
+
+    \b
+    loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3
+    loadgauge estimate path/to/config.json --gpu rtx4090 --qlora --explain activations
+    loadgauge equation activations --layer gpt --tp --sequence-parallel
+
+    A MODEL is a name in the catalogue, a Hugging Face config.json, its folder, or another tool's job file. Exit codes:
+    0 yes, 1 no, 2 cannot tell.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Carries out a command line and returns its exit code. Whatever goes wrong is one line on stderr."""
+    try:
+        if sys.stdout is None:
+            return _say("standard output is closed", CANNOT_TELL)
+        result = commands.main(
+            args=None if arguments is None else list(arguments), prog_name="loadgauge", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return result if isinstance(result, int) else YES
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx is not None else "loadgauge"
+        return _say(f"{_plain(error)} (see `{where} --help`)", CANNOT_TELL)
+    except click.ClickException as error:
+        return _say(error.format_message(), CANNOT_TELL)
+    except (click.Abort, KeyboardInterrupt):
+        return _say("interrupted", CANNOT_TELL)
+    except NothingFits as error:
+        return _say(str(error), NO)
+    except Error as error:
+        return _say(str(error), CANNOT_TELL)
+    except BrokenPipeError:
+        # Whoever read the output has stopped; Python would complain once more at its own end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except OSError as error:
+        return _say(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", CANNOT_TELL)
+    except Exception as error:
+        if os.environ.get("LOADGAUGE_DEBUG"):
+            raise
+        kind = type(error).__name__
+        return _say(
+            f"unexpected {kind}: {error}; this is a defect, please report it (LOADGAUGE_DEBUG=1 shows where)",
+            CANNOT_TELL,
+        )
+
+
+def _plain(error: click.UsageError) -> str:
+    text = error.format_message()
+    return text[:1].lower() + text[1:].rstrip(".")
+
+
+def _say(text: str, code: int) -> int:
+    """Prints one line on stderr, whatever is in the text, and returns the exit code."""
+    from loadgauge.report.table import printable  # only on the way to an error
+
+    shown = printable(" ".join(text.split()))
+    if len(shown) > 2000:
+        shown = f"{shown[:1000]} ... {shown[-900:]}"
+    with contextlib.suppress(OSError):  # There is nowhere to print it; the exit code still holds.
+        click.echo(f"loadgauge: {shown}", err=True)
+    return code
+
+
+def main() -> NoReturn:
+    """The entry point of the command `loadgauge`."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(run())

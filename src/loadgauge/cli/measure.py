@@ -1,0 +1,114 @@
+"""`loadgauge measure`: what training steps that really run take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from loadgauge.cli.optional_deps import needs_torch
+from loadgauge.cli.param_types import Whole
+from loadgauge.cli.trace import COUNT, settings_options, shown
+from loadgauge.units import GIB, MIB, flops
+
+if TYPE_CHECKING:
+    from loadgauge.measure.train_steps import Real
+
+MOST_MODULES, MOST_OPS = 15, 8
+PEAKS = {"fp32": "tf32", "bf16": "bf16", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
+"""Which peak of a GPU a precision can reach; PyTorch uses TF32 only where it is told to."""
+
+
+@click.command("measure")
+@click.argument("target")
+@click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True, help="Where it runs.")
+@settings_options
+@click.option("--layers", type=COUNT, help="Another number of layers than the model's.")
+@click.option("--steps", type=Whole(0, 1000), default=3, show_default=True, help="Steps to time.")
+@click.option("--gpu", metavar="GPU", help="Whose peak FLOP/s MFU is a share of (`loadgauge gpus` lists them).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, seconds, FLOP and plain counts.")
+def command(
+    target: str, as_json: bool, device: str, layers: int | None, steps: int, gpu: str | None, **given: Any
+) -> None:
+    """Train TARGET for some steps, and measure them: peak and what stays, by module; seconds, FLOP/s, MFU.
+
+    TARGET is a MODEL, with random weights, or script.py:function (see `loadgauge trace`). The steps that are timed run
+    without any instrument.
+
+    \b
+    loadgauge measure gpt2 --seq-len 128 --layers 2
+    loadgauge measure train.py:main --device cuda --gpu h100-sxm5-80gb
+    """
+    needs_torch("measure")
+    from loadgauge.spec.hardware import gpu as known
+    from loadgauge.trace.jobs import Settings
+    from loadgauge.trace.subprocess import Request, replied
+
+    settings = Settings(**given)
+    settings.check()
+    peak = None if gpu is None else known(gpu).peak(PEAKS[settings.precision])
+    request = Request(target, device, settings, layers, work="measure", timed=steps)
+    found = replied(request, shown(target, as_json)).real
+    assert found is not None
+    if as_json:
+        import msgspec
+
+        from loadgauge.report.table import document
+
+        more = {"step": found.step, "flops_per_second": found.flops_per_second, "overhead": found.overhead}
+        document({**msgspec.to_builtins(found), **more, "mfu": found.mfu(peak) if peak else None})
+    else:
+        _report(found, peak)
+
+
+def _report(found: Real, peak: float | None) -> None:
+    from loadgauge.report.table import Column, console, draw, heading, points
+
+    target = console()
+    target.print(f"PEAK  {found.peak / GIB:,.3f} GiB on {found.device} (PyTorch {found.torch})")
+    sizes = {"forward and backward, at most": found.backward_peak, "optimizer step, at most": found.step_peak}
+    sizes |= found.states
+    if found.reserved is not None and found.device_total is not None:
+        sizes |= {"reserved by the allocator": found.reserved, "on the device, of all processes": found.device_total}
+    rows = [[f"{nbytes / GIB:,.3f}", name] for name, nbytes in sizes.items()]
+    draw(target, [Column("GiB", "right"), Column("allocated")], rows, title="What it takes")
+    if found.held:
+        rows = [
+            [f"{nbytes / MIB:,.1f}", f"{nbytes / found.peak:.0%}", op]
+            for op, nbytes in list(found.by_op().items())[:MOST_OPS]
+        ]
+        columns = [Column("MiB", "right"), Column("", "right"), Column("made by")]
+        draw(target, columns, rows, title="Alive at the peak, beside what was made before the training")
+    if found.scratch:
+        points(target, [f"not counted: {scratch_note(found.scratch, found.scratch_ops)}"])
+    heading(target, "Work")
+    again = "" if found.flops == found.model_flops else f", {flops(found.model_flops)} of them the model's"
+    work = [f"FLOPs of a step: {flops(found.flops)}{again}"]
+    if found.step and found.flops_per_second:
+        share = found.mfu(peak) if peak else None
+        mfu = "" if share is None else f", MFU {share:.1%}" if share >= 0.001 else f", MFU {share:.1e}"
+        work.append(
+            f"a step takes {found.step:.3g} s (median of {len(found.seconds)}), {flops(found.flops_per_second)}/s{mfu}"
+        )
+    if found.overhead is not None:
+        cost = f"{found.overhead:+.0%}" if found.overhead > 0 else "no more"
+        work.append(f"with the instruments that take memory it took {found.watched:.3g} s ({cost})")
+    work += [f"FLOPs of {name} are not counted" for name in found.uncounted]
+    points(target, work)
+    ordered = sorted(found.modules.items(), key=lambda item: -item[1].peak)
+    if not ordered:
+        return
+    rows = [[f"{use.peak / MIB:,.2f}", f"{use.persistent / MIB:,.2f}", name] for name, use in ordered[:MOST_MODULES]]
+    columns = [Column("peak, MiB", "right"), Column("stays, MiB", "right"), Column("forward of", wrap=True)]
+    more = f", {MOST_MODULES} of {len(ordered)} (--json: all)" if len(ordered) > MOST_MODULES else ""
+    draw(target, columns, rows, title=f"Modules that take most, beside what was there{more}")
+
+
+def scratch_note(nbytes: int, ops: tuple[str, ...]) -> str:
+    """What of the CPU allocator's peak is not the model's.
+
+    >>> scratch_note(3 * MIB, ("aten::mm",))
+    "scratch of this CPU's kernels (inside aten::mm); with it the CPU allocator's peak is 3.0 MiB higher"
+    """
+    inside = f" (inside {', '.join(ops)})" if ops else ""
+    return f"scratch of this CPU's kernels{inside}; with it the CPU allocator's peak is {nbytes / MIB:,.1f} MiB higher"

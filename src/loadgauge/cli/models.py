@@ -1,0 +1,62 @@
+"""`loadgauge models`: the catalogue of models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+@click.command("models")
+@click.argument("words", nargs=-1, metavar="[WORD]...")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def command(words: tuple[str, ...], as_json: bool) -> None:
+    """List the models of the catalogue; with WORDs, those whose name or type contains all of them.
+
+    Any other model is read from its Hugging Face config.json.
+    """
+    from loadgauge.errors import ConfigError
+    from loadgauge.families.catalogue import model, models
+    from loadgauge.report.table import Column, console, document, draw, points
+
+    found = [_plain(model(name)) for name in models()]
+    found = [row for row in found if all(word.lower() in f"{row['name']} {row['model_type']}" for word in words)]
+    if not found:
+        raise ConfigError(f"no model in the catalogue matches {' '.join(words)!r}; `loadgauge models` lists them all")
+    if as_json:
+        document({"models": found})
+        return
+    target = console()
+    columns = [
+        Column("model"), Column("type", rank=1), Column("parameters", "right"), Column("layers", "right"),
+        Column("hidden", "right"), Column("vocabulary", "right"), Column("positions", "right", wide=True),
+        Column("source", wide=True, wrap=True),
+    ]  # fmt: skip
+    rows = [[row["name"], row["model_type"], *_figures(row), row["source"]] for row in found]
+    draw(target, columns, rows)
+    target.print()
+    points(
+        target, [f"{len(rows)} models; for any other, give its Hugging Face config.json or the folder that holds it"]
+    )
+
+
+def _figures(row: dict[str, Any]) -> list[str]:
+    from loadgauge.units import count
+
+    sizes = [row[name] for name in ("num_hidden_layers", "hidden_size", "vocab_size", "positions")]
+    return [count(row["params"]), *("" if size is None else f"{size:,}" for size in sizes)]
+
+
+def _plain(spec: Any) -> dict[str, Any]:
+    from loadgauge.estimate.parameters import parameters
+
+    return {
+        "name": spec.name,
+        "model_type": spec.model_type,
+        "params": parameters(spec).total,
+        "num_hidden_layers": spec.num_hidden_layers,
+        "hidden_size": spec.hidden_size,
+        "vocab_size": spec.vocab_size,
+        "positions": spec.max_position_embeddings,
+        "source": spec.source,
+    }

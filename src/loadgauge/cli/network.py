@@ -1,0 +1,148 @@
+"""`loadgauge network`: what the network must carry, how fast, and whether it can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from loadgauge.cli.options import Request, run_options
+from loadgauge.cli.param_types import Positive, Whole
+from loadgauge.errors import ConfigError, NotStated
+from loadgauge.estimate.time.bandwidth_needs import SHARE, Network, Setup, largest_tp, smallest_batch, what_if
+from loadgauge.report.network import NOT_COUNTED, report
+from loadgauge.resolve.resolve import Job, job
+from loadgauge.spec.calibration import rates
+from loadgauge.units import parse
+
+
+@click.command("network")
+@click.argument("model")
+@run_options
+@click.option(
+    "--share",
+    type=Positive(),
+    default=SHARE,
+    show_default=True,
+    help="Of compute's time, what an axis may take that nothing hides.",
+)
+@click.option(
+    "--achieved", metavar="TFLOP/s", help="What each GPU achieves, as in 150TFLOP/s, instead of the calibrated time."
+)
+@click.option("--oversubscription", type=Positive(), help="How much less the network gives when everybody sends.")
+@click.option("--pod", type=Whole(1, 10**7), help="GPUs that reach one another without passing what is oversubscribed.")
+@click.option("--rails", is_flag=True, help="GPUs of the same place in their nodes share a switch.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, seconds, byte/s and plain counts.")
+def command(
+    model: str,
+    share: float,
+    achieved: str | None,
+    oversubscription: float | None,
+    pod: int | None,
+    rails: bool,
+    as_json: bool,
+    **flags: Any,
+) -> int:
+    """Bytes on each axis per step and GPU, and the bandwidth they need against what the links reach, training MODEL.
+
+    Communication that runs beside compute must be hidden by it, other communication may take 5 % of its time (--share).
+    Then: what other links and nodes would change, the largest tp these links carry, the smallest batch that makes up for
+    data parallelism. Exit code: 0 the links are enough, 1 they are not, 2 cannot tell.
+
+    \b
+    loadgauge network llama-3.1-70b --gpu h100-sxm5-80gb --gpus 256 --tp 8 --pp 4 --sequence-parallel --global-batch 512
+    loadgauge network llama-3.1-8b --gpu a100-sxm4-80gb --gpus 64 --zero 3 --oversubscription 4 --rails --pod 32
+    """
+    given = job(Request(model=model, **flags))
+    setup = _setup(
+        given, share=share, achieved=_achieved(achieved), oversubscription=oversubscription, pod=pod, rails=rails
+    )
+    found = setup.answer()
+    if as_json:
+        from loadgauge.report.table import document
+
+        document(_plain(given, setup, found))
+    else:
+        report(given, setup, found)
+    return 0 if found.enough else 1
+
+
+def _setup(given: Job, *, oversubscription: float | None, pod: int | None, rails: bool, **how: Any) -> Setup:
+    if given.gpu is None:
+        raise ConfigError("is needed: the links are the GPU's (`loadgauge gpus` lists them)", key="gpu")
+    if given.request.measured is not None:
+        raise ConfigError("rescales whole steps, and says nothing of links; use it with `estimate`", key="measured")
+    if oversubscription is None and (pod is not None or rails):
+        raise ConfigError("goes with --oversubscription", key="rails" if rails else "pod")
+    if given.cluster is None:
+        raise NotStated(given.untimed)
+    return Setup.of(
+        given.model, given.layout, given.training, given.cluster, rates(given.gpu.id), oversubscription=oversubscription,
+        pod=pod, rails=rails, **how,
+    )  # fmt: skip
+
+
+def _achieved(text: str | None) -> float | None:
+    if text is None:
+        return None
+    value, unit = parse(text)
+    if unit != "FLOP/s" or value <= 0:
+        raise ConfigError(f"must be a rate such as 150TFLOP/s, got {text!r}", key="achieved")
+    return value
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _plain(given: Job, setup: Setup, found: Network) -> dict[str, Any]:
+    """The JSON document, in bytes, seconds, byte/s and plain counts."""
+    layout = given.layout
+    batch = smallest_batch(setup)
+    return {
+        "model": {"name": given.model.name},
+        "gpu": setup.machine.rates.gpu,
+        "layout": {
+            **{name: getattr(layout, name) for name in ("dp", "tp", "pp", "cp", "ep", "etp", "vpp", "zero", "replicas")},
+            "order": list(layout.order),
+            "sequence_parallel": layout.sequence_parallel,
+            "micro_batch": layout.micro_batch,
+            "global_batch": layout.global_batch,
+            "num_microbatches": layout.num_microbatches,
+            "seq_len": layout.seq_len,
+            "gpus": layout.gpus,
+        },
+        "enough": found.enough,
+        "share": setup.share,
+        "step": found.step,
+        "stage": found.stage,
+        "exposed": found.exposed,
+        "efficiency": found.efficiency,
+        "compute": msgspec.structs.asdict(found.compute),
+        "fabric": msgspec.structs.asdict(setup.fabric),
+        "network": [row.to_dict() for row in found.traffic],
+        "needs": [need.to_dict() for need in found.needs],
+        "what_if": [
+            {"name": change.name, "step": change.result.step, "exposed": change.result.exposed,
+             "enough": change.result.enough}
+            for change in what_if(setup, found)
+        ],
+        "limits": {
+            "largest_tp": largest_tp(setup),
+            "smallest_batch": None if batch is None else msgspec.structs.asdict(batch),
+        },
+        "basis": _basis(given, setup),
+        "assumed": given.assumed,
+        "not_counted": list(NOT_COUNTED),
+    }  # fmt: skip
+
+
+def _basis(given: Job, setup: Setup) -> dict[str, str]:
+    known, request = setup.machine.rates, given.request
+    return {
+        "bytes": "derived",
+        "inner_bandwidth": "given" if request.link_bandwidth else "datasheet",
+        "outer_bandwidth": "given" if request.nic_bandwidth else "datasheet",
+        "efficiencies": known.basis,
+        "compute": "given" if setup.achieved else known.basis,
+    }

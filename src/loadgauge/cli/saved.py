@@ -1,0 +1,124 @@
+"""`loadgauge saved`: what a PyTorch expression keeps for backward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from loadgauge.cli.optional_deps import needs_torch
+
+if TYPE_CHECKING:
+    from loadgauge.trace.saved import Saved
+
+
+class Shape(click.ParamType):  # type: ignore[type-arg]
+    """Sizes, joined by commas or the letter x."""
+
+    name = "sizes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """The sizes that the text says."""
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in str(value).replace("x", ",").split(",") if part.strip()]
+        if all(part.isascii() and part.isdecimal() and len(part) < 12 for part in parts):
+            return tuple(int(part) for part in parts)
+        return self.fail(f"must be sizes such as 4,1024, got {str(value)[:40]!r}", param, ctx)
+
+
+@click.command("saved")
+@click.argument("expression")
+@click.option("--shape", type=Shape(), default="1024,1024", show_default=True, help="Of x, y and z [elements].")
+@click.option("--x", "x", type=Shape(), metavar="SIZES", help="Another shape for x.")
+@click.option("--y", "y", type=Shape(), metavar="SIZES", help="Another shape for y.")
+@click.option("--z", "z", type=Shape(), metavar="SIZES", help="Another shape for z.")
+@click.option(
+    "--dtype", type=click.Choice(("float64", "float32", "bfloat16", "float16")), default="float32", show_default=True
+)
+@click.option("--constant", metavar="NAMES", default="", help="Which of x,y,z need no gradient.")
+@click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes and elements.")
+def command(expression: str, as_json: bool, **given: Any) -> None:
+    """What does a PyTorch EXPRESSION of x, y, z, torch, nn and F keep for backward?
+
+    Every saved field of every node of the graph by its name, and which storage it lies in: memory is counted once,
+    however many fields share it. The expression is run as Python.
+
+    \b
+    loadgauge saved 'torch.nn.Sigmoid()(x)'
+    loadgauge saved '(x + 1) * (y + 1)' --constant y
+    loadgauge saved 'nn.Linear(1024, 4096)(F.silu(x) * y)' --dtype bfloat16
+    """
+    needs_torch("saved")
+    from loadgauge.trace.expression import Inputs, saved_by_expression
+
+    inputs = Inputs(
+        shape=given["shape"],
+        dtype=given["dtype"],
+        constant=tuple(name.strip() for name in given["constant"].split(",") if name.strip()),
+        shapes={name: given[name] for name in ("x", "y", "z") if given[name] is not None},
+        device=given["device"],
+    )
+    found = saved_by_expression(expression, inputs)
+    if as_json:
+        _document(expression, found)
+    else:
+        _report(found)
+
+
+def _document(expression: str, found: Saved) -> None:
+    import torch
+
+    from loadgauge.report.table import document
+
+    document(
+        {
+            "expression": expression,
+            "torch": str(torch.__version__),
+            "total": found.total,
+            "beyond_result": found.beyond_result,
+            "of_parameters": found.of_parameters,
+            "tensors": found.tensors,
+            "storages": found.storages,
+            "made_again": [{"node": node, "field": field} for node, field in found.made_again],
+        }
+    )
+
+
+def _report(found: Saved) -> None:
+    import torch
+
+    from loadgauge.report.table import Column, console, draw, points
+
+    target = console()
+    beside = [storage for storage in found.storages if storage.owner in ("", "result")]
+    several = f"{len(beside)} storage{'' if len(beside) == 1 else 's'}"
+    target.print(f"KEPT  {found.total:,} bytes in {several}, beside inputs and parameters")
+    rows = [
+        [
+            f"{one.node}.{one.field}",
+            "x".join(str(size) for size in one.shape) or "scalar",
+            one.dtype,
+            f"{one.nbytes:,}",
+            f"{one.storage}: {one.owner}" if one.owner else f"{one.storage}",
+        ]
+        for one in found.tensors
+    ]
+    columns = [
+        Column("kept as"), Column("shape"), Column("dtype"), Column("bytes", "right"), Column("storage", wrap=True),
+    ]  # fmt: skip
+    if rows:
+        target.print()
+        draw(target, columns, rows)
+    target.print()
+    notes = []
+    if any(storage.owner == "result" for storage in beside):
+        notes.append(f"without the result, which its reader holds anyway: {found.beyond_result:,} bytes")
+    if found.of_parameters:
+        notes.append(f"parameters and buffers that backward reads: {found.of_parameters:,} bytes")
+    if found.made_again:
+        names = ", ".join(f"{node}.{field}" for node, field in found.made_again)
+        notes.append(f"not kept, made again in backward: {names}")
+    notes.append(f"names and sizes are those of PyTorch {torch.__version__}; its saved fields are private")
+    points(target, notes)

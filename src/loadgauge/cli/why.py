@@ -1,0 +1,293 @@
+"""`loadgauge why`: what held the memory when it ran out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from loadgauge.cli.optional_deps import needs_torch
+from loadgauge.cli.options import run_options
+from loadgauge.cli.param_types import Whole
+from loadgauge.errors import ConfigError
+from loadgauge.oom.files import LARGEST_TEXT, content_of
+from loadgauge.units import GIB, gib
+
+if TYPE_CHECKING:
+    from loadgauge.advise.advice import Change
+    from loadgauge.oom.diagnose import Findings
+    from loadgauge.oom.message import OutOfMemory
+    from loadgauge.oom.remedies import Retraced
+    from loadgauge.oom.snapshot import Snapshot
+    from loadgauge.resolve.resolve import Job
+    from loadgauge.trace.trace import Trace
+
+WORDS = {
+    "one tensor is larger than the GPU": (
+        "no other change helps: the last line of the traceback that is your own asks for it; such sizes are attention"
+        " scores (fused attention), logits (a loss in chunks), or a batch that was never cut"
+    ),
+    "the limit that the program has set itself": "there is room: raise torch.cuda.set_per_process_memory_fraction",
+    "private pools of CUDA graphs": "CUDA graphs keep pools of their own: capture fewer, or share a pool between them",
+    "fragmentation": "PyTorch holds enough memory, but in pieces: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "other processes": "other processes hold memory on this GPU: end them, or use another GPU",
+    "memory beside the allocator": "much lies beside PyTorch's allocator: NCCL buffers, another library, a second context",
+    "the program needs more than there is": (
+        "the tensors themselves do not fit: `loadgauge trace` shows which ones, and what would shrink them; a snapshot"
+        " (torch.cuda.memory._record_memory_history, _dump_snapshot) names the lines that hold them"
+    ),
+}
+FITS = {True: "yes", False: "no", None: ""}
+MOST_CAUSES, MOST_HOLDERS = 6, 12
+LEAST = 0.001
+"""Share of what was held from which a purpose has a line."""
+SCARCE = 0.1
+
+
+@click.command("why")
+@click.argument("file")
+@click.option("--gpu-index", default=0, show_default=True, type=Whole(0, 10**6), help="Which device of a snapshot.")
+@click.option(
+    "--model", metavar="MODEL", help="What was trained: changes are then estimated anew, with the flags of the run."
+)
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, in bytes.")
+def command(file: str, gpu_index: int, model: str | None, as_json: bool, **flags: Any) -> None:
+    """What held the memory, and what would free it? FILE is the text of a CUDA out-of-memory error ("-": from standard
+    input, up to 256 MB), a snapshot that `torch.cuda.memory._dump_snapshot` has written, or what `loadgauge trace --json` says.
+
+    A snapshot is a pickle; it is read without running anything in it. With --model and the flags of `estimate` that
+    describe the run, every change that would make it fit is estimated.
+
+    \b
+    loadgauge why error.txt
+    loadgauge why snapshot.pickle --model llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3 --seq-len 8192
+    """
+    given = _run(model, flags)
+    document = _found(file, gpu_index, as_json)
+    changes = [] if given is None else _changes(given)
+    if as_json:
+        from loadgauge.report.table import document as printed
+
+        if given is not None:
+            document["changes"] = [
+                {"flags": one.flags, "note": one.note, "total": one.result.memory.total, "fits": one.result.memory.fits}
+                for one in changes
+            ]
+        printed(document)
+    elif given is not None:
+        _advise(given, changes)
+
+
+def _run(model: str | None, flags: dict[str, Any]) -> Job | None:
+    """The run that the flags describe; None where no model is named."""
+    if model is None:
+        said = [name for name, value in flags.items() if value not in (None, False)]
+        if said:
+            raise click.UsageError(f"--{said[0].replace('_', '-')} describes a run, which needs --model")
+        return None
+    from loadgauge.cli.options import Request
+    from loadgauge.resolve.resolve import job
+
+    if flags["gpu"] is None:
+        raise click.UsageError("--model needs --gpu, to say what would fit")
+    return job(Request(model=model, **flags))
+
+
+def _changes(given: Job) -> list[Change]:
+    from loadgauge.advise.advice import advice
+
+    return advice(given)
+
+
+def _advise(given: Job, changes: list[Change]) -> None:
+    from loadgauge.report.table import console, heading, points
+
+    target = console()
+    result = given.estimate()
+    memory = result.memory
+    heading(target, f"Estimated: {gib(memory.total)} at {memory.moment}, {memory.verdict} on {given.request.gpu}")
+    points(
+        target,
+        (f"{one.flags}: {gib(one.result.memory.total)}, {one.result.memory.verdict} ({one.note})" for one in changes),
+    )
+    if not changes:
+        points(target, ["no change that was tried makes it smaller"])
+
+
+def _found(file: str, gpu_index: int, as_json: bool) -> dict[str, Any]:
+    """What a file says, printed; as a document where JSON is wanted."""
+    if file == "-":
+        return _text(_typed(), as_json)
+    path = Path(file)
+    if _begins(path) == PICKLE:
+        from loadgauge.oom.diagnose import of_file
+
+        return _snapshot(*of_file(path, gpu_index), as_json)
+    text = content_of(path, LARGEST_TEXT).decode("utf-8", errors="replace")
+    if text.startswith("{") and '"at_peak"' in text:
+        return _trace(path, text, as_json)
+    return _text(text, as_json)
+
+
+PICKLE = b"\x80"
+"""The byte that a snapshot begins with."""
+
+
+def _begins(path: Path) -> bytes:
+    """The first byte of a regular file. A pipe or a device is not opened."""
+    if not path.is_file():
+        content_of(path, 0)  # says what it is instead
+    with path.open("rb") as opened:
+        return opened.read(1)
+
+
+def _typed() -> str:
+    """What standard input says, up to the limit."""
+    text = sys.stdin.read(LARGEST_TEXT + 1)
+    if len(text) > LARGEST_TEXT:
+        raise ConfigError(f"is larger than {LARGEST_TEXT / 1e6:,.0f} MB", file="-")
+    return text
+
+
+def _trace(path: Path, text: str, as_json: bool) -> dict[str, Any]:
+    needs_torch("why")
+    from loadgauge.oom.diagnose import of_trace
+    from loadgauge.oom.remedies import retraced
+    from loadgauge.trace.trace import Trace
+
+    try:
+        trace = msgspec.json.decode(text, type=Trace)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"is no trace: {error}", file=str(path)) from None
+    _check(trace, path)
+    found = of_trace(trace)
+    again = retraced(trace)
+    if not as_json:
+        _causes(found)
+        _again(trace, again)
+    document = {"causes": msgspec.to_builtins(found.causes), "parts": found.parts, "peak": trace.peak.total}
+    return {**document, "retraced": msgspec.to_builtins(again)}
+
+
+def _check(trace: Trace, path: Path) -> None:
+    """Raises ConfigError for bytes that cannot be."""
+    sizes = [trace.allocated, trace.peak.total, trace.saved_nbytes, *trace.peak.categories.values()]
+    sizes += [piece.nbytes for piece in trace.at_peak]
+    wrong = next((one for one in sizes if one < 0), None)
+    if wrong is not None:
+        raise ConfigError(f"is no trace: {wrong:,} bytes", file=str(path))
+    if not trace.allocated:
+        raise ConfigError("is a trace in which nothing was allocated", file=str(path))
+
+
+def _again(trace: Trace, again: Sequence[Retraced]) -> None:
+    from loadgauge.report.table import Column, console, draw
+
+    if not again:
+        return
+    rows = [["(as it was)", f"{trace.allocated / GIB:,.2f}", "", ""]]
+    rows += [[one.flags, f"{one.peak / GIB:,.2f}", f"{one.peak / trace.allocated - 1:+.0%}", one.why] for one in again]
+    columns = [Column("flags", wrap=True), Column("peak, GiB", "right"), Column("", "right"), Column("", wrap=True)]
+    draw(console(), columns, rows, title="Traced again, with other flags")
+
+
+def _causes(found: Findings) -> None:
+    from loadgauge.report.table import Column, console, draw, heading, points
+
+    target = console()
+    target.print(f"CAUSE  {found.causes[0].name}" if found.causes else "CAUSE  nothing stands out")
+    points(target, [f"{one.evidence}" for one in found.causes[:1]])
+    whole = max(1, sum(found.parts.values()))
+    rows = [[f"{nbytes / GIB:,.2f}", f"{nbytes / whole:.0%}", name] for name, nbytes in found.parts.items()
+            if nbytes >= LEAST * whole]  # fmt: skip
+    draw(target, [Column("GiB", "right"), Column("", "right"), Column("what was held")], rows, title="At the peak")
+    replayed = any(one.leaves is not None for one in found.causes)
+    if not replayed:
+        heading(target, "What would free most, by what was held")
+        points(target, [f"up to {gib(one.frees)}: {one.name}; {one.remedy}" for one in found.causes[:MOST_CAUSES]])
+        return
+    rows = [["" if one.leaves is None else f"{one.leaves / GIB:,.2f}", FITS[one.fits], f"{one.name}: {one.remedy}"]
+            for one in found.causes[:MOST_CAUSES]]  # fmt: skip
+    columns = [Column("peak, GiB", "right"), Column("fits"), Column("against", wrap=True)]
+    if all(one.fits is None for one in found.causes):  # nothing failed
+        rows, columns = [[row[0], row[2]] for row in rows], [columns[0], columns[2]]
+    draw(target, columns, rows, title="The same events with a remedy, replayed on a simulated allocator")
+
+
+def _text(text: str, as_json: bool) -> dict[str, Any]:
+    from loadgauge.oom.message import parse
+    from loadgauge.report.table import Column, console, draw, points
+
+    found: OutOfMemory = parse(text)
+    document = {**msgspec.structs.asdict(found), "cause": found.cause}
+    if as_json:
+        return document
+    target = console()
+    target.print(f"CAUSE  {found.cause}")
+    rows = [
+        [gib(value), label] for label, value in (
+            ("tried to allocate", found.tried), ("the GPU has", found.capacity), ("free", found.free),
+            ("allowed to this process", found.allowed), ("allocated by PyTorch", found.allocated),
+            ("of that in private pools", found.pools), ("reserved by PyTorch, not allocated", found.idle),
+            ("by this process beside PyTorch", found.beside), ("by other processes", found.others or None),
+        ) if value is not None
+    ]  # fmt: skip
+    target.print()
+    draw(target, [Column("", "right"), Column("what the error says")], rows)
+    target.print()
+    notes = [WORDS[found.cause]]
+    if found.cause == "fragmentation" and found.allocated and found.idle is not None:
+        share = found.idle / (found.allocated + found.idle)
+        if share < SCARCE:
+            notes.append(f"only {share:.0%} of what PyTorch holds lies idle: a little more, and the tensors do not fit")
+    if found.own is not None:
+        notes.append(
+            f"process {found.own} is this one: beside it there is no room for what PyTorch holds (in a container a"
+            " process does not know its own number)"
+        )
+    notes += [f"contradiction in the error: {one}" for one in found.contradictions]
+    points(target, notes)
+    return document
+
+
+def _snapshot(found: Snapshot, why: Findings, as_json: bool) -> dict[str, Any]:
+    from loadgauge.report.table import Column, console, draw, points
+
+    document = {**msgspec.to_builtins(found), "causes": msgspec.to_builtins(why.causes), "parts": why.parts}
+    if as_json:
+        return document
+    _causes(why)
+    target = console()
+    target.print(f"\nPEAK  {gib(found.peak)} allocated at once, over {found.events:,} events")
+    merged: dict[str, list[int]] = {}
+    for one in found.holders:
+        nbytes, blocks = merged.get(one.where, [0, 0])
+        merged[one.where] = [nbytes + one.nbytes, blocks + one.blocks]
+    ordered = sorted(merged.items(), key=lambda item: -item[1][0])
+    rows = [
+        [f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, found.peak):.0%}", f"{blocks:,}", where]
+        for where, (nbytes, blocks) in ordered[:MOST_HOLDERS]
+    ]
+    rest = ordered[MOST_HOLDERS:]
+    if rest:
+        nbytes = sum(size for _, (size, _) in rest)
+        blocks = sum(many for _, (_, many) in rest)
+        rows.append([f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, found.peak):.0%}", f"{blocks:,}", f"{len(rest)} more"])
+    columns = [Column("GiB", "right"), Column("", "right"), Column("blocks", "right"), Column("held by", wrap=True)]
+    draw(target, columns, rows, title="What was held at the peak, by line (--json: by stack)")
+    target.print()
+    share = found.idle / found.reserved if found.reserved else 0
+    notes = [
+        f"at the end: {gib(found.allocated)} allocated of {gib(found.reserved)} reserved; {share:.0%} lies idle, in"
+        f" pieces of up to {gib(found.largest_idle)}"
+    ]
+    if found.failed:
+        pieces = "in pieces that are too small: fragmentation" if found.idle >= found.failed else "which is less"
+        notes.append(f"{gib(found.failed)} did not fit; idle were {gib(found.idle)}, {pieces}")
+    points(target, notes)
+    return document

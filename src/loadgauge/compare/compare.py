@@ -1,0 +1,372 @@
+"""Formula, trace and measurement side by side, and every difference over one percent put down to operations.
+
+What the list of operations keeps and what autograd keeps are matched tensor by tensor: first alike sizes in the same
+half of the same block, then sums (a view holds the storage of several), then alike sizes anywhere, then one tensor that is
+the sum of others. What is left over on either side is the difference, to the byte.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from loadgauge.compare.formula import BLOCK, END, Formula, Line
+from loadgauge.estimate.memory.phases import Phase
+from loadgauge.measure.train_steps import Real, real
+from loadgauge.trace.device.untraced import Hidden
+from loadgauge.trace.jobs import ConfigJob, Settings
+from loadgauge.trace.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, TEMPORARIES, WEIGHTS, Stream
+from loadgauge.trace.record.observe import STEP
+from loadgauge.trace.trace import Recorded, record
+
+STATES = {WEIGHTS: "weights", GRADIENTS: "gradients", OPTIMIZER: "optimizer"}
+TOLERANCE = 0.01
+HIDDEN = "hidden from tracers"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One quantity, three ways; None where a way does not tell. `unit`: bytes, FLOP or parameters."""
+
+    quantity: str
+    unit: str
+    formula: float | None
+    trace: float | None
+    measured: float | None = None
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """What one operation has more of (`amount` above 0) or less than the way it is compared with."""
+
+    op: str
+    where: str
+    amount: int
+    count: int = 1
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Two ways that differ: `amount` is the second less the first, and `causes` add up to it but for `unexplained`."""
+
+    quantity: str
+    ways: tuple[str, str]
+    amount: float
+    share: float
+    causes: tuple[Cause, ...]
+
+    @property
+    def unexplained(self) -> float:
+        """What no operation accounts for."""
+        return self.amount - sum(cause.amount for cause in self.causes)
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """The table, and why its columns differ. `measured_on`: the device, or "" without a measurement. `hidden`: memory of
+    CUDA that no tracer sees, line by line."""
+
+    target: str
+    device: str
+    measured_on: str
+    rows: tuple[Row, ...]
+    differences: tuple[Difference, ...]
+    not_counted: tuple[str, ...]
+    real: Real | None = None
+    hidden: tuple[Hidden, ...] = ()
+
+
+def compare(job: ConfigJob, device: str = "cuda", measure: str = "", timed: int = 0) -> Comparison:
+    """Compares the formula of a job with its trace as on `device`, and with two real steps on `measure` ("": none).
+
+    `timed`: how many more real steps to time.
+
+    Raises NotModelled where the formula does not cover the job.
+    """
+    formula = Formula(job.config, job.settings)
+    traced = record(job, device)
+    taken = real(job, measure, timed=timed) if measure else None
+    rows, differences = [], []
+
+    def add(row: Row, causes: Callable[[], list[Cause]], more: Callable[[], list[Cause]] | None = None) -> None:
+        rows.append(row)
+        for ways, first, second, why in (
+            (("formula", "trace"), row.formula, row.trace, causes),
+            (("trace", "measured"), row.trace, row.measured, more),
+        ):
+            if first is None or second is None or abs(second - first) <= TOLERANCE * abs(first):
+                continue
+            found = tuple(why()) if why else ()
+            differences.append(Difference(row.quantity, ways, second - first, (second - first) / max(1, first), found))
+
+    for row, causes, more in _rows(formula, traced, taken):
+        add(row, causes, more)
+    return Comparison(
+        target=job.target,
+        device=device,
+        measured_on=taken.device if taken else "",
+        rows=tuple(rows),
+        differences=tuple(differences),
+        not_counted=traced.trace.not_counted,
+        real=taken,
+        hidden=traced.trace.hidden,
+    )
+
+
+def of_config(config: object, settings: Settings, device: str = "cuda", measure: str = "") -> Comparison:
+    """As `compare`, of a configuration object of transformers."""
+    return compare(ConfigJob(config, settings), device, measure)
+
+
+Causes = Callable[[], list[Cause]]
+
+
+def _rows(formula: Formula, traced: Recorded, taken: Real | None) -> list[tuple[Row, Causes, Causes | None]]:
+    trace, stream = traced.trace, traced.stream
+    parts = formula.estimate.memory
+    found: list[tuple[Row, Causes, Causes | None]] = []
+    states = {name: _highest(stream, name) for name in STATES}
+    for category, part in STATES.items():
+        predicted = max(moment.parts[part] for moment in parts.moments)
+        row = Row(category, "bytes", predicted, states[category], taken.states.get(category) if taken else None)
+        found.append((row, list, None))
+    listed, kept = formula.saved(), saved_lines(traced)
+    row = Row("saved for backward", "bytes", sum(one.nbytes for one in listed), sum(one.nbytes for one in kept))
+    found.append((row, lambda: match(listed, kept), None))
+    counted, done = formula.flops(), _flop_lines(traced)
+    row = Row("FLOPs of a step", "FLOP", sum(one.nbytes for one in counted), sum(one.nbytes for one in done),
+              None if taken is None else taken.flops)  # fmt: skip
+    found.append((row, lambda: by_part(counted, done), None))
+    for name, chosen in (("peak of forward and backward", False), ("peak of the optimizer step", True)):
+        moments = [one for one in parts.moments if (one.phase is Phase.STEP) == chosen]
+        moment = max(moments, key=lambda one: one.total - one.parts["outside"])
+        place = _peak_of(stream, chosen)
+        at = stream.moment(place)
+        own = {part: moment.parts[part] for part in STATES.values()}
+        rest = moment.total - moment.parts["outside"] - sum(own.values())
+        measured = None if taken is None else taken.step_peak if chosen else taken.backward_peak
+        row = Row(name, "bytes", moment.total - moment.parts["outside"], at.total, measured)
+        causes = functools.partial(_at_peak, own, rest, stream, place)
+        more = functools.partial(_measured_causes, stream, place, taken) if taken and not chosen else None
+        found.append((row, causes, more))
+    predicted = max(one.total - one.parts["outside"] for one in parts.moments)
+    peak = Row("peak", "bytes", predicted, trace.peak.total, None if taken is None else taken.peak)
+    largest = max(found[-2:], key=lambda one: one[0].trace or 0)
+    lower = int(predicted - (largest[0].formula or 0))
+
+    def of_peak() -> list[Cause]:
+        moved = [Cause(f"the formula's peak is not the {largest[0].quantity.removeprefix('peak of the ')}", "", -lower)]
+        return [*(moved if lower else []), *largest[1]()]
+
+    found.append((peak, of_peak, largest[2]))
+    if trace.hidden:
+        outside = parts.moments[0].parts["outside"]
+        seen = [one for one in trace.hidden if one.where == "allocated"]
+        row = Row(HIDDEN, "bytes", outside, sum(one.nbytes for one in trace.hidden))
+        found.append((row, lambda: [Cause(one.name, "", one.nbytes) for one in seen], None))
+    return found
+
+
+# -- the trace, as lines -----------------------------------------------------------------------------------------------
+
+
+def place_of(module: str) -> tuple[str, str]:
+    """The block that a module belongs to, and which half of it.
+
+    >>> place_of("model.layers.3.self_attn.q_proj"), place_of("model.layers.0.post_attention_layernorm")
+    (('block 3', 'attention'), ('block 0', 'norm'))
+    >>> place_of("lm_head")
+    ('ends', 'head')
+    """
+    found = re.search(r"(?:^|\.)(\d+)(?:\.(.*))?$", re.sub(r"(\.\d+\..*?)\.\d+(?=\.|$)", r"\1", module))
+    if found is None:
+        if re.search(r"norm|ln_", module.rpartition(".")[2], re.IGNORECASE):
+            return END, "norm"
+        return END, "embedding" if re.search(r"emb|wte|wpe", module) else "head"
+    rest = found[2] or ""
+    last = rest.rpartition(".")[2]
+    if re.search(r"norm|^ln_", last, re.IGNORECASE):
+        return BLOCK.format(found[1]), "norm"
+    return BLOCK.format(found[1]), "attention" if re.search(r"attn|attention|mixer|mamba", rest) else "mlp"
+
+
+def saved_lines(traced: Recorded) -> list[Line]:
+    """Storages that the graph keeps, inputs included, parameters not, each at the module that saved it first."""
+    found, seen = [], set()
+    for one in traced.trace.saved:
+        if one.storage in seen or one.owner not in ("", "inputs"):
+            continue
+        seen.add(one.storage)
+        place, part = place_of(one.module)
+        found.append(Line(place, part, f"{one.node} keeps {one.field}{_in(one.module)}", one.storage_nbytes))
+    return found
+
+
+def _flop_lines(traced: Recorded) -> list[Line]:
+    return [Line(*place_of(module), module, flops) for module, flops in traced.trace.flops.by_module.items() if flops]
+
+
+def _in(module: str) -> str:
+    return f" in {module}" if module else ""
+
+
+# -- matching ----------------------------------------------------------------------------------------------------------
+
+
+def match(listed: Sequence[Line], kept: Sequence[Line]) -> list[Cause]:
+    """What is on one side only. The amounts add up to the difference of the sums, to the byte.
+
+    >>> a = [Line("block 0", "mlp", "up keeps x", 8), Line("block 0", "mlp", "down keeps y", 4)]
+    >>> match(a, [Line("block 0", "mlp", "MmBackward0 keeps self", 8), Line("block 0", "mlp", "SiluBackward0", 6)])
+    [Cause(op='SiluBackward0', where='block 0', amount=6, count=1), Cause(op='down keeps y', where='block 0', amount=-4, count=1)]
+    """
+    left, right = list(listed), list(kept)
+    left, right = _alike(left, right, lambda one: (one.place, one.part, one.nbytes))
+    left, right = _sums(left, right)
+    left, right = _alike(left, right, lambda one: (one.place, one.nbytes))
+    left, right = _alike(left, right, lambda one: one.nbytes)
+    left, right = _made_of(left, right)
+    right, left = _made_of(right, left)
+    return _causes([*((one, 1) for one in right), *((one, -1) for one in left)])
+
+
+def _alike(left: list[Line], right: list[Line], key: Callable[[Line], object]) -> tuple[list[Line], list[Line]]:
+    """Both sides without what they share by `key`."""
+    common = Counter(map(key, left)) & Counter(map(key, right))
+
+    def rest(lines: list[Line]) -> list[Line]:
+        taken = Counter(common)
+        kept = []
+        for one in lines:
+            if taken[key(one)]:
+                taken[key(one)] -= 1
+            else:
+                kept.append(one)
+        return kept
+
+    return rest(left), rest(right)
+
+
+def _sums(left: list[Line], right: list[Line]) -> tuple[list[Line], list[Line]]:
+    """Both sides without the halves of blocks that come to the same in all."""
+    groups: dict[tuple[str, str], int] = defaultdict(int)
+    for lines, sign in ((left, 1), (right, -1)):
+        for one in lines:
+            groups[one.place, one.part] += sign * one.nbytes
+    open_ = {group for group, rest in groups.items() if rest}
+    return [one for one in left if one[:2] in open_], [one for one in right if one[:2] in open_]
+
+
+def _made_of(wholes: list[Line], pieces: list[Line]) -> tuple[list[Line], list[Line]]:
+    """Both sides without the wholes that pieces add up to."""
+    left = []
+    for whole in sorted(wholes, key=lambda one: -one.nbytes):
+        rest, chosen = whole.nbytes, []
+        for piece in sorted(pieces, key=lambda one: -one.nbytes):
+            if piece.nbytes <= rest:
+                rest -= piece.nbytes
+                chosen.append(piece)
+        if rest or not chosen:
+            left.append(whole)
+        else:
+            for piece in chosen:
+                pieces.remove(piece)
+    return left, pieces
+
+
+def by_part(listed: Sequence[Line], done: Sequence[Line]) -> list[Cause]:
+    """Differences of the sums by half of a block, named by the operations that differ; alike blocks together."""
+    left, right = _alike(list(listed), list(done), lambda one: (one.place, one.part, one.nbytes))
+    sums: dict[tuple[str, str], int] = defaultdict(int)
+    names: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for lines, sign in ((left, -1), (right, 1)):
+        for one in lines:
+            sums[one[:2]] += sign * one.nbytes
+            names[one[:2]] += [one.op] if sign < 0 or not names[one[:2]] else []
+    return _causes([(Line(place, part, ", ".join(names[place, part]), abs(rest)), 1 if rest > 0 else -1)
+                    for (place, part), rest in sums.items() if rest])  # fmt: skip
+
+
+def _causes(lines: Iterable[tuple[Line, int]]) -> list[Cause]:
+    """Alike lines of all blocks together, largest first."""
+    groups: dict[tuple[str, int], list[Line]] = defaultdict(list)
+    for one, sign in lines:
+        groups[re.sub(r"\.\d+(?=\.|$)", ".*", one.op), sign].append(one)
+    found = []
+    for (op, sign), members in groups.items():
+        places = list(dict.fromkeys(one.place for one in members))
+        where = places[0] if len(places) == 1 else f"{places[0]} to {places[-1].removeprefix('block ')}"
+        found.append(Cause(op, where, sign * sum(one.nbytes for one in members), len(members)))
+    return sorted(found, key=lambda cause: -abs(cause.amount))
+
+
+# -- peaks -------------------------------------------------------------------------------------------------------------
+
+
+def _peak_of(stream: Stream, step: bool) -> int:
+    """The event with most live bytes in (or outside) the optimizer's steps."""
+    best, place, live, current = -1, 0, 0, 0
+    starts = [*stream.phases, (len(stream.ids) + 1, "")]
+    for event, change in enumerate(stream.changes):
+        while current + 1 < len(starts) and starts[current + 1][0] <= event:
+            current += 1
+            if event and (starts[current][1] == STEP) == step and live > best:
+                best, place = live, event - 1  # what a phase finds at its beginning
+        live += change
+        name = starts[current][1] if starts[current][0] <= event else ""
+        if name and (name == STEP) == step and live > best:
+            best, place = live, event
+    return place
+
+
+def _highest(stream: Stream, category: str) -> int:
+    live = highest = 0
+    for number, change in zip(stream.ids, stream.changes, strict=True):
+        if stream.category(number) == category:
+            live += change
+            highest = max(highest, live)
+    return highest
+
+
+def _at_peak(own: dict[str, float], rest: float, stream: Stream, place: int) -> list[Cause]:
+    """States that one side has more of; beyond them, the operations whose temporaries and inputs the trace holds."""
+    moment = stream.moment(place)
+    causes = []
+    for category, part in STATES.items():
+        more = moment.categories.get(category, 0) - own[part]
+        if more:
+            causes.append(Cause(category, "model states", int(more)))
+    others = [piece for piece in stream.pieces(place) if piece.category not in STATES]
+    more = sum(piece.nbytes for piece in others) - rest
+    # Of what is held at the moment, temporaries first: the rest is among `saved for backward`.
+    for piece in sorted(others, key=lambda one: (one.category != TEMPORARIES, -one.nbytes)):
+        if more <= 0:
+            break
+        share = min(int(more), piece.nbytes)
+        causes.append(Cause(f"{piece.op} ({piece.category})", piece.module, share, piece.count))
+        more -= share
+    if more < 0:
+        causes.append(Cause("formula's moment holds more", moment.phase, int(more)))
+    return _merged(causes)
+
+
+def _merged(causes: list[Cause]) -> list[Cause]:
+    groups: dict[tuple[str, str], list[Cause]] = defaultdict(list)
+    for cause in causes:
+        groups[cause.op, re.sub(r"\.\d+(?=\.|$)", ".*", cause.where)].append(cause)
+    found = [Cause(op, where, sum(one.amount for one in members), sum(one.count for one in members))
+             for (op, where), members in groups.items()]  # fmt: skip
+    return sorted(found, key=lambda cause: -abs(cause.amount))
+
+
+def _measured_causes(stream: Stream, place: int, taken: Real) -> list[Cause]:
+    """Allocations that only one of the two peaks has, where the measurement tells them."""
+    if not taken.held:
+        return []
+    mine = []
+    for piece in stream.pieces(place):
+        if piece.category not in (WEIGHTS, INPUTS):
+            name = f"{piece.op} ({piece.category}), traced"
+            mine += [Line(*place_of(piece.module), name, piece.nbytes // piece.count)] * piece.count
+    theirs = [Line(*place_of(one.module), f"{one.op}, measured", one.nbytes) for one in taken.held]
+    return match(mine, theirs)

@@ -1,0 +1,105 @@
+"""What the list of operations says of a job that is also traced and measured: the same model, settings and moment."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from loadgauge.errors import NotModelled
+from loadgauge.estimate.estimate import estimate
+from loadgauge.estimate.memory.recompute import applied
+from loadgauge.estimate.result import Estimate
+from loadgauge.families.hf import from_dict
+from loadgauge.layers import View, block_layer, embedding_layer, head_layer, rotary_layer
+from loadgauge.layers.embedding_head import mask_bytes
+from loadgauge.layers.operations import NOTHING, Layer, Recompute
+from loadgauge.spec.layout import Layout, RecomputePolicy
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import Training, training
+from loadgauge.trace.jobs import Settings
+
+PRECISIONS = {"bf16": "bf16-pure", "fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
+"""Recipes of `loadgauge.spec.training` for those of a trace."""
+OPTIMIZERS = {
+    "adamw": "adamw", "adamw-fused": "adamw", "adamw-loop": "adamw", "sgd": "sgd", "sgd-momentum": "sgd-momentum",
+    "adafactor": "adafactor",
+}  # fmt: skip
+BLOCK, END = "block {}", "ends"
+
+
+class Line(NamedTuple):
+    """Something of some size: `place` is a block or what stands around the blocks, `part` a half of it, `op` who."""
+
+    place: str
+    part: str
+    op: str
+    nbytes: int
+
+
+class Formula:
+    """A job as `estimate` and the layers see it."""
+
+    def __init__(self, config: Any, settings: Settings) -> None:
+        self.spec: ModelSpec = from_dict(config.to_dict())
+        self.settings = settings
+        attention = {"sdpa": "flash"}.get(settings.attention, settings.attention)
+        if settings.optimizer not in OPTIMIZERS:
+            raise NotModelled(f"optimizer {settings.optimizer!r} has no formula")
+        if settings.checkpointing == "selective":
+            raise NotModelled("selective checkpointing by a policy over operations of PyTorch has no formula")
+        self.training: Training = training(
+            "huggingface", PRECISIONS[settings.precision], OPTIMIZERS[settings.optimizer], attention=attention
+        )
+        self.policy = RecomputePolicy(mode="full" if settings.checkpointing == "full" else "none")
+        self.layout = Layout(
+            micro_batch=settings.micro_batch, global_batch=settings.micro_batch * settings.accumulate,
+            seq_len=settings.seq_len, recompute=self.policy,
+        )  # fmt: skip
+        self.view = View.of(settings.seq_len, settings.micro_batch, kernels=self.training.kernels)
+
+    @functools.cached_property
+    def estimate(self) -> Estimate:
+        """The estimate of the job. Raises NotModelled."""
+        return estimate(self.spec, self.layout, self.training)
+
+    def layers(self) -> Iterator[tuple[str, Layer, Recompute]]:
+        """Every layer of the model in order, and what of it runs again: (its place, the layer, the operations)."""
+        blocks = [block_layer(block, self.spec.hidden_size, self.view) for block in self.spec.blocks]
+        again = [applied(self.policy, layer) if self.policy.mode != "none" else NOTHING for layer in blocks]
+        yield END, embedding_layer(self.spec, self.view), NOTHING
+        yield END, rotary_layer(self.spec, self.view), NOTHING
+        for number, kind in enumerate(self.spec.pattern):
+            yield BLOCK.format(number), blocks[kind], again[kind]
+        yield END, head_layer(self.spec, self.view), NOTHING
+
+    def saved(self) -> list[Line]:
+        """The tensors that are kept for backward, at the operation that keeps each first."""
+        found = []
+        for place, layer, again in self.layers():
+            keeper: dict[str, str] = {}
+            for operation in layer:
+                for tensor in (*operation.keeps, *(operation.inputs if operation.name in again else ())):
+                    keeper.setdefault(tensor.name, operation.name)
+            for tensor in layer.kept(again):
+                op = keeper.get(tensor.name, tensor.name)
+                found.append(Line(place, _part(op), f"{op} keeps {tensor.name}", int(tensor.nbytes)))
+        masks = int(mask_bytes(self.spec, self.view)) if self.policy.mode == "full" else 0
+        if masks:
+            found.append(Line(END, "attention", "checkpoints keep the mask", masks))
+        return found
+
+    def flops(self) -> list[Line]:
+        """FLOPs of a step by operation, those included that run again."""
+        found = []
+        for place, layer, again in self.layers():
+            for one in layer:
+                flops = one.forward_flops * (2 if one.name in again else 1) + one.backward_flops + one.rerun_flops
+                if flops:
+                    found.append(Line(place, _part(one.name), one.name, int(flops * self.settings.accumulate)))
+        return found
+
+
+def _part(operation: str) -> str:
+    half, _, rest = operation.partition(".")
+    return "norm" if rest.split(".")[0].endswith("norm") else half

@@ -1,0 +1,103 @@
+"""What an equation is of: a layer of the papers with letters for all its sizes, or a real model's layers.
+
+SymPy is imported by `letter`, when the first size is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadgauge.algebra import Size
+from loadgauge.errors import ConfigError
+from loadgauge.estimate.equation.symbols import Lettered, letter, lettered_block, lettered_ends
+from loadgauge.families.catalogue import find_model
+from loadgauge.families.reference import deepseek_block, gpt_model, llama_block, llama_model, mixtral_block
+from loadgauge.spec.model import Block, Mlp, ModelSpec, Moe
+
+LAYERS = {"gpt": "gpt", "llama": "llama", "mixtral": "mixtral", "moe": "mixtral", "deepseek": "deepseek",
+          "mla": "deepseek"}  # fmt: skip
+"""The layers with every size open, by the names they go under."""
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """A model with letters for its sizes.
+
+    model: the real one, or the one that stands for an open layer
+    blocks: each distinct layer, and the numbers behind its letters (none where all is open)
+    counts: how many of each the model has
+    ends: the model as its embedding and head see it
+    kinds: how many of the blocks are asked about one by one
+    """
+
+    name: str
+    model: ModelSpec
+    blocks: tuple[Lettered, ...]
+    counts: tuple[Size, ...]
+    ends: Lettered
+    kinds: int
+    is_open: bool
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any of its layers has experts."""
+        return any(isinstance(block.mlp, Moe) for block in self.model.blocks)
+
+
+def subject(layer: str, tp: int = 1) -> Subject:
+    """The layer or model of that name, with letters. `tp`: ranks, where they are a number (`lettered_block`).
+
+    >>> subject("moe").blocks[0].what.mlp.num_experts
+    E
+    """
+    if layer in LAYERS:
+        return _open(LAYERS[layer])
+    try:
+        model = find_model(layer)
+    except ConfigError:
+        from difflib import get_close_matches
+
+        close = get_close_matches(layer, LAYERS, n=1, cutoff=0.75)
+        if not close or not layer.isalpha():
+            raise
+        raise ConfigError(f"no layer {layer!r}; did you mean {close[0]}?") from None
+    counts: tuple[Size, ...] = model.layer_counts()
+    ends = lettered_ends(model)
+    if len(counts) == 1:
+        # Layers that differ get their numbers of each kind, not a letter.
+        ends = Lettered(ends.what, ends.numbers | {"l": counts[0]})
+        counts = (letter("l"),)
+    blocks = tuple(lettered_block(block, model.hidden_size, tp) for block in model.blocks)
+    return Subject(
+        name=model.name, model=model, blocks=blocks, counts=counts, ends=ends, kinds=len(blocks), is_open=False
+    )
+
+
+def _letters(names: str) -> tuple[Any, ...]:
+    return tuple(letter(name) for name in names.split())
+
+
+def _open(name: str) -> Subject:
+    layers = letter("l")
+    hidden_size, heads, vocabulary = _letters("h a v")
+    if name == "gpt":
+        model = gpt_model(1, hidden_size, heads, vocabulary, positions=letter("n"))
+        return _subject(name, model, model.blocks, (layers,))
+    model = llama_model(1, hidden_size, heads, vocabulary, intermediate_size=letter("f"))
+    if name == "llama":
+        return _subject(name, model, (llama_block(*_letters("h a k d f")),), (layers,))
+    if name == "mixtral":
+        return _subject(name, model, (mixtral_block(*_letters("h a k d E K f_e")),), (layers,))
+    block = deepseek_block(*_letters("h a q m d_n d_r d_v E K f_e f_s"))
+    # The first layers have an MLP; the layer that is asked about is one of the others.
+    dense = msgspec.structs.replace(block, mlp=Mlp(intermediate_size=letter("f")))
+    return _subject(name, model, (block, dense), (layers - letter("l_d"), letter("l_d")))
+
+
+def _subject(name: str, model: ModelSpec, blocks: tuple[Block, ...], counts: tuple[Size, ...]) -> Subject:
+    model = msgspec.structs.replace(model, name=name, blocks=blocks, pattern=tuple(range(len(blocks))))
+    lettered = tuple(Lettered(block, {}) for block in blocks)
+    return Subject(
+        name=name, model=model, blocks=lettered, counts=counts, ends=Lettered(model, {}), kinds=1, is_open=True
+    )

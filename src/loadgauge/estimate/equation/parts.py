@@ -1,0 +1,168 @@
+"""A quantity of a layer, part by part: attention, MLP, router, experts, norms; of traffic, axis by axis.
+
+A tensor that several operations keep belongs to the first of them. So Korthikanti et al. divide a GPT layer too
+(source: korthikanti2022, section 4.1): attention 11 s b h + 5 a s^2 b bytes, MLP 19 s b h, norms 4 s b h.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.algebra import Size
+from loadgauge.layers.attention import CORE
+from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute, Weight
+from loadgauge.spec.model import Block, Moe
+
+ORDER = (
+    "embedding", "attention", "scores and context", "MLP", "router", "experts", "shared expert", "norms", "head",
+    "tensor parallelism", "context parallelism", "expert parallelism", "tensor parallelism of experts",
+)  # fmt: skip
+"""How parts are listed; what stands between them (a mixer other than attention) goes first."""
+_AXES = dict(zip(("tp", "cp", "ep", "etp"), ORDER[-4:], strict=True))
+
+
+def by_part(quantity: str, layer: Layer, block: Block | None, again: Recompute = NOTHING) -> dict[str, Size]:
+    """What each part adds. `block`: what the layer is made from; None: an end of the model.
+
+    >>> from loadgauge.families.reference import gpt_block
+    >>> from loadgauge.spec.kernels import PAPER
+    >>> from loadgauge.layers import View, block_layer
+    >>> h, block = 8, gpt_block(8, 2)
+    >>> found = by_part("activations", block_layer(block, h, View.of(1, 1, kernels=PAPER)), block)
+    >>> found == {"attention": 11 * h + 5 * 2, "MLP": 19 * h, "norms": 4 * h}
+    True
+    """
+    found: dict[str, list[Size]] = {}
+    experts = block is not None and isinstance(block.mlp, Moe)
+    if quantity == "wire":
+        for operation in layer:
+            repeated = operation.forward_comm if operation.name in again else ()
+            for collective in (*operation.forward_comm, *operation.backward_comm, *repeated):
+                found.setdefault(_AXES[collective.axis], []).append(collective.wire)
+    elif quantity == "activations":
+        owner: dict[str, Operation] = {}
+        for operation in layer:
+            for tensor in (*operation.keeps, *(operation.inputs if operation.name in again else ())):
+                owner.setdefault(tensor.name, operation)
+        for tensor in layer.kept(again):
+            found.setdefault(_part(owner[tensor.name], experts, False), []).append(tensor.nbytes)
+    else:
+        of_flops = quantity.endswith("flops")
+        for operation in layer:
+            for term in _terms(quantity, operation, block, again):
+                found.setdefault(_part(operation, experts, of_flops), []).append(term)
+    sums = {name: sum(terms) for name, terms in found.items()}
+    return listed({name: size for name, size in sums.items() if size != 0})
+
+
+def listed(parts: dict[str, Any]) -> dict[str, Any]:
+    """Parts in the order of `ORDER`."""
+    places = {name: place for place, name in enumerate(ORDER)}
+    return {name: parts[name] for name in sorted(parts, key=lambda name: places.get(name, -1))}
+
+
+def _share(weight: Weight, block: Block | None) -> Size:
+    """Of a weight, what one token passes through: K of E experts."""
+    if block is not None and isinstance(block.mlp, Moe) and weight.expert:
+        return block.mlp.num_experts_per_tok / block.mlp.num_experts
+    return 1
+
+
+def _terms(quantity: str, operation: Operation, block: Block | None, again: Recompute) -> tuple[Size, ...]:
+    if quantity == "params":
+        return tuple(weight.numel for weight in operation.weights)
+    if quantity == "active-params":
+        return tuple(weight.numel * _share(weight, block) for weight in operation.weights)
+    if quantity == "forward-flops":
+        return (operation.forward_flops,)
+    if quantity == "backward-flops":
+        return (operation.backward_flops,)
+    repeated = operation.rerun_flops + (operation.forward_flops if operation.name in again else 0)
+    return (repeated,) if quantity == "recompute-flops" else (
+        operation.forward_flops, operation.backward_flops, repeated,
+    )  # fmt: skip
+
+
+def _part(operation: Operation, experts: bool, core_apart: bool) -> str:
+    head, _, name = operation.name.partition(".")
+    if operation.kind == "norm" and head in ("attention", "mlp"):
+        return "norms"
+    if head == "attention":
+        return "scores and context" if core_apart and operation.name in CORE else head
+    if head != "mlp":
+        return head
+    if not experts or name == "residual":
+        return "MLP"
+    if name.startswith("shared"):
+        return "shared expert"
+    return "router" if name.startswith(("router", "order")) else "experts"
+
+
+# -- how a part is written ---------------------------------------------------------------------------------------------
+
+
+def natural(whole: Any) -> Any:
+    """A sum with its terms of one power of s, over the same ranks, together; common factors before a bracket.
+
+    >>> from loadgauge.estimate.equation.symbols import letter
+    >>> h, a, k, d, s, t = (letter(name) for name in "hakdst")
+    >>> natural(2 * h * a * d + 2 * h * k * d)
+    2*d*h*(a + k)
+    >>> in_order(natural(h * s + 2 * a * d * s / t + h * s / t + a * s**2 + h))
+    [h*s, s*(2*a*d + h)/t, a*s**2, h]
+    """
+    import sympy
+
+    alike: dict[Any, list[Any]] = {}
+    for term in sympy.Add.make_args(sympy.sympify(whole)):
+        alike.setdefault(_place(term), []).append(term)
+    return sympy.Add(*(_shortest(sympy.Add(*several)) for several in alike.values()))
+
+
+def _shortest(whole: Any) -> Any:
+    import sympy
+
+    if whole.has(sympy.Min, sympy.Max, sympy.ceiling, sympy.Piecewise):
+        return sympy.factor_terms(whole)
+    forms = [sympy.factor_terms(whole), sympy.factor(sympy.expand(whole)), sympy.expand(whole)]
+    return min(forms, key=sympy.count_ops)
+
+
+def _place(term: Any) -> tuple[Any, ...]:
+    """Where a term stands: by its power of s (or of tokens), what has none last; then by the ranks that share it."""
+    powers = {str(base): power for base, power in term.as_powers_dict().items()}
+    tokens, pairs = powers.get("s", 0) + powers.get("T", 0), powers.get("P", 0)
+    shared = sorted(symbol.name for symbol in term.as_numer_denom()[1].free_symbols)
+    return (tokens + pairs == 0, tokens + 2 * pairs, tuple(shared))
+
+
+def in_order(expression: Any) -> list[Any]:
+    """The terms of a sum as they are printed, each as it was built."""
+    import sympy
+
+    return sorted(sympy.Add.make_args(expression), key=lambda term: (_place(term), str(term)))
+
+
+def written(expression: Any) -> str:
+    """A sum as it was built, in one line that Python can read.
+
+    >>> from loadgauge.estimate.equation.symbols import letter
+    >>> h, a, d, s = (letter(name) for name in "hads")
+    >>> written(natural(h * s + 2 * a * d * s + a * s**2))
+    's*(2*a*d + h) + a*s**2'
+    """
+    import sympy
+
+    return _joined([str(sympy.sstr(term)) for term in in_order(expression)])
+
+
+def written_latex(expression: Any) -> str:
+    """The same in LaTeX."""
+    import sympy
+
+    return _joined([str(sympy.latex(term)) for term in in_order(expression)])
+
+
+def _joined(terms: list[str]) -> str:
+    first, *rest = terms
+    return first + "".join(f" - {term[1:].lstrip()}" if term.startswith("-") else f" + {term}" for term in rest)

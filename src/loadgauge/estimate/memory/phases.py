@@ -1,0 +1,357 @@
+"""The moments of a step on one rank of a pipeline stage: what is alive at each of them, part by part.
+
+The forward of the last layer of each kind, which finds the activations of all before it; the loss; the backward of a
+layer of each kind (the last one comes first and finds the most activations, the first one finds the most gradients);
+the embedding's backward; the optimizer step. On a stage of several chunks, for each of them. Under FSDP also the layers
+beside the first and the last one, and the reduction of the gradients that are whole until the end of backward.
+
+More recomputation never keeps more, but a stage of few layers may peak a little higher with it: a layer that runs again is
+there whole at once, its input beside it, while one that does not gives back its MLP before its attention runs backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from loadgauge.algebra import Size, maximum, where
+from loadgauge.estimate.memory.gathered import At, Pass, at, by_layer, fully_sharded, head_apart
+from loadgauge.estimate.memory.in_flight import Work, heaviest
+from loadgauge.estimate.memory.states import RankWeights
+from loadgauge.estimate.schedule.stages import Chunk, Key, Stage
+
+if TYPE_CHECKING:
+    from loadgauge.estimate.memory.rank_memory import ChunkBytes, MemoryModel, Prediction
+PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "loss", "transient", "outside")
+
+
+class Phase(StrEnum):
+    """What a rank does at a moment of the step."""
+
+    FORWARD = "forward"
+    LOSS = "loss"
+    """The head, forward or backward."""
+    PREDICTION = "prediction"
+    """The backward of a multi-token prediction module's block, when the heads are done."""
+    BACKWARD = "backward"
+    EMBEDDING = "embedding"
+    """The backward of the embedding."""
+    REDUCTION = "reduction"
+    """The reduction of the gradients that are whole until the end of backward (FSDP)."""
+    STEP = "step"
+    """The optimizer step."""
+
+    @property
+    def at_head(self) -> bool:
+        """Whether the layers of this micro-batch have not begun their backward."""
+        return self in (Phase.LOSS, Phase.PREDICTION)
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """Bytes by part at one moment of the step. name: its phase and layer, in words, which nothing depends on.
+
+    position: the layer in backward, where the moment is one's; work: what the stage does; key: the kind of layer at work
+    gone: layers of its chunk that this micro-batch has not come to yet, or that its backward is through with
+    point: where that is among the gathered copies
+    """
+
+    name: str
+    phase: Phase
+    parts: dict[str, Size]
+    position: int | None = None
+    work: Work | None = None
+    key: Key | None = None
+    gone: dict[Key, int] = {}
+    point: At | None = None
+
+    @property
+    def total(self) -> Size:
+        """All parts."""
+        return sum(self.parts.values())
+
+
+class StageAtWork:
+    """One rank of a stage, while it runs forward or backward of one of its chunks."""
+
+    def __init__(self, memory: MemoryModel, stage: Stage) -> None:
+        self.memory, self.stage = memory, stage
+        self.layout = memory.layout
+        self.ends, self.weights, self.states, self.head_gradients, self.pending = memory.weighed(stage)
+        self.accumulating = self.layout.num_microbatches > 1
+        self.chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
+        self.alike, self.around = memory.make_up(stage), memory.around(stage)
+        self.works = heaviest(self.layout, stage.index, self.alike)
+
+    def moments(self) -> Iterator[Moment]:
+        """All of them, in the order in which a micro-batch comes to them."""
+        forwards, backwards = self.fullest(True), self.fullest(False)
+        for work in forwards:
+            for place in self.between(forward=True):
+                yield self.forward(work, self.memory.key(self.stage, place), place)
+            for key, position in self.memory.positions(self.stage, self.chunk(work), "last"):
+                yield self.forward(work, key, position)
+        # The head runs backward as soon as it has run forward; a split backward may find more that waits.
+        ways = (True, False) if self.layout.splits_backward else (True,)
+        at_head = [work for work in self.works if self.chunk(work).last and work.forward in ways]
+        if at_head:
+            yield self.at_loss(max(at_head, key=self.nbytes))
+            if self.memory.prediction is not None:
+                yield from (self.predicted(work, self.memory.prediction) for work in backwards if self.chunk(work).last)
+        for order in ("last", "first") if self.memory.lazy or self.layout.splits_backward else ("last",):
+            for work in reversed(backwards):
+                for key, position in self.memory.positions(self.stage, self.chunk(work), order):
+                    yield self.backward(work, key, position, order)
+        if fully_sharded(self.memory) and self.layout.pp > 1:
+            yield self.at_reduction()
+        for work in backwards:
+            for place in self.between(forward=False):
+                yield self.backward(work, self.memory.key(self.stage, place), place)
+            if self.chunk(work).first:
+                yield self.at_embedding(work)
+                if by_layer(self.memory):
+                    yield self.at_ends(work)
+        yield self.at_step()
+
+    def chunk(self, work: Work) -> Chunk:
+        """The chunk that some work is on."""
+        return self.stage.chunks[work.chunk]
+
+    def between(self, *, forward: bool) -> tuple[int, ...]:
+        """Layers that find other gathered copies than those before and behind them, where FSDP gathers layer by layer.
+
+        Forward, the first layer stands beside the buffer that the embedding and the head were gathered in. Backward, the
+        last layer finds no gradient on its way to its shards, and the first one no layer gathered ahead.
+        """
+        start, stop = self.stage.start, self.stage.stop
+        if not by_layer(self.memory) or stop - start < 2:
+            return ()
+        if forward:
+            return (start,)
+        return tuple(place for place in sorted({stop - 2, start + 1}, reverse=True) if start < place < stop - 1)
+
+    def fullest(self, forward: bool) -> list[Work]:
+        """The forwards (or backwards) that find the most, one for all chunks with the same layers."""
+        best: dict[object, Work] = {}
+        for work in self.works:
+            if work.forward == forward:
+                like = self.alike[work.chunk], work.splits
+                best[like] = max(best[like], work, key=self.nbytes) if like in best else work
+        return sorted(best.values(), key=lambda work: work.chunk)
+
+    def nbytes(self, work: Work) -> Size:
+        """Bytes of all that is in flight."""
+        folded = self.folded(work)
+        return sum(n * (one.kept + one.head) + waits * (one.waiting + one.head_waiting) for one, n, waits, _ in folded)
+
+    def folded(self, work: Work) -> list[tuple[ChunkBytes, Size, Size, int]]:
+        """For chunks of the same layers together: what one keeps, micro-batches in flight, those that wait, and whether
+        the work is on one of them.
+        """
+        found: dict[object, tuple[ChunkBytes, Size, Size, int]] = {}
+        for index, (alike, one, whole, waits) in enumerate(zip(self.alike, self.chunks, *work.flight, strict=True)):
+            own = int(index == work.chunk)
+            if alike in found:
+                _, before, waited, at_work = found[alike]
+                whole, waits, own = before + whole, waited + waits, at_work + own
+            found[alike] = one, whole, waits, own
+        return list(found.values())
+
+    # -- what a moment is made of -------------------------------------------------------------------------------------
+
+    def at(self, name: str, phase: Phase, work: Work | None = None, point: At | None = None, **parts: Size) -> Moment:
+        """A moment with these parts beside the model states, and with the copies that are there at a point."""
+        every: dict[str, Size] = dict.fromkeys(PARTS, 0)
+        every.update((part, getattr(self.states, part)) for part in ("weights", "gradients", "optimizer"))
+        if point is not None:
+            every["gathered"] = self.memory.gathered(self.stage, point)
+        every.update(parts)
+        every.update(dict.fromkeys(self.memory.offloaded, 0))
+        return Moment(name, phase, every, work=work, point=point)
+
+    def point(self, doing: Pass, position: int | None = None) -> At:
+        """Where a pass finds its copies."""
+        return at(self.memory, self.stage, doing, position)
+
+    def gradients(self, grown: Size, unsummed: Size = 0) -> Size:
+        """Bytes of gradients where `grown` are those of this backward so far, `unsummed` not added to the rest yet."""
+        if not self.memory.lazy:
+            return self.states.gradients
+        if fully_sharded(self.memory) and self.layout.pp > 1:
+            # Shards come with the reduction after the last micro-batch; until then gradients are whole, among the copies.
+            grown, unsummed = (where(self.memory.sharded, 0, nbytes) for nbytes in (grown, unsummed))
+            whole = where(self.memory.sharded, 0, self.states.gradients)
+            return where(self.accumulating, whole + unsummed, grown)
+        return where(self.accumulating, self.states.gradients + unsummed, grown)
+
+    def held(self, work: Work, gone: dict[Key, int], *, at_head: bool = False) -> dict[str, Size]:
+        """All that is in flight, less what the layers `gone` do not hold of the micro-batch at work."""
+        kept: Size = -self.memory.kept(gone)
+        if work.splits:
+            kept = kept + self.memory.waiting(gone)
+        extra = self.memory.prediction
+        if extra is not None and self.chunk(work).last and not at_head:
+            kept = kept - extra.kept + (extra.waiting if work.splits else 0)
+        loss: Size = 0
+        for one, whole, waits, own in self.folded(work):
+            behind = waits + own * int(work.splits and not at_head)
+            kept = kept + whole * one.kept + waits * one.waiting
+            loss = loss + (whole - own) * one.head + behind * one.head_waiting
+        return {"activations": kept, "loss": loss}
+
+    def name(self, verb: str, order: str, work: Work, position: int) -> str:
+        """What to call the forward or backward of a layer."""
+        if len(self.chunks) > 1:
+            return f"{verb} of the {order} layer of the stage's chunk {work.chunk}"
+        return f"{verb} of layer {position}" if self.layout.pp == 1 else f"{verb} of the stage's {order} layer"
+
+    # -- the moments --------------------------------------------------------------------------------------------------
+
+    def forward(self, work: Work, key: Key, position: int) -> Moment:
+        """The forward of the last layer of a kind: all before it have kept what they keep."""
+        memory, facts = self.memory, self.memory.facts[key]
+        ahead = memory.counts(self.stage, position + 1, self.chunk(work).stop)
+        found = self.at(
+            self.name("forward", "last", work, position),
+            Phase.FORWARD,
+            work,
+            self.point("forward", position),
+            gradients=self.gradients(0),
+            transient=memory.forming(self.stage, position) - facts.kept + self.around,
+            **self.held(work, ahead),
+        )
+        return msgspec.structs.replace(found, key=key, gone=ahead)
+
+    def at_loss(self, work: Work) -> Moment:
+        """The head, forward or backward, for one micro-batch."""
+        memory, held, extra = self.memory, self.held(work, {}, at_head=True), self.memory.prediction
+        working, point, parts = memory.head_working, self.point("loss"), {}
+        if head_apart(memory):
+            forward = self.point("head")
+            ahead, back = memory.gathered(self.stage, forward), memory.gathered(self.stage, point)
+            is_forward = ahead + memory.head_forming > back + memory.head_backward
+            working = where(is_forward, memory.head_forming, memory.head_backward)
+            parts["gathered"] = where(is_forward, ahead, back)
+            point = forward if is_forward is True else point
+        return self.at(
+            "loss",
+            Phase.LOSS,
+            work,
+            point,
+            gradients=self.gradients(0),
+            activations=held["activations"],
+            loss=held["loss"] + working + (0 if extra is None else extra.head),
+            **parts,
+        )
+
+    def predicted(self, work: Work, extra: Prediction) -> Moment:
+        """The backward of a multi-token prediction module's block, when the heads are done."""
+        facts = self.memory.facts[extra.key]
+        held = self.held(work, {}, at_head=True)
+        left = self.chunks[work.chunk].head_waiting if work.splits else 0
+        found = self.at(
+            "backward of multi-token prediction",
+            Phase.PREDICTION,
+            work,
+            self.point("prediction"),
+            gradients=self.gradients(self.head_gradients, self.pending),
+            transient=facts.working - facts.kept,
+            activations=held["activations"],
+            loss=held["loss"] + left,
+        )
+        return msgspec.structs.replace(found, key=extra.key)
+
+    def backward(self, work: Work, key: Key, position: int, order: str = "") -> Moment:
+        """The backward of the last (or first) layer of a kind: those behind it have given back what they kept."""
+        memory, facts, stop = self.memory, self.memory.facts[key], self.chunk(work).stop
+        behind = memory.counts(self.stage, position + 1, stop)
+        grown: Size = 0
+        if memory.lazy:
+            done = memory.weights(behind) + memory.weights(memory.counts(self.stage, stop, self.stage.stop))
+            grown = self.head_gradients + memory.states(done).gradients
+        transient = facts.working - facts.kept
+        group = self.layout.recompute.group
+        if key[1] and group > 1:
+            transient = transient + (min(group, self.stage.stop - self.stage.start) - 1) * facts.layer.saved()
+        found = self.at(
+            self.name("backward", order, work, position),
+            Phase.BACKWARD,
+            work,
+            self.point("backward", position),
+            gradients=self.gradients(grown, self.pending),
+            transient=transient,
+            **self.held(work, behind),
+        )
+        return msgspec.structs.replace(found, position=position, key=key, gone=behind)
+
+    def at_embedding(self, work: Work) -> Moment:
+        """The backward of the embedding, when the layers behind it are done."""
+        memory, chunk = self.memory, self.chunk(work)
+        counts = memory.counts(self.stage, chunk.start, chunk.stop)
+        table = RankWeights.of(memory.embedding.operations[0].weights).all.trainable
+        tied, precision = any(operation.borrows for operation in memory.head), memory.training.precision
+        # Beside the token table's gradient stand a new one where it is added to or sharded, and of a tied table the head's
+        # part and the sum of both.
+        adds = where(self.accumulating, 1, 0) if memory.lazy else 1
+        itemsize = precision.compute if self.layout.zero == 3 and not memory.lazy else precision.weight
+        new: Size = itemsize * (adds + (2 if memory.lazy and tied else 0))
+        if fully_sharded(memory):
+            # A whole gradient, and of a tied table the sum with the head's part, which is among the copies.
+            new = where(self.memory.sharded, precision.compute * (2 if tied else 1), new)
+        found = self.at(
+            "backward of the embedding",
+            Phase.EMBEDDING,
+            work,
+            self.point("embedding"),
+            gradients=self.gradients(self.reduced()),
+            transient=new * table + memory.embedding.operations[-1].outputs[0].nbytes,
+            **self.held(work, counts),
+        )
+        return msgspec.structs.replace(found, gone=counts)
+
+    def at_reduction(self) -> Moment:
+        """The first unit of whole gradients that is reduced after the last micro-batch of a pipeline, its weights freed."""
+        memory, precision = self.memory, self.memory.training.precision
+        largest = memory.weighed(self.stage)[0].all.trainable
+        for key in memory.counts(self.stage, self.stage.start, self.stage.stop):
+            largest = maximum(largest, memory.facts[key].weights.all.trainable)
+        return self.at(
+            "reduction of the stage's gradients",
+            Phase.REDUCTION,
+            None,
+            self.point("ends"),
+            gradients=self.gradients(0),
+            transient=where(self.memory.sharded, maximum(precision.gradient - precision.compute, 0) * largest, 0),
+        )
+
+    def reduced(self) -> Size:
+        """Bytes of gradients when the backward of all layers is over: under FSDP those of the ends are not reduced yet."""
+        if not by_layer(self.memory):
+            return self.states.gradients
+        own = self.memory.states(self.memory.weighed(self.stage)[0]).gradients
+        return self.states.gradients - where(self.memory.sharded, own, 0)
+
+    def at_ends(self, work: Work) -> Moment:
+        """The gradients of embedding and head, whole, on their way to their shards when backward is over."""
+        memory, chunk = self.memory, self.chunk(work)
+        counts = memory.counts(self.stage, chunk.start, chunk.stop)
+        precision, trainable = memory.training.precision, memory.weighed(self.stage)[0].all.trainable
+        several = where(self.memory.sharded, 1, 0)
+        found = self.at(
+            "reduction of the gradients of embedding and head",
+            Phase.REDUCTION,
+            work,
+            self.point("ends"),
+            gradients=self.gradients(self.reduced()),
+            # In the compute dtype, and in the one that they are reduced in.
+            transient=several * (precision.compute + precision.gradient) * trainable,
+            **self.held(work, counts),
+        )
+        return msgspec.structs.replace(found, gone=counts)
+
+    def at_step(self) -> Moment:
+        """The optimizer step, when nothing is in flight."""
+        transient = self.memory.step_transient(self.weights, self.states)
+        return self.at("optimizer step", Phase.STEP, transient=transient)

@@ -1,0 +1,376 @@
+"""Memory of one rank of each pipeline stage, at each moment of a step (design: the peak is a maximum over moments).
+
+`MemoryModel` holds the facts, `moments` says when they meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from loadgauge.algebra import Size, ceil_div, maximum, same, where
+from loadgauge.estimate.memory.gathered import At, by_layer, copies, fully_sharded
+from loadgauge.estimate.memory.in_flight import waiting, works
+from loadgauge.estimate.memory.liveness import backward_peak, forward_peak
+from loadgauge.estimate.memory.phases import PARTS, Moment, StageAtWork
+from loadgauge.estimate.memory.recompute import applied
+from loadgauge.estimate.memory.states import RankWeights, States, WeightCount, gathered_bytes, model_states
+from loadgauge.estimate.schedule.stages import Chunk, Key, Stage, stages
+from loadgauge.layers import View, block_layer, embedding_layer, head_layer
+from loadgauge.layers.embedding_head import mask_bytes, prediction_layer, rotary_layer
+from loadgauge.layers.operations import NOTHING, Layer, Recompute
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.spec.training import Training
+
+__all__ = ["PARTS", "LayerFacts", "MemoryModel", "Moment", "Stage", "stages"]
+
+
+class LayerFacts(msgspec.Struct, frozen=True):
+    """What one layer needs, once per micro-batch, and its weights.
+
+    kept: bytes held from forward to backward; waiting: what the gradients of the weights need, where they come later
+    entering: its input; forming, working: the largest set alive in its forward and in its backward, what it keeps included
+    """
+
+    layer: Layer
+    recompute: Recompute
+    kept: Size
+    waiting: Size
+    entering: Size
+    forming: Size
+    working: Size
+    weights: RankWeights
+
+    @classmethod
+    def of(cls, layer: Layer, recompute: Recompute, working: Size, waits: Size) -> LayerFacts:
+        entering = next((tensor.nbytes for one in layer for tensor in one.inputs if tensor.name == "input"), 0)
+        return cls(
+            layer, recompute, layer.saved(recompute), waits, entering, forward_peak(layer, recompute, ("input",)), working,
+            RankWeights.of(layer.weights),
+        )  # fmt: skip
+
+
+class ChunkBytes(msgspec.Struct, frozen=True):
+    """What one micro-batch keeps on one chunk of a stage, and what waits for the gradients of the weights.
+
+    head, head_waiting: the same of the head, on the chunk before it
+    """
+
+    kept: Size
+    waiting: Size
+    head: Size
+    head_waiting: Size
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """The multi-token prediction modules together: what they keep for one micro-batch, and their weights.
+
+    key: the kind of layer their block is; ends: the operations before that block, and after it
+    head: of the bytes, what their heads keep, and what of it waits
+    """
+
+    modules: int
+    key: Key
+    ends: tuple[Layer, Layer]
+    kept: Size
+    waiting: Size
+    head: Size
+    head_waiting: Size
+    weights: RankWeights
+
+
+class MemoryModel:
+    """The memory of a model under a layout. Facts of each kind of layer are worked out once, whatever its number."""
+
+    def __init__(self, model: ModelSpec, layout: Layout, training: Training, view: View) -> None:
+        self.model, self.layout, self.training, self.view = model, layout, training, view
+        # Gradients that come into being during backward add to its working set; a buffer that exists anyway does not.
+        self.has_experts = any(isinstance(block.mlp, Moe) for block in model.blocks)
+        self.lazy = not training.framework.gradients_persist
+        policy = layout.recompute
+        self.facts: dict[Key, LayerFacts] = {}
+        self._weighed: dict[object, tuple[RankWeights, RankWeights, States, Size, Size]] = {}
+        layers = self.block_layers()
+        self.names = frozenset(name for layer in layers for name in layer.names)
+        for kind, layer in enumerate(layers):
+            waits = waiting(layer) if layout.splits_backward else 0
+            self.facts[kind, False] = LayerFacts.of(layer, NOTHING, self.backward(layer, NOTHING), waits)
+            if policy.mode != "none":
+                again = applied(policy, layer, self.names)
+                self.facts[kind, True] = LayerFacts.of(layer, again, self.backward(layer, again), waits)
+        self.embedding, self.head = self.end_layers()
+        self.shared = rotary_layer(model, view).saved()
+        if policy.mode == "full":
+            self.shared = self.shared + mask_bytes(model, view)
+        self.head_kept = self.head.saved()
+        self.placeholders = self._placeholders()
+        self.prediction = self._prediction() if model.mtp_layers else None
+        self.head_forming, self.head_backward = forward_peak(self.head), self.backward(self.head, NOTHING)
+        self.head_working = maximum(self.head_forming, self.head_backward)
+        borrowed = [weight for operation in self.head for weight in operation.borrows]
+        self.tied_matrices = sum(weight.numel for weight in borrowed)
+        self.head_trainable = sum(weight.numel for weight in (*self.head.weights, *borrowed) if weight.trainable)
+
+    def block_layers(self) -> list[Layer]:
+        """The operations of each of the model's blocks."""
+        return [block_layer(block, self.model.hidden_size, self.view) for block in self.model.blocks]
+
+    def end_layers(self) -> tuple[Layer, Layer]:
+        """The operations of the embedding and of the head."""
+        holds_table = not self.layout.ends_together
+        return embedding_layer(self.model, self.view), head_layer(self.model, self.view, holds_table=holds_table)
+
+    @property
+    def sharded(self) -> Any:
+        """Whether there are several ranks to shard over."""
+        return self.layout.zero_ranks > 1
+
+    def weights_of(self, layer: Layer) -> RankWeights:
+        """The weights of a layer on this rank, by the group that ZeRO shards them over."""
+        return RankWeights.of(layer.weights)
+
+    def backward(self, layer: Layer, recompute: Recompute) -> Size:
+        """The working set of a layer's backward, with the gradients that come into being in it."""
+        gradient = self.training.precision.gradient if self.lazy else 0
+        if self.training.framework.name == "megatron" and not self.view.kernels.gradient_placeholders:
+            # Each weight's gradient is a tensor of its own until it is added to the buffer.
+            compute, split = self.training.precision.compute, self.layout.splits_backward
+            return backward_peak(layer, compute, recompute, accumulating=True, split=split)
+        split = self.layout.splits_backward
+        if fully_sharded(self) and not same(self.layout.zero_ranks, 1):
+            # Whole until it is reduced (what that makes of it is among the `copies`). A pipeline adds it to that of the
+            # micro-batches before: as it comes into being, or when it is cast to another dtype.
+            precision = self.training.precision
+            accumulating = self.layout.pp > 1 and precision.compute == precision.gradient
+            sharded = backward_peak(layer, precision.compute, recompute, accumulating=accumulating, split=split)
+            if self.sharded is True:
+                return sharded
+            return where(self.sharded, sharded, self._backward_whole(layer, gradient, recompute))
+        return self._backward_whole(layer, gradient, recompute)
+
+    def _backward_whole(self, layer: Layer, gradient: int, recompute: Recompute) -> Size:
+        """The same where gradients are not sharded as they come."""
+        split = self.layout.splits_backward
+        once = backward_peak(layer, gradient, recompute, split=split)
+        if not gradient:
+            return once
+        added = backward_peak(layer, gradient, recompute, accumulating=True, split=split)
+        return where(self.layout.num_microbatches > 1, added, once)
+
+    def _placeholders(self) -> Size:
+        """Bytes of the empty tensors that stand for the gradients of the blocks' matrices, one of each shape."""
+        if not self.view.kernels.gradient_placeholders or self.layout.zero == 3:
+            return 0
+        shapes: list[tuple[str, Size, Size]] = []
+        for facts in self.facts.values():
+            for operation in facts.layer:
+                for weight in operation.weights:
+                    if weight.kind == "matrix" and weight.trainable and operation.kind != "router":
+                        # All experts of a rank share one; what is named alike in two kinds of layer is alike.
+                        experts = operation.gemms[0].batch if weight.expert else 1
+                        if not any(name == weight.name and same(numel, weight.numel) for name, numel, _ in shapes):
+                            shapes.append((weight.name, weight.numel, weight.numel / experts))
+        return self.training.precision.compute * sum(size for _, _, size in shapes)
+
+    def _prediction(self) -> Prediction:
+        """The modules of multi-token prediction, which are on the stage of the head."""
+        model, view, many = self.model, self.view, self.model.mtp_layers
+        key = model.pattern[-1], self.layout.recompute.every_layer
+        owns = not (self.layout.ends_together or model.tie_word_embeddings)
+        entry = prediction_layer(model, view, holds_table=owns)
+        # Several modules read the same table.
+        again = prediction_layer(model, view)
+        head, block = head_layer(model, view, shared=True), self.facts[key]
+        weights = (block.weights + RankWeights.of(again.weights) + RankWeights.of(head.weights)).times(many - 1)
+        weights = weights + block.weights + RankWeights.of(entry.weights) + RankWeights.of(head.weights)
+        return Prediction(
+            modules=many,
+            key=key,
+            ends=(entry, head),
+            kept=many * (entry.saved() + block.kept),
+            waiting=many * (waiting(entry) + block.waiting) if self.layout.splits_backward else 0,
+            head=many * head.saved(),
+            head_waiting=many * waiting(head) if self.delays_head else 0,
+            weights=weights,
+        )
+
+    @property
+    def delays_head(self) -> bool:
+        """Whether the gradient of the head's matrix comes later; a loss in chunks makes all its gradients at once."""
+        return self.layout.splits_backward and self.view.kernels.loss != "chunked"
+
+    # -- one stage ----------------------------------------------------------------------------------------------------
+
+    def repeated(self, stage: Stage, position: int) -> bool:
+        """Whether the layer at `position` runs again in backward."""
+        return stage.repeated(self.layout.recompute, position)
+
+    def counts(self, stage: Stage, start: int, stop: int) -> dict[Key, int]:
+        """Layers of each kind, run again or not, in `start:stop` of a stage."""
+        return stage.counts(self.layout.recompute, start, stop)
+
+    def kept(self, counts: dict[Key, int]) -> Size:
+        """Bytes one micro-batch keeps in those layers."""
+        group = self.layout.recompute.group
+        return sum(
+            (ceil_div(count, group) if key[1] else count) * self.facts[key].kept for key, count in counts.items()
+        )
+
+    def waiting(self, counts: dict[Key, int]) -> Size:
+        """Bytes that the gradients of those layers' weights need, of one micro-batch."""
+        return sum(count * self.facts[key].waiting for key, count in counts.items())
+
+    def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
+        """What one micro-batch keeps on a chunk."""
+        counts, extra = self.counts(stage, chunk.start, chunk.stop), self.prediction if chunk.last else None
+        kept = self.kept(counts) + self.shared + (self.embedding_kept if chunk.first else 0)
+        waits, head = self.waiting(counts), self.head_kept if chunk.last else 0
+        head_waits = waiting(self.head) if chunk.last and self.delays_head else 0
+        if extra is None:
+            return ChunkBytes(kept, waits, head, head_waits)
+        return ChunkBytes(kept + extra.kept, waits + extra.waiting, head + extra.head, head_waits + extra.head_waiting)
+
+    def make_up(self, stage: Stage) -> tuple[object, ...]:
+        """For each chunk of a stage what is the same for chunks of the same layers."""
+        return tuple(
+            (chunk.first, chunk.last, tuple(self.counts(stage, chunk.start, chunk.stop).items()))
+            for chunk in stage.chunks
+        )
+
+    def around(self, stage: Stage) -> Size:
+        """Bytes that the model's forward holds while its layers run, beside what they keep."""
+        total: Size = 0 if self.layout.recompute.mode == "full" else mask_bytes(self.model, self.view)
+        first = None if stage.start == stage.stop else self.facts[stage.kind(stage.start), False]
+        if stage.first and (first is None or all(tensor.name != "input" for tensor in first.layer.kept())):
+            total = total + self.embedding.operations[-1].outputs[0].nbytes
+        return total
+
+    def alike(self, stage: Stage) -> object:
+        """The same for stages that need the same memory."""
+        return self.make_up(stage), works(self.layout, stage.index)
+
+    def weights(self, counts: dict[Key, int]) -> RankWeights:
+        """Weights of those layers on this rank."""
+        total = RankWeights()
+        for key, count in counts.items():
+            total = total + self.facts[key].weights.times(count)
+        return total
+
+    def units(self, stage: Stage) -> RankWeights:
+        """Weights of the embedding and the head, as far as they are on this stage."""
+        total = RankWeights()
+        if stage.first:
+            total = total + RankWeights.of(self.embedding.weights)
+        if stage.last:
+            total = total + RankWeights.of(self.head.weights)
+        return total
+
+    def ends(self, stage: Stage) -> RankWeights:
+        """Weights of a stage beside its layers: embedding, head and multi-token prediction."""
+        units = self.units(stage)
+        return units if self.prediction is None or not stage.last else units + self.prediction.weights
+
+    def weighed(self, stage: Stage) -> tuple[RankWeights, RankWeights, States, Size, Size]:
+        """Weights of the ends and of all, the states of all, and what the head's gradients and a tied table's come to."""
+        counts = self.counts(stage, stage.start, stage.stop)
+        key = stage.first, stage.last, tuple(counts.items())
+        if key in self._weighed:
+            return self._weighed[key]
+        weights = self.weights(counts) + self.ends(stage)
+        # A tied table has its gradient from the head on.
+        tied = RankWeights.of(tuple(weight for operation in self.head for weight in operation.borrows))
+        head = RankWeights.of(self.head.weights) + tied
+        extra = RankWeights() if self.prediction is None else self.prediction.weights
+        gradients: list[Size] = [self.states(part).gradients if stage.last else 0 for part in (head + extra, tied)]
+        if fully_sharded(self):
+            # One unit with the embedding: its gradients are whole until the end of backward, among the copies.
+            reduced = (self.states(extra).gradients if stage.last else 0, 0)
+            gradients = [where(self.sharded, *both) for both in zip(reduced, gradients, strict=True)]
+        found = self.units(stage), weights, self.states(weights), *gradients
+        self._weighed[key] = found
+        return found
+
+    def moments(self, stage: Stage) -> Iterator[Moment]:
+        """The moments of a step on one rank of a stage."""
+        return StageAtWork(self, stage).moments()
+
+    def step_transient(self, weights: RankWeights, states: States) -> Size:
+        """What the optimizer step makes for itself."""
+        layout, framework = self.layout, self.training.framework
+        step: Size = 0
+        if framework.foreach_step:
+            step = states.weights
+        if framework.float32_step and self.training.precision.master:
+            # The 16-bit gradients of the rank's share are copied to float32 for the update.
+            ranks, expert_ranks = (layout.zero_ranks, layout.expert_zero_ranks) if layout.zero else (1, 1)
+            step = 4 * (weights.dense.trainable / ranks + weights.expert.trainable / expert_ranks)
+        return step
+
+    @property
+    def offloaded(self) -> tuple[str, ...]:
+        """The parts that live on the host."""
+        return {"none": (), "optimizer": ("optimizer",), "all": ("optimizer", "weights")}[self.training.offload]
+
+    def host(self, stage: Stage) -> Size:
+        """Bytes on the host for one rank of a stage: what is offloaded."""
+        weights = self.weights(self.counts(stage, stage.start, stage.stop)) + self.ends(stage)
+        states = self.states(weights)
+        return sum(getattr(states, part) for part in self.offloaded)
+
+    @property
+    def embedding_kept(self) -> Size:
+        """Bytes one micro-batch keeps in the embedding."""
+        return self.embedding.saved()
+
+    def positions(self, stage: Stage, chunk: Chunk, order: str) -> Iterator[tuple[Key, int]]:
+        """The last (or first) layer of each kind in a chunk."""
+        kinds = len(self.counts(stage, chunk.start, chunk.stop))
+        seen: set[Key] = set()
+        places = range(chunk.start, chunk.stop)
+        for position in reversed(places) if order == "last" else places:
+            key = self.key(stage, position)
+            if key not in seen:
+                seen.add(key)
+                yield key, position
+            if len(seen) == kinds:
+                return
+
+    def states(self, count: RankWeights) -> States:
+        """Model states under this layout: each group of weights is sharded over its own data-parallel ranks."""
+        layout, training = self.layout, self.training
+
+        def of(part: WeightCount, ranks: Size) -> States:
+            return model_states(
+                part, training.precision, training.optimizer, zero=layout.zero, dp=ranks,
+                quantised=training.lora is not None and training.lora.quantised,
+                weights_stage=training.framework.weights_stage,
+            )  # fmt: skip
+
+        dense = of(count.dense, layout.zero_ranks)
+        return dense if not self.has_experts else dense + of(count.expert, layout.expert_zero_ranks)
+
+    def gathered(self, stage: Stage, point: At) -> Size:
+        """Bytes of all copies beside the states at a point of the step (`copies`)."""
+        return sum(copies(self, stage, point).values())
+
+    def gathered_bytes(self, weights: RankWeights) -> Size:
+        """Bytes of weights that are gathered over their ranks, a quantised base as it is stored."""
+        lora = self.training.lora
+        return gathered_bytes(weights.all, self.training.precision, lora is not None and lora.quantised)
+
+    def forming(self, stage: Stage, position: int) -> Size:
+        """The largest set alive in the forward of a layer, what it keeps included."""
+        facts = self.facts[self.key(stage, position)]
+        if not by_layer(self):
+            return facts.forming
+        # While the layer is gathered, the buffer of what was before it is there still, and of its own but its input.
+        first = position == stage.start
+        before = self.gathered_bytes(self.units(stage) if first else self.facts[self.key(stage, position - 1)].weights)
+        return maximum(facts.forming, where(self.sharded, before, 0) + facts.entering)
+
+    def key(self, stage: Stage, position: int) -> Key:
+        """The kind of the layer at `position`, and whether it runs again in backward."""
+        return stage.kind(position), self.repeated(stage, position)

@@ -1,0 +1,445 @@
+"""What the network must carry, and how fast: the bandwidth each axis needs, against what its link reaches.
+
+Communication that nothing hides may take a share of the time that compute takes; where it runs beside compute, it must be
+done by the time that compute is. Both are questions of seconds, so the answers are too: bytes over the seconds allowed is
+the bandwidth needed, bytes over the seconds taken (latency included) the bandwidth reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+import msgspec
+
+from loadgauge.algebra import same
+from loadgauge.errors import ConfigError
+from loadgauge.estimate.estimate import view_of
+from loadgauge.estimate.flops import step_flops
+from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
+from loadgauge.estimate.time.amdahl import efficiency
+from loadgauge.estimate.time.collectives import Fabric
+from loadgauge.estimate.time.roofline import Machine, operation_seconds
+from loadgauge.estimate.time.step import StepModel, StepTime
+from loadgauge.estimate.time.traffic import Carries, Traffic, expose, layout_groups, sends, stage_traffic
+from loadgauge.spec.calibration import Rates
+from loadgauge.spec.cluster import evenly
+from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.spec.training import Training
+
+SHARE = 0.05
+"""Of the time of compute, what an axis may take where nothing hides it: the habit of cluster planners."""
+NODE, RACK = 8, 72
+"""GPUs that NVLink joins: an HGX board, an NVL72 rack."""
+
+
+class Purpose(StrEnum):
+    """What rows of traffic together are for, and that in words."""
+
+    ACTIVATIONS = "activations"
+    KEYS_AND_VALUES = "keys and values"
+    TOKENS = "tokens"
+    GRADIENTS = "gradients"
+    UPDATED_WEIGHTS = "updated weights"
+    SHARDED_WEIGHTS = "weights and gradients"
+    SHARED_WEIGHTS = "shared weights"
+
+
+OF_LAYERS = {
+    Carries.ACTIVATIONS: Purpose.ACTIVATIONS, Carries.KEYS_AND_VALUES: Purpose.KEYS_AND_VALUES, Carries.TOKENS: Purpose.TOKENS,
+}  # fmt: skip
+"""What the layers' own collectives are for."""
+
+
+def bandwidth_needed(nbytes: float, seconds: float, share: float = 1.0) -> float:
+    """Byte/s that carry so many bytes in a share of so many seconds of compute.
+
+    Article 3 of tests/paper, 40.27 GB of tensor parallelism beside 8.52 s of compute, of which it may take 5 %:
+
+    >>> round(bandwidth_needed(40.27e9, 8.52, 0.05) / 1e9)
+    95
+    """
+    return nbytes / (share * seconds) if nbytes else 0.0
+
+
+class Compute(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of compute of a step on the slowest pipeline stage, and of what communication can run beside.
+
+    forward, backward: of one micro-batch, what runs again included; attention: of the step, part of `total`
+    """
+
+    total: float
+    forward: float
+    backward: float
+    attention: float
+
+
+def slowed(machine: Machine, factor: float) -> Machine:
+    """The machine on which every operation takes `factor` times as long."""
+    return msgspec.structs.replace(
+        machine,
+        peak=machine.peak / factor,
+        fp8_peak=None if machine.fp8_peak is None else machine.fp8_peak / factor,
+        bandwidth=machine.bandwidth / factor,
+        rates=msgspec.structs.replace(machine.rates, launch=machine.rates.launch * factor),
+    )
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """What one axis asks of its slowest link, per GPU of the pipeline stage that asks most of it.
+
+    carried: bytes that link carries in a step; seconds: of all calls; beside: seconds of compute they run beside (0: of
+    none); allowed: seconds that may stick out; bandwidth: of the link, by its datasheet [byte/s]
+    """
+
+    axis: str
+    what: Purpose
+    link: str
+    stage: int
+    ranks: int
+    carried: float
+    seconds: float
+    overlapped: bool
+    beside: float
+    allowed: float
+    bandwidth: float
+
+    @property
+    def needed(self) -> float:
+        """Bandwidth that hides it, or where it is not overlapped keeps it within the share [byte/s]."""
+        return bandwidth_needed(self.carried, self.beside if self.overlapped else self.allowed)
+
+    @property
+    def reached(self) -> float:
+        """Bandwidth it reaches [byte/s]."""
+        return self.carried / self.seconds if self.seconds else 0.0
+
+    @property
+    def hidden(self) -> bool:
+        """Whether compute hides all of it."""
+        return self.overlapped and self.seconds <= self.beside
+
+    @property
+    def shown(self) -> float:
+        """Seconds that stick out."""
+        return max(self.seconds - self.beside, 0.0)
+
+    @property
+    def enough(self) -> bool:
+        """Whether no more sticks out than may."""
+        return self.shown <= self.allowed
+
+    def to_dict(self) -> dict[str, object]:
+        """Bytes, seconds and byte/s."""
+        plain = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {**plain, "needed": self.needed, "reached": self.reached, "hidden": self.hidden, "enough": self.enough}
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer: what each axis needs and reaches, from the traffic of a step.
+
+    stage: the slowest pipeline stage, whose compute it is; traffic: over each axis, that of a GPU of the stage where it
+    takes longest (inner stages send both ways, the last one has the head's); the seconds that stick out are those of the step
+    """
+
+    step: float
+    stage: int
+    exposed: float
+    compute: Compute
+    traffic: tuple[Traffic, ...]
+    needs: tuple[Need, ...]
+
+    @property
+    def enough(self) -> bool:
+        """Whether every axis has what it needs."""
+        return all(need.enough for need in self.needs)
+
+    @property
+    def tightest(self) -> Need | None:
+        """The axis that takes the largest part of what it may."""
+        return max(self.needs, key=lambda need: need.seconds / (need.beside + need.allowed), default=None)
+
+    @property
+    def efficiency(self) -> float:
+        """Compute over compute and exposed communication; the pipeline bubble is another matter."""
+        return float(efficiency(self.exposed / self.compute.total))
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """A model under a layout on a cluster, and what communication may cost.
+
+    share: of compute, what an axis may take that nothing hides; achieved: FLOP/s a GPU, where the user knows better than
+    the roofline how fast it computes
+    """
+
+    model: ModelSpec
+    layout: Layout
+    training: Training
+    machine: Machine
+    fabric: Fabric
+    share: float = SHARE
+    achieved: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelSpec,
+        layout: Layout,
+        training: Training,
+        cluster: Cluster,
+        rates: Rates,
+        *,
+        share: float = SHARE,
+        achieved: float | None = None,
+        oversubscription: float | None = None,
+        pod: int | None = None,
+        rails: bool = False,
+    ) -> Setup:
+        """On a cluster; oversubscription, pod and rails as in `Fabric`, where the cluster's links do not say."""
+        if not 0 < share < 1:
+            raise ConfigError(f"must be between 0 and 1, got {share:g}", key="share")
+        if oversubscription is not None and oversubscription < 1:
+            raise ConfigError(f"must be at least 1, got {oversubscription:g}", key="oversubscription")
+        layout.check(model)
+        fabric = Fabric.of(cluster, rates, rails=rails)
+        if oversubscription is not None:
+            fabric = msgspec.structs.replace(fabric, oversubscription=oversubscription)
+        if pod is not None:
+            fabric = msgspec.structs.replace(fabric, pod=pod)
+        machine = Machine.of(cluster.gpu, rates, training)
+        return cls(
+            model=model, layout=layout, training=training, machine=machine, fabric=fabric, share=share,
+            achieved=achieved,
+        )  # fmt: skip
+
+    def answer(self) -> Network:
+        """What each axis needs and reaches."""
+        memory = MemoryModel(self.model, self.layout, self.training, view_of(self.layout, self.training))
+        machine = self.machine
+        model = StepModel(memory, machine, self.fabric)
+        found = model.step()
+        compute = self.compute(memory, machine, found)
+        if self.achieved is not None:
+            flops = step_flops(self.model, self.layout, self.training.kernels, memory.view).hardware
+            machine = slowed(machine, flops / (self.layout.gpus * self.achieved) / compute.total)
+            model = StepModel(memory, machine, self.fabric)
+            found = model.step()
+            compute = self.compute(memory, machine, found)
+        traffic = expose(self.heaviest(model, found), found.parts)
+        return Network(
+            step=found.step,
+            stage=found.stage,
+            exposed=sum(row.exposed_seconds for row in traffic),
+            compute=compute,
+            traffic=traffic,
+            needs=tuple(self.needs(traffic, compute)),
+        )
+
+    def heaviest(self, model: StepModel, found: StepTime) -> Iterator[Traffic]:
+        """What goes over each axis, of the stage where it takes longest; of equal ones, of the slowest stage."""
+        by_stage = {found.stage: found.traffic}
+        seen = set()
+        for stage in stages(self.model, self.layout):
+            alike = model.memory.make_up(stage), sends(self.layout, stage.index)
+            if alike not in seen and stage.index != found.stage:
+                by_stage[stage.index] = stage_traffic(model.memory, self.fabric, stage, model.groups)
+            seen.add(alike)
+        seconds: dict[object, dict[int, float]] = {}
+        for index, rows in by_stage.items():
+            for row in rows:
+                places = seconds.setdefault(_asks(row), {})
+                places[index] = places.get(index, 0.0) + row.seconds
+        # Those of another stage stand where the slowest stage has its own.
+        left = {key: max(places, key=places.__getitem__) for key, places in seconds.items()}
+        for row in (row for rows in by_stage.values() for row in rows):
+            key = _asks(row)
+            if left.get(key) == found.stage:
+                if row.stage == found.stage:
+                    yield row
+            elif key in left:
+                yield from (one for one in by_stage[left.pop(key)] if _asks(one) == key)
+
+    def compute(self, memory: MemoryModel, machine: Machine, found: StepTime) -> Compute:
+        """The compute of a step on its slowest stage; of the ends' a third is forward."""
+        parts, batches = found.parts, self.layout.num_microbatches
+        stage = list(stages(self.model, self.layout))[found.stage]
+        attention = 0.0
+        for key, count in memory.counts(stage, stage.start, stage.stop).items():
+            facts = memory.facts[key]
+            for operation in facts.layer:
+                if operation.kind == "attention":
+                    time = operation_seconds(operation, machine)
+                    again = time.forward if operation.name in facts.recompute else 0
+                    attention += count * batches * (time.forward + time.backward + again)
+        forward = parts["forward"] + parts["loss"] / 3
+        total = parts["forward"] + parts["backward"] + parts["recompute"] + parts["loss"]
+        return Compute(
+            total=total, forward=forward / batches, backward=(total - forward) / batches, attention=attention
+        )
+
+    def needs(self, traffic: tuple[Traffic, ...], compute: Compute) -> Iterator[Need]:
+        """The rows of one axis, link and moment together."""
+        together: dict[tuple[str, Purpose, str, float], list[Traffic]] = {}
+        for row in traffic:
+            what, beside = self.beside(row, compute)
+            together.setdefault((row.axis, what, row.link, beside), []).append(row)
+        for (axis, what, link, beside), rows in together.items():
+            outer = link == "outer"
+            yield Need(
+                axis=axis,
+                what=what,
+                link=link,
+                stage=rows[0].stage,
+                ranks=max(row.ranks for row in rows),
+                carried=sum(row.calls_per_step * (row.adapter if outer else row.wire) for row in rows),
+                seconds=sum(row.seconds for row in rows),
+                overlapped=beside > 0,
+                beside=beside,
+                allowed=self.share * compute.total,
+                bandwidth=self.fabric.outer_bandwidth if outer else self.fabric.inner_bandwidth,
+            )
+
+    def beside(self, row: Traffic, compute: Compute) -> tuple[Purpose, float]:
+        """What a row is part of, and the seconds of compute that it can run beside; 0 where it runs beside none."""
+        overlap, layout = self.training.overlap, self.layout
+        if row.kind.after_backward:
+            return Purpose.SHARED_WEIGHTS, 0.0
+        if row.lane == "zero":
+            return Purpose.SHARDED_WEIGHTS, overlap.prefetch * compute.total
+        if row.lane == "dp":
+            updated = row.kind is Carries.UPDATED_WEIGHTS
+            each = compute.forward if updated else compute.backward
+            times = layout.num_microbatches if row.calls_per_microbatch else 1
+            return Purpose.UPDATED_WEIGHTS if updated else Purpose.GRADIENTS, overlap.dp * times * each
+        hidden = {
+            "tp": overlap.tp * (compute.total - compute.attention),
+            "cp": (overlap.cp and layout.cp_comm == "ring") * compute.attention * (layout.cp - 1) / layout.cp,
+            "ep": overlap.ep * compute.total,
+            "pp": overlap.pp * compute.total,
+        }
+        return OF_LAYERS[row.kind], hidden.get(row.axis, 0.0)
+
+
+def _asks(row: Traffic) -> object:
+    """The same for rows that ask for an axis together."""
+    return row.axis, row.lane, row.kind.after_backward
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A cluster that is otherwise the same, and what comes of it."""
+
+    name: str
+    fabric: Fabric
+    result: Network
+
+
+def what_if(setup: Setup, found: Network) -> Iterator[Change]:
+    """The same run on other clusters: links twice and half as fast, other nodes, an oversubscribed network."""
+    layout, fabric, links = setup.layout, setup.fabric, {row.link for row in found.traffic}
+
+    def changed(name: str, **fields: float) -> Change:
+        other = msgspec.structs.replace(fabric, **fields)
+        return Change(name, other, msgspec.structs.replace(setup, fabric=other).answer())
+
+    for link, title, field in (
+        ("inner", "node link", "inner_bandwidth"),
+        ("outer", "network", "outer_bandwidth"),
+    ):
+        if link in links:
+            speed = getattr(fabric, field)
+            for factor in (2, 0.5):
+                yield changed(f"{title} x {factor:g}", **{field: speed * factor})
+    for size, title in ((NODE, "nodes"), (RACK, "racks")):
+        domain = filling(layout, size)
+        if fabric.domain not in (1, domain):
+            yield changed(_domain_name(title, domain, size, layout), domain=domain)
+    if "outer" in links:
+        for factor in (1, 2, 4):
+            if factor != fabric.oversubscription:
+                yield changed(f"oversubscription {factor:g}", oversubscription=float(factor))
+
+
+def filling(layout: Layout, size: int) -> int:
+    """How many GPUs of each domain of `size` a job uses, so that no tensor-parallel group leaves its domain.
+
+    As many as fill all domains alike, where that is half of them at least; else as many as there are, and the last domain is
+    used in part. Where tensor-parallel groups are larger than a domain, domains are filled alike.
+
+    >>> [filling(Layout(tp=tp, dp=dp, seq_len=1), size) for tp, dp, size in ((8, 32, 72), (8, 212, 72), (16, 4, 8))]
+    [64, 72, 8]
+    """
+    if layout.gpus <= size:
+        return int(layout.gpus)
+    tp = layout_groups(layout)["tp"]
+    whole = [domain for domain in range(size, 0, -1) if same(tp.domains(domain), 1)]
+    if not whole:
+        return evenly(layout.gpus, size)
+    return next((domain for domain in whole if layout.gpus % domain == 0 and 2 * domain >= size), whole[0])
+
+
+def _domain_name(title: str, domain: int, size: int, layout: Layout) -> str:
+    """What to call nodes or racks of which a job uses so many GPUs."""
+    of = f" (of {size})" if domain < min(size, layout.gpus) else ""
+    over = layout_groups(layout)["tp"].domains(domain)
+    return f"{title} of {domain}{of}" + (f", tp over {over}" if over > 1 else "")
+
+
+def largest_tp(setup: Setup) -> int | None:
+    """The largest tensor-parallel degree, on the same GPUs, whose traffic its links carry in the time allowed.
+
+    1 where no other's is; None where the model or the layout admits no other. Experts come with sequence parallelism.
+    """
+    layout, model = setup.layout, setup.model
+    shared = layout.sequence_parallel or any(isinstance(block.mlp, Moe) for block in model.blocks)
+    ranks, best, tp = layout.tp * layout.dp, None, 2
+    while tp <= ranks:
+        other = msgspec.structs.replace(layout, tp=tp, dp=ranks // tp, sequence_parallel=shared)
+        if ranks % tp == 0 and not other.valid(model):
+            found = msgspec.structs.replace(setup, layout=other).answer()
+            fits = all(need.enough for need in found.needs if need.axis == "tp")
+            best = tp if fits else best or 1
+        tp *= 2
+    return best
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Sequences of a micro-batch, and of a step over all GPUs."""
+
+    micro_batch: int
+    global_batch: int
+
+
+def smallest_batch(setup: Setup, most: int = 4096) -> Batch | None:
+    """The smallest batch beside which data parallelism costs no more than the share; None where none does.
+
+    What is reduced once a step costs less the more micro-batches there are, up to `most`; what is reduced with each
+    micro-batch (ZeRO-2 and 3) costs less the larger that is.
+    """
+    layout = setup.layout
+
+    def kept(micro_batch: int, batches: int) -> Batch | None:
+        sizes = {"micro_batch": micro_batch, "global_batch": layout.dp * micro_batch * batches}
+        if layout.tokens is not None and micro_batch != layout.micro_batch:
+            return None
+        other = msgspec.structs.replace(layout, **sizes)
+        if other.valid(setup.model):
+            return None
+        found = msgspec.structs.replace(setup, layout=other).answer()
+        return Batch(**sizes) if all(need.enough for need in found.needs if need.axis == "dp") else None
+
+    if layout.zero >= 2:
+        sizes = (2**power for power in range(7))
+        return next((found for size in sizes if (found := kept(size, layout.num_microbatches))), None)
+    # Interleaved schedules take whole rounds of micro-batches, DualPipe two at a time and at least two a stage.
+    step = {"interleaved": layout.pp, "dualpipe": 2}.get(layout.schedule, 1)
+    low, high = 0, 1
+    while not kept(layout.micro_batch, high * step):
+        low, high = high, 2 * high
+        if high * step > most:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if kept(layout.micro_batch, middle * step) else (middle, high)
+    return kept(layout.micro_batch, high * step)

@@ -1,0 +1,393 @@
+"""The time of one optimizer step: compute, exposed communication, pipeline bubble and optimizer, as lanes that add up.
+
+Every lane is on the critical path of the slowest pipeline stage; the bubble is what is left of the step. Communication
+that runs beside compute shows only by what sticks out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from loadgauge.algebra import Size, ceil_div, maximum, minimum, same
+from loadgauge.estimate.memory.rank_memory import LayerFacts, MemoryModel
+from loadgauge.estimate.memory.states import RankWeights, gathered_bytes
+from loadgauge.estimate.schedule.simulate import played_seconds
+from loadgauge.estimate.schedule.stages import Chunk, Stage, stages
+from loadgauge.estimate.time.collectives import Fabric, Group, seconds
+from loadgauge.estimate.time.roofline import LayerTime, Machine, layer_seconds, operation_seconds
+from loadgauge.estimate.time.traffic import Carries, Traffic, collective_seconds, expose, layout_groups, stage_traffic
+from loadgauge.layers.embedding_head import head_layer, prediction_layer
+from loadgauge.layers.operations import Layer, Operation, Recompute
+
+LANES = (
+    "forward", "backward", "recompute", "loss", "tp", "cp", "ep", "pp", "zero", "bubble", "dp", "optimizer", "fixed",
+)  # fmt: skip
+
+
+BUCKETS = {"megatron": 40e6, "deepspeed": 500e6, "huggingface": 25 * 2**20 / 4, "torchtitan": 25 * 2**20 / 4}
+"""Elements of a bucket of gradients: Megatron's 40 million (or a million a rank), DeepSpeed's, PyTorch DDP's 25 MiB.
+
+Each bucket waits for the latency of its own reduction. As Megatron's grow with the ranks, beyond 40 of them there are the
+fewer buckets the more ranks there are, and a step with more GPUs may be the faster one.
+"""
+
+
+HOST_LINK = 25e9
+"""Bytes a second and direction between a GPU and its host, over PCIe 4; assumed."""
+HOST_UPDATES = 4e9
+"""Parameters that the cores of one host update in a second (source: ren2021, table 4)."""
+
+
+ROUNDS = 3
+"""Micro-batches of a pipeline that are played through, over its stages."""
+
+
+class MicroBatch(msgspec.Struct, frozen=True):
+    """Seconds that one micro-batch spends somewhere, by lane; forward and backward apart for the schedule."""
+
+    forward: dict[str, Size]
+    backward: dict[str, Size]
+    weight: Size = 0
+    """Of the backward, what makes gradients of weights (zero-bubble schedules move it)."""
+
+    @property
+    def seconds(self) -> Size:
+        """All of them."""
+        return sum(self.forward.values()) + sum(self.backward.values())
+
+    def add(self, other: MicroBatch, times: Size = 1) -> MicroBatch:
+        """With another one's time, so many times."""
+        return MicroBatch(
+            _add(self.forward, other.forward, times),
+            _add(self.backward, other.backward, times),
+            self.weight + times * other.weight,
+        )
+
+
+class _Sums:
+    """Seconds of operations: of matrix products, of attention, of all."""
+
+    def __init__(self) -> None:
+        self.products: Size = 0
+        self.attention: Size = 0
+        self.all: Size = 0
+
+    def add(self, operation: Operation, time: Size) -> None:
+        if operation.kind == "attention":
+            self.attention = self.attention + time
+        elif operation.gemms:
+            self.products = self.products + time
+        self.all = self.all + time
+
+    @property
+    def parts(self) -> tuple[Size, Size, Size]:
+        return self.products, self.attention, self.all
+
+
+def _add(first: dict[str, Size], second: dict[str, Size], times: Size) -> dict[str, Size]:
+    return {lane: first.get(lane, 0) + times * second.get(lane, 0) for lane in {**first, **second}}
+
+
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """One optimizer step. `parts` (seconds, by lane) add up to `step`; `traffic` is what the network carried."""
+
+    step: Size
+    parts: dict[str, Size]
+    stage: int
+    traffic: tuple[Traffic, ...]
+
+
+class StepModel:
+    """The time of a step of a model under a layout on a machine."""
+
+    def __init__(
+        self, memory: MemoryModel, machine: Machine, fabric: Fabric, groups: dict[str, Group] | None = None
+    ) -> None:  # fmt: skip
+        self.memory, self.machine, self.fabric = memory, machine, fabric
+        self.layout, self.training = memory.layout, memory.training
+        self.overlap = self.training.overlap
+        self.groups = groups or layout_groups(self.layout)
+        self.layers = {key: self.of_layer(facts) for key, facts in memory.facts.items()}
+        self.embedding = self.of_end(memory.embedding)
+        self.head = self.of_end(memory.head)
+
+    # -- one micro-batch ------------------------------------------------------------------------------------------------
+
+    def comm(self, layer: Layer, direction: str, recompute: Recompute | None = None) -> dict[str, Size]:
+        """Seconds of a layer's collectives by axis, forward, backward, or of what runs again."""
+        chosen = [op for op in layer if recompute is None or op.name in recompute]
+        listed = [c for op in chosen for c in (op.backward_comm if direction == "backward" else op.forward_comm)]
+        return collective_seconds(listed, self.groups, self.fabric)
+
+    def shown(self, whole: Size, under: Size, least: Size = 0) -> Size:
+        """What is seen of so many seconds of communication beside compute.
+
+        At least a share `least` of it has nothing to hide under; what is hidden slows the compute down by
+        `Rates.contention`.
+        """
+        seen = maximum(whole - under, least * whole)
+        return seen + self.machine.rates.contention * (whole - seen)
+
+    def exposed(self, by_axis: dict[str, Size], products: Size, attention: Size, layer: Size) -> dict[str, Size]:
+        """Seconds by lane that a layer's collectives add, `products`, `attention` and `layer` being those of compute.
+
+        Overlapped tensor-parallel rings hide under their products but for the first chunk; context-parallel rings under
+        attention but for the first piece; dispatch and combine under another half of the batch.
+        """
+        overlap, layout = self.overlap, self.layout
+        lanes: dict[str, Size] = {}
+        for axis, value in by_axis.items():
+            if axis == "tp" and overlap.tp:
+                value = self.shown(value, products, 1 / layout.tp)
+            elif axis == "cp" and overlap.cp and layout.cp_comm == "ring":
+                value = self.shown(value, attention * (layout.cp - 1) / layout.cp)
+            elif axis == "ep" and overlap.ep:
+                value = self.shown(value, layer)
+            lane = "ep" if axis == "etp" else axis
+            lanes[lane] = lanes.get(lane, 0) + value
+        return lanes
+
+    def of_layer(self, facts: LayerFacts) -> MicroBatch:
+        """One layer and micro-batch: compute, what runs again, exposed collectives, ZeRO-3's gathers."""
+        found = self.computed(facts)
+        ahead, back = found.forward, found.backward
+        if self.layout.zero == 3:
+            gather, scatter = self.zero_seconds(facts.weights)
+            if self.overlap.prefetch:
+                ahead["zero"] = self.shown(gather, sum(ahead.values()))
+                back["zero"] = self.shown(gather + scatter, sum(back.values()))
+            else:
+                ahead["zero"], back["zero"] = gather, gather + scatter
+        if self.training.offload == "all":
+            # Weights come from the host for each pass, beside the compute of the layer before.
+            fetched = self.read(self.training.precision.compute * facts.weights.all.total / HOST_LINK)
+            ahead["zero"] = ahead.get("zero", 0) + self.shown(fetched, sum(ahead.values()))
+            back["zero"] = back.get("zero", 0) + self.shown(fetched, sum(back.values()))
+        return found
+
+    def computed(self, facts: LayerFacts) -> MicroBatch:
+        """Of a layer and micro-batch what does not depend on where its weights are."""
+        layer, again = facts.layer, facts.recompute
+        forward, backward, weight, repeated = _Sums(), _Sums(), 0, _Sums()
+        for operation in layer:
+            time = operation_seconds(operation, self.machine)
+            forward.add(operation, time.forward)
+            backward.add(operation, time.backward)
+            weight = weight + time.weight_gradient
+            if operation.name in again:
+                repeated.add(operation, time.forward)
+        ahead = {"forward": forward.all, **self.exposed(self.comm(layer, "forward"), *forward.parts)}
+        back = {
+            "backward": backward.all,
+            "recompute": repeated.all,
+            **self.exposed(self.comm(layer, "backward"), *backward.parts),
+        }
+        if again:
+            back = _add(back, self.exposed(self.comm(layer, "forward", again), *repeated.parts), 1)
+        return MicroBatch(ahead, back, weight)
+
+    def of_end(self, layer: Layer) -> MicroBatch:
+        """The embedding, or the head with its loss."""
+        found, forward, backward = self.computed_end(layer)
+        if self.layout.zero == 3:
+            # Nothing runs yet beside the first gather, nothing any more beside the last reduction.
+            gather, scatter = self.zero_seconds(self.memory.weights_of(layer))
+            first = layer is self.memory.embedding or not self.overlap.prefetch
+            found.forward["zero"] = gather if first else self.shown(gather, forward)
+            found.backward["zero"] = scatter if first else self.shown(scatter, backward)
+        return found
+
+    def computed_end(self, layer: Layer) -> tuple[MicroBatch, Size, Size]:
+        """The same without ZeRO-3, and of it the compute, forward and backward."""
+        time: LayerTime = layer_seconds(layer, self.machine)
+        ahead = {"loss": time.forward, **self.exposed(self.comm(layer, "forward"), time.forward, 0, 0)}
+        back = {"loss": time.backward, **self.exposed(self.comm(layer, "backward"), time.backward, 0, 0)}
+        return MicroBatch(ahead, back, time.weight_gradient), time.forward, time.backward
+
+    def zero_seconds(self, weights: RankWeights) -> tuple[Size, Size]:
+        """Seconds to gather some weights and to scatter their gradients under ZeRO-3."""
+        precision, lora = self.training.precision, self.training.lora
+        base = lora is not None and lora.quantised
+        gather: Size = 0
+        scatter: Size = 0
+        for part, group, others in (
+            (weights.dense, self.groups["zero"], self.groups["replicas"]),
+            (weights.expert, self.groups["expert_dp"], self.groups["expert_replicas"]),
+        ):
+            reduced = self.reduced_bytes * part.trainable
+            if same(part.total, 0):
+                continue
+            gather = gather + seconds("all_gather", gathered_bytes(part, precision, base), group, self.fabric)
+            scatter = scatter + seconds("reduce_scatter", reduced, group, self.fabric)
+            scatter = scatter + seconds("all_reduce", reduced / group.ranks, others, self.fabric)
+        return self.read(gather), self.read(scatter)
+
+    def read(self, value: Size) -> Size:
+        """A size as this reading of the formulas has it: here, as it is."""
+        return value
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Bytes a gradient element has on the wire."""
+        precision = self.training.precision
+        return precision.gradient if precision.name != "bf16-pure" else 2
+
+    def of_chunk(self, stage: Stage, chunk: Chunk) -> MicroBatch:
+        """One micro-batch through one chunk of a stage."""
+        total = MicroBatch({}, {})
+        for key, count in self.memory.counts(stage, chunk.start, chunk.stop).items():
+            total = total.add(self.layers[key], count)
+        if chunk.first:
+            total = total.add(self.embedding)
+        if chunk.last:
+            total = total.add(self.head)
+            if (more := self.memory.prediction) is not None:
+                model, view = self.memory.model, self.memory.view
+                entry, head = prediction_layer(model, view), head_layer(model, view, shared=True)
+                module = self.of_end(entry).add(self.layers[more.key]).add(self.of_end(head))
+                total = total.add(module, more.modules)
+        return total
+
+    def of_stage(self, stage: Stage) -> tuple[MicroBatch, ...]:
+        """What one micro-batch takes on each chunk of a stage."""
+        return tuple(self.of_chunk(stage, chunk) for chunk in stage.chunks)
+
+    # -- the end of a step ----------------------------------------------------------------------------------------------
+
+    def once(self, rows: Iterable[Traffic], stage: Stage, micro: MicroBatch) -> dict[str, Size]:
+        """Exposed seconds by lane of what is exchanged beside the layers' own collectives: gradients and new weights.
+
+        With overlap, what comes once a step hides under the last micro-batch's backward (new weights: under the first
+        forward), what comes with every micro-batch under each one's; the last bucket has nothing to hide under.
+        """
+        layers = max(1, stage.stop - stage.start)
+        backward, forward = sum(micro.backward.values()), sum(micro.forward.values())
+        lanes: dict[str, Size] = {}
+        for row in rows:
+            if row.kind.after_backward:
+                lanes[row.lane] = lanes.get(row.lane, 0) + self.read(row.seconds)
+                continue
+            if row.lane != "dp":
+                continue
+            times = 1 if same(row.calls_per_microbatch, 0) else self.layout.num_microbatches
+            each, times = self.read(row.seconds / times + self.bucket_latency(row)), self.read(times)
+            if self.overlap.dp:
+                each = self.shown(each, forward if row.kind is Carries.UPDATED_WEIGHTS else backward, 1 / layers)
+            lanes["dp"] = lanes.get("dp", 0) + times * each
+        return lanes
+
+    def bucket_latency(self, row: Traffic) -> Size:
+        """Seconds that cutting a reduction (or gathering) into buckets adds: the latency of each but the first."""
+        group = self.groups[row.group]
+        updated = row.kind is Carries.UPDATED_WEIGHTS
+        itemsize = self.training.precision.compute if updated else self.reduced_bytes
+        bucket = BUCKETS.get(self.training.framework.name, BUCKETS["torchtitan"])
+        if self.training.framework.name == "megatron":
+            bucket = maximum(bucket, 1e6 * self.layout.zero_ranks)
+        calls = ceil_div(row.payload, bucket * itemsize)
+        if self.training.framework.name == "torchtitan" and self.layout.zero:
+            calls = self.memory.model.num_hidden_layers / self.layout.pp  # one unit of FSDP a layer
+        return maximum(calls - 1, 0) * seconds(row.collective, 0, group, self.fabric)
+
+    def optimizer(self, stage: Stage) -> Size:
+        """Seconds of the update: gradients read twice (their norm), master weights and moments read and written back."""
+        precision, chosen = self.training.precision, self.training.optimizer
+        weights = self.memory.weights(self.memory.counts(stage, stage.start, stage.stop)) + self.memory.ends(stage)
+        moment = precision.moment if chosen.moment_bytes is None else chosen.moment_bytes
+        master = precision.master or precision.weight
+        moved = 2 * precision.gradient + 2 * master + 2 * chosen.moments * moment + precision.compute
+        sharded = self.layout.zero >= 1
+        elements = weights.dense.trainable / (self.layout.zero_ranks if sharded else 1)
+        elements = elements + weights.expert.trainable / (self.layout.expert_zero_ranks if sharded else 1)
+        if self.training.offload != "none":
+            # Gradients travel to the host and new weights back; the GPUs of a node share its cores.
+            carried = (precision.compute + precision.compute) * elements / HOST_LINK
+            return carried + elements * minimum(self.layout.gpus, self.fabric.domain) / HOST_UPDATES
+        return moved * elements / (self.machine.bandwidth * self.machine.rates.memory)
+
+    # -- the step -------------------------------------------------------------------------------------------------------
+
+    def step(self) -> StepTime:
+        """The whole step."""
+        layout = self.layout
+        each = list(stages(self.memory.model, layout))
+        alike: dict[object, tuple[MicroBatch, ...]] = {}
+        for stage in each:
+            key = self.memory.make_up(stage)
+            if key not in alike:
+                alike[key] = self.of_stage(stage)
+        chunks = [alike[self.memory.make_up(stage)] for stage in each]
+        # A micro-batch passes all chunks of a stage, but with DualPipe that of its own direction.
+        passes = layout.num_microbatches / layout.copies
+        busy = [passes * sum(one.seconds for one in held) for held in chunks]
+        slowest = max(range(layout.pp), key=busy.__getitem__)
+        send = self.send_seconds()
+        total, sending = self.pipeline_seconds(chunks, send, slowest)
+        waiting = maximum(total - busy[slowest], 0)
+        # Hidden sends are waited for where nothing runs beside them: on the way down and up again.
+        sent = minimum(2 * (layout.pp - 1) * send if self.sends_hidden else sending, waiting)
+        rows = stage_traffic(self.memory, self.fabric, each[slowest], self.groups)
+        micro = MicroBatch({}, {})
+        for one in chunks[slowest]:
+            micro = micro.add(one)
+        parts: dict[str, Size] = dict.fromkeys(LANES, 0)
+        for side in (micro.forward, micro.backward):
+            for lane, value in side.items():
+                parts[lane] = parts[lane] + passes * value
+        for lane, value in self.once(rows, each[slowest], micro).items():
+            parts[lane] = parts[lane] + value
+        parts["pp"] = parts["pp"] + sent
+        parts.update(bubble=waiting - sent, optimizer=self.optimizer(each[slowest]))
+        return StepTime(step=sum(parts.values()), parts=parts, stage=slowest, traffic=expose(rows, parts))
+
+    def send_seconds(self) -> Size:
+        """Seconds to send one micro-batch's activations to the next stage."""
+        layout, view = self.layout, self.memory.view
+        if layout.pp == 1:
+            return 0
+        nbytes = view.kernels.dtypes.activation * view.tokens * self.memory.model.hidden_size / view.token_shards
+        if self.training.framework.name == "megatron" and not layout.sequence_parallel:
+            # Each tensor-parallel rank sends its part, and they are gathered on the other side (source: narayanan2021).
+            gathered = seconds("all_gather", nbytes, self.groups["tp"], self.fabric)
+            return gathered + seconds("send_recv", nbytes / layout.tp, self.groups["pp"], self.fabric)
+        return seconds("send_recv", nbytes, self.groups["pp"], self.fabric)
+
+    @property
+    def sends_hidden(self) -> bool:
+        """Whether activations travel beside compute; Megatron-LM's 1F1B sends and receives in turn, whatever the switch."""
+        in_turn = self.training.framework.name == "megatron" and self.layout.schedule in ("1f1b", "gpipe")
+        return self.overlap.pp and not in_turn
+
+    def pipeline_seconds(self, chunks: Sequence[Sequence[MicroBatch]], send: Size, stage: int = 0) -> tuple[Size, Size]:
+        """Seconds of the schedule, and of them what a stage spends with sending where nothing hides it.
+
+        The schedule is played through; of a long steady state three rounds, to which the rest is added.
+
+        Once every stage has had its first micro-batches, each further one adds the time of the slowest stage (GPipe: of
+        the slowest forward and the slowest backward). Stages far from equal make that wrong by up to 2 %.
+        """
+        layout = self.layout
+        batches = layout.num_microbatches
+        if layout.pp == 1:
+            return batches * chunks[0][0].seconds, 0
+        played = min(batches, ROUNDS * layout.pp)
+        split = layout.splits_backward
+        total, sending = played_seconds(
+            layout.schedule, layout.pp, played, layout.vpp if layout.schedule == "interleaved" else None,
+            tuple(tuple(sum(one.forward.values()) for one in held) for held in chunks),
+            tuple(
+                tuple(sum(one.backward.values()) - (one.weight if split else 0) for one in held) for held in chunks
+            ),
+            tuple(tuple(one.weight for one in held) for held in chunks) if split else 0,
+            send, self.sends_hidden,
+        )  # fmt: skip
+        slowest = max(sum(one.seconds for one in held) for held in chunks) / layout.copies
+        if layout.schedule == "gpipe":
+            slowest = sum(
+                max(sum(getattr(held[0], side).values()) for held in chunks) for side in ("forward", "backward")
+            )
+        more = 0 if self.sends_hidden else 2 * send * layout.vpp
+        rest = batches - played
+        return total + rest * (slowest + more), sending[stage] + rest * more

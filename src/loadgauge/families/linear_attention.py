@@ -1,0 +1,247 @@
+"""Hybrids of attention and linear mixers: gated delta nets, short convolutions, lightning attention.
+
+A family is a `Decoder`, which states its attention layers, and a function that puts the other mixers in their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from loadgauge.families import common as parts
+from loadgauge.families import decoder, experts
+from loadgauge.families.common import ATTENTION_BIAS
+from loadgauge.families.decoder import Decoder, one_window
+from loadgauge.families.experts import Experts
+from loadgauge.families.mixing import interleaved, language, rebuilt, types_of
+from loadgauge.families.reader import Reader
+from loadgauge.spec.model import Attention, Block, GatedDeltaNet, LightningAttention, Mlp, ModelSpec, ShortConvolution
+
+# Gated delta nets
+
+QWEN3_NEXT = Decoder(
+    classes=language("Qwen3Next", classifier=True),
+    vocab_size=151936,
+    hidden_size=2048,
+    intermediate_size=5632,
+    num_hidden_layers=48,
+    num_attention_heads=16,
+    num_key_value_heads=2,
+    head_dim=256,
+    max_position_embeddings=32768,
+    norm=parts.RMS_NORM_PLUS_ONE,
+    qk_norm=parts.RMS_NORM_PLUS_ONE,
+    qkv_bias=ATTENTION_BIAS,
+    output_bias=ATTENTION_BIAS,
+    rotary_factor=0.25,
+    experts=Experts(
+        count=(("num_experts",), 512),
+        per_token=(("num_experts_per_tok",), 10),
+        width=("moe_intermediate_size", 512),
+        sparse=experts.stepped,
+        shared=experts.wide("shared_expert_intermediate_size", 512),
+        shared_gate=True,
+        norm_topk_prob=("norm_topk_prob", True),
+    ),
+)
+QWEN3_5 = msgspec.structs.replace(
+    QWEN3_NEXT,
+    classes={
+        "Qwen3_5ForCausalLM": parts.LANGUAGE,
+        "Qwen3_5TextForSequenceClassification": parts.CLASSIFY,
+        "Qwen3_5TextModel": parts.BODY,
+    },
+    vocab_size=248320,
+    hidden_size=4096,
+    intermediate_size=12288,
+    num_hidden_layers=32,
+    num_key_value_heads=4,
+    experts=None,
+)
+QWEN3_5_MOE = msgspec.structs.replace(
+    QWEN3_NEXT,
+    classes={"Qwen3_5MoeForCausalLM": parts.LANGUAGE, "Qwen3_5MoeTextModel": parts.BODY},
+    vocab_size=248320,
+    num_hidden_layers=40,
+    experts=Experts(
+        count=(("num_experts",), 256),
+        per_token=(("num_experts_per_tok",), 8),
+        width=("moe_intermediate_size", 512),
+        shared=experts.wide("shared_expert_intermediate_size", 512),
+        shared_gate=True,
+    ),
+)
+
+
+def _delta_nets(reader: Reader, kin: Decoder, *, separate: bool) -> ModelSpec:
+    """Delta nets by `layer_types`, or but for each `full_attention_interval`-th layer; attention has a gate."""
+    spec = decoder.read(reader, kin)
+    every = reader.whole("full_attention_interval", default=4)
+    types = types_of(reader, spec.num_hidden_layers) or tuple(
+        "linear_attention" if (i + 1) % every else "full_attention" for i in range(spec.num_hidden_layers)
+    )
+    key_heads = reader.whole("linear_num_key_heads", default=16)
+    mixer = GatedDeltaNet(
+        linear_num_key_heads=key_heads,
+        linear_num_value_heads=reader.whole("linear_num_value_heads", default=32),
+        linear_key_head_dim=reader.whole("linear_key_head_dim", default=128),
+        linear_value_head_dim=reader.whole("linear_value_head_dim", default=128),
+        linear_conv_kernel_dim=reader.whole("linear_conv_kernel_dim", default=4),
+        separate_projections=separate,
+        hidden_act=reader.text("hidden_act", default="silu"),
+    )
+    if mixer.linear_num_value_heads % key_heads:
+        many = mixer.linear_num_value_heads
+        raise reader.wrong("linear_num_key_heads", f"{key_heads} does not divide {many} value heads")
+
+    def gated(index: int, block: Block) -> Block:
+        assert isinstance(block.attention, Attention)
+        return msgspec.structs.replace(block, attention=msgspec.structs.replace(block.attention, output_gate=True))
+
+    return interleaved(rebuilt(spec, gated), types, mixer)
+
+
+def qwen3_next(reader: Reader) -> ModelSpec:
+    """Qwen3-Next; its multi-token prediction layer is published with it but not part of transformers' class."""
+    dense = reader.whole("num_experts", default=512, minimum=0) == 0
+    kin = msgspec.structs.replace(QWEN3_NEXT, experts=None) if dense else QWEN3_NEXT
+    return _delta_nets(reader, kin, separate=False)
+
+
+# Short convolutions, and lightning attention
+
+LFM2 = Decoder(
+    classes=language("Lfm2"),
+    vocab_size=65536,
+    hidden_size=2560,
+    intermediate_size=12288,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    max_position_embeddings=128000,
+    tie_word_embeddings=True,
+    qk_norm=parts.RMS_NORM,
+    ignored=(
+        *("block_dim", "block_mlp_init_scale", "block_out_init_scale", "block_norm_eps", "block_use_swiglu"),
+        *("block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta"),
+        *("use_expert_bias", "routed_scaling_factor"),
+    ),
+)
+
+
+def _after_dense(reader: Reader, count: int) -> list[bool]:
+    dense = reader.whole("num_dense_layers", default=2, minimum=0)
+    return [i >= dense for i in range(count)]
+
+
+LFM2_MOE = msgspec.structs.replace(
+    LFM2,
+    classes=language("Lfm2Moe"),
+    hidden_size=2048,
+    intermediate_size=7168,
+    experts=Experts(
+        count=(("num_experts",), 32),
+        per_token=(("num_experts_per_tok",), 4),
+        width=("moe_intermediate_size", 1792),
+        sparse=_after_dense,
+        router_score="sigmoid",
+        norm_topk_prob=("norm_topk_prob", True),
+    ),
+)
+
+
+def _convolutions(reader: Reader, spec: ModelSpec, types: Sequence[str]) -> ModelSpec:
+    mixer = ShortConvolution(
+        conv_L_cache=reader.whole("conv_L_cache", default=3), conv_bias=reader.flag("conv_bias", default=False)
+    )
+    tied = reader.flag("tie_embedding", default=spec.tie_word_embeddings)
+    return msgspec.structs.replace(interleaved(spec, types, mixer), tie_word_embeddings=tied)
+
+
+def lfm2(reader: Reader) -> ModelSpec:
+    """Convolutions by `layer_types`, or but for `full_attn_idxs`; the MLP has two thirds of the width stated, or so."""
+    key = "block_ff_dim" if reader.has("block_ff_dim") else "intermediate_size"
+    spec = decoder.read(reader, msgspec.structs.replace(LFM2, dense_size_key=key))
+    count = spec.num_hidden_layers
+    chosen = reader.wholes("full_attn_idxs")
+    types = types_of(reader, count, "conv") or [
+        "full_attention" if chosen is None or i in chosen else "conv" for i in range(count)
+    ]
+    reader.ignore("block_multiple_of", "block_ffn_dim_multiplier")
+    width = reader.whole(key, default=12288)
+    if reader.flag("block_auto_adjust_ff_dim", default=True):
+        width = 2 * width // 3
+        factor = reader.optional_real("block_ffn_dim_multiplier", default=1.0)
+        if factor is not None:
+            step = reader.whole("block_multiple_of", default=256)
+            width = step * -(-int(factor * width) // step)
+    if width < 1:
+        raise reader.wrong("intermediate_size", "leaves no channel in the MLP")
+
+    def narrowed(index: int, block: Block) -> Block:
+        assert isinstance(block.mlp, Mlp)
+        return msgspec.structs.replace(block, mlp=msgspec.structs.replace(block.mlp, intermediate_size=width))
+
+    return _convolutions(reader, rebuilt(spec, narrowed), types)
+
+
+def lfm2_moe(reader: Reader) -> ModelSpec:
+    """Convolutions by `layer_types`, and experts but for the first `num_dense_layers`."""
+    spec = decoder.read(reader, LFM2_MOE)
+    types = types_of(reader, spec.num_hidden_layers, "conv")
+    if types is None:
+        raise reader.wrong("layer_types", "is missing, and this family has no default for it")
+    return _convolutions(reader, spec, types)
+
+
+MINIMAX = Decoder(
+    classes=language("MiniMax", classifier=True),
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    max_position_embeddings=131072,
+    windows=one_window(None),
+    ignored=tuple(
+        f"{what}_{factor}_factor" for what in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta")
+    ),
+    experts=Experts(
+        count=(("num_local_experts", "num_experts"), 8),
+        per_token=(("num_experts_per_tok",), 2),
+        width=("intermediate_size", 14336),
+        weights_float32=True,
+    ),
+)
+
+
+def minimax(reader: Reader) -> ModelSpec:
+    """Lightning attention by `layer_types`, or in every second layer.
+
+    Its residuals are taken after the norms; what is kept for backward is the same.
+    """
+    spec = decoder.read(reader, MINIMAX)
+    types = types_of(reader, spec.num_hidden_layers) or [
+        "linear_attention" if i % 2 else "full_attention" for i in range(spec.num_hidden_layers)
+    ]
+    attention = spec.blocks[0].attention
+    assert isinstance(attention, Attention)
+    mixer = LightningAttention(
+        num_attention_heads=attention.num_attention_heads,
+        head_dim=attention.head_dim,
+        block_size=reader.whole("block_size", default=256),
+        hidden_act=reader.text("hidden_act", default="silu"),
+    )
+    return interleaved(spec, types, mixer)
+
+
+READERS: dict[str, Callable[[Reader], ModelSpec]] = {
+    "lfm2": lfm2,
+    "lfm2_moe": lfm2_moe,
+    "minimax": minimax,
+    "qwen3_5_moe_text": lambda reader: _delta_nets(reader, QWEN3_5_MOE, separate=True),
+    "qwen3_5_text": lambda reader: _delta_nets(reader, QWEN3_5, separate=True),
+    "qwen3_next": qwen3_next,
+}

@@ -1,0 +1,50 @@
+"""Where the time goes: what computes, what communicates in the open, what hides; the exposed spans add up to the step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.figures.shown import Shown, Timed, shared_out
+
+COMPUTE = ("forward", "backward", "recompute", "loss")
+"""Lanes of the estimate that are compute; they are told apart by what computes."""
+KINDS = ("matmul", "attention", "memory-bound")
+REST = ("tp", "cp", "ep", "pp", "zero", "dp", "bubble", "optimizer", "fixed")
+"""The other lanes of the estimate, in the order in which they are drawn."""
+
+
+def kind_of(one: Timed) -> str:
+    """Which of `KINDS` an operation is: products with weights or between activations, attention, or neither."""
+    if one.operation.kind == "attention":
+        return "attention"
+    return "matmul" if one.operation.gemms else "memory-bound"
+
+
+def lanes(shown: Shown) -> list[dict[str, Any]] | None:
+    """The lanes of a step on its slowest stage [s], or None where no time is known.
+
+    `seconds` are on the critical path, `hidden_seconds` run beside compute. Spans are laid end to end, not where they
+    fall in the step: a step has thousands of each.
+    """
+    time = shown.result.time
+    if time is None:
+        return None
+    work: dict[str, Any] = dict.fromkeys(KINDS, 0)
+    for one in shown.operations:
+        work[kind_of(one)] = work[kind_of(one)] + one.each
+    computing = sum(time.parts[lane] for lane in COMPUTE)
+    seconds = dict(zip(KINDS, shared_out(computing, list(work.values())), strict=True))
+    seconds.update((lane, time.parts[lane]) for lane in REST)
+    hidden: dict[str, float] = {}
+    for row in shown.result.network:
+        hidden[row.lane] = hidden.get(row.lane, 0.0) + max(0.0, row.seconds * time.scale - row.exposed_seconds)
+    found, start = [], 0.0
+    for lane, value in seconds.items():
+        beside = hidden.get(lane, 0.0)
+        if not value and not beside:
+            continue
+        spans = [{"start": 0.0, "end": beside, "hidden": True}] if beside else []
+        spans += [{"start": start, "end": start + value, "hidden": False}] if value else []
+        found.append({"lane": lane, "spans": spans, "seconds": value, "hidden_seconds": beside})
+        start += value
+    return found

@@ -1,0 +1,123 @@
+"""Memory through one step: the moments of the estimate, and between them the worst rank as it works through its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from loadgauge.estimate.memory.gathered import by_layer, fully_sharded
+from loadgauge.estimate.memory.in_flight import Flight, Work
+from loadgauge.estimate.memory.phases import StageAtWork
+from loadgauge.estimate.memory.rank_memory import PARTS, Moment
+from loadgauge.estimate.schedule.simulate import Event
+from loadgauge.figures.schedule import flights
+from loadgauge.figures.shown import MICROBATCHES, Shown
+
+ROWS = 800
+"""Points of the curve."""
+
+
+def moments(shown: Shown) -> dict[str, Any]:
+    """The moments as the estimate has them (`points`, in order), and the curve of the worst rank over its schedule.
+
+    The curve has a row a point: seconds (a forward's time where none is known), then bytes by part. Its highest point is
+    the peak where enough micro-batches are drawn to reach it (`reaches_peak`).
+    """
+    memory = shown.result.memory
+    rows = [
+        [seconds * shown.scale, *(moment.parts[part] for part in PARTS[:-1]), memory.parts["outside"]]
+        for seconds, moment in curve(shown)
+    ]
+    peak = max(sum(row[1:]) for row in rows)
+    return {
+        "rank": {"stage": memory.rank.stage},
+        "capacity": memory.capacity,
+        "peak": memory.moment,
+        "points": [
+            {"name": moment.name, "t": place, "total": moment.total, "parts": moment.parts}
+            for place, moment in enumerate(memory.moments)
+        ],
+        "curve": {
+            "columns": ["t", *PARTS],
+            "rows": thinned(rows),
+            "microbatches_shown": _batches(shown),
+            "microbatches": int(shown.layout.num_microbatches),
+            "timed": shown.result.time is not None,
+            "reaches_peak": abs(peak - memory.total) <= 1e-9 * memory.total,
+        },
+    }
+
+
+def thinned(rows: list[list[Any]], most: int = ROWS) -> list[list[Any]]:
+    """About so many of the rows: both ends, the highest one, and others at even distances.
+
+    >>> thinned([[0, 1], [1, 5], [2, 9], [3, 4], [4, 1]], 3)
+    [[0, 1], [2, 9], [4, 1]]
+    """
+    if len(rows) <= most:
+        return rows
+    peak = max(range(len(rows)), key=lambda place: sum(rows[place][1:]))
+    step = -(-len(rows) // most)
+    chosen = {peak, len(rows) - 1, *range(0, len(rows), step)}
+    return [rows[place] for place in sorted(chosen)]
+
+
+def curve(shown: Shown) -> Iterator[tuple[float, Moment]]:
+    """The worst rank through its schedule: seconds, before `shown.scale`, and what is alive."""
+    played = shown.play(_batches(shown))
+    stage = shown.result.memory.rank.stage
+    return _curve(shown, [event for event in played.timeline if event.stage == stage], played.total)
+
+
+def _batches(shown: Shown) -> int:
+    """Micro-batches that are drawn: enough to fill every stage, and chunk, of any schedule."""
+    return shown.some(max(MICROBATCHES, 2 * shown.layout.pp))
+
+
+def _curve(shown: Shown, events: list[Event], end: float) -> Iterator[tuple[float, Moment]]:
+    """Seconds and what is alive: at the end of a forward, and layer after layer through a backward."""
+    at_work = StageAtWork(shown.memory, shown.apart.stage)
+    known: dict[object, list[tuple[float, Moment]]] = {}
+    last: Moment | None = None
+    for event, flight in zip(events, flights(events, len(at_work.chunks)), strict=True):
+        if event.kind == "W":
+            continue
+        work = Work(event.kind == "F", event.chunk, event.kind == "B", Flight(*flight))
+        key = work.forward, work.chunk, work.splits, flight
+        if key not in known:
+            known[key] = list(_within(at_work, work))
+        if work.forward and last is not None:
+            yield event.start, last
+        for share, moment in known[key]:
+            yield event.start + share * (event.end - event.start), moment
+            last = moment
+    if fully_sharded(shown.memory) and shown.layout.pp > 1:
+        yield end, at_work.at_reduction()
+    yield end, at_work.at_step()
+
+
+def _within(at_work: StageAtWork, work: Work) -> Iterator[tuple[float, Moment]]:
+    """The moments within one piece of work, by the share of it that is over."""
+    memory, stage, chunk = at_work.memory, at_work.stage, at_work.chunk(work)
+    layers = max(1, chunk.stop - chunk.start)
+    if work.forward:
+        lasts = dict.fromkeys(position for _, position in memory.positions(stage, chunk, "last"))
+        for position in sorted({*lasts, *at_work.between(forward=True)}):
+            yield (position - chunk.start + 1) / layers, at_work.forward(work, memory.key(stage, position), position)
+        return
+    if chunk.last:
+        yield 0.0, at_work.at_loss(work)
+        if memory.prediction is not None:
+            yield 0.0, at_work.predicted(work, memory.prediction)
+    places = {position: (key, "last") for key, position in memory.positions(stage, chunk, "last")}
+    for key, position in memory.positions(stage, chunk, "first"):
+        places.setdefault(position, (key, "first"))
+    for position in at_work.between(forward=False):
+        places.setdefault(position, (memory.key(stage, position), ""))
+    for position in sorted(places, reverse=True):
+        key, order = places[position]
+        yield (chunk.stop - 1 - position) / layers, at_work.backward(work, key, position, order)
+    if chunk.first:
+        yield 1.0, at_work.at_embedding(work)
+        if by_layer(memory):
+            yield 1.0, at_work.at_ends(work)

@@ -1,0 +1,68 @@
+"""What the network must carry, by the code of `loadgauge network`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadgauge.estimate.time.bandwidth_needs import Need, Network, Setup
+from loadgauge.figures.shown import Shown
+from loadgauge.resolve.resolve import Job
+from loadgauge.spec.calibration import rates
+
+
+def setup_of(given: Job) -> Setup | None:
+    """What `loadgauge network` asks; None where there are no links, or their seconds are rescaled by a measured run."""
+    if given.gpu is None or given.cluster is None or given.request.measured is not None:
+        return None
+    return Setup.of(given.model, given.layout, given.training, given.cluster, rates(given.gpu.id))
+
+
+def network(shown: Shown) -> list[dict[str, Any]] | None:
+    """A row for each axis and moment; None where `loadgauge network` has no answer."""
+    setup = None if shown.result.time is None else setup_of(shown.job)
+    return None if setup is None else rows(setup.answer())
+
+
+def rows(found: Network) -> list[dict[str, Any]]:
+    """Bytes of the slowest link [byte], the window [s], bandwidth needed and there [byte/s], seconds that stick out."""
+    return [row(need) for need in found.needs]
+
+
+def row(need: Need) -> dict[str, Any]:
+    """One row."""
+    return {
+        "axis": need.axis,
+        "what": need.what,
+        "ranks": need.ranks,
+        "bytes_per_step": need.carried,
+        "seconds": need.seconds,
+        "window_seconds": need.beside if need.overlapped else need.allowed,
+        "overlapped": need.overlapped,
+        "need": need.needed,
+        "have": need.bandwidth,
+        "reached": need.reached,
+        "link": need.link,
+        "hidden": need.hidden,
+        "ok": need.enough,
+        "exposed_seconds": need.shown,
+    }
+
+
+def what_if(given: Job, nic: float) -> dict[str, Any] | None:
+    """The rows and the step with another network adapter [byte/s]; None as `network`."""
+    setup = setup_of(given)
+    if setup is None:
+        return None
+    before = setup.answer()
+    other = msgspec.structs.replace(setup, fabric=msgspec.structs.replace(setup.fabric, outer_bandwidth=nic)).answer()
+    return {
+        "nic": nic,
+        "rows": rows(other),
+        "step": other.step,
+        "step_before": before.step,
+        "step_delta": other.step - before.step,
+        "exposed": other.exposed,
+        "enough": other.enough,
+    }

@@ -1,0 +1,44 @@
+"""The operations of the slowest stage under the roof of the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.figures.lanes import kind_of
+from loadgauge.figures.shown import Shown
+
+
+def roofline(shown: Shown) -> dict[str, Any] | None:
+    """Each operation's forward: FLOPs, bytes through HBM, seconds [of one micro-batch]; None where no time is known.
+
+    intensity: FLOPs a byte; achieved: FLOP/s; bandwidth: byte/s that it moves; step_seconds: with its backward, of all
+    layers and micro-batches of a step. Operations without FLOPs have an intensity of 0 and are judged by their bandwidth.
+    """
+    clock = shown.clock
+    if clock is None:
+        return None
+    points: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in shown.operations:
+        operation, seconds = one.operation, one.seconds.forward * shown.scale
+        if not seconds:
+            continue
+        flops, nbytes = operation.forward_flops * operation.computed_share, operation.hbm_bytes()
+        step = one.each * shown.passes * shown.scale
+        key = one.layer.removesuffix(" run again in backward"), operation.name
+        if key in points:
+            points[key]["step_seconds"] += step
+            points[key]["layers"] += one.times
+            continue
+        points[key] = {
+            "op": operation.name, "layer": key[0], "layers": one.times, "kind": kind_of(one), "flops": flops,
+            "bytes": nbytes, "intensity": flops / nbytes if nbytes else None, "achieved": flops / seconds,
+            "bandwidth": nbytes / seconds, "seconds": seconds, "step_seconds": step,
+        }  # fmt: skip
+    machine = clock.machine
+    return {
+        "peak": machine.peak,
+        "low_peak": machine.fp8_peak,
+        "bandwidth": machine.bandwidth,
+        "ridge": machine.peak / machine.bandwidth,
+        "points": sorted(points.values(), key=lambda point: -point["step_seconds"]),
+    }

@@ -1,0 +1,109 @@
+"""The pipeline schedule, played through with the times of this layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.algebra import Size
+from loadgauge.estimate.memory.rank_memory import ChunkBytes
+from loadgauge.estimate.schedule.simulate import Event
+from loadgauge.figures.shown import MICROBATCHES, STAGES, Shown
+
+COLUMNS = ("stage", "start", "end", "kind", "microbatch", "chunk", "live")
+CELLS = 2560
+"""Pieces of work that are drawn, as far as the schedule lets fewer micro-batches be played."""
+Flights = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def schedule(shown: Shown) -> dict[str, Any]:
+    """Every piece of work in time: stage, start, end [s], kind, micro-batch, chunk, and what the stage holds for backward.
+
+    A forward holds its own micro-batch already, a backward still. `seconds` and `bubble` are of what is played;
+    `step_bubble` is the share of the whole step, by the estimate. Without a known time, a forward takes 1.
+    """
+    layout, result = shown.layout, shown.result
+    most = CELLS // (2 * layout.chunks * min(layout.pp, STAGES))
+    batches = shown.some(max(2, min(MICROBATCHES, most)))
+    played = shown.play(batches)
+    drawn = drawn_stages(layout.pp, result.memory.rank.stage)
+    held: dict[object, list[ChunkBytes]] = {}
+    cells = []
+    events: dict[int, list[Event]] = {}
+    for event in played.timeline:
+        events.setdefault(event.stage, []).append(event)
+    for index in drawn:
+        stage = shown.stages[index]
+        key = shown.memory.make_up(stage)
+        if key not in held:
+            held[key] = [shown.memory.of_chunk(stage, chunk) for chunk in stage.chunks]
+        for event, flight in zip(events[index], flights(events[index], played.order.chunks), strict=True):
+            cells.append(
+                [index, event.start * shown.scale, event.end * shown.scale, event.kind, event.microbatch, event.chunk,
+                 live(flight, held[key])]
+            )  # fmt: skip
+    time = result.time
+    return {
+        "schedule": layout.schedule,
+        "stages": layout.pp,
+        "stages_shown": drawn,
+        "microbatches": int(layout.num_microbatches),
+        "microbatches_shown": batches,
+        "chunks": played.order.chunks,
+        "columns": COLUMNS,
+        "cells": cells,
+        "seconds": played.total * shown.scale,
+        "bubble": played.bubble_fraction,
+        "step_bubble": None if time is None else time.parts["bubble"] / time.step,
+        "timed": time is not None,
+        "shown": shortened(layout.pp, int(layout.num_microbatches), drawn, batches),
+    }
+
+
+def drawn_stages(stages: int, worst: int) -> list[int]:
+    """The stages that are drawn: all, or the first and the last ones and the one that needs the most memory.
+
+    >>> drawn_stages(4, 0), len(drawn_stages(64, 30)), 30 in drawn_stages(64, 30)
+    ([0, 1, 2, 3], 16, True)
+    """
+    if stages <= STAGES:
+        return list(range(stages))
+    half = STAGES // 2
+    chosen = {*range(half), *range(stages - half, stages)}
+    if worst not in chosen:
+        chosen = (chosen - {half - 1}) | {worst}
+    return sorted(chosen)
+
+
+def shortened(stages: int, batches: int, drawn: list[int], played: int) -> str:
+    """What was left out, in a line; empty where nothing was.
+
+    >>> shortened(4, 64, [0, 1, 2, 3], 16)
+    '16 of 64 micro-batches'
+    """
+    said = [f"{played} of {batches} micro-batches"] if played < batches else []
+    return ", ".join(said + ([f"{len(drawn)} of {stages} stages"] if len(drawn) < stages else []))
+
+
+def flights(events: list[Event], chunks: int) -> list[Flights]:
+    """For each piece of work of a stage the micro-batches between forward and backward, and those that wait for W.
+
+    >>> work = [Event(0, kind, number, 0, 0, 0) for kind, number in (("F", 0), ("F", 1), ("B", 0), ("W", 0))]
+    >>> flights(work, 1)
+    [((1,), (0,)), ((2,), (0,)), ((2,), (0,)), ((1,), (1,))]
+    """
+    whole, waiting = [0] * chunks, [0] * chunks
+    found = []
+    for event in events:
+        whole[event.chunk] += event.kind == "F"
+        found.append((tuple(whole), tuple(waiting)))
+        whole[event.chunk] -= event.kind in ("B", "BW")
+        waiting[event.chunk] += (event.kind == "B") - (event.kind == "W")
+    return found
+
+
+def live(flight: Flights, held: list[ChunkBytes]) -> Size:
+    """Bytes kept for backward."""
+    return sum(
+        whole * (one.kept + one.head) + waits * (one.waiting + one.head_waiting)
+        for one, whole, waits in zip(held, *flight, strict=True)
+    )

@@ -1,0 +1,251 @@
+"""What stands before the first block and after the last: embeddings, the head, and the loss.
+
+Legend: T tokens, h hidden size, v vocabulary on this rank, t tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadgauge.algebra import Size, ceil_div, shard, spread
+from loadgauge.errors import NotModelled
+from loadgauge.layers.builder import Builder
+from loadgauge.layers.mlp import activate
+from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, Tensor, Weight
+from loadgauge.layers.rank_view import View
+from loadgauge.spec.model import Attention, Head, LatentAttention, ModelSpec, Norm
+
+
+def vocabulary(model: ModelSpec, view: View) -> Size:
+    """Rows of the token table on one rank: padded to a multiple of `Kernels.vocabulary_multiple` x tp, then spread."""
+    multiple = view.kernels.vocabulary_multiple
+    if multiple == 1:
+        return spread(model.vocab_size, view.tp)
+    return ceil_div(model.vocab_size, multiple * view.tp) * multiple
+
+
+def embedding_layer(model: ModelSpec, view: View) -> Layer:
+    """Token, position and type embeddings, and what follows them up to the first block."""
+    build = Builder(view)
+    hidden = model.hidden_size
+    width = hidden if model.embedding_size is None else model.embedding_size
+    indices = Tensor("input_ids", view.tokens, build.dtypes.index, "index")
+    full = build.dtypes.activation * view.tokens * width
+    summed = "reduce_scatter" if view.sequence_parallel else "all_reduce"
+    trainable = build.trainable
+    x = build.residual("embedding.tokens", width)
+    build.operations.append(
+        Operation(
+            "embedding.tokens", "lookup", (indices,), (x,),
+            (Weight("embedding.tokens.weight", vocabulary(model, view) * width, view.tp, "table", trainable),),
+            keeps=(indices,) if trainable else (),
+            forward_comm=(Collective(summed, "tp", full, view.tp),),
+            backward_comm=(Collective("all_gather", "tp", full, view.tp),) if view.sequence_parallel else (),
+        )
+    )  # fmt: skip
+    narrow = model.embedding_size is not None
+    if narrow and not model.factorised_embedding:
+        x, width = build.linear("embedding.project_in", x, build.local_tokens, width, hidden), hidden
+    for name, rows, count in (
+        ("positions", model.learned_positions, view.positions),
+        ("types", model.token_types, view.tokens),
+    ):
+        if isinstance(rows, int) and not rows:
+            continue
+        chosen = Tensor(f"embedding.{name}.ids", count, build.dtypes.index, "index")
+        table = build.residual(f"embedding.{name}", width)
+        weight = Weight(f"embedding.{name}.weight", rows * width, 1, "table", trainable)
+        keeps = (chosen,) if trainable else ()
+        build.operations.append(Operation(f"embedding.{name}", "lookup", (chosen,), (table,), (weight,), keeps))
+        x = build.add(f"embedding.{name}_sum", x, table)
+    if model.embedding_norm is not None:
+        x = build.norm("embedding.norm", x, model.embedding_norm, build.local_tokens, width)
+    x = build.dropout("embedding.dropout", x, model.embedding_dropout)
+    if narrow and model.factorised_embedding:
+        build.linear("embedding.project_in", x, build.local_tokens, width, hidden, bias=True)
+    return build.layer("embedding")
+
+
+def _rotated(mixer: object) -> Size | None:
+    """Channels of each head that are rotated."""
+    if isinstance(mixer, LatentAttention):
+        return mixer.qk_rope_head_dim if mixer.rotary else None
+    if not isinstance(mixer, Attention) or not mixer.rotary:
+        return None
+    return mixer.head_dim if mixer.rotary_dim is None else mixer.rotary_dim
+
+
+def rotary_layer(model: ModelSpec, view: View) -> Layer:
+    """Cosines and sines of every position: made once a forward on each stage, and kept by all its layers together."""
+    build = Builder(view)
+    widths = [width for block in model.blocks if (width := _rotated(block.attention)) is not None]
+    if widths:
+        size = model.rotary_tables * 2 * view.positions * widths[0]
+        # transformers makes them in the dtype of the residual stream.
+        tables = Tensor("rotary.tables", size, build.residual_itemsize)
+        build.elementwise("rotary.tables", (), tables, keeps=(tables,))
+    return build.layer("rotary")
+
+
+def mask_bytes(model: ModelSpec, view: View) -> Size:
+    """Bytes of the masks written out once a forward, which checkpointed layers hold (`Kernels.written_mask`)."""
+    build = Builder(view)
+    if not view.kernels.written_mask or view.kernels.attention != "eager":
+        return 0
+    mixers = [block.attention for block in model.blocks if isinstance(block.attention, Attention | LatentAttention)]
+    seen = {(mixer.causal, mixer.sliding_window) for mixer in mixers}
+    return len(seen - {(False, None)}) * build.residual_itemsize * view.pairs
+
+
+def prediction_layer(model: ModelSpec, view: View, *, holds_table: bool = False) -> Layer:
+    """What a multi-token prediction module puts before its block (source: deepseek2024v3, equation 21).
+
+    The next token's embedding, from the model's own table, and the hidden state each pass a norm; a matrix of 2h x h
+    makes one of the two. `holds_table`: count that table here too, as a stage does which does not have the embedding.
+    """
+    build = Builder(view)
+    hidden, rows, trainable = model.hidden_size, build.local_tokens, build.trainable
+    if model.embedding_size is not None:
+        raise NotModelled("multi-token prediction with an embedding of another width is not modelled")
+    norm = model.final_norm or Norm("rmsnorm")
+    indices = Tensor("prediction.ids", view.tokens, build.dtypes.index, "index")
+    embedded = build.residual("prediction.tokens", hidden)
+    table = Weight("prediction.tokens.weight", vocabulary(model, view) * hidden, view.tp, "table", trainable)
+    keeps = (indices,) if trainable else ()
+    weights = (table,) if holds_table else ()
+    build.operations.append(Operation("prediction.tokens", "lookup", (indices,), (embedded,), weights, keeps))
+    token = build.norm("prediction.token_norm", embedded, norm, rows, hidden)
+    state = build.norm("prediction.hidden_norm", build.residual("input", hidden), norm, rows, hidden)
+    joined = build.elementwise("prediction.joined", (token, state), build.hidden("prediction.joined", 2 * hidden))
+    source, kept, reduced, workspace = build.enter("prediction.gather", joined, 2 * hidden)
+    full = build.dtypes.activation * view.tokens * hidden
+    build.linear(
+        "prediction.project", source, view.tokens, 2 * hidden, shard(hidden, view.tp, "hidden_size"),
+        kept_input=kept, shards=view.tp, backward_comm=reduced, workspace=workspace,
+        output=build.hidden("prediction.project", hidden),
+        forward_comm=(Collective("all_gather", "tp", full, view.tp),),
+    )  # fmt: skip
+    return build.layer("prediction")
+
+
+def head_layer(
+    model: ModelSpec, view: View, *, loss: bool = True, holds_table: bool = False, shared: bool = False
+) -> Layer:
+    """The final norm, the head's matrices and the loss.
+
+    `holds_table`: count a tied table here too, as the last pipeline stage does, which keeps a copy of it.
+    `shared`: the matrix is another head's, as in multi-token prediction.
+    """
+    build = Builder(view)
+    hidden, head, rows = model.hidden_size, model.head, build.local_tokens
+    x = build.residual("input", hidden)
+    if model.blocks and model.blocks[-1].residual_in_fp32:
+        x = build.float32("input", rows * hidden)
+    if model.final_norm is not None:
+        x = build.norm("head.norm", x, model.final_norm, rows, hidden)
+    if x.itemsize > build.residual_itemsize:
+        x = build.elementwise("head.cast", (x,), build.hidden("head.cast", hidden))
+    if head.kind == "lm" and head.transform:
+        inner = model.embedding_size if model.factorised_embedding and model.embedding_size is not None else hidden
+        x = _transform(build, x, head, rows, hidden, inner)
+    width = hidden if model.embedding_size is None else model.embedding_size
+    if model.embedding_size is not None and not model.factorised_embedding:
+        x = build.linear("head.project_out", x, rows, hidden, width)
+    if head.kind == "lm":
+        owned = not shared and (holds_table or not model.tie_word_embeddings)
+        _logits(build, x, model, width, loss, owned)
+    elif head.kind in ("pooler", "classifier"):
+        width = hidden if model.factorised_embedding else width
+        rows = rows if head.per_token else view.sequences
+        read = x if head.per_token else build.tensor("head.first_token", rows * width)
+        if head.transform:
+            read = _transform(build, read, head, rows, width, width)
+        if head.kind == "classifier":
+            build.linear("head.classifier", read, rows, width, head.num_labels, bias=head.bias)
+    return build.layer("head")
+
+
+def _transform(build: Builder, x: Tensor, head: Head, rows: Size, width: Size, inner: Size) -> Tensor:
+    """The dense layer, activation and norm before the last matrix."""
+    x = build.linear("head.transform", x, rows, width, inner, bias=head.transform_bias)
+    x = activate(build, "head.activation", x, head.activation)
+    if head.transform_norm is not None:
+        x = build.norm("head.transform_norm", x, head.transform_norm, rows, inner)
+    return x
+
+
+def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool, owned: bool) -> None:
+    view, head = build.view, model.head
+    columns = vocabulary(model, view)
+    source, kept, reduced, workspace = build.enter("head.gather", x, width)
+    chunked = loss and build.kernels.loss == "chunked"
+    parts = build.kernels.loss_chunks if chunked else 1
+    logits = build.tensor("head.logits", view.tokens * columns / parts if chunked else view.tokens * columns)
+    build.linear(
+        "head.logits", source, view.tokens, width, columns,
+        bias=head.bias, kept_input=kept, shards=view.tp, kind="head", output=logits,
+        weight=owned, backward_comm=reduced, workspace=workspace,
+    )  # fmt: skip
+    if build.kernels.gradient_placeholders and build.trainable and not chunked:
+        product = build.operations[-1]
+        beside = build.dtypes.activation * width * columns + logits.nbytes
+        build.operations[-1] = msgspec.structs.replace(product, backward_workspace=beside)
+    if head.softcap:
+        capped = build.tensor("head.softcap", logits.numel)
+        logits = build.elementwise("head.softcap", (logits,), capped, keeps=() if chunked else (capped,))
+    if loss:
+        upcast = head.loss_float32 or build.autocast
+        _loss(build, logits, upcast, chunked, Gemm(view.tokens, columns, width).flops)
+
+
+def _loss(build: Builder, logits: Tensor, upcast: bool, chunked: bool, logits_flops: Size) -> None:
+    """Cross-entropy. Over tensor-parallel ranks, maximum, target's logit and sum are reduced, 4 bytes each.
+
+    The logits are dropped once they are read; a loop that holds the model's outputs through backward keeps them too.
+    """
+    view = build.view
+    one = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
+    reduced = (one, one, one)
+    value = build.float32("head.loss", 1)
+    labels = Tensor("head.labels", view.tokens, build.dtypes.index, "index")
+    probabilities = build.float32("head.log_softmax", logits.numel)
+    if build.kernels.loss in ("inplace", "jit"):
+        # The float32 copy becomes the probabilities in place, and the gradient in place again; the fused form makes the
+        # probabilities beside the copy.
+        second = probabilities.nbytes if build.kernels.loss == "jit" else 0
+        build.operations.append(
+            Operation(
+                "head.log_softmax", "loss", (logits,), (value,), keeps=(probabilities,), forward_comm=reduced,
+                workspace=second,
+            )
+        )  # fmt: skip
+        return
+    if build.kernels.loss in ("fused", "compiled"):
+        statistic = Tensor("head.lse", view.tokens, build.dtypes.softmax_statistic, "statistic")
+        overwrites = build.kernels.loss == "fused"
+        build.operations.append(
+            Operation(
+                "head.loss", "loss", (logits,), (value,), keeps=(logits,) if overwrites else (logits, statistic),
+                forward_comm=reduced, overwrites=overwrites,
+            )
+        )  # fmt: skip
+        return
+    upcast = upcast and build.dtypes.activation != 4
+    source = build.float32("head.float32", logits.numel) if upcast else logits
+    if chunked:
+        # Logits, loss and their gradients live for one chunk at a time, and are computed again for the gradient.
+        build.operations.append(
+            Operation(
+                "head.loss", "loss", (logits,), (value,), forward_comm=reduced, rerun_flops=logits_flops,
+                workspace=3 * probabilities.nbytes,
+            )
+        )  # fmt: skip
+        return
+    if upcast:
+        build.elementwise("head.float32", (logits,), source)
+    else:
+        probabilities = build.tensor("head.log_softmax", logits.numel)
+    build.operations.append(
+        Operation("head.log_softmax", "loss", (source,), (probabilities,), keeps=(probabilities,), forward_comm=reduced)
+    )
+    build.operations.append(Operation("head.loss", "loss", (probabilities, labels), (value,), keeps=(labels,)))

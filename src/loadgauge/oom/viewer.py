@@ -1,0 +1,92 @@
+"""A stream of allocations as a snapshot that PyTorch's own memory viewer reads (pytorch.org/memory_viz)."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+from loadgauge.oom.allocator import Allocator, replay
+from loadgauge.oom.snapshot import TRACED
+from loadgauge.trace.record.allocations import GRADIENTS, OPTIMIZER, WEIGHTS, Stream, op_name
+
+
+def write(stream: Stream, path: Path) -> None:
+    """Writes the snapshot of a simulated allocator that served the stream, with every event before it; to the lines of
+    the program it adds what a real one does not know: operation, module, phase and category."""
+    path.write_bytes(pickle.dumps(snapshot(stream, replay(stream), described=True)))
+
+
+def snapshot(stream: Stream, allocator: Allocator, described: bool = False) -> dict[str, Any]:
+    """The snapshot as `torch.cuda.memory._snapshot` gives it: segments with their blocks, and the trace of events.
+
+    `described`: lines of the program are followed by operation, module, phase and category.
+    """
+    frames = _Frames(stream, described)
+    traces = []
+    for time, event in enumerate(allocator.trace):
+        entry = {
+            "action": event.action, "addr": event.address, "size": event.size, "stream": 0, "time_us": time,
+            "frames": frames.of(event.storage),
+        }  # fmt: skip
+        if event.action == "free_completed":
+            traces.append({**entry, "action": "free_requested"})
+        traces.append(entry)
+    segments = []
+    for segment in allocator.segments.values():
+        blocks: list[dict[str, Any]] = []
+        block = segment.first
+        while block is not None:
+            if block.unmapped:
+                block = block.next
+                continue
+            live = not block.free
+            blocks.append(
+                {
+                    "address": block.address, "size": block.size, "requested_size": block.requested or block.size,
+                    "state": "active_allocated" if live else "inactive", "frames": frames.of(block.storage) if live else [],
+                }
+            )  # fmt: skip
+            block = block.next
+        active = sum(one["size"] for one in blocks if one["state"] == "active_allocated")
+        segments.append(
+            {
+                "device": 0, "address": segment.address, "total_size": sum(one["size"] for one in blocks), "stream": 0,
+                "segment_type": "small" if segment.small else "large", "segment_pool_id": (0, 0),
+                "is_expandable": segment.expandable, "allocated_size": active, "active_size": active,
+                "requested_size": active, "frames": [], "blocks": blocks,
+            }
+        )  # fmt: skip
+    return {
+        "segments": segments,
+        "device_traces": [traces],
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": ""},
+        "external_annotations": [],
+    }
+
+
+class _Frames:
+    """Where a storage was made, as a stack for the viewer: the lines of the program, where the stream knows them; else, or
+    after them, operation, module, phase, category."""
+
+    def __init__(self, stream: Stream, described: bool) -> None:
+        self.stream, self.described = stream, described
+        self.known: dict[int, list[dict[str, Any]]] = {-1: []}
+
+    def of(self, number: int) -> list[dict[str, Any]]:
+        if number not in self.known:
+            lines = self.stream.stacks.get(number, ())
+            if self.described and self.stream.records[number].op == "external":
+                lines = ()  # of who introduced it to the trace, not of who made it
+            found = [{"name": one.name, "filename": one.filename, "line": one.line} for one in lines]
+            if self.described or not lines:
+                found += [{"name": line, "filename": TRACED, "line": 0} for line in self._described(number)]
+            self.known[number] = found
+        return self.known[number]
+
+    def _described(self, number: int) -> tuple[str, ...]:
+        record, category, phases = self.stream.records[number], self.stream.category(number), self.stream.phases
+        phase = phases[record.phase - 1][1] if 0 < record.phase <= len(phases) else "preparation"
+        if category in (WEIGHTS, GRADIENTS, OPTIMIZER):
+            return category, op_name(record.op), record.module or "no module", phase
+        return op_name(record.op), record.module or "no module", phase, category

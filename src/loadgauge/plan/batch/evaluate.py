@@ -1,0 +1,333 @@
+"""Memory and time of every layout of a space: the array reading of the list of operations.
+
+The formulas are those of `estimate`, which read open arrays where a single layout has whole numbers. What does not change
+from one structure to the next is worked out once: the operations of a layer for all pipelines, ZeRO stages and kinds of
+recomputation, what is in flight for all ZeRO stages, the weights of a stage for all schedules and kinds of recomputation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from loadgauge.algebra import Size
+from loadgauge.estimate.estimate import view_of
+from loadgauge.estimate.memory.in_flight import works
+from loadgauge.estimate.memory.overhead import outside, workspaces
+from loadgauge.estimate.schedule.stages import Stage, stages
+from loadgauge.estimate.time.collectives import Fabric, Group
+from loadgauge.estimate.time.roofline import Machine
+from loadgauge.estimate.time.traffic import layout_groups
+from loadgauge.plan.batch.memory import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks, without_layers
+from loadgauge.plan.batch.step_time import ArrayStep, Pace, play_all
+from loadgauge.plan.constraints import Constraints, Places
+from loadgauge.plan.space import Grid, Space, Structure
+from loadgauge.spec.calibration import Rates
+from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.training import Training
+
+Wanted: TypeAlias = Callable[[Any, Any], Any]
+"""Of bytes and of the least seconds of layouts: for which of them the exact time matters."""
+Pipeline: TypeAlias = "tuple[Any, ...]"
+
+
+class Batch(NamedTuple):
+    """Layouts of one structure: places in the arrays of a grid, bytes on the worst rank, seconds of a step."""
+
+    structure: Structure
+    grid: Grid
+    places: Any
+    memory: Any
+    step: Any
+
+
+class KnownGroup(Group, frozen=True, dict=True):
+    """A group of ranks whose place on the cluster is worked out once."""
+
+    def members(self, domain: int) -> Size:
+        """As in `Group`."""
+        return self._once("members", domain)
+
+    def domains(self, domain: int) -> Size:
+        """As in `Group`."""
+        return self._once("domains", domain)
+
+    def aligned(self, domain: int) -> Any:
+        """As in `Group`."""
+        return self._once("aligned", domain)
+
+    def _once(self, name: str, domain: int) -> Any:
+        key = f"{name} {domain}"
+        if key not in self.__dict__:
+            self.__dict__[key] = getattr(Group, name)(self, domain)
+        return self.__dict__[key]
+
+
+class Reading:
+    """The array reading of one space on one cluster."""
+
+    def __init__(self, space: Space, training: Training, cluster: Cluster, rates: Rates) -> None:
+        import numpy
+
+        training.check(space.model)
+        self.space, self.training, self.cluster, self.numpy = space, training, cluster, numpy
+        self.machine = Machine.of(cluster.gpu, rates, training)
+        self.fabric = Fabric.of(cluster, rates)
+        self.classes: dict[object, list[tuple[tuple[int, ...], list[Stage]]]] = {}
+        self.stages = functools.cache(self._stages)
+
+    def _stages(self, pp: int, vpp: int, schedule: Any, stage_layers: tuple[int, ...] | None) -> list[Stage]:
+        layout = Layout(pp=pp, vpp=vpp, schedule=schedule, stage_layers=stage_layers, seq_len=1)
+        return list(stages(self.space.model, layout))
+
+    def batches(
+        self, progress: Callable[[int, int], None] | None = None, wanted: Wanted | None = None
+    ) -> Iterator[Batch]:  # fmt: skip
+        """The layouts that can exist, structure by structure; those with one pipeline are played together.
+
+        wanted: whether the time of a layout matters, given its memory and the least time it can take; that of the others
+        is infinite
+        """
+        families: dict[bool, dict[int, dict[Pipeline, list[Structure]]]] = {}
+        for one in self.space.structures():
+            pipelines = families.setdefault(one.sequence_parallel, {}).setdefault(one.pp, {})
+            pipelines.setdefault((one.pp, one.vpp, one.schedule, one.stage_layers), []).append(one)
+        done, count = 0, sum(map(len, families.values()))
+        for spread, by_pp in families.items():
+            for part, grid in enumerate(self.space.grids(spread)):
+                each = GridReading(self, grid)
+                for pp, pipelines in by_pp.items():
+                    if progress is not None:
+                        progress(min(done, count), count)
+                    done += not part
+                    each.start(pp)
+                    for structures in pipelines.values():
+                        with self.numpy.errstate(all="ignore"):
+                            found = each.read(structures, wanted)
+                        yield from found
+
+
+class GridReading:
+    """The array reading of one grid. The caches are keyed by what their values depend on.
+
+    of_grid: what all numbers of stages share; of_pp: what those with one number of stages share; of_pipeline: what structures
+    with one pipeline share
+    """
+
+    def __init__(self, reading: Reading, grid: Grid) -> None:
+        import numpy
+
+        self.reading, self.grid, self.numpy = reading, grid, numpy
+        self.space, self.training = reading.space, reading.training
+        self.limits = Constraints(grid)
+        self.of_grid: dict[object, Any] = {}
+        self.of_pp: dict[object, Any] = {}
+        self.of_pipeline: dict[object, Any] = {}
+
+    def start(self, pp: int) -> None:
+        """Goes on to another number of stages."""
+        self.pp = pp
+        self.of_pp, self.of_pipeline = {}, {}
+        self.limits.forget()
+
+    def in_grid(self, key: object, make: Callable[[], Any]) -> Any:
+        """A value that is worked out when it is first needed, for all numbers of stages."""
+        if key not in self.of_grid:
+            self.of_grid[key] = make()
+        return self.of_grid[key]
+
+    def once(self, key: object, make: Callable[[], Any]) -> Any:
+        """The same for one number of stages."""
+        if key not in self.of_pp:
+            self.of_pp[key] = make()
+        return self.of_pp[key]
+
+    def in_pipeline(self, key: object, make: Callable[[], Any]) -> Any:
+        """The same for one pipeline."""
+        if key not in self.of_pipeline:
+            self.of_pipeline[key] = make()
+        return self.of_pipeline[key]
+
+    def read(self, structures: Iterable[Structure], wanted: Wanted | None) -> list[Batch]:
+        """The layouts of structures with one pipeline; those whose time is not wanted are not played."""
+        self.of_pipeline = {}
+        steps = []
+        for one in structures:
+            places = self.limits.possible(one)
+            if not len(places):
+                continue
+            layout = self.space.layout(one, self.grid.sizes, self.grid.ragged)
+            memory = self.memory(one, layout)
+            held = self.held(one, memory, places) + places.known(self.fixed(layout, memory))
+            steps.append(self.pace(one, memory, places).step(one, memory, places, held))
+        for step in steps:
+            if wanted is None:
+                step.pace.needed[:] = True
+            else:
+                step.narrow(wanted)
+        play_all([step.pace for step in steps])
+        return [Batch(step.structure, self.grid, step.places.flat, step.held, step.seconds()) for step in steps]
+
+    # -- facts ----------------------------------------------------------------------------------------------------------
+
+    def facts_key(self, structure: Structure, layout: Layout) -> tuple[object, ...]:
+        """What the facts of a layer depend on."""
+        lazy = not self.training.framework.gradients_persist
+        return (
+            structure.recompute,
+            structure.splits,
+            layout.ends_together,
+            (structure.pp, structure.zero >= 2) if lazy else 0,
+        )
+
+    def memory(self, structure: Structure, layout: Layout) -> ArrayMemory:
+        """The memory of a structure; what one layer needs is shared with other structures."""
+        key = self.facts_key(structure, layout)
+
+        def make() -> ArrayMemory:
+            view = self.in_grid("view", lambda: view_of(layout, self.training))
+            listed = self.in_grid("listed", dict)
+            return ArrayMemory(self.space.model, layout, self.training, view, listed)
+
+        memory: ArrayMemory = self.in_grid(("facts", key), make).under(layout)
+        # Weights depend on the pipeline and on ZeRO, not on what is kept of activations.
+        memory.weighing = self.once(("weights", layout.ends_together, layout.zero, memory.lazy and key), dict)
+        return memory
+
+    def groups(self, layout: Layout) -> dict[str, Group]:
+        """The groups of ranks that communicate."""
+
+        def make() -> dict[str, Group]:
+            made = layout_groups(layout)
+            return {
+                name: KnownGroup(**{field: getattr(group, field) for field in Group.__struct_fields__})
+                for name, group in made.items()
+            }
+
+        found: dict[str, Group] = self.once("groups", make)
+        return found
+
+    # -- memory ---------------------------------------------------------------------------------------------------------
+
+    def held(self, structure: Structure, memory: ArrayMemory, places: Places) -> Any:
+        """Bytes of the worst rank at its peak, without what is outside the step."""
+        most: Any = None
+        for peak in self.peaks(structure, memory).values():
+            states = memory.states_at(*peak.states) if isinstance(peak.states[0], Stage) else peak.states[0]
+            value = places.known(states) + self.in_pipeline(
+                (id(places), id(peak.rest)), functools.partial(places.of, peak.rest)
+            )
+            most = value if most is None else self.numpy.maximum(most, value, out=most)
+        return most
+
+    def peaks(self, structure: Structure, memory: ArrayMemory) -> dict[object, Peak]:
+        """The moments that may be the peak."""
+        left = memory.under(memory.layout)
+        left.later = memory.shares
+        key = structure.recompute, 3 if memory.shares else memory.layout.zero
+
+        def make() -> dict[object, Peak]:
+            if structure.schedule in ("1f1b", "gpipe"):
+                return peaks(left, self.classes(structure, left, (1,))[0][1])
+            numpy = self.numpy
+            short = numpy.minimum(memory.layout.num_microbatches, 4 * structure.pp)
+            found: dict[object, Peak] = {}
+            numbers = tuple(map(int, numpy.unique(self.points(structure).of(short))))
+            for some, kept in self.classes(structure, left, numbers):
+                more = peaks(left.under(SomeBatches.of(left.layout, max(some))), kept)
+                found = joined(found, more, numpy.isin(short, some)) if len(some) < len(numbers) else more
+            return found
+
+        found: dict[object, Peak] = self.in_pipeline(("peaks", key), make)
+        if memory.shares and memory.layout.zero < 2:
+            found = self.in_pipeline(("peaks", key, "whole"), lambda: without_layers(found))
+        return found
+
+    def classes(
+        self, structure: Structure, memory: ArrayMemory, numbers: tuple[int, ...]
+    ) -> list[tuple[tuple[int, ...], list[Stage]]]:
+        """Numbers of micro-batches with which the same is in flight, and the stages that hold the most then."""
+        pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
+        key = pipeline, structure.recompute, numbers
+        if key not in self.reading.classes:
+            each = self.reading.stages(*pipeline)
+            if structure.schedule in ("1f1b", "gpipe"):
+                self.reading.classes[key] = [(numbers, fullest(memory, each))]
+                return self.reading.classes[key]
+            alike: dict[object, tuple[list[int], list[Stage]]] = {}
+            for number in numbers:
+                some = memory.under(SomeBatches.of(memory.layout, number))
+                kept = fullest(some, each)
+                held = tuple((stage.index, works(some.layout, stage.index)) for stage in kept)
+                alike.setdefault((held, number > 1), ([], kept))[0].append(number)
+            self.reading.classes[key] = [(tuple(some), kept) for some, kept in alike.values()]
+        return self.reading.classes[key]
+
+    def fixed(self, layout: Layout, memory: ArrayMemory) -> Any:
+        """Bytes outside the allocator, which depend on which axes have several ranks, and for good inside it."""
+
+        def make() -> Any:
+            numpy, code, axes = self.numpy, 0, ("dp", "tp", "cp", "ep")
+            alone = Layout(pp=layout.pp, seq_len=1)
+            for bit, axis in enumerate(axes):
+                code = code + self.numpy.asarray(getattr(layout, axis) > 1) * 2**bit
+            values = [
+                outside(
+                    msgspec.structs.replace(alone, **{axis: 1 + (number >> bit & 1) for bit, axis in enumerate(axes)})
+                ).value
+                for number in range(2 ** len(axes))
+            ]
+            return numpy.array(values)[code] + workspaces(
+                self.reading.cluster.gpu, self.training, grouped=memory.has_experts
+            )
+
+        return self.once("outside", make)
+
+    # -- time -----------------------------------------------------------------------------------------------------------
+
+    def time(self, memory: ArrayMemory, places: Places) -> ArrayStep:
+        """The step at some places; the operations are those of all structures with the same recomputation."""
+        order = self.space.base.order
+        # Where the pipeline is numbered before other axes, it moves their ranks apart.
+        known = "known" if set(order[-2:]) == {"dp", "pp"} else ("known", self.pp)
+        return ArrayStep(
+            memory, self.reading.machine, self.reading.fabric, self.groups(memory.layout), places,
+            self.in_grid(known, dict), self.once(("gathers", id(places)), dict),
+        )  # fmt: skip
+
+    def pace(self, structure: Structure, memory: ArrayMemory, places: Places) -> Pace:
+        """The times of a pipeline, which ZeRO stages below 3 share."""
+        pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
+        whole = structure.zero == 3
+        points = places if whole else self.points(structure)
+
+        def step() -> ArrayStep:
+            return self.time(memory, points)
+
+        def make() -> Pace:
+            key = "step", structure.recompute, memory.layout.ends_together, whole, id(points)
+            time = self.once(key, step).under(memory, points)
+            return Pace(self, structure, time, self.reading.stages(*pipeline), points, shared=not whole)
+
+        found: Pace = self.in_pipeline(("pace", structure.recompute, whole), make)
+        return found
+
+    def points(self, structure: Structure) -> Places:
+        """One place of each row and micro-batch that layouts of a pipeline have, with ZeRO or without."""
+        both = [
+            self.limits.possible(msgspec.structs.replace(structure, zero=zero))
+            for zero in {min(zero, 1) for zero in self.space.zero}
+        ]
+
+        def make() -> Places:
+            mark = self.numpy.zeros(self.grid.shape[0], dtype=bool)
+            for places in both:
+                mark[places.combinations] = True
+            return Places(self.numpy.flatnonzero(mark) * self.grid.shape[1], self.grid.dims)
+
+        found: Places = self.once(("points", *map(id, both)), make)
+        return found

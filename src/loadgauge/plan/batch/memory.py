@@ -1,0 +1,333 @@
+"""The memory of a stage for many layouts at once: `estimate.memory` and `estimate.moments` with open arrays.
+
+A moment's bytes are those of the states, which depend on ZeRO and the replicas and not on the micro-batch, and the rest,
+which is the other way round. So the rest is worked out once for all ZeRO stages (where the framework's gradients exist
+from the start), and the two are added up where a layout is.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from loadgauge.algebra import Size
+from loadgauge.estimate.memory.gathered import At
+from loadgauge.estimate.memory.in_flight import Work, works
+from loadgauge.estimate.memory.phases import PARTS, Moment, StageAtWork
+from loadgauge.estimate.memory.rank_memory import ChunkBytes, MemoryModel
+from loadgauge.estimate.memory.states import RankWeights, States
+from loadgauge.estimate.schedule.stages import Chunk, Stage
+from loadgauge.layers import View
+from loadgauge.layers.operations import Layer
+from loadgauge.spec.layout import Layout, RecomputePolicy
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import Training
+
+STATES = ("weights", "gradients", "optimizer", "gathered")
+"""Parts that depend on ZeRO, and not on what is in flight."""
+REST = tuple(part for part in PARTS if part not in STATES)
+
+
+class SomeBatches(Layout, frozen=True, kw_only=True):
+    """Layouts that run the same number of micro-batches, where the order of work needs a whole number."""
+
+    batches: int = 1
+
+    @property
+    def num_microbatches(self) -> Size:
+        """Micro-batches each pipeline runs in one step."""
+        return self.batches
+
+    @classmethod
+    def of(cls, layout: Layout, batches: int) -> SomeBatches:
+        """The same layouts with so many micro-batches."""
+        return cls(**{name: getattr(layout, name) for name in Layout.__struct_fields__}, batches=batches)
+
+
+class Later(NamedTuple):
+    """What is gathered at a point of the step, to be worked out for each ZeRO stage."""
+
+    point: At
+
+
+class ArrayMemory(MemoryModel):
+    """The memory of many layouts. What several structures need is worked out once.
+
+    listed: the operations of the model's parts; shared_bytes: what depends on the facts of the layers alone; weighing: on
+    the pipeline and the ZeRO stage
+    later: whether the states are left for each ZeRO stage to add
+    """
+
+    later = False
+
+    def __init__(
+        self, model: ModelSpec, layout: Layout, training: Training, view: View, listed: dict[object, Any]
+    ) -> None:  # fmt: skip
+        self.listed = listed
+        self.shared_bytes: dict[object, Any] = {}
+        self.weighing: dict[object, Any] = {}
+        super().__init__(model, layout, training, view)
+        self.facts = {
+            key: msgspec.structs.replace(facts, weights=self.weights_of(facts.layer))
+            for key, facts in self.facts.items()
+        }
+
+    def weights_of(self, layer: Layer) -> RankWeights:
+        """The weights of a layer, by group; the same object for the same layer."""
+        # The layer is kept with them, so that its number stays its own.
+        key = "weights", id(layer)
+        if key not in self.listed:
+            self.listed[key] = super().weights_of(layer), layer
+        found: RankWeights = self.listed[key][0]
+        return found
+
+    def under(self, layout: Layout) -> ArrayMemory:
+        """The same under another layout of the same structure."""
+        other = copy.copy(self)
+        other.layout, other._weighed = layout, {}
+        if (layout.zero == 3) != (self.layout.zero == 3):
+            other.placeholders = other._placeholders()
+        return other
+
+    @property
+    def sharded(self) -> Any:
+        """Whether there are several ranks to shard over; no search looks at ZeRO over one."""
+        return True if self.layout.zero else super().sharded
+
+    @property
+    def shares(self) -> bool:
+        """Whether all that is not a state is the same for all ZeRO stages."""
+        framework, precision = self.training.framework, self.training.precision
+        apart = self.lazy or framework.foreach_step or framework.float32_step
+        return not apart and precision.compute == precision.weight
+
+    def block_layers(self) -> list[Layer]:
+        """The operations of each of the model's blocks."""
+        if "blocks" not in self.listed:
+            self.listed["blocks"] = super().block_layers()
+        found: list[Layer] = self.listed["blocks"]
+        return found
+
+    def end_layers(self) -> tuple[Layer, Layer]:
+        """The operations of the embedding and of the head."""
+        key = "ends", self.layout.ends_together
+        if key not in self.listed:
+            self.listed[key] = super().end_layers()
+        found: tuple[Layer, Layer] = self.listed[key]
+        return found
+
+    def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
+        """What one micro-batch keeps on a chunk."""
+        key = "chunk", chunk.first, chunk.last, tuple(self.counts(stage, chunk.start, chunk.stop).items())
+        if key not in self.shared_bytes:
+            self.shared_bytes[key] = super().of_chunk(stage, chunk)
+        found: ChunkBytes = self.shared_bytes[key]
+        return found
+
+    def make_up(self, stage: Stage) -> tuple[object, ...]:
+        """For each chunk of a stage what is the same for chunks of the same layers."""
+        return _make_up(self.layout.recompute, stage)
+
+    def around(self, stage: Stage) -> Size:
+        """Bytes that the model's forward holds while its layers run, beside what they keep."""
+        key = "around", stage.first, stage.start == stage.stop or stage.kind(stage.start)
+        if key not in self.shared_bytes:
+            self.shared_bytes[key] = super().around(stage)
+        return self.shared_bytes[key]
+
+    def weighed(self, stage: Stage) -> tuple[RankWeights, RankWeights, States, Size, Size]:
+        """Weights and states of the stage, worked out once for all kinds of recomputation."""
+        if self.later:
+            return RankWeights(), RankWeights(), States(0, 0, 0), 0, 0
+        key = "weighed", weights_key(stage)
+        if key not in self.weighing:
+            self.weighing[key] = super().weighed(stage)
+        found: tuple[RankWeights, RankWeights, States, Size, Size] = self.weighing[key]
+        return found
+
+    def gathered(self, stage: Stage, point: At) -> Size:
+        """Bytes of all copies beside the states."""
+        if self.later:
+            return Later(point)
+        key = "gathered", weights_key(stage), point
+        if key not in self.weighing:
+            self.weighing[key] = super().gathered(stage, point)
+        return self.weighing[key]
+
+    def states_at(self, stage: Stage, point: At) -> Size:
+        """Bytes of all states of a stage on the device, and of what is gathered at a point of the step."""
+        key = "states", weights_key(stage), point
+        if key not in self.weighing:
+            _, _, states, _, _ = self.weighed(stage)
+            parts = [getattr(states, part) for part in STATES[:3] if part not in self.offloaded]
+            self.weighing[key] = sum(parts) + self.gathered(stage, point)
+        return self.weighing[key]
+
+
+def weights_key(stage: Stage) -> tuple[object, ...]:
+    """The same for stages with the same weights."""
+    return stage.first, stage.last, *((kind, stage.pattern.count(kind)) for kind in sorted(set(stage.pattern)))
+
+
+@lru_cache(maxsize=8192)
+def _make_up(policy: RecomputePolicy, stage: Stage) -> tuple[object, ...]:
+    return tuple(
+        (chunk.first, chunk.last, tuple(stage.counts(policy, chunk.start, chunk.stop).items()))
+        for chunk in stage.chunks
+    )
+
+
+class Choice(NamedTuple):
+    """Layouts for which the same work finds the most in flight: a mask, and the bytes of each work at one of them."""
+
+    mask: Any
+    nbytes: dict[int, float]
+
+
+class ArrayStage(StageAtWork):
+    """A stage of many layouts. Which work finds the most may differ between them, so each choice is read in turn."""
+
+    memory: ArrayMemory
+    chosen: Choice | None = None
+
+    def choices(self) -> list[Choice]:
+        """The choices there are."""
+        import numpy
+
+        if self.layout.schedule in ("1f1b", "gpipe"):
+            return [Choice(True, {})]
+        groups: dict[object, list[int]] = {}
+        ways = (True, False) if self.layout.splits_backward else (True,)
+        for number, work in enumerate(self.works):
+            groups.setdefault((work.forward, self.alike[work.chunk], work.splits), []).append(number)
+            if self.chunk(work).last and work.forward in ways:
+                groups.setdefault("head", []).append(number)
+        several = [numbers for numbers in groups.values() if len(numbers) > 1]
+        if not several:
+            return [Choice(True, {})]
+        every = sorted({number for numbers in several for number in numbers})
+        arrays = numpy.broadcast_arrays(*(StageAtWork.nbytes(self, self.works[number]) for number in every))
+        sizes = dict(zip(every, arrays, strict=True))
+        picks = numpy.stack([numpy.argmax(numpy.stack([sizes[n] for n in numbers]), axis=0) for numbers in several])
+        flat = picks.reshape(len(several), -1)
+        if (flat == flat[:, :1]).all():
+            return [Choice(True, {id(self.works[n]): float(sizes[n].reshape(-1)[0]) for n in every})]
+        _, index, inverse = numpy.unique(flat, axis=1, return_index=True, return_inverse=True)
+        inverse = inverse.reshape(picks.shape[1:])
+        return [
+            Choice(inverse == number, {id(self.works[n]): float(sizes[n].reshape(-1)[place]) for n in every})
+            for number, place in enumerate(index)
+        ]
+
+    def nbytes(self, work: Work) -> Size:
+        """Bytes of all that is in flight, at one of the layouts of the choice at hand; less where another holds more."""
+        return -1.0 if self.chosen is None else self.chosen.nbytes.get(id(work), -1.0)
+
+
+class Peak(NamedTuple):
+    """The most that moments with the same states hold beside them; -infinity where other moments are meant.
+
+    states: bytes of the states, or where to work them out: a stage and a point of the step
+    """
+
+    states: Any
+    rest: Any
+
+
+def peaks(memory: ArrayMemory, kept: list[Stage]) -> dict[object, Peak]:
+    """The moments of these stages, as few as have states of their own."""
+    import numpy
+
+    found: dict[object, Peak] = {}
+    for stage in kept:
+        at_work = ArrayStage(memory, stage)
+        for chosen in at_work.choices():
+            at_work.chosen = chosen
+            for moment in at_work.moments():
+                if memory.later and not isinstance(moment.parts["gathered"], Later):
+                    continue  # the optimizer step, which then finds nothing but the states
+                rest = sum(moment.parts[part] for part in REST)
+                if chosen.mask is not True:
+                    rest = numpy.where(chosen.mask, rest, -numpy.inf)
+                key, states = _states(moment, stage)
+                if key in found:
+                    found[key] = Peak(found[key].states, numpy.maximum(found[key].rest, rest))
+                else:
+                    found[key] = Peak(states, rest)
+    return found
+
+
+def _states(moment: Moment, stage: Stage) -> tuple[object, Any]:
+    """A name for the states of a moment, and these."""
+    gathered = moment.parts["gathered"]
+    if isinstance(gathered, Later):
+        return (weights_key(stage), gathered.point), (stage, gathered.point)
+    parts = [moment.parts[part] for part in STATES]
+    # The arrays are kept with their sum, so that their numbers stay theirs.
+    return tuple(id(part) if hasattr(part, "shape") else part for part in parts), (sum(parts), parts)
+
+
+def without_layers(found: dict[object, Peak]) -> dict[object, Peak]:
+    """The same where nothing is gathered layer by layer, so that more moments have the same states."""
+    import numpy
+
+    both: dict[object, Peak] = {}
+    for one in found.values():
+        weights = weights_key(one.states[0])
+        before = both.get(weights)
+        rest = one.rest if before is None else numpy.maximum(before.rest, one.rest)
+        both[weights] = Peak((one.states[0], At()), rest)
+    return both
+
+
+def joined(found: dict[object, Peak], more: dict[object, Peak], mask: Any) -> dict[object, Peak]:
+    """Moments of other layouts, those of the mask, beside what is there of the others."""
+    import numpy
+
+    nothing = -numpy.inf
+    both = {key: Peak(one.states, numpy.where(mask, nothing, one.rest)) for key, one in found.items()}
+    for key, other in more.items():
+        before = found[key].rest if key in found else nothing
+        both[key] = Peak(other.states, numpy.where(mask, other.rest, before))
+    return both
+
+
+def fullest(memory: MemoryModel, every: list[Stage]) -> list[Stage]:
+    """The stages that no other one with the same chunks exceeds in what is in flight."""
+    alike: dict[object, list[Stage]] = {}
+    for stage in every:
+        alike.setdefault(memory.make_up(stage), []).append(stage)
+    layout = memory.layout
+    if layout.schedule in ("1f1b", "gpipe", "interleaved"):
+        return [same[0] for same in alike.values()]  # a later stage holds no more micro-batches
+    found = []
+    for same in alike.values():
+        numbers = _fullest(layout.schedule, layout.pp, int(layout.num_microbatches), tuple(s.index for s in same))
+        found += [stage for stage in same if stage.index in numbers]
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _fullest(schedule: Any, stages: int, batches: int, indices: tuple[int, ...]) -> tuple[int, ...]:
+    layout = Layout(pp=stages, schedule=schedule, global_batch=batches, seq_len=1)
+    held = {index: works(layout, index) for index in indices}
+    kept: list[int] = []
+    for index in indices:
+        if not any(_exceeds(held[other], held[index]) for other in kept):
+            kept = [other for other in kept if not _exceeds(held[index], held[other])] + [index]
+    return tuple(kept)
+
+
+def _exceeds(these: tuple[Work, ...], those: tuple[Work, ...]) -> bool:
+    """Whether each of those works has one among these that holds as much of everything."""
+    return all(
+        any(
+            one[:3] == other[:3]
+            and all(a >= b for n in (0, 1) for a, b in zip(one.flight[n], other.flight[n], strict=True))
+            for one in these
+        )
+        for other in those
+    )

@@ -1,0 +1,358 @@
+"""Questions the other way round: the most, the fewest, the smallest that will do. Each answer is planned, none is solved for.
+
+Whether something fits is asked of the memory of every layout, without its time. Where an answer is sought by halving, it
+rests on what is longer never needing less memory, which tests check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits
+from loadgauge.estimate.parameters import parameters
+from loadgauge.estimate.result import Estimate
+from loadgauge.plan.axis_values import space_for
+from loadgauge.plan.changes import Progress, reopened
+from loadgauge.plan.plan import Case, Objective, layout_at, plan
+from loadgauge.plan.space import divisors
+from loadgauge.spec.cluster import cluster
+from loadgauge.spec.hardware import gpu as kind_of_gpu
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import ModelSpec
+
+STEP = 1024
+"""Tokens that a sequence length is found to."""
+NICS = (25, 50, 100, 200, 400, 800, 1600, 3200)
+"""Gbit/s of network adapters that are sold, per GPU."""
+COMMUNICATION = ("tp", "cp", "ep", "pp", "zero", "dp")
+"""Lanes of a step that are communication which nothing hides."""
+
+
+def quiet(text: str) -> None:
+    """Says nothing of how far an answer is."""
+
+
+class Answer(NamedTuple):
+    """An answer in words, its value, and the best layout with it.
+
+    Of the largest micro-batch also: curve: the best layout with each of several sizes, the smallest first; roomy: the
+    largest that fits at the upper end of the range too (0: none); dividing: the largest that divides the global batch
+    """
+
+    text: str
+    value: Any
+    best: Estimate
+    curve: tuple[Estimate, ...] = ()
+    roomy: int | None = None
+    dividing: int | None = None
+
+
+def best_of(case: Case, objective: Objective, margin: float) -> Estimate | None:
+    """The best layout; None where none can exist, or none fits."""
+    try:
+        return plan([case], objective=objective, margin=margin, top=1).layouts[0]
+    except (NothingFits, LayoutError):
+        return None
+
+
+def leanest(case: Case) -> tuple[float, Layout | None]:
+    """Bytes of the layout that needs least, and that layout; of every layout only the memory is worked out.
+
+    >>> from loadgauge import gpu, model, training
+    >>> kind = training("torchtitan")
+    >>> space = space_for(model("llama-3.1-8b"), kind, 8, 8, 4096, locks={"pp": (1,)})
+    >>> least, layout = leanest(Case(space=space, training=kind, cluster=cluster(gpu("h100-sxm5-80gb"), 8)))
+    >>> layout.tp, layout.zero, str(layout.recompute)
+    (4, 3, 'full')
+    """
+    import numpy
+
+    found, where = float("inf"), None
+    for batch in case.batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool)):
+        place = int(numpy.argmin(batch.memory))
+        if batch.memory[place] < found:
+            found, where = float(batch.memory[place]), (batch.structure, batch.grid, int(batch.places[place]))
+    return found, None if where is None else layout_at(case.space, *where)
+
+
+def with_space(case: Case, **changes: Any) -> Case:
+    """The same case with another batch, length or model, all axes as open as they were."""
+    return msgspec.structs.replace(case, space=msgspec.structs.replace(case.space, **changes))
+
+
+def largest_sequence(
+    case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet
+) -> Answer:  # fmt: skip
+    """The longest sequence that some layout fits, to `STEP` tokens; raises `NothingFits` where not one step fits."""
+    model, limit = case.space.model, case.cluster.gpu.capacity - margin
+    longest = model.max_position_embeddings if model.learned_positions else None
+    lean: list[Layout] = []
+
+    def fits(steps: int) -> bool:
+        tokens = steps * STEP
+        if longest is not None and tokens > longest:
+            return False
+        progress(f"{tokens:,} tokens")
+        for layout in lean[-1:]:  # which most often is the one that needs least here too
+            longer = msgspec.structs.replace(layout, seq_len=tokens)
+            if not longer.valid(model) and case.estimate(longer).memory.total <= limit:
+                return True
+        least, new = leanest(reopened(case, seq_len=tokens))
+        lean.extend([new] if new is not None else [])
+        return least <= limit
+
+    steps = _most(fits)
+    best = best_of(reopened(case, seq_len=steps * STEP), objective, margin) if steps else None
+    if best is None:
+        raise NothingFits(f"not even {STEP} tokens of {model.name} fit")
+    return Answer(f"the longest sequence that fits: {steps * STEP:,} tokens", steps * STEP, best)
+
+
+def _most(fits: Callable[[int], bool]) -> int:
+    """The largest number that fits, by doubling and halving; 0 where not even 1 does.
+
+    >>> _most(lambda number: number <= 1000), _most(lambda number: False)
+    (1000, 0)
+    """
+    low, high = 0, 1
+    while high <= 2**16 and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def largest_micro_batch(
+    case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet, batch: int | None = None
+) -> Answer:
+    """The most sequences that one rank can run at once, of all whole numbers, and the curve up to there.
+
+    A micro-batch of n is planned with the least global batch of at least `batch` that suits every layout, a multiple of
+    n x GPUs; where n divides `batch` and a layout fits with it, with `batch` itself. batch: what the user gave, if any
+    """
+    name, limit, wanted = case.space.model.name, case.cluster.gpu.capacity - margin, batch or 1
+    unit = case.space.gpus * (2 if {"dualpipe", "dualpipev"} & set(case.space.schedule) else 1)
+    leanest_at: dict[tuple[int, int], tuple[float, Layout | None]] = {}
+
+    def sized(n: int, least: int) -> Case:
+        return with_space(case, micro_batch=(n,), global_batch=n * unit * max(1, -(-least // (n * unit))))
+
+    def lean(n: int, least: int) -> tuple[float, Layout | None]:
+        given = sized(n, least)
+        key = n, given.space.global_batch
+        if key not in leanest_at:
+            progress(f"micro-batch {n}")
+            leanest_at[key] = leanest(given)
+        return leanest_at[key]
+
+    def at(n: int) -> Estimate | None:
+        progress(f"micro-batch {n}")
+        exact = None
+        if batch is not None and batch % n == 0:
+            exact = best_of(with_space(case, micro_batch=(n,), global_batch=batch), objective, margin)
+        return exact or best_of(sized(n, wanted), objective, margin)
+
+    # With the fewest micro-batches a layout needs least. If that leaves room for fewer sequences than the global batch has,
+    # every size runs several micro-batches, and needs a little more.
+    most = _most(lambda n: lean(n, 1)[0] <= limit)
+    if most * unit < wanted:
+        most = _most(lambda n: n <= most and lean(n, wanted)[0] <= limit)
+    dividing = _largest_divisor(with_space(case, global_batch=batch), limit) if batch is not None else 0
+    most = max(most, dividing)
+    best = at(most) if most else None
+    if best is None:
+        raise NothingFits(f"not even one sequence of {name} fits")
+
+    def has_room(n: int) -> bool:
+        layout = lean(n, wanted)[1]
+        return layout is not None and case.estimate(layout).memory.high <= limit
+
+    roomy = _most(lambda n: n <= most and has_room(n))
+    sizes = {most, roomy, dividing, *(2**power for power in range(most.bit_length()))} - {0}
+    curve = {n: best if n == most else at(n) for n in sorted(sizes)}
+    fastest, leanest_layout = curve.get(roomy), lean(roomy, wanted)[1] if roomy else None
+    if fastest is not None and fastest.memory.high > limit and leanest_layout is not None:
+        same = msgspec.structs.replace(leanest_layout, global_batch=fastest.layout.global_batch)
+        curve[roomy] = case.estimate(same if not same.valid(case.space.model) else leanest_layout)
+    text = f"the largest micro-batch that fits: {most:,}, with a global batch of {_batches(best)}"
+    if roomy < most:
+        text += f"; at the upper end of the range of memory: {roomy or 'none'}"
+    if batch is not None:
+        text += f"; the largest that divides the global batch of {batch:,}: {dividing or 'none'}"
+    points = tuple(point for point in curve.values() if point is not None)
+    return Answer(text, most, best, points, roomy, dividing or None)
+
+
+def _batches(found: Estimate) -> str:
+    """The global batch of a layout, and what it must be a multiple of."""
+    multiple, batch = found.layout.dp * found.layout.micro_batch, found.layout.global_batch
+    return f"{batch:,}" if multiple == batch else f"{batch:,} (any multiple of {multiple:,} will do)"
+
+
+def _largest_divisor(case: Case, limit: float) -> int:
+    """The largest micro-batch that fits in some layout with the global batch of the case; 0 where none does."""
+    import numpy
+
+    most = 0
+    given = with_space(case, micro_batch=divisors(case.space.global_batch))
+    for batch in given.batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool)):
+        rows = batch.places[batch.memory <= limit] // batch.grid.shape[1]
+        if rows.size:
+            most = max(most, int(batch.grid.columns["micro_batch"][rows].max()))
+    return most
+
+
+def sizes(most: int, node: int) -> Iterator[int]:
+    """Numbers of GPUs to try: all up to a node that divide it, then whole nodes.
+
+    >>> list(sizes(32, 8))
+    [1, 2, 4, 8, 16, 24, 32]
+    """
+    yield from (size for size in divisors(node) if size <= most)
+    yield from range(2 * node, most + 1, node)
+
+
+def fewest_gpus(
+    case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet
+) -> Answer:  # fmt: skip
+    """The fewest GPUs on which some layout fits, of a part of a node or whole nodes; at most those of the case."""
+    for size in sizes(case.space.gpus, case.cluster.gpus_per_node):
+        progress(f"{size} GPUs")
+        try:
+            fewer = reopened(case, gpus=size)
+        except Error:
+            continue
+        if leanest(fewer)[0] > case.cluster.gpu.capacity - margin:
+            continue
+        best = best_of(fewer, objective, margin)
+        if best is not None:
+            return Answer(f"the fewest GPUs that hold it: {size}", size, best)
+    raise NothingFits(f"{case.space.model.name} does not fit {case.space.gpus} x {case.cluster.gpu.name}")
+
+
+def smallest_nic(
+    case: Case, share: float, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet
+) -> Answer:
+    """The slowest network adapter with which communication that nothing hides takes at most a share of the step.
+
+    Raises `NothingFits` where no adapter is enough, with what takes the most of the step then, and over which link.
+    """
+    if len(case.cluster.links) < 2:
+        raise ConfigError("the GPUs are all in one domain, and need no adapter", key="find")
+    best = None
+    for gigabits in NICS:
+        progress(f"{gigabits} Gbit/s")
+        links = (
+            *case.cluster.links[:-1],
+            msgspec.structs.replace(case.cluster.links[-1], bandwidth=gigabits * 1e9 / 8),
+        )
+        slower = msgspec.structs.replace(case, cluster=msgspec.structs.replace(case.cluster, links=links))
+        best = best_of(slower, objective, margin)
+        if best is not None and exposed(best) <= share:
+            words = f"{gigabits} Gbit/s for each GPU keep exposed communication at {exposed(best):.1%} of the step"
+            return Answer(f"the smallest adapter: {words}", gigabits * 1e9 / 8, best)
+        if best is None:
+            break  # no adapter makes room
+    if best is None:
+        where = f"{case.space.gpus} x {case.cluster.gpu.name}"
+        raise NothingFits(f"no layout of {case.space.model.name} fits {where}, whatever the adapter")
+    raise NothingFits(
+        f"not even {NICS[-1]} Gbit/s for each GPU keep exposed communication under {100 * share:g}% of the step: with the best"
+        f" layout it is {exposed(best):.1%}; {_dominant(best)}"
+    )
+
+
+def _dominant(found: Estimate) -> str:
+    """What takes the most of a step of all communication that nothing hides, and over which link, in words."""
+    assert found.time is not None
+    parts = found.time.parts
+    lane = max(COMMUNICATION, key=parts.__getitem__)
+    rows = [row for row in found.network if row.lane == lane]
+    outer, inner = (sum(row.exposed_seconds for row in rows if row.link == link) for link in ("outer", "inner"))
+    why = "over the network, latency included" if outer > inner else "inside a node, where no adapter changes it"
+    return f"most of it is {lane}, {parts[lane] / found.time.step:.1%} of the step, {why}"
+
+
+def exposed(found: Estimate) -> float:
+    """The share of a step that is communication which nothing hides."""
+    assert found.time is not None
+    return sum(found.time.parts[lane] for lane in COMMUNICATION) / found.time.step
+
+
+def largest_model(
+    case: Case,
+    models: Sequence[ModelSpec],
+    objective: Objective = "time",
+    margin: float = 0.0,
+    progress: Progress = quiet,
+) -> Answer:
+    """Of several models the one with the most parameters that fits; those that are not modelled are passed over."""
+    limit, space = case.cluster.gpu.capacity - margin, case.space
+    for model in sorted(models, key=lambda model: -parameters(model).total):
+        if parameters(model).total * held_bytes(case) > limit * space.gpus:
+            continue
+        progress(model.name)
+        try:
+            other = space_for(
+                model, case.training, space.gpus, space.global_batch, space.seq_len, locks=case.locks,
+                lengths=space.lengths, base=space.base,
+            )  # fmt: skip
+            larger = msgspec.structs.replace(case, space=other)
+            if leanest(larger)[0] > limit:
+                continue
+            best = best_of(larger, objective, margin)
+        except Error:
+            continue
+        if best is not None:
+            return Answer(f"the largest model that fits: {model.name}, {best.params:,} parameters", model.name, best)
+    raise NothingFits("none of the models fits")
+
+
+def held_bytes(case: Case) -> float:
+    """Bytes of a parameter that all GPUs together hold at least, whatever the layout: nothing is sharded over more ranks.
+
+    >>> from loadgauge import gpu, model, training
+    >>> kind = training("megatron")
+    >>> space = space_for(model("llama-3.1-8b"), kind, 8, 8, 4096)
+    >>> held_bytes(Case(space=space, training=kind, cluster=cluster(gpu("h100-sxm5-80gb"), 8)))
+    14.0
+    """
+    kind = case.training
+    if kind.offload == "all" or kind.precision.products is not None:
+        return 0.0
+    if kind.lora is not None:
+        return 0.0 if kind.lora.stored is not None else float(min(kind.precision.weight, kind.precision.compute))
+    if kind.offload == "optimizer" or kind.optimizer.name not in ("adamw", "sgd"):
+        return float(kind.precision.weight)
+    return float(kind.precision.weight + kind.precision.master + kind.optimizer.moments * kind.precision.moment)
+
+
+def cheapest_gpu(
+    cases: Sequence[Case], prices: dict[str, float], margin: float = 0.0, progress: Progress = quiet
+) -> tuple[list[Answer], list[str]]:
+    """Kinds of GPU, each at its price of an hour and on the number of GPUs that is best of the cases, the cheapest first;
+    and those on which nothing fits, or of which too little is known, with the reason.
+    """
+    found, rest = [], []
+    for name, price in prices.items():
+        card = kind_of_gpu(name)
+        progress(card.name)
+        try:
+            there = [
+                msgspec.structs.replace(case, cluster=cluster(card, case.space.gpus), rates=None, price=price)
+                for case in cases
+            ]
+            best = plan(there, objective="money", margin=margin, top=1).layouts[0]
+        except Error as error:
+            rest.append(f"{card.name}: {error}")
+            continue
+        assert best.time is not None
+        cost = price * best.layout.gpus * best.time.step / 3600 / best.time.tokens * 1e9
+        found.append(Answer(f"{card.name}: {cost:,.2f} for a billion tokens", cost, best))
+    if not found:
+        raise NothingFits(f"{cases[0].space.model.name} fits none of {', '.join(prices)}: {'; '.join(rest)}")
+    return sorted(found, key=lambda answer: answer.value), rest

@@ -1,0 +1,392 @@
+"""The best layouts of a space: all of them evaluated at once, the best ones estimated again one by one.
+
+The array reading ranks; what is reported is the exact `estimate` of each layout. No layout is left out beforehand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+
+from loadgauge.errors import ConfigError, LayoutError, NothingFits
+from loadgauge.estimate.estimate import estimate
+from loadgauge.estimate.result import Estimate
+from loadgauge.plan.batch.evaluate import Batch, Reading, Wanted
+from loadgauge.plan.constraints import Constraints
+from loadgauge.plan.space import SIZES, Grid, Space, Structure
+from loadgauge.spec.calibration import Rates
+from loadgauge.spec.calibration import rates as calibrated
+from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.training import Training
+
+Objective = Literal["time", "throughput", "money", "gpus", "headroom", "network"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+KEPT = 20
+"""Layouts that are estimated again one by one, beside the front."""
+NETWORK_KEPT, NETWORK_SLACK = 1000, 1.05
+"""For the least need of network: so many of the fastest layouts are asked, as far as they take at most so much longer."""
+Progress = Callable[[int, int], None]
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One cluster to plan for, and the layouts on it.
+
+    price: of a GPU-hour; locks: the values of axes that the user wants, which a changed job keeps (None: those of the space)
+    """
+
+    space: Space
+    training: Training
+    cluster: Cluster
+    rates: Rates | None = None
+    price: float | None = None
+    scale: float = 1.0
+    locks: dict[str, tuple[Any, ...]] | None = None
+
+    def reading(self) -> Reading:
+        """The array reading of all its layouts."""
+        return Reading(self.space, self.training, self.cluster, self.rates or calibrated(self.cluster.gpu.id))
+
+    def batches(self, progress: Progress | None = None, wanted: Wanted | None = None) -> Iterator[Batch]:
+        """The layouts that can exist, structure by structure, each with its memory and time.
+
+        Of lengths that differ, the time of a micro-batch as they come, and the memory of one with the longest only.
+        """
+        found = self.reading().batches(progress, wanted)
+        if self.space.lengths is None:
+            yield from found
+            return
+        import numpy
+
+        longest = msgspec.structs.replace(self, space=msgspec.structs.replace(self.space, lengths=None))
+        worst = longest.reading().batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool))
+        for batch, other in zip(found, worst, strict=True):
+            yield batch._replace(memory=numpy.maximum(batch.memory, other.memory))
+
+    def estimate(self, layout: Layout) -> Estimate:
+        """The exact estimate of one layout; of lengths that differ, the memory is that of the longest."""
+        found = estimate(
+            self.space.model, layout, self.training, cluster=self.cluster, rates=self.rates, scale=self.scale
+        )
+        if self.space.lengths is None:
+            return found
+        alike = msgspec.structs.replace(layout, tokens=None, pairs=None)
+        worst = estimate(self.space.model, alike, self.training, self.cluster.gpu)
+        return found if worst.memory.total < found.memory.total else msgspec.structs.replace(found, memory=worst.memory)
+
+
+class Found(NamedTuple):
+    """A layout that the array reading found. score: what is minimised; memory [bytes], step [s]."""
+
+    score: float
+    step: float
+    memory: float
+    case: int
+    layout: Layout
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The best layouts, best first, the Pareto front of time and memory, and how many were looked at.
+
+    evaluated: combinations of all axes; valid: those that can exist; of each the memory was worked out, and its time or,
+    for so many as `bounded` says, the least that it can take, which was too long to play its schedule
+    fitting: of those, how many fit; moved: places that exact estimates took another order than the array reading
+    """
+
+    cases: tuple[Case, ...]
+    objective: Objective
+    margin: float
+    layouts: tuple[Estimate, ...]
+    pareto: tuple[Estimate, ...]
+    evaluated: int
+    valid: int
+    fitting: int
+    seconds: float
+    moved: int = 0
+    bounded: int = 0
+
+
+class Row(NamedTuple):
+    """A layout among the best: what is minimised, seconds, bytes, the number of its case, and where it is."""
+
+    score: float
+    step: float
+    memory: float
+    case: int
+    structure: Structure
+    grid: Grid
+    place: int
+
+
+class _Best:
+    """The best layouts seen so far, the front, and the one that needs least."""
+
+    def __init__(self, numpy: Any, kept: int) -> None:
+        self.numpy, self.kept = numpy, kept
+        self.rows: list[Row] = []
+        self.front: list[Row] = []
+        self.least: Row | None = None
+        self.ceiling = float("inf")
+        self.valid = self.fitting = self.bounded = 0
+
+    def add(self, number: int, batch: Batch, score: Any, limit: float) -> None:
+        """Takes in the layouts of one structure; `limit`: bytes that they may need."""
+        numpy = self.numpy
+        self.valid += len(batch.places)
+        self.bounded += int(numpy.isinf(batch.step).sum())
+        least = int(numpy.argmin(batch.memory))
+        if self.least is None or batch.memory[least] < self.least.memory:
+            self.least = self._row(number, batch, score, least)
+        fits = numpy.flatnonzero(batch.memory <= limit)
+        self.fitting += len(fits)
+        if not len(fits):
+            return
+        good = fits[(score[fits] <= self.ceiling) & (batch.step[fits] < numpy.inf)]
+        if len(good) > self.kept:
+            good = good[numpy.argpartition(score[good], self.kept)[: self.kept]]
+        self.rows += [self._row(number, batch, score, int(index)) for index in good]
+        if len(self.rows) > 20 * self.kept:
+            self.trim()
+        self._front(number, batch, score, fits)
+
+    def wanted(self, score: Any, limit: float) -> Wanted:
+        """Whether the exact time of a layout can matter: it fits, and by its least time might be among the best kept, or
+        on the front.
+        """
+
+        def contenders(memory: Any, least: Any) -> Any:
+            if len(self.rows) >= self.kept:
+                self.trim()
+            good = score(least, memory) <= self.ceiling
+            return (good | self._before_front(memory, least)) & (memory <= limit)
+
+        return contenders
+
+    def _before_front(self, memory: Any, step: Any) -> Any:
+        """Layouts that need less memory than all on the front that take no longer."""
+        numpy = self.numpy
+        steps = numpy.array([row.step for row in self.front])
+        bytes_by_then = numpy.array([numpy.inf, *(row.memory for row in self.front)])
+        return memory < bytes_by_then[numpy.searchsorted(steps, step, side="right")]
+
+    def trim(self) -> None:
+        """Only the best stay."""
+        self.rows.sort(key=lambda row: row[:3])
+        del self.rows[self.kept :]
+        if len(self.rows) == self.kept:
+            self.ceiling = self.rows[-1].score * (1 + 1e-12)
+
+    def _row(self, number: int, batch: Batch, score: Any, index: int) -> Row:
+        return Row(
+            float(score[index]), float(batch.step[index]), float(batch.memory[index]), number, batch.structure, batch.grid,
+            int(batch.places[index]),
+        )  # fmt: skip
+
+    def _front(self, number: int, batch: Batch, score: Any, fits: Any) -> None:
+        numpy = self.numpy
+        fits = fits[batch.step[fits] < numpy.inf]
+        fits = fits[self._before_front(batch.memory[fits], batch.step[fits])]
+        if not len(fits):
+            return
+        order = fits[numpy.lexsort((batch.memory[fits], batch.step[fits]))]
+        memory = batch.memory[order]
+        lowest = numpy.minimum.accumulate(memory)
+        better = numpy.concatenate([[True], memory[1:] < lowest[:-1]])
+        mine = [self._row(number, batch, score, int(index)) for index in order[better]]
+        merged = sorted(self.front + mine, key=lambda row: row[1:3])
+        self.front = []
+        for row in merged:
+            if not self.front or row.memory < self.front[-1].memory:
+                self.front.append(row)
+
+
+def plan(
+    cases: Sequence[Case],
+    *,
+    objective: Objective = "time",
+    margin: float = 0.0,
+    top: int = 10,
+    exhaustive: bool = False,
+    progress: Progress | None = None,
+) -> Plan:
+    """The best layouts of all cases together.
+
+    objective: network asks the fastest `NETWORK_KEPT`, as far as they are at most `NETWORK_SLACK` as slow as the fastest, and
+    takes the one whose adapters carry least; the others look at every layout
+    margin: bytes to be left free on each GPU; exhaustive: play the schedule of every layout, also of those that do not fit
+    or whose slowest stage alone takes longer than the layouts found so far (which cannot change the answer)
+
+    Raises `LayoutError` where no layout can exist, and `NothingFits` where none fits.
+
+    >>> from loadgauge import cluster, gpu, model, training
+    >>> space = Space(model=model("llama-3.1-8b"), gpus=8, global_batch=8, seq_len=4096)
+    >>> found = plan([Case(space=space, training=training("torchtitan"), cluster=cluster(gpu("h100-sxm5-80gb"), 8))])
+    >>> found.layouts[0].layout.zero, found.evaluated, found.valid
+    (3, 8, 4)
+    """
+    import numpy
+
+    if objective not in OBJECTIVES:
+        raise ConfigError(f"unknown objective {objective!r} (known: {', '.join(OBJECTIVES)})", key="objective")
+    started = time.perf_counter()
+    best = _Best(numpy, max(KEPT, top, NETWORK_KEPT if objective == "network" else 0))
+    evaluated = 0
+    for number, case in enumerate(cases):
+        limit = case.cluster.gpu.capacity - margin
+        evaluated += case.space.size
+        wanted = None if exhaustive else best.wanted(partial(_score, objective, case), limit)
+        for batch in case.batches(progress, wanted):
+            best.add(number, batch, _score(objective, case, batch.step, batch.memory), limit)
+    best.trim()
+    if best.least is None:
+        raise LayoutError(no_layout(cases))
+    if not best.rows:
+        raise nothing_fits(cases, _layout(cases, best.least), best.least.case, margin)
+    if objective == "network":
+        slowest = NETWORK_SLACK * min(row.step for row in best.rows)
+        best.rows = [row for row in best.rows if row.step <= slowest]
+    known: dict[tuple[int, Layout], Estimate] = {}
+    ranked = _exact(cases, objective, known, [(row.case, _layout(cases, row)) for row in best.rows])
+    moved = sum(1 for place, (index, _) in enumerate(ranked) if place != index)
+    front = _exact(cases, objective, known, [(row.case, _layout(cases, row)) for row in best.front])
+    return Plan(
+        cases=tuple(cases), objective=objective, margin=margin, layouts=tuple(found for _, found in ranked[:top]),
+        pareto=tuple(sorted((found for _, found in front), key=lambda found: _seconds(found))), evaluated=evaluated,
+        valid=best.valid, fitting=best.fitting, seconds=time.perf_counter() - started, moved=moved, bounded=best.bounded,
+    )  # fmt: skip
+
+
+def _score(objective: Objective, case: Case, step: Any, memory: Any) -> Any:
+    """What is minimised, for each layout; it never falls where the time grows."""
+    if objective == "headroom":
+        return memory - case.cluster.gpu.capacity
+    gpus = case.space.gpus
+    return {
+        "time": step,
+        "network": step,  # the fastest are asked one by one what they send
+        "throughput": step * gpus,
+        "money": step * gpus * (1.0 if case.price is None else case.price),
+        "gpus": gpus + 1 - 1 / (step + 1),
+    }[objective]
+
+
+def score(objective: Objective, case: Case, found: Estimate) -> float:
+    """The same of an exact estimate."""
+    if objective == "headroom":
+        return found.memory.total - case.cluster.gpu.capacity
+    if objective == "network":
+        return carried(found)
+    step, gpus = _seconds(found), case.space.gpus
+    return {
+        "time": step, "throughput": step * gpus, "money": step * gpus * (1.0 if case.price is None else case.price),
+        "gpus": gpus + 1 - 1 / (step + 1),
+    }[objective]  # fmt: skip
+
+
+def carried(found: Estimate) -> float:
+    """What a GPU's network adapter carries [byte/s], in the mean of a step."""
+    nbytes: float = sum(row.adapter * row.calls_per_step for row in found.network)
+    return nbytes / _seconds(found)
+
+
+def _seconds(found: Estimate) -> float:
+    assert found.time is not None
+    return found.time.step
+
+
+def _layout(cases: Sequence[Case], row: Row) -> Layout:
+    """The layout of a row, in whole numbers."""
+    return layout_at(cases[row.case].space, row.structure, row.grid, row.place)
+
+
+def layout_at(space: Space, structure: Structure, grid: Grid, place: int) -> Layout:
+    """The layout at a place of the open arrays, in whole numbers."""
+    return space.layout(structure, dict(grid.at(place)))
+
+
+def _exact(
+    cases: Sequence[Case],
+    objective: Objective,
+    known: dict[tuple[int, Layout], Estimate],
+    found: Iterable[tuple[int, Layout]],
+) -> list[tuple[int, Estimate]]:
+    """Exact estimates, best first, each with the place that the array reading gave it. known: those made already."""
+    rows = []
+    for place, (number, layout) in enumerate(found):
+        if (number, layout) not in known:
+            known[number, layout] = cases[number].estimate(layout)
+        result = known[number, layout]
+        second = _seconds(result) if objective == "network" else result.memory.total
+        rows.append(((score(objective, cases[number], result), second, _simplicity(layout)), place, result))
+    rows.sort(key=lambda row: (row[0], row[1]))
+    return [(place, result) for _, place, result in rows]
+
+
+def _simplicity(layout: Layout) -> tuple[int, ...]:
+    """Of two layouts as good, the one with fewer things to set up comes first."""
+    return layout.pp * layout.vpp, layout.tp, layout.cp, layout.zero, layout.replicas
+
+
+# -- when there is none -------------------------------------------------------------------------------------------------
+
+
+def no_layout(cases: Sequence[Case]) -> str:
+    """Why no layout can exist, in one line: what each constraint leaves."""
+    reasons: dict[str, None] = {}
+    for case in cases:
+        space = case.space
+        left_out: dict[str, int] = {}
+        looked = 0
+        for grid in space.grids():
+            limits = Constraints(grid)
+            for structure in space.structures():
+                looked += grid.size
+                for name, mask in limits.masks(structure):
+                    left_out[name] = left_out.get(name, 0) + grid.size - limits.count(mask)
+        if not looked:
+            reasons[f"{space.model.num_hidden_layers} layers cannot be split over pp {_list(space.pp)}"
+                    f" with vpp {_list(space.vpp)}"] = None  # fmt: skip
+            continue
+        all_out = [name for name, count in left_out.items() if count == looked]
+        most = max(((count, name) for name, count in left_out.items()), default=None)
+        names = all_out or ([most[1]] if most else [])
+        problems = example(space)
+        reasons[f"{' and '.join(names)}: not one of {looked:,} does{f' ({problems})' if problems else ''}"] = None
+    return f"no layout can exist on {_list(tuple(case.space.gpus for case in cases))} GPUs; {'; '.join(reasons)}"
+
+
+def example(space: Space) -> str:
+    """What `Layout.valid` says where each axis has its only value; empty where several are open."""
+    if len(space.tp) > 1 or len(space.pp) > 1 or len(space.cp) > 1:
+        return ""
+    for structure in space.structures():
+        within = space.tp[0] * space.cp[0] * structure.pp
+        if space.gpus % within:
+            return f"{space.gpus} over {within} leaves {space.gpus % within}"
+        first = {name: getattr(space, name)[0] for name in SIZES}
+        problems = space.layout(structure, first).valid(space.model)
+        return problems[0] if problems else ""
+    return ""
+
+
+def _list(values: Sequence[int]) -> str:
+    shown = list(dict.fromkeys(values))
+    return ", ".join(map(str, shown if len(shown) < 8 else [*shown[:3], "...", shown[-1]]))
+
+
+def nothing_fits(cases: Sequence[Case], layout: Layout, number: int, margin: float) -> NothingFits:
+    """What to raise where nothing fits: the layout that needs least, and how much it lacks."""
+    case = cases[number]
+    nearest = case.estimate(layout)
+    missing = nearest.memory.total + margin - case.cluster.gpu.capacity
+    spare = f" with {margin / 2**30:.1f} GiB to spare" if margin else ""
+    text = (
+        f"no layout of {case.space.model.name} fits {case.cluster.gpu.name}{spare}: the nearest needs"
+        f" {nearest.memory.total / 2**30:.1f} GiB of {case.cluster.gpu.capacity / 2**30:.1f} GiB a GPU,"
+        f" {missing / 2**30:.1f} GiB too much"
+    )
+    return NothingFits(text, nearest=nearest, missing=missing)

@@ -1,0 +1,35 @@
+"""Where the time of a step goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.figures.lanes import lanes
+from loadgauge.figures.shown import Shown
+from loadgauge.plot.colours import EXPOSED, HIDDEN, IDLE, LANES
+from loadgauge.report.step_time import seconds
+
+
+def draw(axes: Any, shown: Shown) -> None:
+    """A lane each for what computes and what communicates: red sticks out, pale hides beside compute."""
+    found = lanes(shown) or []
+    assert shown.result.time is not None
+    step = shown.result.time.step
+    for row, lane in enumerate(found):
+        for span in lane["spans"]:
+            colour = (
+                HIDDEN if span["hidden"] else IDLE if lane["lane"] == "bubble" else LANES.get(lane["lane"], EXPOSED)
+            )
+            axes.barh(row, span["end"] - span["start"], left=span["start"], height=0.62, color=colour)
+        said = seconds(lane["seconds"]) if lane["seconds"] else f"{seconds(lane['hidden_seconds'])} hidden"
+        end = max(span["end"] for span in lane["spans"])
+        axes.text(min(end + step * 0.012, step * 1.02), row, said, va="center", fontsize=7.5, color="#3d434c")
+    axes.set_yticks(range(len(found)), [lane["lane"] for lane in found])
+    axes.invert_yaxis()
+    axes.set_xlim(0, step * 1.14)
+    axes.set_xlabel("seconds")
+    axes.tick_params(axis="y", length=0)
+    axes.set_title(
+        f"{seconds(step)} on the slowest stage; red: not hidden, pale: hidden under compute", loc="left", fontsize=8,
+        color="#5f6670",
+    )  # fmt: skip

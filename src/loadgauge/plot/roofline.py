@@ -1,0 +1,52 @@
+"""The operations under the roof of the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.figures.roofline import roofline
+from loadgauge.figures.shown import Shown
+from loadgauge.plot.colours import INK, LANES, MUTE
+from loadgauge.report.step_time import seconds
+
+NAMED = 8
+"""Points that are listed: those that take the most time."""
+
+
+def draw(axes: Any, shown: Shown) -> None:
+    """FLOP/s against FLOPs a byte, each operation's forward; areas are seconds of a step."""
+    found = roofline(shown)
+    assert found is not None
+    points = [point for point in found["points"] if point["flops"] and point["bytes"]]
+    most = max(point["step_seconds"] for point in points)
+    reach = [point["intensity"] for point in points]
+    low, high = min(*reach, found["ridge"]) / 3, max(*reach, found["ridge"]) * 3
+    axes.plot(
+        [low, found["ridge"], high], [low * found["bandwidth"] / 1e12, found["peak"] / 1e12, found["peak"] / 1e12],
+        color=INK, linewidth=1.2,
+    )  # fmt: skip
+    for point in points:
+        axes.scatter(
+            point["intensity"], point["achieved"] / 1e12, s=12 + 160 * point["step_seconds"] / most, alpha=0.8,
+            color=LANES[point["kind"]], edgecolor="white", linewidth=0.6,
+        )  # fmt: skip
+    listed = [
+        f"{number}  {point['op']}, {seconds(point['step_seconds'])}" for number, point in enumerate(points[:NAMED], 1)
+    ]
+    for number, point in enumerate(points[:NAMED], 1):
+        axes.annotate(
+            str(number), (point["intensity"], point["achieved"] / 1e12), (8, -3), textcoords="offset points", fontsize=7.5
+        )  # fmt: skip
+    axes.text(
+        0.98, 0.04, "\n".join(listed), transform=axes.transAxes, ha="right", va="bottom", fontsize=7.5, color=MUTE,
+        linespacing=1.5, multialignment="left",
+    )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(low, high)
+    axes.set_xlabel("FLOPs a byte of HBM")
+    axes.set_ylabel("TFLOP/s")
+    axes.set_title(
+        f"roof: {found['peak'] / 1e12:,.0f} TFLOP/s, {found['bandwidth'] / 1e12:,.2f} TB/s; area: seconds of a step",
+        loc="left", fontsize=8, color=MUTE,
+    )  # fmt: skip

@@ -1,0 +1,38 @@
+"""The pipeline schedule, stage by stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.figures.schedule import COLUMNS, schedule
+from loadgauge.figures.shown import Shown
+from loadgauge.plot.colours import IDLE, KINDS
+
+
+def draw(axes: Any, shown: Shown) -> None:
+    """Forward, backward and weight gradients of each micro-batch; what is left blank is the bubble."""
+    found = schedule(shown)
+    stages = found["stages_shown"]
+    rows = {stage: row for row, stage in enumerate(stages)}
+    for row in rows.values():
+        axes.barh(row, found["seconds"], height=0.8, color=IDLE)
+    boxes: dict[str, list[tuple[int, float, float]]] = {}
+    for cell in found["cells"]:
+        one = dict(zip(COLUMNS, cell, strict=True))
+        boxes.setdefault(one["kind"], []).append((rows[one["stage"]], one["start"], one["end"] - one["start"]))
+    for kind, each in boxes.items():
+        axes.barh(
+            [row for row, _, _ in each], [width for _, _, width in each], left=[start for _, start, _ in each],
+            height=0.8, color=KINDS[kind], edgecolor="white", linewidth=0.4,
+        )  # fmt: skip
+    axes.set_yticks(range(len(stages)), [f"stage {stage}" for stage in stages])
+    axes.invert_yaxis()
+    axes.set_xlim(0, found["seconds"])
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("seconds" if found["timed"] else "in units of one forward")
+    some = f"; drawn: {found['shown']}" if found["shown"] else ""
+    axes.set_title(
+        f"{found['schedule']}, {found['stages']} stages: blue forward, orange backward, yellow gradients of weights, grey"
+        f" bubble ({found['bubble']:.1%} of what is drawn{some})",
+        loc="left", fontsize=8, color="#5f6670",
+    )  # fmt: skip

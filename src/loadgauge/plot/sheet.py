@@ -1,0 +1,120 @@
+"""One figure, or all of them on one sheet, written to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from loadgauge.errors import ConfigError
+from loadgauge.estimate.result import Estimate
+from loadgauge.figures.shown import STAGES, Shown
+from loadgauge.plot import blocks, lanes, roofline, schedule
+from loadgauge.plot import memory_phases as through_step
+from loadgauge.plot.colours import EXPOSED, INK, LINE, MUTE
+from loadgauge.report.step_time import seconds
+from loadgauge.resolve.resolve import Job
+from loadgauge.units import GIB
+
+FIGURES: dict[str, tuple[str, Callable[[Any, Shown], None]]] = {
+    "bytes": ("Where every byte goes", blocks.draw),
+    "step": ("Memory through one step", through_step.draw),
+    "time": ("Where the time goes", lanes.draw),
+    "roofline": ("Roofline of the operations", roofline.draw),
+    "schedule": ("Pipeline schedule", schedule.draw),
+}
+"""Figures by name: heading, and what draws it."""
+TIMED = ("time", "roofline")
+"""Figures that need a time."""
+ENDINGS = (".svg", ".png", ".pdf")
+STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": MUTE,
+    "xtick.color": MUTE,
+    "ytick.color": MUTE,
+    "text.color": INK,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "loadgauge",
+}
+
+
+def plot(given: Job, result: Estimate, file: Path, figure: str = "all") -> None:
+    """Writes one of `FIGURES`, or all that can be drawn, to an .svg, .png or .pdf. Errors: `ConfigError`."""
+    if file.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"{file}: a figure is written as {', '.join(ENDINGS)}")
+    if figure in TIMED and result.time is None:
+        raise ConfigError(f"the figure '{figure}' needs a time: give --gpu, and links that are known")
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("figures need matplotlib: pip install 'loadgauge[plot]'") from None
+    shown = Shown(given, result)
+    with matplotlib.rc_context(STYLE):
+        drawn = _sheet(Figure, shown) if figure == "all" else _single(Figure, shown, figure)
+        try:
+            # No date: the same run is the same file.
+            drawn.savefig(file, dpi=160, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
+        except OSError as error:
+            raise ConfigError(f"{file}: {error.strerror}") from None
+
+
+def _single(figure_of: Any, shown: Shown, name: str) -> Any:
+    heading, draw = FIGURES[name]
+    figure = figure_of(
+        figsize=(8, 2 + 0.28 * min(STAGES, shown.layout.pp) if name == "schedule" else 4.8), layout="constrained"
+    )
+    axes = figure.subplots()
+    draw(axes, shown)
+    figure.suptitle(heading, x=0.012, ha="left", fontsize=12, fontweight="bold")
+    return figure
+
+
+def _sheet(figure_of: Any, shown: Shown) -> Any:
+    result = shown.result
+    names, heights = [["bytes", "step"]], [4.3]
+    if result.time is not None:
+        names.append(["time", "roofline"])
+        heights.append(3.5)
+    if shown.layout.pp > 1:
+        names.append(["schedule"])
+        heights.append(1.2 + 0.24 * min(STAGES, shown.layout.pp))
+    figure = figure_of(figsize=(13, 1.1 + sum(heights)), layout="constrained")
+    rows = figure.subfigures(1 + len(names), 1, height_ratios=[1.1, *heights])
+    _headline(rows[0], shown)
+    for row, each in zip(rows[1:], names, strict=True):
+        cells = row.subfigures(1, len(each), wspace=0.03)
+        for cell, name in zip(cells if len(each) > 1 else [cells], each, strict=True):
+            heading, draw = FIGURES[name]
+            draw(cell.subplots(), shown)
+            cell.suptitle(heading, x=0.012, ha="left", fontsize=11, fontweight="bold")
+    return figure
+
+
+def _headline(figure: Any, shown: Shown) -> None:
+    """Model and layout; then the verdict, the step and what it reaches."""
+    result, layout = shown.result, shown.layout
+    memory, time = result.memory, result.time
+    axes_said = " ".join(
+        f"{name} {getattr(layout, name)}" for name in ("dp", "tp", "pp", "cp", "ep") if getattr(layout, name) > 1
+    )
+    machine = f"{layout.gpus:,} x {result.gpu}" if result.gpu else f"{layout.gpus:,} GPUs"
+    figure.text(
+        0.012, 0.8, f"{result.model.name} · {machine} · {axes_said or 'one rank'} · ZeRO {layout.zero} · recompute"
+        f" {layout.recompute} · {layout.global_batch:,} x {layout.seq_len:,} tokens a step",
+        fontsize=10, color=MUTE, va="center",
+    )  # fmt: skip
+    has = "" if memory.capacity is None else f" of {memory.capacity / GIB:,.1f}"
+    verdict = {"fits": "It fits", "tight": "It fits, tightly", "does not fit": "It does not fit"}.get(
+        memory.verdict, "Memory"
+    )
+    said = [(f"{verdict}: {memory.total / GIB:,.1f}{has} GiB", EXPOSED if memory.fits is False else "#1f7045")]
+    if time is not None:
+        said += [(f"Step {seconds(time.step)}", INK), (f"MFU {time.mfu:.1%}", INK)]
+        said += [(f"{time.tokens_per_second_per_gpu:,.0f} tokens/s/GPU", INK)]
+    for (text, colour), place in zip(said, (0.012, 0.34, 0.48, 0.62), strict=False):
+        figure.text(place, 0.35, text, fontsize=15, fontweight="bold", color=colour, va="center")

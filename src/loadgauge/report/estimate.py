@@ -1,0 +1,295 @@
+"""The plain text of an estimate: the verdict first, then where every byte goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadgauge.advise.advice import advice
+from loadgauge.estimate.memory.rank_memory import PARTS
+from loadgauge.estimate.parameters import parameters
+from loadgauge.estimate.result import STRETCHES, Estimate, Memory
+from loadgauge.report.padding import padding
+from loadgauge.report.step_time import headline, seconds, timing
+from loadgauge.report.table import GLUE, Column, bar, console, draw, heading, points
+from loadgauge.resolve.reproduce import show_command
+from loadgauge.resolve.resolve import Job, worst_routing
+from loadgauge.units import GIB, count, flops
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WORDS = {
+    "fits": ("FITS", "bold green"),
+    "tight": ("TIGHT", "bold yellow"),
+    "does not fit": ("DOES NOT FIT", "bold red"),
+    "unknown": ("NEEDS", "bold"),
+}
+"""The verdict, and its colour."""
+
+
+def report(given: Job, result: Estimate) -> None:
+    """Prints the whole estimate."""
+    target = console()
+    _verdict(target, given, result)
+    if result.memory.fits is False:
+        _advice(target, given, result)
+    _parts(target, result)
+    _moments(target, result)
+    _stages(target, result)
+    timing(target, given, result)
+    _work(target, result)
+    expected = given.forecast()
+    if expected is not None:
+        padding(target, expected)
+    if given.file:
+        heading(target, "Your job file")
+        points(target, [given.file])
+    if given.assumed:
+        heading(target, "Assumptions (flags not given)")
+        glued = (f"{flag} {value}".replace(" ", GLUE) for flag, value in given.assumed.items())
+        points(target, [", ".join(glued)], "")
+    heading(target, "Not counted")
+    points(target, _left_out(result))
+
+
+def gib(nbytes: float, digits: int = 2) -> str:
+    """GiB without the unit, for tables that name it."""
+    return f"{nbytes / GIB:,.{digits}f}"
+
+
+def verdict(result: Estimate) -> str:
+    """The first line: whether it fits, how much it needs of what there is, and where.
+
+    >>> from loadgauge import Layout, estimate, model
+    >>> verdict(estimate(model("gpt2"), Layout(seq_len=1024))).split(" on the ")[1].split(",")[0]
+    'worst rank (stage 0 of 1)'
+    """
+    memory = result.memory
+    word, _ = WORDS[memory.verdict]
+    capacity = "" if memory.capacity is None else f" of {gib(memory.capacity, 1)} GiB"
+    return (
+        f"{word}  {gib(memory.total, 1)} GiB{capacity} on the worst rank"
+        f" (stage {memory.rank.stage} of {result.layout.pp}), range {gib(memory.low, 1)}-{gib(memory.high, 1)} GiB"
+    )
+
+
+def _verdict(target: Console, given: Job, result: Estimate) -> None:
+    from rich.text import Text
+
+    memory, layout = result.memory, result.layout
+    word, style = WORDS[memory.verdict]
+    line = Text(verdict(result))
+    line.stylize(style, 0, len(word))
+    target.print(line, soft_wrap=True)
+    names = ("dp", "tp", "pp", "cp", "ep", "etp", "vpp")
+    shape = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1 or name == "dp"]
+    shape += [f"ZeRO {layout.zero}", *(["sequence parallel"] if layout.sequence_parallel else [])]
+    card = "GPU" if given.gpu is None else given.gpu.name
+    batch = f"{layout.global_batch:,} sequence{'s' if layout.global_batch > 1 else ''}"
+    length = f"{'up to ' if given.lengths else ''}{layout.seq_len:,} tokens"
+    lines = [
+        f"{result.model.name}, {count(result.params)} parameters, on {layout.gpus:,} x {card}: {', '.join(shape)}.",
+        f"A step of {batch} of {length}, micro-batch {layout.micro_batch}. Peak moment: {memory.moment}.",
+    ]
+    if result.time is not None:
+        lines.append(headline(result.time))
+    points(target, lines, "")
+    if memory.verdict == "tight":
+        points(target, ["It fits, but the upper end of the range does not."], "", style="yellow")
+    if memory.host:
+        points(target, [f"Host memory: {gib(memory.host)} GiB per rank of this stage."], "")
+    _lengths(target, given)
+    _routing(target, given)
+
+
+def _lengths(target: Console, given: Job) -> None:
+    """With ragged sequences: which micro-batch is shown, and the worst case."""
+    worst = given.worst_case()
+    if worst is None or given.lengths is None:
+        return
+    how = "without padding" if given.training.kernels.attention == "flash" else "with padding"
+    shown = f"Shown: the expected micro-batch, {given.layout.tokens:,.0f} tokens {how}"
+    points(target, [f"{shown}; mean length {given.lengths.mean:,.0f}."], "")
+    memory = worst.memory
+    ending = {True: ", which fits too.", False: ", which DOES NOT FIT.", None: "."}[memory.fits]
+    line = f"Worst micro-batch, {given.layout.micro_batch} x the longest ({given.lengths.longest:,} tokens):"
+    points(target, [f"{line} {gib(memory.total, 1)} GiB{ending}"], "", style="red" if memory.fits is False else "")
+
+
+def _routing(target: Console, given: Job) -> None:
+    """With experts over several ranks: which routing is assumed, and the worst case."""
+    worst = worst_routing(given)
+    if worst is None:
+        return
+    memory, layout = worst.memory, worst.layout
+    ending = {True: ", which fits too.", False: ", which DOES NOT FIT.", None: "."}[memory.fits]
+    step = "" if worst.time is None else f", a step {seconds(worst.time.step)}"
+    line = (
+        f"Experts: the busiest rank gets {given.layout.expert_imbalance:g} x the mean (assumed). Worst case,"
+        f" {layout.expert_imbalance:g} x: {gib(memory.total, 1)} GiB{step}{ending}"
+    )
+    points(target, [line], "", style="red" if memory.fits is False else "")
+
+
+def _advice(target: Console, given: Job, result: Estimate) -> None:
+    memory = result.memory
+    assert memory.capacity is not None
+    name, nbytes = max(memory.parts.items(), key=lambda item: item[1])
+    line = f"{gib(memory.total - memory.capacity, 1)} GiB over capacity; the largest part is {name},"
+    points(target, [f"{line} {gib(nbytes, 1)} GiB ({nbytes / memory.total:.0%})."], "")
+    changes = advice(given)
+    if not changes:
+        points(target, ["None of the flag changes tried here makes it smaller."], "")
+        return
+    fits = any(change.result.memory.fits for change in changes)
+    title = "Changes that make it fit (each one estimated)" if fits else "No change tried makes it fit; the closest"
+    columns = [
+        Column("change", wrap=True),
+        Column("GiB", "right"),
+        Column("verdict", rank=1),
+        Column("time" if result.time is not None else "FLOPs", "right"),
+        Column("why", style="dim", wrap=True),
+    ]
+    rows = []
+    for change in changes:
+        other = change.result
+        more = _effort(other, result) - 1
+        work = f"{more:+.0%}" if abs(more) >= 0.005 else "same"
+        rows.append([change.flags, gib(other.memory.total, 1), other.memory.verdict, work, change.note])
+    draw(target, columns, rows, title)
+    target.print()
+    show_command(target, changes[0].command, "To reproduce the first line:")
+
+
+def _effort(other: Estimate, result: Estimate) -> float:
+    """The cost of a sequence there relative to here: time where it is known, else FLOPs."""
+    if other.time is not None and result.time is not None:
+        return other.time.step / other.time.tokens / (result.time.step / result.time.tokens)
+    here = result.flops.hardware / result.layout.global_batch
+    return float(other.flops.hardware / other.layout.global_batch / here)
+
+
+def _parts(target: Console, result: Estimate) -> None:
+    """Every part at the peak moment, and at the moment at which it is itself largest."""
+    memory = result.memory
+    what = _meaning(result)
+    columns = [
+        Column("part"), Column("at peak", "right"), Column("share", "right", rank=2),
+        Column("", style="cyan", wide=True), Column("largest", "right"), Column("when"), Column("what", wrap=True, rank=1),
+    ]  # fmt: skip
+    rows = []
+    for part in PARTS:
+        nbytes, (largest, when) = memory.parts[part], _largest(memory, part)
+        if largest:
+            share = nbytes / memory.total
+            rows.append([part, gib(nbytes), f"{share:.1%}", bar(target, share), gib(largest), when, what[part]])
+    phase = STRETCHES.get(memory.moments[memory.peak].phase, "backward")
+    total = gib(memory.total)
+    rows.append(["total", total, "100.0%", "", total, phase, f"at the peak: {memory.moment}"])
+    strong = [len(rows) - 1]
+    if memory.capacity is not None:
+        left = memory.capacity - memory.total
+        rest = f"{gib(abs(left))} GiB {'left' if left >= 0 else 'missing'}"
+        rows.append(["capacity", gib(memory.capacity), "", "", "", "", rest])
+    draw(target, columns, rows, "Where every byte goes, in GiB", strong)
+    others = [f"{row[0]} ({basis})" for row in rows if (basis := result.basis.get(row[0], "derived")) != "derived"]
+    points(target, [f"Basis: derived from the model and the layout, except {' and '.join(others)}."], "", "dim")
+
+
+def _largest(memory: Memory, part: str) -> tuple[float, str]:
+    """The most that a part is at any moment of the step, and in which phase that is."""
+    if len({moment.parts[part] for moment in memory.moments}) == 1:
+        return memory.parts[part], "always"
+    moment = memory.largest(part)
+    return moment.parts[part], STRETCHES.get(moment.phase, "backward")
+
+
+def _meaning(result: Estimate) -> dict[str, str]:
+    """What each part is, in a few words."""
+    layout, training = result.layout, result.training
+    precision, optimizer = training.precision, training.optimizer
+
+    def sharded(stage: int) -> str:
+        return f", sharded over {layout.zero_ranks} ranks" if layout.zero >= stage and layout.zero_ranks > 1 else ""
+
+    stored = f"{precision.weight} B per parameter"
+    if (lora := training.lora) is not None:
+        base = "" if lora.stored is None else f" in {lora.stored.words}"
+        stored = f"frozen base{base} and adapters of rank {lora.rank}"
+    if (
+        (low := precision.products) is not None
+        and low.weights != "within"
+        and layout.zero < training.framework.weights_stage
+    ):
+        stored += f", and {2 * low.weight_element:g} B {low.weights} for the blocks' matrices"
+    states = [f"{optimizer.name} states"]
+    if precision.main_gradient:
+        states.append("float32 gradients")
+    if precision.master:
+        states.append("float32 master weights")
+    flight = layout.in_flight(result.memory.rank.stage)
+    kept = f"kept for backward, recompute {layout.recompute}"
+    return {
+        "weights": f"{stored}{sharded(training.framework.weights_stage)}",
+        "gradients": f"{precision.gradient} B per trainable parameter{sharded(2)}",
+        "optimizer": f"{' and '.join(states)}{sharded(1)}",
+        "gathered": "whole layers in use, buckets and 16-bit copies",
+        "activations": kept if flight == 1 else f"{kept}, {flight:g} micro-batches in flight",
+        "loss": f"logits and their copies, {training.kernels.loss} loss",
+        "transient": "temporaries of one layer or of the optimizer step",
+        "outside": "CUDA context, NCCL and cuBLAS buffers",
+    }
+
+
+def _moments(target: Console, result: Estimate) -> None:
+    """Every moment of the worst rank; parts that never change are left to the table above."""
+    memory = result.memory
+    moving = [part for part in PARTS if len({moment.parts[part] for moment in memory.moments}) > 1]
+    by_size = sorted(moving, key=lambda part: -max(moment.parts[part] for moment in memory.moments))
+    columns = [
+        Column("moment", wrap=True),
+        Column("total", "right"),
+        *(Column(part, "right", style="dim", rank=1 + by_size.index(part)) for part in moving),
+    ]
+    rows = [
+        [
+            moment.name + ("  <- peak" if index == memory.peak else ""),
+            gib(moment.total),
+            *(gib(moment.parts[part]) for part in moving),
+        ]
+        for index, moment in enumerate(memory.moments)
+    ]
+    draw(target, columns, rows, "Through one step, in GiB", [memory.peak])
+
+
+def _stages(target: Console, result: Estimate) -> None:
+    stages = result.memory.stages
+    if len(stages) < 2:
+        return
+    heading(target, "Peak of each pipeline stage, in GiB")
+    shown = [gib(nbytes, 1) for nbytes in stages]
+    if len(shown) > 16:
+        shown = [*shown[:8], "...", *shown[-4:]]
+    points(target, ["  ".join(shown)], "")
+
+
+def _work(target: Console, result: Estimate) -> None:
+    layout, work = result.layout, result.flops
+    parts = parameters(result.model)
+    tokens = layout.global_batch * layout.seq_len
+    if layout.tokens is not None:
+        tokens = layout.tokens * layout.num_microbatches * layout.dp
+    heading(target, "Work of one step, all GPUs together")
+    lines = [
+        f"tokens: {tokens:,.0f}; micro-batches per rank: {layout.num_microbatches:,}",
+        f"model FLOPs: {flops(work.model)} (forward {flops(work.forward)}, backward {flops(work.backward)})",
+        f"hardware FLOPs: {flops(work.hardware)}, of which {flops(work.recompute)} recomputed"
+        f" ({work.recompute / work.model if work.model else 0:.1%})",
+        f"parameters: {count(result.params)} = {result.params:,} (embedding {count(parts.embedding)},"
+        f" layers {count(parts.layers)}, head {count(parts.head)})",
+    ]
+    points(target, lines)
+
+
+def _left_out(result: Estimate) -> list[str]:
+    return [f"{note[:1].lower()}{note[1:]}" for note in result.not_counted]

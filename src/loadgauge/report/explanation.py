@@ -1,0 +1,96 @@
+"""The plain text of an explanation of one part of the memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadgauge.algebra import Size
+from loadgauge.estimate.workings import Explanation, Formula, Kept
+from loadgauge.report.table import Column, console, draw, heading, points
+from loadgauge.units import GIB
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def show(found: Explanation) -> None:
+    """Prints it: the total, the formula, how the steps add up, the tensors, the sources."""
+    from rich.text import Text
+
+    target = console()
+    target.print(Text(f"{found.part}: {found.total / GIB:,.2f} GiB = {whole(found.total)} bytes", style="bold"))
+    points(target, [f"On the worst rank (stage {found.stage}) {_when(found)} Basis: {found.basis}."], mark="")
+    points(target, [f"Rule: {found.rule}."], mark="")
+    if not found.steps:
+        points(target, ["There is none of it at this moment."], mark="")
+    for formula in _once(found.formulas):
+        _formula(target, formula)
+    if found.steps:
+        rows = [[step.what, whole(step.nbytes), f"{step.nbytes / GIB:,.3f}"] for step in found.steps]
+        rows.append(["total", whole(found.total), f"{found.total / GIB:,.3f}"])
+        columns = [Column("what", wrap=True), Column("bytes", "right"), Column("GiB", "right")]
+        draw(target, columns, rows, "How it adds up", [len(rows) - 1])
+    _tensors(target, found.tensors)
+    for title, lines in (("Notes", found.notes), ("Sources", found.sources)):
+        if lines:
+            heading(target, title)
+            points(target, lines)
+
+
+def _when(found: Explanation) -> str:
+    """The moment that is explained, beside the peak and the moment at which the part is largest."""
+    peak, largest = found.moment == found.peak, found.total == found.at_largest
+    marks = [*(["the peak of the rank"] if peak else []), *(["where this part is largest"] if largest else [])]
+    lines = [f"during {found.moment}" + (f" ({' and '.join(marks)})." if marks else ".")]
+    if not peak:
+        lines.append(f"At the peak of the rank, during {found.peak}, it is {found.at_peak / GIB:,.2f} GiB (--at peak).")
+    if not largest:
+        lines.append(f"It is largest during {found.largest}: {found.at_largest / GIB:,.2f} GiB (--at largest).")
+    return " ".join(lines)
+
+
+def whole(value: Size) -> str:
+    """A count with its thousands apart; averages are rounded.
+
+    >>> whole(22031663104), whole(2.5)
+    ('22,031,663,104', '2.5')
+    """
+    return f"{value:,}" if isinstance(value, int) or value != round(value) else f"{round(value):,}"
+
+
+def _once(formulas: tuple[Formula, ...]) -> list[Formula]:
+    """The formulas, each once."""
+    return list(
+        {(formula.letters, formula.numbers, formula.nbytes): formula for formula in reversed(formulas)}.values()
+    )[::-1]
+
+
+def _formula(target: Console, formula: Formula) -> None:
+    heading(target, formula.what[:1].upper() + formula.what[1:])
+    if not formula.letters:
+        why = "a size does not divide evenly, so no formula with letters holds"
+        points(target, [f"{whole(formula.nbytes)} bytes ({why})"], mark="  ")
+        return
+    # Formulas are never broken into lines: they are there to be copied.
+    for line in (formula.letters, f"= {formula.numbers}", f"= {whole(formula.nbytes)} bytes"):
+        target.print(f"  {line}", soft_wrap=True)
+    points(
+        target,
+        (f"{name} = {whole(value)}: {meaning}" for name, (meaning, value) in formula.legend.items()),
+        mark="    ",
+    )
+
+
+def _tensors(target: Console, tensors: tuple[Kept, ...]) -> None:
+    for layer in dict.fromkeys(tensor.layer for tensor in tensors):
+        mine = [tensor for tensor in tensors if tensor.layer == layer]
+        rows = [[one.name, whole(one.numel), whole(one.nbytes), ", ".join(one.by)] for one in mine]
+        rows.append(["together", "", whole(sum(one.nbytes for one in mine)), ""])
+        columns = [
+            Column("tensor"),
+            Column("elements", "right"),
+            Column("bytes", "right"),
+            Column("kept by", wrap=True),
+        ]
+        title = f"Tensors that one {layer} keeps" if layer.startswith("layer") else f"Tensors that the {layer} keeps"
+        draw(target, columns, rows, title, [len(rows) - 1])

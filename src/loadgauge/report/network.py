@@ -1,0 +1,277 @@
+"""What the network must carry, told to a person: the verdict first, then each axis, every collective, other clusters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadgauge.estimate.time.bandwidth_needs import Need, Network, Setup, largest_tp, smallest_batch, what_if
+from loadgauge.estimate.time.traffic import Traffic
+from loadgauge.report.step_time import seconds
+from loadgauge.report.table import GLUE, Column, console, draw, heading, points
+from loadgauge.resolve.resolve import Job
+from loadgauge.spec.layout import AXES
+from loadgauge.units import GB, MIB, count
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NAMES = {"inner": "node", "outer": "network"}
+"""The links, in a table."""
+NOT_COUNTED = (
+    "scalars: gradient norms, loss averages, the counts of tokens that experts expect",
+    "traffic of storage, checkpoints and other jobs on the same network",
+    "reduction inside the switches (NVLink SHARP, InfiniBand SHARP), which sends about half as much",
+)
+
+
+def report(given: Job, setup: Setup, found: Network) -> None:
+    """Prints the whole answer."""
+    target = console()
+    _verdict(target, given, setup, found)
+    if found.traffic:
+        _needs(target, setup, found)
+        _traffic(target, setup, found)
+        _what_if(target, setup, found)
+        _limits(target, given, setup, found)
+    if given.assumed:
+        heading(target, "Assumptions (flags not given)")
+        glued = (f"{flag} {value}".replace(" ", GLUE) for flag, value in given.assumed.items())
+        points(target, [", ".join(glued)], "")
+    heading(target, "Not counted")
+    points(target, NOT_COUNTED)
+
+
+def gigabytes(nbytes: float) -> str:
+    """GB or GB/s without the unit, three digits.
+
+    >>> gigabytes(1.2345e9), gigabytes(123.45e9), gigabytes(1.2e6)
+    ('1.23', '123', '0.0012')
+    """
+    value = nbytes / GB
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
+
+
+def percent(share: float) -> str:
+    """A share for a person.
+
+    >>> percent(0.05), percent(0.125)
+    ('5%', '12.5%')
+    """
+    return f"{100 * share:.3g}%"
+
+
+def verdict(found: Network) -> tuple[str, str, str]:
+    """The word, its colour, and the rest of the first line."""
+    if not found.traffic:
+        return "NOTHING TO CARRY", "bold", "one GPU has nobody to talk to"
+    cost = f"{found.exposed / found.step:.1%} of a step of {seconds(found.step)} is communication that nothing hides"
+    if found.enough:
+        return "ENOUGH", "bold green", cost
+    short = sorted((need for need in found.needs if not need.enough), key=lambda need: -need.shown)
+    worst = short[0]
+    rest = f" ({', '.join(dict.fromkeys(need.axis for need in short[1:]))} falls short too)" if short[1:] else ""
+    return (
+        "NOT ENOUGH",
+        "bold red",
+        f"{worst.axis} needs {gigabytes(worst.needed)} GB/s of the {NAMES[worst.link]}'s links and reaches"
+        f" {gigabytes(worst.reached)}{rest}; {cost}",
+    )
+
+
+def _verdict(target: Console, given: Job, setup: Setup, found: Network) -> None:
+    from rich.text import Text
+
+    word, style, rest = verdict(found)
+    line = Text(f"{word}  {rest}")
+    line.stylize(style, 0, len(word))
+    target.print(line, soft_wrap=True)
+    layout, fabric, known = given.layout, setup.fabric, setup.machine.rates
+    assert given.gpu is not None
+    names = ("dp", "tp", "pp", "cp", "ep", "etp", "vpp", "replicas")
+    shape = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1 or name == "dp"]
+    shape += [f"ZeRO {layout.zero}", *(["sequence parallel"] if layout.sequence_parallel else [])]
+    batches = f"{layout.num_microbatches} micro-batch{'es' if layout.num_microbatches > 1 else ''} on each rank"
+    lines = [
+        f"{given.model.name} on {layout.gpus:,} x {given.gpu.name}: {', '.join(shape)}; {batches} a step.",
+    ]
+    if found.traffic:
+        lines.append(_links(given, setup))
+        how = (
+            f"at the {setup.achieved / 1e12:g} TFLOP/s you gave"
+            if setup.achieved
+            else f"by the roofline, efficiencies {known.basis}"
+        )
+        lines += [
+            f"Ranks fill nodes in the order {', '.join(layout.order)}; a node here is what the fast link joins.",
+            f"Compute takes {seconds(found.compute.total)} of the step ({how}). What nothing hides may take"
+            f" {percent(setup.share)} of that on each axis (--share), {seconds(setup.share * found.compute.total)}.",
+        ]
+    if fabric.oversubscription > 1:
+        beyond = f"a pod of {fabric.pod} GPUs" if fabric.pod else "the node"
+        rails = ", but not on a rail" if fabric.rails else ""
+        lines.append(f"Beyond {beyond} the network gives 1/{fabric.oversubscription:g} when everybody sends{rails}.")
+    points(target, lines, "")
+
+
+def _links(given: Job, setup: Setup) -> str:
+    """What the links are, and what of them collectives achieve."""
+    fabric = setup.fabric
+    assert given.gpu is not None
+    parts = []
+    if fabric.domain > 1:
+        kind = given.gpu.interconnect.kind or "the fast link"
+        said = "yours" if given.request.link_bandwidth else "datasheet"
+        parts.append(
+            f"{kind} joins {fabric.domain} GPUs, {gigabytes(fabric.inner_bandwidth)} GB/s each and way ({said}), of which"
+            f" collectives achieve {fabric.inner_efficiency:.0%}"
+        )
+    if given.layout.gpus > fabric.domain:
+        said = "yours" if given.request.nic_bandwidth else "datasheet"
+        parts.append(
+            f"the network gives {gigabytes(fabric.outer_bandwidth)} GB/s a GPU and way ({said}), of which collectives"
+            f" achieve {fabric.outer_efficiency:.0%}"
+        )
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _place(row: Need | Traffic) -> int:
+    """Where the axis of a row stands in a table: experts beside tp."""
+    return AXES.index({"etp": "ep"}.get(row.axis, row.axis))
+
+
+def _word(need: Need, share: float) -> str:
+    if need.hidden:
+        return "hidden"
+    if need.enough:
+        return f"within {percent(share)}"
+    return "TOO SLOW"
+
+
+def _needs(target: Console, setup: Setup, found: Network) -> None:
+    columns = [
+        Column("axis", wrap=True), Column("GPUs", "right", wide=True), Column("over"), Column("GB", "right"),
+        Column("takes", "right"), Column("may take", "right", wide=True), Column("needs", "right"), Column("reaches", "right"),
+        Column("of", "right", style="dim", wide=True), Column("verdict"),
+    ]  # fmt: skip
+    needs = sorted(found.needs, key=_place)
+    rows = [
+        [
+            f"{need.axis}, {need.what}", f"{need.ranks:,}", NAMES[need.link], gigabytes(need.carried),
+            seconds(need.seconds), seconds(need.beside if need.overlapped else need.allowed), gigabytes(need.needed),
+            gigabytes(need.reached), gigabytes(need.bandwidth), _word(need, setup.share),
+        ]
+        for need in needs
+    ]  # fmt: skip
+    strong = [number for number, need in enumerate(needs) if not need.enough]
+    draw(target, columns, rows, "What a GPU's links carry in a step, and the GB/s they need for it", strong)
+    points(
+        target,
+        [
+            "GB: over the slowest link of the way, each way. May take: the compute it runs beside or, where it runs beside"
+            " none, its share of all compute. Reaches: latency and crowded networks included.",
+            *_stages(setup, found),
+        ],
+        "",
+        style="dim",
+    )
+
+
+def _stages(setup: Setup, found: Network) -> list[str]:
+    """Of which pipeline stages the GPUs are whose links are shown."""
+    if setup.layout.pp == 1:
+        return []
+    other: dict[int, dict[str, None]] = {}
+    for row in found.traffic:
+        if row.stage != found.stage:
+            other.setdefault(row.stage, {})[f"{row.axis} {row.kind}"] = None
+    busier = (f"{' and '.join(kinds)} of stage {stage}" for stage, kinds in sorted(other.items()))
+    more = f"; {', '.join(busier)}, where they take longest" if other else ""
+    return [f"Of pipeline stage {found.stage}, the slowest of 0 to {setup.layout.pp - 1}{more}."]
+
+
+def _traffic(target: Console, setup: Setup, found: Network) -> None:
+    columns = [
+        Column("axis"), Column("what", wrap=True), Column("collective", wide=True), Column("calls", "right"),
+        Column("MiB a call", "right", wide=True), Column("GB sent", "right"), Column("takes", "right"),
+        Column("exposed", "right"),
+    ]  # fmt: skip
+    rows = [
+        [
+            row.axis, row.what, row.collective.replace("_", "-"), _calls(row),
+            f"{row.payload / MIB:,.0f}" if row.payload >= 99.5 * MIB else f"{row.payload / MIB:.3g}",
+            gigabytes(row.sent), seconds(row.seconds), seconds(row.exposed_seconds) if row.exposed_seconds else "-",
+        ]
+        for row in sorted(found.traffic, key=_place)
+    ]  # fmt: skip
+    sent = sum(row.sent for row in found.traffic)
+    total, shown = (sum(getattr(row, name) for row in found.traffic) for name in ("seconds", "exposed_seconds"))
+    rows.append(["all", "", "", "", "", gigabytes(sent), seconds(total), seconds(shown) if shown else "-"])
+    draw(
+        target,
+        columns,
+        rows,
+        "Every collective of a step (calls: micro-batches x each)",
+        [len(rows) - 1],
+    )
+    points(target, _stages(setup, found), "", style="dim")
+
+
+def _calls(row: Traffic) -> str:
+    """Micro-batches times calls of each, or the calls of a step."""
+    each = row.calls_per_microbatch
+    return f"{row.calls_per_step / each:,g} x {each:,g}" if each else f"{row.calls_per_step:,g}"
+
+
+def _what_if(target: Console, setup: Setup, found: Network) -> None:
+    columns = [
+        Column("with"), Column("step", "right"), Column("change", "right"), Column("exposed", "right"),
+        Column("of the step", "right"), Column("links are"), Column("tightest", wrap=True),
+    ]  # fmt: skip
+
+    def row(name: str, result: Network) -> list[str]:
+        tightest = result.tightest
+        return [
+            name, seconds(result.step), f"{result.step / found.step - 1:+.1%}" if result is not found else "",
+            seconds(result.exposed) if result.exposed else "-", f"{result.exposed / result.step:.1%}",
+            "enough" if result.enough else "NOT ENOUGH",
+            "" if tightest is None else f"{tightest.axis}, {tightest.what}",
+        ]  # fmt: skip
+
+    changes = (row(change.name, change.result) for change in what_if(setup, found))
+    rows = [row("the cluster as it is", found), *changes]
+    draw(target, columns, rows, "What if the cluster were another", [0])
+
+
+def _limits(target: Console, given: Job, setup: Setup, found: Network) -> None:
+    heading(target, "What these links allow")
+    layout, lines = given.layout, []
+    best = largest_tp(setup)
+    here = f"; you have {layout.tp}" if layout.tp > 1 else ""
+    if best == 1:
+        lines.append(f"no tp above 1: its traffic takes more than {percent(setup.share)} of compute at 2{here}")
+    elif best is not None:
+        lines.append(f"largest tp on these GPUs, with dp what is left: {best}{here}")
+    if any(need.axis == "dp" for need in found.needs):
+        lines.append(_batch_line(given, setup))
+    lines.append(
+        f"compute is {found.efficiency:.1%} of compute and exposed communication together"
+        " (1/(1 + r), not Amdahl's law: communication is no serial share of the work)"
+    )
+    points(target, lines)
+
+
+def _batch_line(given: Job, setup: Setup) -> str:
+    layout, batch = given.layout, smallest_batch(setup)
+    if batch is None:
+        return f"no batch makes data parallelism cost less than {percent(setup.share)} of compute"
+    tokens = count(batch.global_batch * layout.seq_len)
+    if layout.zero >= 2:
+        return (
+            f"smallest micro-batch beside which data parallelism costs no more than {percent(setup.share)}:"
+            f" {batch.micro_batch} (memory permitting); you have {layout.micro_batch}"
+        )
+    return (
+        f"smallest global batch beside which data parallelism costs no more than {percent(setup.share)}:"
+        f" {batch.global_batch:,} sequences ({tokens} tokens); you have {layout.global_batch:,}"
+    )

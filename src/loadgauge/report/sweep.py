@@ -1,0 +1,170 @@
+"""A sweep, told: the best cell for each model and size, what fits nowhere, what could not be told and why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loadgauge.report.step_time import seconds as duration
+from loadgauge.report.table import Column, console, document, draw, heading, points
+from loadgauge.units import GIB
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from loadgauge.plan.sweep.grid import Row
+
+MOST_ROWS, MOST_REASONS = 40, 12
+INPUTS = ("gpu", "nic_bandwidth", "link_bandwidth", "seq_len", "global_batch", "precision", "framework", "optimizer")
+"""Inputs that are worth a word in the table, first ones first, where they differ from cell to cell."""
+
+
+class Progress:
+    """How far a sweep is: a bar on stderr, on a terminal only."""
+
+    def __init__(self, whole: int, there: Iterable[Row]) -> None:
+        self.failed, self.bar, self.task = 0, None, None
+        rows = list(there)
+        self.failed = sum(row["code"] == 2 for row in rows)
+        if not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        parts = (MofNCompleteColumn(), TextColumn("cells{task.description}"), TimeRemainingColumn())
+        self.bar = Bar(BarColumn(), *parts, console=Console(stderr=True), transient=True)
+        self.task = self.bar.add_task(self._failures(), total=whole, completed=len(rows))
+
+    def __enter__(self) -> Progress:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def add(self, row: Row) -> None:
+        """One more cell has its result."""
+        self.failed += row["code"] == 2
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, advance=1, description=self._failures())
+
+    def _failures(self) -> str:
+        return f", {self.failed:,} could not be told" if self.failed else ""
+
+
+def told(
+    rows: Sequence[Row], *, output: str, resumed: int, others: int, lost: int, seconds: float, as_json: bool
+) -> None:  # fmt: skip
+    """Prints the whole answer.
+
+    resumed: cells that were there already; others: results there of other cells; lost: cells whose workers died
+    """
+    counts = [sum(row["code"] == code for row in rows) for code in (0, 1, 2)]
+    best = leaders(rows)
+    if as_json:
+        document(
+            {
+                "output": output, "cells": len(rows), "resumed": resumed, "planned": len(rows) - resumed,
+                "others": others, "fits": counts[0], "nothing_fits": counts[1], "cannot_tell": counts[2],
+                "lost": lost,
+                "seconds": seconds, "best": [row["cell"] for row in best],
+                "results": [{name: value for name, value in row.items() if value is not None} for row in rows],
+            }
+        )  # fmt: skip
+        return
+    target = console()
+    if best:
+        _table(target, rows, best)
+    _reasons(target, [row for row in rows if row["code"] == 1], "Nothing fits", len(rows))
+    _reasons(target, [row for row in rows if row["code"] == 2], "Could not be told", len(rows))
+    before = f", {resumed:,} of them before" if resumed else ""
+    lines = ["", f"{len(rows):,} cells{before}: {counts[0]:,} fit, {counts[1]:,} do not, {counts[2]:,} could not be told;"
+             f" {seconds:,.1f} s. Every result: {output} (Parquet)."]  # fmt: skip
+    if lost:
+        lines.append(f"{lost:,} of these lost their workers and are not stored: the same command tries them again.")
+    if others:
+        lines.append(f"{others:,} more results there are of other cells, or of another version of loadgauge.")
+    points(target, lines, "", style="dim")
+
+
+def leaders(rows: Iterable[Row]) -> list[Row]:
+    """The best cell for each model and number of GPUs, in the order of the sweep.
+
+    Of cells that were planned for money the cheapest token, for headroom the most memory left, else the most tokens a
+    second: what these are compared by, batches and lengths may differ in.
+
+    >>> slow, fast = (dict(model="m", gpus=8, objective="time", code=0, tokens_per_second_per_gpu=n) for n in (1, 2))
+    >>> leaders([slow, fast, {**fast, "code": 1}]) == [fast]
+    True
+    """
+    best: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        if row["code"] != 0:
+            continue
+        place = row["model"], row.get("gpus"), row.get("objective")
+        if place not in best or _score(row) < _score(best[place]):
+            best[place] = row
+    return list(best.values())
+
+
+def _score(row: Row) -> tuple[float, float]:
+    """What is least for the best; a cell without a price comes after all that have one."""
+    speed = -float(row["tokens_per_second_per_gpu"])
+    if row["objective"] == "money":
+        cost = row.get("cost_per_billion_tokens")
+        return float("inf") if cost is None else cost, speed
+    if row["objective"] == "headroom":
+        return row["memory_total"] - row["memory_capacity"], speed
+    return speed, 0.0
+
+
+def _table(target: Console, rows: Sequence[Row], best: Sequence[Row]) -> None:
+    varied = [name for name in INPUTS if len({row.get(name) for row in rows}) > 1]
+    prices = any(row.get("cost_per_billion_tokens") is not None for row in best)
+    columns = [
+        Column("model", wrap=True), Column("GPUs", "right"), *(Column(name.replace("_", " "), wrap=True) for name in varied),
+        Column("step", "right"), Column("tokens/s/GPU", "right"), Column("MFU", "right"), Column("GiB", "right"),
+        *([Column("cost of 10^9", "right")] if prices else []), Column("layout", wrap=True, wide=True),
+    ]  # fmt: skip
+    lines = []
+    for row in best[:MOST_ROWS]:
+        cost = row.get("cost_per_billion_tokens")
+        lines.append(
+            [
+                row["model"], f"{row['gpus'] or 1:,}", *(_shown(row.get(name)) for name in varied), duration(row["step"]),
+                f"{row['tokens_per_second_per_gpu']:,.0f}", f"{row['mfu']:.1%}", f"{row['memory_total'] / GIB:,.1f}",
+                *([("" if cost is None else f"{cost:,.2f}")] if prices else []), row["layout"],
+            ]
+        )  # fmt: skip
+    objectives = list(dict.fromkeys(row["objective"] for row in best))
+    word = {("money",): "cheapest", ("headroom",): "roomiest"}.get(tuple(objectives), "fastest")
+    draw(target, columns, lines, f"The {word if len(objectives) == 1 else 'best'} cell for each model and size")
+    if len(best) > MOST_ROWS:
+        points(target, [f"and {len(best) - MOST_ROWS:,} more"], "", style="dim")
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _reasons(target: Console, rows: Sequence[Row], title: str, whole: int) -> None:
+    """Cells without a layout, those with the same reason together."""
+    if not rows:
+        return
+    heading(target, f"{title}: {len(rows):,} of {whole:,} cells")
+    reasons: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        reasons.setdefault((row["model"], row["error"]), []).append(row)
+    lines = []
+    for (model, error), same in list(reasons.items())[:MOST_REASONS]:
+        sizes = sorted({row.get("gpus") or 1 for row in same})
+        span = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+        times = f" ({len(same):,} cells)" if len(same) > 1 else ""
+        lines.append(f"{model} on {span} {_shown(same[0].get('gpu'))}{times}: {error}")
+    points(target, lines)
+    if len(reasons) > MOST_REASONS:
+        points(target, [f"and {len(reasons) - MOST_REASONS:,} more reasons"], "", style="dim")

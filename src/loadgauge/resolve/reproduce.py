@@ -1,0 +1,200 @@
+"""The complete flags of a run: typed into `loadgauge estimate`, they give the same bytes and seconds to the bit.
+
+Every command line that is printed, exported, copied or linked is written here. The rule: each value that was given and
+each value that follows from other flags (GPUs, batches, sequence length, schedule, framework) is written out. Only two
+kinds of values are left out: constant defaults, and what the named framework decides (its precision, loss and overlap).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from loadgauge.cli.options import Request
+from loadgauge.errors import Error
+from loadgauge.estimate.result import Estimate
+from loadgauge.resolve.rescale import run as measured_run
+from loadgauge.resolve.resolve import JOB_FILES, bandwidth, job
+from loadgauge.spec.cluster import cluster
+from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.layout import AXES
+from loadgauge.spec.training import Training, training
+from loadgauge.units import rate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CONSTANT = {
+    **dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "replicas"), 1), "zero": 0, "recompute": "none",
+    "optimizer": "adamw", "attention": "flash", "offload": "none", "base": "nf4", "lora_targets": "all",
+    "cp_comm": "ring", "order": ",".join(AXES),
+    **dict.fromkeys(("sequence_parallel", "qlora", "mtp"), False),
+}  # fmt: skip
+"""Defaults that depend on no other flag."""
+NEEDING = ("cp_comm", "base", "lora_targets")
+"""Of those, flags that are refused without another one."""
+WHOLE_RUN = ("tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
+"""Flags of the whole training run."""
+KEPT = ("lengths", *WHOLE_RUN)
+"""Flags that an estimate's result does not hold; they stay as they were given."""
+
+
+def completer(request: Request) -> Callable[[Estimate], Request]:
+    """Completes the requests of estimates that were made for the same model and job as `request`.
+
+    Where the model is another tool's job file, a default is written out if the file says otherwise.
+
+    >>> from loadgauge.resolve.resolve import job
+    >>> given = job(Request(model="llama-3.1-8b", gpu="h100-sxm5-80gb", tp=8))
+    >>> completer(given.request)(given.estimate()).flags()
+    '--gpu h100-sxm5-80gb --gpus 8 --tp 8 --micro-batch 1 --global-batch 1 --seq-len 4096 --framework megatron'
+    """
+    file = _from_file(request)
+    return lambda result: _complete(request, result, file)
+
+
+def documented(result: Estimate, complete: Callable[[Estimate], Request]) -> dict[str, Any]:
+    """An estimate for JSON, with the command line that gives it."""
+    return {**result.to_dict(), "command": complete(result).command()}
+
+
+def show_command(target: Console, command: str, title: str = "To reproduce it:") -> None:
+    """Prints a command line unwrapped, on a line of its own, so that it can be copied whole."""
+    target.print(title)
+    target.print(f"  {command}", soft_wrap=True)
+
+
+def _from_file(request: Request) -> dict[str, Any] | None:
+    """What a job file says by itself; empty where the model is none, None where that cannot be told."""
+    if os.path.splitext(request.model)[1].lower().lstrip(".") not in JOB_FILES:
+        return {}
+    from loadgauge.resolve.job_file import from_job_file, is_job_file  # only then are dialects read
+
+    if not is_job_file(request.model):
+        return {}
+    try:
+        own = from_job_file(Request(model=request.model, gpu=request.gpu))[0]
+    except Error:
+        return None
+    return {name: value for name in own.__struct_fields__ if (value := getattr(own, name)) is not None}
+
+
+def _complete(request: Request, result: Estimate, file: dict[str, Any] | None) -> Request:
+    layout, kind = result.layout, result.training
+    framework = training(kind.framework.name)
+    values: dict[str, Any] = {
+        **{name: getattr(request, name) for name in KEPT},
+        "mtp": bool(request.mtp),
+        **{name: int(getattr(layout, name)) for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "zero", "replicas")},
+        "gpu": result.gpu,
+        "gpus": int(layout.gpus),
+        "sequence_parallel": layout.sequence_parallel,
+        "schedule": layout.schedule if layout.pp > 1 else None,
+        "stage_layers": None if layout.stage_layers is None else ",".join(map(str, layout.stage_layers)),
+        "recompute": str(layout.recompute),
+        "micro_batch": int(layout.micro_batch),
+        "global_batch": int(layout.global_batch),
+        "seq_len": int(layout.seq_len) if request.lengths is None else None,
+        "framework": kind.framework.name,
+        "precision": kind.precision.name,
+        "optimizer": kind.optimizer.name,
+        "attention": kind.kernels.attention,
+        "loss": _loss(kind) if result.model.head.kind == "lm" else None,
+        "offload": kind.offload,
+        "cp_comm": layout.cp_comm if layout.cp > 1 else "ring",
+        "expert_imbalance": None if layout.expert_imbalance == 1 else float(layout.expert_imbalance),
+        "order": ",".join(layout.order),
+        "overlap": kind.overlap.text(),
+        **_adapters(request, kind),
+        **_links(request, result.cluster),
+    }
+    defaults = {
+        **CONSTANT,
+        # What the framework decides once it is named.
+        "precision": framework.precision.name, "loss": _loss(framework), "overlap": kind.framework.overlap.text(),
+    }  # fmt: skip
+    if layout.cp == 1:
+        values["cp_comm"] = None
+    if result.gpu is None:
+        values |= {"order": None, "overlap": None}
+    if values["stage_layers"] is None and layout.pp > 1 and (file is None or "stage_layers" in file):
+        values["stage_layers"] = ",".join(map(str, layout.layers_of(result.model)))
+    for name, default in defaults.items():
+        if values.get(name) == default and file is not None and file.get(name, default) == default:
+            values[name] = None
+    complete = Request(model=request.model, **values)
+    if request.measured is None:
+        return complete
+    return msgspec.structs.replace(
+        complete, measured=_measured(request, result, _complete(_unmeasured(request), result, {}))
+    )
+
+
+def _unmeasured(request: Request) -> Request:
+    return msgspec.structs.replace(request, measured=None)
+
+
+def _measured(request: Request, result: Estimate, here: Request) -> str:
+    """The measured run by what it differs in from this one, both complete, as no default says the same in both."""
+    there, name, text = measured_run(request)
+    other = _complete(there, job(there, result.model).estimate(), {})
+    words = [f"{name}={text}"]
+    for field in other.__struct_fields__[2:]:
+        value = getattr(other, field)
+        if field not in WHOLE_RUN and value != getattr(here, field):
+            if value is None and field not in NEEDING:
+                value = CONSTANT.get(field)
+            words.append(f"{field}={'' if value is None else str(value).lower()}")
+    return ",".join(words)
+
+
+def _loss(kind: Training) -> str:
+    kernels = kind.kernels
+    return f"chunked:{kernels.loss_chunks}" if kernels.loss == "chunked" else kernels.loss
+
+
+def _adapters(request: Request, kind: Training) -> dict[str, Any]:
+    lora = kind.lora
+    if lora is None:
+        return {"qlora": False}
+    base = lora.quantised if isinstance(lora.quantised, str) else "nf4"
+    return {
+        "lora_rank": int(lora.rank),
+        "lora_targets": request.lora_targets or "all",
+        "qlora": bool(lora.quantised),
+        "base": base if lora.quantised else None,
+    }
+
+
+def _links(request: Request, machines: Cluster | None) -> dict[str, Any]:
+    """The flags of the links: those given, where they give this cluster; else what differs from the GPU's own."""
+    names = ("gpus_per_node", "link_bandwidth", "nic_bandwidth")
+    given: dict[str, Any] = {name: getattr(request, name) for name in names}
+    if machines is None or _cluster(machines, **given) == machines:
+        return given
+    inner = machines.links[0].bandwidth if machines.links[0].domain > 1 else None
+    outer = machines.links[-1].bandwidth if len(machines.links) > 1 else None
+    for node in dict.fromkeys((request.gpus_per_node, None, machines.gpus_per_node)):
+        for link, adapter in ((None, None), (None, outer), (inner, None), (inner, outer)):
+            words: dict[str, Any] = {
+                "gpus_per_node": node,
+                "link_bandwidth": rate(link) if link else None,
+                "nic_bandwidth": rate(adapter) if adapter else None,
+            }
+            if _cluster(machines, **words) == machines:
+                return words
+    raise AssertionError(f"no flags give {machines}")
+
+
+def _cluster(
+    machines: Cluster, gpus_per_node: int | None, link_bandwidth: str | None, nic_bandwidth: str | None
+) -> Cluster | None:  # fmt: skip
+    """The cluster that these flags give with as many GPUs of this kind; None where they give none."""
+    link, adapter = bandwidth(link_bandwidth, "link_bandwidth"), bandwidth(nic_bandwidth, "nic_bandwidth")
+    try:
+        return cluster(machines.gpu, machines.gpus, gpus_per_node, link, adapter)
+    except Error:
+        return None

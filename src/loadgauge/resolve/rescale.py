@@ -1,0 +1,82 @@
+"""`--measured`: what a run of the user's own took over what is predicted for it, which rescales other predictions."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from loadgauge.cli.options import Request
+from loadgauge.errors import ConfigError
+from loadgauge.resolve.resolve import job
+from loadgauge.spec.model import ModelSpec
+from loadgauge.units import parse
+
+MEASURES = ("step", "tokens_per_second_per_gpu", "mfu", "tflops")
+
+
+def scale(request: Request, model: ModelSpec) -> float:
+    """What a measured run took over what is predicted for it.
+
+    The text is a measure (`step=12.3s`, `tokens_per_second_per_gpu=9000`, `mfu=0.41`, `tflops=400`) and, after it, the
+    flags in which that run differed from this one (`step=12.3s,gpus=64,tp=4`); `tp=` is a flag that was not given there.
+    """
+    there, name, text = run(request)
+    time = job(there, model).estimate().time
+    if time is None:
+        raise ConfigError("there is no predicted time to compare a measured one with", key="measured")
+    try:
+        value, unit = (float(text), "") if text[-1:].isdigit() else parse(text)
+    except ValueError:
+        raise ConfigError(f"cannot read {text!r}", key="measured") from None
+    if not 0 < value < float("inf") or unit not in ("", "second") or (unit == "second") != (name == "step"):
+        raise ConfigError(f"{name} cannot be {text!r} (step needs a unit of time, the others none)", key="measured")
+    predicted = {
+        "step": time.step,
+        "tokens_per_second_per_gpu": time.tokens_per_second_per_gpu,
+        "mfu": time.mfu,
+        "tflops": time.model_flops_per_gpu / 1e12,
+    }[name]
+    return value / predicted if name == "step" else predicted / value
+
+
+def run(request: Request) -> tuple[Request, str, str]:
+    """The measured run, and its measure: the name and the text of the value."""
+    assert request.measured is not None
+    words = _words(request.measured)
+    measures = [name for name in words if name in MEASURES]
+    others = {name.replace("-", "_"): value for name, value in words.items() if name not in MEASURES}
+    if len(measures) != 1:
+        raise ConfigError(f"name one of {', '.join(MEASURES)}, as in step=12.3s", key="measured")
+    plain = msgspec.to_builtins(request)
+    unknown = [name for name in others if name not in Request.__struct_fields__ or name in ("model", "gpu", "measured")]
+    if unknown:
+        raise ConfigError(f"no flag {unknown[0]!r} in which the measured run could differ", key="measured")
+    plain.pop("measured")
+    for name in ("tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds"):
+        plain.pop(name, None)
+    try:
+        said = {name: value for name, value in {**plain, **others}.items() if value != ""}
+        there = msgspec.convert(said, Request, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error), key="measured") from None
+    return there, measures[0], words[measures[0]]
+
+
+def changed(request: Request, change: dict[str, Any]) -> str:
+    """`--measured` of a request with a change: the measured run is described as it was, without the change.
+
+    >>> changed(Request(model="gpt2", measured="step=12s,gpus=64", zero=1), {"zero": 3, "tp": 2, "gpus": 16})
+    'step=12s,gpus=64,zero=1,tp='
+    """
+    assert request.measured is not None
+    known = {name.replace("-", "_") for name in _words(request.measured)}
+    said = {name: getattr(request, name) for name in change if name not in known}
+    pins = (f",{name}={'' if value is None else str(value).lower()}" for name, value in said.items())
+    return request.measured + "".join(pins)
+
+
+def _words(text: str) -> dict[str, str]:
+    """Names and values, with commas between them; a value may have commas too (`stage_layers=7,8,8,7`)."""
+    return dict(word.strip().partition("=")[::2] for word in re.split(r",(?=[^,=]*=)", text))

@@ -1,0 +1,91 @@
+"""One call of a function, traced on fake tensors: what it would take, at any size, on a CPU or as on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from loadgauge.errors import ConfigError
+from loadgauge.measure.profile import Usage
+from loadgauge.trace.device.fake import FakeMode
+from loadgauge.trace.device.simulated import fakes, simulated_device
+from loadgauge.trace.record.allocations import op_name
+from loadgauge.trace.record.tracker import Tracker
+
+DEVICES = ("cuda", "cpu")
+
+
+class Call(Usage, frozen=True):
+    """As a measured `Usage`; `made` are the bytes of the result that the function made itself."""
+
+    made: int = 0
+
+    @property
+    def extra(self) -> tuple[int, int]:
+        """(persistent, peak) without the result, as article 5 counts."""
+        return self.persistent - self.made, self.peak - self.made
+
+
+def trace_call(function: Callable[..., Any], *inputs: Any, device: str = "cuda") -> Call:
+    """What a call takes beside its inputs; nothing is allocated and nothing computed.
+
+    Tensors among the inputs may be real or on the device `meta`; they stand for tensors on `device`. Raises what the
+    function raises.
+
+    >>> import torch
+    >>> x = torch.empty(2**29, dtype=torch.float16, device="meta", requires_grad=True)
+    >>> found = trace_call(lambda x: 1 / (1 + torch.exp(-x)), x)
+    >>> [part / 2**30 for part in found.extra]  # in units of one tensor
+    [2.0, 3.0]
+    """
+    place = where(device)
+    with fakes() as mode:
+        made = tree_map(lambda one: fake_like(mode, one, place), inputs)
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)}
+        tracker = Tracker(place)
+        tracker.claim(tree_leaves(made), "inputs")
+        before, first = tracker.live(), len(tracker.stream.ids)
+        tracker.begin("call")
+        with tracker:
+            result = function(*made)
+        after = tracker.live()
+        storages = {
+            leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes()
+            for leaf in tree_leaves(result)
+            if isinstance(leaf, torch.Tensor)
+        }
+        moment = tracker.stream.peak(first) if len(tracker.stream.ids) > first else None
+        by_op: dict[str, int] = {}
+        if moment is not None:
+            for number, nbytes in tracker.stream.live(moment.event).items():
+                record = tracker.stream.records[number]
+                if record.phase:
+                    name = op_name(record.op)
+                    by_op[name] = by_op.get(name, 0) + nbytes
+        peak = max(after, moment.total if moment else 0) - before
+        return Call(
+            device=f"simulated {device}",
+            persistent=after - before,
+            peak=max(0, peak),
+            seconds=0.0,
+            by_op=dict(sorted(by_op.items(), key=lambda item: -item[1])),
+            made=sum(nbytes for key, nbytes in storages.items() if key not in given),
+        )
+
+
+def where(device: str) -> str:
+    """PyTorch's name for the device that stands for `device`."""
+    if device not in DEVICES:
+        raise ConfigError(f"device: traces as on {' or '.join(DEVICES)}, got {device!r}")
+    return simulated_device() if device == "cuda" else "cpu"
+
+
+def fake_like(mode: FakeMode, one: Any, device: str) -> Any:
+    """A fake tensor of the shape, strides, dtype and need for gradient of another; other things as they are."""
+    if not isinstance(one, torch.Tensor):
+        return one
+    made = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=device)
+    return made.requires_grad_(one.requires_grad)

@@ -1,0 +1,270 @@
+"""Watches code train: what it allocates by phase and module, what it saves, computes and sends.
+
+Nothing is asked of the code: modules, backward and optimizers are seen by the hooks that PyTorch has for all of them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.nn.modules import module as modules
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from loadgauge.trace.graph import Field, fields, nodes
+from loadgauge.trace.record.allocations import SAVED, WEIGHTS, Stream, dtype_name
+from loadgauge.trace.record.collectives import Collective, collective
+from loadgauge.trace.record.flops import formula
+from loadgauge.trace.record.tracker import Tracker, node_key, own
+from loadgauge.trace.saved import SavedTensor
+
+FORWARD, BACKWARD, STEP = "forward", "backward", "optimizer step"
+
+
+class Work(msgspec.Struct):
+    """FLOPs of one operation, and where it ran."""
+
+    flops: int
+    op: str
+    module: str
+    node: int
+    phase: str
+    step: int
+
+
+class Observer:
+    """What was seen. Use `observing`."""
+
+    def __init__(self, device: str | None, stacks: bool = False) -> None:
+        self.tracker = Tracker(device, stacks)
+        self.tracker.watchers.append(self._saw)
+        self.work: list[Work] = []
+        self.uncounted: Counter[str] = Counter()
+        self.collectives: list[Collective] = []
+        self.saved: list[SavedTensor] = []
+        self.multiplied: set[int] = set()
+        self.steps = 0
+        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.kinds: dict[str, str] = {}
+        self._phase = FORWARD
+        self._stack: list[str] = []
+        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()  # a deleted model is gone
+        self._roots: Counter[str] = Counter()
+        self._switches: list[tuple[int, str]] = []
+        self._within = 0
+        self._noted = -1
+
+    @property
+    def stream(self) -> Stream:
+        """The allocations."""
+        return self.tracker.stream
+
+    # -- modules -------------------------------------------------------------------------------------------------------
+
+    def name(self, root: nn.Module, prefix: str = "") -> None:
+        """Gives the modules of a model their names; the first model's have no prefix."""
+        for path, module in root.named_modules():
+            if module not in self._names:
+                label = f"{prefix}.{path}" if prefix and path else path or prefix
+                self._names[module] = label
+                self.kinds.setdefault(label, type(module).__name__)
+        self.tracker.claim(root.parameters(), WEIGHTS)
+        self.tracker.claim(root.buffers(), WEIGHTS)
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        known = self._names.get(module)
+        if known is None:
+            kind = type(module).__name__
+            self._roots[kind] += 1
+            first = not self._names
+            label = kind if self._roots[kind] == 1 else f"{kind} {self._roots[kind]}"
+            above = self._stack[-1] if self._stack else ""
+            self.name(module, "" if first else f"{above}.{kind}" if above else label)
+            known = self._names[module]
+        self._stack.append(known)
+        self._switch()
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        known = self._names.get(module)
+        if known is not None and known in self._stack:
+            while self._stack.pop() != known:  # modules that an exception left
+                pass
+            self._switch()
+
+    def _switch(self) -> None:
+        name = self._stack[-1] if self._stack else ""
+        self.tracker.module = name
+        self._switches.append((_next_node(), name))
+
+    def module_of(self, node: int) -> str:
+        """The module whose forward made a node of the graph."""
+        if node < 0:
+            return ""
+        place = bisect.bisect_right(self._switches, node, key=lambda switch: switch[0]) - 1
+        return self._switches[place][1] if place >= 0 else ""
+
+    # -- operations ----------------------------------------------------------------------------------------------------
+
+    def _saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        count = formula(func)
+        if count is not None:
+            if isinstance(count, str):
+                self.uncounted[count] += 1
+            else:
+                node = node_key(torch._C._current_autograd_node())
+                flops = count(args, kwargs, out)
+                self.work.append(
+                    Work(flops, str(func._overloadpacket), self.tracker.module, node, self._phase, self.steps)
+                )
+        elif func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"):
+            sent = collective(func, args, kwargs, out, self._phase, self.tracker.module, self.steps)
+            if sent is not None:
+                self.collectives.append(sent)
+                if sent.kind == "all_gather":
+                    self._gathered(func, [*tree_leaves(args), *tree_leaves(out)], sent.payload)
+
+    def _gathered(self, func: Any, tensors: list[Any], payload: int) -> None:
+        """What a collective fills is what it makes, whoever made room for it."""
+        for one in tensors:
+            if isinstance(one, torch.Tensor) and one.nbytes == payload:
+                number = self.tracker.take(one, func)
+                if number is not None and self.stream.records[number].category == "":
+                    self.stream.records[number].op = func
+
+    def sent(self, kind: str, ranks: int, payload: int) -> None:
+        """Takes down a collective that is not dispatched [bytes]."""
+        self.collectives.append(Collective(kind, ranks, payload, self._phase, self.tracker.module, self.steps))
+
+    # -- phases --------------------------------------------------------------------------------------------------------
+
+    def begin(self, phase: str) -> None:
+        """What follows belongs to this phase of the step."""
+        self._phase = phase
+        self.tracker.begin(phase)
+
+    def _backward(self, original: Any) -> Any:
+        """`torch.autograd.backward`, or `grad`, watched: it runs a phase of its own."""
+
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._within:
+                return original(tensors, *args, **kwargs)
+            roots = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor)]
+            self._note_saved(roots)
+            before, self._stack, self._within = self._stack, [], 1
+            self._switch()
+            self.begin(BACKWARD)
+            try:
+                return original(tensors, *args, **kwargs)
+            finally:
+                self._stack, self._within = before, 0
+                self._switch()
+                for optimizer in list(self.optimizers):
+                    self.tracker.claim_optimizer(optimizer)
+                for module in list(self._names):
+                    for parameter in module._parameters.values():
+                        if parameter is not None and parameter.grad is not None:
+                            self.tracker.claim([parameter.grad], "gradients")
+                self.begin(FORWARD)
+
+        return backward
+
+    def _note_saved(self, roots: list[torch.Tensor]) -> None:
+        """Every tensor that the graph of these keeps, with the module that saved it. Of the graphs of the last step the
+        largest stays."""
+        before = (self.saved, self.multiplied) if self._noted == self.steps else ([], set())
+        self._noted = self.steps
+        self.saved, self.multiplied = [], set()
+        numbers: dict[int, int] = {}
+        regions: set[int] = set()
+        for node in sorted(nodes(roots), key=lambda node: int(node._sequence_nr())):
+            module = self.module_of(int(node._sequence_nr()))
+            for field in fields(node):
+                if not isinstance(field, Field):  # made again in backward
+                    if id(field.region) not in regions:
+                        regions.add(id(field.region))
+                        for tensor in field.inputs:
+                            self._keep("checkpoint", "input", tensor, module, numbers)
+                elif field.packed is not None or field.tensor.dim():  # else a Python number
+                    number = self._keep(field.node, field.field, field.tensor, module, numbers)
+                    if number is not None and field.node.startswith("MulBackward"):
+                        self.multiplied.add(number)
+        if kept_bytes(before[0]) > kept_bytes(self.saved):
+            self.saved, self.multiplied = before
+
+    def _keep(self, node: str, field: str, tensor: torch.Tensor, module: str, numbers: dict[int, int]) -> int | None:
+        tensor = own(tensor)
+        number = self.tracker.take(tensor, "external")
+        if number is None:
+            return None
+        record = self.stream.records[number]
+        self.saved.append(
+            SavedTensor(
+                node=node,
+                field=field,
+                shape=tuple(map(int, tensor.shape)),
+                dtype=dtype_name(tensor.dtype),
+                nbytes=int(tensor.nbytes),
+                storage=numbers.setdefault(number, len(numbers) + 1),
+                storage_nbytes=int(tensor.untyped_storage().nbytes()),
+                owner="" if record.category in ("", SAVED) and record.phase else record.category or "inputs",
+                module=module,
+            )
+        )
+        return number
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.optimizers.add(optimizer)
+        self.tracker.claim_optimizer(optimizer)
+        self.begin(STEP)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.tracker.claim_optimizer(optimizer)
+        self.steps += 1
+        self.begin(FORWARD)
+
+    def finish(self) -> None:
+        """Gives what backward allocated the module of the node that asked for it."""
+        for record in self.stream.records:
+            if record.node >= 0 and not record.module:
+                record.module = self.module_of(record.node)
+        for work in self.work:
+            if work.node >= 0 and not work.module:
+                work.module = self.module_of(work.node)
+
+
+def kept_bytes(saved: Iterable[SavedTensor]) -> int:
+    """Bytes of the storages of saved activations, each once: neither parameters nor inputs."""
+    return sum({one.storage: one.storage_nbytes for one in saved if not one.owner}.values())
+
+
+_next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
+
+
+@contextlib.contextmanager
+def observing(device: str | None, stacks: bool = False) -> Iterator[Observer]:
+    """Watches the code in its body; the preparation lasts until `begin` is called."""
+    observer = Observer(device, stacks)
+    original, grad = torch.autograd.backward, torch.autograd.grad
+    handles = [
+        modules.register_module_forward_pre_hook(observer._enter),
+        modules.register_module_forward_hook(observer._leave, always_call=True),
+        register_optimizer_step_pre_hook(observer._before_step),
+        register_optimizer_step_post_hook(observer._after_step),
+    ]
+    torch.autograd.backward, torch.autograd.grad = observer._backward(original), observer._backward(grad)
+    try:
+        with observer.tracker:
+            yield observer
+    finally:
+        torch.autograd.backward, torch.autograd.grad = original, grad
+        for handle in handles:
+            handle.remove()
+        observer.finish()

@@ -1,0 +1,257 @@
+"""Sees every operation that PyTorch dispatches, on real or fake tensors, and takes down what it allocates.
+
+A storage is live from the operation that returns it until Python and C++ have both let it go, which a weak reference
+tells. What an operation allocates and frees inside itself is not seen (its kernel's scratch).
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from loadgauge.trace.device.dtensor_foreach import Parts
+from loadgauge.trace.record.allocations import GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, Frame, Record, Stream
+
+_DEVICE_OF = torch.ops.prim.device.default
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+UNSHARD = "fsdp::unshard"
+"""Stands for the operation that FSDP gets memory with, for weights that it has gathered."""
+Watcher = Callable[[Any, Any, Any, Any], None]
+"""Called with (operation, arguments, keywords, result) after every operation."""
+
+
+class Tracker(TorchDispatchMode):
+    """Writes a `Stream`. `device`: only storages on devices of this type count; None: all of them.
+
+    `stacks`: the lines of the program that ask for each storage are taken down too.
+
+    Use it as a context manager around the code; mark phases with `stream.begin` and claim tensors with `claim`.
+    """
+
+    def __init__(self, device: str | None = None, stacks: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stream = Stream()
+        self.stacks = stacks
+        self.device = device
+        self.module = ""
+        self.phase = 0
+        self.watchers: list[Watcher] = []
+        self.suspended = 0
+        self.parts = True
+        """Whether optimizers work on the parts of sharded weights without asking DTensor."""
+        self.operations = 0
+        self.elsewhere = [0, 0]
+        """Bytes of storages on other devices: now, and at most."""
+        self._known: dict[int, list[Any]] = {}
+        self._others: dict[int, Any] = {}
+        self._fake: Any = None
+        self._hooks: Any = None
+        self._resize: Any = None
+
+    # -- what the caller says ------------------------------------------------------------------------------------------
+
+    def begin(self, phase: str) -> None:
+        """What follows belongs to this phase; phase 0, before the first one, is the preparation."""
+        self.phase += 1
+        self.stream.begin(phase)
+
+    def claim(self, tensors: Iterable[Any], category: str) -> None:
+        """Says what tensors are for; unknown ones are taken down as live from now on. A claim is not changed later,
+        except that of an activation."""
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            number = self.take(tensor, "external")
+            if number is not None:
+                record = self.stream.records[number]
+                if record.category in ("", SAVED):
+                    record.category = category
+
+    def claim_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes down the parameters, gradients and states of an optimizer."""
+        for group in optimizer.param_groups:
+            self.claim(group["params"], WEIGHTS)
+            self.claim((parameter.grad for parameter in group["params"]), GRADIENTS)
+        for state in optimizer.state.values():
+            values = state.values() if isinstance(state, Mapping) else ()
+            self.claim(values, OPTIMIZER)
+
+    def live(self) -> int:
+        """Bytes that are live now."""
+        return sum(entry[2] for entry in self._known.values())
+
+    # -- what PyTorch says ---------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operation and takes down the storages of its results."""
+        if func is _DEVICE_OF and type(args[0]) is FakeTensor:
+            return args[0].fake_device
+        for kind in types:
+            if kind.__name__ == "DTensor":
+                parts = Parts(func, args) if self.parts else None
+                if parts is None or not parts.ready:
+                    return NotImplemented
+                return parts.wrapped(self.__torch_dispatch__(func, (), parts.args, kwargs))
+        if func is _WAIT and self._fake is not None:
+            return args[0]  # its fake would be a new tensor, where a real one is the same
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        if self.suspended or torch._C._get_dispatch_mode(_FAKE) is not self._fake:
+            return out
+        self.operations += 1
+        if isinstance(out, torch.Tensor):
+            self.take(out, func)
+        elif out is not None:
+            self._take_all(out, func)
+        for watcher in self.watchers:
+            watcher(func, args, kwargs, out)
+        return out
+
+    def _take_all(self, out: Any, func: Any) -> None:
+        if isinstance(out, tuple | list):
+            for one in out:
+                if isinstance(one, torch.Tensor):
+                    self.take(one, func)
+                elif isinstance(one, tuple | list):
+                    self._take_all(one, func)
+
+    def take(self, tensor: torch.Tensor, op: Any) -> int | None:
+        """The number of a tensor's storage; a new one is an allocation by `op`."""
+        tensor = own(tensor)
+        if self.device is not None and tensor.device.type != self.device:
+            self._note_elsewhere(tensor)
+            return None
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # sparse and other tensors without one storage
+            return None
+        key = storage._cdata
+        nbytes = storage.nbytes()
+        entry = self._known.get(key)
+        stream = self.stream
+        if entry is not None:
+            if nbytes != entry[2]:
+                self._change(entry, nbytes)
+            return int(entry[0])
+        number = len(stream.records)
+        node = torch._C._current_autograd_node()
+        stream.records.append(Record(nbytes, op, self.module, self.phase, tensor.shape, tensor.dtype, node_key(node)))
+        if self.stacks:
+            stream.stacks[number] = stack(node)
+        known, ids, changes = self._known, stream.ids, stream.changes
+
+        def released(_: Any) -> None:
+            gone = known.pop(key, None)
+            if gone is not None and gone[2]:
+                ids.append(number)
+                changes.append(-gone[2])
+
+        known[key] = [number, weakref.ref(storage, released), nbytes]
+        if nbytes:
+            ids.append(number)
+            changes.append(nbytes)
+        return number
+
+    def _note_elsewhere(self, tensor: torch.Tensor) -> None:
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            return
+        key, nbytes, total = storage._cdata, storage.nbytes(), self.elsewhere
+        if key in self._others or tensor.device.type == "meta":
+            return
+
+        def released(_: Any) -> None:
+            self._others.pop(key, None)
+            total[0] -= nbytes
+
+        self._others[key] = weakref.ref(storage, released)
+        total[0] += nbytes
+        total[1] = max(total)
+
+    def _change(self, entry: list[Any], nbytes: int) -> None:
+        self.stream.ids.append(entry[0])
+        self.stream.changes.append(nbytes - entry[2])
+        entry[2] = nbytes
+        record = self.stream.records[entry[0]]
+        record.nbytes = max(record.nbytes, nbytes)
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """Notes that a tensor is saved for backward. What was there before the first step stays an input."""
+        number = self.take(tensor, "external")
+        if number is not None:
+            record = self.stream.records[number]
+            if not record.category and record.phase:
+                record.category = SAVED
+        return tensor
+
+    def __enter__(self) -> Tracker:
+        self._fake = torch._C._get_dispatch_mode(_FAKE)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, _same)
+        self._hooks.__enter__()
+        resize = torch.UntypedStorage.resize_
+        self._resize = resize
+        known, change = self._known, self._change
+
+        def resized(storage: Any, size: int) -> Any:
+            # FSDP frees and regains unsharded weights in this way.
+            result = resize(storage, size)
+            entry = known.get(storage._cdata)
+            if entry is not None and storage.nbytes() != entry[2]:
+                change(entry, storage.nbytes())
+                if size:
+                    self.stream.records[entry[0]].op = UNSHARD
+            return result
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[assignment, method-assign]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._hooks.__exit__(*error)
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+
+def own(tensor: Any) -> Any:
+    """The rank's own part of a DTensor, and what an asynchronous collective will have filled."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    return tensor.elem if type(tensor).__name__ == "AsyncCollectiveTensor" else tensor
+
+
+OWN = str(Path(__file__).parents[1])
+
+
+def stack(node: Any) -> tuple[Frame, ...]:
+    """The lines that are being run, innermost first, as CUDA's allocator records them: in backward, which CUDA runs on
+    a thread of its own, the node of the graph stands before what hooks run. Lines of this package are left out."""
+    frames = []
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        code = frame.f_code
+        if node is not None and code.co_name == "backward" and code.co_filename.endswith("_tensor.py"):
+            break
+        if not code.co_filename.startswith(OWN) and not code.co_filename.endswith(_DISPATCH):
+            frames.append(Frame(code.co_filename, line, code.co_name))
+    if node is not None:
+        frames.append(Frame("??", 0, f"torch::autograd::generated::{node.name()}::apply"))
+    return tuple(frames)
+
+
+_DISPATCH = ("_python_dispatch.py", "_ops.py", "fake_tensor.py", "overrides.py", "_device.py")
+
+
+def node_key(node: Any) -> int:
+    """The number in which a node of the graph was made; -1 outside backward."""
+    return -1 if node is None else int(node._sequence_nr())
+
+
+def _same(tensor: Any) -> Any:
+    return tensor

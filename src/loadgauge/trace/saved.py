@@ -1,0 +1,212 @@
+"""What an expression or a module keeps for backward: every `_saved_*` field, by name, and the storages they share."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from loadgauge.trace.graph import Hidden, fields, nodes
+
+
+class SavedTensor(msgspec.Struct, frozen=True):
+    """A tensor kept for backward. `nbytes` are the bytes of `shape` [elements]; `storage_nbytes` what it holds in
+    memory: a view holds the whole of its storage. `owner` says what else holds the storage: an input, a parameter, the
+    result, or that it is a plain `number` of the program, on the host; nothing else holds it where it is "".
+    """
+
+    node: str
+    field: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    storage: int
+    storage_nbytes: int
+    owner: str = ""
+    module: str = ""
+
+
+class Storage(msgspec.Struct, frozen=True):
+    """A piece of memory that one or several saved tensors lie in."""
+
+    number: int
+    nbytes: int
+    owner: str
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """What is kept for backward. `made_again`: fields that checkpointing drops, as (node, field)."""
+
+    tensors: tuple[SavedTensor, ...]
+    made_again: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def storages(self) -> tuple[Storage, ...]:
+        """Every storage once."""
+        found = {one.storage: Storage(one.storage, one.storage_nbytes, one.owner) for one in self.tensors}
+        return tuple(found.values())
+
+    @property
+    def total(self) -> int:
+        """Bytes that are kept beside inputs, parameters and buffers, each storage once; the result counts if kept."""
+        return sum(storage.nbytes for storage in self.storages if storage.owner in ("", "result"))
+
+    @property
+    def beyond_result(self) -> int:
+        """Bytes that nothing else would keep: without inputs, parameters, buffers and the result."""
+        return sum(storage.nbytes for storage in self.storages if not storage.owner)
+
+    @property
+    def of_parameters(self) -> int:
+        """Bytes of parameters and buffers that backward needs; they are there anyway."""
+        return sum(storage.nbytes for storage in self.storages if storage.owner.startswith(("parameter ", "buffer ")))
+
+
+class _Packed:
+    """Stands for a saved tensor while its graph is looked at. Detached: an output would hold itself in a cycle."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor.detach()
+
+
+torch.utils._pytree.register_pytree_node(
+    _Packed, lambda packed: ([packed.tensor], None), lambda leaves, _: _Packed(next(iter(leaves)))
+)
+
+
+def saved(function: Callable[..., Any], *inputs: Any, names: Mapping[str, Any] | None = None, **keywords: Any) -> Saved:
+    """Runs a function or a module, and says what its result keeps for backward.
+
+    `names` gives a name to tensors and modules; inputs without one are called `input 0`, ... Raises what the function
+    raises. Sources: PyTorch's own graph; the names of its fields are private and may change between versions.
+
+    >>> import torch
+    >>> x, y = torch.ones(1024), torch.ones(1024, requires_grad=True)
+    >>> kept = saved(lambda x, y: (x + 1) * (y + 1), x, y, names={"x": x, "y": y})
+    >>> [(one.node, one.field, one.owner) for one in kept.tensors], kept.beyond_result
+    ([('MulBackward0', 'self', '')], 4096)
+    >>> kept = saved(torch.nn.Sigmoid(), y)
+    >>> [(one.node, one.field, one.owner) for one in kept.tensors], kept.beyond_result
+    ([('SigmoidBackward0', 'result', 'result')], 0)
+    """
+    with recorded() as packed:
+        result = function(*inputs, **keywords)
+    owners = owners_of(function, inputs, keywords, names or {})
+    return kept_by(result, owners, packed)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[weakref.ref[_Packed]]]:
+    """Takes down every tensor that is saved in its body; what nothing holds any more is let go."""
+    packed: list[weakref.ref[_Packed]] = []
+
+    def pack(tensor: torch.Tensor) -> _Packed:
+        one = _Packed(tensor)
+        packed.append(weakref.ref(one))
+        return one
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor):
+        yield packed
+
+
+def kept_by(result: Any, owners: Mapping[int, str] | None = None, packed: Sequence[weakref.ref[_Packed]] = ()) -> Saved:
+    """What a result that is already there keeps for backward. `owners` names storages by `key`.
+
+    Raises ConfigError where backward has freed the graph.
+    """
+    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    known = dict(owners or {})
+    for leaf in _leaves(outputs):
+        known.setdefault(key(leaf), "parameter ?")
+    for output in outputs:
+        known.setdefault(key(output), "result")
+    numbers: dict[int, int] = {}
+    tensors, again, reached = [], [], set()
+    for node in sorted(nodes(outputs), key=_order):
+        for field in fields(node):
+            if isinstance(field, Hidden):
+                again.append((field.node, field.field))
+                continue
+            reached.add(id(field.packed))
+            if field.packed is None and _is_number(field.tensor):
+                known.setdefault(key(field.tensor), "number")
+            tensors.append(_one(field.node, field.field, field.tensor, known, numbers))
+    for one in (reference() for reference in packed):
+        if one is not None and id(one) not in reached:  # held by a checkpoint, which the graph does not lead to
+            tensors.append(_one("checkpoint", "input", one.tensor, known, numbers))
+    return Saved(tuple(tensors), tuple(again))
+
+
+def owners_of(
+    function: Any, inputs: tuple[Any, ...], keywords: Mapping[str, Any], names: Mapping[str, Any]
+) -> dict[int, str]:
+    """Who else holds which storage: named tensors, parameters and buffers of modules, inputs."""
+    found: dict[int, str] = {}
+
+    def claim(value: Any, name: str) -> None:
+        if isinstance(value, torch.Tensor):
+            found.setdefault(key(value), name)
+
+    for name, value in names.items():
+        claim(value, name)
+    modules = {"": function, **names}
+    for prefix, module in modules.items():
+        if isinstance(module, nn.Module):
+            before = f"{prefix}." if prefix else ""
+            for name, parameter in module.named_parameters():
+                claim(parameter, f"parameter {before}{name}")
+            for name, buffer in module.named_buffers():
+                claim(buffer, f"buffer {before}{name}")
+    for number, value in enumerate(inputs):
+        for leaf in tree_leaves(value):
+            claim(leaf, f"input {number}")
+    for name, value in keywords.items():
+        for leaf in tree_leaves(value):
+            claim(leaf, f"input {name}")
+    return found
+
+
+def key(tensor: torch.Tensor) -> int:
+    """Which storage a tensor lies in: equal for all views of it, for as long as any lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _leaves(outputs: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The tensors that gradients gather in."""
+    for node in nodes(outputs):
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            yield variable
+
+
+def _is_number(tensor: torch.Tensor) -> bool:
+    """Whether it stands for a Python number, as in `2 * x`: such tensors have a Python number's type and no hooks."""
+    plain = (torch.int64, torch.float64, torch.complex128, torch.bool)
+    return tensor.dim() == 0 and tensor.device.type == "cpu" and tensor.dtype in plain
+
+
+def _order(node: Any) -> int:
+    number: int = node._sequence_nr()
+    return number
+
+
+def _one(node: str, field: str, tensor: torch.Tensor, known: Mapping[int, str], numbers: dict[int, int]) -> SavedTensor:
+    place = key(tensor)
+    return SavedTensor(
+        node=node,
+        field=field,
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        nbytes=tensor.nbytes,
+        storage=numbers.setdefault(place, len(numbers) + 1),
+        storage_nbytes=tensor.untyped_storage().nbytes(),
+        owner=known.get(place, ""),
+    )

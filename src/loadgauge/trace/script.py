@@ -1,0 +1,307 @@
+"""A function of one's own, `script.py:function`, traced as it stands: what it asks of `cuda` goes to the simulated device."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from loadgauge.errors import ConfigError
+from loadgauge.trace.device.counters import DEVICES, Counters, index_of
+from loadgauge.trace.device.counters import NAME as GPU
+from loadgauge.trace.device.fake import FakeMode
+from loadgauge.trace.record.tracker import OWN
+
+if TYPE_CHECKING:
+    from loadgauge.trace.record.observe import Observer
+
+
+def check(target: str) -> tuple[Path, str]:
+    """The script and the name of the function that `path/to/script.py:name` names. Raises ConfigError."""
+    path, _, name = target.rpartition(":")
+    if not path.endswith(".py") or not name.isidentifier():
+        raise ConfigError(f"{target!r} is not script.py:function")
+    if not Path(path).is_file():
+        raise ConfigError("no such file", file=path)
+    return Path(path), name
+
+
+def function(target: str) -> Callable[[], Any]:
+    """The function that `path/to/script.py:name` names. The script is run to find it, and its folder stays where modules
+    are looked for, as with `python script.py`. Raises ConfigError."""
+    file, name = check(target)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError("cannot be read as Python", file=str(file))
+    module = importlib.util.module_from_spec(spec)
+    folder = str(file.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    arguments, sys.argv = sys.argv, [str(file)]
+    try:
+        sys.modules[file.stem] = module
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        if os.environ.get("LOADGAUGE_DEBUG"):
+            raise
+        raise ConfigError(f"{type(error).__name__}: {_first_line(error)}", file=str(file)) from error
+    finally:
+        sys.argv = arguments
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ConfigError(f"has no function {name!r}", file=str(file))
+    result: Callable[[], Any] = found
+    return result
+
+
+class FunctionJob:
+    """Runs a function that trains. If it returns a function, that one is a step, and is called for each step;
+    otherwise it is called once, and does all its steps itself.
+
+    `run`: the function, or None to take it from the script that `target` names, which is then read under the trace.
+    """
+
+    def __init__(self, run: Callable[[], Any] | None, target: str = "") -> None:
+        self.run = run
+        self.target = target or getattr(run, "__name__", "function")
+        self.counters = Counters()
+        self.assumed = {
+            "cuda": f"{DEVICES} devices ({GPU}), all of them simulated; values are never known (.item() gives 1), and"
+            " memory never runs out",
+            "steps": "counted by calls of an optimizer's step",
+        }
+        self._step: Any = None
+
+    @contextlib.contextmanager
+    def prepared(self, mode: FakeMode | None, device: str) -> Iterator[Callable[[Any], None]]:
+        """`cuda` is the simulated device; the function itself is called by `introduce`."""
+
+        def once(_: Any) -> None:
+            if callable(self._step):
+                self._guarded(self._step)
+
+        if mode is None or device == "cpu":
+            self.assumed.pop("cuda")
+            yield once
+        else:
+            mode.cuda = torch.device(device, 0)
+            folder = Path(self.target.rpartition(":")[0]).parent
+            with cuda_is(device, self.counters), steps_are_taken(), libraries_as_usual(folder):
+                yield once
+
+    def introduce(self, observer: Observer) -> None:
+        """Calls the function. If it returns a step, what it did was the preparation."""
+        self.counters.follow(observer.stream)
+        if self.run is None:
+            self.run = function(self.target)
+        observer.begin("forward")
+        self._step = self._guarded(self.run)
+        if callable(self._step):
+            for record in observer.stream.records:
+                record.phase = 0
+            observer.stream.phases[:] = [(first, "") for first, _ in observer.stream.phases]
+        if len(self.counters.asked) > 1:
+            named = ", ".join(map(str, sorted(self.counters.asked)))
+            self.assumed["devices"] = (
+                f"the code names cuda devices {named}: their memory is counted as that of one device"
+            )
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        path = self.target.rpartition(":")[0]
+        before, sys.argv = sys.argv, [path or self.target]
+        try:
+            return call()
+        except SystemExit as error:
+            if error.code in (None, 0):
+                return None
+            raise ConfigError(f"it left with SystemExit: {_first_line(error)}", file=self.target) from error
+        except Exception as error:
+            if os.environ.get("LOADGAUGE_DEBUG"):
+                raise
+            raise ConfigError(f"{type(error).__name__}: {_first_line(error)}", file=self.target) from error
+        finally:
+            sys.argv = before
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no message"
+
+
+class _Renamed(TorchFunctionMode):
+    """Reads `cuda` as another device, wherever a device is an argument; the program itself sees `cuda`."""
+
+    def __init__(self, device: str, asked: set[int]) -> None:
+        super().__init__()
+        self.device, self.asked = device, asked
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.device:
+            made = func(*args, **kwargs)
+            return made if is_program(sys._getframe(1)) else self.renamed(made)
+        if func == _IS_CUDA and is_program(sys._getframe(1)):
+            return args[0].device.type == self.device or func(*args)
+        kwargs = {name: self.renamed(value) for name, value in kwargs.items()}
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = self.numbered(kwargs["device"])
+        if func in _MOVES and args[1:] and type(args[1]) is int:
+            args = (args[0], self.numbered(args[1]), *args[2:])
+        return func(*(self.renamed(value) for value in args), **kwargs)
+
+    def renamed(self, value: Any) -> Any:
+        """A device or its name, `cuda` exchanged; other values as they are. Whichever of the GPUs it is: a process that
+        plays a rank has one."""
+        if isinstance(value, torch.device):
+            return self.numbered(value.index) if value.type == "cuda" else value
+        if isinstance(value, str) and value.partition(":")[0] == "cuda":
+            return self.numbered(index_of(value))
+        return value
+
+    def numbered(self, index: int | None) -> torch.device:
+        """The device that stands for `cuda:index`."""
+        if index is not None:
+            self.asked.add(index)
+        return torch.device(self.device, 0)
+
+
+_MOVES = (torch.Tensor.to, torch.Tensor.cuda)
+_IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
+
+
+def is_program(frame: Any) -> bool:
+    """Whether a line belongs to the program that is traced, rather than to a library or to loadgauge."""
+    return _is_own_file(frame.f_code.co_filename)
+
+
+@functools.cache
+def _is_own_file(path: str) -> bool:
+    return not path.startswith((OWN, STANDARD, "<frozen")) and not any(part in path for part in LIBRARIES)
+
+
+STANDARD = sysconfig.get_paths()["stdlib"]
+LIBRARIES = ("site-packages", "dist-packages", f"{os.sep}torch{os.sep}")
+
+
+@contextlib.contextmanager
+def cuda_is(device: str, counters: Counters | None = None) -> Iterator[None]:
+    """Code that asks for `cuda` gets another device, and `counters` as its memory."""
+    counters = counters or Counters()
+    mode = _Renamed(device, counters.asked)
+    to, to_empty, autocast, default = (
+        nn.Module.to,
+        nn.Module.to_empty,
+        torch.autocast.__init__,
+        torch.set_default_device,
+    )
+    real_device: Any = FakeTensor.device
+    real_accelerator: Any = torch.accelerator.current_accelerator
+
+    def moved(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        named = {name: mode.renamed(value) for name, value in kwargs.items()}
+        places: list[Any] = [mode.numbered(value) if type(value) is int else mode.renamed(value) for value in args]
+        result: nn.Module = to(self, *places, **named)
+        return result
+
+    def on_cuda(self: Any, device: Any = None, *_: Any, **__: Any) -> Any:
+        return self.to("cuda" if device is None else device)
+
+    def cast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        autocast(self, device if device_type == "cuda" else device_type, *args, **kwargs)
+
+    def device_of(self: FakeTensor) -> torch.device:
+        place: torch.device = real_device.fget(self)
+        return _CUDA if place.type == device and is_program(sys._getframe(1)) else place
+
+    def accelerator(*args: Any, **kwargs: Any) -> Any:
+        return torch.device("cuda") if is_program(sys._getframe(1)) else real_accelerator(*args, **kwargs)
+
+    def emptied(self: nn.Module, *, device: Any, recurse: bool = True) -> nn.Module:
+        return to_empty(self, device=mode.renamed(device), recurse=recurse)
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (nn.Module, "to", moved),
+        (nn.Module, "to_empty", emptied),
+        (nn.Module, "cuda", on_cuda),
+        (torch.Tensor, "cuda", on_cuda),
+        (torch.autocast, "__init__", cast),
+        (torch, "set_default_device", lambda place: default(mode.renamed(place))),
+        (FakeTensor, "device", property(device_of, real_device.fset)),
+        *((torch.cuda, name, value) for name, value in counters.cuda().items()),
+        *((torch.cuda.memory, name, value) for name, value in counters.cuda().items() if hasattr(torch.cuda.memory, name)),
+        (torch.accelerator, "current_accelerator", accelerator),
+        *((torch.accelerator, name, value) for name, value in counters.accelerator().items()),
+        *((torch.accelerator.memory, name, value) for name, value in counters.accelerator().items()
+          if hasattr(torch.accelerator.memory, name)),
+    ]  # fmt: skip
+    missing = object()
+    before = [(owner, name, vars(owner).get(name, missing)) for owner, name, _ in replaced]
+    try:
+        for owner, name, value in replaced:
+            setattr(owner, name, value)
+        with mode:
+            yield
+    finally:
+        for owner, name, value in before:
+            if value is missing:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+_CUDA = torch.device("cuda", 0)
+
+
+@contextlib.contextmanager
+def steps_are_taken() -> Iterator[None]:
+    """A gradient scaler steps: it would ask whether gradients are infinite, and fake ones answer that they are."""
+    scaler: Any = torch.amp.GradScaler
+    original = scaler._maybe_opt_step
+
+    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+    scaler._maybe_opt_step = step
+    try:
+        yield
+    finally:
+        scaler._maybe_opt_step = original
+
+
+@contextlib.contextmanager
+def libraries_as_usual(folder: Path) -> Iterator[None]:
+    """What is imported, but for modules that lie in `folder`, makes ordinary tensors, if any."""
+    bootstrap: Any = sys.modules["_frozen_importlib"]
+    original, local = bootstrap._find_and_load, f"{folder}{os.sep}"
+
+    without = False
+
+    def load(name: str, import_: Any) -> Any:
+        nonlocal without
+        top = name.partition(".")[0]
+        if without or os.path.isfile(f"{local}{top}.py") or os.path.isdir(local + top):
+            return original(name, import_)
+        without = True
+        try:
+            with _disable_current_modes():
+                return original(name, import_)
+        finally:
+            without = False
+
+    bootstrap._find_and_load = load
+    try:
+        yield
+    finally:
+        bootstrap._find_and_load = original

@@ -1,0 +1,67 @@
+"""What a person names on the command line, as a job to trace."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadgauge.errors import ConfigError
+from loadgauge.families.catalogue import find_model, models
+from loadgauge.trace.jobs import ConfigJob, Job, Settings
+from loadgauge.trace.script import FunctionJob, check
+
+if TYPE_CHECKING:
+    from loadgauge.trace.parallel.distributed import World
+    from loadgauge.trace.parallel.parallel import Parallel
+
+
+def job(
+    target: str, settings: Settings, device: str = "cuda", layers: int | None = None,
+    world: World | None = None, parallel: Parallel | None = None,
+) -> Job:  # fmt: skip
+    """A job for a name in the catalogue, a Hugging Face `config.json` or its folder, or `script.py:function`.
+
+    `device`: what a script is told while it is read. `layers`: another number of layers. `world`: one rank of so many,
+    of a model shared as `parallel` says (a script shares by itself). Raises ConfigError.
+    """
+    if ".py:" in target:
+        check(target)
+        return FunctionJob(None, target)
+    config = hugging_face(target)
+    if layers is not None:
+        kinds = getattr(config, "layer_types", None)
+        if kinds:
+            config.layer_types = [kinds[number % len(kinds)] for number in range(layers)]
+        config.num_hidden_layers = layers
+    if world is not None:
+        from loadgauge.trace.parallel.parallel import Parallel, ParallelJob
+
+        return ParallelJob(config, settings, parallel or Parallel(), world, target)
+    return ConfigJob(config, settings, target)
+
+
+def hugging_face(target: str) -> Any:
+    """The configuration object of transformers for a model of the catalogue or a file."""
+    from transformers import CONFIG_MAPPING
+
+    keys = _keys(target)
+    kind = keys.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise ConfigError(f"transformers knows no model_type {kind!r}", file=target)
+    try:
+        return CONFIG_MAPPING[kind].from_dict(keys)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(f"transformers cannot read it: {str(error).splitlines()[0]}", file=target) from None
+
+
+def _keys(target: str) -> dict[str, Any]:
+    spec = find_model(target)  # says what is wrong, in the words of every command
+    if spec.name in models() and not Path(target).exists():
+        text = resources.files("loadgauge").joinpath(f"data/models/{spec.name}.json").read_text(encoding="utf-8")
+    else:
+        path = Path(target)
+        text = (path / "config.json" if path.is_dir() else path).read_text(encoding="utf-8")
+    keys: dict[str, Any] = json.loads(text)
+    return keys

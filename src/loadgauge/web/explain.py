@@ -1,0 +1,127 @@
+"""A block of the treemap, explained: the rule, the formula with the user's numbers, the tensors, the source."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from loadgauge.errors import ConfigError
+from loadgauge.estimate.equation.symbols import latex, letter
+from loadgauge.estimate.explain import explain
+from loadgauge.estimate.memory.rank_memory import PARTS
+from loadgauge.estimate.workings import Explanation, Formula, Kept
+from loadgauge.figures import Shown
+from loadgauge.figures.treemap import Node, treemap
+from loadgauge.report.explanation import whole
+from loadgauge.units import gib
+
+ADDRESSES = (
+    (re.compile(r"\(arXiv:([\w.\-/]+)\)"), "https://arxiv.org/abs/{}"),
+    (re.compile(r"\((https?://[^\s)]+)\)"), "{}"),
+    (re.compile(r"\(((?:github\.com|huggingface\.co|docs\.nvidia\.com|pytorch\.org)/[^\s)]+)\)"), "https://{}"),
+)
+"""Where a source says to find it."""
+
+
+def explained(shown: Shown, id: str) -> dict[str, Any]:
+    """What there is to say of one block, by its id; the numbers are those of `loadgauge estimate --explain`."""
+    part = id.partition("/")[0]
+    if part not in PARTS:
+        raise ConfigError(f"no block {id[:60]!r}", key="id")
+    block = find(treemap(shown), id)
+    found = explain(shown.result, part)
+    formulas = [_formula(one) for one in found.formulas if one.letters]
+    first = formulas[0] if formulas else None
+    return {
+        "id": id,
+        "part": part,
+        "title": part if block is None or id == part else f"{part}: {block['label']}",
+        "bytes": shown.result.memory.parts[part] if block is None else block["bytes"],
+        "part_bytes": found.total,
+        "rule": found.rule,
+        "basis": found.basis,
+        "formula": first["letters"] if first else found.rule,
+        "latex": first["latex"] if first else "",
+        "numbers": first["numbers"] if first else {},
+        "with_numbers": first["with_numbers"] if first else _sum(found),
+        "formulas": formulas,
+        "steps": [{"what": step.what, "bytes": step.nbytes} for step in found.steps],
+        "tensors": _tensors(found, id),
+        "source": _source(found.sources[0]) if found.sources else None,
+        "sources": [_source(one) for one in found.sources],
+        "notes": list(found.notes),
+    }
+
+
+def find(nodes: list[Node], id: str) -> Node | None:
+    """The block of an id."""
+    for node in nodes:
+        if node["id"] == id:
+            return node
+        if id.startswith(f"{node['id']}/") and (inner := find(node["children"], id)) is not None:
+            return inner
+    return None
+
+
+def _formula(formula: Formula) -> dict[str, Any]:
+    return {
+        "what": formula.what,
+        "letters": formula.letters,
+        "latex": _latex(formula),
+        "numbers": {name: value for name, (_, value) in formula.legend.items()},
+        "meaning": {name: meaning for name, (meaning, _) in formula.legend.items()},
+        "with_numbers": f"{formula.numbers} = {whole(formula.nbytes)} bytes = {gib(formula.nbytes)}",
+        "bytes": formula.nbytes,
+    }
+
+
+def _latex(formula: Formula) -> str:
+    """The formula set; its letters are our own, so that reading them back is safe."""
+    import sympy
+
+    if not re.fullmatch(r"[A-Za-z0-9_ +\-*/().,]+", formula.letters):
+        return ""
+    names = {name: letter(name) for name in formula.legend}
+    return latex(sympy.sympify(formula.letters, locals=names))
+
+
+def _sum(found: Explanation) -> str:
+    """How the steps add up."""
+    return f"{' + '.join(step.what for step in found.steps)} = {whole(found.total)} bytes = {gib(found.total)}"
+
+
+def _tensors(found: Explanation, id: str) -> list[dict[str, Any]]:
+    """The tensors of a block: all of its part, or those of the layer, operation or tensor that the id names."""
+    place = id.partition("/")[2]
+    chosen = [one for one in found.tensors if not place or _within(one, place)]
+    return [
+        {
+            "layer": one.layer, "name": one.name, "numel": one.numel, "bytes": one.nbytes,
+            "itemsize": one.nbytes / one.numel if one.numel else None, "saved_by": list(one.by),
+        }
+        for one in chosen or found.tensors
+    ]  # fmt: skip
+
+
+def _within(tensor: Kept, place: str) -> bool:
+    """Whether a tensor is under `layer/operation/tensor`."""
+    layer, _, rest = place.partition("/")
+    operation, _, name = rest.partition("/")
+    if tensor.layer != layer:
+        return False
+    return (not name or tensor.name == name) and (
+        not operation or any(by.removesuffix(" (runs again)") == operation for by in tensor.by)
+    )
+
+
+def _source(text: str) -> dict[str, str]:
+    """A source with its address, where it says one.
+
+    >>> _source("Korthikanti et al., Reducing Activation Recomputation (arXiv:2205.05198)")["url"]
+    'https://arxiv.org/abs/2205.05198'
+    """
+    for pattern, address in ADDRESSES:
+        match = pattern.search(text)
+        if match:
+            return {"text": text, "url": address.format(match[1])}
+    return {"text": text, "url": ""}

@@ -1,0 +1,107 @@
+"""What `loadgauge trace --json` and `loadgauge measure --json` printed, read as dots for the memory of a step."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+
+from loadgauge.errors import ConfigError
+from loadgauge.figures.trace_points import BACKWARD, BOTH, FORWARD, STEP, Bytes, Found, Sizes
+from loadgauge.web.uploads import plain_name
+
+MOST_TEXT = 2000
+"""Characters of a line in which a trace says its settings."""
+
+
+class _Peak(msgspec.Struct, frozen=True):
+    categories: dict[str, Bytes]
+
+
+class _Traced(msgspec.Struct, frozen=True):
+    target: str
+    phases: dict[str, Bytes]
+    peak: _Peak
+    assumed: dict[str, Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]]
+
+
+class _Measured(msgspec.Struct, frozen=True):
+    target: str
+    backward_peak: Bytes
+    step_peak: Bytes
+    states: dict[str, Bytes]
+
+
+def traced(text: str, name: str) -> dict[str, Any]:
+    """The dots of a trace, as the page keeps them. Raises ConfigError for what is no trace."""
+    found = _read(text, _Traced, name, "trace")
+    sizes = found.assumed.get("settings")
+    return _plain(
+        Found(
+            source="traced", target=_target(found.target), weights=found.peak.categories.get("weights", 0),
+            phases={phase: found.phases[phase] for phase in (FORWARD, BACKWARD, STEP) if phase in found.phases},
+            gpus=_world(found.assumed.get("rank")) if sizes is None else 1, sizes=None if sizes is None else _sizes(sizes, name),
+        ),
+        name,
+    )  # fmt: skip
+
+
+def measured(text: str, name: str) -> dict[str, Any]:
+    """The dots of a measurement. Raises ConfigError for what is none.
+
+    >>> text = '{"target": "gpt2", "backward_peak": 9, "step_peak": 8, "states": {"weights": 2}}'
+    >>> measured(text, "m.json")["phases"]
+    {'forward and backward': 9, 'optimizer step': 8}
+    """
+    found = _read(text, _Measured, name, "measurement")
+    return _plain(
+        Found(
+            source="measured", target=_target(found.target), weights=found.states.get("weights", 0), gpus=1,
+            phases={BOTH: found.backward_peak, STEP: found.step_peak},
+        ),
+        name,
+    )  # fmt: skip
+
+
+def _read(text: str, kind: type[Any], name: str, what: str) -> Any:
+    try:
+        return msgspec.json.decode(text.encode("utf-8", "surrogatepass"), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"is no {what}: {error}", file=name) from None
+    except RecursionError:
+        raise ConfigError("is nested too deeply", file=name) from None
+
+
+def _plain(found: Found, name: str) -> dict[str, Any]:
+    """As plain values, checked as they will be when the page hands them in again."""
+    try:
+        return msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(found), Found))  # type: ignore[no-any-return]
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"cannot be drawn: {error}", file=name) from None
+
+
+def _target(target: str) -> str:
+    return plain_name(target.rstrip("/"))
+
+
+def _world(rank: str | None) -> int | None:
+    """Of how many a rank is one: `3 of 8: tp 1, data 1, pp 0`. A script does not say it."""
+    found = re.match(r"\d+ of (\d{1,9})\b", rank or "", re.ASCII)
+    return int(found[1]) if found else None
+
+
+def _sizes(text: str, name: str) -> Sizes:
+    """The settings of a trace in the words of an estimate."""
+    from loadgauge.compare.formula import OPTIMIZERS, PRECISIONS
+    from loadgauge.trace.jobs import Settings
+
+    try:
+        settings, layers = Settings.of_flags(text)
+    except ConfigError as error:
+        raise ConfigError(f"is no trace: {error}", file=name) from None
+    return Sizes(
+        framework="huggingface", layers=layers, seq_len=settings.seq_len, micro_batch=settings.micro_batch,
+        micro_batches=settings.accumulate, precision=PRECISIONS[settings.precision],
+        optimizer=OPTIMIZERS[settings.optimizer], recompute=settings.checkpointing,
+    )  # fmt: skip

@@ -1,0 +1,230 @@
+"""The server's side of `worker`: asks, waits no longer than it should, and ends what is not wanted any more.
+
+A process that the system or a person ends (kill -9) costs no question: it is asked once more, of a new process. One that
+crashes, or that ends so twice, is the question's own doing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgauge.web.guard import Refused
+from loadgauge.web.worker_process import HEAD, READY, Asked
+
+WAITING = 256
+"""Questions that may wait for one worker; more are refused."""
+STARTS = 5
+"""Processes begun for a question before it is handed to one."""
+FROM_OUTSIDE = tuple(
+    getattr(signal, name) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
+)
+"""Signals that no crash sends."""
+
+
+class Replaced(Exception):
+    """The question was taken back by a newer one of the same page."""
+
+
+class Failed(Exception):
+    """What a worker could not answer: status and body of the answer."""
+
+    def __init__(self, status: int, body: dict[str, Any]) -> None:
+        self.status, self.body = status, body
+        super().__init__(body.get("error", ""))
+
+
+class Ended(Exception):
+    """The process ended before it answered. signal: what ended it from outside, or 0 where it crashed."""
+
+    def __init__(self, signal: int) -> None:
+        self.signal = signal
+        super().__init__(signal)
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a worker says: an answer as it stands, or what went wrong."""
+
+    answer: msgspec.Raw = msgspec.Raw()
+    status: int = 0
+    body: dict[str, Any] = {}
+
+
+class Worker:
+    """One process, one question at a time. A question of a page takes back the one that this page asked before."""
+
+    def __init__(self, seconds: float, room: int = 0) -> None:
+        self.seconds, self.room = seconds, room
+        self.process: asyncio.subprocess.Process | None = None
+        self.handle = -1
+        """Of the process, to end it by; a signal by its number might end another one, which has that number by then."""
+        self.ended: set[asyncio.subprocess.Process] = set()
+        """Processes that were ended, as long as the system has not said so."""
+        self.handed = False
+        """Whether the process has been handed a question that it has not answered."""
+        self.lock = asyncio.Lock()
+        self.waiting = 0
+        self.newest: dict[str, object] = {}
+        self.asking: tuple[str, object] | None = None
+
+    async def ask(self, task: str, page: str = "", /, **given: Any) -> msgspec.Raw:
+        """The answer, as JSON. page: who asks, where a newer question of theirs replaces this one."""
+        mine = object()
+        if page:
+            self.newest[page] = mine
+            if self.asking is not None and self.asking[0] == page:
+                self.end()
+        if self.waiting >= WAITING:
+            raise Refused(503, "too many such questions at once; ask again in a moment")
+        self.waiting += 1
+        try:
+            async with self.lock:
+                self._still(page, mine)
+                self.asking = page, mine
+                return await self._asked(Asked(task, given, self.room), page, mine)
+        finally:
+            self.waiting -= 1
+            if self.newest.get(page) is mine:
+                del self.newest[page]
+
+    def _still(self, page: str, mine: object) -> None:
+        if page and self.newest.get(page) is not mine:
+            raise Replaced
+
+    async def _asked(self, asked: Asked, page: str, mine: object) -> msgspec.Raw:
+        done, question = False, msgspec.json.encode(asked)
+        try:
+            async with asyncio.timeout(self.seconds):
+                try:
+                    body = await self._exchange(question)
+                except Ended as error:
+                    self._still(page, mine)
+                    if error.signal not in FROM_OUTSIDE:
+                        raise
+                    body = await self._exchange(question)
+            done = True
+        except Ended:
+            self._still(page, mine)
+            raise Refused(503, "the calculation broke off: it may need more memory than there is") from None
+        finally:
+            self.asking = None
+            if not done:
+                # Half an answer must not be taken for that of the next question.
+                self.end()
+        self._still(page, mine)  # It may have been answered just before it was taken back.
+        told = msgspec.json.decode(body, type=Told)
+        if told.status:
+            raise Failed(told.status, told.body)
+        return told.answer
+
+    async def _exchange(self, question: bytes) -> bytes:
+        """One question, one answer. Raises `Ended` where the process ends in between."""
+        process = await self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(HEAD.pack(len(question)) + question)
+            self.handed = True
+            await process.stdin.drain()
+            size = HEAD.unpack(await process.stdout.readexactly(HEAD.size))[0]
+            return await process.stdout.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise await self._end_of(process) from None
+        finally:
+            self.handed = False
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        """The process; a new one where there is none, and again where that is ended before it can be asked anything."""
+        if self.process is not None and not _has_ended(self.process):
+            return self.process
+        for left in reversed(range(STARTS)):
+            self.end()
+            process = await self._begun()
+            assert process.stdout is not None
+            try:
+                await process.stdout.readexactly(len(READY))
+                break
+            except (asyncio.IncompleteReadError, ConnectionError):
+                error = await self._end_of(process)
+                if not left or error.signal not in FROM_OUTSIDE:
+                    raise error from None
+        return process
+
+    async def _begun(self) -> asyncio.subprocess.Process:
+        import loadgauge
+
+        home = str(Path(loadgauge.__file__).parents[1])
+        path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "loadgauge.web.worker_process", stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            limit=2**20,
+        )  # fmt: skip
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                self.handle = os.pidfd_open(self.process.pid)
+        return self.process
+
+    async def _end_of(self, process: asyncio.subprocess.Process) -> Ended:
+        """What ended a process whose pipe has ended."""
+        ours = self.process is not process  # `end` was called, for a newer question or as the server closes.
+        if not ours:
+            self.end()
+        code = await process.wait()
+        return Ended(0 if ours else max(0, -code))
+
+    def end(self) -> None:
+        """Ends the process, whatever it does."""
+        process, self.process = self.process, None
+        handle, self.handle = self.handle, -1
+        self.ended = {one for one in self.ended if one.returncode is None}
+        if process is not None:
+            self.ended.add(process)
+        if handle >= 0:
+            # Not `process.kill`, which asks first whether it has ended: asyncio would miss the answer, and complain.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+        elif process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+    async def close(self) -> None:
+        """Ends the process and waits for its end, and for that of those before it."""
+        self.end()
+        for process in tuple(self.ended):
+            await process.wait()
+
+
+class Pool:
+    """Several workers for the same questions: one that takes long holds up no other."""
+
+    def __init__(self, count: int, seconds: float, room: int = 0) -> None:
+        self.workers = [Worker(seconds, room) for _ in range(count)]
+
+    async def ask(self, task: str, page: str = "", /, **given: Any) -> msgspec.Raw:
+        """The answer of the worker for which the fewest wait."""
+        return await min(self.workers, key=lambda worker: worker.waiting).ask(task, page, **given)
+
+    async def close(self) -> None:
+        """Ends all of them."""
+        for worker in self.workers:
+            await worker.close()
+
+
+def _has_ended(process: asyncio.subprocess.Process) -> bool:
+    """Whether a process is over, though nobody has been told yet. Its exit status stays for whoever waits for it."""
+    if process.returncode is not None or not hasattr(os, "waitid"):
+        return process.returncode is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
