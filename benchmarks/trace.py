@@ -68,8 +68,9 @@ def one_of_many(config: object, by: str) -> int:
     import logging
 
     from loadgauge.trace.jobs import Settings
+    from loadgauge.trace.parallel.degrees import Parallel
     from loadgauge.trace.parallel.distributed import World
-    from loadgauge.trace.parallel.parallel import Parallel, ParallelJob
+    from loadgauge.trace.parallel.parallel import ParallelJob
     from loadgauge.trace.trace import trace
 
     logging.disable(logging.CRITICAL)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from loadgauge.advise.advice import advice
-from loadgauge.resolve.resolve import Request, job
+from loadgauge.resolve.resolve import resolve_job
+from loadgauge.spec.job import Job
 
 
 def test_zero_shards_over_context_parallel_ranks_too() -> None:
     """One replica whose ranks share the sequence: they hold the same weights, so ZeRO can share those out."""
-    given = job(Request(model="llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, cp=8, seq_len=32768, loss="chunked"))
+    given = resolve_job(Job(model="llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, cp=8, seq_len=32768, loss="chunked"))
     assert given.layout.dp == 1
     assert given.estimate().memory.fits is False
     found = {change.flags: change.result for change in advice(given)}

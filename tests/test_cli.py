@@ -16,10 +16,10 @@ import loadgauge
 from command_line import FITS, PIPELINE, TOO_BIG, document, typed
 from loadgauge.advise.advice import advice
 from loadgauge.cli.main import COMMANDS
-from loadgauge.cli.options import Request
-from loadgauge.estimate.memory.rank_memory import PARTS
-from loadgauge.resolve.resolve import job
+from loadgauge.estimate.memory.phases import PARTS
+from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.hardware import gpu_ids
+from loadgauge.spec.job import Job
 
 RAGGED = "estimate llama-3.1-8b --gpus 8 --zero 3 --micro-batch 4 --attention flash"
 
@@ -93,7 +93,7 @@ def test_every_suggestion_holds_when_it_is_typed(line: str) -> None:
     words = shlex.split(line)[1:]
     pairs = {name.lstrip("-").replace("-", "_"): value for name, value in zip(words[1::2], words[2::2], strict=True)}
     values: dict[str, Any] = {name: int(value) if value.isdecimal() else value for name, value in pairs.items()}
-    changes = advice(job(Request(model=words[0], **values)))
+    changes = advice(resolve_job(Job(model=words[0], **values)))
     assert changes
     for change in changes:
         memory = document(f"{line} {change.flags}")["memory"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from command_line import typed
 from loadgauge.cli.main import COMMANDS
-from loadgauge.estimate.memory.rank_memory import PARTS
+from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.result import When
 from loadgauge.spec.hardware import gpu_ids
 from loadgauge.spec.layout import SCHEDULES
@@ -155,7 +155,7 @@ def test_an_error_of_our_own_shows_no_traceback(monkeypatch: pytest.MonkeyPatch)
     def fail(*_: object) -> None:
         raise KeyError("two\nlines")
 
-    monkeypatch.setattr("loadgauge.cli.estimate.job", fail)
+    monkeypatch.setattr("loadgauge.cli.estimate.resolve_job", fail)
     monkeypatch.delenv("LOADGAUGE_DEBUG", raising=False)
     found = typed("estimate gpt2")
     assert found.code == 2

@@ -373,7 +373,7 @@ def test_a_letter_stands_for_one_number(monkeypatch: pytest.MonkeyPatch) -> None
     plain = llama_model(5, 64, 4, 100, intermediate_size=96)
     wide = msgspec.structs.replace(plain.blocks[0], mlp=Mlp(intermediate_size=160))
     model = msgspec.structs.replace(plain, blocks=(plain.blocks[0], wide), pattern=(0, 0, 1, 1, 1))
-    monkeypatch.setattr(equation_layers, "resolve", lambda _: model)
+    monkeypatch.setattr(equation_layers, "find_model", lambda _: model)
     found = equation("model-params", "two-widths")
     width = letter("f")
     assert sympy.expand(found.parts["MLP"] - (2 * 3 * h * width + 3 * 3 * h * 160)) == 0

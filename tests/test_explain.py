@@ -9,13 +9,13 @@ import pytest
 import loadgauge
 from command_line import FITS, PIPELINE, document, typed
 from loadgauge.cli.estimate import command
-from loadgauge.cli.options import Request
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.explain import explain
-from loadgauge.estimate.memory.rank_memory import PARTS
+from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.result import Estimate, When
 from loadgauge.estimate.workings import NOT_ITEMISED
-from loadgauge.resolve.resolve import job
+from loadgauge.resolve.resolve import resolve_job
+from loadgauge.spec.job import Job
 
 EXPLAINED = [
     FITS,
@@ -37,8 +37,8 @@ EXPLAINED = [
 def estimated(line: str) -> Estimate:
     """The estimate of a command line."""
     with command.make_context("estimate", line.split()[1:]) as context:
-        flags = {name: value for name, value in context.params.items() if name in Request.__struct_fields__}
-    return job(Request(**flags)).estimate()
+        flags = {name: value for name, value in context.params.items() if name in Job.__struct_fields__}
+    return resolve_job(Job(**flags)).estimate()
 
 
 @pytest.mark.parametrize("part", PARTS)

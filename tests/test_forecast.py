@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from published_formulas import padded_flash_activations, padding_free_activations
 
 from command_line import document, typed
 from loadgauge import Layout, cluster, estimate, gpu, model, training
@@ -18,7 +19,6 @@ from loadgauge.estimate.padding import METHODS, Forecast, Method, forecast, of_m
 from loadgauge.families.reference import gpt_model
 from loadgauge.layers import block_layer
 from loadgauge.lengths import Lengths
-from loadgauge.published import padded_flash_activations, padding_free_activations
 from loadgauge.spec.kernels import Dtypes, Kernels
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.model import Attention

@@ -6,7 +6,7 @@ import pytest
 
 from loadgauge import Layout, estimate
 from loadgauge.estimate.explain import explain
-from loadgauge.estimate.memory.rank_memory import PARTS
+from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.workings import NOT_ITEMISED
 from loadgauge.families import from_dict
 from loadgauge.spec.training import training

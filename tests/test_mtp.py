@@ -10,7 +10,8 @@ from loadgauge.errors import ConfigError
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.explain import explain
 from loadgauge.estimate.flops import microbatch_flops
-from loadgauge.estimate.memory.rank_memory import PARTS, MemoryModel, stages
+from loadgauge.estimate.memory.phases import PARTS, moments
+from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
 from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.workings import NOT_ITEMISED
 from loadgauge.families import from_dict
@@ -123,7 +124,7 @@ def test_what_it_keeps(schedule: str, again: str) -> None:
     for chosen in (spec, spec.with_mtp(2)):
         facts = MemoryModel(chosen, layout, how, view)
         stage = next(stage for stage in stages(chosen, layout) if stage.last)
-        found = list(facts.moments(stage))
+        found = list(moments(facts, stage))
         loss[chosen.mtp_layers] = next(moment for moment in found if moment.name == "loss")
         backward = [m for m in found if m.name.startswith("backward of the") and m.position == stage.stop - 1]
         last[chosen.mtp_layers] = backward[0]

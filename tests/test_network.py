@@ -13,8 +13,8 @@ from loadgauge.estimate.flops import step_flops
 from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
 from loadgauge.estimate.time.bandwidth_needs import (
     Need,
+    NetworkCase,
     Purpose,
-    Setup,
     bandwidth_needed,
     largest_tp,
     smallest_batch,
@@ -34,14 +34,14 @@ from loadgauge.spec.training import training
 H100 = gpu("h100-sxm5-80gb")
 
 
-def setup(name: str = "llama-3.1-8b", framework: str = "megatron", overlap: Any = None, **layout: Any) -> Setup:
+def setup(name: str = "llama-3.1-8b", framework: str = "megatron", overlap: Any = None, **layout: Any) -> NetworkCase:
     how = {key: layout.pop(key) for key in ("share", "achieved", "oversubscription", "rails", "pod") if key in layout}
     chosen = Layout(**{"seq_len": 4096, "global_batch": layout.get("dp", 1), **layout})
     training_ = training(framework)
     if overlap is not None:
         training_ = msgspec.structs.replace(training_, overlap=msgspec.structs.replace(training_.overlap, **overlap))
     found = cluster(H100, chosen.gpus)
-    return Setup.of(find_model(name), chosen, training_, found, rates(H100.id), **how)
+    return NetworkCase.of(find_model(name), chosen, training_, found, rates(H100.id), **how)
 
 
 # -- what a need is ---------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_the_articles_largest_cluster_through_the_whole_command() -> None:
     layout = Layout(tp=8, pp=8, dp=18, micro_batch=1, global_batch=1152, seq_len=2048)
     how = msgspec.structs.replace(training("megatron", "fp16-mixed-20"), kernels=PAPER)
     a100 = gpu("a100-sxm4-80gb")
-    asked = Setup.of(model, layout, how, cluster(a100, layout.gpus), rates(a100.id), share=0.05, achieved=150e12)
+    asked = NetworkCase.of(model, layout, how, cluster(a100, layout.gpus), rates(a100.id), share=0.05, achieved=150e12)
     found = asked.answer()
     flops = step_flops(model, layout, PAPER, view_of(layout, how)).hardware
     assert found.compute.total == pytest.approx(flops / (1152 * 150e12))
@@ -302,7 +302,7 @@ def test_tp_that_cannot_be() -> None:
     )
 
 
-def allowed(asked: Setup, axis: str) -> bool:
+def allowed(asked: NetworkCase, axis: str) -> bool:
     return all(each.enough for each in asked.answer().needs if each.axis == axis)
 
 
@@ -314,7 +314,7 @@ def test_the_smallest_batch_is_the_smallest(overlapped: bool) -> None:
     batches = batch.global_batch // 8
     assert batches > 1
 
-    def at(count: int) -> Setup:
+    def at(count: int) -> NetworkCase:
         return msgspec.structs.replace(asked, layout=msgspec.structs.replace(asked.layout, global_batch=8 * count))
 
     assert allowed(at(batches), "dp")
@@ -358,7 +358,7 @@ def test_the_largest_tp_is_the_largest() -> None:
     best = largest_tp(asked)
     assert best in (2, 4, 8, 16)
 
-    def at(tp: int) -> Setup:
+    def at(tp: int) -> NetworkCase:
         return msgspec.structs.replace(asked, layout=msgspec.structs.replace(asked.layout, tp=tp, dp=32 // tp))
 
     assert allowed(at(best), "tp")

@@ -18,8 +18,8 @@ import pytest
 import loadgauge
 from command_line import document
 from loadgauge.api import Flags
-from loadgauge.cli.options import Request
 from loadgauge.errors import ConfigError, Error, LayoutError
+from loadgauge.spec.job import Job
 
 GPU = "h100-sxm5-80gb"
 JOB: dict[str, Any] = {"gpus": 8, "zero": 3, "seq_len": 2048}
@@ -107,7 +107,7 @@ def test_none_is_the_same_as_not_given() -> None:
 
 
 def test_every_flag_of_the_command_is_a_keyword() -> None:
-    assert set(Flags.__annotations__) == set(Request.__struct_fields__) - {"model", "gpu"}
+    assert set(Flags.__annotations__) == set(Job.__struct_fields__) - {"model", "gpu"}
     assert {*Flags.__annotations__, "model", "layout", "gpu"} <= set(inspect.signature(loadgauge.estimate).parameters)
 
 
@@ -144,9 +144,9 @@ def test_a_public_name_hides_no_module() -> None:
 def test_the_package_can_be_called_and_imported_from() -> None:
     import loadgauge.estimate.memory.rank_memory as by_name
     from loadgauge import estimate
-    from loadgauge.estimate.memory.rank_memory import rank_memory as memory
+    from loadgauge.estimate.memory import rank_memory
 
-    assert by_name is memory is sys.modules["loadgauge.estimate.memory.rank_memory"]
+    assert by_name is rank_memory is sys.modules["loadgauge.estimate.memory.rank_memory"]
     assert isinstance(estimate, ModuleType)
     assert estimate is loadgauge.estimate
     assert callable(estimate)
@@ -160,7 +160,7 @@ def test_the_package_can_be_called_and_imported_from() -> None:
     "code",
     [
         "import loadgauge.estimate.memory.rank_memory as m; assert m.MemoryModel",
-        "from loadgauge.estimate import memory; assert memory.MemoryModel",
+        "from loadgauge.estimate.memory import rank_memory; assert rank_memory.MemoryModel",
         "from loadgauge import estimate; assert estimate('gpt2').params",
         "import loadgauge.estimate; assert loadgauge.estimate('gpt2').params",
         "import loadgauge as lg; from loadgauge.estimate.estimate import estimate; assert lg.estimate('gpt2').params",

@@ -15,7 +15,7 @@ from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
 from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.time.collectives import Fabric, Group
 from loadgauge.estimate.time.traffic import Traffic, expose, layout_groups, stage_traffic
-from loadgauge.families.catalogue import resolve
+from loadgauge.families.catalogue import find_model
 from loadgauge.families.reference import gpt_model, llama_model
 from loadgauge.layers import block_layer
 from loadgauge.spec.layout import AXES, Layout, RecomputePolicy
@@ -190,7 +190,7 @@ def test_context_parallelism(cp: int) -> None:
 
 
 def test_experts_get_their_tokens_and_send_them_back() -> None:
-    mixtral = resolve("mixtral-8x7b")
+    mixtral = find_model("mixtral-8x7b")
     found = rows(mixtral, dp=8, ep=8)
     # Two of eight experts see each token: dispatch and combine, forward and backward, (n - 1)/n of 2 T h each.
     exchanged = only(found, "ep", "all_to_all")
@@ -205,7 +205,7 @@ def test_experts_get_their_tokens_and_send_them_back() -> None:
 
 
 def test_tensor_parallel_experts() -> None:
-    mixtral = resolve("mixtral-8x7b")
+    mixtral = find_model("mixtral-8x7b")
     found = rows(mixtral, dp=4, tp=4, sequence_parallel=True, ep=4, etp=2, global_batch=4)
     gathered, scattered = (only(found, "etp", kind) for kind in ("all_gather", "reduce_scatter"))
     assert sum(r.calls_per_microbatch for r in gathered) == sum(r.calls_per_microbatch for r in scattered) == 2 * 32
@@ -262,7 +262,7 @@ def test_weights_are_gathered_as_they_are_computed_with() -> None:
 
 
 def test_every_parameter_is_reduced_once() -> None:
-    for model in (resolve("llama-3.1-8b"), resolve("qwen3-8b"), GPT):
+    for model in (find_model("llama-3.1-8b"), find_model("qwen3-8b"), GPT):
         found = every(model, dp=2, pp=2, tp=1)
         gradients = sum(row.payload for stage in found for row in only(stage, "dp", "all_reduce", "gradients")) / 4
         table = model.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
@@ -308,12 +308,12 @@ def test_replicas_hold_what_fewer_ranks_hold() -> None:
         counts = memory.counts(stage, stage.start, stage.stop)
         return memory.states(memory.weights(counts) + memory.ends(stage)).total
 
-    for model, ranks in ((LLAMA, {}), (resolve("mixtral-8x7b"), {"ep": 2})):
+    for model, ranks in ((LLAMA, {}), (find_model("mixtral-8x7b"), {"ep": 2})):
         assert states(model, dp=32, replicas=4, **ranks) == states(model, dp=8, **ranks)
 
 
 def test_experts_have_replicas_too() -> None:
-    (found,) = every(resolve("mixtral-8x7b"), SIXTEEN, replicas=2, dp=16, ep=4, zero=3)
+    (found,) = every(find_model("mixtral-8x7b"), SIXTEEN, replicas=2, dp=16, ep=4, zero=3)
     scattered, summed = (only(found, "dp", kind, "experts") for kind in ("reduce_scatter", "all_reduce"))
     assert [(row.ranks, row.link) for row in scattered] == [(2, "inner")]
     assert [(row.ranks, row.link) for row in summed] == [(2, "outer")]
@@ -340,7 +340,7 @@ def test_adapters_alone_are_trained() -> None:
 
 
 def test_one_gpu_sends_nothing() -> None:
-    for model in (GPT, LLAMA, resolve("mixtral-8x7b")):
+    for model in (GPT, LLAMA, find_model("mixtral-8x7b")):
         for zero in range(4):
             assert rows(model, zero=zero, global_batch=4) == ()
 

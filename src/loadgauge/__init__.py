@@ -15,6 +15,7 @@ True
 
 from typing import TYPE_CHECKING
 
+from loadgauge._version import __version__ as __version__
 from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
 from loadgauge.estimate import make_callable as _make_callable
 from loadgauge.estimate.parameters import parameters
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from loadgauge.api import estimate
     from loadgauge.estimate.equation.equation import equation, equations
 
-__version__ = "0.1.0"
 
 __all__ = [
     "ConfigError",

@@ -11,17 +11,17 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import click
 import msgspec
 
-from loadgauge.cli.options import Request
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.estimate.estimate import estimate as of_specifications
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import find_model
 from loadgauge.families.reader import shown
-from loadgauge.resolve.resolve import job
+from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.calibration import Rates
 from loadgauge.spec.cluster import cluster as cluster_of
 from loadgauge.spec.hardware import Cluster, Gpu
 from loadgauge.spec.hardware import gpu as gpu_of
+from loadgauge.spec.job import Job
 from loadgauge.spec.layout import Layout, Schedule
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
@@ -174,10 +174,10 @@ def _of_flags(model: str | Path | ModelSpec, gpu: str | Gpu | None, flags: Mappi
     card = _gpu(gpu)
     if isinstance(gpu, Gpu) and gpu_of(gpu.id) != gpu:
         raise ConfigError(f"a changed {gpu.id} goes with a Layout; without one, give an id", key="gpu")
-    request = Request(
+    job = Job(
         model=spec.name if spec else str(model), gpu=None if card is None else card.id, **_checked(flags)
     )  # fmt: skip
-    return job(request, spec).estimate()
+    return resolve_job(job, spec).estimate()
 
 
 def _checked(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,8 +187,8 @@ def _checked(flags: Mapping[str, Any]) -> dict[str, Any]:
     known = {str(parameter.name): parameter for parameter in command.params}
     checked: dict[str, Any] = {}
     for name, value in flags.items():
-        if name not in Request.__struct_fields__ or name not in known:
-            fields = [field for field in Request.__struct_fields__ if field in known]
+        if name not in Job.__struct_fields__ or name not in known:
+            fields = [field for field in Job.__struct_fields__ if field in known]
             close = difflib.get_close_matches(name, fields, n=1)
             hint = f"; did you mean {close[0]}?" if close else f" (known: {', '.join(fields)})"
             raise ConfigError(f"no flag of a job is called {shown(name)}{hint}")

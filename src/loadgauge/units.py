@@ -106,3 +106,13 @@ def flops(value: float) -> str:
         if abs(value) >= factor:
             return f"{value / factor:,.2f} {prefix}FLOP"
     return f"{value:,.0f} FLOP"
+
+
+def seconds(value: float) -> str:
+    """Seconds with a unit that suits them.
+
+    >>> seconds(12.345), seconds(0.01234), seconds(0.0000123)
+    ('12.3 s', '12.3 ms', '12.3 us')
+    """
+    factor, unit = next((pair for pair in ((1.0, "s"), (1e-3, "ms")) if value >= pair[0]), (1e-6, "us"))
+    return f"{value / factor:,.3g} {unit}" if value / factor < 1000 else f"{value / factor:,.0f} {unit}"

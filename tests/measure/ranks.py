@@ -114,8 +114,9 @@ def shared(name: str, rank: int) -> Any:
     from transformers import LlamaConfig
 
     from loadgauge.trace.jobs import Settings
+    from loadgauge.trace.parallel.degrees import Parallel
     from loadgauge.trace.parallel.distributed import World
-    from loadgauge.trace.parallel.parallel import Parallel, ParallelJob
+    from loadgauge.trace.parallel.parallel import ParallelJob
 
     size, parallel, settings = SHARED[name]
     config = LlamaConfig(

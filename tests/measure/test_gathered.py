@@ -17,8 +17,9 @@ from loadgauge.estimate.result import Memory
 from loadgauge.spec.kernels import Dtypes
 from loadgauge.spec.training import TRANSFORMERS, Training, training
 from loadgauge.trace.jobs import ConfigJob, Settings
+from loadgauge.trace.parallel.degrees import Parallel
 from loadgauge.trace.parallel.distributed import World
-from loadgauge.trace.parallel.parallel import Parallel, ParallelJob
+from loadgauge.trace.parallel.parallel import ParallelJob
 from loadgauge.trace.trace import Trace, trace
 
 TOLERANCE = 0.01

@@ -15,8 +15,9 @@ from transformers import LlamaConfig, Qwen3Config
 from command_line import typed
 from loadgauge.errors import ConfigError, LayoutError, NotModelled
 from loadgauge.trace.jobs import ConfigJob, Settings
+from loadgauge.trace.parallel.degrees import Parallel
 from loadgauge.trace.parallel.distributed import World
-from loadgauge.trace.parallel.parallel import Parallel, ParallelJob
+from loadgauge.trace.parallel.parallel import ParallelJob
 from loadgauge.trace.record import tracker
 from loadgauge.trace.script import FunctionJob
 from loadgauge.trace.trace import Trace, trace

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import published_formulas as published
 import pytest
 from theory import CASES, activations, cases, computed, layer_of, reproduces
 
-from loadgauge import published
 from loadgauge.estimate.memory.recompute import applied, checkpointed
 from loadgauge.estimate.memory.states import model_states
 from loadgauge.estimate.parameters import parameters

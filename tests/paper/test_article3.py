@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import published_formulas as published
 import pytest
 from theory import CASES, cases, computed, layer_of, layout_of, meets, refutes, reproduces, rounding
 
-from loadgauge import published
 from loadgauge.algebra import ceil_div, shard
 from loadgauge.estimate.flops import (
     DAY,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import published_formulas as published
 import pytest
 from theory import CASES, cases, layout_of, refutes, reproduces
 
-from loadgauge import published
 from loadgauge.algebra import shard
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.flops import DAY, microbatch_flops, rule_of_thumb, training_days

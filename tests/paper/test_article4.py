@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import published_formulas as published
 import pytest
 from theory import CASES, cases, refutes, reproduces
 
-from loadgauge import published
 from loadgauge.families.reference import gpt_block
 from loadgauge.layers import View, block_layer
 from loadgauge.lengths import Lengths

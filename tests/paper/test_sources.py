@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import published_formulas as published
 import pytest
 from theory import activations, cases, computed, layer_of, meets, refutes, reproduces, rounding
 
-from loadgauge import published
 from loadgauge.estimate.flops import (
     DAY,
     Flops,

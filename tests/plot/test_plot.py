@@ -19,14 +19,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from command_line import typed
-from loadgauge.cli.options import Request
+from loadgauge.figures.colours import EXPOSED, HIDDEN, IDLE, LANES, PARTS
 from loadgauge.figures.shown import Shown
 from loadgauge.plot import blocks, lanes, schedule
 from loadgauge.plot import memory_phases as through_step
 from loadgauge.plot.blocks import HEIGHT, squares
-from loadgauge.plot.colours import EXPOSED, HIDDEN, IDLE, LANES, PARTS
 from loadgauge.plot.sheet import FIGURES
-from loadgauge.resolve.resolve import job
+from loadgauge.resolve.resolve import resolve_job
+from loadgauge.spec.job import Job
 from loadgauge.units import GIB
 
 LINE = "estimate llama-3.1-70b --gpu h100-sxm5-80gb --gpus 256 --tp 8 --pp 4 --global-batch 512 --seq-len 8192"
@@ -34,10 +34,8 @@ LINE = "estimate llama-3.1-70b --gpu h100-sxm5-80gb --gpus 256 --tp 8 --pp 4 --g
 
 @pytest.fixture(scope="module")
 def shown() -> Shown:
-    given = job(
-        Request(
-            model="llama-3.1-70b", gpu="h100-sxm5-80gb", gpus=256, tp=8, pp=4, zero=1, seq_len=8192, global_batch=512
-        )
+    given = resolve_job(
+        Job(model="llama-3.1-70b", gpu="h100-sxm5-80gb", gpus=256, tp=8, pp=4, zero=1, seq_len=8192, global_batch=512)
     )
     return Shown(given, given.estimate())
 

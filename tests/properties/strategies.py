@@ -10,13 +10,13 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from loadgauge.cli.options import Request
 from loadgauge.errors import Error
 from loadgauge.families import models
-from loadgauge.families.catalogue import resolve
+from loadgauge.families.catalogue import find_model
 from loadgauge.families.reference import gpt_block, llama_block
-from loadgauge.resolve.resolve import job
+from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.hardware import gpu_ids
+from loadgauge.spec.job import Job
 from loadgauge.spec.kernels import Dtypes, Kernels
 from loadgauge.spec.model import Block, ModelSpec, Moe, Norm
 
@@ -101,7 +101,7 @@ PIPELINES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> Request:
+def runs(draw: st.DrawFn) -> Job:
     """The flags of a run with a time, of any family, framework and parallelism; most of them valid as they are drawn.
 
     Those that are not are assumed away. Every GPU is given its links, as some files do not state them.
@@ -111,7 +111,7 @@ def runs(draw: st.DrawFn) -> Request:
         return draw(st.sampled_from(values))
 
     name, framework = draw(st.sampled_from(FAMILIES)), draw(st.sampled_from(FRAMEWORKS))
-    spec = resolve(name)
+    spec = find_model(name)
     experts = any(isinstance(block.mlp, Moe) for block in spec.blocks)
     tp, cp, dp = some(1, 1, 2, 4), some(1, 1, 1, 2), some(1, 2, 4, 8)
     pp = some(1, 1, *(each for each in (2, 4) if spec.num_hidden_layers % (2 * each) == 0))
@@ -125,7 +125,7 @@ def runs(draw: st.DrawFn) -> Request:
     if spec.head.kind == "lm":
         flags["loss"] = some(None, "float32", "inplace", "chunked")
     micro = some(1, 1, 2)
-    request = Request(
+    job = Job(
         model=name, framework=framework, gpu=draw(st.sampled_from(gpu_ids())), gpus=tp * pp * cp * dp,
         tp=tp, pp=pp, cp=cp, micro_batch=micro, global_batch=micro * dp * pp * some(2, 4),
         seq_len=some(256, 512, 1024), zero=some(0, 1, 2, 3), sequence_parallel=tp > 1 and (experts or some(True, False)),
@@ -137,7 +137,7 @@ def runs(draw: st.DrawFn) -> Request:
         gpus_per_node=some(4, 8), link_bandwidth="300GB/s", nic_bandwidth=some("12.5GB/s", "50GB/s"), **flags,
     )  # fmt: skip
     try:
-        assume(job(request).estimate().time is not None)
+        assume(resolve_job(job).estimate().time is not None)
     except Error:
         assume(False)
-    return request
+    return job

@@ -15,6 +15,7 @@ from loadgauge import Layout
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory.in_flight import Flight, waiting, works
 from loadgauge.estimate.memory.liveness import backward_peak
+from loadgauge.estimate.memory.phases import moments
 from loadgauge.estimate.memory.rank_memory import MemoryModel, Stage, stages
 from loadgauge.estimate.schedule.simulate import Order, order_of_work
 from loadgauge.families.reference import deepseek_block, gpt_model, llama_block
@@ -81,7 +82,7 @@ def peaks(model: ModelSpec, layout: Layout, how: Training) -> list[dict[str, flo
     """The largest of each part on each stage."""
     facts = MemoryModel(model, layout, how, view_of(layout, how))
     return [
-        {part: max(moment.parts[part] for moment in facts.moments(stage)) for part in ("activations", "weights")}
+        {part: max(moment.parts[part] for moment in moments(facts, stage)) for part in ("activations", "weights")}
         for stage in stages(model, layout)
     ]
 
@@ -154,7 +155,7 @@ def test_no_moment_holds_less_than_nothing(layout: Layout, recompute: str, frame
     how = training(framework)
     facts = MemoryModel(model, layout, how, view_of(layout, how))
     for stage in stages(model, layout):
-        found = list(facts.moments(stage))
+        found = list(moments(facts, stage))
         assert all(value >= 0 for moment in found for value in moment.parts.values())
         assert {"loss" in moment.name for moment in found} == ({True, False} if stage.last else {False})
 
@@ -203,7 +204,7 @@ def test_what_is_held_is_what_a_walk_through_the_work_finds(layout: Layout, dens
     chunks = layout.vpp if layout.schedule == "interleaved" else None
     order = order_of_work(layout.schedule, layout.pp, layout.num_microbatches, chunks)
     for stage in stages(model, layout):
-        found = [m for m in facts.moments(stage) if m.name not in ("loss", "optimizer step")]
+        found = [m for m in moments(facts, stage) if m.name not in ("loss", "optimizer step")]
         assert max(m.parts["activations"] + m.parts["loss"] for m in found) == walked(facts, stage, order)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from loadgauge import Layout
 from loadgauge.estimate.estimate import view_of
+from loadgauge.estimate.memory.phases import moments
 from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
 from loadgauge.families.reference import llama_model
 from loadgauge.spec.training import training
@@ -21,7 +22,7 @@ def totals(framework: str, zero: int, pp: int, **sizes: Any) -> list[Any]:
     layout = Layout(pp=pp, zero=zero, seq_len=1024, **sizes)
     how = training(framework)
     facts = MemoryModel(MODEL, layout, how, view_of(layout, how))
-    return [moment.total for stage in stages(MODEL, layout) for moment in facts.moments(stage)]
+    return [moment.total for stage in stages(MODEL, layout) for moment in moments(facts, stage)]
 
 
 @pytest.mark.parametrize("pp", [1, 2])

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from loadgauge import Layout, RecomputePolicy, estimate, model
 from loadgauge.errors import NotModelled
 from loadgauge.estimate.estimate import view_of
+from loadgauge.estimate.memory.phases import moments
 from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.result import Estimate
 from loadgauge.estimate.schedule.stages import stages
@@ -204,7 +205,7 @@ def test_layouts_read_together_are_each_as_alone(job: Job) -> None:
     def totals(sizes: dict[str, object]) -> list[object]:
         one = msgspec.structs.replace(layout, **sizes)
         facts = MemoryModel(job.model, one, job.how, view_of(one, job.how))
-        return [moment.total for stage in stages(job.model, one) for moment in facts.moments(stage)]
+        return [moment.total for stage in stages(job.model, one) for moment in moments(facts, stage)]
 
     together = totals({name: np.array(column, float) for name, column in columns.items()})
     for index in range(3):

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from strategies import runs
 
 from command_line import document
-from loadgauge.cli.options import Request
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Time
-from loadgauge.resolve.resolve import job
+from loadgauge.resolve.resolve import resolve_job
+from loadgauge.spec.job import Job
 from loadgauge.spec.overlap import Overlap
 
 few = settings(
@@ -28,17 +28,17 @@ ROUNDING = 1 + 1e-12
 """What the order of a sum may change."""
 
 
-def time_of(request: Request) -> Time:
+def time_of(job: Job) -> Time:
     """The time of a run that is known to have one."""
-    time = job(request).estimate().time
+    time = resolve_job(job).estimate().time
     assert time is not None
     return time
 
 
-def changed(request: Request, **fields: Any) -> Time:
+def changed(job: Job, **fields: Any) -> Time:
     """The time with other flags; drops the case where those cannot be."""
     try:
-        return time_of(msgspec.structs.replace(request, **fields))
+        return time_of(msgspec.structs.replace(job, **fields))
     except Error:
         assume(False)
         raise AssertionError from None
@@ -58,15 +58,15 @@ def numbers(value: Any, where: str = "") -> Iterator[tuple[str, float]]:
 
 @few
 @given(runs())
-def test_the_time_holds_together(request: Request) -> None:
-    result = job(request).estimate()
+def test_the_time_holds_together(job: Job) -> None:
+    result = resolve_job(job).estimate()
     time = result.time
     assert time is not None
     assert sum(time.parts.values()) == pytest.approx(time.step, rel=1e-12)
     assert time.low <= time.step <= time.high
     assert 0 < time.mfu <= time.hfu * ROUNDING
     assert time.hfu <= 1
-    assert request.pp != 1 or time.parts["bubble"] <= 1e-9 * time.step, "one stage waits for nobody"
+    assert job.pp != 1 or time.parts["bubble"] <= 1e-9 * time.step, "one stage waits for nobody"
     for row in result.network:
         # What a lane shows is the sum of its rows; each row shows no less than nothing.
         assert row.exposed_seconds >= 0
@@ -80,9 +80,9 @@ def test_the_time_holds_together(request: Request) -> None:
 
 @few
 @given(runs())
-def test_a_run_twice_as_long_takes_twice_the_days_and_the_money(request: Request) -> None:
+def test_a_run_twice_as_long_takes_twice_the_days_and_the_money(job: Job) -> None:
     short, long = (
-        job(msgspec.structs.replace(request, tokens=tokens, price=2.5, days=30)) for tokens in ("300B", "600B")
+        resolve_job(msgspec.structs.replace(job, tokens=tokens, price=2.5, days=30)) for tokens in ("300B", "600B")
     )
     found = short.estimate()
     once, twice = short.budget(found), long.budget(found)
@@ -96,28 +96,28 @@ def test_a_run_twice_as_long_takes_twice_the_days_and_the_money(request: Request
 
 @few
 @given(runs())
-def test_a_faster_network_makes_no_step_slower(request: Request) -> None:
-    slow, fast = (changed(request, nic_bandwidth=speed) for speed in ("25GB/s", "100GB/s"))
+def test_a_faster_network_makes_no_step_slower(job: Job) -> None:
+    slow, fast = (changed(job, nic_bandwidth=speed) for speed in ("25GB/s", "100GB/s"))
     assert fast.step <= slow.step * ROUNDING
-    slow, fast = (changed(request, link_bandwidth=speed) for speed in ("300GB/s", "900GB/s"))
+    slow, fast = (changed(job, link_bandwidth=speed) for speed in ("300GB/s", "900GB/s"))
     assert fast.step <= slow.step * ROUNDING
 
 
 @settings(few, max_examples=15)
 @given(runs())
-def test_overlap_makes_no_step_slower(request: Request) -> None:
+def test_overlap_makes_no_step_slower(job: Job) -> None:
     # One switch at a time, as each is to pay for itself.
-    none = changed(request, overlap="none")
+    none = changed(job, overlap="none")
     for switch in (*Overlap.__struct_fields__, "all"):
-        assert changed(request, overlap=switch).step <= none.step * ROUNDING, switch
+        assert changed(job, overlap=switch).step <= none.step * ROUNDING, switch
 
 
 @few
 @given(runs())
-def test_recomputing_makes_no_step_faster(request: Request) -> None:
-    kept = changed(request, recompute="none")
+def test_recomputing_makes_no_step_faster(job: Job) -> None:
+    kept = changed(job, recompute="none")
     for policy in ("selective", "full", "full:every=2"):
-        again = changed(request, recompute=policy)
+        again = changed(job, recompute=policy)
         assert kept.step <= again.step * ROUNDING, policy
         assert kept.hfu * kept.step <= again.hfu * again.step * ROUNDING, policy
         assert again.model_flops == kept.model_flops, policy
@@ -125,37 +125,37 @@ def test_recomputing_makes_no_step_faster(request: Request) -> None:
 
 @few
 @given(runs())
-def test_twice_the_batch_makes_no_step_shorter(request: Request) -> None:
-    assert request.global_batch is not None
-    assert request.micro_batch is not None
-    once = time_of(request)
-    more = changed(request, global_batch=2 * request.global_batch)
+def test_twice_the_batch_makes_no_step_shorter(job: Job) -> None:
+    assert job.global_batch is not None
+    assert job.micro_batch is not None
+    once = time_of(job)
+    more = changed(job, global_batch=2 * job.global_batch)
     assert once.step <= more.step * ROUNDING
     assert more.tokens == 2 * once.tokens
-    if request.zero != 3 and request.offload != "all":
+    if job.zero != 3 and job.offload != "all":
         # Else a step may consist of fetching weights, and more compute beside it may fill the bubble of a split backward.
-        larger = changed(request, global_batch=2 * request.global_batch, micro_batch=2 * request.micro_batch)
+        larger = changed(job, global_batch=2 * job.global_batch, micro_batch=2 * job.micro_batch)
         assert once.step <= larger.step * ROUNDING
 
 
 @few
 @given(runs())
-def test_more_gpus_with_the_same_work_each_make_no_step_faster(request: Request) -> None:
+def test_more_gpus_with_the_same_work_each_make_no_step_faster(job: Job) -> None:
     # Without ZeRO, which would leave each rank less to update. Megatron's buckets grow from 40 ranks on, see below.
-    assert request.gpus is not None
-    assert request.global_batch is not None
-    plain = msgspec.structs.replace(request, zero=0, replicas=1)
+    assert job.gpus is not None
+    assert job.global_batch is not None
+    plain = msgspec.structs.replace(job, zero=0, replicas=1)
     few_gpus = changed(plain)
-    more = changed(plain, gpus=2 * request.gpus, global_batch=2 * request.global_batch)
+    more = changed(plain, gpus=2 * job.gpus, global_batch=2 * job.global_batch)
     assert few_gpus.step <= more.step * ROUNDING
-    assert few_gpus.parts["optimizer"] == more.parts["optimizer"] or request.offload != "none"
+    assert few_gpus.parts["optimizer"] == more.parts["optimizer"] or job.offload != "none"
 
 
 def test_only_larger_buckets_make_a_step_with_more_gpus_faster() -> None:
     # Megatron-LM's buckets have 40 million elements or a million for each rank: from 64 ranks to 128 there are half as
     # many, each of which waits for the latency of its all-reduce.
     def run(dp: int, framework: str) -> Time:
-        given = Request(
+        given = Job(
             model="ernie-4.5-300b-a47b", framework=framework, gpu="h100-sxm5-80gb", gpus=24 * dp, tp=8, pp=3, zero=0,
             micro_batch=1, global_batch=3 * dp, seq_len=4096, sequence_parallel=True, overlap="none",
         )  # fmt: skip
@@ -170,11 +170,11 @@ def test_only_larger_buckets_make_a_step_with_more_gpus_faster() -> None:
 
 @settings(few, max_examples=15)
 @given(runs())
-def test_the_order_of_flags_changes_nothing(request: Request) -> None:
-    words = shlex.split(request.flags())
+def test_the_order_of_flags_changes_nothing(job: Job) -> None:
+    words = shlex.split(job.flags())
     starts = [place for place, word in enumerate(words) if word.startswith("--")]
     flags = [words[begin:end] for begin, end in zip(starts, [*starts[1:], len(words)], strict=True)]
     random.Random(str(flags)).shuffle(flags)
     shuffled = [word for flag in flags for word in flag]
-    usual = document(f"estimate {request.model} {request.flags()}")
-    assert document(f"estimate {shlex.join(shuffled)} {request.model}") == usual
+    usual = document(f"estimate {job.model} {job.flags()}")
+    assert document(f"estimate {shlex.join(shuffled)} {job.model}") == usual

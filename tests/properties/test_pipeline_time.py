@@ -13,10 +13,10 @@ from loadgauge import Layout, cluster, estimate, gpu, model, training
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.schedule.simulate import simulate
+from loadgauge.estimate.time import step as timing
 from loadgauge.estimate.time.collectives import Fabric
 from loadgauge.estimate.time.roofline import Machine
 from loadgauge.estimate.time.step import MicroBatch, StepModel
-from loadgauge.estimate.time.summary import step as timing
 from loadgauge.spec.calibration import DEFAULT
 
 SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb-h1": 1, "zb-2p": 1, "zb-v": 2, "dualpipe": 2, "dualpipev": 2}

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 
 from command_line import document, typed
 from loadgauge.advise.advice import advice
-from loadgauge.cli.options import RUN, WHOLE_RUN, Request, parsed
+from loadgauge.cli.options import parse, run_options, whole_run_options
 from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.reproduce import completer
-from loadgauge.resolve.resolve import job
+from loadgauge.resolve.resolve import resolve_job
+from loadgauge.spec.job import Job
 from loadgauge.web.changes import changes
 from loadgauge.web.flags import job_of
 from loadgauge.web.uploads import Uploads
@@ -35,7 +36,7 @@ def again(command: str) -> Estimate:
     """The estimate of a printed command line."""
     words = shlex.split(command)
     assert words[:2] == ["loadgauge", "estimate"]
-    return job(parsed(words[2:])).estimate()
+    return resolve_job(parse(words[2:])).estimate()
 
 
 def same(one: Estimate, other: Estimate) -> None:
@@ -49,7 +50,7 @@ def same(one: Estimate, other: Estimate) -> None:
         assert (one.time.step, one.time.parts) == (other.time.step, other.time.parts)
 
 
-# -- the text form of a request ---------------------------------------------------------------------------------------
+# -- the text form of a job ---------------------------------------------------------------------------------------
 
 
 def _values(option: click.Option) -> st.SearchStrategy[Any]:
@@ -67,9 +68,7 @@ def _values(option: click.Option) -> st.SearchStrategy[Any]:
 
 
 def _options() -> dict[str, click.Option]:
-    command = click.Command("any")
-    for option in (*RUN, *WHOLE_RUN):
-        option(command)
+    command = run_options(whole_run_options(click.Command("any")))
     return {str(option.name): option for option in command.params if isinstance(option, click.Option)}
 
 
@@ -78,24 +77,22 @@ REQUESTS = st.fixed_dictionaries({"model": NAMES, **{name: _values(option) for n
 
 
 def test_every_field_has_a_flag() -> None:
-    assert set(_options()) == set(Request.__struct_fields__) - {"model"}
+    assert set(_options()) == set(Job.__struct_fields__) - {"model"}
 
 
 @QUIET
 @given(REQUESTS)
 def test_what_is_written_is_read_back(values: dict[str, Any]) -> None:
-    request = Request(**values)
-    words = shlex.split(request.command())
+    job = Job(**values)
+    words = shlex.split(job.command())
     assert words[:2] == ["loadgauge", "estimate"]
-    assert parsed(words[2:]) == request
+    assert parse(words[2:]) == job
 
 
 def test_a_shell_reads_the_words() -> None:
-    request = Request(
-        model="-x y", lengths='it\'s "a" $HOME `ls` \\ * ~ #.txt', measured="step=1s;true", gpu="a\nb", mtp=False
-    )
-    found = subprocess.run(["sh", "-c", f"printf '%s\\0' {request.command()}"], capture_output=True, check=True)
-    assert parsed(found.stdout.decode().split("\0")[2:-1]) == request
+    job = Job(model="-x y", lengths='it\'s "a" $HOME `ls` \\ * ~ #.txt', measured="step=1s;true", gpu="a\nb", mtp=False)
+    found = subprocess.run(["sh", "-c", f"printf '%s\\0' {job.command()}"], capture_output=True, check=True)
+    assert parse(found.stdout.decode().split("\0")[2:-1]) == job
 
 
 # -- the complete flags of a run ----------------------------------------------------------------------------------------
@@ -175,7 +172,7 @@ def runs(draw: st.DrawFn) -> Any:
     if not (values["zero"] or 0):
         values["replicas"] = None
     try:
-        found = job(Request(**values))
+        found = resolve_job(Job(**values))
         result = found.estimate()
     except Error:
         assume(False)
@@ -187,7 +184,7 @@ def runs(draw: st.DrawFn) -> Any:
 @given(runs())
 def test_the_complete_flags_of_a_run_give_it_again(run: Any) -> None:
     found, result = run
-    complete = completer(found.request)(result)
+    complete = completer(found.job)(result)
     same(again(complete.command()), result)
     # What is written out is no default any more, and completing it again adds nothing.
     assert completer(complete)(result) == complete
@@ -197,11 +194,11 @@ def test_the_complete_flags_of_a_run_give_it_again(run: Any) -> None:
 @given(runs(), st.randoms(use_true_random=False))
 def test_flags_in_any_order_mean_the_same(run: Any, chance: random.Random) -> None:
     found, result = run
-    words = found.request.words()
+    words = found.job.words()
     starts = [place for place, word in enumerate(words) if word.startswith("--")]
     flags = [words[start:end] for start, end in itertools.pairwise([*starts, len(words)])]
     chance.shuffle(flags)
-    same(job(parsed([word for flag in flags for word in flag] + [found.request.model])).estimate(), result)
+    same(resolve_job(parse([word for flag in flags for word in flag] + [found.job.model])).estimate(), result)
 
 
 @settings(QUIET, max_examples=8)
@@ -210,8 +207,8 @@ def test_advice_is_what_its_flags_give(run: Any) -> None:
     found, result = run
     assume(result.memory.fits is False)
     for change in advice(found):
-        words = [found.request.model, *found.request.words(), *shlex.split(change.flags)]
-        same(job(parsed(words)).estimate(), change.result)
+        words = [found.job.model, *found.job.words(), *shlex.split(change.flags)]
+        same(resolve_job(parse(words)).estimate(), change.result)
         same(again(change.command), change.result)
 
 
@@ -230,8 +227,8 @@ def test_changes_on_the_page_are_what_their_flags_give(run: Any) -> None:
     found, _ = run
     state = {
         name.replace("_", "-"): "true" if value is True else str(value)
-        for name in Request.__struct_fields__
-        if (value := getattr(found.request, name)) is not None
+        for name in Job.__struct_fields__
+        if (value := getattr(found.job, name)) is not None
     }
     kept = Uploads()
     try:
@@ -246,11 +243,11 @@ def test_changes_on_the_page_are_what_their_flags_give(run: Any) -> None:
 
 def test_a_measured_run_is_not_changed_by_advice() -> None:
     """It was measured as it is; what a change brings is predicted, and not that it takes as long."""
-    plain = Request(model="llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=1, global_batch=64)
-    before = job(plain).estimate().time
+    plain = Job(model="llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=1, global_batch=64)
+    before = resolve_job(plain).estimate().time
     assert before is not None
-    scaled = job(msgspec.structs.replace(plain, measured=f"step={before.step * 1.5!r}s"))
-    steps = {row["label"]: row["step"] for row in changes(job(plain))}
+    scaled = resolve_job(msgspec.structs.replace(plain, measured=f"step={before.step * 1.5!r}s"))
+    steps = {row["label"]: row["step"] for row in changes(resolve_job(plain))}
     assert len(set(steps.values())) > 5
     for row in changes(scaled):
         assert row["step"] == pytest.approx(1.5 * steps[row["label"]])
@@ -384,8 +381,8 @@ def test_flags_beside_a_job_file_say_what_the_file_says_otherwise(tmp_path: Path
     file = tmp_path / "run.yaml"
     file.write_text(JOB_FILE)
     line = f"{file} --gpu h100-sxm5-80gb --gpus 4"
-    result = job(parsed(shlex.split(line))).estimate()
-    same(again(completer(parsed(shlex.split(line)))(result).command()), result)
+    result = resolve_job(parse(shlex.split(line))).estimate()
+    same(again(completer(parse(shlex.split(line)))(result).command()), result)
     for layout in document(f"plan {line} --zero 0,2,3 --top 20")["layouts"]:
         told = again(layout["command"])
         assert told.time is not None
@@ -402,7 +399,7 @@ def test_a_converted_job_file_can_be_typed(tmp_path: Path) -> None:
     for text in (JOB_FILE, JOB_FILE.replace("adapter: qlora\n", "")):
         file.write_text(text)
         line = f"{file} --gpu h100-sxm5-80gb --gpus 4"
-        same(again(typed(f"convert {line} --to flags").out), job(parsed(shlex.split(line))).estimate())
+        same(again(typed(f"convert {line} --to flags").out), resolve_job(parse(shlex.split(line))).estimate())
 
 
 def test_sequence_parallelism_of_a_job_file_can_be_turned_off(tmp_path: Path) -> None:

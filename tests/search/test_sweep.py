@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import os
+import signal
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from loadgauge.errors import ConfigError, Error
 from loadgauge.plan.sweep import grid as sweep
 from loadgauge.plan.sweep.grid import Cell, Row, read, run
 from loadgauge.plan.sweep.results import DIGEST, Results, digest
-from loadgauge.plan.sweep.workers import OnRay
+from loadgauge.plan.sweep.workers import Interrupt, OnRay
 
 pyarrow = pytest.importorskip("pyarrow")
 KEYS = {"model": str, "gpus": str, "gpu": str, "nic_bandwidth": str, "tp": str}
@@ -515,3 +516,19 @@ def test_a_worker_of_another_version_keeps_nothing() -> None:
     with pytest.raises(Error, match="a worker has loadgauge 0, and this is 1"):
         list(run([Cell("a", ())], Pretended(2, {}, "0"), kept.append, lost, "1"))
     assert not kept
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_inside_a_destructor_is_heard() -> None:
+    """Python drops the exception there; the sweep stops all the same."""
+
+    class Last:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    with Interrupt() as interrupt:
+        last = Last()
+        del last
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.check()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

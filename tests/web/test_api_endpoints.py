@@ -22,8 +22,8 @@ from command_line import document, typed
 from loadgauge.formats.dialects import FILES
 from loadgauge.formats.exchange import read
 from loadgauge.web import validation
-from loadgauge.web.guard import Refused
-from loadgauge.web.worker_pool import Failed, Pool, Replaced, Worker
+from loadgauge.web.errors import Failed, Refused, Replaced
+from loadgauge.web.worker_pool import Pool, Worker
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of"
@@ -247,7 +247,7 @@ def test_a_run_is_exported_as_by_the_library(served: Served, dialect: str) -> No
         command = served.answer("/api/estimate", flags=SMALL, want=[])["command"]
         assert found["text"].strip() == command
         return
-    from loadgauge.cli.convert import export
+    from loadgauge.resolve.export import export
     from loadgauge.web.flags import job_of
     from loadgauge.web.uploads import Uploads
 

@@ -12,8 +12,8 @@ import pytest
 from serving import LARGE, LLAMA, SMALL, Served, serving
 
 from command_line import typed
-from loadgauge.cli.options import Request
 from loadgauge.families.catalogue import models
+from loadgauge.spec.job import Job
 from loadgauge.web.catalogue import GROUPS, PRESETS
 from loadgauge.web.flags import job_of, options
 from loadgauge.web.uploads import Uploads
@@ -173,7 +173,7 @@ def test_what_is_wrong_is_said_as_on_the_command_line(served: Served, change: An
 def test_every_flag_of_a_run_is_on_the_page(served: Served) -> None:
     found = served.client.get("/api/catalogue").json()
     names = {flag["name"] for flag in found["flags"]}
-    assert names == {name.replace("_", "-") for name in Request.__struct_fields__[1:]}
+    assert names == {name.replace("_", "-") for name in Job.__struct_fields__[1:]}
     # Each in a group of its own, and none in two.
     grouped = [name for group in GROUPS.values() for name in group]
     assert sorted(grouped) == sorted(names)

@@ -13,10 +13,9 @@ import pytest
 from serving import LARGE, LLAMA, SMALL
 
 from command_line import document
-from loadgauge.cli.options import Request
 from loadgauge.errors import Error
 from loadgauge.estimate.explain import explain
-from loadgauge.estimate.memory.rank_memory import PARTS
+from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.workings import NOT_ITEMISED
 from loadgauge.families.catalogue import models
 from loadgauge.figures import PANELS, Shown
@@ -25,7 +24,8 @@ from loadgauge.figures.memory_phases import ROWS
 from loadgauge.figures.schedule import flights
 from loadgauge.figures.shown import STAGES
 from loadgauge.figures.treemap import Node
-from loadgauge.resolve.resolve import job
+from loadgauge.resolve.resolve import resolve_job
+from loadgauge.spec.job import Job
 from loadgauge.web.explain import explained, find
 from loadgauge.web.flags import job_of
 from loadgauge.web.uploads import Uploads
@@ -34,7 +34,7 @@ MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gpt2", "gemma-2-9b", "
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe", "dualpipev")
 
 
-def runs(count: int, seed: int) -> Iterator[Request]:
+def runs(count: int, seed: int) -> Iterator[Job]:
     """Random runs that exist."""
     draw, found = random.Random(seed), 0
     assert set(MODELS) <= set(models())
@@ -56,26 +56,26 @@ def runs(count: int, seed: int) -> Iterator[Request]:
         if pp > 1:
             flags["schedule"] = draw.choice(SCHEDULES)
             flags["vpp"] = 2 if flags["schedule"] == "interleaved" else None
-        request = Request(**flags)
+        job = Job(**flags)
         try:
-            job(request).estimate()
+            resolve_job(job).estimate()
         except Error:
             continue
         found += 1
-        yield request
+        yield job
 
 
-def shown_of(request: Request) -> Shown:
-    given = job(request)
+def shown_of(job: Job) -> Shown:
+    given = resolve_job(job)
     return Shown(given, given.estimate())
 
 
 CASES = [*runs(40, 7)]
 
 
-@pytest.fixture(params=CASES, ids=lambda request: f"{request.model} {request.flags()}"[:90])
-def shown(request: pytest.FixtureRequest) -> Shown:
-    return shown_of(request.param)
+@pytest.fixture(params=CASES, ids=lambda job: f"{job.model} {job.flags()}"[:90])
+def shown(job: pytest.FixtureRequest) -> Shown:
+    return shown_of(job.param)
 
 
 def leaves(node: Node) -> Iterator[Node]:
@@ -186,8 +186,8 @@ def test_the_schedule_is_played_as_the_estimate_plays_it(shown: Shown) -> None:
 def test_stages_hold_as_many_micro_batches_as_the_papers_say(schedule: str) -> None:
     """In the middle of the pipeline: min(m, p - r), m, and with v chunks 2 (p - r - 1) + (v - 1) p + 1 of them."""
     flags = {"vpp": 2} if schedule == "interleaved" else {}
-    request = Request(model="llama-3.1-8b", gpus=4, pp=4, schedule=schedule, global_batch=12, seq_len=512, **flags)
-    shown = shown_of(request)
+    job = Job(model="llama-3.1-8b", gpus=4, pp=4, schedule=schedule, global_batch=12, seq_len=512, **flags)
+    shown = shown_of(job)
     found = PANELS["schedule"](shown)
     for stage in (1, 2):
         layers = 32 // 4 // (2 if flags else 1)
@@ -222,7 +222,7 @@ def test_the_network_is_that_of_the_command(state: dict[str, Any]) -> None:
     given = job_of(state, kept)
     kept.close()
     found = PANELS["network"](Shown(given, given.estimate()))
-    told = document(f"network {state['model']} {given.request.flags()}")["needs"]
+    told = document(f"network {state['model']} {given.job.flags()}")["needs"]
     assert len(found) == len(told)
     for row, need in zip(found, told, strict=True):
         assert (row["axis"], row["what"], row["link"], row["ok"]) == (
@@ -244,10 +244,8 @@ def test_a_schedule_too_long_to_draw_says_so() -> None:
 
 
 def test_many_chunks_are_drawn_in_fewer_micro_batches() -> None:
-    request = Request(
-        model="llama-3.1-405b", gpus=4, pp=2, vpp=63, schedule="interleaved", global_batch=128, seq_len=512
-    )
-    shown = shown_of(request)
+    job = Job(model="llama-3.1-405b", gpus=4, pp=2, vpp=63, schedule="interleaved", global_batch=128, seq_len=512)
+    shown = shown_of(job)
     found = PANELS["schedule"](shown)
     assert found["microbatches_shown"] == 10
     assert len(found["cells"]) == 10 * 63 * 2 * 2
@@ -273,7 +271,7 @@ def test_an_explanation_has_the_numbers_of_the_command(part: str) -> None:
     kept.close()
     shown = Shown(given, given.estimate())
     found = explained(shown, part)
-    told = document(f"estimate {given.request.model} {given.request.flags()} --explain {part} --at peak")["explain"]
+    told = document(f"estimate {given.job.model} {given.job.flags()} --explain {part} --at peak")["explain"]
     assert found["part_bytes"] == told["total"] == found["bytes"]
     assert found["steps"] == [{"what": step["what"], "bytes": step["nbytes"]} for step in told["steps"]]
     assert [one["name"] for one in found["tensors"]] == [one["name"] for one in told["tensors"]]

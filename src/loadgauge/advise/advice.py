@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.cli.options import Request
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.reproduce import completer
 from loadgauge.resolve.rescale import changed
-from loadgauge.resolve.resolve import Job, framework_of, job
+from loadgauge.resolve.resolve import framework_of, resolve_job
+from loadgauge.resolve.setup import Setup
+from loadgauge.spec.job import Job
 
 MOST_GPUS = 4096
 MOST_SHOWN = 6
@@ -23,20 +24,20 @@ NODE = 8
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Flags to add, what they give, and the whole request with them."""
+    """Flags to add, what they give, and the whole job with them."""
 
     flags: str
     note: str
     result: Estimate
-    request: Request
+    job: Job
 
     @property
     def command(self) -> str:
         """The complete command line of the changed run."""
-        return completer(self.request)(self.result).command()
+        return completer(self.job)(self.result).command()
 
 
-def advice(given: Job) -> list[Change]:
+def advice(given: Setup) -> list[Change]:
     """Changes that make a run fit, the mildest first; where none does, the closest ones.
 
     First one change at a time, then two; then the mildest combination, more GPUs, adapters instead of full training.
@@ -55,39 +56,39 @@ def advice(given: Job) -> list[Change]:
     return sorted(better, key=lambda change: change.result.memory.total)[:ENOUGH]
 
 
-def whole(given: Job, change: dict[str, Any]) -> dict[str, Any]:
+def whole(given: Setup, change: dict[str, Any]) -> dict[str, Any]:
     """A change with what must be said so that nothing else changes.
 
     Where another framework would be the default, it is named: the one that the change needs, else the one of the run. A
     measured run is described without the change.
     """
-    request, found = given.request, dict(change)
-    if request.framework is None and "framework" not in change:
-        was, new = (framework_of(msgspec.structs.replace(request, **some)) for some in ({}, change))
+    job, found = given.job, dict(change)
+    if job.framework is None and "framework" not in change:
+        was, new = (framework_of(msgspec.structs.replace(job, **some)) for some in ({}, change))
         if was != new:
             found["framework"] = "megatron"
-    if request.measured is not None:
-        found["measured"] = changed(request, found)
+    if job.measured is not None:
+        found["measured"] = changed(job, found)
     return found
 
 
-def _try(given: Job, change: dict[str, Any], note: str = "") -> Change | None:
+def _try(given: Setup, change: dict[str, Any], note: str = "") -> Change | None:
     """The change estimated, or None where it cannot be."""
     change = whole(given, change)
-    request = msgspec.structs.replace(given.request, **change)
+    job = msgspec.structs.replace(given.job, **change)
     try:
-        result = job(request, given.model).estimate()
+        result = resolve_job(job, given.model).estimate()
     except Error:
         return None
-    return Change(_flags(change), note, result, request)
+    return Change(_flags(change), note, result, job)
 
 
 def _flags(change: dict[str, Any]) -> str:
     """A change as flags to add to a command line."""
-    return Request(model="", **change).flags()
+    return Job(model="", **change).flags()
 
 
-def _pairs(given: Job, changes: list[tuple[dict[str, Any], str]], fitting: set[str]) -> list[Change]:
+def _pairs(given: Setup, changes: list[tuple[dict[str, Any], str]], fitting: set[str]) -> list[Change]:
     """Two changes together, where neither does it alone, the mildest first; a few are enough."""
     found: list[Change] = []
     alone = [(change, note) for change, note in changes if _flags(whole(given, change)) not in fitting]
@@ -104,7 +105,7 @@ def _pairs(given: Job, changes: list[tuple[dict[str, Any], str]], fitting: set[s
     return found
 
 
-def _single(given: Job) -> Iterator[tuple[dict[str, Any], str]]:
+def _single(given: Setup) -> Iterator[tuple[dict[str, Any], str]]:
     """One change at a time, the mildest first."""
     layout, training = given.layout, given.training
     if given.model.head.kind == "lm" and training.kernels.loss != "chunked":
@@ -133,13 +134,13 @@ def _single(given: Job) -> Iterator[tuple[dict[str, Any], str]]:
         yield {"offload": "optimizer"}, "optimizer states in host memory; slower"
 
 
-def _node(given: Job) -> int:
+def _node(given: Setup) -> int:
     """GPUs joined by a fast link, over which tensor parallelism pays."""
     domain = None if given.gpu is None else given.gpu.interconnect.domain
     return NODE if domain is None else min(NODE, int(domain.value))
 
 
-def _lean(given: Job) -> dict[str, Any]:
+def _lean(given: Setup) -> dict[str, Any]:
     """Everything mild at once."""
     change: dict[str, Any] = {}
     if given.model.head.kind == "lm":
@@ -153,7 +154,7 @@ def _lean(given: Job) -> dict[str, Any]:
     return change
 
 
-def _together(given: Job) -> Change | None:
+def _together(given: Setup) -> Change | None:
     """The mildest combination that fits on the same GPUs."""
     lean, layout = _lean(given), given.layout
     tried: list[dict[str, Any]] = [lean]
@@ -168,13 +169,13 @@ def _together(given: Job) -> Change | None:
     return _first(given, tried, "together, on the same GPUs")
 
 
-def _more_gpus(given: Job) -> Change | None:
+def _more_gpus(given: Setup) -> Change | None:
     """The fewest GPUs, doubling, on which ZeRO 3 and everything mild make it fit."""
     gpus, counts = given.layout.gpus, []
     while gpus * 2 <= MOST_GPUS:
         gpus *= 2
         counts.append(gpus)
-    batch = {} if given.request.global_batch is None else {"global_batch": given.request.global_batch}
+    batch = {} if given.job.global_batch is None else {"global_batch": given.job.global_batch}
     lean = _lean(given)
     for count in counts:
         for change in ({"gpus": count, "zero": 3}, {"gpus": count, "zero": 3, **lean}):
@@ -186,13 +187,13 @@ def _more_gpus(given: Job) -> Change | None:
     return None
 
 
-def _grown(given: Job, gpus: int) -> int:
+def _grown(given: Setup, gpus: int) -> int:
     """The global batch with as many micro-batches a rank as before."""
     before: int = given.layout.global_batch
     return before * gpus // int(given.layout.gpus)
 
 
-def _adapters(given: Job) -> Change | None:
+def _adapters(given: Setup) -> Change | None:
     """QLoRA, with as little else as it takes."""
     if given.training.lora is not None and given.training.lora.quantised:
         return None
@@ -204,7 +205,7 @@ def _adapters(given: Job) -> Change | None:
     return _first(given, changes, "trains adapters on a 4-bit base only")
 
 
-def _first(given: Job, changes: list[dict[str, Any]], note: str) -> Change | None:
+def _first(given: Setup, changes: list[dict[str, Any]], note: str) -> Change | None:
     for change in changes:
         found = _try(given, change, note)
         if found is not None and found.result.memory.fits:

@@ -7,11 +7,13 @@ from typing import Any, get_args
 
 import click
 
-from loadgauge.cli.options import Request, run_options, whole_run_options
+from loadgauge.cli.options import run_options, whole_run_options
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.memory.rank_memory import PARTS
+from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.result import Estimate, When
-from loadgauge.resolve.resolve import Job, job, worst_routing
+from loadgauge.resolve.resolve import resolve_job
+from loadgauge.resolve.setup import Setup, worst_routing
+from loadgauge.spec.job import Job
 
 FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 
@@ -48,7 +50,7 @@ def command(
         raise ConfigError("--figure says what --plot FILE draws; there is no --plot")
     if part is None and at is not None:
         raise ConfigError("--at chooses the moment that --explain PART explains; there is no --explain")
-    given = job(Request(model=model, **flags))
+    given = resolve_job(Job(model=model, **flags))
     result = given.estimate()
     if file is not None:
         from loadgauge.plot.sheet import plot
@@ -71,13 +73,13 @@ def command(
     return code
 
 
-def _plain(given: Job, result: Estimate, part: str | None = None, at: When = "largest") -> dict[str, Any]:
+def _plain(given: Setup, result: Estimate, part: str | None = None, at: When = "largest") -> dict[str, Any]:
     """The JSON document: the estimate, what was assumed, and what was asked for besides."""
     found = result.to_dict()
     found["assumed"] = given.assumed
     if given.file:
         found["file"] = given.file
-    budget = given.budget(result) if given.request.tokens else None
+    budget = given.budget(result) if given.job.tokens else None
     if "time" in found:
         found["time"].update({"days": None, "cost": None} if budget is None else budget.to_dict())
     worst = given.worst_case()

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from loadgauge import __version__
+from loadgauge._version import __version__
 from loadgauge.errors import Error, NothingFits
 
 COMMANDS = {

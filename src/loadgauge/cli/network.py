@@ -7,13 +7,15 @@ from typing import Any
 import click
 import msgspec
 
-from loadgauge.cli.options import Request, run_options
+from loadgauge.cli.options import run_options
 from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.errors import ConfigError, NotStated
-from loadgauge.estimate.time.bandwidth_needs import SHARE, Network, Setup, largest_tp, smallest_batch, what_if
+from loadgauge.estimate.time.bandwidth_needs import SHARE, Network, NetworkCase, largest_tp, smallest_batch, what_if
 from loadgauge.report.network import NOT_COUNTED, report
-from loadgauge.resolve.resolve import Job, job
+from loadgauge.resolve.resolve import resolve_job
+from loadgauge.resolve.setup import Setup
 from loadgauge.spec.calibration import rates
+from loadgauge.spec.job import Job
 from loadgauge.units import parse
 
 
@@ -54,7 +56,7 @@ def command(
     loadgauge network llama-3.1-70b --gpu h100-sxm5-80gb --gpus 256 --tp 8 --pp 4 --sequence-parallel --global-batch 512
     loadgauge network llama-3.1-8b --gpu a100-sxm4-80gb --gpus 64 --zero 3 --oversubscription 4 --rails --pod 32
     """
-    given = job(Request(model=model, **flags))
+    given = resolve_job(Job(model=model, **flags))
     setup = _setup(
         given, share=share, achieved=_achieved(achieved), oversubscription=oversubscription, pod=pod, rails=rails
     )
@@ -68,16 +70,16 @@ def command(
     return 0 if found.enough else 1
 
 
-def _setup(given: Job, *, oversubscription: float | None, pod: int | None, rails: bool, **how: Any) -> Setup:
+def _setup(given: Setup, *, oversubscription: float | None, pod: int | None, rails: bool, **how: Any) -> NetworkCase:
     if given.gpu is None:
         raise ConfigError("is needed: the links are the GPU's (`loadgauge gpus` lists them)", key="gpu")
-    if given.request.measured is not None:
+    if given.job.measured is not None:
         raise ConfigError("rescales whole steps, and says nothing of links; use it with `estimate`", key="measured")
     if oversubscription is None and (pod is not None or rails):
         raise ConfigError("goes with --oversubscription", key="rails" if rails else "pod")
     if given.cluster is None:
         raise NotStated(given.untimed)
-    return Setup.of(
+    return NetworkCase.of(
         given.model, given.layout, given.training, given.cluster, rates(given.gpu.id), oversubscription=oversubscription,
         pod=pod, rails=rails, **how,
     )  # fmt: skip
@@ -95,7 +97,7 @@ def _achieved(text: str | None) -> float | None:
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _plain(given: Job, setup: Setup, found: Network) -> dict[str, Any]:
+def _plain(given: Setup, setup: NetworkCase, found: Network) -> dict[str, Any]:
     """The JSON document, in bytes, seconds, byte/s and plain counts."""
     layout = given.layout
     batch = smallest_batch(setup)
@@ -137,12 +139,12 @@ def _plain(given: Job, setup: Setup, found: Network) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _basis(given: Job, setup: Setup) -> dict[str, str]:
-    known, request = setup.machine.rates, given.request
+def _basis(given: Setup, setup: NetworkCase) -> dict[str, str]:
+    known, job = setup.machine.rates, given.job
     return {
         "bytes": "derived",
-        "inner_bandwidth": "given" if request.link_bandwidth else "datasheet",
-        "outer_bandwidth": "given" if request.nic_bandwidth else "datasheet",
+        "inner_bandwidth": "given" if job.link_bandwidth else "datasheet",
+        "outer_bandwidth": "given" if job.nic_bandwidth else "datasheet",
         "efficiencies": known.basis,
         "compute": "given" if setup.achieved else known.basis,
     }

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import click
 import msgspec
 
-from loadgauge.cli.options import RUN, Request
+from loadgauge.cli.options import options
 from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.cli.sweep import handed_over, sweep_options
 from loadgauge.errors import ConfigError, Error, LayoutError, NotStated
 from loadgauge.families.catalogue import find_model
-from loadgauge.resolve.resolve import JOB_FILES, Job, job
+from loadgauge.resolve.resolve import JOB_FILES, resolve_job
+from loadgauge.resolve.setup import Setup
+from loadgauge.spec.job import WHOLE_RUN, Job, fields
 from loadgauge.spec.layout import SCHEDULES, RecomputePolicy
 from loadgauge.spec.model import Moe
 from loadgauge.spec.training import MODEL_PARALLEL, default_framework
@@ -35,8 +36,6 @@ OPEN = (
     "sequence_parallel",
 )
 """Axes that the search walks; a flag locks one, or narrows it down to several values."""
-ANY = "any"
-"""In the place of a MODEL: the whole catalogue, for --find model."""
 MOST_GPUS = 1024
 """On which the fewest are looked for, where the user says nothing."""
 ASKED = (
@@ -105,14 +104,10 @@ def _options(command: Any) -> Any:
         click.option("--recompute", metavar="WHAT;WHAT", help="Recomputation: none, selective, full:every=2, ...; with ; between."),
         click.option("--sequence-parallel/--no-sequence-parallel", default=None, help="Only with it, or only without."),
     ]  # fmt: skip
-    replaced = {*NUMBERS, "gpus", "schedule", "recompute", "sequence_parallel", "measured"}
+    replaced = {*NUMBERS, *WHOLE_RUN, "model", "gpus", "schedule", "recompute", "sequence_parallel", "measured"}
     for option in reversed(own):
         command = option(command)
-    for option in reversed(RUN):
-        probe = option(lambda: None)
-        if probe.__click_params__[0].name not in replaced:  # type: ignore[attr-defined]
-            command = option(command)
-    return command
+    return options(command, [name for name in fields() if name not in replaced])
 
 
 @click.command("plan")
@@ -166,12 +161,17 @@ def command(model: str | None, as_json: bool, **flags: Any) -> int:
     if handed is not None:
         return handed
     assert model is not None
+    given, found, asked = cases(model, flags)
+    if asked["find"] is not None:
+        from loadgauge.report import inverse
+
+        return inverse.found(given, found, asked, as_json=as_json)
     from loadgauge.report.plan import answer
 
-    return answer(*cases(model, flags), as_json=as_json)
+    return answer(given, found, asked, as_json=as_json)
 
 
-def cases(model: str, flags: dict[str, Any]) -> tuple[Job, list[Any], dict[str, Any]]:
+def cases(model: str, flags: dict[str, Any]) -> tuple[Setup, list[Any], dict[str, Any]]:
     """The clusters to plan for, the job that they share, and what was asked of the plan."""
     from loadgauge.plan.axis_values import space_for
     from loadgauge.plan.plan import Case
@@ -200,11 +200,11 @@ def cases(model: str, flags: dict[str, Any]) -> tuple[Job, list[Any], dict[str, 
         flags["framework"] = asked["assumed_framework"] = _framework(
             name, flags, locks, max(sizes or (1,)), asked["export"]
         )
-    given: Job | None = None
+    given: Setup | None = None
     found = []
     travel = flags.pop("cp_comm")
     for gpus in sizes or (1,):
-        given = job(Request(model=name, gpus=gpus, **flags))
+        given = resolve_job(Job(model=name, gpus=gpus, **flags))
         _possible(locks, given, travel)
         if travel is not None:
             given = msgspec.structs.replace(given, layout=msgspec.structs.replace(given.layout, cp_comm=travel))
@@ -229,7 +229,7 @@ def cases(model: str, flags: dict[str, Any]) -> tuple[Job, list[Any], dict[str, 
     return given, found, {**asked, "assumed": assumed}
 
 
-def _possible(locks: dict[str, tuple[Any, ...]], given: Job, travel: str | None) -> None:
+def _possible(locks: dict[str, tuple[Any, ...]], given: Setup, travel: str | None) -> None:
     """Refuses locks that no layout of the model can have, or that contradict each other."""
 
     def only(name: str, value: int) -> bool:
@@ -270,11 +270,11 @@ def _of_file(
 ) -> tuple[dict[str, Any], tuple[int, ...], Any]:
     """Of another tool's job file: its run as flags, its layout left open, and the estimate of its own layout."""
     try:
-        own = job(Request(model=file, gpus=None if sizes is None else sizes[0], **flags))
+        own = resolve_job(Job(model=file, gpus=None if sizes is None else sizes[0], **flags))
     except (LayoutError, ConfigError):
         if sizes is None:
             raise
-        own = job(Request(model=file, **flags))  # of as many GPUs as its own layout has
+        own = resolve_job(Job(model=file, **flags))  # of as many GPUs as its own layout has
     open_axes: dict[str, Any] = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch", "replicas"), 1)
     flags = {**flags, **open_axes, "zero": 0, "recompute": "none", "global_batch": own.layout.global_batch}
     flags["framework"] = own.training.framework.name
@@ -368,26 +368,3 @@ def _framework(
     free = MODEL_PARALLEL if experts else ("tp", "pp", "cp")
     degrees = {axis: locks.get(axis, (1, gpus) if axis in free else (1,)) for axis in MODEL_PARALLEL}
     return default_framework(degrees, adapters=flags["lora_rank"] is not None or bool(flags["qlora"]))
-
-
-def say(text: str) -> None:
-    """What is being looked at, on a terminal only."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r{text}\x1b[K")
-        sys.stderr.flush()
-
-
-def progress(done: int, whole: int) -> None:
-    """How far the search is, on a terminal only."""
-    if sys.stderr.isatty():
-        width = 30
-        full = done * width // max(whole, 1)
-        sys.stderr.write(f"\r{'#' * full}{'.' * (width - full)} {done:,} of {whole:,} structures\x1b[K")
-        sys.stderr.flush()
-
-
-def clear() -> None:
-    """Takes the progress away again."""
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()

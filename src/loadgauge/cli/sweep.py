@@ -16,17 +16,17 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from loadgauge import __version__
-from loadgauge.cli.options import Request
+from loadgauge._version import __version__
 from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.errors import ConfigError, Error, NothingFits
+from loadgauge.spec.job import Job
 
 if TYPE_CHECKING:
     from loadgauge.estimate.result import Estimate
     from loadgauge.plan.plan import Case, Plan
     from loadgauge.plan.sweep.grid import Cell, Row, Value
     from loadgauge.plan.sweep.results import Kind
-    from loadgauge.resolve.resolve import Job
+    from loadgauge.resolve.setup import Setup
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -77,7 +77,7 @@ def _sweep(file: str, output: str, workers: int | None, ray: str | None, *, as_j
     """Plans what is not there yet, and tells of all."""
     from loadgauge.plan.sweep.grid import DEATHS, run
     from loadgauge.plan.sweep.results import Results
-    from loadgauge.plan.sweep.workers import OnRay, Processes, processors
+    from loadgauge.plan.sweep.workers import Interrupt, OnRay, Processes, processors
     from loadgauge.report.sweep import Progress, told
 
     started = time.perf_counter()
@@ -93,11 +93,12 @@ def _sweep(file: str, output: str, workers: int | None, ray: str | None, *, as_j
                 if ray is None
                 else OnRay(work, ray, workers, files)
             )
-            with Progress(len(wanted), found.values()) as progress:
+            with Interrupt() as interrupt, Progress(len(wanted), found.values()) as progress:
                 try:
                     for row in run(left, where, results.add, lost, __version__):
                         found[row["cell"]] = row
                         progress.add(row)
+                        interrupt.check()
                 except KeyboardInterrupt:
                     done = f"{len(found):,} of {len(wanted):,} cells are done"
                     raise Error(f"interrupted: {done}; the same command goes on from there") from None
@@ -117,7 +118,7 @@ def _parameters() -> dict[str, click.Option]:
     """The flags of `plan` that a cell may have, by name."""
     from loadgauge.cli.plan import command
 
-    known = {*Request.__struct_fields__, *ALSO}
+    known = {*Job.__struct_fields__, *ALSO}
     return {
         str(parameter.name): parameter
         for parameter in command.params
@@ -330,17 +331,17 @@ def _assumed(flags: dict[str, str]) -> str:
     return ", ".join(f"{flag} {value}" for flag, value in flags.items())
 
 
-def _estimate(cell: Cell, given: Job, found: Plan) -> str:
+def _estimate(cell: Cell, given: Setup, found: Plan) -> str:
     """The command line that gives the best layout. Files have the names that the cell gives them."""
     from loadgauge.resolve.reproduce import completer
 
-    typed, complete = _flags(list(cell.words)), completer(given.request)(found.layouts[0])
+    typed, complete = _flags(list(cell.words)), completer(given.job)(found.layouts[0])
     return msgspec.structs.replace(complete, model=typed["model"], lengths=typed["lengths"]).command()
 
 
 def _best(found: Plan, case: Case) -> Row:
     """The best layout, as columns."""
-    from loadgauge.report.plan import flags_of
+    from loadgauge.resolve.reproduce import layout_flags
 
     best: Estimate = found.layouts[0]
     layout, memory, time_ = best.layout, best.memory, best.time
@@ -350,7 +351,8 @@ def _best(found: Plan, case: Case) -> Row:
     if case.price is not None:
         cost = case.price * layout.gpus * time_.step / 3600 / time_.tokens * 1e9
     return {
-        "gpus": layout.gpus, "params": best.params, "layout": flags_of(best), **{name: int(getattr(layout, name)) for name in AXES},
+        "gpus": layout.gpus, "params": best.params, "layout": layout_flags(best),
+        **{name: int(getattr(layout, name)) for name in AXES},
         "sequence_parallel": layout.sequence_parallel, "recompute": str(layout.recompute),
         "schedule": layout.schedule if layout.pp > 1 else None, "memory_total": float(memory.total),
         "memory_capacity": memory.capacity, "step": time_.step, "step_low": time_.low, "step_high": time_.high,

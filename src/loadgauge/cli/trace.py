@@ -18,7 +18,7 @@ from loadgauge.units import GIB, flops, gib
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from loadgauge.trace.parallel.parallel import Parallel
+    from loadgauge.trace.parallel.degrees import Parallel
     from loadgauge.trace.subprocess import Request
     from loadgauge.trace.trace import Trace
 
@@ -167,7 +167,7 @@ def shown(target: str, as_json: bool) -> TextIO | None:
 
 
 def _parallel(shared: dict[str, Any], world: int, rank: int, script: bool) -> Parallel | None:
-    from loadgauge.trace.parallel.parallel import Parallel
+    from loadgauge.trace.parallel.degrees import Parallel
 
     flags = ", ".join(f"--{name.replace('_', '-')}" for name in shared)
     if shared and (script or world == 1):

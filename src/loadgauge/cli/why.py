@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from loadgauge.oom.message import OutOfMemory
     from loadgauge.oom.remedies import Retraced
     from loadgauge.oom.snapshot import Snapshot
-    from loadgauge.resolve.resolve import Job
+    from loadgauge.resolve.setup import Setup
     from loadgauge.trace.trace import Trace
 
 WORDS = {
@@ -83,34 +83,34 @@ def command(file: str, gpu_index: int, model: str | None, as_json: bool, **flags
         _advise(given, changes)
 
 
-def _run(model: str | None, flags: dict[str, Any]) -> Job | None:
+def _run(model: str | None, flags: dict[str, Any]) -> Setup | None:
     """The run that the flags describe; None where no model is named."""
     if model is None:
         said = [name for name, value in flags.items() if value not in (None, False)]
         if said:
             raise click.UsageError(f"--{said[0].replace('_', '-')} describes a run, which needs --model")
         return None
-    from loadgauge.cli.options import Request
-    from loadgauge.resolve.resolve import job
+    from loadgauge.resolve.resolve import resolve_job
+    from loadgauge.spec.job import Job
 
     if flags["gpu"] is None:
         raise click.UsageError("--model needs --gpu, to say what would fit")
-    return job(Request(model=model, **flags))
+    return resolve_job(Job(model=model, **flags))
 
 
-def _changes(given: Job) -> list[Change]:
+def _changes(given: Setup) -> list[Change]:
     from loadgauge.advise.advice import advice
 
     return advice(given)
 
 
-def _advise(given: Job, changes: list[Change]) -> None:
+def _advise(given: Setup, changes: list[Change]) -> None:
     from loadgauge.report.table import console, heading, points
 
     target = console()
     result = given.estimate()
     memory = result.memory
-    heading(target, f"Estimated: {gib(memory.total)} at {memory.moment}, {memory.verdict} on {given.request.gpu}")
+    heading(target, f"Estimated: {gib(memory.total)} at {memory.moment}, {memory.verdict} on {given.job.gpu}")
     points(
         target,
         (f"{one.flags}: {gib(one.result.memory.total)}, {one.result.memory.verdict} ({one.note})" for one in changes),

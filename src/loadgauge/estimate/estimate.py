@@ -6,7 +6,8 @@ from loadgauge.algebra import shard
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.estimate.flops import Flops, step_flops
 from loadgauge.estimate.memory.overhead import FRAGMENTATION, outside, workspaces
-from loadgauge.estimate.memory.rank_memory import MemoryModel, Moment
+from loadgauge.estimate.memory.phases import Moment, moments
+from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.result import Basis, Estimate, Memory, Rank, Time
 from loadgauge.estimate.schedule.stages import Stage, stages
@@ -135,15 +136,15 @@ def _memory(facts: MemoryModel, gpu: Gpu | None) -> Memory:
     for stage in stages(model, layout):
         alike = facts.alike(stage)
         if alike not in peaks:
-            moments = list(facts.moments(stage))
-            peak = max(moments, key=lambda moment: moment.total)
+            passed = list(moments(facts, stage))
+            peak = max(passed, key=lambda moment: moment.total)
             peaks[alike] = peak.total
             if worst is None or peak.total > worst[2].total:
-                worst = (stage, moments, peak)
+                worst = (stage, passed, peak)
                 host = facts.host(stage)
         by_stage.append(peaks[alike] + fixed)
     assert worst is not None
-    stage, moments, peak = worst
+    stage, passed, peak = worst
     allocated = peak.total + held
     total = allocated + beyond.value
     capacity = None if gpu is None else gpu.capacity
@@ -156,7 +157,7 @@ def _memory(facts: MemoryModel, gpu: Gpu | None) -> Memory:
         rank=Rank(stage.index),
         moment=peak.name,
         parts={**peak.parts, "outside": fixed},
-        moments=tuple(Moment(m.name, m.phase, {**m.parts, "outside": fixed}, m.position) for m in moments),
+        moments=tuple(Moment(m.name, m.phase, {**m.parts, "outside": fixed}, m.position) for m in passed),
         stages=tuple(by_stage),
         host=host,
         workspaces=held,

@@ -9,9 +9,9 @@ import msgspec
 
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.explain_layers import activations, loss, transient
-from loadgauge.estimate.memory.gathered import by_layer, copies, fully_sharded
+from loadgauge.estimate.memory.gathered import copies
 from loadgauge.estimate.memory.overhead import COMMUNICATOR, CONTEXT, communicators
-from loadgauge.estimate.memory.rank_memory import PARTS
+from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.memory.states import RankWeights, WeightCount
 from loadgauge.estimate.result import Estimate, When
 from loadgauge.estimate.workings import Apart, Explanation, Key, Step, cited
@@ -98,11 +98,11 @@ def _weights(apart: Apart) -> Explanation:
 def _gradients(apart: Apart) -> Explanation:
     precision = apart.training.precision
     accumulating = apart.layout.num_microbatches > 1
-    facts, fsdp = apart.facts, fully_sharded(apart.facts) and apart.layout.zero_ranks > 1
+    facts, fsdp = apart.facts, apart.facts.fully_sharded and apart.layout.zero_ranks > 1
     over_layers = apart.at_embedding or apart.at_reduction
     whole = not facts.lazy or accumulating or apart.at_step or over_layers
     unreduced = RankWeights()
-    if fsdp and not by_layer(facts) and not apart.at_step:
+    if fsdp and not facts.by_layer and not apart.at_step:
         pieces = []  # whole ones, among the gathered copies
     elif whole:
         pieces = [("all of the rank", apart.weights)]

@@ -16,7 +16,6 @@ from loadgauge.estimate.equation.symbols import (
     put_in,
     text,
 )
-from loadgauge.estimate.memory.gathered import head_apart
 from loadgauge.estimate.memory.in_flight import Work
 from loadgauge.estimate.memory.phases import Phase
 from loadgauge.estimate.memory.rank_memory import Prediction
@@ -123,7 +122,7 @@ def loss(apart: Apart) -> Explanation:
     steps.append(Step(what, waits * one.head_waiting))
     if apart.moment.phase is Phase.LOSS:
         point, forward, backward = apart.at_work.point, facts.head_forming, facts.head_backward
-        chosen = None if point is None or not head_apart(facts) else {"head": True, "loss": False}.get(point.doing)
+        chosen = None if point is None or not facts.head_apart else {"head": True, "loss": False}.get(point.doing)
         is_forward = forward >= backward if chosen is None else chosen
         which, nbytes = ("forward", forward) if is_forward else ("backward", backward)
         steps.append(Step(f"the largest set alive at once in the head's {which}", nbytes))

@@ -9,8 +9,7 @@ import msgspec
 
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.flops import Flops
-from loadgauge.estimate.memory.phases import Phase
-from loadgauge.estimate.memory.rank_memory import Moment
+from loadgauge.estimate.memory.phases import Moment, Phase
 from loadgauge.estimate.time.traffic import Traffic
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.layout import Layout

@@ -10,8 +10,8 @@ import msgspec
 from loadgauge.algebra import Size
 from loadgauge.estimate.equation.symbols import kinds
 from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.memory.phases import Phase
-from loadgauge.estimate.memory.rank_memory import MemoryModel, Moment, Stage, stages
+from loadgauge.estimate.memory.phases import Moment, Phase, moments
+from loadgauge.estimate.memory.rank_memory import MemoryModel, Stage, stages
 from loadgauge.estimate.memory.states import States, WeightCount, model_states
 from loadgauge.estimate.result import Estimate, When
 from loadgauge.sources import cite
@@ -95,7 +95,7 @@ class Apart:
         self.stage: Stage = list(stages(self.model, self.layout))[result.memory.rank.stage]
         index = result.memory.index(part, when)
         self.moment: Moment = result.memory.moments[index]
-        self.at_work: Moment = list(self.facts.moments(self.stage))[index]
+        self.at_work: Moment = list(moments(self.facts, self.stage))[index]
         """The same moment with what the stage does at it."""
         self.counts = self.facts.counts(self.stage, self.stage.start, self.stage.stop)
         """Layers of the stage, by kind."""

@@ -19,7 +19,6 @@ LARGEST_FILE = 10_000_000
 
 FILES = {
     "alibi": ("bloom", "falcon", "mpt"),
-    "compact": ("albert", "distilbert", "electra"),
     "dbrx": ("dbrx",),
     "deepseek": ("deepseek_v2", "deepseek_v3", "dots1", "kimi_k2"),
     "encoder": ("bert", "modernbert", "roberta", "xlm-roberta", "xlm-roberta-xl"),
@@ -31,7 +30,7 @@ FILES = {
     "hybrid": ("bamba", "falcon_h1", "granitemoehybrid", "jamba"),
     "hunyuan": ("hunyuan_v1_dense", "hunyuan_v1_moe"),
     "layer_norm": ("cohere", "cohere2", "nemotron", "persimmon", "phi", "stablelm", "starcoder2"),
-    "linear": ("lfm2", "lfm2_moe", "minimax", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+    "linear_attention": ("lfm2", "lfm2_moe", "minimax", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
     "llama": (
         *("apertus", "arcee", "ernie4_5", "exaone4", "granite", "helium", "llama", "ministral", "ministral3"),
         *("mistral", "phi3", "seed_oss", "smollm3"),
@@ -45,6 +44,7 @@ FILES = {
         "qwen3_vl_moe",
     ),
     "olmo": ("flex_olmo", "olmo", "olmo2", "olmo3", "olmoe"),
+    "small_encoders": ("albert", "distilbert", "electra"),
     "state_space": ("mamba2", "nemotron_h"),
     "qwen": ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
 }

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from loadgauge.estimate.memory.gathered import by_layer, fully_sharded
 from loadgauge.estimate.memory.in_flight import Flight, Work
-from loadgauge.estimate.memory.phases import StageAtWork
-from loadgauge.estimate.memory.rank_memory import PARTS, Moment
+from loadgauge.estimate.memory.phases import PARTS, Moment, StageAtWork
 from loadgauge.estimate.schedule.simulate import Event
 from loadgauge.figures.schedule import flights
 from loadgauge.figures.shown import MICROBATCHES, Shown
@@ -91,7 +89,7 @@ def _curve(shown: Shown, events: list[Event], end: float) -> Iterator[tuple[floa
         for share, moment in known[key]:
             yield event.start + share * (event.end - event.start), moment
             last = moment
-    if fully_sharded(shown.memory) and shown.layout.pp > 1:
+    if shown.memory.fully_sharded and shown.layout.pp > 1:
         yield end, at_work.at_reduction()
     yield end, at_work.at_step()
 
@@ -119,5 +117,5 @@ def _within(at_work: StageAtWork, work: Work) -> Iterator[tuple[float, Moment]]:
         yield (chunk.stop - 1 - position) / layers, at_work.backward(work, key, position, order)
     if chunk.first:
         yield 1.0, at_work.at_embedding(work)
-        if by_layer(memory):
+        if memory.by_layer:
             yield 1.0, at_work.at_ends(work)

@@ -6,17 +6,17 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.estimate.time.bandwidth_needs import Need, Network, Setup
+from loadgauge.estimate.time.bandwidth_needs import Need, Network, NetworkCase
 from loadgauge.figures.shown import Shown
-from loadgauge.resolve.resolve import Job
+from loadgauge.resolve.setup import Setup
 from loadgauge.spec.calibration import rates
 
 
-def setup_of(given: Job) -> Setup | None:
+def setup_of(given: Setup) -> NetworkCase | None:
     """What `loadgauge network` asks; None where there are no links, or their seconds are rescaled by a measured run."""
-    if given.gpu is None or given.cluster is None or given.request.measured is not None:
+    if given.gpu is None or given.cluster is None or given.job.measured is not None:
         return None
-    return Setup.of(given.model, given.layout, given.training, given.cluster, rates(given.gpu.id))
+    return NetworkCase.of(given.model, given.layout, given.training, given.cluster, rates(given.gpu.id))
 
 
 def network(shown: Shown) -> list[dict[str, Any]] | None:
@@ -50,7 +50,7 @@ def row(need: Need) -> dict[str, Any]:
     }
 
 
-def what_if(given: Job, nic: float) -> dict[str, Any] | None:
+def what_if(given: Setup, nic: float) -> dict[str, Any] | None:
     """The rows and the step with another network adapter [byte/s]; None as `network`."""
     setup = setup_of(given)
     if setup is None:

@@ -16,7 +16,7 @@ from loadgauge.estimate.time.roofline import Machine, OperationTime, operation_s
 from loadgauge.estimate.time.step import MicroBatch, StepModel
 from loadgauge.estimate.workings import Apart
 from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute
-from loadgauge.resolve.resolve import Job
+from loadgauge.resolve.setup import Setup
 from loadgauge.spec.calibration import rates
 
 MICROBATCHES, STAGES = 16, 16
@@ -42,7 +42,7 @@ class Timed(NamedTuple):
 class Shown:
     """A job, its estimate, and the facts behind it; each is worked out once, when a figure needs it."""
 
-    def __init__(self, job: Job, result: Estimate) -> None:
+    def __init__(self, job: Setup, result: Estimate) -> None:
         self.job, self.result = job, result
         self.layout = result.layout
 

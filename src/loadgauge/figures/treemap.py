@@ -7,8 +7,8 @@ from typing import Any
 
 from loadgauge.algebra import Size, ceil_div
 from loadgauge.estimate.explain import explain
-from loadgauge.estimate.memory.phases import Phase
-from loadgauge.estimate.memory.rank_memory import PARTS, Prediction
+from loadgauge.estimate.memory.phases import PARTS, Phase
+from loadgauge.estimate.memory.rank_memory import Prediction
 from loadgauge.estimate.memory.states import RankWeights
 from loadgauge.estimate.schedule.stages import Key
 from loadgauge.estimate.workings import NOT_ITEMISED

@@ -15,7 +15,8 @@ import msgspec
 from loadgauge.errors import ConfigError, LayoutError, NothingFits
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.result import Estimate
-from loadgauge.plan.batch.evaluate import Batch, Reading, Wanted
+from loadgauge.plan.batch.evaluate import Reading
+from loadgauge.plan.batch.types import Batch, Wanted
 from loadgauge.plan.constraints import Constraints
 from loadgauge.plan.space import SIZES, Grid, Space, Structure
 from loadgauge.spec.calibration import Rates

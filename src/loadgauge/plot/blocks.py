@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from loadgauge.figures.colours import DARK, PARTS
 from loadgauge.figures.shown import Shown
 from loadgauge.figures.treemap import treemap
-from loadgauge.plot.colours import DARK, PARTS
 from loadgauge.units import GIB
 
 Box = tuple[float, float, float, float]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.figures.colours import EXPOSED, HIDDEN, IDLE, LANES
 from loadgauge.figures.lanes import lanes
 from loadgauge.figures.shown import Shown
-from loadgauge.plot.colours import EXPOSED, HIDDEN, IDLE, LANES
-from loadgauge.report.step_time import seconds
+from loadgauge.units import seconds
 
 
 def draw(axes: Any, shown: Shown) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.figures.colours import EXPOSED, PARTS
 from loadgauge.figures.memory_phases import moments
 from loadgauge.figures.shown import Shown
-from loadgauge.plot.colours import EXPOSED, PARTS
 from loadgauge.units import GIB
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.figures.colours import INK, LANES, MUTE
 from loadgauge.figures.roofline import roofline
 from loadgauge.figures.shown import Shown
-from loadgauge.plot.colours import INK, LANES, MUTE
-from loadgauge.report.step_time import seconds
+from loadgauge.units import seconds
 
 NAMED = 8
 """Points that are listed: those that take the most time."""

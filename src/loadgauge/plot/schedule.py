@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.figures.colours import IDLE, KINDS
 from loadgauge.figures.schedule import COLUMNS, schedule
 from loadgauge.figures.shown import Shown
-from loadgauge.plot.colours import IDLE, KINDS
 
 
 def draw(axes: Any, shown: Shown) -> None:

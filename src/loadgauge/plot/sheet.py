@@ -8,13 +8,12 @@ from typing import Any
 
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.result import Estimate
+from loadgauge.figures.colours import EXPOSED, INK, LINE, MUTE
 from loadgauge.figures.shown import STAGES, Shown
 from loadgauge.plot import blocks, lanes, roofline, schedule
 from loadgauge.plot import memory_phases as through_step
-from loadgauge.plot.colours import EXPOSED, INK, LINE, MUTE
-from loadgauge.report.step_time import seconds
-from loadgauge.resolve.resolve import Job
-from loadgauge.units import GIB
+from loadgauge.resolve.setup import Setup
+from loadgauge.units import GIB, seconds
 
 FIGURES: dict[str, tuple[str, Callable[[Any, Shown], None]]] = {
     "bytes": ("Where every byte goes", blocks.draw),
@@ -42,7 +41,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def plot(given: Job, result: Estimate, file: Path, figure: str = "all") -> None:
+def plot(given: Setup, result: Estimate, file: Path, figure: str = "all") -> None:
     """Writes one of `FIGURES`, or all that can be drawn, to an .svg, .png or .pdf. Errors: `ConfigError`."""
     if file.suffix.lower() not in ENDINGS:
         raise ConfigError(f"{file}: a figure is written as {', '.join(ENDINGS)}")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadgauge.advise.advice import advice
-from loadgauge.estimate.memory.rank_memory import PARTS
+from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.result import STRETCHES, Estimate, Memory
 from loadgauge.report.padding import padding
-from loadgauge.report.step_time import headline, seconds, timing
+from loadgauge.report.step_time import headline, timing
 from loadgauge.report.table import GLUE, Column, bar, console, draw, heading, points
 from loadgauge.resolve.reproduce import show_command
-from loadgauge.resolve.resolve import Job, worst_routing
-from loadgauge.units import GIB, count, flops
+from loadgauge.resolve.setup import Setup, worst_routing
+from loadgauge.units import GIB, count, flops, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,7 @@ WORDS = {
 """The verdict, and its colour."""
 
 
-def report(given: Job, result: Estimate) -> None:
+def report(given: Setup, result: Estimate) -> None:
     """Prints the whole estimate."""
     target = console()
     _verdict(target, given, result)
@@ -73,7 +73,7 @@ def verdict(result: Estimate) -> str:
     )
 
 
-def _verdict(target: Console, given: Job, result: Estimate) -> None:
+def _verdict(target: Console, given: Setup, result: Estimate) -> None:
     from rich.text import Text
 
     memory, layout = result.memory, result.layout
@@ -102,7 +102,7 @@ def _verdict(target: Console, given: Job, result: Estimate) -> None:
     _routing(target, given)
 
 
-def _lengths(target: Console, given: Job) -> None:
+def _lengths(target: Console, given: Setup) -> None:
     """With ragged sequences: which micro-batch is shown, and the worst case."""
     worst = given.worst_case()
     if worst is None or given.lengths is None:
@@ -116,7 +116,7 @@ def _lengths(target: Console, given: Job) -> None:
     points(target, [f"{line} {gib(memory.total, 1)} GiB{ending}"], "", style="red" if memory.fits is False else "")
 
 
-def _routing(target: Console, given: Job) -> None:
+def _routing(target: Console, given: Setup) -> None:
     """With experts over several ranks: which routing is assumed, and the worst case."""
     worst = worst_routing(given)
     if worst is None:
@@ -131,7 +131,7 @@ def _routing(target: Console, given: Job) -> None:
     points(target, [line], "", style="red" if memory.fits is False else "")
 
 
-def _advice(target: Console, given: Job, result: Estimate) -> None:
+def _advice(target: Console, given: Setup, result: Estimate) -> None:
     memory = result.memory
     assert memory.capacity is not None
     name, nbytes = max(memory.parts.items(), key=lambda item: item[1])

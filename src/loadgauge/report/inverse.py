@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.cli.options import Request
-from loadgauge.cli.plan import ANY, clear, say
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import find_model
@@ -15,20 +13,24 @@ from loadgauge.families.catalogue import models as catalogue
 from loadgauge.plan import inverse as questions
 from loadgauge.plan.inverse import Answer
 from loadgauge.plan.plan import Case
-from loadgauge.report.plan import assumed, flags_of, table
+from loadgauge.report.plan import assumed, table
+from loadgauge.report.progress import clear, say
 from loadgauge.report.table import Column, console, document, draw, heading, points
-from loadgauge.resolve.reproduce import completer, documented, show_command
-from loadgauge.resolve.resolve import Job
+from loadgauge.resolve.reproduce import completer, documented, layout_flags, show_command
+from loadgauge.resolve.setup import Setup
+from loadgauge.spec.job import Job
 from loadgauge.units import GIB
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+ANY = "any"
+"""In the place of a MODEL: the whole catalogue, for --find model."""
 SHARE = 0.1
 """Of a step, what communication may take where the user does not say."""
 
 
-def found(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
+def found(given: Setup, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
     """Answers and prints; the exit code. `NothingFits` where there is no answer."""
     rest: list[str] = []
     if asked["find"] == "micro-batch":
@@ -64,14 +66,14 @@ def found(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: bool
     return 0
 
 
-def _request(given: Job, best: Estimate) -> Request:
-    """The request of the job, of the model that an answer is about."""
+def _request(given: Setup, best: Estimate) -> Job:
+    """The job of the job, of the model that an answer is about."""
     if given.model.name == best.model.name:
-        return given.request
-    return msgspec.structs.replace(given.request, model=best.model.name)
+        return given.job
+    return msgspec.structs.replace(given.job, model=best.model.name)
 
 
-def _plain(given: Job, answer: Answer) -> dict[str, Any]:
+def _plain(given: Setup, answer: Answer) -> dict[str, Any]:
     """An answer for JSON."""
     complete = completer(_request(given, answer.best))
     found = {"text": answer.text, "value": answer.value, "layout": documented(answer.best, complete)}
@@ -88,7 +90,7 @@ def _point(best: Estimate) -> dict[str, Any]:
         "micro_batch": int(best.layout.micro_batch), "global_batch": int(best.layout.global_batch),
         "memory": best.memory.total, "verdict": best.memory.verdict, "step": best.time.step,
         "tokens_per_second": best.time.tokens / best.time.step,
-        "tokens_per_second_per_gpu": best.time.tokens_per_second_per_gpu, "mfu": best.time.mfu, "flags": flags_of(best),
+        "tokens_per_second_per_gpu": best.time.tokens_per_second_per_gpu, "mfu": best.time.mfu, "flags": layout_flags(best),
     }  # fmt: skip
 
 
@@ -101,7 +103,7 @@ def _curve(target: Console, curve: tuple[Estimate, ...]) -> None:
     rows = []
     for best in curve:
         assert best.time is not None
-        layout = flags_of(best).rpartition("--micro-batch")[0]
+        layout = layout_flags(best).rpartition("--micro-batch")[0]
         rows.append([
             f"{best.layout.micro_batch:,}", f"{best.layout.global_batch:,}", f"{best.memory.total / GIB:,.1f}",
             best.memory.verdict, f"{best.time.tokens / best.time.step:,.0f}", f"{best.time.mfu:.1%}", layout,
@@ -109,19 +111,19 @@ def _curve(target: Console, curve: tuple[Estimate, ...]) -> None:
     draw(target, columns, rows, "Memory and speed against the micro-batch, each with its best layout")
 
 
-def _commands(target: Console, given: Job, answers: list[Answer]) -> None:
+def _commands(target: Console, given: Setup, answers: list[Answer]) -> None:
     """The command line of each answer."""
     target.print()
     for answer in answers:
         show_command(target, completer(_request(given, answer.best))(answer.best).command())
 
 
-def _answer(given: Job, case: Case, asked: dict[str, Any]) -> Answer:
+def _answer(given: Setup, case: Case, asked: dict[str, Any]) -> Answer:
     find, objective, margin = asked["find"], asked["objective"], asked["margin"]
     if find == "seq-len":
         return questions.largest_sequence(case, objective, margin, say)
     if find == "micro-batch":
-        return questions.largest_micro_batch(case, objective, margin, say, given.request.global_batch)
+        return questions.largest_micro_batch(case, objective, margin, say, given.job.global_batch)
     if find == "gpus":
         return questions.fewest_gpus(case, objective, margin, say)
     if find == "nic":

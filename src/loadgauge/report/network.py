@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loadgauge.estimate.time.bandwidth_needs import Need, Network, Setup, largest_tp, smallest_batch, what_if
+from loadgauge.estimate.time.bandwidth_needs import Need, Network, NetworkCase, largest_tp, smallest_batch, what_if
 from loadgauge.estimate.time.traffic import Traffic
-from loadgauge.report.step_time import seconds
 from loadgauge.report.table import GLUE, Column, console, draw, heading, points
-from loadgauge.resolve.resolve import Job
+from loadgauge.resolve.setup import Setup
 from loadgauge.spec.layout import AXES
-from loadgauge.units import GB, MIB, count
+from loadgauge.units import GB, MIB, count, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +23,7 @@ NOT_COUNTED = (
 )
 
 
-def report(given: Job, setup: Setup, found: Network) -> None:
+def report(given: Setup, setup: NetworkCase, found: Network) -> None:
     """Prints the whole answer."""
     target = console()
     _verdict(target, given, setup, found)
@@ -78,7 +77,7 @@ def verdict(found: Network) -> tuple[str, str, str]:
     )
 
 
-def _verdict(target: Console, given: Job, setup: Setup, found: Network) -> None:
+def _verdict(target: Console, given: Setup, setup: NetworkCase, found: Network) -> None:
     from rich.text import Text
 
     word, style, rest = verdict(found)
@@ -113,20 +112,20 @@ def _verdict(target: Console, given: Job, setup: Setup, found: Network) -> None:
     points(target, lines, "")
 
 
-def _links(given: Job, setup: Setup) -> str:
+def _links(given: Setup, setup: NetworkCase) -> str:
     """What the links are, and what of them collectives achieve."""
     fabric = setup.fabric
     assert given.gpu is not None
     parts = []
     if fabric.domain > 1:
         kind = given.gpu.interconnect.kind or "the fast link"
-        said = "yours" if given.request.link_bandwidth else "datasheet"
+        said = "yours" if given.job.link_bandwidth else "datasheet"
         parts.append(
             f"{kind} joins {fabric.domain} GPUs, {gigabytes(fabric.inner_bandwidth)} GB/s each and way ({said}), of which"
             f" collectives achieve {fabric.inner_efficiency:.0%}"
         )
     if given.layout.gpus > fabric.domain:
-        said = "yours" if given.request.nic_bandwidth else "datasheet"
+        said = "yours" if given.job.nic_bandwidth else "datasheet"
         parts.append(
             f"the network gives {gigabytes(fabric.outer_bandwidth)} GB/s a GPU and way ({said}), of which collectives"
             f" achieve {fabric.outer_efficiency:.0%}"
@@ -148,7 +147,7 @@ def _word(need: Need, share: float) -> str:
     return "TOO SLOW"
 
 
-def _needs(target: Console, setup: Setup, found: Network) -> None:
+def _needs(target: Console, setup: NetworkCase, found: Network) -> None:
     columns = [
         Column("axis", wrap=True), Column("GPUs", "right", wide=True), Column("over"), Column("GB", "right"),
         Column("takes", "right"), Column("may take", "right", wide=True), Column("needs", "right"), Column("reaches", "right"),
@@ -177,7 +176,7 @@ def _needs(target: Console, setup: Setup, found: Network) -> None:
     )
 
 
-def _stages(setup: Setup, found: Network) -> list[str]:
+def _stages(setup: NetworkCase, found: Network) -> list[str]:
     """Of which pipeline stages the GPUs are whose links are shown."""
     if setup.layout.pp == 1:
         return []
@@ -190,7 +189,7 @@ def _stages(setup: Setup, found: Network) -> list[str]:
     return [f"Of pipeline stage {found.stage}, the slowest of 0 to {setup.layout.pp - 1}{more}."]
 
 
-def _traffic(target: Console, setup: Setup, found: Network) -> None:
+def _traffic(target: Console, setup: NetworkCase, found: Network) -> None:
     columns = [
         Column("axis"), Column("what", wrap=True), Column("collective", wide=True), Column("calls", "right"),
         Column("MiB a call", "right", wide=True), Column("GB sent", "right"), Column("takes", "right"),
@@ -223,7 +222,7 @@ def _calls(row: Traffic) -> str:
     return f"{row.calls_per_step / each:,g} x {each:,g}" if each else f"{row.calls_per_step:,g}"
 
 
-def _what_if(target: Console, setup: Setup, found: Network) -> None:
+def _what_if(target: Console, setup: NetworkCase, found: Network) -> None:
     columns = [
         Column("with"), Column("step", "right"), Column("change", "right"), Column("exposed", "right"),
         Column("of the step", "right"), Column("links are"), Column("tightest", wrap=True),
@@ -243,7 +242,7 @@ def _what_if(target: Console, setup: Setup, found: Network) -> None:
     draw(target, columns, rows, "What if the cluster were another", [0])
 
 
-def _limits(target: Console, given: Job, setup: Setup, found: Network) -> None:
+def _limits(target: Console, given: Setup, setup: NetworkCase, found: Network) -> None:
     heading(target, "What these links allow")
     layout, lines = given.layout, []
     best = largest_tp(setup)
@@ -261,7 +260,7 @@ def _limits(target: Console, given: Job, setup: Setup, found: Network) -> None:
     points(target, lines)
 
 
-def _batch_line(given: Job, setup: Setup) -> str:
+def _batch_line(given: Setup, setup: NetworkCase) -> str:
     layout, batch = given.layout, smallest_batch(setup)
     if batch is None:
         return f"no batch makes data parallelism cost less than {percent(setup.share)} of compute"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from html import escape
 
 from loadgauge.estimate.result import Estimate
-from loadgauge.plot.colours import COMPUTE, EXPOSED, PARTS
+from loadgauge.figures.colours import COMPUTE, EXPOSED, PARTS
 from loadgauge.report.estimate import verdict
-from loadgauge.report.step_time import LANES, headline, seconds
-from loadgauge.units import GIB, count
+from loadgauge.report.step_time import LANES, headline
+from loadgauge.units import GIB, count, seconds
 
 Row = tuple[str, str, float, str]
 """Name, amount, share, colour."""

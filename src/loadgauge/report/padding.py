@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadgauge.estimate.padding import Forecast, Row
-from loadgauge.report.step_time import seconds
 from loadgauge.report.table import Column, draw, points
-from loadgauge.units import GIB, flops
+from loadgauge.units import GIB, flops, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console

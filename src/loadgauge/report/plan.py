@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.cli.plan import clear, progress, say
 from loadgauge.errors import ConfigError, LayoutError, NothingFits
 from loadgauge.estimate.result import Estimate
 from loadgauge.plan.axis_values import out_of_reach, space_for
 from loadgauge.plan.changes import Change, what_next, what_would_fit
 from loadgauge.plan.plan import Case, Objective, Plan, carried, plan
-from loadgauge.report.step_time import LANES, seconds
+from loadgauge.report.progress import clear, progress, say
+from loadgauge.report.step_time import LANES
 from loadgauge.report.table import GLUE, Column, console, document, draw, heading, points
-from loadgauge.resolve.reproduce import completer, documented, show_command
-from loadgauge.resolve.resolve import Job
-from loadgauge.units import GIB
+from loadgauge.resolve.reproduce import completer, documented, layout_flags, show_command
+from loadgauge.resolve.setup import Setup
+from loadgauge.units import GIB, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,12 +30,8 @@ LEAST = ("tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
 """Columns that a narrow terminal does without, the first ones first."""
 
 
-def answer(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
+def answer(given: Setup, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
     """Plans and prints; the exit code."""
-    if asked["find"] is not None:
-        from loadgauge.report.inverse import found
-
-        return found(given, cases, asked, as_json=as_json)
     if (
         asked["export"] is not None
         and asked["out"] is None
@@ -60,7 +56,7 @@ def answer(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: boo
     clear()
     written = None
     if asked["export"] is not None:
-        from loadgauge.resolve.export import exported
+        from loadgauge.report.export import exported
 
         written = exported(given, case, best, asked, as_json=as_json)
     if as_json:
@@ -73,9 +69,9 @@ def answer(given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: boo
 
 
 def _plain(
-    given: Job, found: Plan, changes: list[Change], refused: list[str], asked: dict[str, Any]
+    given: Setup, found: Plan, changes: list[Change], refused: list[str], asked: dict[str, Any]
 ) -> dict[str, Any]:  # fmt: skip
-    complete = completer(given.request)
+    complete = completer(given.job)
     return {
         "objective": found.objective,
         "margin": found.margin,
@@ -94,13 +90,13 @@ def _plain(
 
 
 def _told(
-    given: Job, case: Case, found: Plan, changes: list[Change], refused: list[str], asked: dict[str, Any]
+    given: Setup, case: Case, found: Plan, changes: list[Change], refused: list[str], asked: dict[str, Any]
 ) -> None:  # fmt: skip
     target = console()
     shown = found.layouts[: asked["top"]]
     for line in headline(found):
         points(target, [line], "")
-    show_command(target, completer(given.request)(found.layouts[0]).command())
+    show_command(target, completer(given.job)(found.layouts[0]).command())
     if asked["as_given"] is not None:
         points(target, [_as_given(asked["as_given"], found.layouts[0])], "")
     table(target, shown, "The best layouts" if len(shown) > 1 else "The best layout", price=case.price)
@@ -128,7 +124,7 @@ def _told(
     assumed(target, asked, given)
 
 
-def assumed(target: Console, asked: dict[str, Any], given: Job | None = None) -> None:
+def assumed(target: Console, asked: dict[str, Any], given: Setup | None = None) -> None:
     """What the user did not say, and what of a job file says nothing here."""
     if asked["assumed"]:
         heading(target, "Assumed, as you did not say")
@@ -136,23 +132,6 @@ def assumed(target: Console, asked: dict[str, Any], given: Job | None = None) ->
         points(target, [", ".join(glued)], "")
     if given is not None and given.file:
         points(target, ["", f"{given.file}."], "", style="dim")
-
-
-def flags_of(result: Estimate) -> str:
-    """The layout alone as flags, to tell it from others of the same run; `reproduce` writes all flags of a run."""
-    layout = result.layout
-    words = [
-        f"--{name} {value}" for name in ("tp", "pp", "vpp", "cp", "ep", "etp") if (value := getattr(layout, name)) > 1
-    ]
-    words += [f"--zero {layout.zero}"] if layout.zero else []
-    words += [f"--replicas {layout.replicas}"] if layout.replicas > 1 else []
-    words += ["--sequence-parallel"] if layout.sequence_parallel else []
-    if layout.pp > 1 and layout.schedule not in ("1f1b", "interleaved"):
-        words.append(f"--schedule {layout.schedule}")
-    words += [f"--recompute {layout.recompute}"] if layout.recompute.mode != "none" else []
-    if layout.stage_layers is not None:
-        words.append(f"--stage-layers {','.join(map(str, layout.stage_layers))}")
-    return " ".join([*words, f"--micro-batch {layout.micro_batch}"])
 
 
 def headline(found: Plan) -> list[str]:
@@ -165,7 +144,7 @@ def headline(found: Plan) -> list[str]:
     longest = "" if found.cases[0].space.lengths is None else " with the longest sequences alone"
     gpus = f" --gpus {best.layout.gpus}" if len({case.space.gpus for case in found.cases}) > 1 else ""
     return [
-        f"BEST  {flags_of(best)}{gpus}",
+        f"BEST  {layout_flags(best)}{gpus}",
         f"{best.model.name} on {best.layout.gpus:,} x {card}: a step of {best.layout.global_batch:,} sequences takes"
         f" {seconds(time.step)} ({seconds(time.low)} to {seconds(time.high)}), {time.tokens_per_second_per_gpu:,.0f}"
         f" tokens/s/GPU, MFU {time.mfu:.1%}; {memory.total / GIB:,.1f} of {memory.capacity / GIB:,.1f} GiB"
@@ -179,10 +158,10 @@ def _as_given(own: Estimate, best: Estimate) -> str:
         return ""
     memory = f"{own.memory.total / GIB:,.1f} GiB"
     if not own.memory.fits:
-        return f"As the file has it, it does not fit: {flags_of(own)} needs {memory}."
+        return f"As the file has it, it does not fit: {layout_flags(own)} needs {memory}."
     speed = own.time.step / best.time.step * best.time.tokens / own.time.tokens
     than = f"the best is {speed:.2f} times as fast" if speed > 1 + CLOSE else "nothing is faster"
-    return f"As the file has it: {flags_of(own)}, a step of {seconds(own.time.step)}, {memory}; {than}."
+    return f"As the file has it: {layout_flags(own)}, a step of {seconds(own.time.step)}, {memory}; {than}."
 
 
 def table(
@@ -237,11 +216,11 @@ def _thinned(results: tuple[Estimate, ...], most: int = 8) -> list[Estimate]:
 def why(found: Plan) -> list[str]:
     """Why the second layout lost, and the best one of another kind where the second is of the same."""
     best = found.layouts[0]
-    lines = [f"{flags_of(other)}: {lost(best, other, found.objective)}" for other in found.layouts[1:2]]
+    lines = [f"{layout_flags(other)}: {lost(best, other, found.objective)}" for other in found.layouts[1:2]]
     kind = [[getattr(result.layout, name) for name in KINDS] for result in found.layouts]
     other = next((place for place in range(1, len(kind)) if kind[place] != kind[0]), 1)
     if other > 1:
-        lines.append(f"{flags_of(found.layouts[other])}: {lost(best, found.layouts[other], found.objective)}")
+        lines.append(f"{layout_flags(found.layouts[other])}: {lost(best, found.layouts[other], found.objective)}")
     return lines
 
 
@@ -289,7 +268,7 @@ def _why_not(found: Plan, cases: list[Case], asked: dict[str, Any]) -> list[str]
         return [str(error)]
     if other.layout == found.layouts[0].layout:
         return ["it is the best layout"]
-    return [f"the best of them, {flags_of(other)}: {lost(found.layouts[0], other, found.objective)}"]
+    return [f"the best of them, {layout_flags(other)}: {lost(found.layouts[0], other, found.objective)}"]
 
 
 def change_table(target: Console, changes: list[Change], title: str) -> None:
@@ -316,10 +295,10 @@ def _of_size(changes: list[Change], cases: list[Case], case: Case) -> list[Chang
     return [change._replace(flags=f"--gpus {case.space.gpus} {change.flags}") for change in changes]
 
 
-def _nothing(error: NothingFits, given: Job, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
+def _nothing(error: NothingFits, given: Setup, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
     """The nearest miss and what would make it fit; exit code 1."""
     nearest: Any = error.nearest
-    complete = completer(given.request)
+    complete = completer(given.job)
     changes = _of_size(what_would_fit(cases, asked["margin"], asked["objective"], progress=say), cases, cases[-1])
     clear()
     if as_json:
@@ -334,7 +313,7 @@ def _nothing(error: NothingFits, given: Job, cases: list[Case], asked: dict[str,
         return 1
     target = console()
     target.print(f"NOTHING FITS  {error}.", soft_wrap=True, style="bold red")
-    points(target, [f"The nearest: {flags_of(nearest)}; its peak is {nearest.memory.moment}."], "")
+    points(target, [f"The nearest: {layout_flags(nearest)}; its peak is {nearest.memory.moment}."], "")
     show_command(target, complete(nearest).command())
     if changes:
         change_table(target, changes, "What would make it fit, each planned")

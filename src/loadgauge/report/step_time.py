@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from loadgauge.estimate.cost import Budget
 from loadgauge.estimate.result import Estimate, Time
 from loadgauge.report.table import Column, bar, draw, heading, points
-from loadgauge.resolve.resolve import Job
+from loadgauge.resolve.setup import Setup
 from loadgauge.spec.calibration import rates
-from loadgauge.units import count
+from loadgauge.units import count, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,16 +31,6 @@ LANES = {
 }
 
 
-def seconds(value: float) -> str:
-    """Seconds with a unit that suits them.
-
-    >>> seconds(12.345), seconds(0.01234), seconds(0.0000123)
-    ('12.3 s', '12.3 ms', '12.3 us')
-    """
-    factor, unit = next((pair for pair in ((1.0, "s"), (1e-3, "ms")) if value >= pair[0]), (1e-6, "us"))
-    return f"{value / factor:,.3g} {unit}" if value / factor < 1000 else f"{value / factor:,.0f} {unit}"
-
-
 def headline(time: Time) -> str:
     """The step in one line."""
     return (
@@ -50,7 +40,7 @@ def headline(time: Time) -> str:
     )
 
 
-def timing(target: Console, given: Job, result: Estimate) -> None:
+def timing(target: Console, given: Setup, result: Estimate) -> None:
     """Prints where the time of a step goes, and the whole run where its number of tokens is given."""
     time = result.time
     if time is None:

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loadgauge.report.step_time import seconds as duration
 from loadgauge.report.table import Column, console, document, draw, heading, points
 from loadgauge.units import GIB
+from loadgauge.units import seconds as duration
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,70 +1,90 @@
-"""The best layout as the job file of another tool: the user's own, patched, or a new one."""
+"""A job in the words of another tool."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 
-from loadgauge.cli.convert import FLAGS, known_as, run_of
-from loadgauge.errors import ConfigError
-from loadgauge.estimate.result import Estimate
-from loadgauge.formats.dialects import dialect as dialect_of
-from loadgauge.formats.exchange import load, read, write
-from loadgauge.plan.plan import Case
-from loadgauge.report.plan import flags_of
-from loadgauge.report.step_time import seconds
-from loadgauge.resolve.job_file import is_job_file
-from loadgauge.resolve.reproduce import completer
-from loadgauge.resolve.resolve import Job
-from loadgauge.units import GIB
+from loadgauge.families.catalogue import config, model_sources
+from loadgauge.formats.exchange import Written, write
+from loadgauge.formats.megatron_model import unsaid
+from loadgauge.formats.recompute import spelled
+from loadgauge.formats.run import Run
+from loadgauge.resolve.setup import Setup
+from loadgauge.spec.lora import ATTENTION_TARGETS, Lora
+from loadgauge.spec.training import FRAMEWORKS
+
+FLAGS = "flags"
+"""loadgauge's own, as if it were a dialect."""
 
 
-def exported(given: Job, case: Case, best: Estimate, asked: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
-    """Writes the best layout in the words of a dialect, to a file or to stdout; what it cannot say goes to stderr.
+def run_of(given: Setup) -> Run:
+    """A job with everything unsaid filled in, as a run that any dialect may be asked to say."""
+    job, layout, kind = given.job, given.layout, given.training
+    lora = kind.lora
+    precision = kind.precision.name
+    usual = FRAMEWORKS[kind.framework.name].precision
+    batch = int(layout.global_batch)
+    stages = layout.stage_layers
+    names = ("tp", "pp", "vpp", "cp", "ep", "etp", "zero", "replicas")
+    degrees: dict[str, Any] = {name: int(getattr(layout, name)) for name in names}
+    return Run(
+        model=job.model or given.model.name,
+        framework=kind.framework.name,
+        gpus=int(layout.gpus),
+        gpus_per_node=job.gpus_per_node,
+        **degrees,
+        sequence_parallel=layout.sequence_parallel,
+        schedule=layout.schedule if layout.pp > 1 else None,
+        stage_layers=None if stages is None else ",".join(str(count) for count in stages),
+        recompute=spelled(str(layout.recompute), given.model, kind),
+        micro_batch=int(layout.micro_batch),
+        global_batch=batch,
+        seq_len=int(layout.seq_len),
+        precision=precision[:4] if precision == usual or precision == f"fp16{usual[4:]}" else precision,
+        optimizer=kind.optimizer.name,
+        attention=kind.kernels.attention,
+        loss=job.loss,
+        lora_rank=0 if lora is None else int(lora.rank),
+        lora_targets=None if lora is None else job.lora_targets or _targets(lora),
+        qlora=lora is not None and bool(lora.quantised),
+        base=None if lora is None or not lora.quantised else job.base or "nf4",
+        offload=kind.offload,
+        cp_comm=layout.cp_comm if layout.cp != 1 else None,
+        order=",".join(layout.order),
+        overlap=job.overlap,
+    )  # fmt: skip
 
-    The file that is patched is `--onto`, else the MODEL where that is a job file of the same dialect.
+
+def _targets(lora: Lora) -> str:
+    return "attention" if lora.targets <= ATTENTION_TARGETS else "all"
+
+
+def known_as(run: Run, dialect: str, *, patched: bool = False) -> Run:
+    """With what a tool knows a model of the catalogue by: its repository, or where it takes no names its sizes.
+
+    patched: the user's own file, which has the model already
+
+    >>> known_as(Run(model="qwen3-8b"), "trl").model
+    'Qwen/Qwen3-8B'
     """
-    run = run_of(msgspec.structs.replace(given, layout=best.layout, training=case.training))
-    template, file = None, asked["onto"] or ""
-    if is_job_file(asked["model"]):
-        own = read(load(asked["model"]), file=asked["model"])
-        run = msgspec.structs.replace(run, model=own.run.model, config=own.run.config)
-        if not file and own.dialect == asked["export"]:
-            file = asked["model"]
-    elif asked["export"] != FLAGS:
-        run = known_as(run, asked["export"], patched=bool(file))
-    if file:
-        template = load(file)
-    left_out: tuple[str, ...] = ()
-    if asked["export"] == FLAGS:
-        dialect, text = FLAGS, completer(given.request)(best).command()
-    else:
-        written = write(run, asked["export"], template, file=file)
-        dialect, text, left_out = written.dialect, written.text, written.left_out
-    found: dict[str, Any] = {"dialect": dialect, "text": text, "left_out": list(left_out), "patched": file or None}
-    if as_json:
-        return found
-    if asked["out"] is None:
-        click.echo(text, nl=not text.endswith("\n"))
-    else:
-        try:
-            Path(asked["out"]).write_text(text, encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"cannot be written: {getattr(error, 'strerror', None) or error}", file=asked["out"]
-            ) from None
-    assert best.time is not None
-    click.echo(
-        f"loadgauge: {flags_of(best)}: a step of {seconds(best.time.step)}, {best.memory.total / GIB:,.1f} GiB",
-        err=True,
-    )
-    if dialect != FLAGS:
-        title = dialect_of(dialect)
-        what = f"{file}, patched" if file else "a new file"
-        click.echo(f"loadgauge: {title.title} ({title.versions}), {what}", err=True)
-    for line in left_out:
-        click.echo(f"loadgauge: {dialect}: {line}", err=True)
-    return found
+    name = "" if run.model is None else run.model.lower()
+    source = model_sources().get(name)
+    if source is None or dialect == "torchtitan":
+        return run
+    if dialect == "megatron":
+        sizes = config(name)
+        return run if patched or unsaid(sizes) else msgspec.structs.replace(run, model=None, config=sizes)
+    return msgspec.structs.replace(run, model=source.repository or run.model)
+
+
+def export(given: Setup, dialect: str, template: str | None = None, *, file: str = "") -> Written:
+    """A job in the words of a dialect; `template`, the user's own file, is patched. `left_out`: what it cannot say.
+
+    >>> from loadgauge.resolve.resolve import resolve_job
+    >>> written = export(resolve_job(Job(model="llama-3.1-8b", gpus=16, tp=8)), "megatron")
+    >>> "--tensor-model-parallel-size 8" in written.text
+    True
+    """
+    return write(known_as(run_of(given), dialect, patched=template is not None), dialect, template, file=file)

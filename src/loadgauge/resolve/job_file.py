@@ -5,25 +5,19 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from loadgauge.cli.options import Request
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.estimate import estimate
-from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import find_model, model_sources, models
 from loadgauge.formats.coverage import Uncounted
 from loadgauge.formats.exchange import SYNTAXES, JobFile, load, read
 from loadgauge.formats.recompute import resolved
 from loadgauge.formats.run import FIELDS, Run
+from loadgauge.spec.job import Job
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import MODEL_PARALLEL, default_framework, training
-from loadgauge.units import GIB
-
-if TYPE_CHECKING:
-    from loadgauge.resolve.resolve import Job
 
 WITH_GPU = ("gpus_per_node", "order", "overlap")
 """Flags that say nothing without --gpu."""
@@ -50,24 +44,24 @@ def is_job_file(text: str) -> bool:
     return not any(f'"{key}"' in start for key in ("model_type", "architectures", "hidden_size", "text_config"))
 
 
-def from_job_file(request: Request) -> tuple[Request, ModelSpec, str, tuple[Uncounted, ...], float]:
+def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...], float]:
     """The flags of a job file with those given beside it, which go first; its model; a line on how it was read; what it
     asks for that is not counted; and the dropout of its adapters, which no flag says."""
-    given = _given(request)
-    found = read(load(request.model), file=request.model, given={name: given[name] for name in FIELDS if name in given})
+    given = _given(job)
+    found = read(load(job.model), file=job.model, given={name: given[name] for name in FIELDS if name in given})
     model, name = model_of(found)
     flags = {key: value for key, value in flags_of(found.run, model).items() if key not in given}
-    if request.gpu is None:
+    if job.gpu is None:
         flags = {key: value for key, value in flags.items() if key not in WITH_GPU}
-    if request.lengths is not None:
+    if job.lengths is not None:
         flags.pop("seq_len", None)
     dropout = found.said["lora_dropout"].value if "lora_dropout" in found.said and found.run.lora_rank else 0.0
-    return msgspec.structs.replace(request, **flags), model, f"{note(found)}{name}", found.uncounted, dropout
+    return msgspec.structs.replace(job, **flags), model, f"{note(found)}{name}", found.uncounted, dropout
 
 
-def _given(request: Request) -> dict[str, Any]:
-    defaults = Request(model="")
-    values = {name: getattr(request, name) for name in Request.__struct_fields__ if name != "model"}
+def _given(job: Job) -> dict[str, Any]:
+    defaults = Job(model="")
+    values = {name: getattr(job, name) for name in Job.__struct_fields__ if name != "model"}
     return {name: value for name, value in values.items() if value != getattr(defaults, name)}
 
 
@@ -98,33 +92,10 @@ def _count(keys: list[str], one: str, several: str) -> str:
     return f"{len(keys)} of its keys {one if len(keys) == 1 else several}"
 
 
-def widened(given: Job, found: Estimate) -> Estimate:
-    """An estimate with what a job file asks for and is not counted: said first, and the range as wide as that makes it."""
-    memory, items = found.memory, list(given.uncounted)
-    if given.dropout and given.training.lora is not None:
-        lora = msgspec.structs.replace(given.training.lora, dropout=given.dropout)
-        kind = msgspec.structs.replace(given.training, lora=lora)
-        more = max(0.0, estimate(given.model, given.layout, kind, given.gpu).memory.total - memory.total)
-        text = f"lora_dropout = {given.dropout:g}: a dropped copy and a mask of each adapter's input"
-        items.append(Uncounted(f"{text}, up to {more / GIB:.2f} GiB", "lora_dropout", high=more))
-    kernels = {name: word for item in items for name, word in item.kernels.items()}
-    if kernels:
-        kind = msgspec.structs.replace(
-            given.training, kernels=msgspec.structs.replace(given.training.kernels, **kernels)
-        )
-        change = estimate(given.model, given.layout, kind, given.gpu).memory.total - memory.total
-        items.append(Uncounted("", "", low=max(0.0, -change), high=max(0.0, change)))
-    beside = sum(item.parameter for item in items) * found.params / found.layout.gpus
-    low, high = sum(item.low for item in items), sum(item.high for item in items) + beside
-    memory = msgspec.structs.replace(memory, low=max(0.0, memory.low - low), high=memory.high + high)
-    notes = tuple(item.note for item in items if item.note)
-    return msgspec.structs.replace(found, memory=memory, unmodelled=notes)
-
-
 def flags_of(run: Run, model: ModelSpec | None) -> dict[str, Any]:
     """A run as values of flags, without those that say nothing."""
     flags: dict[str, Any] = {}
-    for name in Request.__struct_fields__:
+    for name in Job.__struct_fields__:
         value = getattr(run, name, None) if name in FIELDS else None
         if name != "model" and value is not None:
             flags[name] = value

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.cli.options import Request
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.rescale import run as measured_run
-from loadgauge.resolve.resolve import JOB_FILES, bandwidth, job
+from loadgauge.resolve.resolve import JOB_FILES, bandwidth, resolve_job
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.job import Job
 from loadgauge.spec.layout import AXES
 from loadgauge.spec.training import Training, training
 from loadgauge.units import rate
@@ -42,21 +42,21 @@ KEPT = ("lengths", *WHOLE_RUN)
 """Flags that an estimate's result does not hold; they stay as they were given."""
 
 
-def completer(request: Request) -> Callable[[Estimate], Request]:
-    """Completes the requests of estimates that were made for the same model and job as `request`.
+def completer(job: Job) -> Callable[[Estimate], Job]:
+    """Completes the requests of estimates that were made for the same model and job as `job`.
 
     Where the model is another tool's job file, a default is written out if the file says otherwise.
 
-    >>> from loadgauge.resolve.resolve import job
-    >>> given = job(Request(model="llama-3.1-8b", gpu="h100-sxm5-80gb", tp=8))
-    >>> completer(given.request)(given.estimate()).flags()
+    >>> from loadgauge.resolve.resolve import resolve_job
+    >>> given = resolve_job(Job(model="llama-3.1-8b", gpu="h100-sxm5-80gb", tp=8))
+    >>> completer(given.job)(given.estimate()).flags()
     '--gpu h100-sxm5-80gb --gpus 8 --tp 8 --micro-batch 1 --global-batch 1 --seq-len 4096 --framework megatron'
     """
-    file = _from_file(request)
-    return lambda result: _complete(request, result, file)
+    file = _from_file(job)
+    return lambda result: _complete(job, result, file)
 
 
-def documented(result: Estimate, complete: Callable[[Estimate], Request]) -> dict[str, Any]:
+def documented(result: Estimate, complete: Callable[[Estimate], Job]) -> dict[str, Any]:
     """An estimate for JSON, with the command line that gives it."""
     return {**result.to_dict(), "command": complete(result).command()}
 
@@ -67,27 +67,27 @@ def show_command(target: Console, command: str, title: str = "To reproduce it:")
     target.print(f"  {command}", soft_wrap=True)
 
 
-def _from_file(request: Request) -> dict[str, Any] | None:
+def _from_file(job: Job) -> dict[str, Any] | None:
     """What a job file says by itself; empty where the model is none, None where that cannot be told."""
-    if os.path.splitext(request.model)[1].lower().lstrip(".") not in JOB_FILES:
+    if os.path.splitext(job.model)[1].lower().lstrip(".") not in JOB_FILES:
         return {}
     from loadgauge.resolve.job_file import from_job_file, is_job_file  # only then are dialects read
 
-    if not is_job_file(request.model):
+    if not is_job_file(job.model):
         return {}
     try:
-        own = from_job_file(Request(model=request.model, gpu=request.gpu))[0]
+        own = from_job_file(Job(model=job.model, gpu=job.gpu))[0]
     except Error:
         return None
     return {name: value for name in own.__struct_fields__ if (value := getattr(own, name)) is not None}
 
 
-def _complete(request: Request, result: Estimate, file: dict[str, Any] | None) -> Request:
+def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
     layout, kind = result.layout, result.training
     framework = training(kind.framework.name)
     values: dict[str, Any] = {
-        **{name: getattr(request, name) for name in KEPT},
-        "mtp": bool(request.mtp),
+        **{name: getattr(job, name) for name in KEPT},
+        "mtp": bool(job.mtp),
         **{name: int(getattr(layout, name)) for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "zero", "replicas")},
         "gpu": result.gpu,
         "gpus": int(layout.gpus),
@@ -97,7 +97,7 @@ def _complete(request: Request, result: Estimate, file: dict[str, Any] | None) -
         "recompute": str(layout.recompute),
         "micro_batch": int(layout.micro_batch),
         "global_batch": int(layout.global_batch),
-        "seq_len": int(layout.seq_len) if request.lengths is None else None,
+        "seq_len": int(layout.seq_len) if job.lengths is None else None,
         "framework": kind.framework.name,
         "precision": kind.precision.name,
         "optimizer": kind.optimizer.name,
@@ -108,8 +108,8 @@ def _complete(request: Request, result: Estimate, file: dict[str, Any] | None) -
         "expert_imbalance": None if layout.expert_imbalance == 1 else float(layout.expert_imbalance),
         "order": ",".join(layout.order),
         "overlap": kind.overlap.text(),
-        **_adapters(request, kind),
-        **_links(request, result.cluster),
+        **_adapters(job, kind),
+        **_links(job, result.cluster),
     }
     defaults = {
         **CONSTANT,
@@ -125,22 +125,20 @@ def _complete(request: Request, result: Estimate, file: dict[str, Any] | None) -
     for name, default in defaults.items():
         if values.get(name) == default and file is not None and file.get(name, default) == default:
             values[name] = None
-    complete = Request(model=request.model, **values)
-    if request.measured is None:
+    complete = Job(model=job.model, **values)
+    if job.measured is None:
         return complete
-    return msgspec.structs.replace(
-        complete, measured=_measured(request, result, _complete(_unmeasured(request), result, {}))
-    )
+    return msgspec.structs.replace(complete, measured=_measured(job, result, _complete(_unmeasured(job), result, {})))
 
 
-def _unmeasured(request: Request) -> Request:
-    return msgspec.structs.replace(request, measured=None)
+def _unmeasured(job: Job) -> Job:
+    return msgspec.structs.replace(job, measured=None)
 
 
-def _measured(request: Request, result: Estimate, here: Request) -> str:
+def _measured(job: Job, result: Estimate, here: Job) -> str:
     """The measured run by what it differs in from this one, both complete, as no default says the same in both."""
-    there, name, text = measured_run(request)
-    other = _complete(there, job(there, result.model).estimate(), {})
+    there, name, text = measured_run(job)
+    other = _complete(there, resolve_job(there, result.model).estimate(), {})
     words = [f"{name}={text}"]
     for field in other.__struct_fields__[2:]:
         value = getattr(other, field)
@@ -156,28 +154,28 @@ def _loss(kind: Training) -> str:
     return f"chunked:{kernels.loss_chunks}" if kernels.loss == "chunked" else kernels.loss
 
 
-def _adapters(request: Request, kind: Training) -> dict[str, Any]:
+def _adapters(job: Job, kind: Training) -> dict[str, Any]:
     lora = kind.lora
     if lora is None:
         return {"qlora": False}
     base = lora.quantised if isinstance(lora.quantised, str) else "nf4"
     return {
         "lora_rank": int(lora.rank),
-        "lora_targets": request.lora_targets or "all",
+        "lora_targets": job.lora_targets or "all",
         "qlora": bool(lora.quantised),
         "base": base if lora.quantised else None,
     }
 
 
-def _links(request: Request, machines: Cluster | None) -> dict[str, Any]:
+def _links(job: Job, machines: Cluster | None) -> dict[str, Any]:
     """The flags of the links: those given, where they give this cluster; else what differs from the GPU's own."""
     names = ("gpus_per_node", "link_bandwidth", "nic_bandwidth")
-    given: dict[str, Any] = {name: getattr(request, name) for name in names}
+    given: dict[str, Any] = {name: getattr(job, name) for name in names}
     if machines is None or _cluster(machines, **given) == machines:
         return given
     inner = machines.links[0].bandwidth if machines.links[0].domain > 1 else None
     outer = machines.links[-1].bandwidth if len(machines.links) > 1 else None
-    for node in dict.fromkeys((request.gpus_per_node, None, machines.gpus_per_node)):
+    for node in dict.fromkeys((job.gpus_per_node, None, machines.gpus_per_node)):
         for link, adapter in ((None, None), (None, outer), (inner, None), (inner, outer)):
             words: dict[str, Any] = {
                 "gpus_per_node": node,
@@ -198,3 +196,20 @@ def _cluster(
         return cluster(machines.gpu, machines.gpus, gpus_per_node, link, adapter)
     except Error:
         return None
+
+
+def layout_flags(result: Estimate) -> str:
+    """The layout alone as flags, to tell it from others of the same run; `completer` writes all flags of a job."""
+    layout = result.layout
+    words = [
+        f"--{name} {value}" for name in ("tp", "pp", "vpp", "cp", "ep", "etp") if (value := getattr(layout, name)) > 1
+    ]
+    words += [f"--zero {layout.zero}"] if layout.zero else []
+    words += [f"--replicas {layout.replicas}"] if layout.replicas > 1 else []
+    words += ["--sequence-parallel"] if layout.sequence_parallel else []
+    if layout.pp > 1 and layout.schedule not in ("1f1b", "interleaved"):
+        words.append(f"--schedule {layout.schedule}")
+    words += [f"--recompute {layout.recompute}"] if layout.recompute.mode != "none" else []
+    if layout.stage_layers is not None:
+        words.append(f"--stage-layers {','.join(map(str, layout.stage_layers))}")
+    return " ".join([*words, f"--micro-batch {layout.micro_batch}"])

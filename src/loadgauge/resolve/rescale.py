@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from loadgauge.cli.options import Request
 from loadgauge.errors import ConfigError
-from loadgauge.resolve.resolve import job
-from loadgauge.spec.model import ModelSpec
+from loadgauge.estimate.result import Time
+from loadgauge.spec.job import Job
 from loadgauge.units import parse
 
 MEASURES = ("step", "tokens_per_second_per_gpu", "mfu", "tflops")
 
 
-def scale(request: Request, model: ModelSpec) -> float:
-    """What a measured run took over what is predicted for it.
+def scale(job: Job, predict: Callable[[Job], Time | None]) -> float:
+    """What a measured run took over what `predict` says of it.
 
     The text is a measure (`step=12.3s`, `tokens_per_second_per_gpu=9000`, `mfu=0.41`, `tflops=400`) and, after it, the
     flags in which that run differed from this one (`step=12.3s,gpus=64,tp=4`); `tp=` is a flag that was not given there.
     """
-    there, name, text = run(request)
-    time = job(there, model).estimate().time
+    there, name, text = run(job)
+    time = predict(there)
     if time is None:
         raise ConfigError("there is no predicted time to compare a measured one with", key="measured")
     try:
@@ -41,16 +41,16 @@ def scale(request: Request, model: ModelSpec) -> float:
     return value / predicted if name == "step" else predicted / value
 
 
-def run(request: Request) -> tuple[Request, str, str]:
+def run(job: Job) -> tuple[Job, str, str]:
     """The measured run, and its measure: the name and the text of the value."""
-    assert request.measured is not None
-    words = _words(request.measured)
+    assert job.measured is not None
+    words = _words(job.measured)
     measures = [name for name in words if name in MEASURES]
     others = {name.replace("-", "_"): value for name, value in words.items() if name not in MEASURES}
     if len(measures) != 1:
         raise ConfigError(f"name one of {', '.join(MEASURES)}, as in step=12.3s", key="measured")
-    plain = msgspec.to_builtins(request)
-    unknown = [name for name in others if name not in Request.__struct_fields__ or name in ("model", "gpu", "measured")]
+    plain = msgspec.to_builtins(job)
+    unknown = [name for name in others if name not in Job.__struct_fields__ or name in ("model", "gpu", "measured")]
     if unknown:
         raise ConfigError(f"no flag {unknown[0]!r} in which the measured run could differ", key="measured")
     plain.pop("measured")
@@ -58,23 +58,23 @@ def run(request: Request) -> tuple[Request, str, str]:
         plain.pop(name, None)
     try:
         said = {name: value for name, value in {**plain, **others}.items() if value != ""}
-        there = msgspec.convert(said, Request, strict=False)
+        there = msgspec.convert(said, Job, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error), key="measured") from None
     return there, measures[0], words[measures[0]]
 
 
-def changed(request: Request, change: dict[str, Any]) -> str:
-    """`--measured` of a request with a change: the measured run is described as it was, without the change.
+def changed(job: Job, change: dict[str, Any]) -> str:
+    """`--measured` of a job with a change: the measured run is described as it was, without the change.
 
-    >>> changed(Request(model="gpt2", measured="step=12s,gpus=64", zero=1), {"zero": 3, "tp": 2, "gpus": 16})
+    >>> changed(Job(model="gpt2", measured="step=12s,gpus=64", zero=1), {"zero": 3, "tp": 2, "gpus": 16})
     'step=12s,gpus=64,zero=1,tp='
     """
-    assert request.measured is not None
-    known = {name.replace("-", "_") for name in _words(request.measured)}
-    said = {name: getattr(request, name) for name in change if name not in known}
+    assert job.measured is not None
+    known = {name.replace("-", "_") for name in _words(job.measured)}
+    said = {name: getattr(job, name) for name in change if name not in known}
     pins = (f",{name}={'' if value is None else str(value).lower()}" for name, value in said.items())
-    return request.measured + "".join(pins)
+    return job.measured + "".join(pins)
 
 
 def _words(text: str) -> dict[str, str]:

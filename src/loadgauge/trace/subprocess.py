@@ -17,8 +17,8 @@ from loadgauge.compare.compare import Comparison
 from loadgauge.errors import ConfigError, Error, LayoutError, NotModelled
 from loadgauge.measure.train_steps import Real
 from loadgauge.trace.jobs import Settings
+from loadgauge.trace.parallel.degrees import Parallel
 from loadgauge.trace.parallel.distributed import World
-from loadgauge.trace.parallel.parallel import Parallel
 from loadgauge.trace.trace import Trace
 
 

@@ -13,8 +13,8 @@ from loadgauge.trace.jobs import ConfigJob, Job, Settings
 from loadgauge.trace.script import FunctionJob, check
 
 if TYPE_CHECKING:
+    from loadgauge.trace.parallel.degrees import Parallel
     from loadgauge.trace.parallel.distributed import World
-    from loadgauge.trace.parallel.parallel import Parallel
 
 
 def job(
@@ -36,7 +36,8 @@ def job(
             config.layer_types = [kinds[number % len(kinds)] for number in range(layers)]
         config.num_hidden_layers = layers
     if world is not None:
-        from loadgauge.trace.parallel.parallel import Parallel, ParallelJob
+        from loadgauge.trace.parallel.degrees import Parallel
+        from loadgauge.trace.parallel.parallel import ParallelJob
 
         return ParallelJob(config, settings, parallel or Parallel(), world, target)
     return ConfigJob(config, settings, target)

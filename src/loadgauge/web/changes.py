@@ -9,17 +9,19 @@ from typing import Any
 import msgspec
 
 from loadgauge.advise.advice import _single, advice, whole
-from loadgauge.cli.options import Request, parsed
+from loadgauge.cli.options import parse
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
-from loadgauge.resolve.resolve import Job, job
+from loadgauge.resolve.resolve import resolve_job
+from loadgauge.resolve.setup import Setup
+from loadgauge.spec.job import Job
 from loadgauge.spec.model import Moe
 
 MOST = 14
 """Rows that are shown."""
 
 
-def changes(given: Job) -> list[dict[str, Any]]:
+def changes(given: Setup) -> list[dict[str, Any]]:
     """Rows with the changed flags, bytes and seconds of the other run, and the difference to this one.
 
     `step_delta` compares steps of as many tokens: it is the other step, rescaled to this one's tokens, less this step.
@@ -34,12 +36,12 @@ def changes(given: Job) -> list[dict[str, Any]]:
             found[one.flags] = _row(given, before, one.result, _changed(one.flags, given), one.note)
     for single, note in wanted:
         change = whole(given, single)
-        words = Request(model="", **{name: value for name, value in change.items() if value is not None}).flags()
+        words = Job(model="", **{name: value for name, value in change.items() if value is not None}).flags()
         key = words or ", ".join(change)
         if key in found:
             continue
         try:
-            other = job(msgspec.structs.replace(given.request, **change), given.model).estimate()
+            other = resolve_job(msgspec.structs.replace(given.job, **change), given.model).estimate()
         except Error:
             continue
         found[key] = _row(given, before, other, change, note)
@@ -58,7 +60,7 @@ def _rank(row: dict[str, Any], before: Estimate) -> tuple[Any, ...]:
     return row["fits"] is False, elsewhere, gain if gain < -0.001 else 0.0, memory
 
 
-def _row(given: Job, before: Estimate, other: Estimate, change: dict[str, Any], note: str) -> dict[str, Any]:
+def _row(given: Setup, before: Estimate, other: Estimate, change: dict[str, Any], note: str) -> dict[str, Any]:
     step: float | None = None
     speed: float | None = None
     if before.time is not None and other.time is not None:
@@ -96,7 +98,7 @@ def flags(change: dict[str, Any]) -> dict[str, str | None]:
     }
 
 
-def label(given: Job, change: dict[str, Any]) -> str:
+def label(given: Setup, change: dict[str, Any]) -> str:
     """The change in words: what it was, and what it becomes."""
     words = []
     for name, value in change.items():
@@ -112,8 +114,8 @@ def label(given: Job, change: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _was(given: Job, name: str) -> str:
-    said = getattr(given.request, name)
+def _was(given: Setup, name: str) -> str:
+    said = getattr(given.job, name)
     if said is not None:
         return str(said)
     layout, kind = given.layout, given.training
@@ -125,14 +127,14 @@ def _was(given: Job, name: str) -> str:
     }.get(name, "")  # fmt: skip
 
 
-def _changed(words: str, given: Job) -> dict[str, Any]:
-    """Flags of a command line as the values that they are in a request."""
-    request = parsed([*shlex.split(words), "--", given.request.model])
-    names = request.__struct_fields__[1:]
-    return {name: value for name in names if (value := getattr(request, name)) is not None}
+def _changed(words: str, given: Setup) -> dict[str, Any]:
+    """Flags of a command line as the values that they are in a job."""
+    job = parse([*shlex.split(words), "--", given.job.model])
+    names = job.__struct_fields__[1:]
+    return {name: value for name in names if (value := getattr(job, name)) is not None}
 
 
-def _faster(given: Job) -> Iterator[tuple[dict[str, Any], str]]:
+def _faster(given: Setup) -> Iterator[tuple[dict[str, Any], str]]:
     """Changes that may make a run faster, or that take it elsewhere."""
     layout, training = given.layout, given.training
     batches = layout.num_microbatches
@@ -150,7 +152,7 @@ def _faster(given: Job) -> Iterator[tuple[dict[str, Any], str]]:
     yield from _pipelines(given)
     if layout.zero == 3:
         yield {"zero": 1}, "weights are not gathered with every micro-batch"
-    if given.gpu is not None and training.overlap is not None and given.request.overlap != "all":
+    if given.gpu is not None and training.overlap is not None and given.job.overlap != "all":
         yield {"overlap": "all"}, "all communication beside compute, where it can be"
     if layout.cp == 1 and layout.dp % 2 == 0 and layout.seq_len >= 16384:
         yield {"cp": 2}, "shares each sequence over two ranks"
@@ -163,19 +165,19 @@ def _faster(given: Job) -> Iterator[tuple[dict[str, Any], str]]:
         yield {"precision": "fp8"}, "8-bit matrix products"
     for factor in (2, 0.5):
         gpus = int(layout.gpus * factor)
-        batch = {} if given.request.global_batch is not None else {"global_batch": int(layout.global_batch)}
+        batch = {} if given.job.global_batch is not None else {"global_batch": int(layout.global_batch)}
         word = "twice" if factor > 1 else "half"
         if gpus >= 1:
             yield {"gpus": gpus, **batch}, f"{word} the GPUs, the same batch"
     yield {"global_batch": 2 * int(layout.global_batch)}, "twice the batch: fewer steps, a smaller bubble"
 
 
-def _pipelines(given: Job) -> Iterator[tuple[dict[str, Any], str]]:
+def _pipelines(given: Setup) -> Iterator[tuple[dict[str, Any], str]]:
     """Other pipelines."""
     layout = given.layout
     if layout.pp == 1:
         return
-    plain = {"stage_layers": None} if given.request.stage_layers else {}
+    plain = {"stage_layers": None} if given.job.stage_layers else {}
     fewer: dict[str, Any] = {"pp": layout.pp // 2, **plain}
     if layout.pp == 2:
         fewer.update(schedule=None, vpp=None)

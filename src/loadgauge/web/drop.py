@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.cli.options import Request
 from loadgauge.errors import ConfigError, Error
 from loadgauge.families.catalogue import model as catalogued
 from loadgauge.families.hf import LARGEST_FILE as LARGEST_CONFIG
@@ -24,6 +23,7 @@ from loadgauge.formats.exchange import BESIDE, LARGEST_FILE, JobFile, _syntax, c
 from loadgauge.formats.run import FIELDS
 from loadgauge.formats.table import Keys
 from loadgauge.resolve.job_file import alike, flags_of, note
+from loadgauge.spec.job import Job
 from loadgauge.spec.model import ModelSpec
 from loadgauge.web.traces import measured, traced
 from loadgauge.web.uploads import own_name, plain_name
@@ -224,7 +224,7 @@ def _job(text: str, name: str, others: dict[str, str]) -> dict[str, Any]:
         "kind": "deepspeed" if jobs[0].dialect == "deepspeed" else "job",
         "dialect": jobs[0].dialect,
         "flags": flags,
-        "clears": [field.replace("_", "-") for field in FIELDS if field in Request.__struct_fields__[1:]],
+        "clears": [field.replace("_", "-") for field in FIELDS if field in Job.__struct_fields__[1:]],
         "unread": [key for job in jobs for key in job.unread],
         "message": "; ".join(lines),
         "name": name,

@@ -14,8 +14,8 @@ from anyio import open_file
 from starlette.requests import Request
 
 from loadgauge.web import handlers as answers
+from loadgauge.web.errors import Refused
 from loadgauge.web.flags import State
-from loadgauge.web.guard import Refused
 from loadgauge.web.questions import decoded
 from loadgauge.web.uploads import PREFIX, Uploads, plain_name
 from loadgauge.web.worker_pool import Pool, Worker

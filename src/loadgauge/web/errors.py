@@ -12,6 +12,26 @@ from loadgauge.errors import Error, NothingFits
 LONGEST = 2000
 
 
+class Replaced(Exception):
+    """The question was taken back by a newer one of the same page."""
+
+
+class Failed(Exception):
+    """What a worker could not answer: status and body of the answer."""
+
+    def __init__(self, status: int, body: dict[str, Any]) -> None:
+        self.status, self.body = status, body
+        super().__init__(body.get("error", ""))
+
+
+class Refused(Exception):
+    """Why a request is not answered."""
+
+    def __init__(self, status: int, text: str) -> None:
+        self.status, self.text = status, text
+        super().__init__(text)
+
+
 def failure(error: Exception) -> tuple[int, dict[str, Any]]:
     """The status and the body of an answer.
 
@@ -20,9 +40,6 @@ def failure(error: Exception) -> tuple[int, dict[str, Any]]:
     (422, {'error': '5 over 4 leaves 1', 'kind': 'LayoutError', 'code': 2})
     """
     from starlette.exceptions import HTTPException
-
-    from loadgauge.web.guard import Refused
-    from loadgauge.web.worker_pool import Failed, Replaced
 
     if isinstance(error, Failed):
         return error.status, error.body

@@ -8,7 +8,7 @@ from typing import Any
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.equation.symbols import latex, letter
 from loadgauge.estimate.explain import explain
-from loadgauge.estimate.memory.rank_memory import PARTS
+from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.workings import Explanation, Formula, Kept
 from loadgauge.figures import Shown
 from loadgauge.figures.treemap import Node, treemap

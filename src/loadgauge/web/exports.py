@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.cli.convert import FLAGS, export
 from loadgauge.errors import ConfigError
 from loadgauge.formats.dialects import FILES, dialect
+from loadgauge.resolve.export import FLAGS, export
 from loadgauge.web.flags import command_line, job_of, named
 from loadgauge.web.handlers import Export
 from loadgauge.web.uploads import Uploads
@@ -29,7 +29,7 @@ def exported(question: Export, uploads: Uploads) -> dict[str, Any]:
         }
     if question.dialect not in FILES:
         raise ConfigError(f"unknown {question.dialect[:40]!r} (known: {', '.join(FILES)})", key="dialect")
-    given = msgspec.structs.replace(given, request=named(given.request, uploads))
+    given = msgspec.structs.replace(given, request=named(given.job, uploads))
     written = export(given, question.dialect)
     ending = ENDINGS[dialect(question.dialect).syntaxes[0]]
     name = NAMES.get(question.dialect, question.dialect)

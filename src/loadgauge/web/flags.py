@@ -9,18 +9,20 @@ import click
 import msgspec
 
 from loadgauge.cli import estimate
-from loadgauge.cli.options import Request, parsed
+from loadgauge.cli.options import parse
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import model as catalogued
 from loadgauge.resolve.reproduce import completer
-from loadgauge.resolve.resolve import Job, job
+from loadgauge.resolve.resolve import resolve_job
+from loadgauge.resolve.setup import Setup
+from loadgauge.spec.job import Job
 from loadgauge.spec.model import ModelSpec
 from loadgauge.web.uploads import PREFIX, Uploads
 
 LONGEST = 2000
 """Characters of a flag's value."""
-FLAGS = Request.__struct_fields__[1:]
+FLAGS = Job.__struct_fields__[1:]
 """Parameters of the command that say what is trained; others say what is printed, and where a file is written."""
 UNIFORM = re.compile(r"uniform:[0-9]{1,8}")
 """Lengths that need no file."""
@@ -106,28 +108,28 @@ def files_of(state: State, uploads: Uploads) -> State:
     return {**state, "lengths": uploads.path(lengths, "lengths")}
 
 
-def request_of(state: State, uploads: Uploads) -> Request:
+def request_of(state: State, uploads: Uploads) -> Job:
     """The flags as the command reads them. Files are those that were handed in, and no others."""
     words = arguments(files_of(state, uploads))
-    return parsed([*words, "--", written("model", state["model"])])
+    return parse([*words, "--", written("model", state["model"])])
 
 
-def job_of(state: State, uploads: Uploads) -> Job:
+def job_of(state: State, uploads: Uploads) -> Setup:
     """The run that a state means, as `loadgauge estimate` understands it."""
     spec = model_of(state, uploads)
-    return job(request_of(state, uploads), spec)
+    return resolve_job(request_of(state, uploads), spec)
 
 
-def command_line(given: Job, result: Estimate, uploads: Uploads) -> str:
+def command_line(given: Setup, result: Estimate, uploads: Uploads) -> str:
     """The command that prints the same numbers; what was handed in goes by the name that its file had."""
-    return named(completer(given.request)(result), uploads).command()
+    return named(completer(given.job)(result), uploads).command()
 
 
-def named(request: Request, uploads: Uploads) -> Request:
-    """The request with the names of files instead of where they are kept."""
+def named(job: Job, uploads: Uploads) -> Job:
+    """The job with the names of files instead of where they are kept."""
     changes: dict[str, Any] = {}
-    if request.model.startswith(PREFIX):
-        changes["model"] = uploads.name(request.model)
-    if request.lengths is not None and not UNIFORM.fullmatch(request.lengths):
-        changes["lengths"] = uploads.name_of_path(request.lengths)
-    return msgspec.structs.replace(request, **changes) if changes else request
+    if job.model.startswith(PREFIX):
+        changes["model"] = uploads.name(job.model)
+    if job.lengths is not None and not UNIFORM.fullmatch(job.lengths):
+        changes["lengths"] = uploads.name_of_path(job.lengths)
+    return msgspec.structs.replace(job, **changes) if changes else job

@@ -15,6 +15,8 @@ from secrets import compare_digest
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs
 
+from loadgauge.web.errors import Refused
+
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -45,14 +47,6 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
-
-
-class Refused(Exception):
-    """Why a request is not answered."""
-
-    def __init__(self, status: int, text: str) -> None:
-        self.status, self.text = status, text
-        super().__init__(text)
 
 
 class Guard:

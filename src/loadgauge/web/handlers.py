@@ -12,7 +12,7 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.figures import PANELS, Shown
 from loadgauge.figures.network import what_if as adapter
 from loadgauge.figures.trace_points import Found, dots
-from loadgauge.resolve.resolve import Job
+from loadgauge.resolve.setup import Setup
 from loadgauge.web.changes import changes as changed
 from loadgauge.web.explain import explained
 from loadgauge.web.flags import State, command_line, job_of
@@ -76,7 +76,7 @@ def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
     }
 
 
-def ranges(given: Job, result: Estimate) -> dict[str, list[float]]:
+def ranges(given: Setup, result: Estimate) -> dict[str, list[float]]:
     """The lowest and the highest of what depends on the time of a step, each worked out as the value between them is."""
     if result.time is None:
         return {}

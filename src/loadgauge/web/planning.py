@@ -10,13 +10,14 @@ import msgspec
 
 from loadgauge.algebra import Size
 from loadgauge.cli import plan as command
-from loadgauge.cli.options import Request
 from loadgauge.cli.plan import OPEN
 from loadgauge.errors import Error, NothingFits
 from loadgauge.estimate.result import Estimate
-from loadgauge.plan.batch.evaluate import Batch, Reading, Wanted
+from loadgauge.plan.batch.evaluate import Reading
+from loadgauge.plan.batch.types import Batch, Wanted
 from loadgauge.plan.plan import Case, layout_at, plan
 from loadgauge.report.plan import why
+from loadgauge.spec.job import Job
 from loadgauge.spec.layout import Layout
 from loadgauge.web.flags import State, files_of, job_of, model_of, written
 from loadgauge.web.uploads import Uploads, handed_in
@@ -112,7 +113,7 @@ def planned(flags: State, locks: list[str], uploads: dict[str, list[str]], path:
         spec = model_of(flags, kept)
         yours = _yours(flags, kept)
         context = context_of(files_of(flags, kept), locks, path or spec.name)
-        asked = {name: value for name, value in context.params.items() if name in (*NAMES, *Request.__struct_fields__)}
+        asked = {name: value for name, value in context.params.items() if name in (*NAMES, *Job.__struct_fields__)}
         model = asked.pop("model")
         _, cases, how = command.cases(model, asked)
     finally:
@@ -155,7 +156,7 @@ def context_of(flags: State, locks: list[str], model: str) -> click.Context:
     known = {
         str(param.name): param
         for param in command.command.params
-        if isinstance(param, click.Option) and param.name in (*NAMES, *Request.__struct_fields__)
+        if isinstance(param, click.Option) and param.name in (*NAMES, *Job.__struct_fields__)
     }
     held = {name.replace("-", "_") for name in locks}
     words = []

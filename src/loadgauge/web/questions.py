@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from loadgauge.web.guard import Refused
+from loadgauge.web.errors import Refused
 
 Question = TypeVar("Question")
 

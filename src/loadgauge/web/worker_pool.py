@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.web.guard import Refused
+from loadgauge.web.errors import Failed, Refused, Replaced
 from loadgauge.web.worker_process import HEAD, READY, Asked
 
 WAITING = 256
@@ -27,18 +27,6 @@ FROM_OUTSIDE = tuple(
     getattr(signal, name) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
 )
 """Signals that no crash sends."""
-
-
-class Replaced(Exception):
-    """The question was taken back by a newer one of the same page."""
-
-
-class Failed(Exception):
-    """What a worker could not answer: status and body of the answer."""
-
-    def __init__(self, status: int, body: dict[str, Any]) -> None:
-        self.status, self.body = status, body
-        super().__init__(body.get("error", ""))
 
 
 class Ended(Exception):
@@ -158,9 +146,7 @@ class Worker:
         return process
 
     async def _begun(self) -> asyncio.subprocess.Process:
-        import loadgauge
-
-        home = str(Path(loadgauge.__file__).parents[1])
+        home = str(Path(__file__).parents[2])
         path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "loadgauge.web.worker_process", stdin=asyncio.subprocess.PIPE,

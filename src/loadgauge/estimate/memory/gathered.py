@@ -21,14 +21,12 @@ shard of it: there stage 3 needs more than stage 2. Its buckets exist at stages 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from loadgauge.algebra import Size, maximum, minimum, where
+from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.memory.states import RankWeights
 from loadgauge.estimate.schedule.stages import Key, Stage
-
-if TYPE_CHECKING:
-    from loadgauge.estimate.memory.rank_memory import MemoryModel
 
 Pass = Literal["forward", "head", "loss", "prediction", "backward", "embedding", "ends"]
 
@@ -50,32 +48,12 @@ class At(NamedTuple):
     held: tuple[tuple[Key, int], ...] = ()
 
 
-def fully_sharded(memory: MemoryModel) -> bool:
-    """Whether FSDP2 holds the weights in shards and its gradients pass through whole ones."""
-    return memory.training.framework.fully_shards and memory.layout.zero >= 2
-
-
-def by_layer(memory: MemoryModel) -> bool:
-    """Whether FSDP2 gathers and reduces layer by layer (with pipeline stages it waits for the last micro-batch)."""
-    return fully_sharded(memory) and memory.layout.pp == 1
-
-
-def copied(memory: MemoryModel) -> bool:
-    """Whether autocast makes 16-bit copies of the weights."""
-    return memory.training.precision.autocast and memory.layout.zero < memory.training.framework.weights_stage
-
-
-def head_apart(memory: MemoryModel) -> bool:
-    """Whether other copies are there at the head's forward than at its backward."""
-    return memory.layout.pp == 1 and (copied(memory) or (by_layer(memory) and memory.layout.zero == 2))
-
-
 def at(memory: MemoryModel, stage: Stage, doing: Pass, position: int | None = None) -> At:
     """The point at which a pass, of the layer at `position` where it is a layer's, finds its copies.
 
     Only what they depend on is told apart, so that few points have to be worked out.
     """
-    if by_layer(memory) or (copied(memory) and memory.layout.pp == 1):
+    if memory.by_layer or (memory.copied and memory.layout.pp == 1):
         return _in_turn(memory, stage, doing, position)
     if memory.training.framework.unit_gradients and doing == "backward" and position is not None:
         return At("backward", (stage.kind(position), False))
@@ -104,8 +82,8 @@ def copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
     layout, framework, precision = memory.layout, memory.training.framework, memory.training.precision
     ends, weights, *_ = memory.weighed(stage)
     several = where(memory.sharded, 1, 0)
-    if fully_sharded(memory):
-        terms = _fsdp(memory, stage, point) if by_layer(memory) else _fsdp_in_pipeline(memory, weights)
+    if memory.fully_sharded:
+        terms = _fsdp(memory, stage, point) if memory.by_layer else _fsdp_in_pipeline(memory, weights)
         terms = {what: several * nbytes for what, nbytes in terms.items()}
         if precision.autocast:
             terms["16-bit copies of the weights"] = (
@@ -127,7 +105,7 @@ def copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
         # In the compute dtype, and in float32 on the way to its shards.
         trainable = memory.facts[point.layer].weights.all.trainable
         terms["unsharded gradient of one layer"] = several * (precision.compute + 4) * trainable
-    if copied(memory):
+    if memory.copied:
         terms["16-bit copies of the weights"] = precision.compute * _cast(memory, stage, point, weights)
     terms["placeholders of weights' gradients"] = memory.placeholders
     if layout.zero < 2 and framework.ddp_copies:

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from loadgauge.algebra import Size, maximum, where
-from loadgauge.estimate.memory.gathered import At, Pass, at, by_layer, fully_sharded, head_apart
+from loadgauge.estimate.memory.gathered import At, Pass, at, copies
 from loadgauge.estimate.memory.in_flight import Work, heaviest
+from loadgauge.estimate.memory.rank_memory import ChunkBytes, MemoryModel, Prediction
 from loadgauge.estimate.memory.states import RankWeights
 from loadgauge.estimate.schedule.stages import Chunk, Key, Stage
 
-if TYPE_CHECKING:
-    from loadgauge.estimate.memory.rank_memory import ChunkBytes, MemoryModel, Prediction
 PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "loss", "transient", "outside")
 
 
@@ -104,14 +102,14 @@ class StageAtWork:
             for work in reversed(backwards):
                 for key, position in self.memory.positions(self.stage, self.chunk(work), order):
                     yield self.backward(work, key, position, order)
-        if fully_sharded(self.memory) and self.layout.pp > 1:
+        if self.memory.fully_sharded and self.layout.pp > 1:
             yield self.at_reduction()
         for work in backwards:
             for place in self.between(forward=False):
                 yield self.backward(work, self.memory.key(self.stage, place), place)
             if self.chunk(work).first:
                 yield self.at_embedding(work)
-                if by_layer(self.memory):
+                if self.memory.by_layer:
                     yield self.at_ends(work)
         yield self.at_step()
 
@@ -126,7 +124,7 @@ class StageAtWork:
         last layer finds no gradient on its way to its shards, and the first one no layer gathered ahead.
         """
         start, stop = self.stage.start, self.stage.stop
-        if not by_layer(self.memory) or stop - start < 2:
+        if not self.memory.by_layer or stop - start < 2:
             return ()
         if forward:
             return (start,)
@@ -166,7 +164,7 @@ class StageAtWork:
         every: dict[str, Size] = dict.fromkeys(PARTS, 0)
         every.update((part, getattr(self.states, part)) for part in ("weights", "gradients", "optimizer"))
         if point is not None:
-            every["gathered"] = self.memory.gathered(self.stage, point)
+            every["gathered"] = self.gathered(point)
         every.update(parts)
         every.update(dict.fromkeys(self.memory.offloaded, 0))
         return Moment(name, phase, every, work=work, point=point)
@@ -175,11 +173,15 @@ class StageAtWork:
         """Where a pass finds its copies."""
         return at(self.memory, self.stage, doing, position)
 
+    def gathered(self, point: At) -> Size:
+        """Bytes of all copies beside the states at a point of the step."""
+        return sum(copies(self.memory, self.stage, point).values())
+
     def gradients(self, grown: Size, unsummed: Size = 0) -> Size:
         """Bytes of gradients where `grown` are those of this backward so far, `unsummed` not added to the rest yet."""
         if not self.memory.lazy:
             return self.states.gradients
-        if fully_sharded(self.memory) and self.layout.pp > 1:
+        if self.memory.fully_sharded and self.layout.pp > 1:
             # Shards come with the reduction after the last micro-batch; until then gradients are whole, among the copies.
             grown, unsummed = (where(self.memory.sharded, 0, nbytes) for nbytes in (grown, unsummed))
             whole = where(self.memory.sharded, 0, self.states.gradients)
@@ -228,9 +230,9 @@ class StageAtWork:
         """The head, forward or backward, for one micro-batch."""
         memory, held, extra = self.memory, self.held(work, {}, at_head=True), self.memory.prediction
         working, point, parts = memory.head_working, self.point("loss"), {}
-        if head_apart(memory):
+        if memory.head_apart:
             forward = self.point("head")
-            ahead, back = memory.gathered(self.stage, forward), memory.gathered(self.stage, point)
+            ahead, back = self.gathered(forward), self.gathered(point)
             is_forward = ahead + memory.head_forming > back + memory.head_backward
             working = where(is_forward, memory.head_forming, memory.head_backward)
             parts["gathered"] = where(is_forward, ahead, back)
@@ -297,7 +299,7 @@ class StageAtWork:
         adds = where(self.accumulating, 1, 0) if memory.lazy else 1
         itemsize = precision.compute if self.layout.zero == 3 and not memory.lazy else precision.weight
         new: Size = itemsize * (adds + (2 if memory.lazy and tied else 0))
-        if fully_sharded(memory):
+        if memory.fully_sharded:
             # A whole gradient, and of a tied table the sum with the head's part, which is among the copies.
             new = where(self.memory.sharded, precision.compute * (2 if tied else 1), new)
         found = self.at(
@@ -328,7 +330,7 @@ class StageAtWork:
 
     def reduced(self) -> Size:
         """Bytes of gradients when the backward of all layers is over: under FSDP those of the ends are not reduced yet."""
-        if not by_layer(self.memory):
+        if not self.memory.by_layer:
             return self.states.gradients
         own = self.memory.states(self.memory.weighed(self.stage)[0]).gradients
         return self.states.gradients - where(self.memory.sharded, own, 0)
@@ -355,3 +357,8 @@ class StageAtWork:
         """The optimizer step, when nothing is in flight."""
         transient = self.memory.step_transient(self.weights, self.states)
         return self.at("optimizer step", Phase.STEP, transient=transient)
+
+
+def moments(memory: MemoryModel, stage: Stage) -> Iterator[Moment]:
+    """The moments of a step on one rank of a stage."""
+    return StageAtWork(memory, stage).moments()

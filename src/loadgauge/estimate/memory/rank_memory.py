@@ -11,10 +11,8 @@ from typing import Any
 import msgspec
 
 from loadgauge.algebra import Size, ceil_div, maximum, same, where
-from loadgauge.estimate.memory.gathered import At, by_layer, copies, fully_sharded
 from loadgauge.estimate.memory.in_flight import waiting, works
 from loadgauge.estimate.memory.liveness import backward_peak, forward_peak
-from loadgauge.estimate.memory.phases import PARTS, Moment, StageAtWork
 from loadgauge.estimate.memory.recompute import applied
 from loadgauge.estimate.memory.states import RankWeights, States, WeightCount, gathered_bytes, model_states
 from loadgauge.estimate.schedule.stages import Chunk, Key, Stage, stages
@@ -25,7 +23,7 @@ from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import ModelSpec, Moe
 from loadgauge.spec.training import Training
 
-__all__ = ["PARTS", "LayerFacts", "MemoryModel", "Moment", "Stage", "stages"]
+__all__ = ["LayerFacts", "MemoryModel", "Stage", "stages"]
 
 
 class LayerFacts(msgspec.Struct, frozen=True):
@@ -128,6 +126,26 @@ class MemoryModel:
         """Whether there are several ranks to shard over."""
         return self.layout.zero_ranks > 1
 
+    @property
+    def fully_sharded(self) -> bool:
+        """Whether FSDP2 holds the weights in shards and its gradients pass through whole ones."""
+        return self.training.framework.fully_shards and self.layout.zero >= 2
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether FSDP2 gathers and reduces layer by layer (with pipeline stages it waits for the last micro-batch)."""
+        return self.fully_sharded and self.layout.pp == 1
+
+    @property
+    def copied(self) -> bool:
+        """Whether autocast makes 16-bit copies of the weights."""
+        return self.training.precision.autocast and self.layout.zero < self.training.framework.weights_stage
+
+    @property
+    def head_apart(self) -> bool:
+        """Whether other copies are there at the head's forward than at its backward."""
+        return self.layout.pp == 1 and (self.copied or (self.by_layer and self.layout.zero == 2))
+
     def weights_of(self, layer: Layer) -> RankWeights:
         """The weights of a layer on this rank, by the group that ZeRO shards them over."""
         return RankWeights.of(layer.weights)
@@ -140,7 +158,7 @@ class MemoryModel:
             compute, split = self.training.precision.compute, self.layout.splits_backward
             return backward_peak(layer, compute, recompute, accumulating=True, split=split)
         split = self.layout.splits_backward
-        if fully_sharded(self) and not same(self.layout.zero_ranks, 1):
+        if self.fully_sharded and not same(self.layout.zero_ranks, 1):
             # Whole until it is reduced (what that makes of it is among the `copies`). A pipeline adds it to that of the
             # micro-batches before: as it comes into being, or when it is cast to another dtype.
             precision = self.training.precision
@@ -285,17 +303,13 @@ class MemoryModel:
         head = RankWeights.of(self.head.weights) + tied
         extra = RankWeights() if self.prediction is None else self.prediction.weights
         gradients: list[Size] = [self.states(part).gradients if stage.last else 0 for part in (head + extra, tied)]
-        if fully_sharded(self):
+        if self.fully_sharded:
             # One unit with the embedding: its gradients are whole until the end of backward, among the copies.
             reduced = (self.states(extra).gradients if stage.last else 0, 0)
             gradients = [where(self.sharded, *both) for both in zip(reduced, gradients, strict=True)]
         found = self.units(stage), weights, self.states(weights), *gradients
         self._weighed[key] = found
         return found
-
-    def moments(self, stage: Stage) -> Iterator[Moment]:
-        """The moments of a step on one rank of a stage."""
-        return StageAtWork(self, stage).moments()
 
     def step_transient(self, weights: RankWeights, states: States) -> Size:
         """What the optimizer step makes for itself."""
@@ -352,10 +366,6 @@ class MemoryModel:
         dense = of(count.dense, layout.zero_ranks)
         return dense if not self.has_experts else dense + of(count.expert, layout.expert_zero_ranks)
 
-    def gathered(self, stage: Stage, point: At) -> Size:
-        """Bytes of all copies beside the states at a point of the step (`copies`)."""
-        return sum(copies(self, stage, point).values())
-
     def gathered_bytes(self, weights: RankWeights) -> Size:
         """Bytes of weights that are gathered over their ranks, a quantised base as it is stored."""
         lora = self.training.lora
@@ -364,7 +374,7 @@ class MemoryModel:
     def forming(self, stage: Stage, position: int) -> Size:
         """The largest set alive in the forward of a layer, what it keeps included."""
         facts = self.facts[self.key(stage, position)]
-        if not by_layer(self):
+        if not self.by_layer:
             return facts.forming
         # While the layer is gathered, the buffer of what was before it is there still, and of its own but its input.
         first = position == stage.start

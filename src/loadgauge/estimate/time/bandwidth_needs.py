@@ -167,7 +167,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
         return float(efficiency(self.exposed / self.compute.total))
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
+class NetworkCase(msgspec.Struct, frozen=True, kw_only=True):
     """A model under a layout on a cluster, and what communication may cost.
 
     share: of compute, what an axis may take that nothing hides; achieved: FLOP/s a GPU, where the user knows better than
@@ -196,7 +196,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         oversubscription: float | None = None,
         pod: int | None = None,
         rails: bool = False,
-    ) -> Setup:
+    ) -> NetworkCase:
         """On a cluster; oversubscription, pod and rails as in `Fabric`, where the cluster's links do not say."""
         if not 0 < share < 1:
             raise ConfigError(f"must be between 0 and 1, got {share:g}", key="share")
@@ -335,7 +335,7 @@ class Change(msgspec.Struct, frozen=True):
     result: Network
 
 
-def what_if(setup: Setup, found: Network) -> Iterator[Change]:
+def what_if(setup: NetworkCase, found: Network) -> Iterator[Change]:
     """The same run on other clusters: links twice and half as fast, other nodes, an oversubscribed network."""
     layout, fabric, links = setup.layout, setup.fabric, {row.link for row in found.traffic}
 
@@ -386,7 +386,7 @@ def _domain_name(title: str, domain: int, size: int, layout: Layout) -> str:
     return f"{title} of {domain}{of}" + (f", tp over {over}" if over > 1 else "")
 
 
-def largest_tp(setup: Setup) -> int | None:
+def largest_tp(setup: NetworkCase) -> int | None:
     """The largest tensor-parallel degree, on the same GPUs, whose traffic its links carry in the time allowed.
 
     1 where no other's is; None where the model or the layout admits no other. Experts come with sequence parallelism.
@@ -411,7 +411,7 @@ class Batch(msgspec.Struct, frozen=True):
     global_batch: int
 
 
-def smallest_batch(setup: Setup, most: int = 4096) -> Batch | None:
+def smallest_batch(setup: NetworkCase, most: int = 4096) -> Batch | None:
     """The smallest batch beside which data parallelism costs no more than the share; None where none does.
 
     What is reduced once a step costs less the more micro-batches there are, up to `most`; what is reduced with each

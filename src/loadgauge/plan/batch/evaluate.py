@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,7 @@ from loadgauge.estimate.time.roofline import Machine
 from loadgauge.estimate.time.traffic import layout_groups
 from loadgauge.plan.batch.memory import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks, without_layers
 from loadgauge.plan.batch.step_time import ArrayStep, Pace, play_all
+from loadgauge.plan.batch.types import Batch, Wanted
 from loadgauge.plan.constraints import Constraints, Places
 from loadgauge.plan.space import Grid, Space, Structure
 from loadgauge.spec.calibration import Rates
@@ -30,19 +31,7 @@ from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.training import Training
 
-Wanted: TypeAlias = Callable[[Any, Any], Any]
-"""Of bytes and of the least seconds of layouts: for which of them the exact time matters."""
 Pipeline: TypeAlias = "tuple[Any, ...]"
-
-
-class Batch(NamedTuple):
-    """Layouts of one structure: places in the arrays of a grid, bytes on the worst rank, seconds of a step."""
-
-    structure: Structure
-    grid: Grid
-    places: Any
-    memory: Any
-    step: Any
 
 
 class KnownGroup(Group, frozen=True, dict=True):
@@ -311,7 +300,7 @@ class GridReading:
         def make() -> Pace:
             key = "step", structure.recompute, memory.layout.ends_together, whole, id(points)
             time = self.once(key, step).under(memory, points)
-            return Pace(self, structure, time, self.reading.stages(*pipeline), points, shared=not whole)
+            return Pace(self.once, structure, time, self.reading.stages(*pipeline), points, shared=not whole)
 
         found: Pace = self.in_pipeline(("pace", structure.recompute, whole), make)
         return found

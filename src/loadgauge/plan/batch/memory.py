@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from loadgauge.algebra import Size
-from loadgauge.estimate.memory.gathered import At
+from loadgauge.estimate.memory.gathered import At, copies
 from loadgauge.estimate.memory.in_flight import Work, works
 from loadgauge.estimate.memory.phases import PARTS, Moment, StageAtWork
 from loadgauge.estimate.memory.rank_memory import ChunkBytes, MemoryModel
@@ -154,7 +154,7 @@ class ArrayMemory(MemoryModel):
             return Later(point)
         key = "gathered", weights_key(stage), point
         if key not in self.weighing:
-            self.weighing[key] = super().gathered(stage, point)
+            self.weighing[key] = sum(copies(self, stage, point).values())
         return self.weighing[key]
 
     def states_at(self, stage: Stage, point: At) -> Size:
@@ -221,6 +221,10 @@ class ArrayStage(StageAtWork):
             Choice(inverse == number, {id(self.works[n]): float(sizes[n].reshape(-1)[place]) for n in every})
             for number, place in enumerate(index)
         ]
+
+    def gathered(self, point: At) -> Size:
+        """As in `StageAtWork`, worked out once for stages with the same weights."""
+        return self.memory.gathered(self.stage, point)
 
     def nbytes(self, work: Work) -> Size:
         """Bytes of all that is in flight, at one of the layouts of the choice at hand; less where another holds more."""

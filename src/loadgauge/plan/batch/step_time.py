@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadgauge.algebra import Size
 from loadgauge.estimate.memory.rank_memory import LayerFacts
@@ -18,11 +18,9 @@ from loadgauge.estimate.time.traffic import weight_traffic
 from loadgauge.layers.operations import Layer
 from loadgauge.plan.batch.memory import ArrayMemory, weights_key
 from loadgauge.plan.batch.schedule import least, play
+from loadgauge.plan.batch.types import Once, Wanted
 from loadgauge.plan.constraints import Places
 from loadgauge.plan.space import Structure
-
-if TYPE_CHECKING:
-    from loadgauge.plan.batch.evaluate import GridReading, Wanted
 
 
 class ArrayStep(StepModel):
@@ -101,12 +99,12 @@ class Pace:
     """
 
     def __init__(
-        self, reading: GridReading, structure: Structure, time: ArrayStep, each: list[Stage], points: Places, *,
+        self, once: Once, structure: Structure, time: ArrayStep, each: list[Stage], points: Places, *,
         shared: bool,
     ) -> None:  # fmt: skip
         import numpy
 
-        self.reading, self.structure, self.time, self.points, self.shared = reading, structure, time, points, shared
+        self.once, self.structure, self.time, self.points, self.shared = once, structure, time, points, shared
         self.numpy = numpy
         makes = [time.memory.make_up(stage) for stage in each]
         chunks: dict[object, tuple[Any, Any, Any]] = {}
@@ -127,8 +125,8 @@ class Pace:
         self.times = numpy.array(
             [[numpy.broadcast_to(one[part], shape) for one in chunks.values()] for part in range(3)]
         )
-        self.batches = points.known(reading.once("batches", lambda: time.layout.num_microbatches))
-        self.send: Any = points.known(reading.once(("send", structure.schedule), time.send_seconds))
+        self.batches = points.known(once("batches", lambda: time.layout.num_microbatches))
+        self.send: Any = points.known(once(("send", structure.schedule), time.send_seconds))
         self.busy = numpy.array([self.of_stage(stage, 0) + self.of_stage(stage, 1) for stage in self.stages])
         self.which = self.busy.argmax(axis=0)
         self.slowest = self.busy.max(axis=0)
@@ -149,7 +147,7 @@ class Pace:
         if not self.shared:
             return None
         numpy, combinations = self.numpy, self.points.combinations
-        return self.reading.once(
+        return self.once(
             ("back", id(self.points), id(places)), lambda: numpy.searchsorted(combinations, places.combinations)
         )
 
@@ -218,21 +216,21 @@ class Step:
 
     def _end(self, stage: Stage) -> Any:
         """The same on one stage."""
-        pace, reading, memory, places = self.pace, self.pace.reading, self.memory, self.places
+        pace, once, memory, places = self.pace, self.pace.once, self.memory, self.places
         layout, overlaps = memory.layout, pace.time.overlap.dp
         key = weights_key(stage), layout.zero, layout.copies, layout.ends_together
         open_time = pace.time.under(memory, None)
-        rows = reading.once(
+        rows = once(
             ("rows", key),
             lambda: tuple(weight_traffic(memory, open_time.fabric, stage, open_time.groups, once=True)),
         )
-        update = reading.once(("update", key), lambda: open_time.optimizer(stage))
+        update = once(("update", key), lambda: open_time.optimizer(stage))
         if overlaps:
             forward, backward = (self.spread(pace.of_stage(stage, part)) for part in (0, 1))
             micro = MicroBatch({"": forward}, {"": backward})
             return sum(pace.time.under(memory, places).once(rows, stage, micro).values()) + places.known(update)
         nothing = MicroBatch({}, {})
-        whole = reading.once(("ends", key), lambda: sum(open_time.once(rows, stage, nothing).values()) + update)
+        whole = once(("ends", key), lambda: sum(open_time.once(rows, stage, nothing).values()) + update)
         return places.known(whole)
 
 

@@ -119,6 +119,32 @@ def _plans(work: Work, pipe: Any) -> None:
         pipe.send(work(cell, {}))
 
 
+class Interrupt:
+    """Ctrl-C, heard for certain: Python drops the `KeyboardInterrupt` that it raises inside a destructor."""
+
+    def __init__(self) -> None:
+        self.heard = False
+        self.before: Any = None
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.signal(signal.SIGINT, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGINT, self.before)
+
+    def _hear(self, number: int, frame: object) -> None:
+        self.heard = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raises `KeyboardInterrupt` where Ctrl-C was pressed and nothing came of it."""
+        if self.heard:
+            raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
     """A process that begins in here never hears of Ctrl-C; this one does, at the latest when it comes out."""

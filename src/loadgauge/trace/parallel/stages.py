@@ -5,41 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from loadgauge.errors import ConfigError, LayoutError, NotModelled
-
-if TYPE_CHECKING:
-    from loadgauge.trace.parallel.parallel import Parallel
-
-
-class Known(NamedTuple):
-    """A schedule of PyTorch: `several` chunks on a stage (two, in the shape of a V) or one."""
-
-    name: str
-    several: bool = False
-    v_shaped: bool = False
-
-    def check(self, vpp: int) -> None:
-        """Raises ConfigError for chunks that do not go with it."""
-        if self.v_shaped and vpp != 2:
-            raise ConfigError(f"{self.name}: two chunks on each stage (vpp=2), got {vpp}")
-        if self.several != (vpp > 1):
-            wanted = "more than one chunk" if self.several else "one chunk"
-            raise ConfigError(f"{self.name}: {wanted} on each stage, got vpp={vpp}")
-
-
-SCHEDULES = {
-    "1f1b": Known("Schedule1F1B"),
-    "gpipe": Known("ScheduleGPipe"),
-    "interleaved": Known("ScheduleInterleaved1F1B", True),
-    "zb-v": Known("ScheduleZBVZeroBubble", True, True),
-    "dualpipev": Known("ScheduleDualPipeV", True, True),
-}
-"""By the names of `loadgauge estimate`."""
+from loadgauge.errors import LayoutError, NotModelled
+from loadgauge.trace.parallel.degrees import SCHEDULES, Parallel
 
 
 def shares(config: Any, chunks: int, given: tuple[int, ...] = ()) -> tuple[int, ...]:

@@ -1,0 +1,119 @@
+"""`Setup`: a job with everything settled: the model, the layout, how it is trained and on which GPUs."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadgauge.estimate.cost import Budget, Failures
+from loadgauge.estimate.estimate import estimate
+from loadgauge.estimate.padding import Forecast, forecast
+from loadgauge.estimate.result import Estimate
+from loadgauge.formats.coverage import Uncounted
+from loadgauge.lengths import Lengths
+from loadgauge.spec.hardware import Cluster, Gpu
+from loadgauge.spec.job import Job
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import Training
+from loadgauge.units import GIB, parse_count
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, ready to be estimated. `assumed`: what the user did not say, by flag."""
+
+    job: Job
+    model: ModelSpec
+    layout: Layout
+    training: Training
+    gpu: Gpu | None
+    lengths: Lengths | None
+    assumed: dict[str, str]
+    cluster: Cluster | None = None
+    untimed: str = ""
+    """Why there is no cluster, where a GPU is given."""
+    scale: float = 1.0
+    """What the user's measured run took, over what was predicted for it."""
+    file: str = ""
+    """Where the model is another tool's job file: whose, and how its keys were read."""
+    uncounted: tuple[Uncounted, ...] = ()
+    """What a job file asks for that is not counted."""
+    dropout: float = 0.0
+    """Of the input of a job file's adapters."""
+
+    def estimate(self) -> Estimate:
+        """The estimate of the job, its range widened by what a job file asks for that is not counted."""
+        found = estimate(self.model, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
+        found = msgspec.structs.replace(found, assumed=self.assumed)
+        if self.untimed:
+            found = msgspec.structs.replace(found, untimed=self.untimed)
+        if self.uncounted or (self.dropout and self.training.lora is not None):
+            found = widened(self, found)
+        return found
+
+    def budget(self, found: Estimate) -> Budget | None:
+        """What the whole run takes, where the user says how many tokens it has."""
+        job = self.job
+        if job.tokens is None or found.time is None:
+            return None
+        failures = None
+        if job.mtbf_hours is not None:
+            given = {"checkpoint_seconds": job.checkpoint_seconds, "restart_seconds": job.restart_seconds}
+            failures = Failures(
+                hours_between_failures_per_gpu=job.mtbf_hours,
+                **{name: value for name, value in given.items() if value is not None},
+            )
+        return Budget.of(
+            tokens=parse_count(job.tokens, "tokens"),
+            gpus=self.layout.gpus,
+            step_tokens=found.time.tokens,
+            step_seconds=found.time.step,
+            price=job.price,
+            watts=found.time.tdp,
+            failures=failures,
+            wanted_days=job.days,
+        )
+
+    def worst_case(self) -> Estimate | None:
+        """The estimate where every sequence of the micro-batch is the longest there is; None without lengths."""
+        if self.lengths is None:
+            return None
+        layout = msgspec.structs.replace(self.layout, tokens=None, pairs=None)
+        return estimate(self.model, layout, self.training, self.gpu)
+
+    def forecast(self) -> Forecast | None:
+        """What the lengths need padded and without padding; None without lengths."""
+        if self.lengths is None:
+            return None
+        return forecast(self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
+
+
+def worst_routing(given: Setup) -> Estimate | None:
+    """The estimate where all tokens that can go to one expert rank do; None where that changes nothing."""
+    worst = given.layout.worst_imbalance(given.model)
+    if worst <= given.layout.expert_imbalance:
+        return None
+    layout = msgspec.structs.replace(given.layout, expert_imbalance=worst)
+    return msgspec.structs.replace(given, layout=layout).estimate()
+
+
+def widened(given: Setup, found: Estimate) -> Estimate:
+    """An estimate with what a job file asks for and is not counted: said first, and the range as wide as that makes it."""
+    memory, items = found.memory, list(given.uncounted)
+    if given.dropout and given.training.lora is not None:
+        lora = msgspec.structs.replace(given.training.lora, dropout=given.dropout)
+        kind = msgspec.structs.replace(given.training, lora=lora)
+        more = max(0.0, estimate(given.model, given.layout, kind, given.gpu).memory.total - memory.total)
+        text = f"lora_dropout = {given.dropout:g}: a dropped copy and a mask of each adapter's input"
+        items.append(Uncounted(f"{text}, up to {more / GIB:.2f} GiB", "lora_dropout", high=more))
+    kernels = {name: word for item in items for name, word in item.kernels.items()}
+    if kernels:
+        kind = msgspec.structs.replace(
+            given.training, kernels=msgspec.structs.replace(given.training.kernels, **kernels)
+        )
+        change = estimate(given.model, given.layout, kind, given.gpu).memory.total - memory.total
+        items.append(Uncounted("", "", low=max(0.0, -change), high=max(0.0, change)))
+    beside = sum(item.parameter for item in items) * found.params / found.layout.gpus
+    low, high = sum(item.low for item in items), sum(item.high for item in items) + beside
+    memory = msgspec.structs.replace(memory, low=max(0.0, memory.low - low), high=memory.high + high)
+    notes = tuple(item.note for item in items if item.note)
+    return msgspec.structs.replace(found, memory=memory, unmodelled=notes)

@@ -1,0 +1,305 @@
+"""`Job`: a training job as it is asked for. Its fields are the command line's flags, the page's controls, a sweep's columns
+and what `formats/` reads and writes; what a field may hold, its unit and its help are stated here once."""
+
+from __future__ import annotations
+
+import shlex
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+
+from loadgauge.spec.layout import AXES, SCHEDULES, CpComm
+from loadgauge.spec.lora import BASE_FORMATS
+from loadgauge.spec.overlap import Overlap
+from loadgauge.spec.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS
+
+Kind = Literal["text", "whole", "positive", "switch", "choice", "file", "bandwidth", "count"]
+Group = Literal["model", "method", "batch", "layout", "cluster", "money"]
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """What a field of `Job` may hold, and how people are asked for it.
+
+    low, high: bounds of a whole number; choices: all values of a choice; values: the usual values of a text
+    unit: of a number in text form (GB/s); metavar: the placeholder in `--help`; aliases: other spellings of the flag
+    needs: the field without which this one means nothing
+    """
+
+    kind: Kind
+    group: Group
+    help: str
+    low: int | None = None
+    high: int | None = None
+    choices: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    unit: str = ""
+    metavar: str | None = None
+    aliases: tuple[str, ...] = ()
+    needs: str = ""
+
+
+def _field(kind: Kind, group: Group, help: str, **more: Any) -> msgspec.Meta:
+    return msgspec.Meta(extra={"field": Field(kind=kind, group=group, help=help, **more)})
+
+
+def _degree(help: str, high: int = 10**6) -> msgspec.Meta:
+    return _field("whole", "layout", help, low=1, high=high)
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A training job as asked for; None where nothing was said.
+
+    `loadgauge.estimate`, `plan` and `convert` take one; `words`, `flags` and `command` write it for a shell.
+
+    >>> job = Job(model="llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=3)
+    >>> job.flags()
+    '--gpu h100-sxm5-80gb --gpus 8 --zero 3'
+    >>> job.replace(tp=4, zero=None).flags()
+    '--gpu h100-sxm5-80gb --gpus 8 --tp 4'
+    """
+
+    model: Annotated[
+        str, _field("text", "model", "A name in the catalogue, a config.json, or another tool's job file.")
+    ]
+    gpu: Annotated[
+        str | None,
+        _field(
+            "text", "cluster", "GPU model (`loadgauge gpus` lists them); required for the fits / does-not-fit verdict.",
+            metavar="GPU",
+        ),
+    ] = None  # fmt: skip
+    gpus: Annotated[
+        int | None, _field("whole", "cluster", "Total GPUs; dp = gpus / (tp * pp * cp).", low=1, high=10**7)
+    ] = None
+    tp: Annotated[int | None, _degree("Tensor-parallel ranks.")] = None
+    pp: Annotated[int | None, _degree("Pipeline stages.")] = None
+    vpp: Annotated[int | None, _degree("Chunks of each pipeline stage (interleaved schedule).")] = None
+    cp: Annotated[int | None, _degree("Context-parallel ranks.")] = None
+    ep: Annotated[int | None, _degree("Expert-parallel ranks.")] = None
+    etp: Annotated[int | None, _degree("Tensor-parallel ranks of one expert.")] = None
+    zero: Annotated[
+        int | None, _field("whole", "layout", "ZeRO stage; 3 is fully sharded (FSDP).", low=0, high=3)
+    ] = None  # fmt: skip
+    sequence_parallel: Annotated[
+        bool | None, _field("switch", "layout", "Shard norms and dropouts over tp as well.")
+    ] = None  # fmt: skip
+    schedule: Annotated[
+        str | None, _field("choice", "layout", "Pipeline schedule.", choices=SCHEDULES, needs="pp")
+    ] = None  # fmt: skip
+    recompute: Annotated[
+        str | None,
+        _field(
+            "text", "layout",
+            "none, selective, full, full:every=N, full:layers=N, full:group=N, or names of operations.",
+            metavar="WHAT", values=("none", "selective", "full", "full:every=2"),
+        ),
+    ] = None  # fmt: skip
+    stage_layers: Annotated[
+        str | None,
+        _field("text", "layout", "Layers of each pipeline stage, where they are not equal.", metavar="7,8,8,7"),
+    ] = None
+    micro_batch: Annotated[
+        int | None, _field("whole", "batch", "Sequences of one forward pass on one rank.", low=1, high=10**6)
+    ] = None
+    global_batch: Annotated[
+        int | None, _field("whole", "batch", "Sequences of one optimizer step, over all GPUs.", low=1, high=10**9)
+    ] = None
+    seq_len: Annotated[int | None, _field("whole", "batch", "Tokens per sequence.", low=1, high=10**9)] = None
+    lengths: Annotated[
+        str | None,
+        _field(
+            "file", "batch",
+            "Sequence lengths instead of --seq-len: a file, FILE:COLUMN of a data set, or uniform:N; compares padded"
+            " with padding-free.",
+            metavar="FILE",
+        ),
+    ] = None  # fmt: skip
+    precision: Annotated[
+        str | None,
+        _field(
+            "text", "method", f"bf16, fp16 (the framework's recipe), or {', '.join(PRECISIONS)}.", metavar="NAME",
+            values=("bf16", "fp16", *PRECISIONS),
+        ),
+    ] = None  # fmt: skip
+    optimizer: Annotated[
+        str | None,
+        _field("text", "method", f"{', '.join(OPTIMIZERS)}.", metavar="NAME", values=tuple(OPTIMIZERS)),
+    ] = None
+    attention: Annotated[
+        str | None, _field("choice", "method", "Attention implementation.", choices=("flash", "eager"))
+    ] = None  # fmt: skip
+    loss: Annotated[
+        str | None,
+        _field(
+            "text", "method", "auto (the framework's), float32, inplace, fused, chunked or chunked:N.", metavar="HOW",
+            values=("auto", "float32", "inplace", "fused", "compiled", "chunked"),
+        ),
+    ] = None  # fmt: skip
+    framework: Annotated[
+        str | None,
+        _field(
+            "text", "method",
+            f"{', '.join(FRAMEWORKS)}: its defaults apply (megatron if tp, pp, cp or ep is above 1, else huggingface).",
+            metavar="NAME", values=tuple(FRAMEWORKS),
+        ),
+    ] = None  # fmt: skip
+    lora_rank: Annotated[
+        int | None, _field("whole", "method", "Train adapters of this rank on a frozen model.", low=1, high=10**5)
+    ] = None
+    lora_targets: Annotated[
+        str | None,
+        _field(
+            "text", "method", "all, attention, or linear layers such as q_proj,v_proj.", metavar="NAMES",
+            values=("all", "attention"), needs="lora_rank",
+        ),
+    ] = None  # fmt: skip
+    qlora: Annotated[
+        bool | None, _field("switch", "method", "Adapters on a 4-bit base.", aliases=("quantised", "quantized"))
+    ] = None  # fmt: skip
+    base: Annotated[
+        str | None,
+        _field(
+            "choice", "method", "How the 4-bit base of --qlora is stored (nf4).", choices=tuple(BASE_FORMATS),
+            needs="qlora",
+        ),
+    ] = None  # fmt: skip
+    offload: Annotated[
+        str | None, _field("choice", "method", "What moves to host memory.", choices=("none", "optimizer", "all"))
+    ] = None  # fmt: skip
+    gpus_per_node: Annotated[
+        int | None,
+        _field(
+            "whole", "cluster", "GPUs of one node, joined by the fast link (or of a whole rack).", low=1, high=10**6,
+            needs="gpu",
+        ),
+    ] = None  # fmt: skip
+    link_bandwidth: Annotated[
+        str | None,
+        _field(
+            "bandwidth", "cluster", "Of the link inside a node, per GPU and direction.", unit="GB/s", metavar="GB/s",
+            needs="gpu",
+        ),
+    ] = None  # fmt: skip
+    nic_bandwidth: Annotated[
+        str | None,
+        _field(
+            "bandwidth", "cluster", "Of the network adapter, per GPU and direction.", unit="GB/s", metavar="GB/s",
+            needs="gpu",
+        ),
+    ] = None  # fmt: skip
+    cp_comm: Annotated[
+        str | None,
+        _field("choice", "layout", "How cp ranks exchange keys and values.", choices=get_args(CpComm), needs="cp"),
+    ] = None
+    mtp: Annotated[bool | None, _field("switch", "method", "Train the model's multi-token prediction modules too.")] = (
+        None
+    )
+    expert_imbalance: Annotated[
+        float | None,
+        _field(
+            "positive", "layout",
+            "Tokens of the busiest expert rank over the mean (1: balanced); the worst case is shown as well.", metavar="X",
+        ),
+    ] = None  # fmt: skip
+    replicas: Annotated[int | None, _degree("Data-parallel groups that hold the same ZeRO shards (HSDP).")] = None
+    order: Annotated[
+        str | None,
+        _field(
+            "text", "layout", "Order in which the axes number the ranks, the fastest first.", metavar=",".join(AXES),
+            needs="gpu",
+        ),
+    ] = None  # fmt: skip
+    overlap: Annotated[
+        str | None,
+        _field(
+            "text", "layout",
+            f"Communication hidden under compute: none, all, or some of {', '.join(Overlap.__struct_fields__)}"
+            " (default: the framework's).",
+            metavar="WHAT", values=("none", "all", *Overlap.__struct_fields__), needs="gpu",
+        ),
+    ] = None  # fmt: skip
+    tokens: Annotated[
+        str | None,
+        _field("count", "money", "Tokens of the whole run: days, GPU-hours, energy.", metavar="15T", needs="gpu"),
+    ] = None
+    price: Annotated[
+        float | None,
+        _field("positive", "money", "Of one GPU-hour, in your currency.", metavar="MONEY", needs="tokens"),
+    ] = None
+    days: Annotated[
+        float | None, _field("positive", "money", "Deadline in days: how many GPUs would meet it.", needs="tokens")
+    ] = None  # fmt: skip
+    mtbf_hours: Annotated[
+        float | None,
+        _field(
+            "positive", "money", "Hours between failures of one GPU, with its share of the node.", needs="tokens"
+        ),
+    ] = None  # fmt: skip
+    checkpoint_seconds: Annotated[
+        float | None, _field("positive", "money", "To write a checkpoint (60).", needs="mtbf_hours")
+    ] = None  # fmt: skip
+    restart_seconds: Annotated[
+        float | None, _field("positive", "money", "To be running again after a failure (600).", needs="mtbf_hours")
+    ] = None  # fmt: skip
+    measured: Annotated[
+        str | None,
+        _field(
+            "text", "cluster",
+            "A measured run of your own (step, mfu, tflops or tokens_per_second_per_gpu), followed by the flags in which"
+            " it differed, after commas; predicted times are rescaled by it.",
+            metavar="step=12.3s", needs="gpu",
+        ),
+    ] = None  # fmt: skip
+
+    def replace(self, **fields: Any) -> Job:
+        """The job with some fields changed; None takes a field back."""
+        return msgspec.structs.replace(self, **fields)
+
+    def flags(self) -> str:
+        """The job as flags for a shell, without the model.
+
+        >>> Job(model="gpt2", tp=2, sequence_parallel=True, lengths="my data.txt").flags()
+        "--tp 2 --sequence-parallel --lengths 'my data.txt'"
+        """
+        return shlex.join(self.words())
+
+    def words(self) -> list[str]:
+        """The job as words of a command line, without the model.
+
+        >>> Job(model="gpt2", qlora=False, price=2.5).words()
+        ['--no-qlora', '--price', '2.5']
+        """
+        words = []
+        for name in self.__struct_fields__[1:]:
+            value, flag = getattr(self, name), name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            elif value is not None:
+                words += [f"--{flag}", str(value)]
+        return words
+
+    def command(self, verb: str = "estimate") -> str:
+        """The whole command line, for a shell.
+
+        >>> Job(model="llama-3.1-8b", tp=2).command()
+        'loadgauge estimate llama-3.1-8b --tp 2'
+        """
+        if self.model.startswith("-"):
+            return shlex.join(["loadgauge", verb, *self.words(), "--", self.model])
+        return shlex.join(["loadgauge", verb, self.model, *self.words()])
+
+
+@cache
+def fields() -> dict[str, Field]:
+    """What every field of a `Job` may hold, by name, in the order of the flags.
+
+    >>> fields()["zero"].low, fields()["zero"].high, fields()["zero"].group
+    (0, 3, 'layout')
+    """
+    hints = get_type_hints(Job, include_extras=True)
+    return {name: hints[name].__metadata__[0].extra["field"] for name in Job.__struct_fields__}
+
+
+WHOLE_RUN = ("tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
+"""Fields that describe the whole training run instead of one step."""
