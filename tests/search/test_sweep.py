@@ -526,9 +526,10 @@ def test_ctrl_c_inside_a_destructor_is_heard() -> None:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGINT)
 
+    before = signal.getsignal(signal.SIGINT)
     with Interrupt() as interrupt:
         last = Last()
         del last
         with pytest.raises(KeyboardInterrupt):
             interrupt.check()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before

@@ -74,8 +74,8 @@ CASES = [*runs(40, 7)]
 
 
 @pytest.fixture(params=CASES, ids=lambda job: f"{job.model} {job.flags()}"[:90])
-def shown(job: pytest.FixtureRequest) -> Shown:
-    return shown_of(job.param)
+def shown(request: pytest.FixtureRequest) -> Shown:
+    return shown_of(request.param)
 
 
 def leaves(node: Node) -> Iterator[Node]:

@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     given = parser.parse_args(arguments)
     try:
-        if not given.file.find_model().parent.is_dir():
+        if not given.file.resolve().parent.is_dir():
             raise ConfigError("no such folder", file=str(given.file.parent))
         if given.device == "cpu":
             found = report(None, "cpu", ON_CPU, timed=1)

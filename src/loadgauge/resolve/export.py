@@ -83,6 +83,7 @@ def export(given: Setup, dialect: str, template: str | None = None, *, file: str
     """A job in the words of a dialect; `template`, the user's own file, is patched. `left_out`: what it cannot say.
 
     >>> from loadgauge.resolve.resolve import resolve_job
+    >>> from loadgauge.spec.job import Job
     >>> written = export(resolve_job(Job(model="llama-3.1-8b", gpus=16, tp=8)), "megatron")
     >>> "--tensor-model-parallel-size 8" in written.text
     True

@@ -29,7 +29,7 @@ def exported(question: Export, uploads: Uploads) -> dict[str, Any]:
         }
     if question.dialect not in FILES:
         raise ConfigError(f"unknown {question.dialect[:40]!r} (known: {', '.join(FILES)})", key="dialect")
-    given = msgspec.structs.replace(given, request=named(given.job, uploads))
+    given = msgspec.structs.replace(given, job=named(given.job, uploads))
     written = export(given, question.dialect)
     ending = ENDINGS[dialect(question.dialect).syntaxes[0]]
     name = NAMES.get(question.dialect, question.dialect)
