@@ -16,9 +16,8 @@ import pytest
 pytest.importorskip("starlette", reason="the page needs the extra `web`")
 playwright = pytest.importorskip("playwright.sync_api", reason="the page is driven with playwright, which is missing")
 
-from serving import TOKEN, serving  # noqa: E402
-
 from command_line import typed  # noqa: E402
+from serving import TOKEN, serving  # noqa: E402
 
 CHROMIUM = Path(os.environ.get("LOADGAUGE_CHROMIUM", "/usr/bin/chromium"))
 ARGUMENTS = (
@@ -353,7 +352,7 @@ def test_in_chinese(opened: Any) -> None:
     assert "Where every byte goes" in page.locator("#body").inner_text()
 
 
-STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "show" / "web" / "static"
+STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "web" / "static"
 
 
 def test_pinned_the_differences_show(opened: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "show" / "web" / "static"
+STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "web" / "static"
 SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((STATIC / "js").glob("*.js"))}
 CHINESE = re.compile(r"[一-鿿]")
 
