@@ -37,7 +37,7 @@ cpus: $(VENV)/installed-dev ## the tests that run PyTorch's kernels, as on CPUs 
 
 # Without what those tools train with: no release of them agrees with all others on that.
 parsers: $(VENV)/installed-dev ## what is exported, read by DeepSpeed, Megatron-Core, axolotl, LLaMA-Factory and verl themselves
-	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/parsers -r tests/formats/parsers.txt
+	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/parsers -r tests/support/parsers.txt
 	PYTHONPATH=$(VENV)/parsers $(BIN)/python -m pytest -rs tests/formats/test_formats_parsers.py tests/formats/test_formats_coverage.py
 
 lint: $(VENV)/installed-dev ## ruff and mypy

@@ -37,7 +37,7 @@ Of each layout the memory is worked out, to the byte that a single estimate give
 - else bounded: its pipeline takes at least what its slowest stage is busy, with the first micro-batch on its way there
   and the last one on its way back (a closed form; `search/timeline.py`, `least`). By that bound it cannot be among the
   20 best layouts nor on the front of time and memory, or it does not fit, so nobody needs its exact time. The answer is
-  that of the second table (tests/search/test_search_plan.py).
+  that of the second table (tests/plan/test_search_plan.py).
 
 No closed form stands for a time that is reported or ranked: the 20 best layouts and the front are estimated one by one in
 the end, and `Plan.moved` counts those that then change places.

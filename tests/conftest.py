@@ -22,12 +22,14 @@ SLOW = {
     HERE / place
     for place in (
         # PyTorch and transformers, processes, a server or a browser
-        "oracle", "measure", "train", "web", "formats/test_formats_parsers.py", "test_params.py",
-        "test_param_variants.py", "test_params_hybrid.py", "search/test_sweep_processes.py",
-        "search/test_sweep_ray.py", "paper/test_article5.py", "meta_models.py", "test_defaults.py",
+        "oracle", "trace", "measure", "oom", "compare", "train", "web", "formats/test_formats_parsers.py",
+        "families/test_defaults.py", "families/test_params.py", "families/test_param_variants.py",
+        "families/test_params_hybrid.py", "plan/test_sweep_processes.py", "plan/test_sweep_ray.py",
+        "paper/test_article5.py",
         # much to compute
-        "search/test_search_arrays.py", "search/test_search_plan.py", "test_equation.py", "test_equation_experts.py",
-        "test_planned_choices.py", "test_docs.py", "formats/test_formats_round_trip.py", "plot",
+        "plan/test_search_arrays.py", "plan/test_search_plan.py", "plan/test_planned_choices.py", "plot",
+        "estimate/test_equation.py", "estimate/test_equation_experts.py", "formats/test_formats_round_trip.py",
+        "test_docs.py",
     )
 }  # fmt: skip
 """What `make quick` leaves out."""
@@ -35,9 +37,9 @@ KERNELS = {
     HERE / place
     for place in (
         "oracle/test_autocast.py", "oracle/test_forward_peak.py", "oracle/test_moe_peak.py", "oracle/test_peak.py",
-        "oracle/test_unpadded_attention.py", "measure/test_fused.py", "measure/test_real.py",
-        "measure/test_scratch.py", "measure/test_trace.py", "train/test_padfree_families.py",
-        "train/test_padfree_kernel.py", "train/test_padfree_routes.py", "train/test_padfree_training.py",
+        "oracle/test_unpadded_attention.py", "measure/test_real.py", "measure/test_scratch.py", "trace/test_trace.py",
+        "train/test_fused.py", "train/test_padfree_families.py", "train/test_padfree_kernel.py",
+        "train/test_padfree_routes.py", "train/test_padfree_training.py",
     )
 }  # fmt: skip
 """Where CPUs differ: peaks of memory, and results to the last digit. `make cpus` runs these as on other CPUs."""
@@ -54,6 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves out whole files where that is known, which saves the import of PyTorch."""
+    if collection_path.parent == HERE / "support" and ">>>" not in collection_path.read_text(encoding="utf-8"):
+        return True  # what tests share has no tests, other than examples in docstrings
     wanted: Any = config.option.markexpr
     if wanted == "not slow" and _in(collection_path, SLOW):
         return True

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from extract_keys import INSTALLED, TRL_OTHER, sections_of, text_of
 
 from command_line import document, typed
+from extract_keys import INSTALLED, TRL_OTHER, sections_of, text_of
 from loadgauge import Layout, estimate, model
 from loadgauge.errors import ConfigError
 from loadgauge.formats.coverage import OFF, SUSPECT, Coverage, Stop, suspect

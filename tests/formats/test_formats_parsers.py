@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from job_runs import runs
 from ruamel.yaml import YAML
 
+from job_runs import runs
 from loadgauge.formats.exchange import write
 from loadgauge.formats.run import Run
 

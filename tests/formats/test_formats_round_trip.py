@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from job_runs import CAN, LAUNCHED, SYNTAXES, runs
 
+from job_runs import CAN, LAUNCHED, SYNTAXES, runs
 from loadgauge.formats.dialects import FILES
 from loadgauge.formats.exchange import read, write
 from loadgauge.formats.run import FIELDS, Run, Said, facts, solve

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch_models import build
 from transformers import Trainer, TrainingArguments
 
 from loadgauge.errors import ConfigError
 from loadgauge.measure.callback import MeasureCallback
 from loadgauge.measure.flop_counter import FlopCounter
+from torch_models import build
 
 S, B, ACCUMULATE, STEPS = 32, 2, 2, 6
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch_models import build
 
 from loadgauge.errors import ConfigError
 from loadgauge.measure.cpu_allocator import Event, live
 from loadgauge.measure.profile import measure, measured, profiled
 from loadgauge.trace.call import trace_call
+from torch_models import build
 
 UNIT = 4096
 

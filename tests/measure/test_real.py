@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch_models import build
 
 from command_line import typed
 from loadgauge.errors import ConfigError
@@ -19,6 +18,7 @@ from loadgauge.measure.train_steps import Held, ModuleUse, Real, real
 from loadgauge.trace.jobs import ConfigJob, Settings
 from loadgauge.trace.script import FunctionJob
 from loadgauge.trace.trace import trace
+from torch_models import build
 
 H, TOKENS = 256, 32
 

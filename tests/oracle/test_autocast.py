@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch_autocast import cuda_autocast
-from torch_kept import cuda_dropout, keeping, owned, total  # noqa: F401
-from torch_models import CASES, NO_SDPA, Built, block_kept, build
 
 from loadgauge import Layout, estimate
 from loadgauge.layers import block_layer, embedding_layer, head_layer, rotary_layer
 from loadgauge.layers.operations import Layer
+from torch_autocast import cuda_autocast
+from torch_kept import cuda_dropout, keeping, owned, total  # noqa: F401
+from torch_models import CASES, NO_SDPA, Built, block_kept, build
 
 S, B = 24, 2
 PRECISION = "bf16-autocast"

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch_models import DROPOUTS, SIZES, TOKENS, Built, Case, _default, block_kept
 
 from loadgauge.families.hf import from_dict
 from loadgauge.layers import block_layer
 from loadgauge.layers.operations import Layer
+from torch_models import DROPOUTS, SIZES, TOKENS, Built, Case, _default, block_kept
 
 FULL = {"layer_types": ["full_attention"] * 3}
 TWO = {"num_key_value_heads": 2}

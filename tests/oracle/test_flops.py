@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch_lora as lora
 from torch.utils.flop_counter import FlopCounterMode
-from torch_lora import frozen
-from torch_models import CASES, NO_SDPA, Built, build
 
+import torch_lora as lora
 from loadgauge.estimate.flops import microbatch_flops
 from loadgauge.layers import block_layer
 from loadgauge.layers.operations import Recompute
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.lora import ALL_TARGETS
+from torch_lora import frozen
+from torch_models import CASES, NO_SDPA, Built, build
 
 S, B = 24, 2
 attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])

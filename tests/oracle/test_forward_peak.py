@@ -14,14 +14,14 @@ import torch
 import transformers
 from test_moe_peak import CASES, SIZES
 from torch.profiler import ProfilerActivity, profile
-from torch_models import Built, build
-from torch_peak import highest
 
 from loadgauge import Layout
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory.phases import moments
 from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
 from loadgauge.families import from_dict
+from torch_models import Built, build
+from torch_peak import highest
 
 TOLERANCE = 1e-3
 OF_EXPERTS = {"mixtral": 3e-3, "qwen3_moe": 3e-3, "deepseek_v3": 4e-3, "qwen2_moe": 3e-2}

@@ -12,7 +12,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from recorded import kept_bytes, stored  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from loadgauge.layers import View  # noqa: E402
@@ -20,6 +19,7 @@ from loadgauge.layers.builder import Builder  # noqa: E402
 from loadgauge.layers.moe import moe  # noqa: E402
 from loadgauge.spec.kernels import Dtypes, Kernels  # noqa: E402
 from loadgauge.spec.model import Moe  # noqa: E402
+from recorded import kept_bytes, stored  # noqa: E402
 
 TOKENS, HIDDEN, EXPERTS, CHOSEN, WIDTH = 32, 64, 8, 3, 48
 

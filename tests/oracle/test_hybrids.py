@@ -9,9 +9,6 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from hybrid_models import CASES, CLASSES, Hybrid
-from recorded import flops, kept_bytes, stored
-from stand_ins import DELTA_CHUNK
 from torch import nn
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
@@ -19,6 +16,7 @@ from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttenti
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
+from hybrid_models import CASES, CLASSES, Hybrid
 from loadgauge.errors import NotModelled
 from loadgauge.estimate.flops import kv_cache_bytes
 from loadgauge.families.hf import from_dict
@@ -36,6 +34,8 @@ from loadgauge.spec.model import (
     Mamba2,
     ShortConvolution,
 )
+from recorded import flops, kept_bytes, stored
+from stand_ins import DELTA_CHUNK
 
 transformers.logging.set_verbosity_error()
 

@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from recorded import flops, kept_bytes, stored  # noqa: E402
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek  # noqa: E402
 
 from loadgauge.families import from_dict  # noqa: E402
@@ -22,6 +21,7 @@ from loadgauge.layers.operations import Layer  # noqa: E402
 from loadgauge.spec.kernels import Dtypes, Kernels  # noqa: E402
 from loadgauge.spec.model import LatentAttention  # noqa: E402
 from loadgauge.spec.training import TRANSFORMERS  # noqa: E402
+from recorded import flops, kept_bytes, stored  # noqa: E402
 
 SEQ, BATCH, HIDDEN, HEADS, LATENT, NOPE, ROPE = 16, 2, 64, 4, 20, 12, 4
 DTYPES = [torch.bfloat16, torch.float32]

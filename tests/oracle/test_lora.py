@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch_kept import cuda_dropout, kept_by  # noqa: F401
-from torch_lora import B, S, frozen
 
 from loadgauge.spec.lora import ALL_TARGETS, ATTENTION_TARGETS
+from torch_kept import cuda_dropout, kept_by  # noqa: F401
+from torch_lora import B, S, frozen
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TARGETS = {

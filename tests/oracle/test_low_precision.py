@@ -9,12 +9,7 @@ import msgspec
 import pytest
 import test_fused_experts as experts
 import torch
-from recorded import kept_bytes
 from torch import Tensor
-from torch_autocast import cuda_autocast
-from torch_kept import kept_by
-from torch_plain import FusedRMSNorm, Weights, flash_core
-from torch_quantised import BLOCKS, Original, Quantised, Swiglu, quantise
 
 from loadgauge.families.reference import llama_block
 from loadgauge.layers import View, block_layer
@@ -24,6 +19,11 @@ from loadgauge.layers.operations import Layer
 from loadgauge.spec.kernels import Dtypes, Kernels
 from loadgauge.spec.model import Mlp, Moe
 from loadgauge.spec.training import LOW_PRECISIONS, TRANSFORMERS, training
+from recorded import kept_bytes
+from torch_autocast import cuda_autocast
+from torch_kept import kept_by
+from torch_plain import FusedRMSNorm, Weights, flash_core
+from torch_quantised import BLOCKS, Original, Quantised, Swiglu, quantise
 
 MEGATRON = LOW_PRECISIONS["megatron"]
 recipes = pytest.mark.parametrize("recipe", BLOCKS)

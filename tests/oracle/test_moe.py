@@ -16,7 +16,6 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from recorded import flops, kept_bytes, stored  # noqa: E402
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE  # noqa: E402
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss  # noqa: E402
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe  # noqa: E402
@@ -33,6 +32,7 @@ from loadgauge.spec.kernels import Dtypes, Kernels  # noqa: E402
 from loadgauge.spec.lora import Lora  # noqa: E402
 from loadgauge.spec.model import Attention, Block, Mlp, Moe, Norm  # noqa: E402
 from loadgauge.spec.training import TRANSFORMERS  # noqa: E402
+from recorded import flops, kept_bytes, stored  # noqa: E402
 
 SEQ, BATCH, HIDDEN = 16, 2, 64
 TOKENS = SEQ * BATCH

@@ -12,7 +12,6 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from recorded import kept_bytes, stored  # noqa: E402
 from torch import nn  # noqa: E402
 
 from loadgauge.errors import ConfigError  # noqa: E402
@@ -23,6 +22,7 @@ from loadgauge.layers.moe import moe  # noqa: E402
 from loadgauge.spec.kernels import Dtypes  # noqa: E402
 from loadgauge.spec.model import Moe  # noqa: E402
 from loadgauge.spec.training import TRANSFORMERS  # noqa: E402
+from recorded import kept_bytes, stored  # noqa: E402
 
 SEQ, BATCH, HIDDEN, EXPERTS, CHOSEN = 16, 2, 64, 8, 2
 TOKENS = SEQ * BATCH

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch_models import Built
-from torch_peak import measured_peak
 
 from loadgauge import Layout, estimate
 from loadgauge.families import from_dict
+from torch_models import Built
+from torch_peak import measured_peak
 
 SEQ, BATCH, TOLERANCE = 256, 2, 1e-3
 SIZES = {

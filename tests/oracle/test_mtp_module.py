@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from recorded import flops, kept_bytes, stored
 from torch import nn
-from torch_models import Built
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3DecoderLayer,
     DeepseekV3RMSNorm,
@@ -20,6 +18,8 @@ from loadgauge.estimate.parameters import parameters
 from loadgauge.families import from_dict
 from loadgauge.layers import block_layer, head_layer
 from loadgauge.layers.embedding_head import prediction_layer
+from recorded import flops, kept_bytes, stored
+from torch_models import Built
 
 SEQ, BATCH = 24, 2
 CONFIG: dict[str, Any] = {

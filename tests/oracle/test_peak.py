@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch_models import Built, build
-from torch_peak import CPU_GENERATOR, largest_update, measured_peak
 
 from loadgauge import Layout, RecomputePolicy, estimate
 from loadgauge.estimate.result import Memory
+from torch_models import Built, build
+from torch_peak import CPU_GENERATOR, largest_update, measured_peak
 
 TOLERANCE = 1e-3
 WIDE = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8}

@@ -7,9 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from torch_kept import kept_by, native_dropout
-from torch_models import block_kept, build
-from torch_plain import Core, eager_core, flash_core, gpt, llama
 
 from loadgauge.families.reference import gpt_block, llama_block
 from loadgauge.layers import View, block_layer
@@ -17,6 +14,9 @@ from loadgauge.layers.attention import CORE
 from loadgauge.layers.embedding_head import mask_bytes
 from loadgauge.layers.operations import Layer, Recompute
 from loadgauge.spec.kernels import Dtypes, Kernels
+from torch_kept import kept_by, native_dropout
+from torch_models import block_kept, build
+from torch_plain import Core, eager_core, flash_core, gpt, llama
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())

@@ -9,14 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch_kept import cuda_dropout, kept_by, native_dropout  # noqa: F401
-from torch_models import CASES, NO_SDPA, Built, block_kept, build
-from torch_plain import eager_core, flash_core, gpt, llama
 
 from loadgauge.families.reference import gpt_block, llama_block
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.operations import Layer
 from loadgauge.spec.kernels import Dtypes, Kernels
+from torch_kept import cuda_dropout, kept_by, native_dropout  # noqa: F401
+from torch_models import CASES, NO_SDPA, Built, block_kept, build
+from torch_plain import eager_core, flash_core, gpt, llama
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch_kept import kept_by, native_dropout
-from torch_plain import Core, gpt, llama
 
 from loadgauge.families.reference import gpt_block, llama_block
 from loadgauge.layers import View, block_layer
 from loadgauge.spec.kernels import Dtypes, Kernels
 from loadgauge.train.cpu_varlen import varlen_attention
+from torch_kept import kept_by, native_dropout
+from torch_plain import Core, gpt, llama
 
 FLASH = Kernels(attention="flash", dtypes=Dtypes(activation=4))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch_kept import cuda_dropout, keeping, owned, total  # noqa: F401
-from torch_models import CASES, NO_SDPA, Built, build
 
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer, rotary_layer
 from loadgauge.spec.model import ModelSpec
+from torch_kept import cuda_dropout, keeping, owned, total  # noqa: F401
+from torch_models import CASES, NO_SDPA, Built, build
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())

@@ -19,10 +19,9 @@ from typing import Any
 
 import msgspec
 import pytest
-import wire_workers
 from transformers import GPTNeoXConfig, LlamaConfig
-from wire_workers import CASES, LARGE, MICRO_BATCHES, NEEDS_FOUR, NEOX, PIECE, RANKS, RAW, SIZES, SMALL, B, S
 
+import wire_workers
 from loadgauge import Layout, from_dict, training
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
@@ -33,6 +32,7 @@ from loadgauge.layers.operations import Layer
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
 from once import once
+from wire_workers import CASES, LARGE, MICRO_BATCHES, NEEDS_FOUR, NEOX, PIECE, RANKS, RAW, SIZES, SMALL, B, S
 
 TOLERANCE = 1.5e-3
 """Gloo's headers, three of 48 bytes for each message of up to some megabytes."""

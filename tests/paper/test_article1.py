@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from theory import activations, cases, layer_of, meets, refutes, reproduces
 
 from loadgauge.estimate.flops import microbatch_flops
 from loadgauge.estimate.memory.states import model_states
@@ -18,6 +17,7 @@ from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import PRECISIONS
 from loadgauge.units import GIB
+from theory import activations, cases, layer_of, meets, refutes, reproduces
 
 HEADS = {4096: 32, 8192: 64}
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import published_formulas as published
 import pytest
-from theory import CASES, activations, cases, computed, layer_of, reproduces
 
+import published_formulas as published
 from loadgauge.estimate.memory.recompute import applied, checkpointed
 from loadgauge.estimate.memory.states import model_states
 from loadgauge.estimate.parameters import parameters
@@ -16,6 +15,7 @@ from loadgauge.families.reference import gpt_block, gpt_model
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.training import PRECISIONS
 from loadgauge.units import GB
+from theory import CASES, activations, cases, computed, layer_of, reproduces
 
 MIXED, FULL = PRECISIONS["fp16-mixed-16"], PRECISIONS["fp32"]
 L, H, A, S, B = 48, 4096, 32, 512, 8

@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import published_formulas as published
 import pytest
-from theory import CASES, cases, computed, layer_of, layout_of, meets, refutes, reproduces, rounding
 
+import published_formulas as published
 from loadgauge.algebra import ceil_div, shard
 from loadgauge.estimate.flops import (
     DAY,
@@ -31,6 +30,7 @@ from loadgauge.spec.kernels import PAPER
 from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.training import PRECISIONS
 from loadgauge.units import GB, GIB, TB
+from theory import CASES, cases, computed, layer_of, layout_of, meets, refutes, reproduces, rounding
 
 YEAR = 365
 NONE, SELECTIVE, FULL = (RecomputePolicy(mode=mode) for mode in ("none", "selective", "full"))

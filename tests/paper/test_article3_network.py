@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import published_formulas as published
 import pytest
-from theory import CASES, cases, layout_of, refutes, reproduces
 
+import published_formulas as published
 from loadgauge.algebra import shard
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.flops import DAY, microbatch_flops, rule_of_thumb, training_days
@@ -25,6 +24,7 @@ from loadgauge.spec.kernels import PAPER
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.training import training
 from loadgauge.units import GB
+from theory import CASES, cases, layout_of, refutes, reproduces
 
 NONE, FULL = RecomputePolicy(), RecomputePolicy(mode="full")
 ACHIEVED = 150e12

@@ -9,15 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import published_formulas as published
 import pytest
-from theory import CASES, cases, refutes, reproduces
 
+import published_formulas as published
 from loadgauge.families.reference import gpt_block
 from loadgauge.layers import View, block_layer
 from loadgauge.lengths import Lengths
 from loadgauge.spec.kernels import Dtypes, Kernels
 from loadgauge.units import GIB
+from theory import CASES, cases, refutes, reproduces
 
 EAGER, FLASH = (Kernels(attention=kind, dtypes=Dtypes(norm_statistic=0)) for kind in ("eager", "flash"))
 H, A, B = 6144, 48, 8

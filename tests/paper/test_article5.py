@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from theory import CASES, cases, computed, refutes, reproduces
 
 from loadgauge.estimate.memory.states import model_states
 from loadgauge.layers.operations import Tensor
@@ -21,6 +20,7 @@ from loadgauge.trace.call import trace_call
 from loadgauge.trace.graph import fields
 from loadgauge.trace.saved import saved
 from loadgauge.units import GB, GIB
+from theory import CASES, cases, computed, refutes, reproduces
 
 N = 2**29
 SMALL = 2**18

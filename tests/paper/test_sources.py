@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import published_formulas as published
 import pytest
-from theory import activations, cases, computed, layer_of, meets, refutes, reproduces, rounding
 
+import published_formulas as published
 from loadgauge.estimate.flops import (
     DAY,
     Flops,
@@ -29,6 +28,7 @@ from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import PRECISIONS
 from loadgauge.units import GB
+from theory import activations, cases, computed, layer_of, meets, refutes, reproduces, rounding
 
 NONE, SELECTIVE, FULL = (RecomputePolicy(mode=mode) for mode in ("none", "selective", "full"))
 A100 = gpu("a100-sxm4-80gb").peak("bf16")

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-import published_formulas as published
 import pytest
 import sympy
 
+import published_formulas as published
 from loadgauge.estimate.flops import rule_of_thumb
 from loadgauge.estimate.memory.recompute import applied, checkpointed
 from loadgauge.estimate.memory.states import model_states

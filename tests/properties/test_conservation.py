@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import Sizes, kernels, kinds, sizes, small_models
 
 from loadgauge.estimate.estimate import estimate, view_of
 from loadgauge.estimate.flops import microbatch_flops
@@ -23,6 +22,7 @@ from loadgauge.spec.kernels import Kernels
 from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS, training
+from strategies import Sizes, kernels, kinds, sizes, small_models
 
 
 def layer_of(size: Sizes, kind: str, how: Kernels, *, sequence_parallel: bool = False) -> Layer:

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import Sizes, kernels, kinds, sizes
 
 from loadgauge import Layout
 from loadgauge.estimate.estimate import view_of
@@ -26,6 +25,7 @@ from loadgauge.spec.kernels import PAPER, Kernels
 from loadgauge.spec.layout import SCHEDULES, V_SHAPED, RecomputePolicy, Schedule
 from loadgauge.spec.model import Mlp, ModelSpec, Norm
 from loadgauge.spec.training import Training, training
+from strategies import Sizes, kernels, kinds, sizes
 
 HIDDEN, LENGTH = 256, 128
 

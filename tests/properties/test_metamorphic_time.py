@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
-from strategies import runs
 
 from command_line import document
 from loadgauge.errors import Error
@@ -19,6 +18,7 @@ from loadgauge.estimate.result import Time
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.job import Job
 from loadgauge.spec.overlap import Overlap
+from strategies import runs
 
 few = settings(
     max_examples=30, deadline=None, derandomize=True, database=None,

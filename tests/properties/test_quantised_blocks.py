@@ -11,7 +11,6 @@ import pytest
 import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import Sizes, kernels, kinds, sizes
 
 from loadgauge.estimate.memory.liveness import backward_peak
 from loadgauge.estimate.memory.states import WeightCount, model_states
@@ -20,6 +19,7 @@ from loadgauge.layers.operations import Layer, Recompute
 from loadgauge.spec.kernels import Kernels
 from loadgauge.spec.lora import Lora
 from loadgauge.spec.training import LOW_PRECISIONS, training
+from strategies import Sizes, kernels, kinds, sizes
 
 NAMES = [(framework, name) for framework, recipes in LOW_PRECISIONS.items() for name in recipes]
 SYMBOLS = Sizes(*sympy.symbols("s b h a k d f t", positive=True, integer=True))

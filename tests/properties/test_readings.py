@@ -10,13 +10,13 @@ import pytest
 import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import Sizes, kernels, kinds, sizes
 
 from loadgauge.algebra import ceil_div, maximum, minimum, spread, where
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.attention import CORE
 from loadgauge.layers.operations import Layer, Recompute
 from loadgauge.spec.kernels import Kernels
+from strategies import Sizes, kernels, kinds, sizes
 
 SYMBOLS = Sizes(*sympy.symbols("s b h a k d f t", positive=True, integer=True))
 SELECTIVE = Recompute(checkpointed=CORE)

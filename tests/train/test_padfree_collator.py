@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from padfree_families import build, padded, ragged
 
 from loadgauge.errors import ConfigError
 from loadgauge.train import (
@@ -19,6 +18,7 @@ from loadgauge.train import (
     sequence_log_probs,
     target_count,
 )
+from padfree_families import build, padded, ragged
 
 
 def test_agrees_with_the_collator_of_transformers() -> None:

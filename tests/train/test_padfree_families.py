@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from padfree_families import CAUSAL, MASKED, Double, build, padded, ragged
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loadgauge.train import Collator, check, describe, enable
+from padfree_families import CAUSAL, MASKED, Double, build, padded, ragged
 
 LENGTHS = [13, 3, 22, 1, 9, 4]  # 4 is the number of heads: where layouts guessed from shapes go wrong
 NO_FLOAT64 = {"xglm", "gemma2"}  # eager masks overflow: the padded reference itself is not a number

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from padfree_families import build, ragged
 
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.train import Check, Collator, check, enable, enabled
+from padfree_families import build, ragged
 
 LENGTHS = [7, 3, 11, 5]
 

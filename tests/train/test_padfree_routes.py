@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from padfree_families import CAUSAL, MASKED, Double, build, padded, ragged
 
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.train import Check, Collator, Leak, check, describe, disable, enable, enabled, paused
 from loadgauge.train.attention import LayerPlan
+from padfree_families import CAUSAL, MASKED, Double, build, padded, ragged
 
 LENGTHS = [6, 1, 19, 4]
 

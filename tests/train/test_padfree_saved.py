@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from padfree_families import build, padded, ragged
 
 from loadgauge.errors import ConfigError
 from loadgauge.train import Collator, disable, enable, report, saved_bytes
+from padfree_families import build, padded, ragged
 
 BATCH = 8
 

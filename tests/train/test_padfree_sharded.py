@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-HERE = Path(__file__).parent
-RANKS = HERE / "fsdp_ranks.py"
+SUPPORT = Path(__file__).parents[1] / "support"
+RANKS = SUPPORT / "fsdp_ranks.py"
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
 def test_two_ranks_make_the_gradients_of_one_padded_model(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
-    paths = [str(HERE), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(SUPPORT), str(SUPPORT.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from padfree_families import build, padded, ragged
 
 from loadgauge.train import Collator, TokenBudgetDataset, TokenBudgetSampler, disable, enable, target_count
+from padfree_families import build, padded, ragged
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 LENGTHS = [7, 2, 19, 11, 5, 1, 23, 4, 13, 8, 3, 17, 6, 29, 9, 12]

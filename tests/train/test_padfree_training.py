@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from padfree_families import build, padded, ragged
 
 from loadgauge.train import Collator, check, describe, enable
 from loadgauge.train.leak_probe import leak
+from padfree_families import build, padded, ragged
 
 FIRST, SECOND = [13, 3, 22, 1, 9], [5, 20, 6, 17]  # the same number of tokens, cut differently
 

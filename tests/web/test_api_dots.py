@@ -12,9 +12,8 @@ pytest.importorskip("starlette", reason="the page needs the extra `web`")
 pytest.importorskip("torch", reason="traces need PyTorch")
 pytest.importorskip("transformers", reason="traces of a model need transformers")
 
-from serving import Served, serving
-
 from command_line import typed
+from serving import Served, serving
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 256,

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from serving import LLAMA, SMALL, TOKEN, Served, serving
 
 from command_line import document, typed
 from loadgauge.formats.dialects import FILES
@@ -24,6 +23,7 @@ from loadgauge.formats.exchange import read
 from loadgauge.web import validation
 from loadgauge.web.errors import Failed, Refused, Replaced
 from loadgauge.web.worker_pool import Pool, Worker
+from serving import LLAMA, SMALL, TOKEN, Served, serving
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of"

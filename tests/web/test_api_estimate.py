@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from serving import LARGE, LLAMA, SMALL, Served, serving
 
 from command_line import typed
 from loadgauge.families.catalogue import models
@@ -17,6 +16,7 @@ from loadgauge.spec.job import Job
 from loadgauge.web.catalogue import GROUPS, PRESETS
 from loadgauge.web.flags import job_of, options
 from loadgauge.web.uploads import Uploads
+from serving import LARGE, LLAMA, SMALL, Served, serving
 
 STATES: dict[str, dict[str, Any]] = {
     "small": SMALL,

@@ -20,11 +20,11 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 import httpx
-from serving import SMALL, Served, alive, serving
 
 import loadgauge
 from loadgauge.web import connections
 from loadgauge.web.guard import JSON_LIMIT
+from serving import SMALL, Served, alive, serving
 
 
 @contextlib.contextmanager

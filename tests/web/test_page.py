@@ -16,9 +16,8 @@ import pytest
 pytest.importorskip("starlette", reason="the page needs the extra `web`")
 playwright = pytest.importorskip("playwright.sync_api", reason="the page is driven with playwright, which is missing")
 
-from serving import TOKEN, serving  # noqa: E402
-
 from command_line import typed  # noqa: E402
+from serving import TOKEN, serving  # noqa: E402
 
 CHROMIUM = Path(os.environ.get("LOADGAUGE_CHROMIUM", "/usr/bin/chromium"))
 ARGUMENTS = (

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from serving import LARGE, LLAMA, SMALL
 
 from command_line import document
 from loadgauge.errors import Error
@@ -29,6 +28,7 @@ from loadgauge.spec.job import Job
 from loadgauge.web.explain import explained, find
 from loadgauge.web.flags import job_of
 from loadgauge.web.uploads import Uploads
+from serving import LARGE, LLAMA, SMALL
 
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gpt2", "gemma-2-9b", "nemotron-h-8b", "bert-base")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe", "dualpipev")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving import SMALL, TOKEN, Served, alive, serving
 
 from loadgauge.web.guard import FILE_LIMIT, JSON_LIMIT, NAMES
 from loadgauge.web.pages import FOLDER
+from serving import SMALL, TOKEN, Served, alive, serving
 
 PATHS = (
     "/api/catalogue", "/api/estimate", "/api/explain", "/api/changes", "/api/plan", "/api/what_if", "/api/drop",

@@ -2,7 +2,7 @@
 
 Run by hand where the tools are installed (`make parsers` installs them), with Megatron's and Megatron-Bridge's source:
 
-    python tests/formats/extract_keys.py [--megatron-lm DIR] [--bridge DIR]
+    python tests/support/extract_keys.py [--megatron-lm DIR] [--bridge DIR]
 
 Each line is a key, a tab, and its default as JSON (`null` where it has none or is not plain data). A line that begins with
 `#` names the class, and the version of its package, that the keys below it come from.
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent / "keys"
+FOLDER = Path(__file__).parents[1] / "formats" / "keys"
 Section = tuple[str, dict[str, Any]]
 """A class with the version of its package, and its keys with their defaults."""
 

@@ -9,10 +9,10 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 
-import faults
 import msgspec
 import pytest
 
+import faults
 from command_line import typed
 from loadgauge.errors import NothingFits
 from loadgauge.oom.allocator import Allocator, replay

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import torch
 import transformers
-from torch_models import CASES, NO_SDPA, SIZES, build
 
 from command_line import typed
 from loadgauge.compare.compare import Cause, Comparison, match, of_config, place_of, saved_lines
@@ -18,6 +17,7 @@ from loadgauge.compare.formula import Formula, Line
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.trace.jobs import ConfigJob, Settings, of_module
 from loadgauge.trace.trace import record
+from torch_models import CASES, NO_SDPA, SIZES, build
 
 S, B = 96, 2  # rows of 32, which the memory-efficient kernel rounds up to
 IDS = 8  # bytes of an index

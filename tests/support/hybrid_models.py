@@ -8,19 +8,19 @@ import weakref
 from typing import Any
 
 import msgspec
-import stand_ins
 import torch
 import transformers
-from recorded import FORMULAS
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import stand_ins
 from loadgauge.families.hf import from_dict
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.operations import Layer
 from loadgauge.spec.kernels import Dtypes
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import TRANSFORMERS
+from recorded import FORMULAS
 
 SIZES = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch_models import build
 
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.operations import Layer
 from loadgauge.spec.lora import Lora
+from torch_models import build
 
 PROJECTIONS = {
     "q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output",

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch_models import CASES, build
 from transformers.initialization import no_init_weights
 
 from loadgauge.trace.call import trace_call
 from loadgauge.trace.device import fake
 from loadgauge.trace.device.simulated import fakes, simulated_device
 from loadgauge.trace.record.tracker import Tracker
+from torch_models import CASES, build
 
 
 def stream_of(name: str, attention: str, device: str, dtype: torch.dtype) -> tuple[list[Any], int]:

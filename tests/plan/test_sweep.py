@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sweep_cells import SMALL, rows_in, same_as_a_plan
 
 from command_line import document, typed
 from loadgauge.cli.sweep import cells, columns, lost, work
@@ -24,6 +23,7 @@ from loadgauge.plan.sweep import grid as sweep
 from loadgauge.plan.sweep.grid import Cell, Row, read, run
 from loadgauge.plan.sweep.results import DIGEST, Results, digest
 from loadgauge.plan.sweep.workers import Interrupt, OnRay
+from sweep_cells import SMALL, rows_in, same_as_a_plan
 
 pyarrow = pytest.importorskip("pyarrow")
 KEYS = {"model": str, "gpus": str, "gpu": str, "nic_bandwidth": str, "tp": str}

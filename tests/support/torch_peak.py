@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
 from torch_models import Built
 
 CPU_GENERATOR = 5056

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from sweep_cells import begun, command_line, descendants, environment, many, rows_in, same_as_a_plan, until
 
 pytest.importorskip("pyarrow")

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from padfree_families import Double, build, padded, ragged
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from loadgauge.errors import ConfigError
 from loadgauge.train import Collator, check, describe, enable, target_count
+from padfree_families import Double, build, padded, ragged
 
 ROWS = ([9, 1, 14], [4, 4])
 """Lengths of each rank's batch."""

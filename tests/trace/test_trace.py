@@ -10,14 +10,14 @@ import msgspec
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch_kept import addresses, keeping, owned, total
-from torch_models import Built, build
-from torch_peak import CPU_GENERATOR, highest
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from loadgauge.trace.jobs import OPTIMIZERS, of_module
 from loadgauge.trace.saved import saved
 from loadgauge.trace.trace import Trace, trace
+from torch_kept import addresses, keeping, owned, total
+from torch_models import Built, build
+from torch_peak import CPU_GENERATOR, highest
 
 S, B = 128, 2
 WIDE = {"hidden_size": 128, "intermediate_size": 352, "num_attention_heads": 4}

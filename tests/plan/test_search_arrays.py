@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from spaces import CASES, POLICIES, alone, case, every_layout, read, some
 
 from loadgauge import training
 from loadgauge.spec.layout import Layout
+from spaces import CASES, POLICIES, alone, case, every_layout, read, some
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from spaces import alone, case, every_layout
 
 from loadgauge import NothingFits, cluster, gpu, model, training
 from loadgauge.errors import ConfigError
@@ -17,6 +16,7 @@ from loadgauge.plan.axis_values import space_for
 from loadgauge.plan.changes import reopened, what_would_fit
 from loadgauge.plan.plan import Case, plan
 from loadgauge.spec.hardware import gpu as kind_of_gpu
+from spaces import alone, case, every_layout
 
 FEW: dict[str, Any] = {"pp": (1,), "cp": (1,), "schedule": ("1f1b",), "vpp": (1,), "replicas": (1,)}
 TWO_NODES = case("llama-3.1-8b", 16, 16, tp=(1, 8), zero=(1, 3), **FEW)

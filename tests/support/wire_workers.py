@@ -36,6 +36,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
+
 from wire_counters import Recorder, bytes_of, counter_works, set_phase
 
 NO_COUNTER = 77

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from sweep_cells import begun, command_line, descendants, dies, many, rows_in, same_as_a_plan, until
 
 from loadgauge.plan.sweep.grid import DEATHS, Cell, run
 from loadgauge.plan.sweep.workers import Processes
+from sweep_cells import begun, command_line, descendants, dies, many, rows_in, same_as_a_plan, until
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are looked up in /proc")

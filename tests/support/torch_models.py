@@ -9,12 +9,12 @@ import msgspec
 import torch
 import transformers
 from torch import nn
-from torch_kept import Storages, addresses, keeping, owned, total
 
 from loadgauge.families.hf import from_dict
 from loadgauge.layers import View
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training, training
+from torch_kept import Storages, addresses, keeping, owned, total
 
 SIZES = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch_models import build
 
 from loadgauge.trace.jobs import of_module
 from loadgauge.trace.trace import Trace, trace
 from loadgauge.train import fused
+from torch_models import build
 
 S, B, H = 64, 2, 128
 

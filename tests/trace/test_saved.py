@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch_kept import keeping, owned, total
-from torch_models import build
 
 from command_line import document, typed
 from loadgauge.errors import ConfigError
 from loadgauge.trace.expression import Inputs, saved_by_expression
 from loadgauge.trace.saved import Saved, kept_by, saved
+from torch_kept import keeping, owned, total
+from torch_models import build
 
 N = 1024
 UNIT = 4 * N

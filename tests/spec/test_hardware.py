@@ -16,7 +16,7 @@ from loadgauge.sources import sources
 from loadgauge.spec.hardware import Cluster, Gpu, Link, Peaks, Quantity, gpu, gpu_ids, gpus
 from loadgauge.units import GIB
 
-TABLE = Path(__file__).parents[1].parent / "shared" / "hardware.csv"
+TABLE = Path(__file__).parents[2].parent / "shared" / "hardware.csv"
 PRECISIONS = Peaks.__struct_fields__
 
 # Each figure: its column of the table, the unit of the column, the unit that the file must use.

@@ -6,13 +6,13 @@ import functools
 
 import numpy as np
 import pytest
-from spaces import alone, case, every_layout
 
 from loadgauge import NothingFits
 from loadgauge.errors import LayoutError
 from loadgauge.plan import inverse as questions
 from loadgauge.plan.changes import reopened
 from loadgauge.plan.plan import OBJECTIVES, _Best, carried, plan
+from spaces import alone, case, every_layout
 
 SMALL = {
     "dense": case("llama-3.1-8b", 8, 8, pp=(1, 2), cp=(1, 2), schedule=("1f1b",), vpp=(1,), replicas=(1, 2)),

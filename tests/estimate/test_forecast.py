@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from published_formulas import padded_flash_activations, padding_free_activations
 
 from command_line import document, typed
 from loadgauge import Layout, cluster, estimate, gpu, model, training
@@ -23,6 +22,7 @@ from loadgauge.spec.kernels import Dtypes, Kernels
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.model import Attention
 from loadgauge.units import GIB
+from published_formulas import padded_flash_activations, padding_free_activations
 
 H, A, B = 6144, 48, 8
 ARTICLE = msgspec.structs.replace(training(), kernels=Kernels(dtypes=Dtypes(norm_statistic=0, index=0)))
@@ -238,7 +238,7 @@ def test_the_document_is_plain() -> None:
 
 def test_the_page_shows_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    page = (Path(__file__).parents[1] / "docs" / "padding-free.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "padding-free.md").read_text(encoding="utf-8")
     block = page.partition("```\n$ loadgauge ")[2].partition("```")[0]
     line, table = block.split("\n\n")
     assert table.rstrip() in typed(line).out

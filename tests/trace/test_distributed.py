@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks
 
+import ranks
 from loadgauge.errors import ConfigError
 from loadgauge.trace.parallel.distributed import World
 from loadgauge.trace.record.collectives import plain
