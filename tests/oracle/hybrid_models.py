@@ -18,9 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from loadgauge.families.hf import from_dict
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.operations import Layer
+from loadgauge.spec.frameworks import TRANSFORMERS
 from loadgauge.spec.kernels import Dtypes
 from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import TRANSFORMERS
 
 SIZES = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -21,9 +21,10 @@ from loadgauge.layers import View, block_layer
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.moe import moe
 from loadgauge.layers.operations import Layer
+from loadgauge.spec.frameworks import LOW_PRECISIONS, TRANSFORMERS
 from loadgauge.spec.kernels import Dtypes, Kernels
 from loadgauge.spec.model import Mlp, Moe
-from loadgauge.spec.training import LOW_PRECISIONS, TRANSFORMERS, training
+from loadgauge.spec.training import training
 
 MEGATRON = LOW_PRECISIONS["megatron"]
 recipes = pytest.mark.parametrize("recipe", BLOCKS)

@@ -27,7 +27,7 @@ from loadgauge.spec.hardware import gpu
 from loadgauge.spec.kernels import PAPER
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import PRECISIONS
+from loadgauge.spec.precision import PRECISIONS
 from loadgauge.units import GB
 
 NONE, SELECTIVE, FULL = (RecomputePolicy(mode=mode) for mode in ("none", "selective", "full"))

@@ -15,10 +15,11 @@ from loadgauge.errors import ConfigError, Error, LayoutError, NotStated
 from loadgauge.families.catalogue import find_model
 from loadgauge.resolve.resolve import JOB_FILES, resolve_job
 from loadgauge.resolve.setup import Setup
+from loadgauge.spec.axes import MODEL_PARALLEL
+from loadgauge.spec.frameworks import default_framework
 from loadgauge.spec.job import WHOLE_RUN, Job, fields
 from loadgauge.spec.layout import SCHEDULES, RecomputePolicy
 from loadgauge.spec.model import Moe
-from loadgauge.spec.training import MODEL_PARALLEL, default_framework
 from loadgauge.units import GIB
 
 OPEN = (

@@ -9,6 +9,8 @@ import msgspec
 
 from loadgauge.lengths import Lengths
 from loadgauge.plan.space import Space, divisors
+from loadgauge.spec.axes import MODEL_PARALLEL
+from loadgauge.spec.frameworks import Framework
 from loadgauge.spec.layout import SCHEDULES, Layout, RecomputePolicy
 from loadgauge.spec.model import ModelSpec, Moe
 from loadgauge.spec.training import Training
@@ -18,24 +20,17 @@ WHOLE_LAYERS = (RECOMPUTE[0], RECOMPUTE[-1])
 """The models of transformers checkpoint whole layers, or none."""
 ALL = "all"
 
-FRAMEWORKS: dict[str, dict[str, tuple[Any, ...]]] = {
-    # Megatron-LM runs its own 1F1B and interleaved schedules; ZeRO 2 and 3 are Megatron-FSDP's.
-    "megatron": {"schedule": ("1f1b", "interleaved")},
-    # FSDP2 shards everything, or nothing (DDP).
-    "torchtitan": {
-        "zero": (0, 3), "schedule": ("1f1b", "gpipe", "interleaved", "zb-v", "dualpipev"),
-    },
-    "deepspeed": {
-        "tp": (1,), "pp": (1,), "cp": (1,), "ep": (1,), "etp": (1,), "replicas": (1,), "schedule": ("1f1b",),
-        "recompute": WHOLE_LAYERS,
-    },
-    # DDP, and FSDP's SHARD_GRAD_OP and FULL_SHARD.
-    "huggingface": {
-        "tp": (1,), "pp": (1,), "cp": (1,), "ep": (1,), "etp": (1,), "zero": (0, 2, 3), "schedule": ("1f1b",),
-        "recompute": WHOLE_LAYERS,
-    },
-}  # fmt: skip
-"""Values that a framework narrows down; the user's own go before these."""
+
+def narrowed(framework: Framework) -> dict[str, tuple[Any, ...]]:
+    """Values of the axes that a framework does not leave open; the user's own go before these."""
+    narrow: dict[str, tuple[Any, ...]] = {} if framework.splits_model else dict.fromkeys(MODEL_PARALLEL, (1,))
+    if not framework.hybrid_shards:
+        narrow["replicas"] = (1,)
+    if framework.zero_stages is not None:
+        narrow["zero"] = framework.zero_stages
+    if not framework.recomputes_parts:
+        narrow["recompute"] = WHOLE_LAYERS
+    return {**narrow, "schedule": framework.schedules}
 
 
 def space_for(
@@ -70,7 +65,7 @@ def space_for(
     for name, values in locked.items():
         if name == "schedule" and values == (ALL,):
             locked[name] = SCHEDULES
-    chosen = {**open_axes, **FRAMEWORKS[training.framework.name], **locked}
+    chosen = {**open_axes, **narrowed(training.framework), **locked}
     space = Space(
         model=model, gpus=gpus, global_batch=global_batch, seq_len=seq_len, stage_layers=stage_layers, lengths=lengths,
         padded=training.kernels.attention == "eager", base=_common(base or Layout(seq_len=1)), **chosen,

@@ -8,7 +8,7 @@ from loadgauge.estimate.time.bandwidth_needs import Need, Network, NetworkCase, 
 from loadgauge.estimate.time.traffic import Traffic
 from loadgauge.report.table import GLUE, Column, console, draw, heading, points
 from loadgauge.resolve.setup import Setup
-from loadgauge.spec.layout import AXES
+from loadgauge.spec.axes import RANK_ORDER
 from loadgauge.units import GB, MIB, count, seconds
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _links(given: Setup, setup: NetworkCase) -> str:
 
 def _place(row: Need | Traffic) -> int:
     """Where the axis of a row stands in a table: experts beside tp."""
-    return AXES.index({"etp": "ep"}.get(row.axis, row.axis))
+    return RANK_ORDER.index({"etp": "ep"}.get(row.axis, row.axis))
 
 
 def _word(need: Need, share: float) -> str:

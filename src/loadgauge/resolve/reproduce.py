@@ -17,10 +17,10 @@ from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.rescale import run as measured_run
 from loadgauge.resolve.resolve import JOB_FILES, bandwidth, resolve_job
+from loadgauge.spec.axes import RANK_ORDER
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.job import Job
-from loadgauge.spec.layout import AXES
 from loadgauge.spec.training import Training, training
 from loadgauge.units import rate
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CONSTANT = {
     **dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "replicas"), 1), "zero": 0, "recompute": "none",
     "optimizer": "adamw", "attention": "flash", "offload": "none", "base": "nf4", "lora_targets": "all",
-    "cp_comm": "ring", "order": ",".join(AXES),
+    "cp_comm": "ring", "order": ",".join(RANK_ORDER),
     **dict.fromkeys(("sequence_parallel", "qlora", "mtp"), False),
 }  # fmt: skip
 """Defaults that depend on no other flag."""

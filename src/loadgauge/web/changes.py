@@ -190,5 +190,5 @@ def _pipelines(given: Setup) -> Iterator[tuple[dict[str, Any], str]]:
                 yield {"vpp": chunks, "schedule": "interleaved"}, "interleaved: a smaller bubble, more sends"
     elif layout.schedule == "interleaved":
         yield {"vpp": None, "schedule": "1f1b"}, "fewer micro-batches in flight, a larger bubble"
-    if given.training.framework.name != "megatron":
+    if not given.training.framework.only_own_schedules:
         yield {"vpp": None, "schedule": "zb-h1"}, "zero-bubble schedule of the same memory"
