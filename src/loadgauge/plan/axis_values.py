@@ -9,7 +9,7 @@ import msgspec
 
 from loadgauge.lengths import Lengths
 from loadgauge.plan.space import Space, divisors
-from loadgauge.spec.axes import MODEL_PARALLEL
+from loadgauge.spec.axes import AXES, MODEL_PARALLEL, STAGE_AXES
 from loadgauge.spec.frameworks import Framework
 from loadgauge.spec.layout import SCHEDULES, Layout, RecomputePolicy
 from loadgauge.spec.model import ModelSpec, Moe
@@ -56,7 +56,7 @@ def space_for(
     every = divisors(gpus)
     experts = [block.mlp for block in model.blocks if isinstance(block.mlp, Moe)]
     open_axes: dict[str, tuple[Any, ...]] = {
-        "tp": every, "pp": every, "cp": every, "ep": every if experts else (1,), "etp": every if experts else (1,),
+        **{axis: every if experts or not AXES[axis].experts else (1,) for axis in MODEL_PARALLEL},
         "replicas": every, "micro_batch": divisors(global_batch), "vpp": tuple(range(1, model.num_hidden_layers + 1)),
         "recompute": RECOMPUTE, "schedule": SCHEDULES,
     }  # fmt: skip
@@ -123,10 +123,10 @@ def out_of_reach(space: Space) -> list[str]:
     base = msgspec.structs.replace(space.base, seq_len=space.seq_len, expert_imbalance=1.0)
     found = []
     experts = any(isinstance(block.mlp, Moe) for block in space.model.blocks)
-    for name in ("tp", "cp", "ep", "etp") if experts else ("tp", "cp"):
+    for name in (axis for axis in STAGE_AXES if experts or not AXES[axis].experts):
         most = max(getattr(space, name))
         for value in (value for value in divisors(space.gpus) if value > most):
-            with_dp = {"dp": value, "global_batch": value} if name in ("ep", "etp") else {"global_batch": 1}
+            with_dp = {"dp": value, "global_batch": value} if AXES[name].experts else {"global_batch": 1}
             problems = msgspec.structs.replace(base, **{name: value}, **with_dp).valid(space.model)
             if problems:
                 found.append(f"{name} {value}: {problems[0]}")

@@ -12,6 +12,7 @@ from loadgauge.formats.megatron_model import unsaid
 from loadgauge.formats.recompute import spelled
 from loadgauge.formats.run import Run
 from loadgauge.resolve.setup import Setup
+from loadgauge.spec.axes import DEGREES
 from loadgauge.spec.lora import ATTENTION_TARGETS, Lora
 
 FLAGS = "flags"
@@ -26,7 +27,7 @@ def run_of(given: Setup) -> Run:
     usual = kind.framework.precision
     batch = int(layout.global_batch)
     stages = layout.stage_layers
-    names = ("tp", "pp", "vpp", "cp", "ep", "etp", "zero", "replicas")
+    names = (*DEGREES, "zero", "replicas")
     degrees: dict[str, Any] = {name: int(getattr(layout, name)) for name in names}
     return Run(
         model=job.model or given.model.name,

@@ -14,7 +14,7 @@ from loadgauge.layers import View, block_layer
 from loadgauge.lengths import Lengths
 from loadgauge.resolve.rescale import scale
 from loadgauge.resolve.setup import Setup
-from loadgauge.spec.axes import MODEL_PARALLEL, RANK_ORDER
+from loadgauge.spec.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.frameworks import default_framework
 from loadgauge.spec.hardware import Cluster, Gpu, gpu
@@ -166,8 +166,7 @@ def _applies(job: Job, model: ModelSpec) -> None:
 
 def _degrees(job: Job, fill: Any) -> tuple[int, dict[str, int]]:
     """The parallel degrees; data parallelism is what is left of the GPUs."""
-    names = ("tp", "pp", "vpp", "cp", "ep", "etp")
-    degrees = {name: 1 if getattr(job, name) is None else getattr(job, name) for name in names}
+    degrees = {name: 1 if getattr(job, name) is None else getattr(job, name) for name in DEGREES}
     within = degrees["tp"] * degrees["pp"] * degrees["cp"]
     gpus = fill("gpus", within, "one replica" if within > 1 else "")
     if gpus % within:

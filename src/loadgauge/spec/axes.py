@@ -14,17 +14,21 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
     multiplies: whether the number of GPUs is a product that it is a factor of
     degree: whether the job states it (data parallelism follows from the number of GPUs)
     model: whether it splits the model, or a sequence, over GPUs; stage: of these, whether within one pipeline stage
+    experts: whether it divides routed experts, so that a model without them has none
+    traced: whether the ranks of a tracer can be split by it
     lane: its place among the communication of a step, None: its communication is counted with that of another axis
     """
 
     name: str
     label: str
-    symbol: str
+    symbol: str = ""
     rank: int | None = None
     multiplies: bool = False
     degree: bool = True
     model: bool = False
     stage: bool = False
+    experts: bool = False
+    traced: bool = False
     lane: int | None = None
 
 
@@ -32,14 +36,17 @@ AXES: dict[str, Axis] = {
     axis.name: axis
     for axis in (
         Axis(name="dp", label="data parallel", symbol="d", rank=3, multiplies=True, degree=False, lane=5),
-        Axis(name="tp", label="tensor parallel", symbol="t", rank=0, multiplies=True, model=True, stage=True, lane=0),
-        Axis(name="pp", label="pipeline parallel", symbol="p", rank=4, multiplies=True, model=True, lane=3),
-        Axis(name="vpp", label="chunks of a pipeline stage", symbol="v"),
+        Axis(
+            name="tp", label="tensor parallel", symbol="t", rank=0, multiplies=True, model=True, stage=True, traced=True,
+            lane=0,
+        ),
+        Axis(name="pp", label="pipeline parallel", symbol="p", rank=4, multiplies=True, model=True, traced=True, lane=3),
+        Axis(name="vpp", label="chunks of a pipeline stage", symbol="v", traced=True),
         Axis(name="cp", label="context parallel", symbol="c", rank=1, multiplies=True, model=True, stage=True, lane=1),
-        Axis(name="ep", label="expert parallel", symbol="e", rank=2, model=True, stage=True, lane=2),
-        Axis(name="etp", label="tensor parallel of an expert", symbol="t_e", model=True, stage=True),
-        Axis(name="zero", label="ZeRO stage", symbol="z", degree=False, lane=4),
-        Axis(name="replicas", label="groups with the same ZeRO shards", symbol="", degree=False),
+        Axis(name="ep", label="expert parallel", symbol="e", rank=2, model=True, stage=True, experts=True, lane=2),
+        Axis(name="etp", label="tensor parallel of an expert", symbol="t_e", model=True, stage=True, experts=True),
+        Axis(name="zero", label="ZeRO stage", degree=False, lane=4),
+        Axis(name="replicas", label="groups with the same ZeRO shards", degree=False),
     )
 }  # fmt: skip
 """Every axis by name, in the order of the flags."""
@@ -64,3 +71,5 @@ COMMUNICATION = tuple(
 """The communication of a step by axis, as its time is divided: tp, cp, ep, pp, zero, dp."""
 SIZES = (*(name for name in ("dp", *MODEL_PARALLEL)), "vpp")
 """The degrees of a layout as reports list them: dp, tp, pp, cp, ep, etp, vpp."""
+TRACED = tuple(name for name in DEGREES if AXES[name].traced)
+"""The degrees that `trace` can run: tp, pp, vpp."""

@@ -12,6 +12,7 @@ from loadgauge.cli.models import _plain as plain_model
 from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.families.catalogue import model, models
 from loadgauge.formats.dialects import FILES
+from loadgauge.spec.axes import DEGREES
 from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.hardware import gpu_ids, gpus
 from loadgauge.spec.lora import BASE_FORMATS
@@ -27,8 +28,8 @@ GROUPS = {
     ),
     "batch": ("micro-batch", "global-batch", "seq-len", "lengths"),
     "layout": (
-        "tp", "pp", "vpp", "cp", "ep", "etp", "zero", "replicas", "sequence-parallel", "schedule", "recompute",
-        "stage-layers", "cp-comm", "order", "expert-imbalance", "overlap",
+        *DEGREES, "zero", "replicas", "sequence-parallel", "schedule", "recompute", "stage-layers", "cp-comm", "order",
+        "expert-imbalance", "overlap",
     ),
     "cluster": ("gpu", "gpus", "gpus-per-node", "link-bandwidth", "nic-bandwidth", "measured"),
     "money": ("tokens", "price", "days", "mtbf-hours", "checkpoint-seconds", "restart-seconds"),

@@ -20,10 +20,9 @@ from loadgauge.estimate.time.roofline import LayerTime, Machine, layer_seconds, 
 from loadgauge.estimate.time.traffic import Carries, Traffic, collective_seconds, expose, layout_groups, stage_traffic
 from loadgauge.layers.embedding_head import head_layer, prediction_layer
 from loadgauge.layers.operations import Layer, Operation, Recompute
+from loadgauge.spec.axes import COMMUNICATION
 
-LANES = (
-    "forward", "backward", "recompute", "loss", "tp", "cp", "ep", "pp", "zero", "bubble", "dp", "optimizer", "fixed",
-)  # fmt: skip
+LANES = ("forward", "backward", "recompute", "loss", *COMMUNICATION[:-1], "bubble", "dp", "optimizer", "fixed")
 
 
 HOST_LINK = 25e9
