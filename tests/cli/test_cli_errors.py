@@ -14,9 +14,11 @@ from command_line import typed
 from loadgauge.cli.main import COMMANDS
 from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.result import When
+from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.hardware import gpu_ids
 from loadgauge.spec.layout import SCHEDULES
-from loadgauge.spec.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS
+from loadgauge.spec.optimizers import OPTIMIZERS
+from loadgauge.spec.precision import PRECISIONS
 
 
 def refused(line: str | list[str], *words: str) -> None:

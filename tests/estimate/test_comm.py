@@ -17,9 +17,9 @@ from loadgauge.estimate.time.collectives import (
     seconds,
     wire_bytes,
 )
+from loadgauge.spec.axes import RANK_ORDER
 from loadgauge.spec.calibration import DEFAULT
 from loadgauge.spec.hardware import Cluster, Link, gpu
-from loadgauge.spec.layout import AXES
 
 FABRIC = Fabric(domain=8, inner_bandwidth=400e9, outer_bandwidth=50e9, inner_latency=3e-6, outer_latency=14e-6)
 FREE = Fabric(domain=8, inner_bandwidth=400e9, outer_bandwidth=50e9, inner_latency=0, outer_latency=0)
@@ -148,7 +148,7 @@ def test_a_group_whose_axes_are_apart() -> None:
     assert (both.ranks, both.members(8), both.domains(8)) == (8, 2, 4)
     assert joined("dp", made["tp"], made["cp"]) == Group("dp", 4, 1)
     # Nothing lies between them in the usual order.
-    near = groups({"tp": 2, "cp": 2, "dp": 4, "pp": 2}, AXES)
+    near = groups({"tp": 2, "cp": 2, "dp": 4, "pp": 2}, RANK_ORDER)
     assert joined("dp", near["cp"], near["dp"]) == Group("dp", 8, 2)
 
 

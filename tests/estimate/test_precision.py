@@ -17,9 +17,11 @@ from loadgauge.families.reference import deepseek_block, gpt_block, llama_block,
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.operations import Layer
+from loadgauge.spec.frameworks import LOW_PRECISIONS
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.lora import BASE_FORMATS, BaseName, Lora
-from loadgauge.spec.training import ALIASES, LOW_PRECISIONS, PRECISIONS, Precision, training
+from loadgauge.spec.precision import ALIASES, PRECISIONS, Precision
+from loadgauge.spec.training import training
 
 MEGATRON = LOW_PRECISIONS["megatron"]
 BESIDE = [name for name in MEGATRON if not name.endswith("-primary")]

@@ -18,7 +18,8 @@ from loadgauge.estimate.time.traffic import Traffic, expose, layout_groups, stag
 from loadgauge.families.catalogue import find_model
 from loadgauge.families.reference import gpt_model, llama_model
 from loadgauge.layers import block_layer
-from loadgauge.spec.layout import AXES, Layout, RecomputePolicy
+from loadgauge.spec.axes import RANK_ORDER
+from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.lora import Lora
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training, training
@@ -387,4 +388,4 @@ def test_groups_of_arrays_are_those_of_their_elements() -> None:
             for field in ("ranks", "stride"):
                 assert np.broadcast_to(getattr(many[name], field), 3)[index] == getattr(one[name], field)
     assert isinstance(many["zero"], Group)
-    assert set(many) >= set(AXES)
+    assert set(many) >= set(RANK_ORDER)

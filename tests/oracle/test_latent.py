@@ -18,9 +18,9 @@ from loadgauge.layers import View, block_layer  # noqa: E402
 from loadgauge.layers.builder import Builder  # noqa: E402
 from loadgauge.layers.mla import latent_attention  # noqa: E402
 from loadgauge.layers.operations import Layer  # noqa: E402
+from loadgauge.spec.frameworks import TRANSFORMERS  # noqa: E402
 from loadgauge.spec.kernels import Dtypes, Kernels  # noqa: E402
 from loadgauge.spec.model import LatentAttention  # noqa: E402
-from loadgauge.spec.training import TRANSFORMERS  # noqa: E402
 from recorded import flops, kept_bytes, stored  # noqa: E402
 
 SEQ, BATCH, HIDDEN, HEADS, LATENT, NOPE, ROPE = 16, 2, 64, 4, 20, 12, 4

@@ -16,9 +16,10 @@ from loadgauge.layers import View, block_layer
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.moe import moe
 from loadgauge.layers.operations import Layer
+from loadgauge.spec.frameworks import LOW_PRECISIONS, TRANSFORMERS
 from loadgauge.spec.kernels import Dtypes, Kernels
 from loadgauge.spec.model import Mlp, Moe
-from loadgauge.spec.training import LOW_PRECISIONS, TRANSFORMERS, training
+from loadgauge.spec.training import training
 from recorded import kept_bytes
 from torch_autocast import cuda_autocast
 from torch_kept import kept_by

@@ -28,10 +28,10 @@ from loadgauge.layers import View, block_layer  # noqa: E402
 from loadgauge.layers.builder import Builder  # noqa: E402
 from loadgauge.layers.moe import moe  # noqa: E402
 from loadgauge.layers.operations import Layer  # noqa: E402
+from loadgauge.spec.frameworks import TRANSFORMERS  # noqa: E402
 from loadgauge.spec.kernels import Dtypes, Kernels  # noqa: E402
 from loadgauge.spec.lora import Lora  # noqa: E402
 from loadgauge.spec.model import Attention, Block, Mlp, Moe, Norm  # noqa: E402
-from loadgauge.spec.training import TRANSFORMERS  # noqa: E402
 from recorded import flops, kept_bytes, stored  # noqa: E402
 
 SEQ, BATCH, HIDDEN = 16, 2, 64

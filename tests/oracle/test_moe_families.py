@@ -19,9 +19,9 @@ from loadgauge.families import from_dict, model_types  # noqa: E402
 from loadgauge.layers import View  # noqa: E402
 from loadgauge.layers.builder import Builder  # noqa: E402
 from loadgauge.layers.moe import moe  # noqa: E402
+from loadgauge.spec.frameworks import TRANSFORMERS  # noqa: E402
 from loadgauge.spec.kernels import Dtypes  # noqa: E402
 from loadgauge.spec.model import Moe  # noqa: E402
-from loadgauge.spec.training import TRANSFORMERS  # noqa: E402
 from recorded import kept_bytes, stored  # noqa: E402
 
 SEQ, BATCH, HIDDEN, EXPERTS, CHOSEN = 16, 2, 64, 8, 2

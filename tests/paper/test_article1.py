@@ -15,7 +15,7 @@ from loadgauge.layers.operations import Layer
 from loadgauge.spec.kernels import PAPER, Dtypes, Kernels
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import PRECISIONS
+from loadgauge.spec.precision import PRECISIONS
 from loadgauge.units import GIB
 from theory import activations, cases, layer_of, meets, refutes, reproduces
 

@@ -13,7 +13,7 @@ from loadgauge.estimate.parameters import parameters
 from loadgauge.families.catalogue import model as catalogue
 from loadgauge.families.reference import gpt_block, gpt_model
 from loadgauge.spec.layout import RecomputePolicy
-from loadgauge.spec.training import PRECISIONS
+from loadgauge.spec.precision import PRECISIONS
 from loadgauge.units import GB
 from theory import CASES, activations, cases, computed, layer_of, reproduces
 

@@ -28,7 +28,7 @@ from loadgauge.layers import View
 from loadgauge.layers.operations import NOTHING, Gemm
 from loadgauge.spec.kernels import PAPER
 from loadgauge.spec.layout import Layout, RecomputePolicy
-from loadgauge.spec.training import PRECISIONS
+from loadgauge.spec.precision import PRECISIONS
 from loadgauge.units import GB, GIB, TB
 from theory import CASES, cases, computed, layer_of, layout_of, meets, refutes, reproduces, rounding
 

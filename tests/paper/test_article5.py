@@ -15,7 +15,7 @@ import torch
 from loadgauge.estimate.memory.states import model_states
 from loadgauge.layers.operations import Tensor
 from loadgauge.measure.profile import measured
-from loadgauge.spec.training import PRECISIONS
+from loadgauge.spec.precision import PRECISIONS
 from loadgauge.trace.call import trace_call
 from loadgauge.trace.graph import fields
 from loadgauge.trace.saved import saved

@@ -26,7 +26,7 @@ from loadgauge.spec.hardware import gpu
 from loadgauge.spec.kernels import PAPER
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import PRECISIONS
+from loadgauge.spec.precision import PRECISIONS
 from loadgauge.units import GB
 from theory import activations, cases, computed, layer_of, meets, refutes, reproduces, rounding
 

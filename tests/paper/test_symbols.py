@@ -19,7 +19,7 @@ from loadgauge.layers.operations import NOTHING, Layer
 from loadgauge.spec.kernels import PAPER, Dtypes, Kernels
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import PRECISIONS
+from loadgauge.spec.precision import PRECISIONS
 
 B, s, b, h, a, k, d, f, t, l, V, P, N, T, Tp, p = sympy.symbols(
     "B s b h a k d f t l V P N T Tp p", positive=True, integer=True

@@ -18,10 +18,13 @@ from loadgauge.estimate.parameters import parameters
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layers.attention import CORE
 from loadgauge.layers.operations import Collective, Layer, Recompute
+from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.kernels import Kernels
 from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS, training
+from loadgauge.spec.optimizers import OPTIMIZERS
+from loadgauge.spec.precision import PRECISIONS
+from loadgauge.spec.training import training
 from strategies import Sizes, kernels, kinds, sizes, small_models
 
 

@@ -22,10 +22,11 @@ from loadgauge.estimate.memory.phases import moments
 from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.result import Estimate
 from loadgauge.estimate.schedule.stages import stages
+from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.layout import Schedule
 from loadgauge.spec.lora import Lora
 from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import FRAMEWORKS, Training, training
+from loadgauge.spec.training import Training, training
 
 MODELS = (
     "llama-3.2-1b", "llama-3.1-8b", "gpt2", "qwen3-8b", "gemma-2-9b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3",

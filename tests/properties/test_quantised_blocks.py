@@ -16,9 +16,10 @@ from loadgauge.estimate.memory.liveness import backward_peak
 from loadgauge.estimate.memory.states import WeightCount, model_states
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.operations import Layer, Recompute
+from loadgauge.spec.frameworks import LOW_PRECISIONS
 from loadgauge.spec.kernels import Kernels
 from loadgauge.spec.lora import Lora
-from loadgauge.spec.training import LOW_PRECISIONS, training
+from loadgauge.spec.training import training
 from strategies import Sizes, kernels, kinds, sizes
 
 NAMES = [(framework, name) for framework, recipes in LOW_PRECISIONS.items() for name in recipes]

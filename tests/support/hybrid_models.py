@@ -17,9 +17,9 @@ import stand_ins
 from loadgauge.families.hf import from_dict
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.operations import Layer
+from loadgauge.spec.frameworks import TRANSFORMERS
 from loadgauge.spec.kernels import Dtypes
 from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import TRANSFORMERS
 from recorded import FORMULAS
 
 SIZES = {

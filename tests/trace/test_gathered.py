@@ -14,8 +14,9 @@ from transformers import LlamaConfig
 
 from loadgauge import Layout, RecomputePolicy, estimate, from_dict
 from loadgauge.estimate.result import Memory
+from loadgauge.spec.frameworks import TRANSFORMERS
 from loadgauge.spec.kernels import Dtypes
-from loadgauge.spec.training import TRANSFORMERS, Training, training
+from loadgauge.spec.training import Training, training
 from loadgauge.trace.jobs import ConfigJob, Settings
 from loadgauge.trace.parallel.degrees import Parallel
 from loadgauge.trace.parallel.distributed import World

@@ -9,7 +9,7 @@ import pytest
 
 from loadgauge.estimate.parameters import parameters
 from loadgauge.spec.hardware import gpu_ids
-from loadgauge.spec.training import OPTIMIZERS
+from loadgauge.spec.optimizers import OPTIMIZERS
 from loadgauge.validate import words
 from loadgauge.validate.counters import counter
 from loadgauge.validate.expression import express, jobs

@@ -14,6 +14,7 @@ from loadgauge.resolve.reproduce import completer
 from loadgauge.resolve.rescale import changed
 from loadgauge.resolve.resolve import framework_of, resolve_job
 from loadgauge.resolve.setup import Setup
+from loadgauge.spec.frameworks import DEFAULT_SPLIT
 from loadgauge.spec.job import Job
 
 MOST_GPUS = 4096
@@ -66,7 +67,7 @@ def whole(given: Setup, change: dict[str, Any]) -> dict[str, Any]:
     if job.framework is None and "framework" not in change:
         was, new = (framework_of(msgspec.structs.replace(job, **some)) for some in ({}, change))
         if was != new:
-            found["framework"] = "megatron"
+            found["framework"] = DEFAULT_SPLIT
     if job.measured is not None:
         found["measured"] = changed(job, found)
     return found

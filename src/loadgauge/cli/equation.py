@@ -9,6 +9,7 @@ import click
 from loadgauge.cli.param_types import Whole
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.equation.equation import QUANTITIES
+from loadgauge.spec.axes import AXES, STAGE_AXES
 
 if TYPE_CHECKING:
     from loadgauge.estimate.equation.equation import Equation
@@ -76,12 +77,10 @@ def command(quantity: str, latex: bool, as_json: bool, **flags: Any) -> None:
         _ending(found[0])
 
 
-_AXES = {"tp": "t", "cp": "c", "ep": "e", "etp": "t_e"}
-_OF_A_LAYER = frozenset(
-    {"layer", "tp", "sequence_parallel", "cp", "ep", "etp", "attention", "padding_free", "recompute"}
-)
+_AXES = {name: AXES[name].symbol for name in STAGE_AXES}
+_OF_A_LAYER = frozenset({"layer", *STAGE_AXES, "sequence_parallel", "attention", "padding_free", "recompute"})
 _APPLY = {
-    "params": frozenset({"layer", "tp", "ep", "etp"}),
+    "params": frozenset({"layer", *STAGE_AXES}) - {"cp"},
     "active-params": frozenset({"layer"}),
     "forward-flops": _OF_A_LAYER - {"recompute"},
     "backward-flops": _OF_A_LAYER - {"recompute"},

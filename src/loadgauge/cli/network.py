@@ -14,6 +14,7 @@ from loadgauge.estimate.time.bandwidth_needs import SHARE, Network, NetworkCase,
 from loadgauge.report.network import NOT_COUNTED, report
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.resolve.setup import Setup
+from loadgauge.spec.axes import SIZES
 from loadgauge.spec.calibration import rates
 from loadgauge.spec.job import Job
 from loadgauge.units import parse
@@ -105,7 +106,7 @@ def _plain(given: Setup, setup: NetworkCase, found: Network) -> dict[str, Any]:
         "model": {"name": given.model.name},
         "gpu": setup.machine.rates.gpu,
         "layout": {
-            **{name: getattr(layout, name) for name in ("dp", "tp", "pp", "cp", "ep", "etp", "vpp", "zero", "replicas")},
+            **{name: getattr(layout, name) for name in (*SIZES, "zero", "replicas")},
             "order": list(layout.order),
             "sequence_parallel": layout.sequence_parallel,
             "micro_batch": layout.micro_batch,

@@ -15,19 +15,15 @@ from loadgauge.errors import ConfigError, Error, LayoutError, NotStated
 from loadgauge.families.catalogue import find_model
 from loadgauge.resolve.resolve import JOB_FILES, resolve_job
 from loadgauge.resolve.setup import Setup
+from loadgauge.spec.axes import AXES, DEGREES, MODEL_PARALLEL
+from loadgauge.spec.frameworks import default_framework
 from loadgauge.spec.job import WHOLE_RUN, Job, fields
 from loadgauge.spec.layout import SCHEDULES, RecomputePolicy
 from loadgauge.spec.model import Moe
-from loadgauge.spec.training import MODEL_PARALLEL, default_framework
 from loadgauge.units import GIB
 
 OPEN = (
-    "tp",
-    "pp",
-    "vpp",
-    "cp",
-    "ep",
-    "etp",
+    *DEGREES,
     "zero",
     "micro_batch",
     "replicas",
@@ -275,7 +271,7 @@ def _of_file(
         if sizes is None:
             raise
         own = resolve_job(Job(model=file, **flags))  # of as many GPUs as its own layout has
-    open_axes: dict[str, Any] = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch", "replicas"), 1)
+    open_axes: dict[str, Any] = dict.fromkeys((*DEGREES, "micro_batch", "replicas"), 1)
     flags = {**flags, **open_axes, "zero": 0, "recompute": "none", "global_batch": own.layout.global_batch}
     flags["framework"] = own.training.framework.name
     try:
@@ -365,6 +361,6 @@ def _framework(
 
         return dialect(export).framework
     experts = any(isinstance(block.mlp, Moe) for block in find_model(model).blocks)
-    free = MODEL_PARALLEL if experts else ("tp", "pp", "cp")
+    free = [axis for axis in MODEL_PARALLEL if experts or not AXES[axis].experts]
     degrees = {axis: locks.get(axis, (1, gpus) if axis in free else (1,)) for axis in MODEL_PARALLEL}
     return default_framework(degrees, adapters=flags["lora_rank"] is not None or bool(flags["qlora"]))

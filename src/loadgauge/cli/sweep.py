@@ -19,6 +19,7 @@ from click.core import ParameterSource
 from loadgauge._version import __version__
 from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.errors import ConfigError, Error, NothingFits
+from loadgauge.spec.axes import DEGREES
 from loadgauge.spec.job import Job
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ ALSO = ("objective", "margin", "price")
 """Flags of `plan` that a cell may have, beside those of a run."""
 OUTCOMES = {0: "fits", 1: "nothing fits", 2: "cannot tell"}
 """What the exit code of a single plan says."""
-AXES = ("dp", "tp", "pp", "vpp", "cp", "ep", "etp", "zero", "replicas", "micro_batch", "num_microbatches")
+AXES = ("dp", *DEGREES, "zero", "replicas", "micro_batch", "num_microbatches")
 NUMBERS = (
     *("memory_total", "memory_capacity", "missing", "step", "step_low", "step_high", "mfu", "hfu"),
     *("tokens_per_second_per_gpu", "cost_per_billion_tokens", "inner_bandwidth", "outer_bandwidth"),

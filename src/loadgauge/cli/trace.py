@@ -13,6 +13,7 @@ import click
 from loadgauge.cli.optional_deps import needs_torch
 from loadgauge.cli.param_types import Whole
 from loadgauge.errors import ConfigError
+from loadgauge.spec.axes import TRACED
 from loadgauge.units import GIB, flops, gib
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ PARALLEL = (
     click.option("--zero", type=Whole(0, 3), help="0: DDP; 2 and 3 (the default): FSDP2, fully_shard."),
     click.option("--replicas", type=Whole(1, 10**6), help="Groups that hold the same shares (HSDP)."),
 )
-SHARED = ("tp", "sequence_parallel", "pp", "vpp", "schedule", "stage_layers", "zero", "replicas")
+SHARED = (*TRACED, "sequence_parallel", "schedule", "stage_layers", "zero", "replicas")
 """Flags that share out a MODEL."""
 
 

@@ -14,12 +14,14 @@ from loadgauge.estimate.schedule.stages import Stage, stages
 from loadgauge.estimate.time.summary import step_time
 from loadgauge.estimate.time.traffic import Traffic
 from loadgauge.layers import View
+from loadgauge.spec.axes import MODEL_PARALLEL
 from loadgauge.spec.calibration import Rates
 from loadgauge.spec.calibration import rates as calibrated
+from loadgauge.spec.frameworks import default_framework
 from loadgauge.spec.hardware import Cluster, Gpu
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import MODEL_PARALLEL, Training, default_framework
+from loadgauge.spec.training import Training
 from loadgauge.spec.training import training as how_to_train
 
 

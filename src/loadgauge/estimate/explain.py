@@ -16,7 +16,7 @@ from loadgauge.estimate.memory.states import RankWeights, WeightCount
 from loadgauge.estimate.result import Estimate, When
 from loadgauge.estimate.workings import Apart, Explanation, Key, Step, cited
 from loadgauge.spec.lora import base_format
-from loadgauge.spec.training import OPTIMIZERS
+from loadgauge.spec.optimizers import OPTIMIZERS
 
 
 def explain(result: Estimate, part: str, at: When = "peak") -> Explanation:
@@ -167,7 +167,7 @@ def _moments(apart: Apart) -> str:
     optimizer = apart.training.optimizer
     if optimizer.factored:
         return "a row and a column of float32 for each matrix"
-    each = apart.training.precision.moment if optimizer.moment_bytes is None else optimizer.moment_bytes
+    each = optimizer.moment(apart.training.precision)
     special = optimizer.matrix_moments
     fewer = "" if special is None else f" ({special} for the matrices of the blocks)"
     return f"{optimizer.moments} moments{fewer} x {each:g} B"

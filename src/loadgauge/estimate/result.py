@@ -11,6 +11,7 @@ from loadgauge.errors import ConfigError
 from loadgauge.estimate.flops import Flops
 from loadgauge.estimate.memory.phases import Moment, Phase
 from loadgauge.estimate.time.traffic import Traffic
+from loadgauge.spec.axes import RANK_AXES
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import ModelSpec
@@ -198,7 +199,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
                 "defaults": dict(self.model.defaults),
             },
             "layout": {
-                **{name: getattr(layout, name) for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "zero")},
+                **{name: getattr(layout, name) for name in (*RANK_AXES, "vpp", "zero")},
                 "sequence_parallel": layout.sequence_parallel,
                 "recompute": str(layout.recompute),
                 "micro_batch": layout.micro_batch,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.figures.shown import Shown, Timed, shared_out
+from loadgauge.spec.axes import COMMUNICATION
 
 COMPUTE = ("forward", "backward", "recompute", "loss")
 """Lanes of the estimate that are compute; they are told apart by what computes."""
 KINDS = ("matmul", "attention", "memory-bound")
-REST = ("tp", "cp", "ep", "pp", "zero", "dp", "bubble", "optimizer", "fixed")
+REST = (*COMMUNICATION, "bubble", "optimizer", "fixed")
 """The other lanes of the estimate, in the order in which they are drawn."""
 
 

@@ -16,6 +16,7 @@ from loadgauge.formats.dialects import recognise
 from loadgauge.formats.nested import json_document, toml_document, yaml_document
 from loadgauge.formats.run import FIELDS, Run, Said, facts, merge, solve
 from loadgauge.formats.table import Dialect, Document, Keys, Missing
+from loadgauge.spec.axes import DEGREES, FACTORS, RANK_ORDER
 
 LARGEST_FILE = 100_000
 """Bytes. A job file has some thousands."""
@@ -34,9 +35,9 @@ BESIDE = ("deepspeed", "deepspeed_config.deepspeed_config_file")
 LAUNCHED_WITH = "config_file"
 """The option of `accelerate launch` that names its configuration."""
 ALIKE: dict[str, Any] = {
-    "lora_rank": 0, "tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "etp": 1, "zero": 0, "replicas": 1, "sequence_parallel": False,
+    "lora_rank": 0, **dict.fromkeys(DEGREES, 1), "zero": 0, "replicas": 1, "sequence_parallel": False,
     "recompute": "none", "loss": "auto", "offload": "none", "qlora": False, "attention": "flash", "micro_batch": 1,
-    "order": "tp,cp,ep,dp,pp", "precision": "bf16", "optimizer": "adamw", "overlap": "cp,pp,prefetch",
+    "order": ",".join(RANK_ORDER), "precision": "bf16", "optimizer": "adamw", "overlap": "cp,pp,prefetch",
 }  # fmt: skip
 """What a run that does not say it is estimated with."""
 
@@ -240,10 +241,10 @@ def _with(found: Mapping[str, Said], known: Mapping[str, Said]) -> dict[str, Sai
     stale: set[str] = set()
     if "gpus" in known:
         stale |= {"nodes", "gpus_per_node", "dp", "shards"}
-    if known.keys() & {"tp", "pp", "cp"}:
+    if known.keys() & (set(FACTORS) - {"dp"}):
         stale |= {"dp", "shards"}
     if "global_batch" in known or (
-        "global_batch" in found and known.keys() & {"gpus", "tp", "pp", "cp", "micro_batch"}
+        "global_batch" in found and known.keys() & {"gpus", *FACTORS, "micro_batch"} - {"dp"}
     ):
         stale |= {"accumulation"}
     if "replicas" in known:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.spec.axes import FACTORS
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -188,7 +189,7 @@ def _data_parallel(facts: Mapping[str, Said], run: Run, gpus: int | None, file: 
             raise ConfigError(f"{dp} contradicts {replicas} x {shards}", file=file)
     if gpus is not None:
         whole, left = divmod(gpus, run.within)
-        given = [facts[name] for name in ("gpus", "nodes", "gpus_per_node", "tp", "pp", "cp") if name in facts]
+        given = [facts[name] for name in ("gpus", "nodes", "gpus_per_node", *FACTORS) if name in facts and name != "dp"]
         if left or whole == 0:
             raise ConfigError(f"{_joined(given)}: {gpus} GPUs do not share out over {run.within}", file=file)
         if ranks is not None and ranks != whole:

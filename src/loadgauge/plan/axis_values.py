@@ -9,6 +9,8 @@ import msgspec
 
 from loadgauge.lengths import Lengths
 from loadgauge.plan.space import Space, divisors
+from loadgauge.spec.axes import AXES, MODEL_PARALLEL, STAGE_AXES
+from loadgauge.spec.frameworks import Framework
 from loadgauge.spec.layout import SCHEDULES, Layout, RecomputePolicy
 from loadgauge.spec.model import ModelSpec, Moe
 from loadgauge.spec.training import Training
@@ -18,24 +20,17 @@ WHOLE_LAYERS = (RECOMPUTE[0], RECOMPUTE[-1])
 """The models of transformers checkpoint whole layers, or none."""
 ALL = "all"
 
-FRAMEWORKS: dict[str, dict[str, tuple[Any, ...]]] = {
-    # Megatron-LM runs its own 1F1B and interleaved schedules; ZeRO 2 and 3 are Megatron-FSDP's.
-    "megatron": {"schedule": ("1f1b", "interleaved")},
-    # FSDP2 shards everything, or nothing (DDP).
-    "torchtitan": {
-        "zero": (0, 3), "schedule": ("1f1b", "gpipe", "interleaved", "zb-v", "dualpipev"),
-    },
-    "deepspeed": {
-        "tp": (1,), "pp": (1,), "cp": (1,), "ep": (1,), "etp": (1,), "replicas": (1,), "schedule": ("1f1b",),
-        "recompute": WHOLE_LAYERS,
-    },
-    # DDP, and FSDP's SHARD_GRAD_OP and FULL_SHARD.
-    "huggingface": {
-        "tp": (1,), "pp": (1,), "cp": (1,), "ep": (1,), "etp": (1,), "zero": (0, 2, 3), "schedule": ("1f1b",),
-        "recompute": WHOLE_LAYERS,
-    },
-}  # fmt: skip
-"""Values that a framework narrows down; the user's own go before these."""
+
+def narrowed(framework: Framework) -> dict[str, tuple[Any, ...]]:
+    """Values of the axes that a framework does not leave open; the user's own go before these."""
+    narrow: dict[str, tuple[Any, ...]] = {} if framework.splits_model else dict.fromkeys(MODEL_PARALLEL, (1,))
+    if not framework.hybrid_shards:
+        narrow["replicas"] = (1,)
+    if framework.zero_stages is not None:
+        narrow["zero"] = framework.zero_stages
+    if not framework.recomputes_parts:
+        narrow["recompute"] = WHOLE_LAYERS
+    return {**narrow, "schedule": framework.schedules}
 
 
 def space_for(
@@ -61,7 +56,7 @@ def space_for(
     every = divisors(gpus)
     experts = [block.mlp for block in model.blocks if isinstance(block.mlp, Moe)]
     open_axes: dict[str, tuple[Any, ...]] = {
-        "tp": every, "pp": every, "cp": every, "ep": every if experts else (1,), "etp": every if experts else (1,),
+        **{axis: every if experts or not AXES[axis].experts else (1,) for axis in MODEL_PARALLEL},
         "replicas": every, "micro_batch": divisors(global_batch), "vpp": tuple(range(1, model.num_hidden_layers + 1)),
         "recompute": RECOMPUTE, "schedule": SCHEDULES,
     }  # fmt: skip
@@ -70,7 +65,7 @@ def space_for(
     for name, values in locked.items():
         if name == "schedule" and values == (ALL,):
             locked[name] = SCHEDULES
-    chosen = {**open_axes, **FRAMEWORKS[training.framework.name], **locked}
+    chosen = {**open_axes, **narrowed(training.framework), **locked}
     space = Space(
         model=model, gpus=gpus, global_batch=global_batch, seq_len=seq_len, stage_layers=stage_layers, lengths=lengths,
         padded=training.kernels.attention == "eager", base=_common(base or Layout(seq_len=1)), **chosen,
@@ -128,10 +123,10 @@ def out_of_reach(space: Space) -> list[str]:
     base = msgspec.structs.replace(space.base, seq_len=space.seq_len, expert_imbalance=1.0)
     found = []
     experts = any(isinstance(block.mlp, Moe) for block in space.model.blocks)
-    for name in ("tp", "cp", "ep", "etp") if experts else ("tp", "cp"):
+    for name in (axis for axis in STAGE_AXES if experts or not AXES[axis].experts):
         most = max(getattr(space, name))
         for value in (value for value in divisors(space.gpus) if value > most):
-            with_dp = {"dp": value, "global_batch": value} if name in ("ep", "etp") else {"global_batch": 1}
+            with_dp = {"dp": value, "global_batch": value} if AXES[name].experts else {"global_batch": 1}
             problems = msgspec.structs.replace(base, **{name: value}, **with_dp).valid(space.model)
             if problems:
                 found.append(f"{name} {value}: {problems[0]}")

@@ -13,10 +13,12 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.plan.axis_values import space_for
 from loadgauge.plan.plan import Case, Objective, plan
 from loadgauge.spec.cluster import cluster
+from loadgauge.spec.frameworks import DEFAULT
 from loadgauge.spec.hardware import Link
 from loadgauge.spec.lora import Lora
+from loadgauge.spec.optimizers import OPTIMIZERS
 from loadgauge.spec.overlap import Overlap
-from loadgauge.spec.training import OPTIMIZERS, Training
+from loadgauge.spec.training import Training
 from loadgauge.spec.training import training as default_training
 from loadgauge.units import rate
 
@@ -134,7 +136,7 @@ def variants(case: Case) -> Iterator[Variant]:
             yield Variant(Kind.OFFLOAD, what, f"--offload {parts}", with_kind(offload=parts))
     # Without the framework's name, adapters mean transformers', and so does one GPU.
     name = kind.framework.name
-    same = "" if name == "huggingface" else f" --framework {name}"
+    same = "" if name == DEFAULT else f" --framework {name}"
     if kind.lora is None and space.model.head.kind == "lm":
         flags = f"--lora-rank {RANK}{same}"
         yield Variant(Kind.ADAPTERS, "adapters on a frozen base", flags, with_kind(lora=Lora(rank=RANK)))
@@ -195,7 +197,7 @@ def faster(case: Case) -> Iterator[Variant]:
         Kind.OVERLAP, "all communication beside compute", "--overlap all",
         lambda: reopened(case, training=msgspec.structs.replace(kind, overlap=Overlap.parse("all"))),
     )  # fmt: skip
-    if kind.framework.name == "megatron" and kind.precision.products is None and kind.lora is None:
+    if kind.framework.transformer_engine and kind.precision.products is None and kind.lora is None:
         yield Variant(Kind.PRECISION, "8-bit matrix products", "--precision fp8", lambda: _recast(case, "fp8"))
     batch = 2 * space.global_batch
     what = "twice the global batch"

@@ -18,6 +18,7 @@ from loadgauge.plan.axis_values import space_for
 from loadgauge.plan.changes import Progress, reopened
 from loadgauge.plan.plan import Case, Objective, layout_at, plan
 from loadgauge.plan.space import divisors
+from loadgauge.spec.axes import COMMUNICATION
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.hardware import gpu as kind_of_gpu
 from loadgauge.spec.layout import Layout
@@ -27,8 +28,6 @@ STEP = 1024
 """Tokens that a sequence length is found to."""
 NICS = (25, 50, 100, 200, 400, 800, 1600, 3200)
 """Gbit/s of network adapters that are sold, per GPU."""
-COMMUNICATION = ("tp", "cp", "ep", "pp", "zero", "dp")
-"""Lanes of a step that are communication which nothing hides."""
 
 
 def quiet(text: str) -> None:

@@ -16,10 +16,11 @@ import msgspec
 from loadgauge.algebra import Size
 from loadgauge.lengths import Lengths
 from loadgauge.plan.stage_split import balanced
+from loadgauge.spec.axes import STAGE_AXES
 from loadgauge.spec.layout import V_SHAPED, Layout, RecomputePolicy, Schedule
 from loadgauge.spec.model import Attention, ModelSpec
 
-ROWS = ("tp", "cp", "ep", "etp")
+ROWS = STAGE_AXES
 COMBINED = (*ROWS, "micro_batch")
 ELEMENTS = 200_000
 """Layouts of one grid, at most: their arrays stay in the processor's cache."""

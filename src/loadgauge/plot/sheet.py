@@ -13,6 +13,7 @@ from loadgauge.figures.shown import STAGES, Shown
 from loadgauge.plot import blocks, lanes, roofline, schedule
 from loadgauge.plot import memory_phases as through_step
 from loadgauge.resolve.setup import Setup
+from loadgauge.spec.axes import RANK_AXES
 from loadgauge.units import GIB, seconds
 
 FIGURES: dict[str, tuple[str, Callable[[Any, Shown], None]]] = {
@@ -98,9 +99,7 @@ def _headline(figure: Any, shown: Shown) -> None:
     """Model and layout; then the verdict, the step and what it reaches."""
     result, layout = shown.result, shown.layout
     memory, time = result.memory, result.time
-    axes_said = " ".join(
-        f"{name} {getattr(layout, name)}" for name in ("dp", "tp", "pp", "cp", "ep") if getattr(layout, name) > 1
-    )
+    axes_said = " ".join(f"{name} {getattr(layout, name)}" for name in RANK_AXES if getattr(layout, name) > 1)
     machine = f"{layout.gpus:,} x {result.gpu}" if result.gpu else f"{layout.gpus:,} GPUs"
     figure.text(
         0.012, 0.8, f"{result.model.name} · {machine} · {axes_said or 'one rank'} · ZeRO {layout.zero} · recompute"

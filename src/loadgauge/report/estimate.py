@@ -13,6 +13,7 @@ from loadgauge.report.step_time import headline, timing
 from loadgauge.report.table import GLUE, Column, bar, console, draw, heading, points
 from loadgauge.resolve.reproduce import show_command
 from loadgauge.resolve.setup import Setup, worst_routing
+from loadgauge.spec.axes import SIZES
 from loadgauge.units import GIB, count, flops, seconds
 
 if TYPE_CHECKING:
@@ -81,8 +82,7 @@ def _verdict(target: Console, given: Setup, result: Estimate) -> None:
     line = Text(verdict(result))
     line.stylize(style, 0, len(word))
     target.print(line, soft_wrap=True)
-    names = ("dp", "tp", "pp", "cp", "ep", "etp", "vpp")
-    shape = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1 or name == "dp"]
+    shape = [f"{name} {getattr(layout, name)}" for name in SIZES if getattr(layout, name) > 1 or name == "dp"]
     shape += [f"ZeRO {layout.zero}", *(["sequence parallel"] if layout.sequence_parallel else [])]
     card = "GPU" if given.gpu is None else given.gpu.name
     batch = f"{layout.global_batch:,} sequence{'s' if layout.global_batch > 1 else ''}"

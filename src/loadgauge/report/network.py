@@ -8,7 +8,7 @@ from loadgauge.estimate.time.bandwidth_needs import Need, Network, NetworkCase, 
 from loadgauge.estimate.time.traffic import Traffic
 from loadgauge.report.table import GLUE, Column, console, draw, heading, points
 from loadgauge.resolve.setup import Setup
-from loadgauge.spec.layout import AXES
+from loadgauge.spec.axes import RANK_ORDER, SIZES
 from loadgauge.units import GB, MIB, count, seconds
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _verdict(target: Console, given: Setup, setup: NetworkCase, found: Network) 
     target.print(line, soft_wrap=True)
     layout, fabric, known = given.layout, setup.fabric, setup.machine.rates
     assert given.gpu is not None
-    names = ("dp", "tp", "pp", "cp", "ep", "etp", "vpp", "replicas")
+    names = (*SIZES, "replicas")
     shape = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1 or name == "dp"]
     shape += [f"ZeRO {layout.zero}", *(["sequence parallel"] if layout.sequence_parallel else [])]
     batches = f"{layout.num_microbatches} micro-batch{'es' if layout.num_microbatches > 1 else ''} on each rank"
@@ -136,7 +136,7 @@ def _links(given: Setup, setup: NetworkCase) -> str:
 
 def _place(row: Need | Traffic) -> int:
     """Where the axis of a row stands in a table: experts beside tp."""
-    return AXES.index({"etp": "ep"}.get(row.axis, row.axis))
+    return RANK_ORDER.index({"etp": "ep"}.get(row.axis, row.axis))
 
 
 def _word(need: Need, share: float) -> str:

@@ -16,6 +16,7 @@ from loadgauge.report.step_time import LANES
 from loadgauge.report.table import GLUE, Column, console, document, draw, heading, points
 from loadgauge.resolve.reproduce import completer, documented, layout_flags, show_command
 from loadgauge.resolve.setup import Setup
+from loadgauge.spec.axes import DEGREES, MODEL_PARALLEL
 from loadgauge.units import GIB, seconds
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 CLOSE = 1e-4
 """Relative difference of two steps that are called as fast as each other."""
-KINDS = ("tp", "pp", "cp", "ep", "etp", "zero")
+KINDS = (*MODEL_PARALLEL, "zero")
 """Axes by which two layouts are of another kind."""
 KEPT = 20
 LEAST = ("tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
@@ -184,7 +185,7 @@ def table(
             for time, layout in zip(times, every, strict=True)
         ]
         cells["cost/1B"] = [f"{cost:,.2f}" for cost in costs]
-    for name in ("dp", "tp", "pp", "vpp", "cp", "ep", "etp", "zero"):
+    for name in ("dp", *DEGREES, "zero"):
         if any(getattr(layout, name) > int(name != "zero") for layout in every):
             cells[name] = [_degree(layout, name) for layout in every]
     cells["micro"] = [str(layout.micro_batch) for layout in every]

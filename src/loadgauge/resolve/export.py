@@ -12,8 +12,8 @@ from loadgauge.formats.megatron_model import unsaid
 from loadgauge.formats.recompute import spelled
 from loadgauge.formats.run import Run
 from loadgauge.resolve.setup import Setup
+from loadgauge.spec.axes import DEGREES
 from loadgauge.spec.lora import ATTENTION_TARGETS, Lora
-from loadgauge.spec.training import FRAMEWORKS
 
 FLAGS = "flags"
 """loadgauge's own, as if it were a dialect."""
@@ -24,10 +24,10 @@ def run_of(given: Setup) -> Run:
     job, layout, kind = given.job, given.layout, given.training
     lora = kind.lora
     precision = kind.precision.name
-    usual = FRAMEWORKS[kind.framework.name].precision
+    usual = kind.framework.precision
     batch = int(layout.global_batch)
     stages = layout.stage_layers
-    names = ("tp", "pp", "vpp", "cp", "ep", "etp", "zero", "replicas")
+    names = (*DEGREES, "zero", "replicas")
     degrees: dict[str, Any] = {name: int(getattr(layout, name)) for name in names}
     return Run(
         model=job.model or given.model.name,

@@ -15,9 +15,11 @@ from loadgauge.formats.coverage import Uncounted
 from loadgauge.formats.exchange import SYNTAXES, JobFile, load, read
 from loadgauge.formats.recompute import resolved
 from loadgauge.formats.run import FIELDS, Run
+from loadgauge.spec.axes import MODEL_PARALLEL
+from loadgauge.spec.frameworks import default_framework
 from loadgauge.spec.job import Job
 from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import MODEL_PARALLEL, default_framework, training
+from loadgauge.spec.training import training
 
 WITH_GPU = ("gpus_per_node", "order", "overlap")
 """Flags that say nothing without --gpu."""

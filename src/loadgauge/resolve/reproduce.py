@@ -17,10 +17,10 @@ from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.rescale import run as measured_run
 from loadgauge.resolve.resolve import JOB_FILES, bandwidth, resolve_job
+from loadgauge.spec.axes import DEGREES, RANK_ORDER
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.job import Job
-from loadgauge.spec.layout import AXES
 from loadgauge.spec.training import Training, training
 from loadgauge.units import rate
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 CONSTANT = {
-    **dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "replicas"), 1), "zero": 0, "recompute": "none",
+    **dict.fromkeys((*DEGREES, "replicas"), 1), "zero": 0, "recompute": "none",
     "optimizer": "adamw", "attention": "flash", "offload": "none", "base": "nf4", "lora_targets": "all",
-    "cp_comm": "ring", "order": ",".join(AXES),
+    "cp_comm": "ring", "order": ",".join(RANK_ORDER),
     **dict.fromkeys(("sequence_parallel", "qlora", "mtp"), False),
 }  # fmt: skip
 """Defaults that depend on no other flag."""
@@ -88,7 +88,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
     values: dict[str, Any] = {
         **{name: getattr(job, name) for name in KEPT},
         "mtp": bool(job.mtp),
-        **{name: int(getattr(layout, name)) for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "zero", "replicas")},
+        **{name: int(getattr(layout, name)) for name in (*DEGREES, "zero", "replicas")},
         "gpu": result.gpu,
         "gpus": int(layout.gpus),
         "sequence_parallel": layout.sequence_parallel,
@@ -201,9 +201,7 @@ def _cluster(
 def layout_flags(result: Estimate) -> str:
     """The layout alone as flags, to tell it from others of the same run; `completer` writes all flags of a job."""
     layout = result.layout
-    words = [
-        f"--{name} {value}" for name in ("tp", "pp", "vpp", "cp", "ep", "etp") if (value := getattr(layout, name)) > 1
-    ]
+    words = [f"--{name} {value}" for name in DEGREES if (value := getattr(layout, name)) > 1]
     words += [f"--zero {layout.zero}"] if layout.zero else []
     words += [f"--replicas {layout.replicas}"] if layout.replicas > 1 else []
     words += ["--sequence-parallel"] if layout.sequence_parallel else []

@@ -14,14 +14,16 @@ from loadgauge.layers import View, block_layer
 from loadgauge.lengths import Lengths
 from loadgauge.resolve.rescale import scale
 from loadgauge.resolve.setup import Setup
+from loadgauge.spec.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
 from loadgauge.spec.cluster import cluster
+from loadgauge.spec.frameworks import default_framework
 from loadgauge.spec.hardware import Cluster, Gpu, gpu
 from loadgauge.spec.job import Job
-from loadgauge.spec.layout import AXES, Layout, RecomputePolicy
+from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.lora import ATTENTION_TARGETS, Lora
 from loadgauge.spec.model import ModelSpec, Moe
 from loadgauge.spec.overlap import Overlap
-from loadgauge.spec.training import MODEL_PARALLEL, Training, default_framework, training
+from loadgauge.spec.training import Training, training
 from loadgauge.units import parse
 
 LORA_RANK = 16
@@ -164,8 +166,7 @@ def _applies(job: Job, model: ModelSpec) -> None:
 
 def _degrees(job: Job, fill: Any) -> tuple[int, dict[str, int]]:
     """The parallel degrees; data parallelism is what is left of the GPUs."""
-    names = ("tp", "pp", "vpp", "cp", "ep", "etp")
-    degrees = {name: 1 if getattr(job, name) is None else getattr(job, name) for name in names}
+    degrees = {name: 1 if getattr(job, name) is None else getattr(job, name) for name in DEGREES}
     within = degrees["tp"] * degrees["pp"] * degrees["cp"]
     gpus = fill("gpus", within, "one replica" if within > 1 else "")
     if gpus % within:
@@ -231,12 +232,12 @@ def _ragged(lengths: Lengths | None, micro_batch: int, kind: Training) -> dict[s
 def _order(text: str | None) -> tuple[str, ...]:
     """The axes, the fastest first; ep may be left out, and then comes before dp."""
     if text is None:
-        return AXES
+        return RANK_ORDER
     names = [name.strip() for name in text.split(",")]
     if "ep" not in names and "dp" in names:
         names.insert(names.index("dp"), "ep")
-    if sorted(names) != sorted(AXES):
-        raise ConfigError(f"must name each of {', '.join(AXES)} once, got {text!r}", key="order")
+    if sorted(names) != sorted(RANK_ORDER):
+        raise ConfigError(f"must name each of {', '.join(RANK_ORDER)} once, got {text!r}", key="order")
     return tuple(names)
 
 

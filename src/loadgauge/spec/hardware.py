@@ -116,7 +116,7 @@ class Measured(_Section, frozen=True):
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One GPU of the catalogue. The properties are plain numbers in base units; the figures with their sources are in
     `memory`, `peaks`, `interconnect`, `nic`, `power` and `measured`. `confidence` says how far to trust the whole
-    entry, `notes` where its sources disagree.
+    entry, `notes` where its sources disagree. `compute_capability` is NVIDIA's (developer.nvidia.com/cuda-gpus).
 
     >>> h100 = gpu("h100-sxm5-80gb")
     >>> h100.peak("bf16"), h100.memory_bandwidth, h100.link_bandwidth, h100.link_domain
@@ -130,6 +130,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     vendor: Literal["nvidia", "amd", "google", "intel", "huawei", "aws"]
     confidence: Literal["high", "medium", "low"]
     notes: str = ""
+    compute_capability: str = ""
     memory: Memory
     peaks: Peaks = msgspec.field(default=Peaks(), name="peak")
     interconnect: Interconnect = msgspec.field(default=Interconnect(), name="link")
@@ -144,6 +145,16 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             return msgspec.convert({**tomllib.loads(text), "id": id}, Gpu)
         except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
             raise ConfigError(str(error), file=_file(id)) from None
+
+    @property
+    def data_center_hopper_or_later(self) -> bool:
+        """Whether it is a data-centre GPU of Hopper or Blackwell, for which cuBLAS and Transformer Engine take larger
+        workspaces: compute capability 9.x or 10.x.
+
+        >>> [gpu(id).data_center_hopper_or_later for id in ("a100-sxm4-80gb", "h20-96gb", "gb300-nvl72", "rtx5090")]
+        [False, True, True, False]
+        """
+        return self.compute_capability.partition(".")[0] in ("9", "10")
 
     @property
     def capacity(self) -> float:

@@ -9,10 +9,13 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from loadgauge.spec.layout import AXES, SCHEDULES, CpComm
+from loadgauge.spec.axes import RANK_ORDER
+from loadgauge.spec.frameworks import FRAMEWORKS
+from loadgauge.spec.layout import SCHEDULES, CpComm
 from loadgauge.spec.lora import BASE_FORMATS
+from loadgauge.spec.optimizers import OPTIMIZERS
 from loadgauge.spec.overlap import Overlap
-from loadgauge.spec.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS
+from loadgauge.spec.precision import PRECISIONS
 
 Kind = Literal["text", "whole", "positive", "switch", "choice", "file", "bandwidth", "count"]
 Group = Literal["model", "method", "batch", "layout", "cluster", "money"]
@@ -206,7 +209,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     order: Annotated[
         str | None,
         _field(
-            "text", "layout", "Order in which the axes number the ranks, the fastest first.", metavar=",".join(AXES),
+            "text", "layout", "Order in which the axes number the ranks, the fastest first.", metavar=",".join(RANK_ORDER),
             needs="gpu",
         ),
     ] = None  # fmt: skip

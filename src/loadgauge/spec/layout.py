@@ -9,12 +9,11 @@ import msgspec
 
 from loadgauge.algebra import Size, ceil_div, maximum, minimum, shard
 from loadgauge.errors import ConfigError, LayoutError
+from loadgauge.spec.axes import RANK_ORDER, SIZES
 from loadgauge.spec.model import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mixer, Mlp, ModelSpec, Moe
 
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe", "dualpipev"]
 CpComm = Literal["ring", "all_gather", "all_to_all"]
-AXES = ("tp", "cp", "ep", "dp", "pp")
-"""The order in which Megatron-LM numbers its ranks, the fastest axis first."""
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 V_SHAPED = ("zb-v", "dualpipev")
 """Each stage holds two parts of the model, one on the way down and one on the way up: the first holds both ends."""
@@ -112,7 +111,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     stage_layers: tuple[int, ...] | None = None
     expert_imbalance: Size = 1.0
     replicas: Size = 1
-    order: tuple[str, ...] = AXES
+    order: tuple[str, ...] = RANK_ORDER
     tokens: Size | None = None
     pairs: Size | None = None
     kernel_tokens: Size | None = None
@@ -269,13 +268,13 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
             raise LayoutError("; ".join(problems))
 
 
-_DEGREES = ("dp", "tp", "pp", "cp", "ep", "etp", "vpp", "replicas", "micro_batch", "global_batch", "seq_len")
+_COUNTS = (*SIZES, "replicas", "micro_batch", "global_batch", "seq_len")
 
 
 def _violations(layout: Layout, model: ModelSpec) -> list[str]:
     problems = [
         f"{name} must be a whole number of at least 1, got {value}"
-        for name in _DEGREES
+        for name in _COUNTS
         if not isinstance(value := getattr(layout, name), int) or value < 1
     ]
     if not problems:

@@ -11,6 +11,7 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.plan.axis_values import RECOMPUTE, space_for
 from loadgauge.plan.inverse import leanest
 from loadgauge.plan.plan import Case, plan
+from loadgauge.spec.axes import DEGREES
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.layout import Layout
 from loadgauge.validate.expression import Job, express
@@ -18,7 +19,7 @@ from loadgauge.validate.runs import Run
 
 SERIES = ("KOR", "SC21", "MB")
 """Sources whose layouts were chosen by people who tuned them."""
-AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "zero", "sequence_parallel", "micro_batch", "replicas", "schedule")
+AXES = (*DEGREES, "zero", "sequence_parallel", "micro_batch", "replicas", "schedule")
 MEANS = ("zero", "sequence_parallel", "replicas", "recompute")
 """What a layout does beside sharing out the model: a framework has it or not, a recipe uses it or not."""
 

@@ -14,11 +14,12 @@ import msgspec
 
 from loadgauge.errors import Error
 from loadgauge.layers import View, block_layer
+from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.hardware import Gpu, gpu, gpu_ids
 from loadgauge.spec.layout import SCHEDULES, TWO_CHUNKS, Layout, RecomputePolicy
 from loadgauge.spec.lora import BaseName, Lora
 from loadgauge.spec.model import ModelSpec, Moe
-from loadgauge.spec.training import FRAMEWORKS, Training
+from loadgauge.spec.training import Training
 from loadgauge.spec.training import training as trained
 from loadgauge.validate import knobs, words
 from loadgauge.validate.flags import Flags

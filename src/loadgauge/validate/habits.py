@@ -29,7 +29,7 @@ def habits(run: Run, flags: Flags, training: Training, *, performance_recipe: bo
         a2a = (flags.value("moe_a2a_overlap") or "").lower() == "true"
         graphs = flags.value("cuda_graph_impl") not in (None, "", "none")
         overlap = msgspec.structs.replace(overlap, tp=True, dp=True, ep=a2a, launch=graphs)
-    elif training.framework.name == "megatron":
+    elif training.framework.scripts_overlap:
         since = run.year is not None and run.year >= OVERLAP_SINCE
         overlap = msgspec.structs.replace(overlap, dp=since, pp=since)
     kernels = training.kernels

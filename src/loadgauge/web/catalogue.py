@@ -12,10 +12,13 @@ from loadgauge.cli.models import _plain as plain_model
 from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.families.catalogue import model, models
 from loadgauge.formats.dialects import FILES
+from loadgauge.spec.axes import DEGREES
+from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.hardware import gpu_ids, gpus
 from loadgauge.spec.lora import BASE_FORMATS
+from loadgauge.spec.optimizers import OPTIMIZERS
 from loadgauge.spec.overlap import Overlap
-from loadgauge.spec.training import FRAMEWORKS, OPTIMIZERS, PRECISIONS
+from loadgauge.spec.precision import PRECISIONS
 from loadgauge.web.flags import options
 
 GROUPS = {
@@ -25,8 +28,8 @@ GROUPS = {
     ),
     "batch": ("micro-batch", "global-batch", "seq-len", "lengths"),
     "layout": (
-        "tp", "pp", "vpp", "cp", "ep", "etp", "zero", "replicas", "sequence-parallel", "schedule", "recompute",
-        "stage-layers", "cp-comm", "order", "expert-imbalance", "overlap",
+        *DEGREES, "zero", "replicas", "sequence-parallel", "schedule", "recompute", "stage-layers", "cp-comm", "order",
+        "expert-imbalance", "overlap",
     ),
     "cluster": ("gpu", "gpus", "gpus-per-node", "link-bandwidth", "nic-bandwidth", "measured"),
     "money": ("tokens", "price", "days", "mtbf-hours", "checkpoint-seconds", "restart-seconds"),

@@ -14,6 +14,7 @@ from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.resolve.setup import Setup
+from loadgauge.spec.axes import DEGREES
 from loadgauge.spec.job import Job
 from loadgauge.spec.model import Moe
 
@@ -119,7 +120,7 @@ def _was(given: Setup, name: str) -> str:
     if said is not None:
         return str(said)
     layout, kind = given.layout, given.training
-    if name in ("tp", "pp", "vpp", "cp", "ep", "zero", "micro_batch", "global_batch", "recompute", "gpus", "schedule"):
+    if name in (*DEGREES, "zero", "micro_batch", "global_batch", "recompute", "gpus", "schedule"):
         return str(getattr(layout, name))
     return {
         "loss": kind.kernels.loss, "attention": kind.kernels.attention, "optimizer": kind.optimizer.name,
@@ -190,5 +191,5 @@ def _pipelines(given: Setup) -> Iterator[tuple[dict[str, Any], str]]:
                 yield {"vpp": chunks, "schedule": "interleaved"}, "interleaved: a smaller bubble, more sends"
     elif layout.schedule == "interleaved":
         yield {"vpp": None, "schedule": "1f1b"}, "fewer micro-batches in flight, a larger bubble"
-    if given.training.framework.name != "megatron":
+    if not given.training.framework.only_own_schedules:
         yield {"vpp": None, "schedule": "zb-h1"}, "zero-bubble schedule of the same memory"

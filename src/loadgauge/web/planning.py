@@ -17,6 +17,7 @@ from loadgauge.plan.batch.evaluate import Reading
 from loadgauge.plan.batch.types import Batch, Wanted
 from loadgauge.plan.plan import Case, layout_at, plan
 from loadgauge.report.plan import why
+from loadgauge.spec.axes import RANK_AXES
 from loadgauge.spec.job import Job
 from loadgauge.spec.layout import Layout
 from loadgauge.web.flags import State, files_of, job_of, model_of, written
@@ -26,9 +27,9 @@ MOST = 4000
 """Points of the scatter."""
 EACH = 6
 """Layouts of one structure that are timed for the scatter, beside those that matter for the answer."""
+PLACE = (*RANK_AXES[1:], "dp", "vpp", "zero", "micro_batch")
 COLUMNS = (
-    "memory", "mfu", "step", "tp", "pp", "cp", "ep", "dp", "vpp", "zero", "micro_batch", "recompute", "schedule", "etp",
-    "replicas", "sequence_parallel", "stage_layers",
+    "memory", "mfu", "step", *PLACE, "recompute", "schedule", "etp", "replicas", "sequence_parallel", "stage_layers",
 )  # fmt: skip
 NAMES = ("objective", "margin", "price", "top", "what_next", "find", "exposed", "prices")
 """What `plan` is asked beside the flags of a run."""
@@ -185,9 +186,9 @@ def _step(found: Estimate) -> float:
 def _point(memory: float, step: float, layout: Layout, best: Estimate) -> list[Any]:
     """One row. Of the same batch on the same GPUs, utilisation is as the inverse of the time."""
     assert best.time is not None
-    stages, names = layout.stage_layers, ("tp", "pp", "cp", "ep", "dp", "vpp", "zero", "micro_batch")
+    stages = layout.stage_layers
     return [
-        memory, best.time.mfu * best.time.step / step, step, *(int(getattr(layout, name)) for name in names),
+        memory, best.time.mfu * best.time.step / step, step, *(int(getattr(layout, name)) for name in PLACE),
         str(layout.recompute), layout.schedule if layout.pp > 1 else "", int(layout.etp), int(layout.replicas),
         layout.sequence_parallel, "" if stages is None else ",".join(map(str, stages)),
     ]  # fmt: skip

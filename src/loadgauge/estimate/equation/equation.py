@@ -17,7 +17,9 @@ from loadgauge.estimate.memory.recompute import applied
 from loadgauge.estimate.memory.states import model_states
 from loadgauge.layers import block_layer, embedding_layer, head_layer
 from loadgauge.sources import cite
-from loadgauge.spec.training import OPTIMIZERS, PRECISIONS, choose
+from loadgauge.spec.optimizers import OPTIMIZERS
+from loadgauge.spec.precision import PRECISIONS
+from loadgauge.spec.training import choose
 
 QUANTITIES = {
     "params": ("parameters of one layer", "parameters"),

@@ -11,10 +11,11 @@ from loadgauge.errors import ConfigError
 from loadgauge.estimate.equation.layers import Subject, subject
 from loadgauge.estimate.equation.symbols import letter
 from loadgauge.layers import View
+from loadgauge.spec import axes
 from loadgauge.spec.kernels import PAPER, Dtypes, Kernels
 from loadgauge.spec.layout import Layout, RecomputePolicy
 
-AXES = {"tp": "t", "cp": "c", "ep": "e", "etp": "t_e"}
+AXES = {name: axes.AXES[name].symbol for name in axes.STAGE_AXES}
 """The axes a layer is sharded over, and the letters for how many ranks each has."""
 ITEMSIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
 WEIGHTS = ("params", "active-params")

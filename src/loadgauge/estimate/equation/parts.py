@@ -11,6 +11,7 @@ from typing import Any
 from loadgauge.algebra import Size
 from loadgauge.layers.attention import CORE
 from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute, Weight
+from loadgauge.spec.axes import STAGE_AXES
 from loadgauge.spec.model import Block, Moe
 
 ORDER = (
@@ -18,7 +19,7 @@ ORDER = (
     "tensor parallelism", "context parallelism", "expert parallelism", "tensor parallelism of experts",
 )  # fmt: skip
 """How parts are listed; what stands between them (a mixer other than attention) goes first."""
-_AXES = dict(zip(("tp", "cp", "ep", "etp"), ORDER[-4:], strict=True))
+_AXES = dict(zip(STAGE_AXES, ORDER[-4:], strict=True))
 
 
 def by_part(quantity: str, layer: Layer, block: Block | None, again: Recompute = NOTHING) -> dict[str, Size]:

@@ -34,7 +34,6 @@ TRANSFORMER_ENGINE = {True: 32 * MIB, False: 4 * MIB}
 HANDLES = 2
 """The main thread's and autograd's."""
 GROUPED_STREAMS = 4
-HOPPER_AND_LATER = ("h100", "h200", "h20-", "h800", "b100", "b200", "b300", "gb200", "gb300")
 FRAGMENTATION = Assumed(0.0, 0.0, 0.08)
 """Share of the allocated bytes that the caching allocator may hold beyond them; not part of the value, only of the range."""
 
@@ -51,9 +50,9 @@ def workspaces(gpu: Gpu | None, training: Training, *, grouped: bool) -> float:
     """
     if gpu is None or gpu.vendor != "nvidia":
         return 0.0
-    recent = gpu.id.startswith(HOPPER_AND_LATER)
+    recent = gpu.data_center_hopper_or_later
     total = HANDLES * CUBLAS[recent]
-    if training.framework.name == "megatron":
+    if training.framework.transformer_engine:
         total += TRANSFORMER_ENGINE[recent] * (1 + (GROUPED_STREAMS if grouped else 0))
     return float(total)
 

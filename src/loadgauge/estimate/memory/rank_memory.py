@@ -153,8 +153,7 @@ class MemoryModel:
     def backward(self, layer: Layer, recompute: Recompute) -> Size:
         """The working set of a layer's backward, with the gradients that come into being in it."""
         gradient = self.training.precision.gradient if self.lazy else 0
-        if self.training.framework.name == "megatron" and not self.view.kernels.gradient_placeholders:
-            # Each weight's gradient is a tensor of its own until it is added to the buffer.
+        if self.training.framework.gradient_tensors and not self.view.kernels.gradient_placeholders:
             compute, split = self.training.precision.compute, self.layout.splits_backward
             return backward_peak(layer, compute, recompute, accumulating=True, split=split)
         split = self.layout.splits_backward

@@ -8,7 +8,8 @@ from loadgauge.algebra import Size, spread
 from loadgauge.errors import ConfigError
 from loadgauge.layers.operations import Weight
 from loadgauge.spec.lora import BASE_FORMATS, base_format
-from loadgauge.spec.training import OPTIMIZERS, Optimizer, Precision
+from loadgauge.spec.optimizers import OPTIMIZERS, Optimizer
+from loadgauge.spec.precision import Precision
 
 NF4_BYTES = BASE_FORMATS["nf4"].nbytes
 """Bytes per element of 4-bit NormalFloat with double quantisation."""
@@ -125,7 +126,7 @@ def model_states(
 
     ZeRO's own example, 7.5 B parameters on 64 ranks: 120, 31.4, 16.6 and 1.9 GB.
 
-    >>> from loadgauge.spec.training import PRECISIONS
+    >>> from loadgauge.spec.precision import PRECISIONS
     >>> mixed = PRECISIONS["bf16-mixed-16"]
     >>> [round(model_states(7_500_000_000, mixed, zero=stage, dp=64).total / 1e9, 1) for stage in (0, 1, 2, 3)]
     [120.0, 31.4, 16.6, 1.9]
@@ -140,7 +141,7 @@ def model_states(
         return spread(elements, dp) if zero >= stage else elements
 
     trainable = whole.trainable
-    moment = precision.moment if optimizer.moment_bytes is None else optimizer.moment_bytes
+    moment = optimizer.moment(precision)
     stored = base_format(quantised)
     base = precision.weight if stored is None else stored.nbytes
     states = (precision.main_gradient + precision.master + optimizer.moments * moment) * share(trainable, 1)

@@ -16,9 +16,9 @@ import msgspec
 
 from loadgauge.algebra import Size, ceil_div, common_divisor, maximum, minimum, same, spread, where
 from loadgauge.errors import ConfigError
+from loadgauge.spec.axes import RANK_ORDER
 from loadgauge.spec.calibration import Rates
 from loadgauge.spec.hardware import Cluster
-from loadgauge.spec.layout import AXES
 
 Kind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send_recv"
@@ -199,7 +199,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
         return where(full, self.outer * self.oversubscription, self.outer)
 
 
-def groups(degrees: dict[str, Size], order: tuple[str, ...] = AXES) -> dict[str, Group]:
+def groups(degrees: dict[str, Size], order: tuple[str, ...] = RANK_ORDER) -> dict[str, Group]:
     """The group of each axis, from the degrees of all axes and the order in which ranks are numbered.
 
     >>> groups({"tp": 8, "cp": 1, "dp": 4, "pp": 2})["dp"]

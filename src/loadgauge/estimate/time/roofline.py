@@ -60,7 +60,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             low=low,
             graphs=training.overlap.launch,
             fuses_dropout=training.kernels.activation == "fused",
-            flash2=training.framework.name != "megatron",
+            flash2=not training.framework.transformer_engine,
         )
 
 

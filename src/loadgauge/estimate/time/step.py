@@ -20,18 +20,9 @@ from loadgauge.estimate.time.roofline import LayerTime, Machine, layer_seconds, 
 from loadgauge.estimate.time.traffic import Carries, Traffic, collective_seconds, expose, layout_groups, stage_traffic
 from loadgauge.layers.embedding_head import head_layer, prediction_layer
 from loadgauge.layers.operations import Layer, Operation, Recompute
+from loadgauge.spec.axes import COMMUNICATION
 
-LANES = (
-    "forward", "backward", "recompute", "loss", "tp", "cp", "ep", "pp", "zero", "bubble", "dp", "optimizer", "fixed",
-)  # fmt: skip
-
-
-BUCKETS = {"megatron": 40e6, "deepspeed": 500e6, "huggingface": 25 * 2**20 / 4, "torchtitan": 25 * 2**20 / 4}
-"""Elements of a bucket of gradients: Megatron's 40 million (or a million a rank), DeepSpeed's, PyTorch DDP's 25 MiB.
-
-Each bucket waits for the latency of its own reduction. As Megatron's grow with the ranks, beyond 40 of them there are the
-fewer buckets the more ranks there are, and a step with more GPUs may be the faster one.
-"""
+LANES = ("forward", "backward", "recompute", "loss", *COMMUNICATION[:-1], "bubble", "dp", "optimizer", "fixed")
 
 
 HOST_LINK = 25e9
@@ -283,21 +274,20 @@ class StepModel:
         group = self.groups[row.group]
         updated = row.kind is Carries.UPDATED_WEIGHTS
         itemsize = self.training.precision.compute if updated else self.reduced_bytes
-        bucket = BUCKETS.get(self.training.framework.name, BUCKETS["torchtitan"])
-        if self.training.framework.name == "megatron":
-            bucket = maximum(bucket, 1e6 * self.layout.zero_ranks)
+        framework = self.training.framework
+        bucket: Size = framework.reduced
+        if framework.reduced_per_rank:
+            bucket = maximum(bucket, framework.reduced_per_rank * self.layout.zero_ranks)
         calls = ceil_div(row.payload, bucket * itemsize)
-        if self.training.framework.name == "torchtitan" and self.layout.zero:
-            calls = self.memory.model.num_hidden_layers / self.layout.pp  # one unit of FSDP a layer
+        if framework.reduces_by_layer and self.layout.zero:
+            calls = self.memory.model.num_hidden_layers / self.layout.pp
         return maximum(calls - 1, 0) * seconds(row.collective, 0, group, self.fabric)
 
     def optimizer(self, stage: Stage) -> Size:
         """Seconds of the update: gradients read twice (their norm), master weights and moments read and written back."""
         precision, chosen = self.training.precision, self.training.optimizer
         weights = self.memory.weights(self.memory.counts(stage, stage.start, stage.stop)) + self.memory.ends(stage)
-        moment = precision.moment if chosen.moment_bytes is None else chosen.moment_bytes
-        master = precision.master or precision.weight
-        moved = 2 * precision.gradient + 2 * master + 2 * chosen.moments * moment + precision.compute
+        moved = chosen.moved(precision)
         sharded = self.layout.zero >= 1
         elements = weights.dense.trainable / (self.layout.zero_ranks if sharded else 1)
         elements = elements + weights.expert.trainable / (self.layout.expert_zero_ranks if sharded else 1)
@@ -348,17 +338,15 @@ class StepModel:
         if layout.pp == 1:
             return 0
         nbytes = view.kernels.dtypes.activation * view.tokens * self.memory.model.hidden_size / view.token_shards
-        if self.training.framework.name == "megatron" and not layout.sequence_parallel:
-            # Each tensor-parallel rank sends its part, and they are gathered on the other side (source: narayanan2021).
+        if self.training.framework.splits_sends and not layout.sequence_parallel:
             gathered = seconds("all_gather", nbytes, self.groups["tp"], self.fabric)
             return gathered + seconds("send_recv", nbytes / layout.tp, self.groups["pp"], self.fabric)
         return seconds("send_recv", nbytes, self.groups["pp"], self.fabric)
 
     @property
     def sends_hidden(self) -> bool:
-        """Whether activations travel beside compute; Megatron-LM's 1F1B sends and receives in turn, whatever the switch."""
-        in_turn = self.training.framework.name == "megatron" and self.layout.schedule in ("1f1b", "gpipe")
-        return self.overlap.pp and not in_turn
+        """Whether sends between stages are hidden under compute."""
+        return self.overlap.pp and self.layout.schedule not in self.training.framework.sends_in_turn
 
     def pipeline_seconds(self, chunks: Sequence[Sequence[MicroBatch]], send: Size, stage: int = 0) -> tuple[Size, Size]:
         """Seconds of the schedule, and of them what a stage spends with sending where nothing hides it.

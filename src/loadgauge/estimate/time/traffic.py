@@ -36,7 +36,8 @@ from loadgauge.estimate.memory.rank_memory import MemoryModel, Stage
 from loadgauge.estimate.memory.states import RankWeights, WeightCount, gathered_bytes
 from loadgauge.estimate.time.collectives import Fabric, Group, adapter_bytes, groups, joined, seconds, wire_bytes
 from loadgauge.layers.operations import Collective, Layer, Recompute
-from loadgauge.spec.layout import AXES, Layout
+from loadgauge.spec.axes import FACTORS, RANK_ORDER
+from loadgauge.spec.layout import Layout
 from loadgauge.spec.training import Training
 
 
@@ -124,9 +125,9 @@ def layout_groups(layout: Layout) -> dict[str, Group]:
     [('dp', 8, 8), ('zero', 8, 4), ('replicas', 2, 32), ('ep', 8, 1), ('expert_dp', 4, 8)]
     """
     order, replicas = layout.order, layout.replicas
-    if sorted(order) != sorted(AXES):
-        raise ConfigError(f"must name each of {', '.join(AXES)} once, got {', '.join(order)}", key="order")
-    made = groups({axis: getattr(layout, axis) for axis in ("tp", "cp", "dp", "pp")}, order)
+    if sorted(order) != sorted(RANK_ORDER):
+        raise ConfigError(f"must name each of {', '.join(RANK_ORDER)} once, got {', '.join(order)}", key="order")
+    made = groups({axis: getattr(layout, axis) for axis in FACTORS}, order)
     experts = groups({"tp": layout.etp, "ep": layout.ep, "dp": layout.expert_dp, "pp": layout.pp}, order)
     if layout.pp > 1 and not same(layout.ep * layout.etp, 1) and not same(made["pp"].stride, experts["pp"].stride):
         raise LayoutError(

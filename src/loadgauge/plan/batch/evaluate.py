@@ -26,6 +26,7 @@ from loadgauge.plan.batch.step_time import ArrayStep, Pace, play_all
 from loadgauge.plan.batch.types import Batch, Wanted
 from loadgauge.plan.constraints import Constraints, Places
 from loadgauge.plan.space import Grid, Space, Structure
+from loadgauge.spec.axes import RANK_AXES
 from loadgauge.spec.calibration import Rates
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.layout import Layout
@@ -260,7 +261,7 @@ class GridReading:
         """Bytes outside the allocator, which depend on which axes have several ranks, and for good inside it."""
 
         def make() -> Any:
-            numpy, code, axes = self.numpy, 0, ("dp", "tp", "cp", "ep")
+            numpy, code, axes = self.numpy, 0, [name for name in RANK_AXES if name != "pp"]
             alone = Layout(pp=layout.pp, seq_len=1)
             for bit, axis in enumerate(axes):
                 code = code + self.numpy.asarray(getattr(layout, axis) > 1) * 2**bit
