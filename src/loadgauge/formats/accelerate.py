@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.formats.accelerate_keys import ACCELERATE_COVERAGE
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import CPU, NOWHERE, SHARDING
 
@@ -211,5 +210,4 @@ ACCELERATE = Dialect(
         _named(),
         row("precision", "mixed_precision", words={"bf16": "bf16", "fp16": "fp16", "no": "fp32"}),
     ),
-    coverage=ACCELERATE_COVERAGE,
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.formats.axolotl_keys import AXOLOTL_COVERAGE
-from loadgauge.formats.huggingface import INLINE_COVERAGE, dropout, sharding, targets
+from loadgauge.formats.huggingface import dropout, sharding, targets
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import ATTENTION, TORCH_OPTIMIZERS
 
@@ -217,5 +216,4 @@ AXOLOTL = Dialect(
         _loss(),
         dropout("lora_dropout"),
     ),
-    coverage=AXOLOTL_COVERAGE.joined(INLINE_COVERAGE),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.formats.bridge_keys import BRIDGE_COVERAGE
 from loadgauge.formats.megatron import context, experts, launched, pipeline, recompute, tensor_parallel
 from loadgauge.formats.megatron_training import STRATEGIES, loss
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
@@ -158,5 +157,4 @@ BRIDGE = Dialect(
         loss("model."),
         _model(),
     ),
-    coverage=BRIDGE_COVERAGE,
 )  # fmt: skip

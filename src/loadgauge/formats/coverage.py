@@ -1,15 +1,20 @@
 """What is done about a key that no idea of a dialect reads. Nothing is read over in silence: a key is one of
 
 harmless: it changes neither memory nor the time of a step (logging, saving, data paths, learning rates)
-stopping: it changes the answer in a way that is not modelled, so there is none (`Stop`)
+stops: it changes the answer in a way that is not modelled, so there is none (`Stop`)
 bounded: it changes the answer by no more than is known (`Bound`): the range is widened by that, and says so
 unknown: no list has it; it stops the answer too where its name suggests memory or time, and is reported otherwise
+
+The lists are `data/keys/<dialect>.toml`.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import resources
 from typing import Any, Literal
 
 import msgspec
@@ -17,8 +22,6 @@ import msgspec
 Kind = Literal["modelled", "harmless", "stops", "bounded", "unknown"]
 OFF: tuple[Any, ...] = (False, None, 0, "", "none", "no", "off", "null", "disabled")
 """Values of a switch that is off."""
-ANY: tuple[Any, ...] = ()
-"""For keys that stop the answer whatever they say."""
 
 
 def words(text: str, prefix: str = "") -> frozenset[str]:
@@ -55,25 +58,22 @@ class Bound(msgspec.Struct, frozen=True):
 
     why: what it does
     off: values at which it does nothing
-    each, usual: bytes of a unit of its value, and the value that is counted already
-    low, high: bytes by which it may lower or raise the memory of a GPU, whatever its value
+    each, usual: a unit of its value [bytes], and the value that is counted already
+    parameter: what it may hold of each parameter of the model, split over all GPUs [bytes]
+    kernels: `Kernels` that a part of the model may run in, whose tensors are fewer or more than those that are counted
     """
 
     why: str
     off: tuple[Any, ...] = OFF
     each: float = 0.0
     usual: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
     parameter: float = 0.0
-    """Bytes of each parameter of the model that it may hold, shared out over all GPUs."""
     kernels: Mapping[str, str] = {}
-    """`Kernels` that a part of the model may run in, whose tensors are fewer or more than those that are counted."""
 
     def extra(self, value: Any) -> tuple[float, float]:
-        """Bytes by which memory may be lower and higher than is counted."""
+        """How much lower and higher the memory of a GPU may be than counted, at a value of the key [bytes]."""
         if not self.each:
-            return self.low, self.high
+            return 0.0, 0.0
         try:
             number = 0.0 if str(value).lower() == "auto" else float(value)
         except (TypeError, ValueError, OverflowError):
@@ -208,6 +208,63 @@ def suspect(key: str) -> bool:
     return any(part in SUSPECT or part.startswith(STEMS) for part in parts)
 
 
-def stops(*rules: tuple[str, tuple[Any, ...], str], prefix: str = "") -> dict[str, Stop]:
-    """Rules for keys that stop the answer: why, the values that do not, and the keys."""
-    return {f"{prefix}{key}": Stop(why, off) for why, off, keys in rules for key in keys.split()}
+class _Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Lists that others are built on; `prefix` goes before each of their keys."""
+
+    file: str
+    prefix: str = ""
+
+
+class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Keys with one rule, separated by spaces, each after `prefix`. `off`: in the place of the usual values of a switch
+    that is off; `also_off`: beside them."""
+
+    keys: str
+    prefix: str = ""
+    why: str = ""
+    off: tuple[Any, ...] | None = None
+    also_off: tuple[Any, ...] = ()
+    each: float = 0.0
+    usual: float = 0.0
+    parameter: float = 0.0
+    kernels: dict[str, str] = {}
+
+    def names(self) -> frozenset[str]:
+        return words(self.keys, self.prefix)
+
+    def values_off(self) -> tuple[Any, ...]:
+        return (*OFF, *self.also_off) if self.off is None else self.off
+
+
+class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of `data/keys`."""
+
+    source: str
+    built_on: tuple[_Base, ...] = ()
+    harmless: tuple[_Group, ...] = ()
+    stops: tuple[_Group, ...] = ()
+    bounded: tuple[_Group, ...] = ()
+
+
+@cache
+def key_lists(name: str) -> Coverage:
+    """The lists of `data/keys/<name>.toml`, with those of the files that it is built on.
+
+    >>> key_lists("accelerate").kinds("machine_rank")
+    ('harmless',)
+    """
+    text = resources.files("loadgauge").joinpath(f"data/keys/{name}.toml").read_text(encoding="utf-8")
+    file = msgspec.convert(tomllib.loads(text), _KeyFile)
+    lists = Coverage(
+        harmless=frozenset[str]().union(*(group.names() for group in file.harmless)),
+        stops={key: Stop(group.why, group.values_off()) for group in file.stops for key in group.names()},
+        bounded={
+            key: Bound(group.why, group.values_off(), group.each, group.usual, group.parameter, group.kernels)
+            for group in file.bounded
+            for key in group.names()
+        },
+        source=file.source,
+    )
+    for base in file.built_on:
+        lists = lists.joined(key_lists(base.file).prefixed(base.prefix))
+    return lists

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.formats.deepspeed_keys import DEEPSPEED_COVERAGE
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys
 from loadgauge.formats.words import CPU, NOWHERE
 
@@ -178,5 +177,4 @@ DEEPSPEED = Dialect(
         precision(),
         _optimizer(),
     ),
-    coverage=DEEPSPEED_COVERAGE,
 )

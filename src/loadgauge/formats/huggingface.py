@@ -5,26 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.formats import deepspeed
-from loadgauge.formats.coverage import OFF, Coverage, stops, words
-from loadgauge.formats.deepspeed_keys import DEEPSPEED_COVERAGE
-from loadgauge.formats.huggingface_keys import OTHER_TRAINERS, TRANSFORMERS_COVERAGE, TRL_COVERAGE
 from loadgauge.formats.megatron import launched
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import ATTENTION, SHARDING, TORCH_OPTIMIZERS
 
 FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 INLINE = "deepspeed."
-# Formats and batches that transformers refuses unless they are those of its own arguments, or "auto".
-INLINE_COVERAGE = DEEPSPEED_COVERAGE.joined(
-    Coverage(harmless=words("bf16.enabled fp16.enabled")).joined(Coverage(
-        stops=stops(("is not read within the arguments of the trainer; give it there", (*OFF, "auto", 1),
-                     "data_types.grad_accum_dtype sequence_parallel_size tensor_parallel.autotp_size"),
-                    ("is not read within the arguments of the trainer; optim is", ("auto", "AdamW", "Adam"), "optimizer.type"),
-                    ("says what the arguments of the trainer say; \"auto\" leaves it to them", (*OFF, "auto"),
-                     " ".join(FILLED)),
-                    ("is momentum of an optimizer that is not read", (*OFF, "auto"), "optimizer.params.momentum")),
-    ))
-).prefixed(INLINE)  # fmt: skip
+OTHER_TRAINERS = {
+    r"\btrl (dpo|kto|grpo|rloo|reward|orpo|cpo|ppo|gkd|online_dpo|nash_md|xpo|bco|prm)\b": "starts another trainer than SFT",
+    r"(?i)(?:^|[\s/])\w*(?:dpo|kto|grpo|rloo|orpo|ppo|gkd|reward)\w*\.py\b": "starts another trainer than SFT",
+}
+"""Command lines of other trainers."""
 
 
 def checkpointing(default: Any = None, *, new: str = "activation_checkpointing") -> Idea:
@@ -415,7 +406,6 @@ TRANSFORMERS = Dialect(
         weights("dtype", "torch_dtype"),
         _liger(),
     ),
-    coverage=TRANSFORMERS_COVERAGE.joined(INLINE_COVERAGE),
     programs=OTHER_TRAINERS,
 )
 
@@ -450,6 +440,5 @@ TRL = Dialect(
         targets("lora_r", "lora_target_modules", ("use_peft", False, True), 16),
         dropout("lora_dropout", "use_peft", 0.05),
     ),
-    coverage=TRL_COVERAGE.joined(INLINE_COVERAGE),
     programs=OTHER_TRAINERS,
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.formats.huggingface import INLINE_COVERAGE, dropout, half, processes, sharding, targets
-from loadgauge.formats.llamafactory_keys import LLAMAFACTORY_COVERAGE
+from loadgauge.formats.huggingface import dropout, half, processes, sharding, targets
 from loadgauge.formats.megatron import launched
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import TORCH_OPTIMIZERS
@@ -146,5 +145,4 @@ LLAMAFACTORY = Dialect(
         _loss(),
         dropout("lora_dropout"),
     ),
-    coverage=LLAMAFACTORY_COVERAGE.joined(INLINE_COVERAGE),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.formats.megatron_keys import MEGATRON_COVERAGE, OTHER_PROGRAMS
 from loadgauge.formats.megatron_model import MODEL
 from loadgauge.formats.megatron_training import loss, offload, optimizer, overlap, precision, zero
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
@@ -216,6 +215,10 @@ LANGUAGE_MODEL: tuple[str, ...] = (
 )
 LANGUAGE_MODEL += ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size")
 
+OTHER_PROGRAMS = {
+    r"\bpretrain_(?:bert|t5|ict|vision\w*|vlm|retro|mimo|dino|realm)\w*\.py\b": "trains another model than a GPT",
+}
+"""Command lines of Megatron's that train something else."""
 MEGATRON = Dialect(
     name="megatron",
     title="Megatron-LM arguments",
@@ -262,6 +265,5 @@ MEGATRON = Dialect(
         loss(),
         MODEL,
     ),
-    coverage=MEGATRON_COVERAGE,
     programs=OTHER_PROGRAMS,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.formats.coverage import Coverage, Kind, Uncounted
+from loadgauge.formats.coverage import Coverage, Kind, Uncounted, key_lists
 from loadgauge.formats.run import Said
 
 LARGEST = 10**9
@@ -254,10 +254,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     sections: Mapping[str, str] = {}
     style: str = "value"
     objects: frozenset[str] = frozenset()
-    coverage: Coverage = Coverage()
-    """What is done about the keys that no idea reads."""
     programs: Mapping[str, str] = {}
     """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
+
+    @property
+    def coverage(self) -> Coverage:
+        """What is done about the keys that no idea reads."""
+        return key_lists(self.name)
 
     @property
     def known(self) -> frozenset[str]:
@@ -291,9 +294,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         """What is done about a document's keys: on a command line also about those of what starts the job."""
         if document.syntax != "argv":
             return self.coverage
-        from loadgauge.formats.launch_keys import LAUNCH
-
-        return self.coverage.joined(LAUNCH)
+        return self.coverage.joined(key_lists("launch"))
 
     def _rest(self, document: Document) -> list[str]:
         """Keys of a document that no idea reads. `--no-x` counts as `x` where it is no option of its own."""

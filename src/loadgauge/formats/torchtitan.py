@@ -6,7 +6,6 @@ from typing import Any
 
 from loadgauge.formats.megatron import launched
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
-from loadgauge.formats.torchtitan_keys import TORCHTITAN_COVERAGE
 
 SCHEDULES = {
     "1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved", "ZBVZeroBubble": "zb-v",
@@ -305,5 +304,4 @@ TORCHTITAN = Dialect(
         _optimizer(),
         _offload(),
     ),
-    coverage=TORCHTITAN_COVERAGE,
 )

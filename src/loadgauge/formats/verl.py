@@ -9,7 +9,6 @@ from typing import Any
 
 from loadgauge.formats.megatron import MODULES, machines
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, Unknown, row
-from loadgauge.formats.verl_keys import VERL_COVERAGE
 
 A = "actor_rollout_ref.actor."
 F, M = f"{A}fsdp_config.", f"{A}megatron."
@@ -322,5 +321,4 @@ VERL = Dialect(
             words={"fp32": "bf16", "float32": "bf16", "bf16": "bf16-pure", "bfloat16": "bf16-pure"},
         ),
     ),
-    coverage=VERL_COVERAGE,
 )
