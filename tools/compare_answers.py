@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ENTRY_POINTS = ("loadgauge.cli", "loadgauge.cli.main")
+ENTRY_POINTS = ("loadgauge.cli.main", "loadgauge.show.cli")
 """Modules with `run(arguments) -> exit code`, the newest first."""
 PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "loss", "transient", "outside")
 FRAMEWORKS = ("huggingface", "deepspeed", "torchtitan", "megatron")

@@ -12,7 +12,7 @@ import loadgauge
 from command_line import document
 from loadgauge.errors import ConfigError, Error
 from loadgauge.estimate.equation.equation import QUANTITIES, Equation, equation, equations
-from loadgauge.estimate.equation.symbols import factored, letter, put_in, text
+from loadgauge.estimate.equation.symbols import factored, letter, substitute, text
 from loadgauge.layers import View, block_layer
 from loadgauge.spec.kernels import PAPER, Kernels
 
@@ -165,12 +165,12 @@ def test_letters_of_a_real_model_agree_with_its_numbers(name: str, attention: An
             ("recompute-flops", layer.recompute_flops()),
         ):
             found = equation(quantity, name, attention=attention, kind=kind)
-            assert put_in(found.expression, found.numbers | sizes) == number, (quantity, kind)
+            assert substitute(found.expression, found.numbers | sizes) == number, (quantity, kind)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt2", "gemma-2-9b", "opt-350m", "bert-base"])
 def test_model_parameters_with_numbers_are_exact(name: str) -> None:
-    assert equation("model-params", name).put_in == loadgauge.parameters(loadgauge.model(name)).total
+    assert equation("model-params", name).substitute == loadgauge.parameters(loadgauge.model(name)).total
 
 
 def test_printed_as_in_the_papers() -> None:

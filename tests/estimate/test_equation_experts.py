@@ -24,6 +24,8 @@ from command_line import document, typed
 from loadgauge.estimate.equation import layers as equation_layers
 from loadgauge.estimate.equation.equation import QUANTITIES, Equation, equation, equations
 from loadgauge.estimate.equation.symbols import letter, put_in
+from loadgauge.estimate.equation.equation import layers as equation_layers
+from loadgauge.estimate.equation.symbols import letter, substitute
 from loadgauge.estimate.memory.recompute import applied
 from loadgauge.families.reference import llama_model
 from loadgauge.layers import View, block_layer
@@ -342,14 +344,14 @@ def test_letters_of_a_real_model_agree_with_its_numbers(name: str, ranks: dict[s
             *([("wire", layer.wire, {})] if ranks else []),
         ):
             found = equation(quantity, name, kind=kind, **how, **ranks)
-            assert put_in(found.expression, found.numbers | {"s": 2048, "b": 3}) == number, (quantity, kind)
+            assert substitute(found.expression, found.numbers | {"s": 2048, "b": 3}) == number, (quantity, kind)
 
 
 @pytest.mark.parametrize("name", [*NUMBERED, "falcon-h1-0.5b", "granite-4.0-h-tiny", "opt-350m", "electra-small"])
 def test_model_parameters_with_numbers_are_exact(name: str) -> None:
     found = loadgauge.parameters(loadgauge.model(name))
-    assert equation("model-params", name).put_in == found.total
-    assert equation("model-active-params", name).put_in == found.active
+    assert equation("model-params", name).substitute == found.total
+    assert equation("model-active-params", name).substitute == found.active
 
 
 @pytest.mark.parametrize(
@@ -364,8 +366,8 @@ def test_model_parameters_with_numbers_are_exact(name: str) -> None:
 )  # fmt: skip
 def test_published_parameters(layer: str, sizes: dict[str, int], total: int, active: int) -> None:
     table = sizes["v"] * sizes["h"] if layer == "deepseek" else 0
-    assert round(put_in(equation("model-params", layer).expression, sizes) / 1e9) == total
-    assert round((put_in(equation("model-active-params", layer).expression, sizes) - table) / 1e9) == active
+    assert round(substitute(equation("model-params", layer).expression, sizes) / 1e9) == total
+    assert round((substitute(equation("model-active-params", layer).expression, sizes) - table) / 1e9) == active
 
 
 def test_a_letter_stands_for_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +380,7 @@ def test_a_letter_stands_for_one_number(monkeypatch: pytest.MonkeyPatch) -> None
     width = letter("f")
     assert sympy.expand(found.parts["MLP"] - (2 * 3 * h * width + 3 * 3 * h * 160)) == 0
     assert found.numbers["f"] == 96
-    assert found.put_in == loadgauge.parameters(model).total
+    assert found.substitute == loadgauge.parameters(model).total
 
 
 def test_a_real_model_over_more_ranks_than_it_has_key_value_heads() -> None:

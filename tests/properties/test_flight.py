@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from loadgauge import Layout
 from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.memory.in_flight import Flight, waiting, works
+from loadgauge.estimate.memory.in_flight import Flight, pending_wgrad, works
 from loadgauge.estimate.memory.liveness import backward_peak
 from loadgauge.estimate.memory.phases import moments
 from loadgauge.estimate.memory.rank_memory import MemoryModel, Stage, stages
@@ -163,7 +163,7 @@ def test_no_moment_holds_less_than_nothing(layout: Layout, recompute: str, frame
 def walked(facts: MemoryModel, stage: Stage, order: Order) -> int:
     """The most that a stage holds for backward, its work walked through layer by layer and batch by batch."""
     delayed = facts.view.kernels.loss != "chunked"
-    ends = (facts.embedding_kept, facts.head_kept, waiting(facts.head) if delayed else 0)
+    ends = (facts.embedding_kept, facts.head_kept, pending_wgrad(facts.head) if delayed else 0)
 
     def parts(chunk: int) -> list[tuple[int, int]]:
         """What each of a chunk's layers keeps, and what of it waits; first of the embedding, last of the head."""
@@ -217,7 +217,7 @@ def test_a_split_backward_ends_with_what_waits(size: Sizes, kind: str, how: Kern
     products = [operation for operation in layer if operation.kind == "gemm" and operation.weights]
     inputs = {tensor.name: tensor.nbytes for operation in products for tensor in operation.keeps}
     outputs = {operation.outputs[0].name: operation.outputs[0].nbytes for operation in products}
-    assert waiting(layer) == sum(inputs.values()) + sum(outputs.values())
+    assert pending_wgrad(layer) == sum(inputs.values()) + sum(outputs.values())
     assert split >= whole
 
 
@@ -232,7 +232,7 @@ def test_a_split_backward_by_hand() -> None:
     assert backward_peak(layer, split=True) == 2 * narrow + 4 * broad
     # Whole, the output's gradient is gone by then, and when it is there that of the activation's input is not.
     assert backward_peak(layer) == 2 * narrow + 3 * broad
-    assert waiting(layer) == 2 * narrow + 2 * broad
+    assert pending_wgrad(layer) == 2 * narrow + 2 * broad
 
 
 @given(

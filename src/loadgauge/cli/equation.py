@@ -141,7 +141,7 @@ def _show(found: Equation) -> None:
     else:
         _lines(found)
     if found.numbers:
-        click.echo(f"  = {text(found.put_in)}    with the numbers of {found.layer}")
+        click.echo(f"  = {text(found.substitute)}    with the numbers of {found.layer}")
     if not found.is_long and len(found.parts) > 1:
         click.echo("\n  part by part:\n")
         _lines(found)

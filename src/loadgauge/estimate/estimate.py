@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadgauge.algebra import shard
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.estimate.flops import Flops, step_flops
-from loadgauge.estimate.memory.overhead import FRAGMENTATION, outside, workspaces
+from loadgauge.estimate.memory.overhead import FRAGMENTATION, non_pytorch_memory, workspaces
 from loadgauge.estimate.memory.phases import Moment, moments
 from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.parameters import parameters
@@ -128,7 +128,7 @@ def _time(
 
 def _memory(facts: MemoryModel, gpu: Gpu | None) -> Memory:
     model, layout = facts.model, facts.layout
-    beyond = outside(layout)
+    beyond = non_pytorch_memory(layout)
     held = workspaces(gpu, facts.training, grouped=facts.has_experts)
     fixed = beyond.value + held
     worst: tuple[Stage, list[Moment], Moment] | None = None

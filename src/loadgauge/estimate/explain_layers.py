@@ -10,10 +10,10 @@ from loadgauge.algebra import Size, ceil_div
 from loadgauge.estimate.equation.symbols import (
     MEANING,
     letter,
-    lettered_block,
-    lettered_ends,
-    lettered_view,
-    put_in,
+    substitute,
+    symbolic_block,
+    symbolic_ends,
+    symbolic_view,
     text,
 )
 from loadgauge.estimate.memory.in_flight import Work
@@ -85,8 +85,8 @@ def _stored(apart: Apart, key: Key, count: int) -> Size:
 
 
 def _layer_formula(apart: Apart, key: Key) -> Formula:
-    block = lettered_block(apart.model.blocks[key[0]], apart.model.hidden_size, apart.view.tp)
-    view = lettered_view(apart.view, ragged=apart.layout.tokens is not None)
+    block = symbolic_block(apart.model.blocks[key[0]], apart.model.hidden_size, apart.view.tp)
+    view = symbolic_view(apart.view, ragged=apart.layout.tokens is not None)
     layer = block_layer(block.what, letter("h"), view.what)
     again = applied(apart.layout.recompute, layer, apart.facts.names) if key[1] else NOTHING
     what = f"bytes that one {apart.kind(key)} keeps"
@@ -126,7 +126,7 @@ def loss(apart: Apart) -> Explanation:
         is_forward = forward >= backward if chosen is None else chosen
         which, nbytes = ("forward", forward) if is_forward else ("backward", backward)
         steps.append(Step(f"the largest set alive at once in the head's {which}", nbytes))
-    ends, view = lettered_ends(apart.model), lettered_view(apart.view, ragged=apart.layout.tokens is not None)
+    ends, view = symbolic_ends(apart.model), symbolic_view(apart.view, ragged=apart.layout.tokens is not None)
     kept = head_layer(ends.what, view.what).saved()
     return apart.explanation(
         "logits, their float32 copies and gradients while the loss is computed",
@@ -183,7 +183,7 @@ def transient(apart: Apart) -> Explanation:
 
 def _formula(what: str, expression: Any, numbers: dict[str, Size], nbytes: Size) -> Formula:
     """The closed form, if the whole numbers agree with it."""
-    if put_in(expression, numbers) != nbytes:
+    if substitute(expression, numbers) != nbytes:
         return Formula(what=what, letters="", numbers="", nbytes=nbytes, legend={})
     letters = text(expression)
     names = {symbol.name for symbol in getattr(expression, "free_symbols", ())}

@@ -11,7 +11,7 @@ from loadgauge.errors import ConfigError
 from loadgauge.estimate.equation.layers import LAYERS, subject
 from loadgauge.estimate.equation.options import AXES, Choice, chosen
 from loadgauge.estimate.equation.parts import by_part, listed, natural, written, written_latex
-from loadgauge.estimate.equation.symbols import MEANING, factored, kinds, latex, letter, put_in, terms, text
+from loadgauge.estimate.equation.symbols import MEANING, factored, kinds, latex, letter, substitute, terms, text
 from loadgauge.estimate.equation.validity import origin, validity
 from loadgauge.estimate.memory.recompute import applied
 from loadgauge.estimate.memory.states import model_states
@@ -99,9 +99,9 @@ class Equation(msgspec.Struct, frozen=True, kw_only=True):
         return "\\begin{aligned}\n & " + " \\\\\n + {} & ".join(lines) + "\n\\end{aligned}"
 
     @property
-    def put_in(self) -> Any:
+    def substitute(self) -> Any:
         """The expression with the model's numbers in it; what they leave open stays a letter."""
-        return put_in(self.expression, self.numbers)
+        return substitute(self.expression, self.numbers)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `equation --json`."""
@@ -116,7 +116,7 @@ class Equation(msgspec.Struct, frozen=True, kw_only=True):
             "unit": self.unit,
             "legend": self.legend,
             "numbers": self.numbers,
-            "with_numbers": text(self.put_in) if self.numbers else "",
+            "with_numbers": text(self.substitute) if self.numbers else "",
             "validity": list(self.validity),
             "source": self.source,
             "source_keys": list(self.keys),
@@ -220,7 +220,7 @@ def _one_layer(choice: Choice, kind: int) -> tuple[dict[str, Any], dict[str, Siz
     block = choice.of.blocks[kind]
     layer = block_layer(block.what, letter("h"), choice.view())
     found = by_part(choice.quantity, layer, block.what, applied(choice.policy, layer))
-    return {name: natural(put_in(each, choice.numbers)) for name, each in found.items()}, block.numbers
+    return {name: natural(substitute(each, choice.numbers)) for name, each in found.items()}, block.numbers
 
 
 def _whole_model(choice: Choice) -> tuple[dict[str, Any], dict[str, Size]]:
@@ -239,7 +239,7 @@ def _whole_model(choice: Choice) -> tuple[dict[str, Any], dict[str, Size]]:
         other = {name: size for name, size in block.numbers.items() if numbers.get(name, size) != size}
         numbers = block.numbers | numbers
         for name, each in by_part(quantity, layer, block.what, applied(choice.policy, layer)).items():
-            term, held = natural(put_in(each, other)), counts.setdefault(name, {})
+            term, held = natural(substitute(each, other)), counts.setdefault(name, {})
             held[term] = held.get(term, 0) + count
     parts = {name: natural(sum(count * term for term, count in held.items())) for name, held in listed(counts).items()}
     return parts, numbers

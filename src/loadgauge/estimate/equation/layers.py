@@ -11,7 +11,7 @@ import msgspec
 
 from loadgauge.algebra import Size
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.equation.symbols import Lettered, letter, lettered_block, lettered_ends
+from loadgauge.estimate.equation.symbols import Symbolic, letter, symbolic_block, symbolic_ends
 from loadgauge.families.catalogue import find_model
 from loadgauge.families.reference import deepseek_block, gpt_model, llama_block, llama_model, mixtral_block
 from loadgauge.spec.model import Block, Mlp, ModelSpec, Moe
@@ -33,9 +33,9 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     model: ModelSpec
-    blocks: tuple[Lettered, ...]
+    blocks: tuple[Symbolic, ...]
     counts: tuple[Size, ...]
-    ends: Lettered
+    ends: Symbolic
     kinds: int
     is_open: bool
 
@@ -46,7 +46,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def subject(layer: str, tp: int = 1) -> Subject:
-    """The layer or model of that name, with letters. `tp`: ranks, where they are a number (`lettered_block`).
+    """The layer or model of that name, with letters. `tp`: ranks, where they are a number (`symbolic_block`).
 
     >>> subject("moe").blocks[0].what.mlp.num_experts
     E
@@ -63,12 +63,12 @@ def subject(layer: str, tp: int = 1) -> Subject:
             raise
         raise ConfigError(f"no layer {layer!r}; did you mean {close[0]}?") from None
     counts: tuple[Size, ...] = model.layer_counts()
-    ends = lettered_ends(model)
+    ends = symbolic_ends(model)
     if len(counts) == 1:
         # Layers that differ get their numbers of each kind, not a letter.
-        ends = Lettered(ends.what, ends.numbers | {"l": counts[0]})
+        ends = Symbolic(ends.what, ends.numbers | {"l": counts[0]})
         counts = (letter("l"),)
-    blocks = tuple(lettered_block(block, model.hidden_size, tp) for block in model.blocks)
+    blocks = tuple(symbolic_block(block, model.hidden_size, tp) for block in model.blocks)
     return Subject(
         name=model.name, model=model, blocks=blocks, counts=counts, ends=ends, kinds=len(blocks), is_open=False
     )
@@ -97,7 +97,7 @@ def _open(name: str) -> Subject:
 
 def _subject(name: str, model: ModelSpec, blocks: tuple[Block, ...], counts: tuple[Size, ...]) -> Subject:
     model = msgspec.structs.replace(model, name=name, blocks=blocks, pattern=tuple(range(len(blocks))))
-    lettered = tuple(Lettered(block, {}) for block in blocks)
+    symbolic = tuple(Symbolic(block, {}) for block in blocks)
     return Subject(
-        name=name, model=model, blocks=lettered, counts=counts, ends=Lettered(model, {}), kinds=1, is_open=True
+        name=name, model=model, blocks=symbolic, counts=counts, ends=Symbolic(model, {}), kinds=1, is_open=True
     )

@@ -63,21 +63,21 @@ def letter(name: str) -> Any:
     return sympy.Symbol(name, positive=True, integer=True)
 
 
-class Lettered(msgspec.Struct, frozen=True):
+class Symbolic(msgspec.Struct, frozen=True):
     """Something with letters for sizes, and the number each letter stands for."""
 
     what: Any
     numbers: dict[str, Size]
 
-    def put_in(self, expression: Any) -> Any:
+    def substitute(self, expression: Any) -> Any:
         """The expression with the numbers put in."""
-        return put_in(expression, self.numbers)
+        return substitute(expression, self.numbers)
 
 
-def put_in(expression: Any, numbers: dict[str, Size]) -> Any:
+def substitute(expression: Any, numbers: dict[str, Size]) -> Any:
     """A SymPy expression (or plain number) with numbers for its letters; a Python number where all are known.
 
-    >>> put_in(letter("h") ** 2 / 2, {"h": 6})
+    >>> substitute(letter("h") ** 2 / 2, {"h": 6})
     18
     """
     import sympy
@@ -93,7 +93,7 @@ def put_in(expression: Any, numbers: dict[str, Size]) -> Any:
     return int(value) if value.is_integer else float(value)
 
 
-def lettered_block(block: Block, hidden_size: int, tp: int = 1) -> Lettered:
+def symbolic_block(block: Block, hidden_size: int, tp: int = 1) -> Symbolic:
     """A block with letters for its sizes; mixers other than attention keep their numbers.
 
     Sizes that hang together share letters: k = a, then d = h/a; f = 4h.
@@ -112,7 +112,7 @@ def lettered_block(block: Block, hidden_size: int, tp: int = 1) -> Lettered:
         mlp = _moe(mlp, name)
     elif mlp is not None:
         mlp = _mlp(mlp, hidden_size, "f", name)
-    return Lettered(msgspec.structs.replace(block, attention=mixer, mlp=mlp), numbers)
+    return Symbolic(msgspec.structs.replace(block, attention=mixer, mlp=mlp), numbers)
 
 
 def _attention(
@@ -159,17 +159,17 @@ def _moe(spec: Moe, name: Namer) -> Moe:
     )
 
 
-def lettered_ends(model: ModelSpec) -> Lettered:
+def symbolic_ends(model: ModelSpec) -> Symbolic:
     """A model with letters for what its embedding and head are made of. Its blocks are left as they are."""
     numbers: dict[str, Size] = {"h": model.hidden_size, "v": model.vocab_size}
     changes: dict[str, Any] = {"hidden_size": letter("h"), "vocab_size": letter("v")}
     for name, field in (("n", "learned_positions"), ("n_t", "token_types"), ("h_e", "embedding_size")):
         if getattr(model, field):
             changes[field], numbers[name] = letter(name), getattr(model, field)
-    return Lettered(msgspec.structs.replace(model, **changes), numbers)
+    return Symbolic(msgspec.structs.replace(model, **changes), numbers)
 
 
-def lettered_view(view: View, *, ragged: bool = False) -> Lettered:
+def symbolic_view(view: View, *, ragged: bool = False) -> Symbolic:
     """A view with letters for its sizes. `ragged`: tokens and pairs have letters of their own, T and P."""
     s, b = letter("s"), letter("b")
     numbers: dict[str, Size] = {"s": view.positions, "b": view.sequences}
@@ -185,7 +185,7 @@ def lettered_view(view: View, *, ragged: bool = False) -> Lettered:
         changes |= {"tokens": s * b / letter("c"), "pairs": s * s * b / letter("c")}
     if view.lora is not None:
         changes["lora"], numbers["r"] = msgspec.structs.replace(view.lora, rank=letter("r")), view.lora.rank
-    return Lettered(msgspec.structs.replace(view, **changes), numbers)
+    return Symbolic(msgspec.structs.replace(view, **changes), numbers)
 
 
 # -- printing ----------------------------------------------------------------------------------------------------------

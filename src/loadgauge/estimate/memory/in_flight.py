@@ -2,7 +2,7 @@
 
 A micro-batch's activations are held from its forward (F) to its backward. Where the backward is split, B frees what
 only the gradient of the input needed, and W finds what is left: the input of every matrix, and the gradient of its
-output (source: qi2024, section 2; `waiting`). Letters as in `schedule_orders`.
+output (source: qi2024, section 2; `pending_wgrad`). Letters as in `schedule_orders`.
 """
 
 from __future__ import annotations
@@ -99,27 +99,27 @@ def _most_first(each: tuple[tuple[int, ...], Any]) -> tuple[int, tuple[int, ...]
     return -sum(each[0]), each[0]
 
 
-def heaviest(layout: Layout, stage: int, alike: tuple[object, ...]) -> tuple[Work, ...]:
+def peak_candidates(layout: Layout, stage: int, alike: tuple[object, ...]) -> tuple[Work, ...]:
     """Of a stage's works those that may find the most bytes: no other one of the same kind holds as much on like chunks.
 
     alike: for each chunk what is the same for chunks of the same layers
 
     >>> layout = Layout(pp=4, vpp=4, global_batch=16, schedule="interleaved", seq_len=1)
-    >>> len(works(layout, 1)), len(heaviest(layout, 1, ("same",) * 4))
+    >>> len(works(layout, 1)), len(peak_candidates(layout, 1, ("same",) * 4))
     (32, 2)
     """
     if layout.schedule in ("1f1b", "gpipe"):
         return works(layout, stage)
     names: dict[object, int] = {}
     chunks = layout.vpp if layout.schedule == "interleaved" else None
-    return _heaviest(
+    return _peak_candidates(
         layout.schedule, layout.pp, minimum(layout.num_microbatches, 4 * layout.pp), chunks, stage,
         tuple(names.setdefault(each, len(names)) for each in alike),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
-def _heaviest(
+def _peak_candidates(
     schedule: str, stages: int, batches: int, chunks: int | None, stage: int, alike: tuple[int, ...]
 ) -> tuple[Work, ...]:
     groups: dict[object, dict[tuple[int, ...], Work]] = {}
@@ -139,7 +139,7 @@ def _heaviest(
     return tuple(found)
 
 
-def waiting(layer: Layer) -> Size:
+def pending_wgrad(layer: Layer) -> Size:
     """Bytes that the gradients of a layer's weights need once that of its input is made.
 
     The input of every trained matrix, and the gradient of its output, which has its output's size: 32 s b h for a GPT
@@ -149,7 +149,7 @@ def waiting(layer: Layer) -> Size:
     >>> from loadgauge.spec.kernels import PAPER
     >>> from loadgauge.layers import View, block_layer
     >>> s, b, h, a = 2048, 4, 6144, 64
-    >>> waiting(block_layer(gpt_block(h, a), h, View.of(s, b, kernels=PAPER))) == 32 * s * b * h
+    >>> pending_wgrad(block_layer(gpt_block(h, a), h, View.of(s, b, kernels=PAPER))) == 32 * s * b * h
     True
     """
     held: dict[str, Tensor] = {}

@@ -62,7 +62,7 @@ def communicators(layout: Layout) -> int:
     return sum(1 for degree in (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep) if degree > 1)
 
 
-def outside(layout: Layout) -> Assumed:
+def non_pytorch_memory(layout: Layout) -> Assumed:
     """Bytes outside the allocator on one rank: the context, and a communicator for each axis with several ranks."""
     groups = communicators(layout)
     return Assumed(

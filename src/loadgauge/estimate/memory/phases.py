@@ -18,7 +18,7 @@ import msgspec
 
 from loadgauge.algebra import Size, maximum, where
 from loadgauge.estimate.memory.gathered import At, Pass, at, copies
-from loadgauge.estimate.memory.in_flight import Work, heaviest
+from loadgauge.estimate.memory.in_flight import Work, peak_candidates
 from loadgauge.estimate.memory.rank_memory import ChunkBytes, MemoryModel, Prediction
 from loadgauge.estimate.memory.states import RankWeights
 from loadgauge.estimate.schedule.stages import Chunk, Key, Stage
@@ -81,7 +81,7 @@ class StageAtWork:
         self.accumulating = self.layout.num_microbatches > 1
         self.chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
         self.alike, self.around = memory.make_up(stage), memory.around(stage)
-        self.works = heaviest(self.layout, stage.index, self.alike)
+        self.works = peak_candidates(self.layout, stage.index, self.alike)
 
     def moments(self) -> Iterator[Moment]:
         """All of them, in the order in which a micro-batch comes to them."""

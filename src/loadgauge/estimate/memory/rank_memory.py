@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.algebra import Size, ceil_div, maximum, same, where
-from loadgauge.estimate.memory.in_flight import waiting, works
+from loadgauge.estimate.memory.in_flight import pending_wgrad, works
 from loadgauge.estimate.memory.liveness import backward_peak, forward_peak
 from loadgauge.estimate.memory.recompute import applied
 from loadgauge.estimate.memory.states import RankWeights, States, WeightCount, gathered_bytes, model_states
@@ -94,7 +94,7 @@ class MemoryModel:
         layers = self.block_layers()
         self.names = frozenset(name for layer in layers for name in layer.names)
         for kind, layer in enumerate(layers):
-            waits = waiting(layer) if layout.splits_backward else 0
+            waits = pending_wgrad(layer) if layout.splits_backward else 0
             self.facts[kind, False] = LayerFacts.of(layer, NOTHING, self.backward(layer, NOTHING), waits)
             if policy.mode != "none":
                 again = applied(policy, layer, self.names)
@@ -208,9 +208,9 @@ class MemoryModel:
             key=key,
             ends=(entry, head),
             kept=many * (entry.saved() + block.kept),
-            waiting=many * (waiting(entry) + block.waiting) if self.layout.splits_backward else 0,
+            waiting=many * (pending_wgrad(entry) + block.waiting) if self.layout.splits_backward else 0,
             head=many * head.saved(),
-            head_waiting=many * waiting(head) if self.delays_head else 0,
+            head_waiting=many * pending_wgrad(head) if self.delays_head else 0,
             weights=weights,
         )
 
@@ -245,7 +245,7 @@ class MemoryModel:
         counts, extra = self.counts(stage, chunk.start, chunk.stop), self.prediction if chunk.last else None
         kept = self.kept(counts) + self.shared + (self.embedding_kept if chunk.first else 0)
         waits, head = self.waiting(counts), self.head_kept if chunk.last else 0
-        head_waits = waiting(self.head) if chunk.last and self.delays_head else 0
+        head_waits = pending_wgrad(self.head) if chunk.last and self.delays_head else 0
         if extra is None:
             return ChunkBytes(kept, waits, head, head_waits)
         return ChunkBytes(kept + extra.kept, waits + extra.waiting, head + extra.head, head_waits + extra.head_waiting)

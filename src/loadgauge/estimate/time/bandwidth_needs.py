@@ -227,7 +227,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True):
             model = StepModel(memory, machine, self.fabric)
             found = model.step()
             compute = self.compute(memory, machine, found)
-        traffic = expose(self.heaviest(model, found), found.parts)
+        traffic = expose(self.slowest_traffic(model, found), found.parts)
         return Network(
             step=found.step,
             stage=found.stage,
@@ -237,7 +237,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True):
             needs=tuple(self.needs(traffic, compute)),
         )
 
-    def heaviest(self, model: StepModel, found: StepTime) -> Iterator[Traffic]:
+    def slowest_traffic(self, model: StepModel, found: StepTime) -> Iterator[Traffic]:
         """What goes over each axis, of the stage where it takes longest; of equal ones, of the slowest stage."""
         by_stage = {found.stage: found.traffic}
         seen = set()

@@ -16,7 +16,7 @@ import msgspec
 from loadgauge.algebra import Size
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory.in_flight import works
-from loadgauge.estimate.memory.overhead import outside, workspaces
+from loadgauge.estimate.memory.overhead import non_pytorch_memory, workspaces
 from loadgauge.estimate.schedule.stages import Stage, stages
 from loadgauge.estimate.time.collectives import Fabric, Group
 from loadgauge.estimate.time.roofline import Machine
@@ -266,7 +266,7 @@ class GridReading:
             for bit, axis in enumerate(axes):
                 code = code + self.numpy.asarray(getattr(layout, axis) > 1) * 2**bit
             values = [
-                outside(
+                non_pytorch_memory(
                     msgspec.structs.replace(alone, **{axis: 1 + (number >> bit & 1) for bit, axis in enumerate(axes)})
                 ).value
                 for number in range(2 ** len(axes))
