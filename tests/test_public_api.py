@@ -11,7 +11,7 @@ import sys
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -19,7 +19,7 @@ import loadgauge
 from command_line import document
 from loadgauge.api import Flags
 from loadgauge.errors import ConfigError, Error, LayoutError
-from loadgauge.spec.job import Job
+from loadgauge.spec.job import Job, fields
 
 GPU = "h100-sxm5-80gb"
 JOB: dict[str, Any] = {"gpus": 8, "zero": 3, "seq_len": 2048}
@@ -72,13 +72,15 @@ def test_a_layout_needs_its_sequence_length() -> None:
 @pytest.mark.parametrize(
     ("args", "flags", "message"),
     [
-        ((5,), {}, "model: must be a name in the catalogue, a path or a ModelSpec, got 5"),
+        ((5,), {}, "model: must be a name in the catalogue, a path, a ModelSpec or a Job, got 5"),
         (("gpt2", "tp=8"), {}, "layout: must be a loadgauge.Layout; without one, give gpus=, tp="),
-        (("gpt2",), {"zer": 3}, "'zer'; did you mean zero"),
+        (("gpt2",), {"zer": 3}, "zer: no flag of a job has this name; did you mean zero"),
         (("gpt2",), {"tp": 0}, "tp: must be a whole number from 1"),
         (("gpt2",), {"tp": True}, "tp: must be a number or a text, got True"),
         (("gpt2",), {"tp": 1.5}, "tp: must be a whole number"),
-        (("gpt2",), {"qlora": 1}, "qlora: must be True or False, got 1"),
+        (("gpt2",), {"qlora": 1}, "qlora: must be true or false, got 1"),
+        ((Job(model="gpt2"),), {"tp": 2}, "model: a Job is estimated as it is; change it with job.replace"),
+        ((Job(model="gpt2"), loadgauge.Layout(seq_len=8)), {}, "model: a Job is estimated as it is"),
         (("gpt2",), {"schedule": "2f2b"}, "schedule: "),
         (("gpt2",), {"gpu": 80}, "gpu: must be the id of a GPU"),
         (("gpt2",), {"gpu": "h1000"}, "h1000"),
@@ -106,8 +108,24 @@ def test_none_is_the_same_as_not_given() -> None:
     assert loadgauge.estimate("gpt2", gpus=2, tp=None) == loadgauge.estimate("gpt2", gpus=2)  # type: ignore[call-overload]
 
 
+def test_a_job_is_the_same_as_its_keywords() -> None:
+    job = loadgauge.Job(model="llama-3.1-8b", gpu=GPU, **JOB)
+    assert loadgauge.estimate(job) == loadgauge.estimate("llama-3.1-8b", gpu=GPU, **JOB)
+    assert loadgauge.estimate(job.replace(tp=4)).layout.dp == 2
+
+
+def test_the_keywords_have_the_names_and_types_of_a_jobs_fields() -> None:
+    keywords, kinds = get_type_hints(Flags), get_type_hints(Job)
+    assert set(keywords) == set(kinds) - {"model", "gpu"}
+    for name, kind in keywords.items():
+        if get_origin(kind) is Literal:
+            assert get_args(kind) == fields()[name].choices, name
+        else:
+            assert kind | None == kinds[name], name
+            assert not fields()[name].choices or kind is str, name
+
+
 def test_every_flag_of_the_command_is_a_keyword() -> None:
-    assert set(Flags.__annotations__) == set(Job.__struct_fields__) - {"model", "gpu"}
     assert {*Flags.__annotations__, "model", "layout", "gpu"} <= set(inspect.signature(loadgauge.estimate).parameters)
 
 
@@ -186,6 +204,11 @@ from loadgauge.estimate.result import Estimate
 
 result: Estimate = lg.estimate("llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=3, seq_len=8192)
 other: Estimate = estimate(lg.model("gpt2"), Layout(seq_len=1024), gpu=lg.gpu("rtx4090"))
+job: lg.Job = lg.Job(model="gpt2", gpu="rtx4090", tp=1, sequence_parallel=None)
+again: Estimate = estimate(job.replace(zero=1))
+words: list[str] = job.words()
+line: str = job.command() + job.flags()
+read: lg.Job = lg.Job.of("gpt2", {"tp": "2"})
 fits: bool | None = result.memory.fits
 parts: dict[str, float] = result.memory.parts
 model: memory.MemoryModel | None = None
@@ -199,6 +222,8 @@ lg.estimate("gpt2", lg.Layout())
 lg.estimate("gpt2", gpus="8")
 lg.estimate("gpt2", zer=3)
 lg.estimate(5)
+lg.estimate(lg.Job(model="gpt2"), tp=2)
+lg.Job(model="gpt2", tp="2")
 """
 
 
@@ -217,7 +242,7 @@ def test_a_strangers_file_is_checked(tmp_path: Path) -> None:
         [sys.executable, *words, "stranger.py", "wrong.py"], cwd=tmp_path, capture_output=True, text=True
     )
     errors = {tuple(line.split(":")[:2]) for line in done.stdout.splitlines() if ": error:" in line}
-    assert errors == {("wrong.py", str(number)) for number in (4, 5, 6, 7)}, done.stdout
+    assert errors == {("wrong.py", str(number)) for number in (4, 5, 6, 7, 8, 9)}, done.stdout
 
 
 def test_every_error_is_one_of_ours() -> None:

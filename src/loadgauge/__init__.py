@@ -5,6 +5,12 @@
 >>> result.memory.fits, result.time is not None
 (True, True)
 
+The same as a `Job`, and a change of it:
+
+>>> job = loadgauge.Job(model="llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=3, seq_len=4096)
+>>> loadgauge.estimate(job) == result, loadgauge.estimate(job.replace(zero=0)).memory.fits
+(True, False)
+
 The same from specifications, with nothing assumed:
 
 >>> layout = loadgauge.Layout(dp=8, zero=3, micro_batch=1, global_batch=8, seq_len=4096)
@@ -16,8 +22,9 @@ True
 from typing import TYPE_CHECKING
 
 from loadgauge._version import __version__ as __version__
+from loadgauge.callable_package import load as _load
+from loadgauge.callable_package import make_callable as _make_callable
 from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
-from loadgauge.estimate import make_callable as _make_callable
 from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import find_model as model
@@ -25,6 +32,7 @@ from loadgauge.families.catalogue import models
 from loadgauge.families.hf import from_dict, from_hf
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.hardware import gpu, gpu_ids
+from loadgauge.spec.job import Job
 from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.lora import Lora
 from loadgauge.spec.training import training
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ConfigError",
     "Error",
+    "Job",
     "Layout",
     "LayoutError",
     "Lora",
@@ -60,28 +69,19 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """`equation` and `equations` are read when they are asked for: few runs need an equation."""
-    if name in ("equation", "equations"):
-        from importlib import import_module
+_LAZY = {name: f"loadgauge.estimate.equation.equation:{name}" for name in ("equation", "equations")}
+"""Names that are imported at first use: few runs need an equation."""
+_CALLABLE = {"estimate": "loadgauge.api:estimate"}
+"""Packages that are functions as well, and the function that answers (see `callable_package`)."""
 
-        return getattr(import_module("loadgauge.estimate.equation.equation"), name)
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return _load(_LAZY[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# What is read only when it is used: an estimate does not know how it is shown, and its package not how a job is asked.
-
-
-def _call(*args: object, **flags: object) -> Estimate:
-    from loadgauge.api import estimate
-
-    return estimate(*args, **flags)  # type: ignore[call-overload, no-any-return]
-
-
-def _signature() -> object:
-    from loadgauge.api import signature
-
-    return signature()
+# How an estimate is shown is imported when it is shown: `estimate/` does not import `report/`.
 
 
 def _html(result: Estimate) -> str:
@@ -102,6 +102,7 @@ def _line(result: Estimate) -> str:
     return line(result)
 
 
-_make_callable(_call, _signature)
+for _name, _address in _CALLABLE.items():
+    _make_callable(f"{__name__}.{_name}", _address)
 for _name, _shown in (("_repr_html_", _html), ("__str__", _text), ("__repr__", _line)):
     setattr(Estimate, _name, _shown)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
-import click
 import msgspec
 
 from loadgauge.errors import ConfigError, NotStated
@@ -28,7 +26,7 @@ from loadgauge.spec.training import Training
 
 
 class Flags(TypedDict, total=False):
-    """What describes a job beside its model and GPU: the flags of `loadgauge estimate`, with underscores."""
+    """The flags of `loadgauge estimate` with underscores, except the model and the GPU. A test compares it with `Job`."""
 
     gpus: int
     tp: int
@@ -75,6 +73,10 @@ class Flags(TypedDict, total=False):
 
 
 @overload
+def estimate(model: Job) -> Estimate: ...
+
+
+@overload
 def estimate(
     model: str | Path | ModelSpec,
     layout: Layout,
@@ -94,7 +96,7 @@ def estimate(
 
 
 def estimate(
-    model: str | Path | ModelSpec,
+    model: str | Path | ModelSpec | Job,
     layout: Layout | None = None,
     training: Training | None = None,
     gpu: str | Gpu | None = None,
@@ -104,17 +106,17 @@ def estimate(
     scale: float = 1.0,
     **flags: Any,
 ) -> Estimate:
-    """Memory of the worst rank at its peak, FLOPs and, on a GPU, the time and traffic of one optimizer step.
+    """Estimate the peak memory of the worst rank, the FLOPs and, on a GPU, the time and traffic of one optimizer step.
 
-    Without a `layout`, the keywords are the flags of `loadgauge estimate`, with underscores: what is not given is
-    assumed as the command assumes it (see `Estimate.assumed`), and data parallelism is what tp, pp and cp leave of
-    `gpus`. With a `Layout`, nothing is assumed; `training` is `loadgauge.training()` unless given.
+    Without a `layout`, the keywords are the flags of `loadgauge estimate`, with underscores; a `Job` holds the same
+    fields. What is not given gets the command's default, listed in `Estimate.assumed`, and dp = gpus / (tp * pp * cp).
+    With a `Layout` nothing is assumed; `training` defaults to `loadgauge.training()`.
 
-    model: a name in the catalogue, the path of a config.json or of its folder (without a layout also of another tool's
-    job file), or a `ModelSpec`
-    gpu: an id (`loadgauge.gpu_ids()`) or a `Gpu`; without one there is neither a verdict nor a time
-    cluster: the links between the GPUs, where they are not those that the GPU's file states (`loadgauge.cluster`)
-    rates: another calibration than the GPU's own; scale: time that a measured run took over the time predicted for it
+    model: a name in the catalogue, the path of a config.json or its folder (without a layout also of another tool's
+    job file), a `ModelSpec`, or a `Job`, which has no other arguments
+    gpu: an id (`loadgauge.gpu_ids()`) or a `Gpu`; required for the verdict and the time
+    cluster: the links between the GPUs (`loadgauge.cluster`), where they differ from those in the GPU's data file
+    rates: a calibration other than the GPU's own; scale: measured step time over predicted step time
 
     Raises `ConfigError` for arguments that cannot be read, `LayoutError` for a layout that cannot exist, `NotModelled`
     for one that can but is not modelled.
@@ -123,10 +125,17 @@ def estimate(
     >>> result = loadgauge.estimate("llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=3, seq_len=8192)
     >>> result.layout.dp, result.memory.capacity is None, result.time is None
     (8, False, False)
+    >>> job = loadgauge.Job(model="llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=3, seq_len=8192)
+    >>> loadgauge.estimate(job) == result
+    True
     >>> layout = loadgauge.Layout(dp=8, zero=3, global_batch=8, seq_len=8192)
     >>> loadgauge.estimate("llama-3.1-8b", layout, gpu="h100-sxm5-80gb").memory == result.memory
     True
     """
+    if isinstance(model, Job):
+        if any(value is not None for value in (layout, training, gpu, cluster, rates)) or scale != 1.0 or flags:
+            raise ConfigError("a Job is estimated as it is; change it with job.replace(...)", key="model")
+        return resolve_job(model).estimate()
     if layout is None:
         given = {"training": training, "cluster": cluster, "rates": rates}
         for name, value in given.items():
@@ -156,56 +165,29 @@ def estimate(
     return result
 
 
-def signature() -> inspect.Signature:
-    """The signature of `estimate`, with every flag by its name."""
-    known = inspect.signature(estimate)
+def _signature() -> inspect.Signature:
+    """The signature of `estimate` with every flag by name."""
+    signature = inspect.signature(estimate)
     flags = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in Flags.__annotations__.items()
     ]
-    return known.replace(parameters=[*list(known.parameters.values())[:-1], *flags])
+    return signature.replace(parameters=[*list(signature.parameters.values())[:-1], *flags])
+
+
+estimate.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _of_flags(model: str | Path | ModelSpec, gpu: str | Gpu | None, flags: Mapping[str, Any]) -> Estimate:
     """The estimate that `loadgauge estimate` makes of a job."""
     if not isinstance(model, str | Path | ModelSpec):
-        raise _wrong("model", "a name in the catalogue, a path or a ModelSpec", model)
+        raise _wrong("model", "a name in the catalogue, a path, a ModelSpec or a Job", model)
     spec = model if isinstance(model, ModelSpec) else None
     card = _gpu(gpu)
     if isinstance(gpu, Gpu) and gpu_of(gpu.id) != gpu:
         raise ConfigError(f"a changed {gpu.id} goes with a Layout; without one, give an id", key="gpu")
-    job = Job(
-        model=spec.name if spec else str(model), gpu=None if card is None else card.id, **_checked(flags)
-    )  # fmt: skip
-    return resolve_job(job, spec).estimate()
-
-
-def _checked(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags, each read as the command line reads it. None is the same as not given."""
-    from loadgauge.cli.estimate import command
-
-    known = {str(parameter.name): parameter for parameter in command.params}
-    checked: dict[str, Any] = {}
-    for name, value in flags.items():
-        if name not in Job.__struct_fields__ or name not in known:
-            fields = [field for field in Job.__struct_fields__ if field in known]
-            close = difflib.get_close_matches(name, fields, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f" (known: {', '.join(fields)})"
-            raise ConfigError(f"no flag of a job is called {shown(name)}{hint}")
-        if value is None:
-            continue
-        parameter = known[name]
-        is_switch = isinstance(parameter, click.Option) and parameter.is_flag
-        if is_switch != isinstance(value, bool) or not isinstance(value, str | int | float | Path):
-            raise _wrong(name, "True or False" if is_switch else "a number or a text", value)
-        if is_switch:
-            checked[name] = value
-            continue
-        try:
-            checked[name] = parameter.type.convert(str(value), None, None)
-        except click.UsageError as error:
-            raise ConfigError(error.message, key=name) from None
-    return checked
+    job = Job.of(spec.name if spec else str(model), flags)
+    return resolve_job(job.replace(gpu=None if card is None else card.id), spec).estimate()
 
 
 def _model(model: str | Path | ModelSpec) -> ModelSpec:
@@ -213,7 +195,7 @@ def _model(model: str | Path | ModelSpec) -> ModelSpec:
         return model
     if isinstance(model, str | Path):
         return find_model(str(model))
-    raise _wrong("model", "a name in the catalogue, a path or a ModelSpec", model)
+    raise _wrong("model", "a name in the catalogue, a path, a ModelSpec or a Job", model)
 
 
 def _gpu(gpu: str | Gpu | None) -> Gpu | None:

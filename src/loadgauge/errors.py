@@ -11,6 +11,9 @@ Error
 
 from __future__ import annotations
 
+YES, NO, CANNOT_TELL = 0, 1, 2
+"""Exit codes: it fits, it does not, the question cannot be answered."""
+
 
 class Error(Exception):
     """Whatever loadgauge refuses, in one clear line."""

@@ -465,7 +465,7 @@ def test_the_command_serves_until_it_is_interrupted() -> None:
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgauge.cli.optional_deps.find_spec", lambda name: None)
+    monkeypatch.setattr("loadgauge.optional_deps.find_spec", lambda name: None)
     found = typed("serve --no-browser")
     assert found.code == 2
     assert "pip install 'loadgauge[web]'" in found.err

@@ -13,8 +13,8 @@ import pytest
 from command_line import typed
 from loadgauge.families.catalogue import models
 from loadgauge.spec.job import Job
-from loadgauge.web.catalogue import GROUPS, PRESETS
-from loadgauge.web.flags import job_of, options
+from loadgauge.web.catalogue import PRESETS
+from loadgauge.web.flags import job_of
 from loadgauge.web.uploads import Uploads
 from serving import LARGE, LLAMA, SMALL, Served, serving
 
@@ -152,8 +152,8 @@ def test_ranges_are_those_of_the_time(served: Served) -> None:
         ({"model": "no-such-model"}, "ConfigError", "no model is called"),
         ({"gpu": "h100"}, "ConfigError", "closest: h100"),
         ({"tpp": "2"}, "ConfigError", "did you mean tp"),
-        ({"tp": "two"}, "UsageError", "must be a whole number"),
-        ({"schedule": "2f2b"}, "UsageError", "2f2b"),
+        ({"tp": "two"}, "ConfigError", "must be a whole number"),
+        ({"schedule": "2f2b"}, "ConfigError", "2f2b"),
         ({"price": "2"}, "ConfigError", "--tokens"),
     ],
 )
@@ -167,16 +167,13 @@ def test_what_is_wrong_is_said_as_on_the_command_line(served: Served, change: An
     if not change.keys() & {"tpp", "model"}:  # only the command line has files, and no misspelt keys
         words = [f"--{key}={value}" for key, value in state.items() if key != "model"]
         said = typed(["estimate", state["model"], *words]).err.removeprefix("loadgauge: ")
-        assert said.startswith(body["error"])
+        assert body["error"].removeprefix(f"{next(iter(change))}: ") in said
 
 
 def test_every_flag_of_a_run_is_on_the_page(served: Served) -> None:
     found = served.client.get("/api/catalogue").json()
     names = {flag["name"] for flag in found["flags"]}
     assert names == {name.replace("_", "-") for name in Job.__struct_fields__[1:]}
-    # Each in a group of its own, and none in two.
-    grouped = [name for group in GROUPS.values() for name in group]
-    assert sorted(grouped) == sorted(names)
     assert [row["name"] for row in found["models"]] == list(models())
     assert all(flag["help"] for flag in found["flags"])
     for flag in found["flags"]:
@@ -190,4 +187,4 @@ def test_presets_can_be_run(preset: dict[str, Any]) -> None:
     kept.close()
     assert found.memory.fits
     assert found.time is not None
-    assert set(preset["flags"]) <= {"model", *options()}
+    assert set(preset["flags"]) <= {name.replace("_", "-") for name in Job.__struct_fields__}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from loadgauge.cli.optional_deps import needs_torch
+from loadgauge.optional_deps import needs_torch
 
 
 @click.command("calibrate")

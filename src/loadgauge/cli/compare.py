@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from loadgauge.cli.optional_deps import needs_torch
 from loadgauge.cli.trace import COUNT, settings_options
+from loadgauge.optional_deps import needs_torch
 
 if TYPE_CHECKING:
     from loadgauge.compare.compare import Comparison, Difference

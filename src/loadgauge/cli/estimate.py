@@ -10,9 +10,8 @@ import click
 from loadgauge.cli.options import run_options, whole_run_options
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.memory.phases import PARTS
-from loadgauge.estimate.result import Estimate, When
+from loadgauge.estimate.result import When
 from loadgauge.resolve.resolve import resolve_job
-from loadgauge.resolve.setup import Setup, worst_routing
 from loadgauge.spec.job import Job
 
 FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
@@ -58,9 +57,10 @@ def command(
         plot(given, result, file, figure)
     code = 1 if result.memory.fits is False else 0
     if as_json:
+        from loadgauge.report.document import estimate_document
         from loadgauge.report.table import document
 
-        document(_plain(given, result, part, at or "largest"))
+        document(estimate_document(given, result, part, at or "largest"))
     elif part is not None:
         from loadgauge.estimate.explain import explain
         from loadgauge.report.explanation import show
@@ -71,43 +71,3 @@ def command(
 
         report(given, result)
     return code
-
-
-def _plain(given: Setup, result: Estimate, part: str | None = None, at: When = "largest") -> dict[str, Any]:
-    """The JSON document: the estimate, what was assumed, and what was asked for besides."""
-    found = result.to_dict()
-    found["assumed"] = given.assumed
-    if given.file:
-        found["file"] = given.file
-    budget = given.budget(result) if given.job.tokens else None
-    if "time" in found:
-        found["time"].update({"days": None, "cost": None} if budget is None else budget.to_dict())
-    worst = given.worst_case()
-    if worst is not None and given.lengths is not None:
-        memory = worst.memory
-        found["lengths"] = {
-            "mean": given.lengths.mean,
-            "longest": given.lengths.longest,
-            "expected_tokens": given.layout.tokens,
-            "expected_pairs": given.layout.pairs,
-            "worst_case": {"total": memory.total, "low": memory.low, "high": memory.high, "fits": memory.fits},
-        }
-    expected = given.forecast()
-    if expected is not None:
-        found["forecast"] = expected.to_dict()
-    routed = worst_routing(given)
-    if routed is not None:
-        memory = routed.memory
-        found["experts"] = {
-            "imbalance": given.layout.expert_imbalance,
-            "worst_imbalance": routed.layout.expert_imbalance,
-            "worst_case": {
-                "total": memory.total, "low": memory.low, "high": memory.high, "fits": memory.fits,
-                "step": None if routed.time is None else routed.time.step,
-            },
-        }  # fmt: skip
-    if part is not None:
-        from loadgauge.estimate.explain import explain
-
-        found["explain"] = explain(result, part, at).to_dict()
-    return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from loadgauge.spec.hardware import Gpu, Quantity, gpus
@@ -19,10 +17,11 @@ def command(as_json: bool) -> None:
 
     A cell is empty where no trusted source states the figure.
     """
+    from loadgauge.report.catalogue import gpu_row
     from loadgauge.report.table import Column, console, document, draw, points
 
     if as_json:
-        document({"gpus": [_plain(card) for card in gpus()]})
+        document({"gpus": [gpu_row(card) for card in gpus()]})
         return
     target = console()
     columns = [
@@ -66,27 +65,3 @@ def _row(card: Gpu) -> list[str]:
 
 def _scaled(figure: Quantity | None, unit: float, digits: int) -> str:
     return "" if figure is None else f"{figure.value / unit:,.{digits}f}"
-
-
-def _plain(card: Gpu) -> dict[str, Any]:
-    def value(figure: Quantity | None) -> float | None:
-        return None if figure is None else figure.value
-
-    return {
-        "id": card.id,
-        "name": card.name,
-        "vendor": card.vendor,
-        "confidence": card.confidence,
-        "capacity": card.capacity,
-        "capacity_basis": card.capacity_basis,
-        "memory_bandwidth": value(card.memory.bandwidth),
-        "peak_flops": {name: value(getattr(card.peaks, name)) for name in card.peaks.__struct_fields__},
-        "link": {
-            "kind": card.interconnect.kind,
-            "bandwidth": value(card.interconnect.bandwidth),
-            "domain": value(card.interconnect.domain),
-        },
-        "nic_bandwidth": value(card.nic.bandwidth),
-        "tdp": value(card.power.tdp),
-        "notes": card.notes,
-    }

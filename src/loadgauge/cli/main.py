@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from loadgauge._version import __version__
-from loadgauge.errors import Error, NothingFits
+from loadgauge.errors import CANNOT_TELL, NO, YES, Error, NothingFits
 
 COMMANDS = {
     "estimate": "does it fit, where does every byte go, how long, what does it cost",
@@ -33,7 +33,8 @@ COMMANDS = {
 }
 """Commands and what they answer; each is `command` in the file of its name in this folder."""
 
-YES, NO, CANNOT_TELL, BROKEN_PIPE = 0, 1, 2, 141
+BROKEN_PIPE = 141
+"""Exit code where the reader of the output has stopped reading, as a shell has it."""
 
 
 class Commands(click.Group):

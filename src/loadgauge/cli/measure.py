@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from loadgauge.cli.optional_deps import needs_torch
 from loadgauge.cli.param_types import Whole
 from loadgauge.cli.trace import COUNT, settings_options, shown
+from loadgauge.optional_deps import needs_torch
 from loadgauge.units import GIB, MIB, flops
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
     """
     from loadgauge.errors import ConfigError
     from loadgauge.families.catalogue import model, models
+    from loadgauge.report.catalogue import model_row
     from loadgauge.report.table import Column, console, document, draw, points
 
-    found = [_plain(model(name)) for name in models()]
+    found = [model_row(model(name)) for name in models()]
     found = [row for row in found if all(word.lower() in f"{row['name']} {row['model_type']}" for word in words)]
     if not found:
         raise ConfigError(f"no model in the catalogue matches {' '.join(words)!r}; `loadgauge models` lists them all")
@@ -45,18 +46,3 @@ def _figures(row: dict[str, Any]) -> list[str]:
 
     sizes = [row[name] for name in ("num_hidden_layers", "hidden_size", "vocab_size", "positions")]
     return [count(row["params"]), *("" if size is None else f"{size:,}" for size in sizes)]
-
-
-def _plain(spec: Any) -> dict[str, Any]:
-    from loadgauge.estimate.parameters import parameters
-
-    return {
-        "name": spec.name,
-        "model_type": spec.model_type,
-        "params": parameters(spec).total,
-        "num_hidden_layers": spec.num_hidden_layers,
-        "hidden_size": spec.hidden_size,
-        "vocab_size": spec.vocab_size,
-        "positions": spec.max_position_embeddings,
-        "source": spec.source,
-    }

@@ -1,15 +1,17 @@
-"""Numbers on the command line."""
+"""Numbers on the command line, read as the fields of a `Job` are."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import click
 
+from loadgauge.errors import ConfigError
+from loadgauge.spec.job_text import positive_number, whole_number
+
 
 class Whole(click.ParamType):  # type: ignore[type-arg]
-    """A whole number from `low` to `high`; what is no such number is refused in plain words."""
+    """A whole number from `low` to `high`."""
 
     name = "number"
 
@@ -17,15 +19,11 @@ class Whole(click.ParamType):  # type: ignore[type-arg]
         self.low, self.high = low, high
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number that the text says; thousands may be set apart by underscores."""
-        text = str(value).strip()
-        digits = text.replace("_", "").removeprefix("-")
-        if digits.isascii() and digits.isdecimal() and len(digits) <= 20:
-            number = int(text.replace("_", ""))
-            if self.low <= number <= self.high:
-                return number
-        shown = text if len(text) <= 40 else f"{text[:37]}..."
-        return self.fail(f"must be a whole number from {self.low} to {self.high}, got {shown!r}", param, ctx)
+        """Read the number; thousands may be separated by underscores."""
+        try:
+            return whole_number(str(value), self.low, self.high)
+        except ConfigError as error:
+            return self.fail(str(error), param, ctx)
 
 
 class Positive(click.ParamType):  # type: ignore[type-arg]
@@ -34,11 +32,8 @@ class Positive(click.ParamType):  # type: ignore[type-arg]
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number that the text says."""
+        """Read the number."""
         try:
-            number = float(str(value))
-        except ValueError:
-            number = math.nan
-        if 0 < number < math.inf:
-            return number
-        return self.fail(f"must be a number above 0, got {str(value)[:40]!r}", param, ctx)
+            return positive_number(str(value))
+        except ConfigError as error:
+            return self.fail(str(error), param, ctx)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from loadgauge.cli.optional_deps import needs_torch
+from loadgauge.optional_deps import needs_torch
 
 if TYPE_CHECKING:
     from loadgauge.trace.saved import Saved

@@ -8,9 +8,9 @@ import sys
 
 import click
 
-from loadgauge.cli.optional_deps import needs_web
 from loadgauge.cli.param_types import Whole
 from loadgauge.errors import ConfigError
+from loadgauge.optional_deps import needs_web
 
 ADDRESS = "127.0.0.1"
 PORT = 8417

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from loadgauge.cli.optional_deps import needs_torch
 from loadgauge.cli.param_types import Whole
 from loadgauge.errors import ConfigError
+from loadgauge.optional_deps import needs_torch
 from loadgauge.spec.axes import TRACED
 from loadgauge.units import GIB, flops, gib
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from loadgauge.cli.optional_deps import needs_torch
 from loadgauge.cli.options import run_options
 from loadgauge.cli.param_types import Whole
 from loadgauge.errors import ConfigError
 from loadgauge.oom.files import LARGEST_TEXT, content_of
+from loadgauge.optional_deps import needs_torch
 from loadgauge.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -26,21 +26,6 @@ if TYPE_CHECKING:
     from loadgauge.resolve.setup import Setup
     from loadgauge.trace.trace import Trace
 
-WORDS = {
-    "one tensor is larger than the GPU": (
-        "no other change helps: the last line of the traceback that is your own asks for it; such sizes are attention"
-        " scores (fused attention), logits (a loss in chunks), or a batch that was never cut"
-    ),
-    "the limit that the program has set itself": "there is room: raise torch.cuda.set_per_process_memory_fraction",
-    "private pools of CUDA graphs": "CUDA graphs keep pools of their own: capture fewer, or share a pool between them",
-    "fragmentation": "PyTorch holds enough memory, but in pieces: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    "other processes": "other processes hold memory on this GPU: end them, or use another GPU",
-    "memory beside the allocator": "much lies beside PyTorch's allocator: NCCL buffers, another library, a second context",
-    "the program needs more than there is": (
-        "the tensors themselves do not fit: `loadgauge trace` shows which ones, and what would shrink them; a snapshot"
-        " (torch.cuda.memory._record_memory_history, _dump_snapshot) names the lines that hold them"
-    ),
-}
 FITS = {True: "yes", False: "no", None: ""}
 MOST_CAUSES, MOST_HOLDERS = 6, 12
 LEAST = 0.001
@@ -220,7 +205,7 @@ def _causes(found: Findings) -> None:
 
 
 def _text(text: str, as_json: bool) -> dict[str, Any]:
-    from loadgauge.oom.message import parse
+    from loadgauge.oom.message import REMEDIES, parse
     from loadgauge.report.table import Column, console, draw, points
 
     found: OutOfMemory = parse(text)
@@ -240,7 +225,7 @@ def _text(text: str, as_json: bool) -> dict[str, Any]:
     target.print()
     draw(target, [Column("", "right"), Column("what the error says")], rows)
     target.print()
-    notes = [WORDS[found.cause]]
+    notes = [REMEDIES[found.cause]]
     if found.cause == "fragmentation" and found.allocated and found.idle is not None:
         share = found.idle / (found.allocated + found.idle)
         if share < SCARCE:

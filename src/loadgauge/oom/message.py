@@ -35,6 +35,23 @@ ROUNDING = 32 * MIB
 MUCH = 0.1
 """Share of the GPU from which what lies elsewhere is the cause."""
 
+REMEDIES = {
+    "one tensor is larger than the GPU": (
+        "no other change helps: the last line of the traceback that is your own asks for it; such sizes are attention"
+        " scores (fused attention), logits (a loss in chunks), or a batch that was never cut"
+    ),
+    "the limit that the program has set itself": "there is room: raise torch.cuda.set_per_process_memory_fraction",
+    "private pools of CUDA graphs": "CUDA graphs keep pools of their own: capture fewer, or share a pool between them",
+    "fragmentation": "PyTorch holds enough memory, but in pieces: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "other processes": "other processes hold memory on this GPU: end them, or use another GPU",
+    "memory beside the allocator": "much lies beside PyTorch's allocator: NCCL buffers, another library, a second context",
+    "the program needs more than there is": (
+        "the tensors themselves do not fit: `loadgauge trace` shows which ones, and what would shrink them; a snapshot"
+        " (torch.cuda.memory._record_memory_history, _dump_snapshot) names the lines that hold them"
+    ),
+}
+"""What to do about each cause."""
+
 
 class OutOfMemory(msgspec.Struct, frozen=True):
     """What the error says [bytes]; None where it does not. `idle` is reserved by PyTorch, but not allocated; `others`

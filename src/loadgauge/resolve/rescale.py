@@ -6,11 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.result import Time
-from loadgauge.spec.job import Job
+from loadgauge.spec.job import WHOLE_RUN, Job
 from loadgauge.units import parse
 
 MEASURES = ("step", "tokens_per_second_per_gpu", "mfu", "tflops")
@@ -49,17 +47,13 @@ def run(job: Job) -> tuple[Job, str, str]:
     others = {name.replace("-", "_"): value for name, value in words.items() if name not in MEASURES}
     if len(measures) != 1:
         raise ConfigError(f"name one of {', '.join(MEASURES)}, as in step=12.3s", key="measured")
-    plain = msgspec.to_builtins(job)
     unknown = [name for name in others if name not in Job.__struct_fields__ or name in ("model", "gpu", "measured")]
     if unknown:
         raise ConfigError(f"no flag {unknown[0]!r} in which the measured run could differ", key="measured")
-    plain.pop("measured")
-    for name in ("tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds"):
-        plain.pop(name, None)
+    same = {name: getattr(job, name) for name in Job.__struct_fields__[1:] if name not in ("measured", *WHOLE_RUN)}
     try:
-        said = {name: value for name, value in {**plain, **others}.items() if value != ""}
-        there = msgspec.convert(said, Job, strict=False)
-    except msgspec.ValidationError as error:
+        there = Job.of(job.model, {**same, **{name: value or None for name, value in others.items()}})
+    except ConfigError as error:
         raise ConfigError(str(error), key="measured") from None
     return there, measures[0], words[measures[0]]
 

@@ -4,11 +4,15 @@ and what `formats/` reads and writes; what a field may hold, its unit and its he
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
+from loadgauge.errors import ConfigError
+from loadgauge.spec import job_text
 from loadgauge.spec.axes import RANK_ORDER
 from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.layout import SCHEDULES, CpComm
@@ -41,6 +45,23 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     needs: str = ""
 
+    def read(self, value: object) -> bool | int | float | str:
+        """Read a value of this field from text (or a number, a bool or a path). Raises `ConfigError`.
+
+        >>> fields()["tp"].read("8"), fields()["qlora"].read("true"), fields()["price"].read("2.5")
+        (8, True, 2.5)
+        """
+        if self.kind == "switch":
+            return job_text.switch(value)
+        text = job_text.text_of(value)
+        if self.kind == "whole":
+            assert self.low is not None
+            assert self.high is not None
+            return job_text.whole_number(text, self.low, self.high)
+        if self.kind == "positive":
+            return job_text.positive_number(text)
+        return job_text.choice(text, self.choices) if self.kind == "choice" else text
+
 
 def _field(kind: Kind, group: Group, help: str, **more: Any) -> msgspec.Meta:
     return msgspec.Meta(extra={"field": Field(kind=kind, group=group, help=help, **more)})
@@ -50,7 +71,8 @@ def _degree(help: str, high: int = 10**6) -> msgspec.Meta:
     return _field("whole", "layout", help, low=1, high=high)
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True,
+          repr_omit_defaults=True):  # fmt: skip
     """A training job as asked for; None where nothing was said.
 
     `loadgauge.estimate`, `plan` and `convert` take one; `words`, `flags` and `command` write it for a shell.
@@ -95,7 +117,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         _field(
             "text", "layout",
             "none, selective, full, full:every=N, full:layers=N, full:group=N, or names of operations.",
-            metavar="WHAT", values=("none", "selective", "full", "full:every=2"),
+            metavar="WHAT", values=("none", "selective", "full", "full:every=2", "full:every=4"),
         ),
     ] = None  # fmt: skip
     stage_layers: Annotated[
@@ -255,6 +277,27 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         ),
     ] = None  # fmt: skip
 
+    @classmethod
+    def of(cls, model: str, values: Mapping[str, object]) -> Job:
+        """Read a job from texts (or numbers, bools and paths) by field name or flag; None is the same as not given.
+
+        Raises `ConfigError`, with the name as its key, for an unknown name and for a value that cannot be read.
+
+        >>> Job.of("gpt2", {"tp": "2", "seq-len": "4_096", "mtp": "true"})
+        Job(model='gpt2', tp=2, seq_len=4096, mtp=True)
+        """
+        read: dict[str, Any] = {}
+        for name, value in values.items():
+            field = fields().get(name.replace("-", "_"))
+            if field is None or name == "model":
+                raise ConfigError(f"no flag of a job has this name{_did_you_mean(name)}", key=name[:60])
+            if value is not None:
+                try:
+                    read[name.replace("-", "_")] = field.read(value)
+                except ConfigError as error:
+                    raise ConfigError(str(error), key=name) from None
+        return cls(model=model, **read)
+
     def replace(self, **fields: Any) -> Job:
         """The job with some fields changed; None takes a field back."""
         return msgspec.structs.replace(self, **fields)
@@ -302,6 +345,12 @@ def fields() -> dict[str, Field]:
     """
     hints = get_type_hints(Job, include_extras=True)
     return {name: hints[name].__metadata__[0].extra["field"] for name in Job.__struct_fields__}
+
+
+def _did_you_mean(name: str) -> str:
+    flags = [flag.replace("_", "-") if "-" in name else flag for flag in Job.__struct_fields__[1:]]
+    close = get_close_matches(name[:60], flags, n=1)
+    return f"; did you mean {close[0]}?" if close else f" (known: {', '.join(flags)})"
 
 
 WHOLE_RUN = ("tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")

@@ -1,52 +1,16 @@
-"""What the page offers to choose from: models, GPUs, flags with their kinds and values, dialects, ready-made runs."""
+"""What the page offers to choose from: models, GPUs, the fields of a `Job`, dialects of job files, presets."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-import click
-
-from loadgauge.cli.gpus import _plain as plain_gpu
-from loadgauge.cli.models import _plain as plain_model
-from loadgauge.cli.param_types import Positive, Whole
-from loadgauge.families.catalogue import model, models
+from loadgauge.families.catalogue import find_model, models
 from loadgauge.formats.dialects import FILES
-from loadgauge.spec.axes import DEGREES
-from loadgauge.spec.frameworks import FRAMEWORKS
+from loadgauge.report.catalogue import gpu_row, model_row
 from loadgauge.spec.hardware import gpu_ids, gpus
-from loadgauge.spec.lora import BASE_FORMATS
-from loadgauge.spec.optimizers import OPTIMIZERS
-from loadgauge.spec.overlap import Overlap
-from loadgauge.spec.precision import PRECISIONS
-from loadgauge.web.flags import options
+from loadgauge.spec.job import Field, fields
 
-GROUPS = {
-    "method": (
-        "framework", "precision", "optimizer", "attention", "loss", "lora-rank", "lora-targets", "qlora", "base",
-        "offload", "mtp",
-    ),
-    "batch": ("micro-batch", "global-batch", "seq-len", "lengths"),
-    "layout": (
-        *DEGREES, "zero", "replicas", "sequence-parallel", "schedule", "recompute", "stage-layers", "cp-comm", "order",
-        "expert-imbalance", "overlap",
-    ),
-    "cluster": ("gpu", "gpus", "gpus-per-node", "link-bandwidth", "nic-bandwidth", "measured"),
-    "money": ("tokens", "price", "days", "mtbf-hours", "checkpoint-seconds", "restart-seconds"),
-}  # fmt: skip
-"""Where the page shows a flag."""
-VALUES: dict[str, tuple[str, ...]] = {
-    "precision": ("bf16", "fp16", *PRECISIONS),
-    "optimizer": tuple(OPTIMIZERS),
-    "framework": tuple(FRAMEWORKS),
-    "loss": ("auto", "float32", "inplace", "fused", "compiled", "chunked"),
-    "recompute": ("none", "selective", "full", "full:every=2"),
-    "lora-targets": ("all", "attention"),
-    "overlap": ("none", "all", *Overlap.__struct_fields__),
-    "base": tuple(BASE_FORMATS),
-}
-"""Usual values of flags that take others too."""
-UNITS = {"link-bandwidth": "GB/s", "nic-bandwidth": "GB/s"}
 PRESETS: tuple[dict[str, Any], ...] = (
     {
         "name": "Llama 3.1 70B, 256 H100",
@@ -89,54 +53,37 @@ PRESETS: tuple[dict[str, Any], ...] = (
         },
     },
 )  # fmt: skip
-"""Runs to begin with."""
+"""Example runs to start from."""
+
+
+TYPES = {"switch": "bool", "whole": "int", "positive": "number"}
+"""The page's name for a kind of field, where it differs."""
 
 
 @functools.cache
 def catalogue() -> dict[str, Any]:
-    """All of it."""
+    """All choices that the page offers: models, GPUs, flags, dialects of job files and presets, as plain values."""
     return {
-        "models": [plain_model(model(name)) for name in models()],
-        "gpus": [plain_gpu(card) for card in gpus()],
-        "flags": [_flag(name, option) for name, option in options().items()],
+        "models": [model_row(find_model(name)) for name in models()],
+        "gpus": [gpu_row(card) for card in gpus()],
+        "flags": [flag_row(name, field) for name, field in fields().items() if name != "model"],
         "dialects": list(FILES),
         "presets": list(PRESETS),
     }
 
 
-def _flag(name: str, option: click.Option) -> dict[str, Any]:
-    """One flag: its kind, its values, the group it is shown in.
+def flag_row(name: str, field: Field) -> dict[str, Any]:
+    """A field of `Job` as the page reads it: type, bounds, choices, group and help.
 
-    >>> found = _flag("zero", options()["zero"])
-    >>> found["type"], found["min"], found["max"], found["group"]
+    >>> row = flag_row("zero", fields()["zero"])
+    >>> row["type"], row["min"], row["max"], row["group"]
     ('int', 0, 3, 'layout')
     """
-    kind, low, high, choices = "text", None, None, VALUES.get(name, ())
-    if option.is_flag:
-        kind = "bool"
-    elif isinstance(option.type, Whole):
-        kind, low, high = "int", option.type.low, option.type.high
-    elif isinstance(option.type, Positive):
-        kind = "number"
-    elif isinstance(option.type, click.Choice):
-        kind, choices = "choice", tuple(option.type.choices)
-    elif name == "gpu":
+    kind, choices = TYPES.get(field.kind, field.kind), field.choices or field.values
+    if name == "gpu":
         kind, choices = "choice", gpu_ids()
-    elif name == "lengths":
-        kind = "file"
-    elif name in UNITS:
-        kind = "bandwidth"
-    elif name == "tokens":
-        kind = "count"
     return {
-        "name": name,
-        "type": kind,
-        "choices": list(choices),
-        "open": kind == "text",
-        "min": low,
-        "max": high,
-        "default": None,
-        "metavar": option.metavar,
-        "group": next((group for group, names in GROUPS.items() if name in names), "method"),
-        "help": option.help,
-    }
+        "name": name.replace("_", "-"), "type": kind, "choices": list(choices), "open": kind == "text",
+        "min": field.low, "max": field.high, "default": None, "metavar": field.metavar, "group": field.group,
+        "help": field.help,
+    }  # fmt: skip

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from loadgauge.advise.advice import _single, advice, whole
-from loadgauge.cli.options import parse
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.resolve import resolve_job
@@ -34,7 +32,7 @@ def changes(given: Setup) -> list[dict[str, Any]]:
     wanted = [(change, note) for change, note in (*_single(given), *_faster(given))]
     if before.memory.fits is False:
         for one in advice(given):
-            found[one.flags] = _row(given, before, one.result, _changed(one.flags, given), one.note)
+            found[one.flags] = _row(given, before, one.result, _changed(one.job, given), one.note)
     for single, note in wanted:
         change = whole(given, single)
         words = Job(model="", **{name: value for name, value in change.items() if value is not None}).flags()
@@ -128,11 +126,13 @@ def _was(given: Setup, name: str) -> str:
     }.get(name, "")  # fmt: skip
 
 
-def _changed(words: str, given: Setup) -> dict[str, Any]:
-    """Flags of a command line as the values that they are in a job."""
-    job = parse([*shlex.split(words), "--", given.job.model])
-    names = job.__struct_fields__[1:]
-    return {name: value for name in names if (value := getattr(job, name)) is not None}
+def _changed(job: Job, given: Setup) -> dict[str, Any]:
+    """The fields that a changed job gives and this one does not."""
+    return {
+        name: value
+        for name in Job.__struct_fields__[1:]
+        if (value := getattr(job, name)) is not None and value != getattr(given.job, name)
+    }
 
 
 def _faster(given: Setup) -> Iterator[tuple[dict[str, Any], str]]:

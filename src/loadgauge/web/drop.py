@@ -126,16 +126,15 @@ def _pickled(raw: bytes) -> dict[str, Any]:
 
 
 def _oom(text: str) -> dict[str, Any]:
-    from loadgauge.cli.why import WORDS
-    from loadgauge.oom.message import parse
+    from loadgauge.oom.message import REMEDIES, parse
 
     found = parse(text)
     why = {**msgspec.structs.asdict(found), "cause": found.cause}
-    return {"kind": "oom", "flags": {}, "unread": [], "message": f"{found.cause}: {WORDS[found.cause]}", "why": why}
+    return {"kind": "oom", "flags": {}, "unread": [], "message": f"{found.cause}: {REMEDIES[found.cause]}", "why": why}
 
 
 def _trace(text: str, name: str) -> dict[str, Any]:
-    from loadgauge.cli.optional_deps import needs_torch
+    from loadgauge.optional_deps import needs_torch
 
     needs_torch("why")
     from loadgauge.oom.diagnose import of_trace

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from loadgauge.cli.main import CANNOT_TELL, NO
-from loadgauge.errors import Error, NothingFits
+from loadgauge.errors import CANNOT_TELL, NO, Error, NothingFits
 
 LONGEST = 2000
 

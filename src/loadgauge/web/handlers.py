@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from loadgauge.cli.estimate import _plain as document_of
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.result import Estimate
 from loadgauge.figures import PANELS, Shown
 from loadgauge.figures.network import what_if as adapter
 from loadgauge.figures.trace_points import Found, dots
+from loadgauge.report.document import estimate_document
 from loadgauge.resolve.setup import Setup
 from loadgauge.web.changes import changes as changed
 from loadgauge.web.explain import explained
@@ -68,7 +68,7 @@ def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
         model = plain_name(uploads.name(str(question.flags["model"])))
         panels["moments"]["dots"] = [dots(shown, found, model) for found in question.dots]
     return {
-        "estimate": document_of(given, result),
+        "estimate": estimate_document(given, result),
         "command": command_line(given, result, uploads),
         "verdict": result.memory.verdict,
         "ranges": ranges(given, result),

@@ -1,4 +1,4 @@
-"""What the core does not need, and a command may."""
+"""Optional dependencies: a clear error where a command needs one that is not installed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from loadgauge.errors import ConfigError
 
 
 def needs_torch(command: str) -> None:
-    """Raises ConfigError, saying what to install, where PyTorch is not there."""
+    """Raise `ConfigError`, with the pip command, if PyTorch is not installed."""
     if find_spec("torch") is None:
         raise ConfigError(f"`loadgauge {command}` needs PyTorch: pip install 'loadgauge[torch]'")
 
 
 def needs_web(command: str) -> None:
-    """Raises ConfigError, saying what to install, where the server's libraries are not there."""
+    """Raise `ConfigError`, with the pip command, if the server's libraries are not installed."""
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise ConfigError(f"`loadgauge {command}` needs starlette and uvicorn: pip install 'loadgauge[web]'")

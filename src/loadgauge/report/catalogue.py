@@ -1,0 +1,49 @@
+"""The catalogues of GPUs and of models as plain values, for JSON and for the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.estimate.parameters import parameters
+from loadgauge.spec.hardware import Gpu, Quantity
+from loadgauge.spec.model import ModelSpec
+
+
+def gpu_row(card: Gpu) -> dict[str, Any]:
+    """A GPU as plain values in base units: bytes, byte/s, FLOP/s, W. None where no source states the figure."""
+
+    def value(figure: Quantity | None) -> float | None:
+        return None if figure is None else figure.value
+
+    return {
+        "id": card.id,
+        "name": card.name,
+        "vendor": card.vendor,
+        "confidence": card.confidence,
+        "capacity": card.capacity,
+        "capacity_basis": card.capacity_basis,
+        "memory_bandwidth": value(card.memory.bandwidth),
+        "peak_flops": {name: value(getattr(card.peaks, name)) for name in card.peaks.__struct_fields__},
+        "link": {
+            "kind": card.interconnect.kind,
+            "bandwidth": value(card.interconnect.bandwidth),
+            "domain": value(card.interconnect.domain),
+        },
+        "nic_bandwidth": value(card.nic.bandwidth),
+        "tdp": value(card.power.tdp),
+        "notes": card.notes,
+    }
+
+
+def model_row(spec: ModelSpec) -> dict[str, Any]:
+    """A model as plain values: its type, number of parameters and sizes."""
+    return {
+        "name": spec.name,
+        "model_type": spec.model_type,
+        "params": parameters(spec).total,
+        "num_hidden_layers": spec.num_hidden_layers,
+        "hidden_size": spec.hidden_size,
+        "vocab_size": spec.vocab_size,
+        "positions": spec.max_position_embeddings,
+        "source": spec.source,
+    }

@@ -1,0 +1,51 @@
+"""The JSON document of an estimate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.estimate.result import Estimate, When
+from loadgauge.resolve.setup import Setup, worst_routing
+
+
+def estimate_document(given: Setup, result: Estimate, part: str | None = None, at: When = "largest") -> dict[str, Any]:
+    """The document of `loadgauge estimate --json`: the estimate, the assumptions, and whatever the job asks for besides.
+
+    part, at: with `--explain`, the part of the memory to explain and the moment of the step. Bytes, seconds and FLOP.
+    """
+    document = result.to_dict()
+    document["assumed"] = given.assumed
+    if given.file:
+        document["file"] = given.file
+    budget = given.budget(result) if given.job.tokens else None
+    if "time" in document:
+        document["time"].update({"days": None, "cost": None} if budget is None else budget.to_dict())
+    worst = given.worst_case()
+    if worst is not None and given.lengths is not None:
+        memory = worst.memory
+        document["lengths"] = {
+            "mean": given.lengths.mean,
+            "longest": given.lengths.longest,
+            "expected_tokens": given.layout.tokens,
+            "expected_pairs": given.layout.pairs,
+            "worst_case": {"total": memory.total, "low": memory.low, "high": memory.high, "fits": memory.fits},
+        }
+    expected = given.forecast()
+    if expected is not None:
+        document["forecast"] = expected.to_dict()
+    routed = worst_routing(given)
+    if routed is not None:
+        memory = routed.memory
+        document["experts"] = {
+            "imbalance": given.layout.expert_imbalance,
+            "worst_imbalance": routed.layout.expert_imbalance,
+            "worst_case": {
+                "total": memory.total, "low": memory.low, "high": memory.high, "fits": memory.fits,
+                "step": None if routed.time is None else routed.time.step,
+            },
+        }  # fmt: skip
+    if part is not None:
+        from loadgauge.estimate.explain import explain
+
+        document["explain"] = explain(result, part, at).to_dict()
+    return document
