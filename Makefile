@@ -60,7 +60,7 @@ bench: $(VENV)/installed-dev ## speed, as a dated table in benchmarks/
 	$(BIN)/python benchmarks/search_speed.py
 
 gpu: $(VENV)/installed-dev ## calibrate this machine's GPU, and measure 26 trainings on it (an hour); GPU=h100-sxm5-80gb names it
-	$(BIN)/python -m loadgauge.measure.gpu $(if $(GPU),--gpu $(GPU)) benchmarks/gpu.json
+	$(BIN)/python -m loadgauge.compare.gpu_runs $(if $(GPU),--gpu $(GPU)) benchmarks/gpu.json
 
 clean:           ## remove what make made
 	rm -rf $(VENV) build dist

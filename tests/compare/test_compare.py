@@ -10,17 +10,21 @@ import msgspec
 import pytest
 import torch
 import transformers
+from runs import torch_run
 
 from command_line import typed
-from loadgauge.compare.compare import Cause, Comparison, match, of_config, place_of, saved_lines
+from loadgauge.compare.compare import Cause, Comparison, compare, match, place_of, saved_lines
 from loadgauge.compare.formula import Formula, Line
 from loadgauge.errors import ConfigError, NotModelled
-from loadgauge.trace.jobs import ConfigJob, Settings, of_module
+from loadgauge.trace.jobs import ConfigJob, of_module
 from loadgauge.trace.trace import record
 from torch_models import CASES, NO_SDPA, SIZES, build
 
 S, B = 96, 2  # rows of 32, which the memory-efficient kernel rounds up to
 IDS = 8  # bytes of an index
+
+FLASH = {"sdpa": "flash"}
+"""Our words for those of transformers."""
 
 
 def config_of(name: str, **keys: Any) -> Any:
@@ -72,17 +76,20 @@ REASONS = {
 def test_saved_bytes_of_families(name: str) -> None:
     """As on CUDA, in bfloat16: what autograd keeps is what the list of operations says, but for what is named."""
     attention = "eager" if name in NO_SDPA else "sdpa"
-    job = ConfigJob(config_of(name), Settings(seq_len=S, micro_batch=B, optimizer="sgd", attention=attention))
+    job = ConfigJob(
+        config_of(name),
+        torch_run(seq_len=S, micro_batch=B, optimizer="sgd", attention=FLASH.get(attention, attention)),
+    )
     check(name, job)
 
 
 @pytest.mark.parametrize("name", EXPERTS)
 def test_saved_bytes_of_experts(name: str) -> None:
-    check(name, ConfigJob(EXPERTS[name](), Settings(seq_len=S, micro_batch=B, optimizer="sgd")))
+    check(name, ConfigJob(EXPERTS[name](), torch_run(seq_len=S, micro_batch=B, optimizer="sgd")))
 
 
 def check(name: str, job: ConfigJob) -> None:
-    formula, traced = Formula(job.config, job.settings), record(job, steps=1)
+    formula, traced = Formula(job.config, job.run), record(job, steps=1)
     listed, kept = formula.saved(), saved_lines(traced)
     causes = match(listed, kept)
     difference = sum(one.nbytes for one in kept) - sum(one.nbytes for one in listed)
@@ -108,9 +115,15 @@ def check(name: str, job: ConfigJob) -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["llama-gqa", "gpt2"])
 def test_saved_bytes_with_checkpointing(name: str, attention: str) -> None:
-    settings = Settings(seq_len=S, micro_batch=B, optimizer="sgd", attention=attention, checkpointing="full")
+    settings = torch_run(
+        seq_len=S,
+        micro_batch=B,
+        optimizer="sgd",
+        attention=FLASH.get(attention, attention),
+        recompute="full",
+    )
     job = ConfigJob(config_of(name), settings)
-    formula, traced = Formula(job.config, job.settings), record(job, steps=1)
+    formula, traced = Formula(job.config, job.run), record(job, steps=1)
     causes = match(formula.saved(), saved_lines(traced))
     closures = {}  # what the blocks get by keyword, a checkpoint holds without autograd
     if name == "llama-gqa":
@@ -130,8 +143,8 @@ def rows(found: Comparison) -> dict[str, tuple[Any, ...]]:
 @pytest.fixture(scope="module")
 def three() -> Comparison:
     """Llama on a CPU in float32, all three ways."""
-    settings = Settings(seq_len=S, micro_batch=B, precision="fp32")
-    return of_config(config_of("llama-gqa", hidden_size=128, intermediate_size=352), settings, "cpu", "cpu")
+    settings = torch_run(seq_len=S, micro_batch=B, precision="fp32")
+    return compare(ConfigJob(config_of("llama-gqa", hidden_size=128, intermediate_size=352), settings), "cpu", "cpu")
 
 
 def test_three_ways(three: Comparison) -> None:
@@ -161,7 +174,7 @@ def test_the_step_of_an_optimizer_that_is_not_fused_is_named(three: Comparison) 
 def test_what_a_checkpoint_does_not_run_again_is_named() -> None:
     """PyTorch stops when all is there that backward needs: the last matrix of a layer is not computed again."""
     config = config_of("llama-gqa")
-    found = of_config(config, Settings(seq_len=S, micro_batch=B, checkpointing="full", optimizer="adamw-fused"))
+    found = compare(ConfigJob(config, torch_run(seq_len=S, micro_batch=B, recompute="full", optimizer="adamw-fused")))
     one = next(one for one in found.differences if one.quantity.startswith("FLOPs"))
     down = 2 * S * B * config.hidden_size * config.intermediate_size
     assert one.amount == -config.num_hidden_layers * down
@@ -179,7 +192,7 @@ def test_a_formula_that_is_off_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return [line._replace(nbytes=2 * line.nbytes) if "mlp.gate" in line.op else line for line in lines]
 
     monkeypatch.setattr(Formula, "saved", wrong)
-    found = of_config(config_of("llama-gqa"), Settings(seq_len=S, micro_batch=B, optimizer="adamw-fused"))
+    found = compare(ConfigJob(config_of("llama-gqa"), torch_run(seq_len=S, micro_batch=B, optimizer="adamw-fused")))
     one = next(one for one in found.differences if one.quantity == "saved for backward")
     assert one.unexplained == 0
     assert any("mlp.gate" in cause.op for cause in one.causes)
@@ -215,7 +228,7 @@ def test_command(tmp_path: Path) -> None:
 
 def test_what_has_no_formula_is_refused() -> None:
     with pytest.raises(NotModelled, match="selective"):
-        Formula(transformers.LlamaConfig(), Settings(checkpointing="selective"))
+        Formula(transformers.LlamaConfig(), torch_run(keep=("mm",), recompute="full"))
 
 
 def test_errors(tmp_path: Path) -> None:
@@ -224,10 +237,10 @@ def test_errors(tmp_path: Path) -> None:
     assert "not of scripts" in typed(["compare", f"{script}:main"]).err
     config = config_of("llama-gqa")
     with pytest.raises(ConfigError, match="optimizer"):
-        of_config(config, Settings(optimizer="lion"))
+        torch_run(optimizer="lion")
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="no CUDA"):
-            of_config(config, Settings(seq_len=S), measure="cuda")
+            compare(ConfigJob(config, torch_run(seq_len=S)), measure="cuda")
     with pytest.raises(ConfigError, match="measured where it runs"):
         next(iter([of_module(torch.nn.Linear(2, 2), torch.ones(1, 2)).prepared(None, "cpu").__enter__()]))
 
@@ -239,7 +252,7 @@ def test_errors(tmp_path: Path) -> None:
 def test_workspace_of_attentions_backward(name: str, shared: int) -> None:
     """As mha_bwd of FlashAttention-2 allocates: dq_accum and softmax_d, and dk and dv expanded to the query heads."""
     config = config_of(name)
-    traced = record(ConfigJob(config, Settings(seq_len=S, micro_batch=B, optimizer="sgd")), steps=1).trace
+    traced = record(ConfigJob(config, torch_run(seq_len=S, micro_batch=B, optimizer="sgd")), steps=1).trace
     heads, width, rows = 4, 16, 128  # 96 tokens in blocks of 128, 16 channels as 32
     expanded = 2 * 2 * B * heads * S * width if shared > 1 else 0
     line = next(one for one in traced.hidden if one.name.startswith("FlashAttention"))
@@ -249,7 +262,7 @@ def test_workspace_of_attentions_backward(name: str, shared: int) -> None:
 
 def test_hidden_memory_has_its_own_lines(tmp_path: Path) -> None:
     config = config_of("llama-gqa")
-    found = of_config(config, Settings(seq_len=96))
+    found = compare(ConfigJob(config, torch_run(seq_len=96)))
     formula, traced, _ = rows(found)["hidden from tracers"]
     assert traced == sum(one.nbytes for one in found.hidden)
     assert formula == pytest.approx(next(one.nbytes for one in found.hidden if "context" in one.name), abs=1)
@@ -261,14 +274,14 @@ def test_hidden_memory_has_its_own_lines(tmp_path: Path) -> None:
     path.write_text(json.dumps({**config.to_dict(), "architectures": ["LlamaForCausalLM"]}))
     said = typed(["compare", str(path), "--seq-len", "96"]).out
     assert "Hidden from tracers" in said
-    on_cpu = of_config(config, Settings(seq_len=96), device="cpu")
+    on_cpu = compare(ConfigJob(config, torch_run(seq_len=96)), device="cpu")
     assert "hidden from tracers" not in rows(on_cpu)
 
 
 def test_a_peak_at_another_moment_is_named() -> None:
     """AdamW that is not fused: the trace peaks in the step, the formula, whose step is fused, in backward."""
     config = config_of("llama-gqa", hidden_size=256, intermediate_size=704)
-    found = of_config(config, Settings(seq_len=S, micro_batch=B, optimizer="adamw"))
+    found = compare(ConfigJob(config, torch_run(seq_len=S, micro_batch=B, optimizer="adamw")))
     one = next(one for one in found.differences if one.quantity == "peak")
     assert one.unexplained == 0
     assert any("formula's peak is not the optimizer step" in cause.op for cause in one.causes)

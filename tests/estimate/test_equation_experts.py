@@ -23,7 +23,6 @@ import loadgauge
 from command_line import document, typed
 from loadgauge.estimate.equation import layers as equation_layers
 from loadgauge.estimate.equation.equation import QUANTITIES, Equation, equation, equations
-from loadgauge.estimate.equation.equation import layers as equation_layers
 from loadgauge.estimate.equation.symbols import letter, substitute
 from loadgauge.estimate.memory.recompute import applied
 from loadgauge.families.reference import llama_model

@@ -12,13 +12,14 @@ import torch
 
 from command_line import typed
 from loadgauge.compare.formula import Formula
+from loadgauge.compare.gpu_runs import CASES, ON_CPU, Report, case, main, recognised, report, row, write
 from loadgauge.errors import ConfigError
 from loadgauge.measure.benchmarks import Sizes
-from loadgauge.measure.gpu import CASES, ON_CPU, Case, Report, main, recognised, report, row, write
-from loadgauge.measure.train_steps import Real
+from loadgauge.measure.train_steps import MeasuredSteps
 from loadgauge.spec.hardware import gpu, gpu_ids
-from loadgauge.trace.jobs import ConfigJob, Settings
-from loadgauge.trace.target import job
+from loadgauge.trace.jobs import ConfigJob
+from loadgauge.trace.target import find_job
+from loadgauge.trace.torch_run import TorchRun
 from loadgauge.units import GIB
 from loadgauge.validate.runs import read
 from loadgauge.validate.validate import validate
@@ -33,21 +34,21 @@ def test_the_list() -> None:
     """At least 20 trainings, all different, of several kinds; each has a formula and fits on a small data-centre GPU."""
     assert len(CASES) >= 20
     assert len({one.name for one in CASES}) == len(CASES)
-    assert {one.settings.attention for one in CASES} == {"sdpa", "eager"}
-    assert {one.settings.checkpointing for one in CASES} == {"none", "full"}
-    assert len({one.model for one in CASES}) >= 10
-    for case in CASES:
-        asked = job(case.model, case.settings, "cuda", case.layers)
+    assert {one.job.attention for one in CASES} == {"flash", "eager"}
+    assert {one.job.recompute for one in CASES} == {"none", "full"}
+    assert len({one.job.model for one in CASES}) >= 10
+    for training in CASES:
+        asked = find_job(training.job.model, TorchRun.of(training.job), training.layers)
         assert isinstance(asked, ConfigJob)
-        formula = Formula(asked.config, case.settings)
-        assert formula.spec.num_hidden_layers == case.layers
-        assert formula.estimate.memory.allocated < BIG, case.name
+        formula = Formula(asked.config, asked.run)
+        assert formula.spec.num_hidden_layers == training.layers
+        assert formula.estimate.memory.allocated < BIG, training.name
 
 
 @pytest.fixture(scope="module")
 def found() -> Report:
-    good = Case("electra-small", 1, Settings(seq_len=16, precision="fp32", optimizer="adamw-fused"))
-    bad = Case("electra-small", 1, Settings(seq_len=100_000))
+    good = case("electra-small", 1, 16, precision="fp32")
+    bad = case("electra-small", 1, 100_000)
     return report(None, "cpu", (good, bad), SMALL, timed=1)
 
 
@@ -69,13 +70,13 @@ def test_a_report(found: Report, tmp_path: Path) -> None:
 def test_validate_reads_its_runs(found: Report, tmp_path: Path) -> None:
     """Rows of a GPU that is not here: what is predicted for them stands in for what would be measured."""
     card, runs = gpu("h100-sxm5-80gb"), []
-    for number, case in enumerate(CASES):
-        asked = job(case.model, case.settings, "cuda", case.layers)
+    for number, training in enumerate(CASES):
+        asked = find_job(training.job.model, TorchRun.of(training.job), training.layers)
         assert isinstance(asked, ConfigJob)
-        formula = Formula(asked.config, case.settings)
+        formula = Formula(asked.config, asked.run)
         peak = int(formula.estimate.memory.allocated)
-        taken = Real("", card.name, "", peak, peak, 0, {}, {}, (), (0.5,), 0, 0, ())
-        runs.append(row(case, taken, card, number))
+        taken = MeasuredSteps("", card.name, "", peak, peak, 0, {}, {}, (), (0.5,), 0, 0, ())
+        runs.append(row(training, taken, card, number))
     path = tmp_path / "report.json"
     write(msgspec.structs.replace(found, runs=tuple(runs)), path)
     rows = read(path)

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from runs import torch_run
 from torch import nn
 
 from command_line import typed
 from loadgauge.errors import ConfigError
 from loadgauge.measure.cpu_allocator import Event, Range, Use, live, uses
 from loadgauge.measure.flop_counter import FlopCounter
-from loadgauge.measure.train_steps import Held, ModuleUse, Real, real
-from loadgauge.trace.jobs import ConfigJob, Settings
+from loadgauge.measure.train_steps import Held, MeasuredSteps, ModuleUse, measure_steps
+from loadgauge.trace.jobs import ConfigJob
 from loadgauge.trace.script import FunctionJob
 from loadgauge.trace.trace import trace
 from torch_models import build
@@ -52,14 +53,14 @@ def job(accumulate: int = 1) -> FunctionJob:
 
 
 @pytest.fixture(scope="module")
-def taken() -> Real:
-    return real(job())
+def taken() -> MeasuredSteps:
+    return measure_steps(job())
 
 
 WEIGHTS = 4 * (2 * 4 * H * H + 5 * H)
 
 
-def test_states_and_modules(taken: Real) -> None:
+def test_states_and_modules(taken: MeasuredSteps) -> None:
     assert taken.states == dict.fromkeys(("weights", "gradients", "optimizer states"), WEIGHTS)
     wide, narrow = 4 * TOKENS * 4 * H, 4 * TOKENS * H
     assert taken.modules["up"] == taken.modules["act"] == ModuleUse(wide, wide)
@@ -68,7 +69,7 @@ def test_states_and_modules(taken: Real) -> None:
     assert taken.modules["Net"] == ModuleUse(2 * wide, wide + narrow)
 
 
-def test_peaks(taken: Real) -> None:
+def test_peaks(taken: MeasuredSteps) -> None:
     """At the step: weights, gradients, momenta and the input. In backward of the last matrix: its gradients as well."""
     x, wide = 4 * TOKENS * H, 4 * TOKENS * 4 * H
     assert taken.step_peak == pytest.approx(3 * WEIGHTS + x, abs=64)  # and a number or two
@@ -82,7 +83,7 @@ def test_peaks(taken: Real) -> None:
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_flops_and_time(accumulate: int) -> None:
-    found = real(job(accumulate), timed=2)
+    found = measure_steps(job(accumulate), timed=2)
     want = accumulate * (2 * 3 - 1) * 2 * TOKENS * 4 * H * H  # the input needs no gradient
     assert found.flops == found.model_flops == want
     assert len(found.seconds) == 2
@@ -121,8 +122,8 @@ def test_model_flops_of_fused_attention() -> None:
 def test_a_config() -> None:
     built = build("llama-gqa", "sdpa", torch.float32, hidden_size=256, intermediate_size=704)
     built.config.architectures = ["LlamaForCausalLM"]
-    settings = Settings(seq_len=32, precision="fp32", optimizer="adamw-fused")
-    found = real(ConfigJob(built.config, settings), timed=0)
+    settings = torch_run(seq_len=32, precision="fp32", optimizer="adamw-fused")
+    found = measure_steps(ConfigJob(built.config, settings), timed=0)
     assert found.peak == pytest.approx(trace(ConfigJob(built.config, settings), "cpu").peak.total, rel=1e-3)
     assert found.step is None
     assert found.flops_per_second is None
@@ -159,10 +160,10 @@ def test_command(tmp_path: Path) -> None:
 
 def test_errors() -> None:
     with pytest.raises(ConfigError, match="not on tpu"):
-        real(job(), "tpu")
+        measure_steps(job(), "tpu")
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="no CUDA"):
-            real(job(), "cuda")
+            measure_steps(job(), "cuda")
         assert "no CUDA device here" in typed("measure gpt2 --device cuda").err
 
 
@@ -170,8 +171,8 @@ def test_errors() -> None:
 def test_on_cuda() -> None:
     built = build("llama-gqa", "sdpa", torch.bfloat16, hidden_size=512, intermediate_size=1408)
     built.config.architectures = ["LlamaForCausalLM"]
-    settings = Settings(seq_len=512, optimizer="adamw-fused")
-    found = real(ConfigJob(built.config, settings), "cuda")
+    settings = torch_run(seq_len=512, optimizer="adamw-fused")
+    found = measure_steps(ConfigJob(built.config, settings), "cuda")
     traced = trace(ConfigJob(built.config, settings), "cuda")
     beside = sum(one.nbytes for one in traced.hidden if one.where == "allocated")
     assert traced.allocated * 0.99 <= found.peak <= (traced.allocated + beside) * 1.01

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgauge.errors import NothingFits
-from loadgauge.oom.allocator import Allocator, replay
 from loadgauge.oom.viewer import snapshot, write
 from loadgauge.trace.jobs import of_module
 from loadgauge.trace.record.allocations import Record, Stream
+from loadgauge.trace.record.caching_allocator import Allocator, replay
 from loadgauge.trace.trace import record
 from loadgauge.units import KIB, MIB
 

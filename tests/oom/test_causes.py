@@ -15,11 +15,10 @@ import pytest
 import faults
 from command_line import typed
 from loadgauge.errors import NothingFits
-from loadgauge.oom.allocator import Allocator, replay
 from loadgauge.oom.diagnose import Parts, causes, of_snapshot, of_trace
 from loadgauge.oom.remedies import Replay
 from loadgauge.oom.viewer import snapshot
-from loadgauge.trace.parallel.distributed import World
+from loadgauge.trace.record.caching_allocator import Allocator, replay
 from loadgauge.trace.script import FunctionJob
 from loadgauge.trace.trace import Recorded, record
 
@@ -29,8 +28,8 @@ Fault = Callable[[], None]
 
 @functools.cache
 def traced(fault: Fault) -> Recorded:
-    world = World(8, 3) if fault is faults.in_one_piece else None
-    return record(FunctionJob(fault), "cuda", world=world, stacks=True)
+    gpus, rank = (8, 3) if fault is faults.in_one_piece else (None, 0)
+    return record(FunctionJob(fault), "cuda", gpus=gpus, rank=rank, stacks=True)
 
 
 def out_of_memory(fault: Fault, share: float) -> dict[str, object]:

@@ -14,11 +14,11 @@ import torch
 
 from command_line import typed
 from loadgauge.errors import ConfigError, NothingFits
-from loadgauge.oom.allocator import Allocator, replay
 from loadgauge.oom.message import parse
 from loadgauge.oom.snapshot import BEFORE, read, summary
 from loadgauge.oom.viewer import snapshot, write
 from loadgauge.trace.jobs import of_module
+from loadgauge.trace.record.caching_allocator import Allocator, replay
 from loadgauge.trace.trace import record
 from loadgauge.units import GIB, MIB
 

@@ -215,8 +215,10 @@ def test_only_regular_files(tmp_path: Path) -> None:
 
 def test_a_document_does_not_decide_what_runs(tmp_path: Path) -> None:
     """A trace names its target; `why` traces a model again with other flags, but never a script."""
+    from runs import torch_run
+
     from loadgauge.oom.remedies import retraced
-    from loadgauge.trace.jobs import Settings, of_module
+    from loadgauge.trace.jobs import of_module
     from loadgauge.trace.trace import trace
 
     torch = pytest.importorskip("torch")
@@ -225,7 +227,7 @@ def test_a_document_does_not_decide_what_runs(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\ndef main(): ...\n")
     found = trace(of_module(torch.nn.Linear(8, 8), torch.empty(2, 8)))
     forged = msgspec.structs.replace(
-        found, target=f"{tmp_path}/evil.py:main", assumed={"settings": Settings().flags(2)}
+        found, target=f"{tmp_path}/evil.py:main", assumed={"settings": torch_run().flags(2)}
     )
     assert retraced(forged) == ()
     assert not (tmp_path / "ran").exists()

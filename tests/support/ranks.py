@@ -23,6 +23,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from loadgauge.trace.checkpointing import DEFAULT_KEEP
+
 H, LAYERS, TOKENS, DEVICE = 128, 3, 64, "cpu"
 LAYERS_OF_LLAMA = 4
 
@@ -94,37 +96,39 @@ SCRIPTS = {one.__name__: one for one in (fsdp, fsdp_checkpointed, tensor_paralle
 
 SHARED: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "zero 3": (4, {}, {}),
-    "zero 2, selective": (2, {"zero": 2}, {"checkpointing": "selective"}),
-    "replicas": (4, {"replicas": 2}, {"checkpointing": "full"}),
-    "whole copies": (2, {"zero": 0}, {"accumulate": 2}),
+    "zero 2, selective": (2, {"zero": 2}, {"recompute": "full", "keep": DEFAULT_KEEP}),
+    "replicas": (4, {"replicas": 2}, {"recompute": "full"}),
+    "whole copies": (2, {"zero": 0}, {"micro_batches": 2}),
     "tensors": (2, {"tp": 2}, {}),
-    "tensors and sequence, zero 3": (4, {"tp": 2, "sequence_parallel": True}, {"checkpointing": "full"}),
-    "1f1b": (4, {"pp": 4}, {"accumulate": 6}),
-    "gpipe": (2, {"pp": 2, "schedule": "gpipe"}, {"accumulate": 3}),
-    "interleaved": (2, {"pp": 2, "vpp": 2, "schedule": "interleaved"}, {"accumulate": 4}),
-    "stages and tensors": (4, {"pp": 2, "tp": 2, "sequence_parallel": True}, {"accumulate": 2}),
-    "stages and zero 3": (4, {"pp": 2, "stage_layers": (1, 3)}, {"accumulate": 2}),
-    "stages and copies": (4, {"pp": 2, "zero": 0}, {"accumulate": 2}),
+    "tensors and sequence, zero 3": (4, {"tp": 2, "sequence_parallel": True}, {"recompute": "full"}),
+    "1f1b": (4, {"pp": 4}, {"micro_batches": 6}),
+    "gpipe": (2, {"pp": 2, "schedule": "gpipe"}, {"micro_batches": 3}),
+    "interleaved": (2, {"pp": 2, "vpp": 2, "schedule": "interleaved"}, {"micro_batches": 4}),
+    "stages and tensors": (4, {"pp": 2, "tp": 2, "sequence_parallel": True}, {"micro_batches": 2}),
+    "stages and zero 3": (4, {"pp": 2, "stage_layers": "1,3"}, {"micro_batches": 2}),
+    "stages and copies": (4, {"pp": 2, "zero": 0}, {"micro_batches": 2}),
 }
 """By name: how many ranks, how they share, how they train."""
 
 
 def shared(name: str, rank: int) -> Any:
     """A small Llama, as rank `rank` has it."""
+    from runs import torch_run
     from transformers import LlamaConfig
 
-    from loadgauge.trace.jobs import Settings
-    from loadgauge.trace.parallel.degrees import Parallel
-    from loadgauge.trace.parallel.distributed import World
     from loadgauge.trace.parallel.parallel import ParallelJob
 
     size, parallel, settings = SHARED[name]
+    dp = size // (parallel.get("tp", 1) * parallel.get("pp", 1))
     config = LlamaConfig(
         hidden_size=64, intermediate_size=176, num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=LAYERS_OF_LLAMA,
         vocab_size=512, max_position_embeddings=256, tie_word_embeddings=False, architectures=["LlamaForCausalLM"],
     )  # fmt: skip
-    given = Settings(optimizer="adamw-loop", precision="fp32", seq_len=64, **settings)
-    return ParallelJob(config, given, Parallel(**parallel), World(size, rank), name)
+    batch = {"global_batch": settings.get("micro_batches", 1) * dp}
+    how = {key: value for key, value in settings.items() if key != "micro_batches"}
+    fields = {"zero": 3, **parallel, **batch, **how}
+    run = torch_run(rank, optimizer="adamw-loop", precision="fp32", seq_len=64, gpus=size, **fields)
+    return ParallelJob(config, run, name)
 
 
 # -- what really happens -----------------------------------------------------------------------------------------------

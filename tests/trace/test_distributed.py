@@ -13,7 +13,6 @@ import pytest
 
 import ranks
 from loadgauge.errors import ConfigError
-from loadgauge.trace.parallel.distributed import World
 from loadgauge.trace.record.collectives import plain
 from loadgauge.trace.script import FunctionJob
 from loadgauge.trace.trace import Trace, trace
@@ -30,7 +29,7 @@ BOOKS = 2048
 
 def dry(way: str, size: int, rank: int = 0) -> Trace:
     job = FunctionJob(ranks.SCRIPTS[way], way) if way in ranks.SCRIPTS else ranks.shared(way, rank)
-    return trace(job, "cpu", world=World(size, rank))
+    return trace(job, "cpu", gpus=size, rank=rank)
 
 
 Said = dict[str, list[dict[str, Any]]]
@@ -80,7 +79,7 @@ def test_collectives_and_peaks_are_those_of_real_processes(way: str, real: Said)
 
 
 GENERATOR = 5056
-CHECKPOINTED = {name for name, (_, _, settings) in ranks.SHARED.items() if "checkpointing" in settings}
+CHECKPOINTED = {name for name, (_, _, settings) in ranks.SHARED.items() if "recompute" in settings}
 
 
 def test_ranks_that_gather_are_given_room_for_it_once(real: Said) -> None:

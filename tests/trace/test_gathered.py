@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from runs import torch_run
 from transformers import LlamaConfig
 
 from loadgauge import Layout, RecomputePolicy, estimate, from_dict
@@ -17,15 +18,12 @@ from loadgauge.estimate.result import Memory
 from loadgauge.spec.frameworks import TRANSFORMERS
 from loadgauge.spec.kernels import Dtypes
 from loadgauge.spec.training import Training, training
-from loadgauge.trace.jobs import ConfigJob, Settings
-from loadgauge.trace.parallel.degrees import Parallel
-from loadgauge.trace.parallel.distributed import World
+from loadgauge.trace.checkpointing import DEFAULT_KEEP
+from loadgauge.trace.jobs import ConfigJob
 from loadgauge.trace.parallel.parallel import ParallelJob
 from loadgauge.trace.trace import Trace, trace
 
 TOLERANCE = 0.01
-PRECISIONS = {"bf16": "bf16-pure", "bf16-mixed": "bf16-autocast", "fp32": "fp32"}
-"""The tracer's words and ours."""
 SHAPES: dict[str, dict[str, Any]] = {
     "layers": {"num_hidden_layers": 5, "vocab_size": 512, "seq_len": 64},
     "pipeline": {"num_hidden_layers": 6, "vocab_size": 512, "seq_len": 64},
@@ -46,8 +44,8 @@ def config(keys: dict[str, Any]) -> LlamaConfig:
 
 def how(framework: str, precision: str, zero: int) -> Training:
     """The framework's memory with the modules of transformers, which are the ones traced; FSDP casts, DDP autocasts."""
-    found = training(framework, PRECISIONS[precision])
-    residual = 4 if precision == "bf16-mixed" and zero == 0 else None
+    found = training(framework, precision)
+    residual = 4 if precision == "bf16-autocast" and zero == 0 else None
     dtypes = Dtypes(activation=4 if precision == "fp32" else 2, residual=residual)
     return msgspec.structs.replace(
         found, kernels=msgspec.structs.replace(TRANSFORMERS, attention="flash", dtypes=dtypes)
@@ -60,11 +58,12 @@ def both(
 ) -> tuple[Trace, Memory]:  # fmt: skip
     """One rank traced, and estimated."""
     keys = dict(SHAPES[shape])
-    s, size = keys.pop("seq_len"), World(world, 0)
-    settings = Settings(
-        optimizer="adamw-fused", precision=precision, seq_len=s, accumulate=batches, checkpointing=recompute
-    )
-    traced = trace(ParallelJob(config(keys), settings, Parallel(zero=zero, pp=pp), size), "cuda", world=size)
+    s, kept = keys.pop("seq_len"), recompute == "selective"
+    run = torch_run(
+        keep=DEFAULT_KEEP if kept else (), optimizer="adamw-fused", precision=precision, seq_len=s, gpus=world, pp=pp,
+        zero=zero, global_batch=batches * world // pp, recompute="full" if kept else recompute,
+    )  # fmt: skip
+    traced = trace(ParallelJob(config(keys), run), "cuda", gpus=world)
     layout = Layout(
         dp=world // pp, pp=pp, zero=zero, seq_len=s, global_batch=batches * world // pp,
         recompute=RecomputePolicy(mode=predicted or recompute),  # type: ignore[arg-type]
@@ -92,11 +91,11 @@ def check(traced: Trace, memory: Memory) -> None:
 )
 def test_fsdp(shape: str, zero: int, recompute: str, framework: str) -> None:
     """torchtitan reduces gradients in float32; transformers' weights and gradients are 16-bit here."""
-    precision = "bf16-mixed" if framework == "torchtitan" else "bf16"
+    precision = "bf16-autocast" if framework == "torchtitan" else "bf16-pure"
     check(*both(shape, zero, precision, recompute, framework=framework))
 
 
-@pytest.mark.parametrize(("shape", "zero", "precision"), [("layers", 2, "bf16-mixed"), ("ends", 3, "fp32")])
+@pytest.mark.parametrize(("shape", "zero", "precision"), [("layers", 2, "bf16-autocast"), ("ends", 3, "fp32")])
 def test_fsdp_accumulates_in_shards(shape: str, zero: int, precision: str) -> None:
     check(*both(shape, zero, precision, "full", batches=2, world=4))
 
@@ -105,17 +104,17 @@ def test_fsdp_accumulates_in_shards(shape: str, zero: int, precision: str) -> No
 @pytest.mark.parametrize("shape", ["loss", "activations"])
 def test_ddp(shape: str, recompute: str) -> None:
     """Gradients stand in buckets a second time; autocast's copies of weights go with the layers' backward."""
-    check(*both(shape, 0, "bf16-mixed", recompute, framework="huggingface"))
+    check(*both(shape, 0, "bf16-autocast", recompute, framework="huggingface"))
 
 
 def test_a_pipeline_keeps_weights_gathered_and_gradients_whole() -> None:
-    check(*both("pipeline", 2, "bf16-mixed", "none", batches=4, pp=2))
+    check(*both("pipeline", 2, "bf16-autocast", "none", batches=4, pp=2))
 
 
 def test_selective_checkpointing_leaves_what_is_gathered_alone() -> None:
     """Which operations PyTorch keeps is not what Megatron keeps, but stage 2 holds as much more than stage 3."""
     (traced, memory), (traced_3, memory_3) = (
-        both("loss", zero, "bf16-mixed", "selective", predicted="none") for zero in (2, 3)
+        both("loss", zero, "bf16-autocast", "selective", predicted="none") for zero in (2, 3)
     )
     assert memory.moment == memory_3.moment == "loss"
     assert peak(memory) - peak(memory_3) == pytest.approx(traced.peak.total - traced_3.peak.total, rel=TOLERANCE)
@@ -123,16 +122,14 @@ def test_selective_checkpointing_leaves_what_is_gathered_alone() -> None:
 
 def test_recomputation_can_raise_the_peak_of_few_layers() -> None:
     """A checkpointed layer is whole at once, its input beside it; one that is not gives back its MLP before that."""
-    keys, kernels = {"num_hidden_layers": 1, "vocab_size": 512}, how("huggingface", "bf16", 3).kernels
+    keys, kernels = {"num_hidden_layers": 1, "vocab_size": 512}, how("huggingface", "bf16-pure", 3).kernels
     chosen = msgspec.structs.replace(
-        how("huggingface", "bf16", 3), kernels=msgspec.structs.replace(kernels, attention="eager")
+        how("huggingface", "bf16-pure", 3), kernels=msgspec.structs.replace(kernels, attention="eager")
     )
     peaks = {}
     for recompute in ("none", "full"):
-        settings = Settings(
-            optimizer="adamw-fused", precision="bf16", seq_len=1024, attention="eager", checkpointing=recompute
-        )
-        traced = trace(ConfigJob(config(keys), settings), "cuda")
+        run = torch_run(optimizer="adamw-fused", seq_len=1024, attention="eager", recompute=recompute)
+        traced = trace(ConfigJob(config(keys), run), "cuda")
         layout = Layout(seq_len=1024, recompute=RecomputePolicy(mode=recompute))  # type: ignore[arg-type]
         memory = estimate(from_dict(config(keys).to_dict()), layout, chosen).memory
         check(traced, memory)

@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from runs import torch_run
 from torch import nn
 from transformers import LlamaConfig, Qwen3Config
 
 from command_line import typed
 from loadgauge.errors import ConfigError, LayoutError, NotModelled
-from loadgauge.trace.jobs import ConfigJob, Settings
-from loadgauge.trace.parallel.degrees import Parallel
-from loadgauge.trace.parallel.distributed import World
+from loadgauge.trace.checkpointing import DEFAULT_KEEP
+from loadgauge.trace.jobs import ConfigJob
 from loadgauge.trace.parallel.parallel import ParallelJob
 from loadgauge.trace.record import tracker
 from loadgauge.trace.script import FunctionJob
+from loadgauge.trace.torch_run import TorchRun
 from loadgauge.trace.trace import Trace, trace
 
 S, H = 64, 64
@@ -37,14 +38,14 @@ def llama() -> LlamaConfig:
     return LlamaConfig(**KEYS, architectures=["LlamaForCausalLM"])
 
 
-def settings(**given: Any) -> Settings:
-    return Settings(optimizer="adamw-loop", precision="fp32", seq_len=S, **given)
+def settings(rank: int = 0, keep: tuple[str, ...] = (), **fields: Any) -> TorchRun:
+    return torch_run(rank, keep, optimizer="adamw-loop", precision="fp32", seq_len=S, **fields)
 
 
 def played(size: int, rank: int = 0, accumulate: int = 1, config: Any = None, **shared: Any) -> Trace:
-    world = World(size, rank)
-    job = ParallelJob(config or llama(), settings(accumulate=accumulate), Parallel(**shared), world)
-    return trace(job, "cpu", world=world)
+    dp = size // (shared.get("tp", 1) * shared.get("pp", 1))
+    fields = {"zero": 3, "gpus": size, "global_batch": accumulate * dp, **shared}
+    return trace(ParallelJob(config or llama(), settings(rank, **fields)), "cpu", gpus=size, rank=rank)
 
 
 # -- pipelines ---------------------------------------------------------------------------------------------------------
@@ -73,8 +74,8 @@ def test_stages_send_hidden_states_on_and_gradients_back(rank: int, ways: int) -
 
 
 def test_stages_hold_all_layers_together() -> None:
-    whole = trace(ConfigJob(llama(), settings(accumulate=4)), "cpu")
-    shared = [played(4, rank, 4, pp=4, stage_layers=(1, 3, 3, 1)) for rank in range(4)]
+    whole = trace(ConfigJob(llama(), settings(global_batch=4)), "cpu")
+    shared = [played(4, rank, 4, pp=4, stage_layers="1,3,3,1") for rank in range(4)]
     rotary = 16  # of which every stage has its own
     assert sum(one.peak.categories["weights"] for one in shared) == whole.peak.categories["weights"] + 3 * 2 * rotary
     assert sum(one.flops.total for one in shared) == whole.flops.total
@@ -116,9 +117,8 @@ def test_tensor_parallel_ranks_share_products_and_activations(kind: Any, sequenc
 
 def test_optimizers_on_parts_are_as_dtensor_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def both() -> Trace:
-        world = World(8, 3)
-        given = Settings(precision="fp32", seq_len=S)
-        return trace(ParallelJob(llama(), given, Parallel(tp=2, sequence_parallel=True), world), "cuda", world=world)
+        run = torch_run(3, precision="fp32", seq_len=S, gpus=8, tp=2, sequence_parallel=True, zero=3)
+        return trace(ParallelJob(llama(), run), "cuda", gpus=8, rank=3)
 
     fast = both()
     original = tracker.Tracker.__init__
@@ -141,9 +141,9 @@ def test_what_is_kept_is_not_computed_again() -> None:
         trace(ConfigJob(llama(), settings(**given)), "cpu")
         for given in (
             {},
-            {"checkpointing": "full"},
-            {"checkpointing": "selective"},
-            {"checkpointing": "selective", "keep": "aten::mm"},
+            {"recompute": "full"},
+            {"recompute": "full", "keep": DEFAULT_KEEP},
+            {"recompute": "full", "keep": ("aten::mm",)},
         )
     )
     assert none.flops.total == kept.flops.total < products.flops.total < full.flops.total
@@ -157,7 +157,7 @@ def test_what_is_kept_is_not_computed_again() -> None:
 
 def test_operations_that_are_not_there() -> None:
     with pytest.raises(ConfigError, match="no operation 'softmox'"):
-        trace(ConfigJob(llama(), settings(checkpointing="selective", keep="mm,softmox")), "cpu")
+        trace(ConfigJob(llama(), settings(recompute="full", keep=("mm", "softmox"))), "cpu")
 
 
 # -- scripts -----------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_a_script_finds_itself_on_its_own_gpu() -> None:
 
         return step
 
-    found = trace(FunctionJob(ddp), "cuda", world=World(8, 3))
+    found = trace(FunctionJob(ddp), "cuda", gpus=8, rank=3)
     assert [(one.kind, one.calls, one.payload) for one in found.collectives] == [
         ("all_reduce", 2, 4 * (H * H + H) + 12)
     ]
@@ -203,7 +203,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_flags_share_a_model_out(file: str) -> None:
-    line = f"trace {file} --seq-len 64 --world 8 --rank 5 --tp 2 --pp 2 --accumulate 2 --optimizer adamw-loop --json"
+    line = f"trace {file} --seq-len 64 --gpus 8 --rank 5 --tp 2 --pp 2 --zero 3 --global-batch 4 --optimizer adamw-loop --json"
     found = json.loads(typed(f"{line} --device cpu --precision fp32").out)
     same = played(8, 5, 2, tp=2, pp=2)
     assert found["peak"]["total"] == pytest.approx(same.peak.total, abs=NUMBERS)
@@ -216,21 +216,27 @@ def test_flags_share_a_model_out(file: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--world 8 --tp 3", "does not divide by tp x pp = 3"),
-        ("--tp 2", "--tp: need --world above 1"),
-        ("--world 4 --rank 4", "--rank 4 is not one of 4"),
-        ("--world 8 --zero 1", "PyTorch's DDP is 0"),
-        ("--world 8 --tp 2 --zero 0", "use --zero 3"),
-        ("--world 8 --pp 8 --vpp 2", "one chunk on each stage"),
-        ("--world 2 --pp 2 --schedule zigzag", "schedule: must be one of"),
-        ("--world 2 --pp 2 --stage-layers 1,2", "add up to 8"),
-        ("--world 2 --pp 2 --stage-layers 4,x", "whole numbers with commas"),
-        ("--world 4 --pp 4 --accumulate 2", "Number of microbatches (2) must be greater"),
-        ("--world 3 --pp 3", "say how many each has"),
-        ("--world 16 --tp 16", "num_attention_heads = 8 does not divide"),
-        ("--world 2 --sequence-parallel", "needs tp above 1"),
-        ("--world 4 --replicas 3", "do not divide by 3 replicas"),
-        ("--keep mm", "goes with --checkpointing selective"),
+        ("--gpus 8 --tp 3", "does not divide by tp x pp = 3"),
+        ("--tp 2", "--tp: need --gpus above 1"),
+        ("--gpus 4 --rank 4", "--rank 4 is not one of 4"),
+        ("--gpus 8 --zero 1", "PyTorch's DDP is 0"),
+        ("--gpus 8 --tp 2 --zero 0", "use --zero 3"),
+        ("--gpus 8 --pp 8 --vpp 2 --schedule 1f1b", "one chunk on each stage"),
+        ("--gpus 2 --pp 2 --vpp 2 --schedule zb-v", "two chunks by itself"),
+        ("--gpus 2 --pp 2 --schedule zigzag", "'zigzag' is not one of"),
+        ("--gpus 2 --pp 2 --schedule zb-h1", "schedule: must be one of"),
+        ("--gpus 2 --pp 2 --stage-layers 1,2", "add up to 8"),
+        ("--gpus 2 --pp 2 --stage-layers 4,x", "whole numbers with commas"),
+        ("--gpus 4 --pp 4 --global-batch 2", "Number of microbatches (2) must be greater"),
+        ("--gpus 3 --pp 3", "say how many each has"),
+        ("--gpus 16 --tp 16", "num_attention_heads = 8 does not divide"),
+        ("--gpus 2 --sequence-parallel", "needs tp above 1"),
+        ("--gpus 4 --replicas 3", "do not divide by 3 replicas"),
+        ("--keep mm", "goes with recompute full"),
+        ("--recompute selective", "whole layers"),
+        ("--recompute full:every=2", "whole layers"),
+        ("--precision bf16", "bf16-pure"),
+        ("--precision mxfp8", "precision: must be one of"),
     ],
 )
 def test_what_cannot_be_shared_is_one_line(file: str, flags: str, said: str) -> None:
@@ -242,13 +248,12 @@ def test_what_cannot_be_shared_is_one_line(file: str, flags: str, said: str) -> 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral-8x7b"])
 def test_models_without_a_plan_are_refused(name: str) -> None:
-    from loadgauge.trace.target import job
+    from loadgauge.trace.target import find_job
 
-    world = World(2, 0)
     with pytest.raises(NotModelled):
-        trace(job(name, Settings(seq_len=64), "cpu", 1, world, Parallel(tp=2)), "cpu", world=world)
+        trace(find_job(name, torch_run(seq_len=64, gpus=2, tp=2), 1), "cpu", gpus=2)
 
 
 def test_layers_that_do_not_divide() -> None:
     with pytest.raises(LayoutError):
-        ParallelJob(llama(), settings(), Parallel(pp=3), World(3, 0))
+        ParallelJob(llama(), settings(gpus=3, pp=3))

@@ -12,8 +12,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from loadgauge.trace.jobs import OPTIMIZERS, of_module
+from loadgauge.trace.jobs import of_module
 from loadgauge.trace.saved import saved
+from loadgauge.trace.torch_run import OPTIMIZERS
 from loadgauge.trace.trace import Trace, trace
 from torch_kept import addresses, keeping, owned, total
 from torch_models import Built, build
@@ -87,7 +88,7 @@ def made(case: Case) -> tuple[torch.nn.Module, torch.Tensor, int]:
 
 def really(model: torch.nn.Module, ids: torch.Tensor, optimizer: str) -> int:
     """The allocator's peak over two real steps."""
-    step_of = OPTIMIZERS[optimizer](model.parameters())
+    step_of = OPTIMIZERS[optimizer][1](model.parameters())
     own = {one.data_ptr(): one.untyped_storage().nbytes() for one in [*model.parameters(), *model.buffers()]}
     model(ids, labels=ids).loss.backward()  # whatever a library makes once
     model.zero_grad(set_to_none=True)
@@ -164,7 +165,7 @@ def test_totals_are_those_of_memtracker(name: str, optimizer: str) -> None:
     with FakeTensorMode(), torch.device("cpu"), patched_masks():
         model = type(built.model)(built.config).train()
         ids = torch.zeros(B, S, dtype=torch.long)
-        step_of = OPTIMIZERS[optimizer](model.parameters())
+        step_of = OPTIMIZERS[optimizer][1](model.parameters())
         tracker = MemTracker()
         tracker.track_external(model, step_of, ids)
         with tracker:
@@ -286,7 +287,7 @@ def test_autocast_copies_weights_once() -> None:
     layer = torch.nn.Linear(64, 64, bias=False)
     twice = torch.nn.Sequential(layer, layer)
     x = torch.empty(8, 64, device="meta", requires_grad=True)
-    found = trace(of_module(twice, x, precision="bf16-mixed", optimizer="sgd"), "cuda")
+    found = trace(of_module(twice, x, precision="bf16-autocast", optimizer="sgd"), "cuda")
     dtypes = {(one.node, one.field, one.dtype) for one in found.saved}
     assert ("MmBackward0", "mat2", "bfloat16") in dtypes
     # One copy of the weight, and one of each linear layer's input.

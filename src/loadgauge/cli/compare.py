@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from loadgauge.cli.trace import COUNT, settings_options
+from loadgauge.cli.torch_options import STEP, TorchCommand, job_options, make_job
 from loadgauge.optional_deps import needs_torch
 
 if TYPE_CHECKING:
@@ -20,13 +20,12 @@ SHORT = {"peak of forward and backward": "peak fwd + bwd", "peak of the optimize
          "hidden from tracers": "hidden, estimated"}  # fmt: skip
 
 
-@click.command("compare")
+@click.command("compare", cls=TorchCommand)
 @click.argument("target")
 @click.option(
     "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True, help="What the trace stands for."
 )
-@settings_options
-@click.option("--layers", type=COUNT, help="Another number of layers than the model's.")
+@job_options(STEP)
 @click.option(
     "--measure", type=click.Choice(("cpu", "cuda")), help="Run two real steps there too (the model must fit)."
 )
@@ -34,22 +33,20 @@ SHORT = {"peak of forward and backward": "peak fwd + bwd", "peak of the optimize
 def command(target: str, as_json: bool, device: str, layers: int | None, measure: str | None, **given: Any) -> None:
     """Three ways to know what TARGET takes: by formula, by tracing PyTorch, by running it. TARGET is a MODEL.
 
-    Every difference over 1 % is put down to operations.
+    Every difference over 1 % is attributed to operations.
 
     \b
-    loadgauge compare llama-3.1-8b --seq-len 8192 --checkpointing full
+    loadgauge compare llama-3.1-8b --seq-len 8192 --recompute full
     loadgauge compare path/to/config.json --device cpu --measure cpu --seq-len 256 --layers 2
     """
     needs_torch("compare")
-    from loadgauge.trace.jobs import Settings
-    from loadgauge.trace.subprocess import Request, replied
+    from loadgauge.compare.compare import compare_request
+    from loadgauge.trace.subprocess import Request, in_child
+    from loadgauge.trace.torch_run import TorchRun
 
-    settings = Settings(**given)
-    settings.check()
-    found = replied(
-        Request(target, device, settings, layers, work="compare", measure=measure or "", timed=0)
-    ).comparison
-    assert found is not None
+    job = make_job(target, **given)
+    TorchRun.of(job)  # raises in this process
+    found = in_child(compare_request, Request(job, device, layers), measure=measure or "", timed=0)
     if as_json:
         from loadgauge.report.table import document
 
@@ -138,7 +135,7 @@ def _why(one: Difference) -> list[str]:
     if rest:
         lines.append(f"{_signed(sum(cause.amount for cause in rest), unit)} in {len(rest)} more")
     if abs(one.unexplained) > LEAST * abs(one.amount):
-        lines.append(f"{_signed(one.unexplained, unit)} not put down to an operation")
+        lines.append(f"{_signed(one.unexplained, unit)} not attributed to an operation")
     return lines
 
 

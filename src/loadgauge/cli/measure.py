@@ -7,23 +7,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from loadgauge.cli.param_types import Whole
-from loadgauge.cli.trace import COUNT, settings_options, shown
+from loadgauge.cli.torch_options import STEP, TorchCommand, job_options, make_job, script_output
 from loadgauge.optional_deps import needs_torch
 from loadgauge.units import GIB, MIB, flops
 
 if TYPE_CHECKING:
-    from loadgauge.measure.train_steps import Real
+    from loadgauge.measure.train_steps import MeasuredSteps
 
 MOST_MODULES, MOST_OPS = 15, 8
-PEAKS = {"fp32": "tf32", "bf16": "bf16", "bf16-mixed": "bf16", "fp16-mixed": "fp16"}
+PEAKS = {"fp32": "tf32", "bf16-pure": "bf16", "bf16-autocast": "bf16", "fp16-autocast": "fp16"}
 """Which peak of a GPU a precision can reach; PyTorch uses TF32 only where it is told to."""
 
 
-@click.command("measure")
+@click.command("measure", cls=TorchCommand)
 @click.argument("target")
 @click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True, help="Where it runs.")
-@settings_options
-@click.option("--layers", type=COUNT, help="Another number of layers than the model's.")
+@job_options(STEP)
 @click.option("--steps", type=Whole(0, 1000), default=3, show_default=True, help="Steps to time.")
 @click.option("--gpu", metavar="GPU", help="Whose peak FLOP/s MFU is a share of (`loadgauge gpus` lists them).")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, seconds, FLOP and plain counts.")
@@ -40,16 +39,16 @@ def command(
     loadgauge measure train.py:main --device cuda --gpu h100-sxm5-80gb
     """
     needs_torch("measure")
-    from loadgauge.spec.hardware import gpu as known
-    from loadgauge.trace.jobs import Settings
-    from loadgauge.trace.subprocess import Request, replied
+    from loadgauge.measure.train_steps import measure_request
+    from loadgauge.spec.hardware import gpu as find_gpu
+    from loadgauge.trace.subprocess import Request, in_child
+    from loadgauge.trace.torch_run import TorchRun
 
-    settings = Settings(**given)
-    settings.check()
-    peak = None if gpu is None else known(gpu).peak(PEAKS[settings.precision])
-    request = Request(target, device, settings, layers, work="measure", timed=steps)
-    found = replied(request, shown(target, as_json)).real
-    assert found is not None
+    job = make_job(target, **given)
+    precision = TorchRun.of(job).training.precision.name
+    peak = None if gpu is None else find_gpu(gpu).peak(PEAKS[precision])
+    request = Request(job, device, layers)
+    found = in_child(measure_request, request, script_output(target, as_json), timed=steps)
     if as_json:
         import msgspec
 
@@ -61,7 +60,7 @@ def command(
         _report(found, peak)
 
 
-def _report(found: Real, peak: float | None) -> None:
+def _report(found: MeasuredSteps, peak: float | None) -> None:
     from loadgauge.report.table import Column, console, draw, heading, points
 
     target = console()

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from loadgauge.compare.formula import BLOCK, END, Formula, Line
+from loadgauge.errors import ConfigError
 from loadgauge.estimate.memory.phases import Phase
-from loadgauge.measure.train_steps import Real, real
+from loadgauge.measure.train_steps import MeasuredSteps, measure_steps
 from loadgauge.trace.device.untraced import Hidden
-from loadgauge.trace.jobs import ConfigJob, Settings
+from loadgauge.trace.jobs import ConfigJob
 from loadgauge.trace.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, TEMPORARIES, WEIGHTS, Stream
 from loadgauge.trace.record.observe import STEP
+from loadgauge.trace.subprocess import Request
 from loadgauge.trace.trace import Recorded, record
 
 STATES = {WEIGHTS: "weights", GRADIENTS: "gradients", OPTIMIZER: "optimizer"}
@@ -72,7 +74,7 @@ class Comparison(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
     differences: tuple[Difference, ...]
     not_counted: tuple[str, ...]
-    real: Real | None = None
+    real: MeasuredSteps | None = None
     hidden: tuple[Hidden, ...] = ()
 
 
@@ -83,9 +85,9 @@ def compare(job: ConfigJob, device: str = "cuda", measure: str = "", timed: int 
 
     Raises NotModelled where the formula does not cover the job.
     """
-    formula = Formula(job.config, job.settings)
+    formula = Formula(job.config, job.run)
     traced = record(job, device)
-    taken = real(job, measure, timed=timed) if measure else None
+    taken = measure_steps(job, measure, timed) if measure else None
     rows, differences = [], []
 
     def add(row: Row, causes: Callable[[], list[Cause]], more: Callable[[], list[Cause]] | None = None) -> None:
@@ -113,15 +115,18 @@ def compare(job: ConfigJob, device: str = "cuda", measure: str = "", timed: int 
     )
 
 
-def of_config(config: object, settings: Settings, device: str = "cuda", measure: str = "") -> Comparison:
-    """As `compare`, of a configuration object of transformers."""
-    return compare(ConfigJob(config, settings), device, measure)
+def compare_request(request: Request, measure: str = "", timed: int = 0) -> Comparison:
+    """Compares the job of a request in this process; see `trace.subprocess.in_child`. Raises ConfigError for a script."""
+    job = request.find()
+    if not isinstance(job, ConfigJob):
+        raise ConfigError("formulas are known of models, not of scripts: `trace` and `measure` take those")
+    return compare(job, request.device, measure, timed)
 
 
 Causes = Callable[[], list[Cause]]
 
 
-def _rows(formula: Formula, traced: Recorded, taken: Real | None) -> list[tuple[Row, Causes, Causes | None]]:
+def _rows(formula: Formula, traced: Recorded, taken: MeasuredSteps | None) -> list[tuple[Row, Causes, Causes | None]]:
     trace, stream = traced.trace, traced.stream
     parts = formula.estimate.memory
     found: list[tuple[Row, Causes, Causes | None]] = []
@@ -359,7 +364,7 @@ def _merged(causes: list[Cause]) -> list[Cause]:
     return sorted(found, key=lambda cause: -abs(cause.amount))
 
 
-def _measured_causes(stream: Stream, place: int, taken: Real) -> list[Cause]:
+def _measured_causes(stream: Stream, place: int, taken: MeasuredSteps) -> list[Cause]:
     """Allocations that only one of the two peaks has, where the measurement tells them."""
     if not taken.held:
         return []

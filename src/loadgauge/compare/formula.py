@@ -14,17 +14,9 @@ from loadgauge.families.hf import from_dict
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer, rotary_layer
 from loadgauge.layers.embedding_head import mask_bytes
 from loadgauge.layers.operations import NOTHING, Layer, Recompute
-from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import Training, training
-from loadgauge.trace.jobs import Settings
+from loadgauge.trace.torch_run import TorchRun
 
-PRECISIONS = {"bf16": "bf16-pure", "fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
-"""Recipes of `loadgauge.spec.training` for those of a trace."""
-OPTIMIZERS = {
-    "adamw": "adamw", "adamw-fused": "adamw", "adamw-loop": "adamw", "sgd": "sgd", "sgd-momentum": "sgd-momentum",
-    "adafactor": "adafactor",
-}  # fmt: skip
 BLOCK, END = "block {}", "ends"
 
 
@@ -40,23 +32,13 @@ class Line(NamedTuple):
 class Formula:
     """A job as `estimate` and the layers see it."""
 
-    def __init__(self, config: Any, settings: Settings) -> None:
-        self.spec: ModelSpec = from_dict(config.to_dict())
-        self.settings = settings
-        attention = {"sdpa": "flash"}.get(settings.attention, settings.attention)
-        if settings.optimizer not in OPTIMIZERS:
-            raise NotModelled(f"optimizer {settings.optimizer!r} has no formula")
-        if settings.checkpointing == "selective":
+    def __init__(self, config: Any, run: TorchRun) -> None:
+        if run.keep:
             raise NotModelled("selective checkpointing by a policy over operations of PyTorch has no formula")
-        self.training: Training = training(
-            "huggingface", PRECISIONS[settings.precision], OPTIMIZERS[settings.optimizer], attention=attention
-        )
-        self.policy = RecomputePolicy(mode="full" if settings.checkpointing == "full" else "none")
-        self.layout = Layout(
-            micro_batch=settings.micro_batch, global_batch=settings.micro_batch * settings.accumulate,
-            seq_len=settings.seq_len, recompute=self.policy,
-        )  # fmt: skip
-        self.view = View.of(settings.seq_len, settings.micro_batch, kernels=self.training.kernels)
+        self.spec: ModelSpec = from_dict(config.to_dict())
+        self.run, self.layout, self.training = run, run.layout, run.training
+        self.policy = self.layout.recompute
+        self.view = View.of(run.layout.seq_len, run.layout.micro_batch, kernels=self.training.kernels)
 
     @functools.cached_property
     def estimate(self) -> Estimate:
@@ -96,7 +78,7 @@ class Formula:
             for one in layer:
                 flops = one.forward_flops * (2 if one.name in again else 1) + one.backward_flops + one.rerun_flops
                 if flops:
-                    found.append(Line(place, _part(one.name), one.name, int(flops * self.settings.accumulate)))
+                    found.append(Line(place, _part(one.name), one.name, int(flops * self.run.accumulate)))
         return found
 
 

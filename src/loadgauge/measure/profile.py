@@ -8,50 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-import msgspec
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from loadgauge.errors import ConfigError
 from loadgauge.measure.cpu_allocator import MODULE, events, live, profiler, tensors
+from loadgauge.trace.record.usage import Usage
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """What a block took beside what was there before it [bytes]; `seconds` include the measurement's own cost.
-
-    `persistent` is what it left behind: its result, and what the result keeps for backward. `peak` is the most that was
-    there at once. On a CPU the release of memory that is older than the block is not seen (on CUDA it is, and counts as
-    less), and what a kernel allocates and releases inside one operation is not part of `peak`, as it depends on the CPU's
-    instructions: `scratch` is how much higher the allocator's own peak was (None on CUDA). On CUDA these are the caching
-    allocator's figures, whose blocks are rounded to 512 bytes; `reserved` is its growth and `device` that of the whole
-    GPU, context and libraries included.
-    """
-
-    device: str
-    persistent: int
-    peak: int
-    seconds: float
-    by_op: dict[str, int] = {}
-    by_module: dict[str, int] = {}
-    reserved: int | None = None
-    device_total: int | None = None
-    scratch: int | None = None
-
-    def beyond(self, *results: Any) -> tuple[int, int]:
-        """(persistent, peak) without the results that the block has made, as article 5 counts.
-
-        Only storages count that the block has made itself: name no result that is an input or a view of one.
-        """
-        storages = {}
-        for leaf in tree_leaves(results):
-            if isinstance(leaf, torch.Tensor):
-                storages[leaf.untyped_storage()._cdata] = leaf.untyped_storage().nbytes()
-        made = sum(storages.values())
-        return self.persistent - made, self.peak - made
 
 
 class Block:

@@ -33,9 +33,10 @@ from loadgauge.measure.cpu_allocator import (
     uses,
 )
 from loadgauge.measure.flop_counter import FlopCounter
-from loadgauge.trace.jobs import Job
+from loadgauge.trace.jobs import Traceable
 from loadgauge.trace.record.allocations import GRADIENTS, OPTIMIZER, WEIGHTS
 from loadgauge.trace.record.observe import STEP, Observer
+from loadgauge.trace.subprocess import Request
 
 
 class ModuleUse(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ class Held(msgspec.Struct, frozen=True):
     nbytes: int
 
 
-class Real(msgspec.Struct, frozen=True):
+class MeasuredSteps(msgspec.Struct, frozen=True):
     """What real steps took. Bytes are the allocator's, of all that the job has made; seconds are those of plain steps.
 
     On a CPU no figure includes the scratch of kernels, which depends on the CPU's instructions and on the library that
@@ -112,7 +113,7 @@ class Real(msgspec.Struct, frozen=True):
         return self.flops_per_second / peak_flops if self.flops_per_second else None
 
 
-def real(job: Job, device: str = "cpu", timed: int = 3) -> Real:
+def measure_steps(job: Traceable, device: str = "cpu", timed: int = 3) -> MeasuredSteps:
     """Runs a job's training: two steps for memory, one for FLOPs, one to warm up and `timed` ones for time.
 
     Raises ConfigError for a device that is not there, and whatever the job raises.
@@ -137,7 +138,7 @@ def real(job: Job, device: str = "cpu", timed: int = 3) -> Real:
         with FlopCounter() as counter:
             step(observer)
         seconds = tuple(_timed(lambda: step(observer), device) for _ in range(timed + 1))[1:] if timed else ()
-    return Real(
+    return MeasuredSteps(
         target=job.target,
         device=torch.cuda.get_device_name() if device == "cuda" else "cpu",
         torch=str(torch.__version__),
@@ -157,6 +158,11 @@ def real(job: Job, device: str = "cpu", timed: int = 3) -> Real:
         scratch=result.scratch,
         scratch_ops=result.scratch_ops,
     )
+
+
+def measure_request(request: Request, timed: int = 3) -> MeasuredSteps:
+    """Measures the job of a request in this process; see `trace.subprocess.in_child`."""
+    return measure_steps(request.find(), request.device, timed)
 
 
 def _timed(step: Callable[[], None], device: str) -> float:

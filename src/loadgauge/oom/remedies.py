@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgauge.errors import NothingFits
-from loadgauge.oom.allocator import Allocator
 from loadgauge.oom.snapshot import Block, beginning, summary
+from loadgauge.trace.record.caching_allocator import Allocator
 
 if TYPE_CHECKING:
-    from loadgauge.trace.jobs import Settings
+    from loadgauge.spec.job import Job
     from loadgauge.trace.trace import Trace
 
 TOGETHER = 2
@@ -92,20 +92,22 @@ class Retraced(msgspec.Struct, frozen=True):
 
 
 def retraced(trace: Trace) -> tuple[Retraced, ...]:
-    """The changes that lower the peak of a trace of a MODEL, each traced anew, the mildest first; of a script none."""
+    """The changes that lower the peak of a trace of a MODEL, each traced again, the mildest first; none for a script."""
     from loadgauge.errors import Error
-    from loadgauge.trace.jobs import Settings
-    from loadgauge.trace.subprocess import Request, is_script, traced
+    from loadgauge.trace.subprocess import Request, in_child, trace_request
+    from loadgauge.trace.target import is_script
+    from loadgauge.trace.torch_run import of_flags
 
     if "settings" not in trace.assumed or is_script(trace.target):  # a document does not decide what runs
         return ()
-    settings, layers = Settings.of_flags(trace.assumed["settings"])
-    changes = list(_changes(settings))
+    job, keep, layers = of_flags(trace.assumed["settings"])
+    changes = list(_changes(job))
 
     def peak(change: dict[str, Any]) -> int | None:
-        request = Request(trace.target, trace.device, msgspec.structs.replace(settings, **change), layers)
+        changed = job.replace(model=trace.target, **change)
         try:
-            return traced(request).allocated
+            request = Request(changed, trace.device, layers, keep=keep if changed.recompute == job.recompute else ())
+            return in_child(trace_request, request).allocated
         except Error:
             return None
 
@@ -118,23 +120,26 @@ def retraced(trace: Trace) -> tuple[Retraced, ...]:
     )
 
 
-def _changes(settings: Settings) -> Iterable[tuple[dict[str, Any], str]]:
+def _changes(job: Job) -> Iterable[tuple[dict[str, Any], str]]:
     """One change at a time, and at last those together that change no result."""
     harmless: dict[str, Any] = {}
-    if settings.checkpointing == "none":
-        harmless["checkpointing"] = "full"
-        yield {"checkpointing": "full"}, "layers run again in backward"
-    if settings.attention == "eager":
-        harmless["attention"] = "sdpa"
-        yield {"attention": "sdpa"}, "never keeps the scores"
-    if settings.optimizer == "adamw":
+    optimizer, micro_batch, seq_len = job.optimizer or "adamw", job.micro_batch or 1, job.seq_len or 4096
+    if job.recompute in (None, "none"):
+        harmless["recompute"] = "full"
+        yield {"recompute": "full"}, "layers run again in backward"
+    if job.attention == "eager":
+        harmless["attention"] = "flash"
+        yield {"attention": "flash"}, "never keeps the scores"
+    if optimizer == "adamw":
         harmless["optimizer"] = "adamw-fused"
         yield {"optimizer": "adamw-fused"}, "no temporaries in the step"
     if len(harmless) > 1:
         yield dict(harmless), "all of these together"
-    if settings.optimizer.startswith("adamw"):
+    if optimizer.startswith("adamw"):
         yield {"optimizer": "adafactor"}, "second moments in rows and columns; another optimizer"
-    if settings.micro_batch > 1:
-        yield {"micro_batch": settings.micro_batch // 2}, "half as many sequences at once"
-    elif settings.seq_len > 1:
-        yield {"seq_len": settings.seq_len // 2}, "half as long"
+    if micro_batch > 1:
+        halved = micro_batch // 2
+        accumulate = (job.global_batch or micro_batch) // micro_batch
+        yield {"micro_batch": halved, "global_batch": halved * accumulate}, "half as many sequences at once"
+    elif seq_len > 1:
+        yield {"seq_len": seq_len // 2}, "half as long"

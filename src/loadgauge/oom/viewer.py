@@ -6,14 +6,25 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from loadgauge.oom.allocator import Allocator, replay
 from loadgauge.oom.snapshot import TRACED
 from loadgauge.trace.record.allocations import GRADIENTS, OPTIMIZER, WEIGHTS, Stream, op_name
+from loadgauge.trace.record.caching_allocator import Allocator, replay
+from loadgauge.trace.subprocess import Request
+from loadgauge.trace.trace import Trace
+
+
+def trace_for_viewer(request: Request, path: str) -> Trace:
+    """Traces the job of a request and writes its snapshot to `path`; see `in_child`."""
+    recorded = request.record(stacks=True)
+    write(recorded.stream, Path(path))
+    return recorded.trace
 
 
 def write(stream: Stream, path: Path) -> None:
-    """Writes the snapshot of a simulated allocator that served the stream, with every event before it; to the lines of
-    the program it adds what a real one does not know: operation, module, phase and category."""
+    """Writes a snapshot of the simulated allocator after it has served the stream, with all its events.
+
+    Each stack ends with what a real snapshot does not have: operation, module, phase and category.
+    """
     path.write_bytes(pickle.dumps(snapshot(stream, replay(stream), described=True)))
 
 

@@ -9,11 +9,11 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from loadgauge.errors import ConfigError
-from loadgauge.measure.profile import Usage
 from loadgauge.trace.device.fake import FakeMode
 from loadgauge.trace.device.simulated import fakes, simulated_device
 from loadgauge.trace.record.allocations import op_name
 from loadgauge.trace.record.tracker import Tracker
+from loadgauge.trace.record.usage import Usage
 
 DEVICES = ("cuda", "cpu")
 

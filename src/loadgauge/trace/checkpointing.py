@@ -1,4 +1,4 @@
-"""Selective activation checkpointing: which results of operations are kept, and which are made again in backward."""
+"""Selective activation checkpointing: which results of operations are kept, and which are recomputed in backward."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import torch
 
 from loadgauge.errors import ConfigError
 
-KEPT = (
+DEFAULT_KEEP = (
     "mm", "addmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu", "reduce_scatter_tensor",
 )  # fmt: skip
-"""Products, attention and what ranks have sent each other: torchtitan's list, but for every second product, which it
-makes again."""
+"""Matrix products, attention and communication: torchtitan's list, except that it recomputes every second product."""
 
 
 def contexts(names: Iterable[str]) -> Callable[[], Any]:

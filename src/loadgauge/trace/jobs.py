@@ -6,131 +6,47 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from loadgauge.errors import ConfigError
+from loadgauge.spec.job import Job
 from loadgauge.trace.call import fake_like
-from loadgauge.trace.checkpointing import KEPT, contexts
+from loadgauge.trace.checkpointing import contexts
 from loadgauge.trace.device.fake import FakeMode
 from loadgauge.trace.record.allocations import INPUTS
+from loadgauge.trace.torch_run import ATTENTIONS, TorchRun
 
 if TYPE_CHECKING:
     from loadgauge.trace.record.observe import Observer
 
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
-    "adamw-fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, fused=True),
-    "adamw-loop": lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, foreach=False),
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-2),
-    "sgd-momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
-    "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=1e-2),
-}
-"""Optimizers of PyTorch, in its own default way (on CUDA: foreach) unless the name says otherwise."""
-PRECISIONS = ("bf16", "bf16-mixed", "fp16-mixed", "fp32")
-"""bf16: weights, gradients and states in bfloat16; mixed: in float32, computed under autocast."""
 
-
-CHECKPOINTING = ("none", "full", "selective")
-
-
-class Job(Protocol):
-    """What a trace needs to know."""
+class Traceable(Protocol):
+    """A training that can be traced or measured."""
 
     target: str
     assumed: dict[str, str]
 
     def prepared(self, mode: FakeMode | None, device: str) -> Any:
-        """A context that makes the model and gives a function that trains one step."""
+        """A context that builds the model on `device` and yields a function that trains one step."""
         ...
 
     def introduce(self, observer: Observer) -> None:
-        """Says what is there before the first step."""
+        """Reports to the observer which tensors and modules exist before the first step."""
         ...
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """How a model is trained. `checkpointing`: none, full (every layer is made again in backward), or selective (every
-    layer, but for the operations of `keep`)."""
-
-    optimizer: str = "adamw"
-    precision: str = "bf16"
-    checkpointing: str = "none"
-    attention: str = "sdpa"
-    seq_len: int = 4096
-    micro_batch: int = 1
-    accumulate: int = 1
-    keep: str = ",".join(KEPT)
-
-    def check(self) -> None:
-        """Raises ConfigError for what is not known."""
-        for name, known in (
-            ("optimizer", tuple(OPTIMIZERS)),
-            ("precision", PRECISIONS),
-            ("checkpointing", CHECKPOINTING),
-            ("attention", ("sdpa", "eager")),
-        ):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name}: must be one of {', '.join(known)}, got {getattr(self, name)!r}")
-        for name in ("seq_len", "micro_batch", "accumulate"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: must be at least 1, got {getattr(self, name)}")
-
-    def flags(self, layers: int | None = None) -> str:
-        """As the command line has them, and the number of layers with them.
-
-        >>> Settings(seq_len=128).flags(2).endswith("--seq-len 128 --micro-batch 1 --accumulate 1 --layers 2")
-        True
-        """
-        given = {**msgspec.structs.asdict(self), **({} if layers is None else {"layers": layers})}
-        if self.checkpointing != "selective":
-            del given["keep"]
-        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
-
-    @classmethod
-    def of_flags(cls, text: str) -> tuple[Settings, int | None]:
-        """The settings, and the number of layers, that `flags` gave. Raises ConfigError.
-
-        >>> Settings.of_flags(Settings(seq_len=128).flags(2)) == (Settings(seq_len=128), 2)
-        True
-        """
-        words = text.split()
-        given = {
-            name.removeprefix("--").replace("-", "_"): value for name, value in zip(*[iter(words)] * 2, strict=False)
-        }
-        try:
-            layers = given.pop("layers", None)
-            found = msgspec.convert(given, cls, strict=False), None if layers is None else int(layers)
-            found[0].check()
-        except (msgspec.ValidationError, ValueError) as error:
-            raise ConfigError(f"settings: {error}") from None
-        return found
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the weights."""
-        return torch.bfloat16 if self.precision == "bf16" else torch.float32
-
-    def autocast(self, device: str) -> Any:
-        """The region that forward runs in."""
-        if not self.precision.endswith("mixed"):
-            return contextlib.nullcontext()
-        return torch.autocast(device, dtype=torch.bfloat16 if self.precision.startswith("bf16") else torch.float16)
 
 
 class ConfigJob:
     """Trains a model of transformers on token ids, from its config: the labels are the ids."""
 
-    def __init__(self, config: Any, settings: Settings, target: str = "") -> None:
-        settings.check()
-        self.config, self.settings = config, settings
+    def __init__(self, config: Any, run: TorchRun, target: str = "") -> None:
+        self.config, self.run = config, run
         self.target = target or type(config).__name__
         self.assumed = {
-            "settings": settings.flags(getattr(config.get_text_config(), "num_hidden_layers", None)),
+            "settings": run.flags(getattr(config.get_text_config(), "num_hidden_layers", None)),
             "loss": "transformers' own, logits and all",
-            "optimizer": f"torch.optim, {settings.optimizer}, gradients freed after each step",
+            "optimizer": f"torch.optim, {run.training.optimizer.name}, gradients freed after each step",
             "ids": "not padded, no attention mask",
         }
         self._model: Any = None
@@ -138,18 +54,18 @@ class ConfigJob:
 
     @contextlib.contextmanager
     def prepared(self, mode: FakeMode | None, device: str) -> Iterator[Callable[[Any], None]]:
-        """Makes the model, with values where there is no fake mode; a step is forward, backward and optimizer."""
-        settings = self.settings
-        self._model = built(self.config, settings, device, values=mode is None)
-        ids = torch.empty((settings.micro_batch, settings.seq_len), dtype=torch.long, device=device)
+        """Builds the model, with values where there is no fake mode; a step is forward, backward and optimizer."""
+        run = self.run
+        self._model = build_model(self.config, run, device, values=mode is None)
+        ids = torch.empty((int(run.layout.micro_batch), int(run.layout.seq_len)), dtype=torch.long, device=device)
         if mode is None:
             ids.random_(3, min(1000, self.config.get_text_config().vocab_size))
         self._ids = ids
-        optimizer = OPTIMIZERS[settings.optimizer]([one for one in self._model.parameters() if one.requires_grad])
+        optimizer = run.optimizer([parameter for parameter in self._model.parameters() if parameter.requires_grad])
 
         def step(_: Any) -> None:
-            for _ in range(settings.accumulate):
-                with settings.autocast(device):
+            for _ in range(run.accumulate):
+                with run.autocast(device):
                     loss = self._model(input_ids=ids, labels=ids).loss
                 loss.backward()
                 del loss
@@ -164,30 +80,35 @@ class ConfigJob:
         observer.tracker.claim([self._ids], INPUTS)
 
 
-def built(config: Any, settings: Settings, device: str, values: bool = False) -> Any:
-    """The model of a config, in training mode, with initial `values` or without."""
+def build_model(config: Any, run: TorchRun, device: str, values: bool = False) -> Any:
+    """The model of a transformers config, in training mode. `values`: initialize its weights.
+
+    Raises ConfigError where transformers has no language model for the config, or refuses it.
+    """
     import transformers
     from transformers.initialization import no_init_weights
 
-    if settings.seq_len > (getattr(config, "max_position_embeddings", None) or settings.seq_len):
-        raise ConfigError(f"seq_len: {settings.seq_len} is more than the model's {config.max_position_embeddings}")
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest and run.layout.seq_len > longest:
+        raise ConfigError(f"seq_len: {run.layout.seq_len} is more than the model's {longest}")
     names = getattr(config, "architectures", None) or []
-    kinds = [getattr(transformers, name) for name in names if hasattr(transformers, name)]
-    fitting = [kind for kind in kinds if kind.__name__.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM"))]
+    classes = [getattr(transformers, name) for name in names if hasattr(transformers, name)]
+    fitting = [each for each in classes if each.__name__.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM"))]
+    attention = ATTENTIONS[run.training.kernels.attention]
     config.use_cache = False
     default = torch.get_default_dtype()
-    torch.set_default_dtype(settings.dtype)
+    torch.set_default_dtype(run.dtype)
     try:
         with torch.device(device), contextlib.nullcontext() if values else no_init_weights():
             if fitting:
-                model = fitting[0]._from_config(config, attn_implementation=settings.attention)
+                model = fitting[0]._from_config(config, attn_implementation=attention)
             else:
                 auto: Any = transformers.AutoModelForCausalLM
                 if type(config) not in auto._model_mapping:
                     auto = transformers.AutoModelForMaskedLM
                 if type(config) not in auto._model_mapping:
                     raise ConfigError(f"transformers has no language model for {config.model_type!r}")
-                model = auto.from_config(config, attn_implementation=settings.attention)
+                model = auto.from_config(config, attn_implementation=attention)
     except (ValueError, ImportError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -195,45 +116,44 @@ def built(config: Any, settings: Settings, device: str, values: bool = False) ->
     finally:
         torch.set_default_dtype(default)
     model.tie_weights()  # left out together with the initial values
-    if settings.checkpointing != "none":
-        more = {"context_fn": contexts(settings.keep.split(","))} if settings.checkpointing == "selective" else {}
+    if run.layout.recompute.mode != "none":
+        more = {"context_fn": contexts(run.keep)} if run.keep else {}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **more})
     return model.train()
 
 
 class ModuleJob:
-    """Trains any module: its parameters and buffers are exchanged for fake ones and come back at the end."""
+    """Trains any module: its parameters and buffers are replaced by fake ones and restored at the end."""
 
     def __init__(
-        self, module: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], settings: Settings, keywords: Any
+        self, module: nn.Module, inputs: Any, loss: Callable[[Any], torch.Tensor], run: TorchRun, keywords: Any
     ) -> None:
-        settings.check()
-        self.module, self.inputs, self.loss, self.settings = module, inputs, loss, settings
+        self.module, self.inputs, self.loss, self.run = module, inputs, loss, run
         self.keywords = keywords
         self.target = type(module).__name__
-        self.assumed = {"optimizer": f"torch.optim, {settings.optimizer}, gradients freed after each step"}
+        self.assumed = {"optimizer": f"torch.optim, {run.training.optimizer.name}, gradients freed after each step"}
         self._fake: Any = None
 
     @contextlib.contextmanager
     def prepared(self, mode: FakeMode | None, device: str) -> Iterator[Callable[[Any], None]]:
-        """Exchanges the parameters; a step is forward, loss, backward and optimizer."""
+        """Replaces the parameters; a step is forward, loss, backward and optimizer."""
         if mode is None:
             raise ConfigError("a module is measured where it runs: use `measured` or `MeasureCallback`")
         memo: dict[int, Any] = {}  # ids that serve as labels too are one tensor
 
-        def fake(one: Any) -> Any:
-            if id(one) not in memo:
-                memo[id(one)] = fake_like(mode, one, device)
-            return memo[id(one)]
+        def fake(value: Any) -> Any:
+            if id(value) not in memo:
+                memo[id(value)] = fake_like(mode, value, device)
+            return memo[id(value)]
 
         self._fake = tree_map(fake, (self.inputs, self.keywords))
         inputs, keywords = self._fake
         with exchanged(self.module, mode, device):
-            trained = [one for one in self.module.parameters() if one.requires_grad]
-            optimizer = OPTIMIZERS[self.settings.optimizer](trained) if trained else None
+            trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+            optimizer = self.run.optimizer(trained) if trained else None
 
             def step(_: Any) -> None:
-                with self.settings.autocast(device):
+                with self.run.autocast(device):
                     loss = self.loss(self.module(*inputs, **keywords))
                 loss.backward()
                 del loss
@@ -253,13 +173,14 @@ def of_module(
     module: nn.Module, *inputs: Any, loss: Callable[[Any], torch.Tensor] | None = None, optimizer: str = "adamw",
     precision: str = "fp32", keywords: dict[str, Any] | None = None,
 ) -> ModuleJob:  # fmt: skip
-    """A job for a module, called with these inputs (real, or on the device `meta`).
+    """A job that trains a module, called with `inputs` and `keywords` (real tensors, or on the device `meta`).
 
-    `loss` makes one number of what the module returns: without it, its `.loss`, or the mean of its first tensor.
-    `precision` only says whether forward runs under autocast: the weights keep their dtype.
+    loss: makes a scalar of what the module returns; default: its `.loss`, or the mean of its first tensor
+    precision: only decides whether forward runs under autocast (`bf16-autocast`, ...); the weights keep their dtype
+    Raises ConfigError for an unknown optimizer or precision.
     """
-    settings = Settings(optimizer=optimizer, precision=precision)
-    return ModuleJob(module, inputs, loss or mean_loss, settings, keywords or {})
+    run = TorchRun.of(Job(model="", optimizer=optimizer, precision=precision))
+    return ModuleJob(module, inputs, loss or mean_loss, run, keywords or {})
 
 
 def mean_loss(result: Any) -> torch.Tensor:
@@ -275,7 +196,7 @@ def mean_loss(result: Any) -> torch.Tensor:
 
 @contextlib.contextmanager
 def exchanged(module: nn.Module, mode: FakeMode, device: str) -> Iterator[None]:
-    """The module with fake parameters and buffers, tied ones tied; its own come back at the end."""
+    """The module with fake parameters and buffers, tied ones tied; its own are restored at the end."""
     memo: dict[int, Any] = {}
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for part in module.modules():

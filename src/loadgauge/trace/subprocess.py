@@ -1,4 +1,5 @@
-"""A trace in a process of its own: PyTorch may end the process from C++, and the caller then says so in one line."""
+"""Work on a model or a script in a process of its own: PyTorch may end the process from C++, and the caller then reports
+it in one line."""
 
 from __future__ import annotations
 
@@ -8,87 +9,98 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import IO, Literal, TextIO
+from typing import IO, Any, Concatenate, ParamSpec, TextIO, TypeVar, get_type_hints
 
 import msgspec
 
-from loadgauge.compare.compare import Comparison
 from loadgauge.errors import ConfigError, Error, LayoutError, NotModelled
-from loadgauge.measure.train_steps import Real
-from loadgauge.trace.jobs import Settings
-from loadgauge.trace.parallel.degrees import Parallel
-from loadgauge.trace.parallel.distributed import World
-from loadgauge.trace.trace import Trace
+from loadgauge.spec.job import Job
+from loadgauge.trace.jobs import Traceable
+from loadgauge.trace.target import find_job, is_script
+from loadgauge.trace.torch_run import TorchRun
+from loadgauge.trace.trace import Recorded, Trace, record
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What to trace, and where to put the files that were asked for.
+    """A job to work on in a child process. `job.model` may be `script.py:function`; `layers`, `rank` and `keep` as for
+    `find_job` and `TorchRun`; device: what the trace stands for, or where a measurement runs."""
 
-    `work`: trace; compare (with a measurement on `measure`, if any); or measure alone, with `timed` steps for time.
-    """
-
-    target: str
-    device: str
-    settings: Settings
+    job: Job
+    device: str = "cuda"
     layers: int | None = None
-    viewer: str = ""
-    world: int = 1
     rank: int = 0
-    work: Literal["trace", "compare", "measure"] = "trace"
-    measure: str = ""
-    timed: int = 3
-    parallel: Parallel | None = None
+    keep: tuple[str, ...] = ()
+
+    def find(self) -> Traceable:
+        """The job to trace or measure. Raises ConfigError, LayoutError or NotModelled."""
+        return find_job(self.job.model, TorchRun.of(self.job, self.rank, self.keep), self.layers)
+
+    def record(self, stacks: bool = False) -> Recorded:
+        """Traces the job in this process."""
+        gpus = self.job.gpus or 1
+        return record(self.find(), self.device, gpus=gpus if gpus > 1 else None, rank=self.rank, stacks=stacks)
 
 
-DONE = {"trace": "traced", "compare": "compared", "measure": "measured"}
+class _Call(msgspec.Struct, frozen=True):
+    """What the child is to do: a function by its module and name, its request, and further arguments."""
+
+    module: str
+    function: str
+    request: Request
+    arguments: dict[str, Any]
 
 
-class Reply(msgspec.Struct):
-    """What came of it, or why nothing did."""
+class _Reply(msgspec.Struct):
+    """The result of the function, encoded, or why there is none."""
 
-    trace: Trace | None = None
-    comparison: Comparison | None = None
-    real: Real | None = None
+    result: msgspec.Raw = msgspec.Raw(msgspec.msgpack.encode(None))
     error: str = ""
     kind: str = ""
 
 
-def traced(request: Request, shown: TextIO | None = None) -> Trace:
-    """Runs the trace and returns it. Raises the child's error, or NotModelled if PyTorch ended the child. `shown`: see
-    `replied`."""
-    found = replied(request, shown).trace
-    assert found is not None
-    return found
+def trace_request(request: Request) -> Trace:
+    """Traces the job of a request in this process; see `in_child`."""
+    return request.record().trace
 
 
-def is_script(target: str) -> bool:
-    """Whether a target is `script.py:function`, rather than a model."""
-    return ".py:" in target
+def in_child(
+    work: Callable[Concatenate[Request, P], T], request: Request, shown: TextIO | None = None,
+    *_: P.args, **arguments: P.kwargs,
+) -> T:  # fmt: skip
+    """Calls `work(request, **arguments)` in a child process and returns its result.
 
-
-def replied(request: Request, shown: TextIO | None = None) -> Reply:
-    """Has a child do the work. Raises as `traced` does. `shown`: where what a script prints goes, if anywhere; what it
-    writes to standard error then goes to standard error."""
+    work: a function of a module, whose result type msgspec can encode
+    shown: where the child's standard output goes, if anywhere; its standard error is then passed on too
+    Raises the child's error, or NotModelled where the work fails or PyTorch ended the child.
+    """
+    call = _Call(work.__module__, work.__name__, request, dict(arguments))
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "request", Path(folder) / "reply"
-        asked.write_bytes(msgspec.msgpack.encode(request))
-        code, last = _ended([str(asked), str(answered)], shown)
+        asked.write_bytes(msgspec.msgpack.encode(call))
+        code, last = _run_child([str(asked), str(answered)], shown)
         if not answered.exists():
             raise NotModelled(f"PyTorch ended the trace (exit code {code}): {last[:500]}")
-        reply = msgspec.msgpack.decode(answered.read_bytes(), type=Reply)
+        reply = msgspec.msgpack.decode(answered.read_bytes(), type=_Reply)
     if reply.kind:
         kinds = {kind.__name__: kind for kind in (ConfigError, LayoutError, NotModelled)}
         raise kinds.get(reply.kind, Error)(reply.error)
-    return reply
+    result: T = msgspec.msgpack.decode(reply.result, type=get_type_hints(work)["return"])
+    return result
 
 
-def _ended(arguments: list[str], shown: TextIO | None) -> tuple[int, str]:
+def _run_child(arguments: list[str], shown: TextIO | None) -> tuple[int, str]:
     """Runs the child to its end: its exit code, and the last line that it wrote to standard error. What it prints is
     passed on as it comes, if it is to be shown."""
+    program = "from loadgauge.trace.subprocess import main; main()"
     child = subprocess.Popen(
-        [sys.executable, "-u", "-m", "loadgauge.trace.subprocess", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )  # fmt: skip
+        [sys.executable, "-u", "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     last = ["no message"]
 
     def pass_on(source: IO[bytes], target: TextIO | None, kept: list[str]) -> None:
@@ -100,7 +112,7 @@ def _ended(arguments: list[str], shown: TextIO | None) -> tuple[int, str]:
                 target.write(text)
                 target.flush()
             *whole, line = (line + text)[-100_000:].split("\n")
-            kept[:] = [one for one in (*kept, *whole, line) if one.strip()][-1:]
+            kept[:] = [text for text in (*kept, *whole, line) if text.strip()][-1:]
 
     readers = [
         threading.Thread(target=pass_on, args=(child.stdout, shown, [])),
@@ -118,60 +130,32 @@ def _ended(arguments: list[str], shown: TextIO | None) -> tuple[int, str]:
             child.wait()
 
 
-def answer(request: Request) -> Reply:
-    """The work of the child."""
-    from loadgauge.compare.compare import compare
-    from loadgauge.measure.train_steps import real
-    from loadgauge.trace.jobs import ConfigJob
-    from loadgauge.trace.target import job
-    from loadgauge.trace.trace import record
-
+def _answer(call: _Call) -> _Reply:
+    """Does the child's work."""
+    target = call.request.job.model
     try:
-        device = "cpu" if request.work == "measure" else request.device  # what is measured is no simulation
-        world = None
-        if request.world > 1:
-            world = World(request.world, request.rank)
-            world.check()
-        asked = job(request.target, request.settings, device, request.layers, world, request.parallel)
-        if request.work == "measure":
-            return Reply(real=real(asked, request.device, request.timed))
-        if request.work == "compare":
-            if not isinstance(asked, ConfigJob):
-                raise ConfigError("formulas are known of models, not of scripts: `trace` and `measure` take those")
-            return Reply(comparison=compare(asked, request.device, request.measure, request.timed))
-        found = record(asked, request.device, world=world, stacks=bool(request.viewer))
-        if request.viewer:
-            from loadgauge.oom.viewer import write
-
-            write(found.stream, Path(request.viewer))
-        return Reply(found.trace)
+        work = getattr(import_module(call.module), call.function)
+        return _Reply(msgspec.Raw(msgspec.msgpack.encode(work(call.request, **call.arguments))))
     except Error as error:
-        return Reply(error=str(error), kind=type(error).__name__)
+        return _Reply(error=str(error), kind=type(error).__name__)
     except OSError as error:
-        return Reply(error=f"{error.strerror or error}: {error.filename or ''}", kind="ConfigError")
+        return _Reply(error=f"{error.strerror or error}: {error.filename or ''}", kind="ConfigError")
     except Exception as error:
         if os.environ.get("LOADGAUGE_DEBUG"):
             raise
-        said = (str(error).strip().splitlines() or ["no message"])[0]
-        return Reply(
-            error=f"{request.target} cannot be {DONE[request.work]}: {type(error).__name__}: {said}", kind="NotModelled"
-        )
+        message = (str(error).strip().splitlines() or ["no message"])[0]
+        return _Reply(error=f"{target} cannot be run: {type(error).__name__}: {message}", kind="NotModelled")
 
 
 def main() -> None:
-    """Where the child begins; it does not take leave of PyTorch, which may abort on the way out."""
+    """Runs the child. It exits without unloading PyTorch, which may abort on the way out."""
     import logging
 
     asked, answered = map(Path, sys.argv[1:3])
-    request = msgspec.msgpack.decode(asked.read_bytes(), type=Request)
-    if not is_script(request.target):  # the libraries' own; a script's are the user's
+    call = msgspec.msgpack.decode(asked.read_bytes(), type=_Call)
+    if not is_script(call.request.job.model):  # the libraries' own; a script's are the user's
         logging.disable(logging.CRITICAL)
-    reply = answer(request)
-    answered.write_bytes(msgspec.msgpack.encode(reply))
+    answered.write_bytes(msgspec.msgpack.encode(_answer(call)))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,28 +5,27 @@ from __future__ import annotations
 import json
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadgauge.errors import ConfigError
 from loadgauge.families.catalogue import find_model, models
-from loadgauge.trace.jobs import ConfigJob, Job, Settings
+from loadgauge.trace.jobs import ConfigJob, Traceable
 from loadgauge.trace.script import FunctionJob, check
-
-if TYPE_CHECKING:
-    from loadgauge.trace.parallel.degrees import Parallel
-    from loadgauge.trace.parallel.distributed import World
+from loadgauge.trace.torch_run import TorchRun
 
 
-def job(
-    target: str, settings: Settings, device: str = "cuda", layers: int | None = None,
-    world: World | None = None, parallel: Parallel | None = None,
-) -> Job:  # fmt: skip
-    """A job for a name in the catalogue, a Hugging Face `config.json` or its folder, or `script.py:function`.
+def is_script(target: str) -> bool:
+    """Whether a target is `script.py:function` instead of a model."""
+    return ".py:" in target
 
-    `device`: what a script is told while it is read. `layers`: another number of layers. `world`: one rank of so many,
-    of a model shared as `parallel` says (a script shares by itself). Raises ConfigError.
+
+def find_job(target: str, run: TorchRun, layers: int | None = None) -> Traceable:
+    """The job for a name in the catalogue, a Hugging Face `config.json` or its folder, or `script.py:function`.
+
+    layers: number of layers, instead of the model's own
+    Raises ConfigError. Above one GPU a model is split as `run.layout` says; a script is parallel by itself.
     """
-    if ".py:" in target:
+    if is_script(target):
         check(target)
         return FunctionJob(None, target)
     config = hugging_face(target)
@@ -35,12 +34,11 @@ def job(
         if kinds:
             config.layer_types = [kinds[number % len(kinds)] for number in range(layers)]
         config.num_hidden_layers = layers
-    if world is not None:
-        from loadgauge.trace.parallel.degrees import Parallel
+    if run.layout.gpus > 1:
         from loadgauge.trace.parallel.parallel import ParallelJob
 
-        return ParallelJob(config, settings, parallel or Parallel(), world, target)
-    return ConfigJob(config, settings, target)
+        return ParallelJob(config, run, target)
+    return ConfigJob(config, run, target)
 
 
 def hugging_face(target: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -15,15 +14,12 @@ from loadgauge.trace.device import cuda_kernels
 from loadgauge.trace.device.simulated import PINNED, fakes
 from loadgauge.trace.device.untraced import Hidden, hidden
 from loadgauge.trace.fused_advice import Advice, advise
-from loadgauge.trace.jobs import Job
+from loadgauge.trace.jobs import Traceable
 from loadgauge.trace.record.allocations import Moment, Piece, Stream
 from loadgauge.trace.record.collectives import Sum, summed
 from loadgauge.trace.record.observe import FORWARD, STEP, Observer, kept_bytes, observing
 from loadgauge.trace.saved import SavedTensor
 from loadgauge.units import gib
-
-if TYPE_CHECKING:
-    from loadgauge.trace.parallel.distributed import World
 
 STEPS = 2
 """The optimizer's states exist from the second step on."""
@@ -94,7 +90,7 @@ class Recorded(msgspec.Struct, frozen=True):
     stream: Stream
 
 
-def trace(job: Job, device: str = "cuda", steps: int = STEPS, world: World | None = None) -> Trace:
+def trace(job: Traceable, device: str = "cuda", steps: int = STEPS, gpus: int | None = None, rank: int = 0) -> Trace:
     """Traces the training steps of a job as on `device` (cuda or cpu). See `record` for the stream of events.
 
     >>> import torch
@@ -106,16 +102,22 @@ def trace(job: Job, device: str = "cuda", steps: int = STEPS, world: World | Non
     >>> found.flops.total == 2 * 2 * 64 * 1024 * 1024  # the input needs no gradient
     True
     """
-    return record(job, device, steps, world).trace
+    return record(job, device, steps, gpus, rank).trace
 
 
 def record(
-    job: Job, device: str = "cuda", steps: int = STEPS, world: World | None = None, stacks: bool = False
+    job: Traceable,
+    device: str = "cuda",
+    steps: int = STEPS,
+    gpus: int | None = None,
+    rank: int = 0,
+    stacks: bool = False,
 ) -> Recorded:
     """As `trace`, with the stream of allocations that the allocator's simulation and the memory viewer read.
 
-    `world`: this process plays one rank of so many (FSDP, DDP, tensor, sequence and pipeline parallel code). `stacks`:
-    the stream knows the lines of the program, for the viewer and for `why`.
+    gpus, rank: this process simulates one rank of so many (FSDP, DDP, tensor, sequence and pipeline parallel code);
+        None: there is no process group
+    stacks: record the lines of the program with each allocation, for the memory viewer and for `why`
     """
     place = where(device)
     cuda_kernels.ATTENTION.clear()
@@ -126,10 +128,10 @@ def record(
         observing(place, stacks) as observer,
         contextlib.ExitStack() as more,
     ):
-        if world is not None:
+        if gpus is not None:
             from loadgauge.trace.parallel.distributed import pretended
 
-            more.enter_context(pretended(world, observer))
+            more.enter_context(pretended(gpus, rank, observer))
         job.introduce(observer)
         observer.begin(FORWARD)
         for _ in range(steps):
@@ -138,7 +140,7 @@ def record(
         return _read(job, device, observer, attention, time.perf_counter() - begun)
 
 
-def _read(job: Job, device: str, observer: Observer, attention: dict[str, int], seconds: float) -> Recorded:
+def _read(job: Traceable, device: str, observer: Observer, attention: dict[str, int], seconds: float) -> Recorded:
     observer.finish()
     stream = observer.stream
     peak = stream.peak()

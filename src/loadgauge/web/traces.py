@@ -93,15 +93,15 @@ def _world(rank: str | None) -> int | None:
 
 def _sizes(text: str, name: str) -> Sizes:
     """The settings of a trace in the words of an estimate."""
-    from loadgauge.compare.formula import OPTIMIZERS, PRECISIONS
-    from loadgauge.trace.jobs import Settings
+    from loadgauge.trace.torch_run import OPTIMIZERS, TorchRun, of_flags
 
     try:
-        settings, layers = Settings.of_flags(text)
+        job, keep, layers = of_flags(text)
     except ConfigError as error:
         raise ConfigError(f"is no trace: {error}", file=name) from None
+    run = TorchRun.of(job, keep=keep)
     return Sizes(
-        framework="huggingface", layers=layers, seq_len=settings.seq_len, micro_batch=settings.micro_batch,
-        micro_batches=settings.accumulate, precision=PRECISIONS[settings.precision],
-        optimizer=OPTIMIZERS[settings.optimizer], recompute=settings.checkpointing,
+        framework="huggingface", layers=layers, seq_len=run.layout.seq_len, micro_batch=run.layout.micro_batch,
+        micro_batches=run.accumulate, precision=run.training.precision.name,
+        optimizer=OPTIMIZERS[run.training.optimizer.name][0], recompute="selective" if keep else str(run.layout.recompute),
     )  # fmt: skip

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from loadgauge.oom.allocator import SMALLEST, Allocator
 from loadgauge.spec.hardware import gpu
 from loadgauge.trace.device.simulated import Event, Stream
 from loadgauge.trace.record.allocations import Stream as Allocations
+from loadgauge.trace.record.caching_allocator import SMALLEST, Allocator
 from loadgauge.units import GIB, MIB
 
 DEVICES = 8

@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
@@ -31,30 +30,20 @@ MESH = (
 """What a device mesh does with small real tensors of ranks."""
 
 
-class World(msgspec.Struct, frozen=True):
-    """A rank, and how many there are."""
-
-    size: int = 1
-    rank: int = 0
-
-    def check(self) -> None:
-        """Raises ConfigError for a rank that is not there."""
-        if self.size < 1 or not 0 <= self.rank < self.size:
-            raise ConfigError(f"rank {self.rank} is not one of {self.size}")
-
-
 @contextlib.contextmanager
-def pretended(world: World, observer: Observer) -> Iterator[None]:
-    """A process group of that size in its body; code that would make its own gets this one."""
-    world.check()
+def pretended(gpus: int, rank: int, observer: Observer) -> Iterator[None]:
+    """A fake process group of `gpus` ranks, of which this process is `rank`; code that would create its own gets this
+    one. Raises ConfigError for a rank that is not there, or where a process group exists."""
+    if not 0 <= rank < gpus:
+        raise ConfigError(f"rank {rank} is not one of {gpus}")
     if dist.is_initialized():
         raise ConfigError("a process group is already there: a dry run needs a process of its own")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     devices = {"cpu", "cuda", observer.tracker.device or "cpu"}
     backends = ",".join(f"{device}:fake" for device in sorted(devices))
-    dist.init_process_group(backends, store=FakeStore(), rank=world.rank, world_size=world.size)
-    environment = {"RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": world.rank % 8, "LOCAL_WORLD_SIZE": 8}
+    dist.init_process_group(backends, store=FakeStore(), rank=rank, world_size=gpus)
+    environment = {"RANK": rank, "WORLD_SIZE": gpus, "LOCAL_RANK": rank % 8, "LOCAL_WORLD_SIZE": 8}
     try:
         with contextlib.ExitStack() as patches:
             patches.callback(_forget)

@@ -14,12 +14,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from loadgauge.trace.device.fake import FakeMode
-from loadgauge.trace.jobs import OPTIMIZERS, Settings, built
-from loadgauge.trace.parallel.degrees import SCHEDULES, Parallel, place
-from loadgauge.trace.parallel.distributed import World
-from loadgauge.trace.parallel.stages import Chunk, cut, numbers, pipeline, shares
+from loadgauge.trace.jobs import build_model
+from loadgauge.trace.parallel.stages import Chunk, chunk_layers, cut, pipeline
 from loadgauge.trace.parallel.tensor_parallel import share_layers
 from loadgauge.trace.record.allocations import INPUTS
+from loadgauge.trace.torch_run import SCHEDULES, TorchRun
 
 if TYPE_CHECKING:
     from loadgauge.trace.record.observe import Observer
@@ -28,45 +27,42 @@ if TYPE_CHECKING:
 class ParallelJob:
     """Trains a model of transformers on token ids, one rank of a world: the labels are the ids."""
 
-    def __init__(self, config: Any, settings: Settings, parallel: Parallel, world: World, target: str = "") -> None:
-        settings.check()
-        world.check()
-        self.config, self.settings, self.parallel, self.world = config, settings, parallel, world
-        self.data = parallel.data(world.size)
-        self.place = place(world.rank, parallel, world.size)
-        if parallel.pp > 1:
-            shares(config, parallel.pp * parallel.vpp, parallel.stage_layers)
+    def __init__(self, config: Any, run: TorchRun, target: str = "") -> None:
+        self.config, self.run, self.layout, self.place = config, run, run.layout, run.place
+        layout, place = self.layout, self.place
+        if layout.pp > 1:
+            chunk_layers(config, layout)  # raises where the layers do not divide
         self.target = target or type(config).__name__
         self.assumed = {
-            "rank": f"{world.rank} of {world.size}: tp {self.place.tp}, data {self.place.data}, pp {self.place.pp}",
+            "rank": f"{run.rank} of {layout.gpus}: tp {place.tp}, data {place.data}, pp {place.pp}",
             "data parallel": self._data_parallel(),
-            "loss": "transformers' own" + (", logits shared over the vocabulary" if parallel.tp > 1 else ""),
-            "optimizer": f"torch.optim, {settings.optimizer}, gradients freed after each step",
+            "loss": "transformers' own" + (", logits shared over the vocabulary" if layout.tp > 1 else ""),
+            "optimizer": f"torch.optim, {run.training.optimizer.name}, gradients freed after each step",
             "ids": "not padded, no attention mask",
         }
-        if parallel.pp > 1:
-            self.assumed["pipeline"] = f"torch.distributed.pipelining, {SCHEDULES[parallel.schedule].name}"
-        if settings.checkpointing == "selective":
-            self.assumed["kept by selective checkpointing"] = settings.keep.replace(",", ", ")
+        if layout.pp > 1:
+            self.assumed["pipeline"] = f"torch.distributed.pipelining, {SCHEDULES[layout.schedule]}"
+        if run.keep:
+            self.assumed["kept by selective checkpointing"] = ", ".join(run.keep)
         self._built: Any = None
         self._step: Callable[[], None] = lambda: None
         self._device = "cpu"
 
     def _data_parallel(self) -> str:
-        if self.data == 1:
+        if self.layout.dp == 1:
             return "none"
-        if self.parallel.zero == 0:
+        if self.layout.zero == 0:
             return "DDP, buckets of 25 MiB; gradients of micro-batches are added up before they are sent"
         what = "fully_shard on each layer and on the rest" + (
-            "" if self.parallel.zero == 3 else ", not shared again after forward"
+            "" if self.layout.zero == 3 else ", not shared again after forward"
         )
-        return what if self.parallel.replicas == 1 else f"{what}, {self.parallel.replicas} replicas"
+        return what if self.layout.replicas == 1 else f"{what}, {self.layout.replicas} replicas"
 
     @contextlib.contextmanager
     def prepared(self, mode: FakeMode | None, device: str) -> Iterator[Callable[[Any], None]]:
         """Makes the whole model, with values where there is no fake mode; `introduce` takes the rank's part of it."""
         self._device = device
-        self._built = built(self.config, self.settings, device, values=mode is None)
+        self._built = build_model(self.config, self.run, device, values=mode is None)
 
         def step(_: Any) -> None:
             self._step()
@@ -75,7 +71,7 @@ class ParallelJob:
             yield step
 
     def _loss_parallel(self) -> Any:
-        if self.parallel.tp == 1:
+        if self.layout.tp == 1:
             return contextlib.nullcontext()
         from torch.distributed.tensor.parallel import loss_parallel
 
@@ -86,40 +82,40 @@ class ParallelJob:
         tracker = observer.tracker
         tracker.suspended += 1  # the whole model, which no rank holds
         mesh = self._mesh()
-        parts = cut(self._built, self.config, self.parallel, self.place.pp)
+        parts = cut(self._built, self.config, self.run)
         self._built = None
         for part in parts:
-            if self.parallel.tp > 1:
-                share_layers(part, mesh["tp"], self.parallel.sequence_parallel)
+            if self.layout.tp > 1:
+                share_layers(part, mesh["tp"], self.layout.sequence_parallel)
         tracker.suspended -= 1
-        held = parts
+        whole_parts = parts
         device = torch.device(self._device)
         ids = torch.empty(
-            (self.settings.micro_batch * self.settings.accumulate, self.settings.seq_len),
+            (int(self.layout.micro_batch) * self.run.accumulate, int(self.layout.seq_len)),
             dtype=torch.long,
             device=device,
         )
-        positions = torch.arange(self.settings.seq_len, device=device)[None]
-        if self.parallel.pp > 1:
-            chunks = self.parallel.pp * self.parallel.vpp
-            placed = zip(parts, numbers(self.parallel, self.place.pp), strict=True)
+        positions = torch.arange(self.layout.seq_len, device=device)[None]
+        if self.layout.pp > 1:
+            chunks = self.layout.pp * self.layout.chunks
+            placed = zip(parts, self.run.chunks, strict=True)
             parts = [Chunk(part, number, chunks, self._autocast, positions) for part, number in placed]
         models = parts
-        if self.data > 1 and self.parallel.zero:
+        if self.layout.dp > 1 and self.layout.zero:
             tracker.suspended += 1  # FSDP takes its part of each weight, and lets go of the whole
             models = [self._shared(part, mesh) for part in parts]
             tracker.suspended -= 1
-        for number, part in enumerate(held):
-            observer.name(part, f"chunk {number}" if len(held) > 1 else "")
-        if self.data > 1 and not self.parallel.zero:
+        for number, part in enumerate(whole_parts):
+            observer.name(part, f"chunk {number}" if len(whole_parts) > 1 else "")
+        if self.layout.dp > 1 and not self.layout.zero:
             models = [nn.parallel.DistributedDataParallel(part, process_group=_group(mesh, "data")) for part in parts]
         if not isinstance(ids, FakeTensor):
             ids.random_(3, 100)
         tracker.claim([ids], INPUTS)
-        optimizer = OPTIMIZERS[self.settings.optimizer](
-            [one for model in models for one in model.parameters() if one.requires_grad]
+        optimizer = self.run.optimizer(
+            [parameter for model in models for parameter in model.parameters() if parameter.requires_grad]
         )
-        work = self._whole(models[0], ids, positions) if self.parallel.pp == 1 else self._stages(models, mesh, ids)
+        work = self._whole(models[0], ids, positions) if self.layout.pp == 1 else self._stages(models, mesh, ids)
 
         def step() -> None:
             work()
@@ -131,26 +127,20 @@ class ParallelJob:
     def _mesh(self) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
 
-        parallel = self.parallel
-        axes = {
-            "pp": parallel.pp,
-            "replicas": parallel.replicas,
-            "data": self.data // parallel.replicas,
-            "tp": parallel.tp,
-        }
+        pp, replicas, dp, tp = self.layout.pp, int(self.layout.replicas), int(self.layout.dp), int(self.layout.tp)
+        axes = {"pp": pp, "replicas": replicas, "data": dp // replicas, "tp": tp}
         return init_device_mesh(self._device, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
     def _shared(self, model: Any, mesh: Any) -> Any:
         """FSDP2, on each layer and on the whole."""
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        axes = mesh["replicas", "data"] if self.parallel.replicas > 1 else mesh["data"]
+        axes = mesh["replicas", "data"] if self.layout.replicas > 1 else mesh["data"]
         keywords: dict[str, Any] = {"mesh": axes}
-        if self.parallel.zero == 2:
+        if self.layout.zero == 2:
             keywords["reshard_after_forward"] = False
-        if self.settings.precision.endswith("mixed"):
-            low = torch.bfloat16 if self.settings.precision.startswith("bf16") else torch.float16
-            keywords["mp_policy"] = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
+        if self.run.training.precision.autocast:
+            keywords["mp_policy"] = MixedPrecisionPolicy(param_dtype=self.run.computed, reduce_dtype=torch.float32)
         kinds = set(model._no_split_modules or ())
         for module in list(model.modules()):
             if type(module).__name__ in kinds:
@@ -160,18 +150,18 @@ class ParallelJob:
 
     def _autocast(self) -> Any:
         """FSDP casts by itself."""
-        if self.parallel.zero and self.data > 1:
+        if self.layout.zero and self.layout.dp > 1:
             return contextlib.nullcontext()
-        return self.settings.autocast(self._device)
+        return self.run.autocast(self._device)
 
     def _whole(self, model: Any, ids: Any, positions: Any) -> Callable[[], None]:
-        batches = ids.split(self.settings.micro_batch)
+        batches = ids.split(int(self.layout.micro_batch))
         # Else positions would be counted on the rank's part of the sequence.
-        keywords = {"position_ids": positions} if self.parallel.sequence_parallel else {}
+        keywords = {"position_ids": positions} if self.layout.sequence_parallel else {}
 
         def work() -> None:
             for number, batch in enumerate(batches):
-                waits = self.data > 1 and not self.parallel.zero and number + 1 < len(batches)
+                waits = self.layout.dp > 1 and not self.layout.zero and number + 1 < len(batches)
                 with model.no_sync() if waits else contextlib.nullcontext():
                     with self._autocast():
                         loss = model(input_ids=batch, labels=batch, **keywords).loss
@@ -182,18 +172,11 @@ class ParallelJob:
 
     def _stages(self, models: list[Any], mesh: Any, ids: Any) -> Callable[[], None]:
         width = self.config.get_text_config().hidden_size
-        tokens = self.settings.seq_len // (self.parallel.tp if self.parallel.sequence_parallel else 1)
+        tokens = self.layout.seq_len // (self.layout.tp if self.layout.sequence_parallel else 1)
         hidden = torch.empty(
-            (self.settings.micro_batch, tokens, width), dtype=_computed(self.settings), device=self._device
+            (int(self.layout.micro_batch), tokens, width), dtype=self.run.computed, device=self._device
         )
-        return pipeline(self.parallel, self.place.pp, _group(mesh, "pp"), models, ids, hidden)
-
-
-def _computed(settings: Settings) -> torch.dtype:
-    """The dtype of what goes from stage to stage."""
-    if not settings.precision.endswith("mixed"):
-        return settings.dtype
-    return torch.bfloat16 if settings.precision.startswith("bf16") else torch.float16
+        return pipeline(self.run, _group(mesh, "pp"), models, ids, hidden)
 
 
 def _group(mesh: Any, axis: str) -> Any:

@@ -11,34 +11,33 @@ import torch
 from torch import nn
 
 from loadgauge.errors import LayoutError, NotModelled
-from loadgauge.trace.parallel.degrees import SCHEDULES, Parallel
+from loadgauge.spec.layout import Layout
+from loadgauge.trace.torch_run import SCHEDULES, TorchRun
 
 
-def shares(config: Any, chunks: int, given: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Layers of each chunk, in the order of the model. Raises LayoutError where they do not divide and none are given."""
-    layers = config.get_text_config().num_hidden_layers
-    if given:
-        if len(given) != chunks or sum(given) != layers or min(given) < 0:
-            raise LayoutError(f"stage_layers: needs {chunks} numbers that add up to {layers}, got {list(given)}")
-        return given
-    if layers % chunks:
+def chunk_layers(config: Any, layout: Layout) -> dict[int, range]:
+    """The layers of each chunk of a model, by the chunk's place along the model.
+
+    Raises LayoutError where the layers do not divide and `stage_layers` does not say how many each stage has.
+    """
+    text, chunks, stages = config.get_text_config(), layout.pp * layout.chunks, layout.stage_layers
+    layers = text.num_hidden_layers
+    if stages is not None and (len(stages) != layout.pp or sum(stages) != layers or min(stages) < 0):
+        raise LayoutError(f"stage_layers: needs {layout.pp} numbers that add up to {layers}, got {list(stages)}")
+    if stages is None and layers % chunks:
         raise LayoutError(f"{layers} layers do not divide by {chunks} chunks: say how many each has (stage_layers)")
-    return (layers // chunks,) * chunks
+    held = layout.chunks_of(text)
+    return {place: range(*held[stage][chunk]) for place, (stage, chunk) in enumerate(layout.routes[0])}
 
 
-def numbers(parallel: Parallel, stage: int) -> tuple[int, ...]:
-    """The chunks that a stage holds, counted along the model."""
-    if SCHEDULES[parallel.schedule].v_shaped:
-        return stage, 2 * parallel.pp - 1 - stage
-    return tuple(stage + turn * parallel.pp for turn in range(parallel.vpp))
-
-
-def cut(model: Any, config: Any, parallel: Parallel, stage: int) -> list[Any]:
-    """The parts of a model that a stage holds: layers, with the embedding before the first and the head after the last.
+def cut(model: Any, config: Any, run: TorchRun) -> list[Any]:
+    """The parts of a model that a rank's pipeline stage holds: layers, the embedding before the first, the head after the
+    last.
 
     Raises NotModelled for a model that is not an embedding, layers, a norm and a head.
     """
-    if parallel.pp == 1:
+    layout = run.layout
+    if layout.pp == 1:
         return [model]
     base = model.base_model
     if (
@@ -46,12 +45,10 @@ def cut(model: Any, config: Any, parallel: Parallel, stage: int) -> list[Any]:
         or base is model
     ):
         raise NotModelled(f"{type(model).__name__} is not cut into stages: transformers has no plan for it")
-    chunks = parallel.pp * parallel.vpp
-    every = shares(config, chunks, parallel.stage_layers)
+    chunks, layers_of = layout.pp * layout.chunks, chunk_layers(config, layout)
     parts = []
-    for number in numbers(parallel, stage):
-        begin = sum(every[:number])
-        own = range(begin, begin + every[number])
+    for number in run.chunks:
+        own = layers_of[number]
         part = copy.copy(model)
         part._modules = dict(model._modules)
         inner = copy.copy(base)
@@ -96,16 +93,16 @@ class Chunk(nn.Module):
 
 
 def pipeline(
-    parallel: Parallel, stage: int, group: Any, models: list[Any], ids: torch.Tensor, hidden: torch.Tensor
+    run: TorchRun, group: Any, models: list[Any], ids: torch.Tensor, hidden: torch.Tensor
 ) -> Callable[[], None]:
     """A function that runs every micro-batch of `ids` [sequences, tokens] through the chunks of one stage, which may
     be wrapped. `hidden` is like what goes from stage to stage."""
     from torch.distributed import pipelining
     from torch.distributed.pipelining import schedules
 
-    chunks = parallel.pp * parallel.vpp
+    chunks = run.layout.pp * run.layout.chunks
     stages = []
-    for number, model in zip(numbers(parallel, stage), models, strict=True):
+    for number, model in zip(run.chunks, models, strict=True):
         given = hidden.detach().requires_grad_() if number else ids[: hidden.shape[0]]
         stages.append(
             pipelining.PipelineStage(
@@ -113,15 +110,15 @@ def pipeline(
                 output_args=(hidden.detach().requires_grad_(),), group=group,
             )
         )  # fmt: skip
-    known = SCHEDULES[parallel.schedule]
+    name = SCHEDULES[run.layout.schedule]
     try:
-        schedule = getattr(schedules, known.name)(
-            stages if known.several else stages[0],
+        schedule = getattr(schedules, name)(
+            stages if run.layout.chunks > 1 else stages[0],
             n_microbatches=len(ids) // hidden.shape[0],
             loss_fn=_loss(models[-1]),
         )
     except ValueError as error:  # of how many micro-batches go with how many stages
-        raise LayoutError(f"{known.name}: {error} Micro-batches are those of accumulate.") from None
+        raise LayoutError(f"{name}: {error} Micro-batches are global_batch over dp x micro_batch.") from None
     inputs = [ids] if any(one.is_first for one in stages) else []
     target = ids if any(one.is_last for one in stages) else None
 

@@ -16,66 +16,69 @@ from typing import Any
 import msgspec
 import torch
 
-from loadgauge.compare.compare import Comparison
+from loadgauge.compare.compare import Comparison, compare_request
 from loadgauge.errors import ConfigError, Error
 from loadgauge.families.catalogue import find_model
 from loadgauge.measure.benchmarks import Sizes
 from loadgauge.measure.calibrate import Calibration, calibrate, text
-from loadgauge.measure.train_steps import Real
+from loadgauge.measure.train_steps import MeasuredSteps
 from loadgauge.spec.hardware import Gpu, gpu
+from loadgauge.spec.job import Job
 from loadgauge.spec.model import Attention, LatentAttention, Mlp, ModelSpec, Moe
-from loadgauge.trace.jobs import Settings
-from loadgauge.trace.subprocess import Request, replied
+from loadgauge.trace.subprocess import Request, in_child
 from loadgauge.units import GIB
 
 TIMED = 5
-PRECISIONS = {"bf16": "bf16-true", "bf16-mixed": "bf16-mixed (fp32 weights)", "fp16-mixed": "fp16", "fp32": "fp32"}
+PRECISIONS = {
+    "bf16-pure": "bf16-true", "bf16-autocast": "bf16-mixed (fp32 weights)", "fp16-autocast": "fp16", "fp32": "fp32",
+}  # fmt: skip
 OPTIMIZERS = {"adamw": "AdamW", "adamw-fused": "AdamW", "adamw-loop": "AdamW", "sgd": "SGD"}
-"""The words of `data/runs` for those of `Settings`."""
+"""The words of `data/runs` for those of a `Job`."""
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A training: a model of the catalogue, cut to so many layers, and how it is trained."""
+    """A training: a model of the catalogue with so many of its layers, and how it is trained."""
 
-    model: str
+    job: Job
     layers: int
-    settings: Settings
 
     @property
     def name(self) -> str:
-        """Everything that tells it from the others."""
-        one = self.settings
-        parts = [self.model, f"{self.layers} layers", one.precision, one.optimizer, one.attention]
-        parts += [f"{one.micro_batch} x {one.seq_len}", *(["checkpointed"] if one.checkpointing == "full" else [])]
-        return ", ".join(parts)
+        """Everything that distinguishes it from the others."""
+        job = self.job
+        parts = [job.model, f"{self.layers} layers", job.precision, job.optimizer, job.attention]
+        parts += [f"{job.micro_batch} x {job.seq_len}", *(["checkpointed"] if job.recompute == "full" else [])]
+        return ", ".join(map(str, parts))
 
 
-def _case(model: str, layers: int, seq_len: int = 2048, micro_batch: int = 1, **more: Any) -> Case:
-    settings = Settings(**{"optimizer": "adamw-fused", **more}, seq_len=seq_len, micro_batch=micro_batch)
-    return Case(model, layers, settings)
+def case(model: str, layers: int, seq_len: int = 2048, micro_batch: int = 1, **more: Any) -> Case:
+    """A case; `more`: fields of its `Job` instead of the defaults of the list."""
+    defaults = {"optimizer": "adamw-fused", "precision": "bf16-pure", "attention": "flash", "recompute": "none"}
+    batch = {"seq_len": seq_len, "micro_batch": micro_batch, "global_batch": micro_batch}
+    return Case(Job(model=model, **{**defaults, **batch, **more}), layers)
 
 
 CASES = (
-    _case("gpt2", 12, 1024, 8), _case("gpt2", 12, 1024, 8, attention="eager"),
-    _case("gpt2-xl", 48, 1024, 2), _case("gpt2-xl", 48, 1024, 1, precision="bf16-mixed"),
-    _case("gpt2-xl", 48, 1024, 2, checkpointing="full"),
-    _case("llama-3.2-1b", 16, 4096), _case("llama-3.2-1b", 16, 4096, checkpointing="full"),
-    _case("llama-3.2-1b", 16, 4096, optimizer="adamw"), _case("llama-3.2-1b", 16, 1024, 4, attention="eager"),
-    _case("llama-3.2-1b", 8, 16384, checkpointing="full"), _case("llama-3.2-1b", 8, 2048, precision="fp32"),
-    _case("llama-3.1-8b", 4, 4096), _case("llama-3.1-8b", 8, 8192, checkpointing="full", optimizer="sgd"),
-    _case("llama-3.1-8b", 4, 4096, precision="bf16-mixed"), _case("qwen3-4b", 8, 4096),
-    _case("qwen3-4b", 8, 4096, checkpointing="full"), _case("mistral-7b-v0.3", 4, 4096),
-    _case("gemma-2b", 18, 2048, attention="eager"), _case("gemma-3-1b", 12, 2048), _case("phi-2", 32, 2048),
-    _case("mixtral-8x7b", 1, 2048), _case("qwen3-30b-a3b", 2, 2048), _case("deepseek-v2-lite", 4, 2048),
-    _case("bert-large", 24, 512, 16), _case("bert-large", 24, 512, 16, attention="eager"),
-    _case("opt-1.3b", 24, 2048, 1),
+    case("gpt2", 12, 1024, 8), case("gpt2", 12, 1024, 8, attention="eager"),
+    case("gpt2-xl", 48, 1024, 2), case("gpt2-xl", 48, 1024, 1, precision="bf16-autocast"),
+    case("gpt2-xl", 48, 1024, 2, recompute="full"),
+    case("llama-3.2-1b", 16, 4096), case("llama-3.2-1b", 16, 4096, recompute="full"),
+    case("llama-3.2-1b", 16, 4096, optimizer="adamw"), case("llama-3.2-1b", 16, 1024, 4, attention="eager"),
+    case("llama-3.2-1b", 8, 16384, recompute="full"), case("llama-3.2-1b", 8, 2048, precision="fp32"),
+    case("llama-3.1-8b", 4, 4096), case("llama-3.1-8b", 8, 8192, recompute="full", optimizer="sgd"),
+    case("llama-3.1-8b", 4, 4096, precision="bf16-autocast"), case("qwen3-4b", 8, 4096),
+    case("qwen3-4b", 8, 4096, recompute="full"), case("mistral-7b-v0.3", 4, 4096),
+    case("gemma-2b", 18, 2048, attention="eager"), case("gemma-3-1b", 12, 2048), case("phi-2", 32, 2048),
+    case("mixtral-8x7b", 1, 2048), case("qwen3-30b-a3b", 2, 2048), case("deepseek-v2-lite", 4, 2048),
+    case("bert-large", 24, 512, 16), case("bert-large", 24, 512, 16, attention="eager"),
+    case("opt-1.3b", 24, 2048, 1),
 )  # fmt: skip
 """Trainings that fit on 40 GB: dense, mixtures of experts, latent attention and encoders; both attentions; checkpointed
 or not; three precisions, three optimizers."""
 
 ON_CPU = (
-    _case("electra-small", 1, 64, precision="fp32"), _case("electra-small", 1, 64, precision="fp32", attention="eager"),
-    _case("electra-small", 2, 64, precision="fp32", checkpointing="full", optimizer="sgd"),
+    case("electra-small", 1, 64, precision="fp32"), case("electra-small", 1, 64, precision="fp32", attention="eager"),
+    case("electra-small", 2, 64, precision="fp32", recompute="full", optimizer="sgd"),
 )  # fmt: skip
 """What `--device cpu` trains."""
 
@@ -135,27 +138,27 @@ def report(
 
 
 def _ran(case: Case, device: str, timed: int) -> Outcome:
-    request = Request(case.model, device, case.settings, case.layers, work="compare", measure=device, timed=timed)
+    request = Request(case.job, device, case.layers)
     try:
-        return Outcome(case.name, replied(request).comparison)
+        return Outcome(case.name, in_child(compare_request, request, measure=device, timed=timed))
     except Error as error:
         return Outcome(case.name, error=str(error))
 
 
-def row(case: Case, taken: Real, card: Gpu, number: int) -> dict[str, str]:
+def row(case: Case, taken: MeasuredSteps, card: Gpu, number: int) -> dict[str, str]:
     """A measured training in the columns of `data/runs` (their README explains them)."""
-    spec, settings = find_model(case.model), case.settings
+    spec, job = find_model(case.job.model), case.job
     sizes = _shape(spec, case.layers) if case.layers != spec.num_hidden_layers else {}
     cells: dict[str, Any] = {
         "id": f"T-OWN-{number + 1:03}", "quality": "A", "task": "pretrain", "source": "loadgauge make gpu",
-        "year": datetime.datetime.now(tz=datetime.UTC).year, "framework": "transformers", "model": case.model,
+        "year": datetime.datetime.now(tz=datetime.UTC).year, "framework": "transformers", "model": job.model,
         **sizes, "hardware": card.id, "gpus": 1, "gpus_per_node": 1,
-        "seq_len": settings.seq_len, "micro_batch": settings.micro_batch,
-        "global_batch": settings.micro_batch * settings.accumulate, "precision": PRECISIONS[settings.precision],
-        "tp": 1, "pp": 1, "cp": 1, "dp": 1, "recompute": "full" if settings.checkpointing == "full" else "none",
-        "optimizer": OPTIMIZERS[settings.optimizer], "step_time_s": taken.step, "peak_memory_gib": taken.peak / GIB,
+        "seq_len": job.seq_len, "micro_batch": job.micro_batch,
+        "global_batch": job.global_batch, "precision": PRECISIONS[str(job.precision)],
+        "tp": 1, "pp": 1, "cp": 1, "dp": 1, "recompute": "full" if job.recompute == "full" else "none",
+        "optimizer": OPTIMIZERS[str(job.optimizer)], "step_time_s": taken.step, "peak_memory_gib": taken.peak / GIB,
         "memory_kind": "allocated (torch max_memory_allocated)",
-        "other_flags": "no flash attention" if settings.attention == "eager" else "sdpa; flash attention",
+        "other_flags": "no flash attention" if job.attention == "eager" else "sdpa; flash attention",
     }  # fmt: skip
     return {name: "" if value is None else str(value) for name, value in cells.items()}
 
@@ -193,8 +196,8 @@ def write(found: Report, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m loadgauge.measure.gpu --gpu NAME FILE.json`; `--device cpu` tries the whole way out, with less."""
-    parser = argparse.ArgumentParser(prog="loadgauge.measure.gpu", description=main.__doc__)
+    """`python -m loadgauge.compare.gpu_runs --gpu NAME FILE.json`; `--device cpu` tries the whole way out, with less."""
+    parser = argparse.ArgumentParser(prog="loadgauge.compare.gpu_runs", description=main.__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--gpu", help="which GPU it is (`loadgauge gpus` lists them); default: by its name")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
