@@ -11,6 +11,8 @@ Error
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 YES, NO, CANNOT_TELL = 0, 1, 2
 """Exit codes: it fits, it does not, the question cannot be answered."""
 
@@ -58,3 +60,23 @@ class NothingFits(Error):
     def __init__(self, message: str, *, nearest: object = None, missing: float = 0) -> None:
         self.nearest, self.missing = nearest, missing
         super().__init__(message)
+
+
+def closest(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """The names that a misspelled one is most similar to, at most `count`; `cutoff`: similarity needed, from 0 to 1.
+
+    >>> closest("megatronn", ["megatron", "deepspeed"])
+    ['megatron']
+    """
+    from difflib import get_close_matches  # only on the way to an error
+
+    return get_close_matches(name, list(known), n=count, cutoff=cutoff)
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The end of an error message that suggests the known name most similar to a misspelled one; empty where none is.
+
+    >>> suggest("megatronn", ["megatron", "deepspeed"]), suggest("x", ["megatron"])
+    ('; did you mean megatron?', '')
+    """
+    return "".join(f"; did you mean {match}?" for match in closest(name, known))

@@ -248,14 +248,14 @@ warmup_ratio: 0.1
 def test_a_recipe_of_the_alignment_handbooks_form(tmp_path: Path) -> None:
     found = read(RECIPE, file="config_full.yaml")
     assert found.dialect == "trl"
-    run = found.run
+    run = found.job
     assert (run.seq_len, run.micro_batch, run.attention, run.recompute) == (1536, 16, "flash", "full")
     assert run.precision == "bf16-pure"
     assert found.uncounted == ()
     # With FSDP accelerate casts the weights to float32, and adapters train on a frozen base.
-    assert read(RECIPE + "fsdp: full_shard\n", file="a.yaml").run.precision == "bf16"
-    assert read(RECIPE + "use_peft: true\n", file="a.yaml").run.precision == "bf16"
-    assert read(RECIPE.replace("bfloat16", "float32"), file="a.yaml").run.precision == "bf16-autocast"
+    assert read(RECIPE + "fsdp: full_shard\n", file="a.yaml").job.precision == "bf16"
+    assert read(RECIPE + "use_peft: true\n", file="a.yaml").job.precision == "bf16"
+    assert read(RECIPE.replace("bfloat16", "float32"), file="a.yaml").job.precision == "bf16-autocast"
     place = tmp_path / "config_full.yaml"
     place.write_text(RECIPE)
     assert document(f"estimate {place}")["layout"]["seq_len"] == 1536
@@ -266,20 +266,20 @@ def test_a_recipe_of_the_alignment_handbooks_form(tmp_path: Path) -> None:
 
 
 def test_length_of_a_plain_script() -> None:
-    run = read("per_device_train_batch_size: 2\noutput_dir: out\nblock_size: 1024\n", file="a.yaml").run
+    run = read("per_device_train_batch_size: 2\noutput_dir: out\nblock_size: 1024\n", file="a.yaml").job
     assert run.seq_len == 1024
 
 
 def test_what_starts_the_job_says_how_many_gpus(tmp_path: Path) -> None:
     line = "accelerate launch --num_processes 16 --num_machines 2 {} train.py --output_dir out --max_length 512"
-    run = read(line.format(""), file="a.sh").run
+    run = read(line.format(""), file="a.sh").job
     assert (run.gpus, run.gpus_per_node) == (16, 8)
     (tmp_path / "fsdp.yaml").write_text(
         "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nmixed_precision: bf16\n"
     )
     place = tmp_path / "a.sh"
     place.write_text(line.format("--config_file fsdp.yaml"))
-    assert read(place.read_text(), file=str(place)).run.zero == 3
+    assert read(place.read_text(), file=str(place)).job.zero == 3
     (tmp_path / "fsdp.yaml").unlink()
     with pytest.raises(ConfigError, match="names fsdp\\.yaml, which is not there"):
         read(place.read_text(), file=str(place))

@@ -10,7 +10,7 @@ import pytest
 from command_line import document, typed
 from loadgauge.errors import ConfigError
 from loadgauge.formats.exchange import combine, read, write
-from loadgauge.formats.run import Run
+from loadgauge.spec.job import Job
 
 SCRIPT = """#!/bin/bash
 # Trains a model of 8 billion parameters.
@@ -143,8 +143,8 @@ output_dir: out
 """
 
 
-def run_of(text: str, name: str = "", **beside: object) -> Run:
-    return read(text, file=name, given=beside).run
+def run_of(text: str, name: str = "", **beside: object) -> Job:
+    return read(text, file=name, given=beside).job
 
 
 def test_a_shell_script_of_megatron() -> None:
@@ -155,9 +155,9 @@ def test_a_shell_script_of_megatron() -> None:
         "micro_batch": 1, "global_batch": 128, "seq_len": 8192, "precision": "bf16", "recompute": "selective",
         "schedule": "interleaved", "framework": "megatron",
     }  # fmt: skip
-    assert {name: getattr(found.run, name) for name in wanted} == wanted
-    assert found.run.config is not None
-    assert found.run.config["model_type"] == "llama"
+    assert {name: getattr(found.job, name) for name in wanted} == wanted
+    assert found.extra.config is not None
+    assert found.extra.config["model_type"] == "llama"
     assert set(found.unread) == {"--lr", "--wandb-project", "--data-path"}
 
 
@@ -175,9 +175,9 @@ def test_a_script_as_a_model(tmp_path: Path) -> None:
 
 
 def test_a_patch_of_a_script_keeps_all_else() -> None:
-    run = msgspec.structs.replace(read(SCRIPT, file="train.sh").run, tp=4, recompute="none", zero=0, seq_len=4096)
+    run = msgspec.structs.replace(read(SCRIPT, file="train.sh").job, tp=4, recompute="none", zero=0, seq_len=4096)
     text = write(run, "megatron", SCRIPT, file="train.sh").text
-    assert read(text, file="train.sh").run == run
+    assert read(text, file="train.sh").job == run
     before, after = SCRIPT.splitlines(), text.splitlines()
     gone = [line for line in before if line not in after]
     assert gone == [
@@ -206,11 +206,12 @@ def test_two_values_for_one_flag() -> None:
 def test_axolotl() -> None:
     found = read(AXOLOTL, file="job.yaml")
     wanted = {
-        "model": "NousResearch/Meta-Llama-3.1-8B", "seq_len": 4096, "micro_batch": 2, "accumulation": 4, "qlora": True,
+        "model": "NousResearch/Meta-Llama-3.1-8B", "seq_len": 4096, "micro_batch": 2, "qlora": True,
         "lora_rank": 32, "lora_targets": "all", "optimizer": "adamw-8bit", "recompute": "full", "precision": "bf16",
     }  # fmt: skip
     assert found.dialect == "axolotl"
-    assert {name: getattr(found.run, name) for name in wanted} == wanted
+    assert {name: getattr(found.job, name) for name in wanted} == wanted
+    assert found.extra.accumulation == 4
     assert found.unread == ("datasets", "sample_packing", "learning_rate")
     assert found.auto == ("bf16",)
     # On 8 GPUs a step is 2 x 4 x 8 sequences.
@@ -219,7 +220,7 @@ def test_axolotl() -> None:
 
 def test_a_patch_of_yaml_keeps_comments_and_lists() -> None:
     run = msgspec.structs.replace(
-        read(AXOLOTL, file="job.yaml").run, micro_batch=1, qlora=False, base=None, lora_rank=16
+        read(AXOLOTL, file="job.yaml").job, micro_batch=1, qlora=False, base=None, lora_rank=16
     )
     text = write(run, "axolotl", AXOLOTL, file="job.yaml").text
     before, after = AXOLOTL.splitlines(), text.splitlines()
@@ -264,7 +265,7 @@ def test_auto_is_filled_from_the_arguments(tmp_path: Path) -> None:
     place.write_text(ARGUMENTS + "deepspeed: ds.json\n")
     found = read(place.read_text(), file=str(place), given={"gpus": 4})
     assert found.dialect == "trl"
-    run = found.run
+    run = found.job
     assert (run.zero, run.offload, run.framework, run.precision) == (3, "optimizer", "deepspeed", "bf16")
     assert (run.micro_batch, run.global_batch) == (2, 64)
     (tmp_path / "ds.json").write_text(
@@ -277,11 +278,11 @@ def test_auto_is_filled_from_the_arguments(tmp_path: Path) -> None:
     (tmp_path / "ds.json").unlink()
     with pytest.raises(ConfigError, match=r"names ds.json, which is not there.*give --zero"):
         read(place.read_text(), file=str(place))
-    assert read(place.read_text(), file=str(place), given={"zero": 1}).run.zero == 1
+    assert read(place.read_text(), file=str(place), given={"zero": 1}).job.zero == 1
 
 
 def test_two_files_of_one_job() -> None:
-    run = combine([read(ACCELERATE, file="a.yaml"), read(ARGUMENTS, file="train.yaml")])
+    run, _ = combine([read(ACCELERATE, file="a.yaml"), read(ARGUMENTS, file="train.yaml")])
     assert (run.gpus, run.gpus_per_node, run.zero, run.recompute) == (16, 8, 2, "full")
     assert (run.micro_batch, run.global_batch, run.seq_len) == (2, 2 * 8 * 16, 2048)
     with pytest.raises(ConfigError, match=r"contradicts a\.yaml: mixed_precision = fp16"):
@@ -315,7 +316,7 @@ def test_torchtitan_of_old() -> None:
 def test_defaults_are_those_of_the_version(
     version: str | None, length: int, recompute: str, precision: str, loss: str
 ) -> None:
-    run = read("per_device_train_batch_size: 4\n", "trl", file="a.yaml", version=version).run
+    run = read("per_device_train_batch_size: 4\n", "trl", file="a.yaml", version=version).job
     assert (run.seq_len, run.recompute, run.precision, run.loss) == (length, recompute, precision, loss)
 
 

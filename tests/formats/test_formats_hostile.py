@@ -13,7 +13,7 @@ from command_line import typed
 from loadgauge.errors import Error
 from loadgauge.formats.dialects import FILES, dialect
 from loadgauge.formats.exchange import read, write
-from loadgauge.formats.run import Run
+from loadgauge.spec.job import Job
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))
 MAPS = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{b: *a{n - 1}, c: *a{n - 1}}}\n" for n in range(1, 39))
@@ -132,13 +132,13 @@ def test_any_value_for_any_key(name: str, data: st.DataObject) -> None:
     text = target.getvalue()
     try:
         job = read(text, name, file="job.yaml")
-        write(job.run, name, text, file="job.yaml")
+        write(job.job, name, text, file="job.yaml")
     except Error:
         return
 
 
 def test_a_run_that_cannot_be_is_refused_on_the_way_out() -> None:
-    for run in (Run(gpus=6, tp=4), Run(gpus=8, micro_batch=3, global_batch=8), Run(gpus=8, replicas=3)):
+    for run in ({"tp": 4, "gpus": 6}, {"gpus": 8, "micro_batch": 3, "global_batch": 8}, {"gpus": 8, "replicas": 3}):
         for name in FILES:
             with pytest.raises(Error):
-                write(run, name)
+                write(Job(model="", **run), name)

@@ -16,7 +16,8 @@ from ruamel.yaml import YAML
 
 from job_runs import runs
 from loadgauge.formats.exchange import write
-from loadgauge.formats.run import Run
+from loadgauge.formats.facts import Extra
+from loadgauge.spec.job import Job
 
 FEW = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -26,7 +27,7 @@ NO_GPU = "use_cpu: true\n"
 DTYPES = {"bf16": (True, False), "fp16": (False, True), "fp32": (False, False)}
 
 
-def plain(run: Run) -> Run:
+def plain(run: Job) -> Job:
     """Without sharding, which transformers only takes where several processes have started."""
     return msgspec.structs.replace(run, zero=0, offload="none", framework="huggingface", gpus=None)
 
@@ -82,9 +83,9 @@ def test_transformers(name: str, syntax: str, data: st.DataObject, tmp_path: Pat
 def test_accelerate(data: st.DataObject, tmp_path: Path) -> None:
     arguments_of = pytest.importorskip("accelerate.commands.config.config_args")
     run = data.draw(runs("accelerate", "yaml"))
-    run = msgspec.structs.replace(run, accumulation=data.draw(st.sampled_from((1, 4))))
+    extra = Extra(accumulation=data.draw(st.sampled_from((1, 4))))
     place = tmp_path / "accelerate.yaml"
-    place.write_text(write(run, "accelerate").text)
+    place.write_text(write(run, "accelerate", extra=extra).text)
     found = arguments_of.load_config_from_file(str(place))
     assert found.num_processes == run.gpus
     kind = str(found.distributed_type).rpartition(".")[2]

@@ -10,13 +10,13 @@ from test_formats_coverage import VERL
 from command_line import document, typed
 from loadgauge.errors import ConfigError
 from loadgauge.formats.exchange import read, write
-from loadgauge.formats.run import Run
+from loadgauge.spec.job import Job
 
 A = "actor_rollout_ref.actor."
 
 
-def run_of(text: str, **given: object) -> Run:
-    return read(text, file="grpo.sh", given=given).run
+def run_of(text: str, **given: object) -> Job:
+    return read(text, file="grpo.sh", given=given).job
 
 
 def test_a_mini_batch_counts_prompts_each_with_its_answers() -> None:
@@ -24,9 +24,9 @@ def test_a_mini_batch_counts_prompts_each_with_its_answers() -> None:
     run = run_of(VERL)
     assert (run.global_batch, run.micro_batch, run.seq_len, run.gpus) == (256 * 5, 8, 2048, 8)
     assert run_of(VERL.replace("rollout.n=5", "rollout.n=1")).global_batch == 256
-    patched = write(Run(global_batch=640, gpus=8, micro_batch=8), "verl", VERL, file="grpo.sh").text
+    patched = write(Job(model="", global_batch=640, gpus=8, micro_batch=8), "verl", VERL, file="grpo.sh").text
     assert f"{A}ppo_mini_batch_size=128" in patched
-    odd = write(Run(global_batch=64, gpus=8, micro_batch=8), "verl", VERL, file="grpo.sh").text
+    odd = write(Job(model="", global_batch=64, gpus=8, micro_batch=8), "verl", VERL, file="grpo.sh").text
     assert run_of(odd).global_batch == 64
 
 
@@ -110,9 +110,9 @@ def test_weights_of_float32_are_the_default() -> None:
 def test_sft(tmp_path: Path) -> None:
     text = "trainer: {n_gpus_per_node: 8, nnodes: 1}\nmodel: {path: Qwen/Qwen3-8B}\ndata: {train_batch_size: 64,"
     text += " max_length: 1024, use_dynamic_bsz: true, max_token_len_per_gpu: 8192}\n"
-    run = read(text, "verl", file="sft.yaml").run
+    run = read(text, "verl", file="sft.yaml").job
     assert (run.micro_batch, run.global_batch, run.loss, run.recompute) == (8, 64, "fused", "full")
-    assert read(text, "verl", file="sft.yaml", version="0.4").run.loss is None
+    assert read(text, "verl", file="sft.yaml", version="0.4").job.loss is None
     place = tmp_path / "sft.yaml"
     place.write_text(text)
     assert typed(f"convert {place} --from verl --to flags").code == 0

@@ -14,8 +14,9 @@ from loadgauge.families.catalogue import config, model, models
 from loadgauge.families.hf import from_dict
 from loadgauge.formats.dialects import FILES
 from loadgauge.formats.exchange import read, write
-from loadgauge.formats.megatron_model import unsaid
-from loadgauge.formats.run import Run
+from loadgauge.formats.facts import Extra
+from loadgauge.formats.megatron import missing_sizes
+from loadgauge.spec.job import Job
 
 JOB = "plan llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --global-batch 16 --seq-len 4096 --pp 1 --cp 1 --replicas 1 --recompute none"
 AXOLOTL = """\
@@ -40,7 +41,7 @@ optimizer: adamw_torch_fused
 def test_the_file_says_the_layout_that_was_planned(name: str) -> None:
     found = document(f"{JOB} --export {name}")
     written, best = found["export"], found["layouts"][0]["layout"]
-    run = read(written["text"], name, given={"gpus": 8}).run
+    run = read(written["text"], name, given={"gpus": 8}).job
     left_out = " ".join(written["left_out"])
     plain: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "zero": 0, "micro_batch": 1}
     for axis, usual in plain.items():
@@ -59,11 +60,11 @@ def test_models_have_the_names_that_hubs_know() -> None:
 
 
 def test_megatron_has_the_sizes_of_the_model() -> None:
-    said = [name for name in models() if not unsaid(config(name))]
+    said = [name for name in models() if not missing_sizes(config(name))]
     assert {"llama-3.1-405b", "qwen3-8b", "mixtral-8x7b", "smollm2-135m"} <= set(said)
     for name in said:
-        text = write(Run(config=config(name), tp=1), "megatron").text
-        sizes = read(text, "megatron").run.config
+        text = write(Job(model="", tp=1), "megatron", extra=Extra(config=config(name))).text
+        sizes = read(text, "megatron").extra.config
         assert sizes is not None, name
         assert parameters(from_dict(sizes, "", "job")).total == parameters(model(name)).total, name
 
@@ -91,7 +92,7 @@ def test_the_users_own_file_is_patched(tmp_path: Path) -> None:
         assert any(comment in line for line in patched)
     assert own.read_text() == AXOLOTL
     # The same job: as many sequences a step.
-    before, after = (read(text, "axolotl", given={"gpus": 8}).run for text in (AXOLOTL, out.read_text()))
+    before, after = (read(text, "axolotl", given={"gpus": 8}).job for text in (AXOLOTL, out.read_text()))
     assert before.global_batch == after.global_batch == 64
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from loadgauge.formats.run import Run
+from loadgauge.spec.job import Job
 
 FEW, SOME = st.sampled_from((1, 2, 4, 8)), st.sampled_from((1, 2, 3, 5, 8, 16))
 LENGTHS = st.sampled_from((512, 1024, 2048, 4096, 8192, 131072))
@@ -98,8 +98,8 @@ LAUNCHED |= {(name, syntax) for name in ("transformers", "trl", "llamafactory") 
 
 
 @st.composite
-def runs(draw: st.DrawFn, name: str, syntax: str) -> Run:
-    """A run that the dialect has words for, all of it."""
+def runs(draw: st.DrawFn, name: str, syntax: str) -> Job:
+    """A job that the dialect has words for, all of it; without a model it is empty."""
     can = CAN[name]
     values: dict[str, Any] = {
         field: draw(choices if isinstance(choices, st.SearchStrategy) else st.sampled_from(choices))
@@ -116,7 +116,7 @@ def runs(draw: st.DrawFn, name: str, syntax: str) -> Run:
         values["global_batch"] = dp * values["micro_batch"] * draw(SOME)
     else:
         values["micro_batch"] = None
-    return Run(**{field: value for field, value in values.items() if value is not None})
+    return Job(**{"model": "", **{field: value for field, value in values.items() if value is not None}})
 
 
 def _agree(values: dict[str, Any], name: str, syntax: str) -> None:

@@ -230,14 +230,14 @@ def test_a_job_file_becomes_flags(served: Served, dialect: str) -> None:
     run = read(JOBS[dialect], file=NAMES[dialect])
     assert (found["kind"], found["dialect"]) == ("job", run.dialect) == ("job", dialect)
     for name in ("tp", "pp", "micro_batch", "seq_len", "lora_rank"):
-        value = getattr(run.run, name)
+        value = getattr(run.job, name)
         assert found["flags"].get(name.replace("_", "-")) == (None if value is None else str(value))
     assert found["unread"] == list(run.unread)
     for key in run.unread:
         assert key in found["message"]
     if "model" in found["flags"]:
         answer = served.answer("/api/estimate", flags={"gpu": "h100-sxm5-80gb", **found["flags"]}, want=[])
-        assert answer["estimate"]["layout"]["micro_batch"] == run.run.micro_batch
+        assert answer["estimate"]["layout"]["micro_batch"] == run.job.micro_batch
 
 
 @pytest.mark.parametrize("dialect", [*FILES, "flags"])
@@ -256,7 +256,7 @@ def test_a_run_is_exported_as_by_the_library(served: Served, dialect: str) -> No
     kept.close()
     assert (found["text"], found["not_expressed"]) == (written.text, list(written.left_out))
     back = read(found["text"], dialect, file=found["filename"])
-    assert back.run.micro_batch in (None, 1)
+    assert back.job.micro_batch in (None, 1)
 
 
 def test_an_unknown_dialect_is_said(served: Served) -> None:

@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from loadgauge.cli.options import run_options
 from loadgauge.errors import ConfigError
 from loadgauge.formats.dialects import FILES
-from loadgauge.formats.dialects import dialect as dialect_of
-from loadgauge.formats.exchange import JobFile, Written, combine, load, read, write
-from loadgauge.formats.run import FIELDS, Run
+from loadgauge.formats.facts import describe
+from loadgauge.resolve.convert import Conversion, convert_files
 from loadgauge.resolve.export import FLAGS
-from loadgauge.resolve.job_file import alike, flags_of, note
+from loadgauge.resolve.job_file import note
 from loadgauge.spec.job import Job
 
 
@@ -52,97 +50,49 @@ def command(
     loadgauge convert ds_config.json --to flags
     """
     asked = Job(model=model or "", **flags)
-    found, run, beyond = _read(files, source, version, asked, _patched(files, target, onto))
-    dropouts = {job.said["lora_dropout"].value for job in found if run.lora_rank and "lora_dropout" in job.said}
-    beside = {"lora_dropout": max(dropouts)} if dropouts else {}
-    if target == FLAGS:
-        unsaid = tuple(f"{name} = {value}: no flag says it" for name, value in beside.items() if value)
-        written, file = Written(dialect=FLAGS, text=_as_flags(run, beyond), left_out=unsaid), ""
-    else:
-        template, file = _template(files, found, target, onto)
-        written = write(run, target, template, file=file, beside=beside)
-        rest = tuple(f"--{name.replace('_', '-')} {value}: has no place in it" for name, value in beyond.items())
-        written = msgspec.structs.replace(written, left_out=(*written.left_out, *rest))
+    result = convert_files(files, target, source=source, onto=onto, version=version, flags=asked)
+    written = result.written
     if as_json:
         from loadgauge.report.table import document
 
-        document(_plain(found, run, written))
-    elif out is None:
+        document(_plain(result))
+        return
+    if out is None:
         click.echo(written.text, nl=not written.text.endswith("\n"))
     else:
         try:
             Path(out).write_text(written.text, encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot be written: {getattr(error, 'strerror', None) or error}", file=out) from None
-    if not as_json:
-        for job in found:
-            click.echo(f"loadgauge: {note(job)}", err=True)
-            for line in job.stopped:
-                click.echo(f"loadgauge: {job.file}: stays as it is, and there is no estimate with it: {line}", err=True)
-        for line in () if file else _lost(found, written.dialect):
-            click.echo(f"loadgauge: {written.dialect}: {line}", err=True)
-        for line in written.left_out:
-            click.echo(f"loadgauge: {written.dialect}: {line}", err=True)
-
-
-def _read(
-    files: tuple[str, ...], source: str | None, version: str | None, asked: Job, keeping: str | None
-) -> tuple[list[JobFile], Run, dict[str, Any]]:
-    """The files, their run with the flags, and flags that are no part of a run."""
-    defaults = Job(model="")
-    names = Job.__struct_fields__
-    given = {name: value for name in names if (value := getattr(asked, name)) != getattr(defaults, name)}
-    inside = {name: value for name, value in given.items() if name in FIELDS}
-    found = [read(load(file), source, file=file, given=inside, version=version, keeping=keeping) for file in files]
-    beyond = {name: value for name, value in given.items() if name not in FIELDS}
-    return found, combine(found, inside), beyond
-
-
-def _patched(files: tuple[str, ...], target: str, onto: str | None) -> str | None:
-    """The dialect of a file that is only patched, so that what there is no estimate with stays in it."""
-    return dialect_of(target).name if target != FLAGS and onto is None and len(files) == 1 else None
-
-
-def _template(files: tuple[str, ...], found: list[JobFile], target: str, onto: str | None) -> tuple[str | None, str]:
-    if onto is not None:
-        return load(onto), onto
-    same = [job.file for job in found if job.dialect == dialect_of(target).name]
-    return (load(same[0]), same[0]) if same and len(files) == 1 else (None, "")
-
-
-def _lost(found: list[JobFile], dialect: str) -> list[str]:
-    """What a new file does not have of the files it is made from."""
-    return [
-        f"the {len(job.unread)} keys of {job.file} that are listed above are not carried over"
-        for job in found
-        if job.unread
+    lines = []
+    for file in result.files:
+        lines.append(note(file))
+        lines += [f"{file.file}: stays as it is, and there is no estimate with it: {line}" for line in file.stopped]
+    dropped = [] if result.onto else [file for file in result.files if file.unread]
+    lines += [
+        f"{written.dialect}: the {len(file.unread)} keys of {file.file} that are listed above are not carried over"
+        for file in dropped
     ]
+    lines += [f"{written.dialect}: {line}" for line in written.left_out]
+    for line in lines:
+        click.echo(f"loadgauge: {line}", err=True)
 
 
-def _as_flags(run: Run, beyond: dict[str, Any]) -> str:
-    said = {name: value for name, value in (flags_of(run, None) | beyond).items() if value is not False}
-    name = "MODEL" if run.model is None else alike(run.model) or run.model
-    job = Job(model=name, **said)
-    if beyond.get("gpu") is None:
-        job = msgspec.structs.replace(job, gpus_per_node=None, order=None, overlap=None)
-    return job.command()
-
-
-def _plain(found: list[JobFile], run: Run, written: Written) -> dict[str, Any]:
+def _plain(result: Conversion) -> dict[str, Any]:
     return {
         "files": [
             {
-                "file": job.file,
-                "dialect": job.dialect,
-                "not_read": list(job.unread),
-                "auto": list(job.auto),
-                "not_counted": [item.note for item in job.uncounted],
-                "stopped": list(job.stopped),
+                "file": file.file,
+                "dialect": file.dialect,
+                "not_read": list(file.unread),
+                "auto": list(file.auto),
+                "not_counted": [item.note for item in file.uncounted],
+                "stopped": list(file.stopped),
             }
-            for job in found
+            for file in result.files
         ],
-        "run": msgspec.to_builtins(run),
-        "to": written.dialect,
-        "text": written.text,
-        "left_out": list(written.left_out),
+        "run": describe(result.job, result.extra),
+        "to": result.written.dialect,
+        "text": result.written.text,
+        "left_out": list(result.written.left_out),
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from loadgauge.cli.param_types import Whole
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, suggest
 from loadgauge.estimate.equation.equation import QUANTITIES
 from loadgauge.spec.axes import AXES, STAGE_AXES
 
@@ -99,11 +99,8 @@ _APPLY = {
 def arguments(quantity: str, flags: dict[str, Any]) -> dict[str, Any]:
     """What the user gave, as arguments of `equations`; a flag that does not apply is an error."""
     if quantity not in QUANTITIES:
-        from difflib import get_close_matches
-
-        close = get_close_matches(quantity, QUANTITIES, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"unknown quantity {quantity!r} (known: {', '.join(QUANTITIES)}){hint}")
+        known = ", ".join(QUANTITIES)
+        raise ConfigError(f"unknown quantity {quantity!r} (known: {known}){suggest(quantity, QUANTITIES)}")
     given = {name: value for name, value in flags.items() if value is not None and value is not False}
     for name in given:
         if name not in _APPLY[quantity]:

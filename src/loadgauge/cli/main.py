@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from loadgauge._version import __version__
-from loadgauge.errors import CANNOT_TELL, NO, YES, Error, NothingFits
+from loadgauge.errors import CANNOT_TELL, NO, YES, Error, NothingFits, suggest
 
 COMMANDS = {
     "estimate": "does it fit, where does every byte go, how long, what does it cost",
@@ -57,10 +57,7 @@ class Commands(click.Group):
         """The command that the arguments name; an unknown one is an error that says which ones there are."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            from difflib import get_close_matches  # only on the way to an error
-
-            close = get_close_matches(name, COMMANDS, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f" (commands: {', '.join(COMMANDS)})"
+            hint = suggest(name, COMMANDS) or f" (commands: {', '.join(COMMANDS)})"
             raise click.UsageError(f"no command {name!r}{hint}")
         return super().resolve_command(ctx, args)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, closest
 from loadgauge.families.hf import decode, from_dict, from_hf
 from loadgauge.families.reader import shown
 from loadgauge.spec.model import ModelSpec
@@ -118,9 +118,7 @@ def _known(name: str) -> str | None:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    from difflib import get_close_matches  # only here: a wrong name is rare
-
-    close = get_close_matches(name.lower().rpartition("/")[2], known, n=3, cutoff=0.5)
+    close = closest(name.lower().rpartition("/")[2], known, 3, cutoff=0.5)
     if not close:
         return "; `loadgauge models` lists them"
     return f"; did you mean {', '.join(close[:-1])}{' or ' if close[1:] else ''}{close[-1]}?"

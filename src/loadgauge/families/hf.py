@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, closest
 from loadgauge.families.common import refuse_unusual
 from loadgauge.families.reader import Reader, shown
 from loadgauge.spec.model import ModelSpec
@@ -97,9 +97,7 @@ def from_dict(config: object, file: str = "", name: str = "", *, class_defaults:
 
 
 def _near(model_type: str) -> str:
-    from difflib import get_close_matches  # only here: a wrong name is rare
-
-    close = get_close_matches(model_type.lower(), model_types(), n=3)
+    close = closest(model_type.lower(), model_types(), 3)
     return f"close to it: {', '.join(close)}; " if close else ""
 
 

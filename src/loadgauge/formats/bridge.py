@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.formats.megatron import context, experts, launched, pipeline, recompute, tensor_parallel
-from loadgauge.formats.megatron_training import STRATEGIES, loss
+from loadgauge.formats.coverage import words
+from loadgauge.formats.megatron import (
+    BACKENDS,
+    STRATEGIES,
+    context,
+    experts,
+    launched,
+    loss,
+    pipeline,
+    recompute,
+    tensor_parallel,
+)
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 
 RECIPES = {
@@ -98,19 +108,6 @@ def _offload() -> Idea:
     return Idea(keys=(switch, share), facts=("offload",), read=read, write=write)
 
 
-def _model() -> Idea:
-    names = ("model.hf_model_id",)
-
-    def read(keys: Keys) -> Facts:
-        return {"model": next((word for key in names if (word := keys.word(key))), None)}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        present = [key for key in names if keys.has(key)]
-        return {present[0]: facts["model"]} if present else {}
-
-    return Idea(keys=names, facts=("model",), read=read, write=write)
-
-
 BRIDGE = Dialect(
     name="megatron-bridge",
     title="Megatron-Bridge configuration",
@@ -118,16 +115,15 @@ BRIDGE = Dialect(
     syntaxes=("yaml", "argv"),
     framework="megatron",
     style="hydra",
-    marks=frozenset(
-        {
-            *("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "train.micro_batch_size"),
-            *("train.global_batch_size", "dataset.sequence_length", "dataset.seq_length", "mixed_precision"),
-            *("ddp.use_distributed_optimizer", "model.seq_length"),
-        }
+    marks=words(
+        """
+        model.tensor_model_parallel_size model.pipeline_model_parallel_size train.micro_batch_size train.global_batch_size
+        dataset.sequence_length dataset.seq_length mixed_precision ddp.use_distributed_optimizer model.seq_length
+        """
     ),
     blank={"yaml": "", "argv": "torchrun --nproc_per_node=1 pretrain.py\n"},
     ideas=(
-        launched("nproc_per_node", "nnodes"),
+        launched(),
         tensor_parallel("model.tensor_model_parallel_size", "model.sequence_parallel"),
         pipeline(
             {
@@ -148,13 +144,10 @@ BRIDGE = Dialect(
         row("seq_len", "dataset.sequence_length", "dataset.seq_length", "model.seq_length"),
         row("precision", "mixed_precision", words=RECIPES),
         row("optimizer", "optimizer.optimizer", words={"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "lion": "lion"}),
-        row(
-            "attention", "model.attention_backend",
-            words={"flash": "flash", "auto": "flash", "fused": "flash", "unfused": "eager", "local": "eager"},
-        ),
+        row("attention", "model.attention_backend", words=BACKENDS),
         _offload(),
         _lora(),
         loss("model."),
-        _model(),
+        row("model", "model.hf_model_id", kind="word", add=False),
     ),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, suggest
 from loadgauge.formats.table import Dialect, Document
 
 FILES = {
@@ -32,11 +32,7 @@ def dialect(name: str) -> Dialect:
     """
     wanted = ALIASES.get(name.lower(), name.lower())
     if wanted not in FILES:
-        from difflib import get_close_matches  # only on the way to an error
-
-        close = get_close_matches(wanted, FILES, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"unknown dialect {name!r} (known: {', '.join(FILES)}){hint}")
+        raise ConfigError(f"unknown dialect {name!r} (known: {', '.join(FILES)}){suggest(wanted, FILES)}")
     module = import_module(f"loadgauge.formats.{FILES[wanted]}")
     found: Dialect = getattr(module, CONSTANTS.get(wanted, wanted.upper()))
     return found

@@ -13,10 +13,11 @@ from loadgauge.formats.argv import Argv
 from loadgauge.formats.coverage import Uncounted
 from loadgauge.formats.dialects import dialect as dialect_of
 from loadgauge.formats.dialects import recognise
+from loadgauge.formats.facts import Extra, Fact, describe, facts_given, facts_of, merge, solve
 from loadgauge.formats.nested import json_document, toml_document, yaml_document
-from loadgauge.formats.run import FIELDS, Run, Said, facts, merge, solve
 from loadgauge.formats.table import Dialect, Document, Keys, Missing
 from loadgauge.spec.axes import DEGREES, FACTORS, RANK_ORDER
+from loadgauge.spec.job import Job
 
 LARGEST_FILE = 100_000
 """Bytes. A job file has some thousands."""
@@ -30,6 +31,8 @@ SYNTAXES = {
     ".args": "argv",
 }
 SYNTAXES |= {".bash": "argv", ".slurm": "argv", ".sbatch": "argv"}
+DERIVED = ("dp", "shards", "nodes", "gpus_per_node", "accumulation")
+"""Facts that follow from others, so that a file may leave them out."""
 BESIDE = ("deepspeed", "deepspeed_config.deepspeed_config_file")
 """Keys that name a DeepSpeed configuration in a file of its own."""
 LAUNCHED_WITH = "config_file"
@@ -39,12 +42,14 @@ ALIKE: dict[str, Any] = {
     "recompute": "none", "loss": "auto", "offload": "none", "qlora": False, "attention": "flash", "micro_batch": 1,
     "order": ",".join(RANK_ORDER), "precision": "bf16", "optimizer": "adamw", "overlap": "cp,pp,prefetch",
 }  # fmt: skip
-"""What a run that does not say it is estimated with."""
+"""What a job is estimated with where nothing is said."""
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     """A job file that was read.
 
+    job, extra: what it says; the model is empty where it names none
+    facts: the same before GPUs and batches were worked out, with the keys that say it
     unread: its keys that no idea reads; auto: keys that it leaves to another file
     uncounted: what it asks for that is not counted
     stopped: what it asks for that there is no estimate with, where that was allowed
@@ -53,8 +58,9 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     dialect: str
     syntax: str
     file: str
-    run: Run
-    said: dict[str, Said]
+    job: Job
+    extra: Extra = Extra()
+    facts: dict[str, Fact] = {}
     unread: tuple[str, ...] = ()
     auto: tuple[str, ...] = ()
     uncounted: tuple[Uncounted, ...] = ()
@@ -62,15 +68,18 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """A job file that was written. `left_out`: what of the run it does not say, or says differently, a line each."""
+    """A job file that was written; `str` of it is the text. `left_out`: what it does not say as the job does, a line each."""
 
     dialect: str
     text: str
     left_out: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return self.text
+
 
 def load(path: str | Path) -> str:
-    """The text of a regular file of a sensible size."""
+    """The text of a job file. Raises `ConfigError` where it is none: no regular file, too large, or not UTF-8."""
     place, file = Path(path), str(path)
     try:
         if not place.is_file():
@@ -134,8 +143,8 @@ def read(
     alone: bool = False,
     keeping: str | None = None,
 ) -> JobFile:
-    """The run that a job file says. A file that contradicts itself, that no dialect knows, or that asks for something
-    that an estimate would be wrong about, raises `ConfigError`.
+    """Reads a job file. Raises `ConfigError` where it contradicts itself, where no dialect knows it, or where it asks for
+    something that an estimate would be wrong about.
 
     name: of the dialect; None: the one whose keys the file has
     given: facts known from elsewhere, as flags name them, which go before the file's
@@ -145,7 +154,7 @@ def read(
 
     >>> found = read('{"zero_optimization": {"stage": 3}, "train_batch_size": 64, "gradient_clipping": 1.0,'
     ...              ' "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}')
-    >>> found.dialect, found.run.zero, found.run.gpus, found.unread
+    >>> found.dialect, found.job.zero, found.job.gpus, found.unread
     ('deepspeed', 3, 8, ('gradient_clipping',))
     """
     syntax = _syntax(text, file)
@@ -160,21 +169,29 @@ def read(
     elif syntax not in chosen.syntaxes:
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
     keys = Keys(document(text, syntax, chosen, file), file, chosen.auto, _version(version))
-    stopped = chosen.stopped(keys)
-    if stopped and keeping != chosen.name:
-        raise _first(stopped)
-    known = {name: Said(value, f"--{name.replace('_', '-')}") for name, value in (given or {}).items()}
-    found = chosen.read(keys, frozenset(known))
-    found.setdefault("framework", Said(chosen.framework, chosen.name, True))
-    unread, uncounted = chosen.unread(keys.document), chosen.uncounted(keys)
+    known = facts_given(given or {})
+    found = _read_alone(chosen, keys, frozenset(known), keeping=keeping == chosen.name)
+    facts, unread, uncounted = found.facts, found.unread, found.uncounted
+    facts.setdefault("framework", Fact(chosen.framework, chosen.name, True))
     if not alone:
-        for place, other in _beside(keys, file, frozenset(known)):
-            found = merge(found, other.said, place)
-            unread += other.unread
+        for other in _read_named(keys, file, frozenset(known)):
+            facts = merge(facts, other.facts, other.file)
+            unread += tuple(f"{other.file}: {key}" for key in other.unread)
             uncounted += other.uncounted
+    job, extra = solve(_with(facts, known), file)
+    return msgspec.structs.replace(found, job=job, extra=extra, facts=facts, unread=unread, uncounted=uncounted)
+
+
+def _read_alone(chosen: Dialect, keys: Keys, known: frozenset[str], *, keeping: bool = False) -> JobFile:
+    """What one file says, without the arithmetic of a whole job. `keeping`: what there is no estimate with is no error."""
+    stopped = chosen.stopped(keys)
+    if stopped and not keeping:
+        raise _first(stopped)
+    facts = chosen.read(keys, known)
     return JobFile(
-        dialect=chosen.name, syntax=syntax, file=file, run=solve(_with(found, known), file), said=found,
-        unread=unread, auto=tuple(keys.document.shown(key) for key in keys.left), uncounted=uncounted,
+        dialect=chosen.name, syntax=keys.document.syntax, file=keys.file, job=Job(model=""), facts=facts,
+        unread=chosen.unread(keys.document), uncounted=chosen.uncounted(keys),
+        auto=tuple(keys.document.shown(key) for key in keys.left),
         stopped=tuple(f"{error.key}: {str(error).rpartition(f'{error.key}: ')[2]}" for error in stopped),
     )  # fmt: skip
 
@@ -198,27 +215,12 @@ def _version(text: str | None) -> tuple[int, ...] | None:
     return tuple(int(part) for part in parts)
 
 
-def _part(text: str, name: str, file: str, known: frozenset[str]) -> JobFile:
-    """A file that another one names: what it says, without the arithmetic of a whole run."""
-    chosen = dialect_of(name)
-    keys = Keys(document(text, chosen.syntaxes[0], chosen, file), file, chosen.auto)
-    stopped = chosen.stopped(keys)
-    if stopped:
-        raise _first(stopped)
-    unread = tuple(f"{file}: {key}" for key in chosen.unread(keys.document))
-    uncounted = chosen.uncounted(keys)
-    said = chosen.read(keys, known)
-    return JobFile(
-        dialect=name, syntax=chosen.syntaxes[0], file=file, run=Run(), said=said, unread=unread, uncounted=uncounted
-    )
-
-
-def _beside(keys: Keys, file: str, known: frozenset[str]) -> list[tuple[str, JobFile]]:
+def _read_named(keys: Keys, file: str, known: frozenset[str]) -> list[JobFile]:
     """The files that a job file names: DeepSpeed's configuration, and that of `accelerate launch`."""
     named: list[tuple[str, str, tuple[str, ...]]] = [(key, "deepspeed", (".json",)) for key in BESIDE]
     if keys.document.syntax == "argv":
         named.append((LAUNCHED_WITH, "accelerate", (".yaml", ".yml")))
-    found: list[tuple[str, JobFile]] = []
+    files: list[JobFile] = []
     for key, dialect, endings in named:
         name = keys.raw(key)
         name = name[0] if isinstance(name, list) and name else name
@@ -231,11 +233,13 @@ def _beside(keys: Keys, file: str, known: frozenset[str]) -> list[tuple[str, Job
                 continue
             raise ConfigError(f"names {name}, which is not there, and only it says the ZeRO stage; give --zero",
                               key=keys.document.shown(key), file=file)  # fmt: skip
-        found.append((str(place), _part(load(place), dialect, str(place), known)))
-    return found
+        chosen = dialect_of(dialect)
+        other = Keys(document(load(place), chosen.syntaxes[0], chosen, str(place)), str(place), chosen.auto)
+        files.append(_read_alone(chosen, other, known))
+    return files
 
 
-def _with(found: Mapping[str, Said], known: Mapping[str, Said]) -> dict[str, Said]:
+def _with(found: Mapping[str, Fact], known: Mapping[str, Fact]) -> dict[str, Fact]:
     """The facts of a file with those given beside them, which go first; what followed from what they replace goes."""
     facts = {**found, **known}
     stale: set[str] = set()
@@ -249,37 +253,33 @@ def _with(found: Mapping[str, Said], known: Mapping[str, Said]) -> dict[str, Sai
         stale |= {"accumulation"}
     if "replicas" in known:
         stale |= {"shards", "dp"}
-    return {name: said for name, said in facts.items() if name not in stale or name in known}
+    return {name: fact for name, fact in facts.items() if name not in stale or name in known}
 
 
 def write(
-    run: Run,
+    job: Job,
     name: str,
     template: str | None = None,
     *,
+    extra: Extra | None = None,
     file: str = "",
     syntax: str | None = None,
-    beside: Mapping[str, Any] | None = None,
 ) -> Written:
-    """A job file of a dialect that says a run; `template` is the user's own, patched where it says something else.
+    """Writes a job as a job file of a dialect; `template` is the user's own, patched where it says something else.
 
-    beside: facts that are no part of a run, such as `lora_dropout`
-
-    >>> print(write(Run(tp=8, gpus=16, precision="bf16"), "megatron", "torchrun --nproc-per-node 8 x.py --fp16  # mine").text)
+    >>> job = Job(model="", tp=8, gpus=16, precision="bf16")
+    >>> print(write(job, "megatron", "torchrun --nproc-per-node 8 x.py --fp16  # mine"))
     torchrun --nproc-per-node 8 --nnodes 2 x.py --tensor-model-parallel-size 8 --bf16  # mine
     """
     chosen = dialect_of(name)
-    if template is not None:
-        kind = _syntax(template, file) if syntax is None else syntax
-    else:
-        kind = syntax or chosen.syntaxes[0]
+    kind = syntax or (chosen.syntaxes[0] if template is None else _syntax(template, file))
     if kind not in chosen.syntaxes:
         raise ConfigError(f"{chosen.title} is {' or '.join(chosen.syntaxes)}, not {kind}")
     target = document(chosen.blank[kind] if template is None else template, kind, chosen, file)
     keys = Keys(target, file, chosen.auto)
-    wanted, changed = facts(run) | dict(beside or {}), False
-    if template is None and run.micro_batch is None and run.global_batch is None:
-        wanted["micro_batch"] = 1  # without a batch a file may be anyone's
+    wanted, changed = facts_of(job, extra), False
+    if template is None and job.micro_batch is None and job.global_batch is None:
+        wanted["micro_batch"] = 1  # without a batch the file could be any tool's
     for idea in chosen.ideas:
         if not wanted.keys() & set(idea.facts):
             continue
@@ -287,11 +287,10 @@ def write(
             for key, value in idea.write(wanted, keys).items():
                 changed |= _put(target, key, value)
     text = target.text() if changed or template is None else template
-    said = {fact for idea in chosen.ideas for fact in idea.facts}
-    unsaid = tuple(
-        f"{fact} = {value}: has no place in it" for fact, value in (beside or {}).items() if fact not in said
-    )
-    return Written(dialect=chosen.name, text=text, left_out=_left_out(run, text, chosen.name, kind) + unsaid)
+    left_out = _left_out(job, text, chosen, kind)
+    if "lora_dropout" in wanted and not any("lora_dropout" in idea.facts for idea in chosen.ideas):
+        left_out += (f"lora_dropout = {wanted['lora_dropout']}: has no place in it",)
+    return Written(dialect=chosen.name, text=text, left_out=left_out)
 
 
 def _put(target: Document, key: str, value: Any) -> bool:
@@ -308,39 +307,30 @@ def _put(target: Document, key: str, value: Any) -> bool:
     return True
 
 
-def _stale(said: Mapping[str, Any], names: tuple[str, ...], wanted: Mapping[str, Any]) -> bool:
-    """Whether what an idea says of a file is not what is wanted."""
+def _stale(have: Mapping[str, Any], names: tuple[str, ...], wanted: Mapping[str, Any]) -> bool:
+    """Whether what an idea reads in a file is not what is wanted."""
     for name in names:
         if name not in wanted or (name == "framework" and wanted[name] == "torchtitan"):
             continue
-        have = said.get(name)
-        if have is None:
-            if wanted[name] != ALIKE.get(name) and name not in (
-                "dp",
-                "shards",
-                "nodes",
-                "gpus_per_node",
-                "accumulation",
-            ):
+        if have.get(name) is not None:
+            if have[name] != wanted[name]:
                 return True
-        elif have != wanted[name]:
+        elif name not in DERIVED and wanted[name] != ALIKE.get(name):
             return True
     return False
 
 
-def _left_out(run: Run, text: str, name: str, syntax: str) -> tuple[str, ...]:
-    """Reads what was written, and lists what it does not say as the run does."""
-    keys = Keys(document(text, syntax, dialect_of(name)), "", dialect_of(name).auto)
-    said = dialect_of(name).read(keys)
-    beyond = {} if run.gpus is None or "gpus" in said or "nodes" in said else {"gpus": run.gpus}
-    known = {key: Said(value, f"--{key}") for key, value in beyond.items()}
-    found = solve(_with(said, known))
-    lines = [f"--gpus {run.gpus}: is said to the launcher"] if beyond and solve(said).gpus != run.gpus else []
-    for field in FIELDS:
-        asked, got = getattr(run, field), getattr(found, field)
-        if field in ("framework", "config", "accumulation", "gpus_per_node", "gpus") or asked is None:
+def _left_out(job: Job, text: str, chosen: Dialect, syntax: str) -> tuple[str, ...]:
+    """Reads what was written, and lists what it does not say as the job does."""
+    facts = chosen.read(Keys(document(text, syntax, chosen), "", chosen.auto))
+    beyond = {} if job.gpus is None or "gpus" in facts or "nodes" in facts else facts_given({"gpus": job.gpus})
+    found = describe(*solve(_with(facts, beyond)))
+    lines = [f"--gpus {job.gpus}: is said to the launcher"] if beyond and solve(facts)[0].gpus != job.gpus else []
+    for field, asked in describe(job, Extra()).items():
+        got = found.get(field)
+        if field in ("framework", "gpus_per_node", "gpus"):
             continue
-        if field in ("lora_targets", "base", "schedule", "cp_comm") and got is None and _alike(field, asked, run):
+        if field in ("lora_targets", "base", "schedule", "cp_comm") and got is None and _alike(field, asked, job):
             continue
         if (ALIKE.get(field) if got is None else got) != asked:
             flag = f"--{field.replace('_', '-')}" + ("" if asked is True else f" {asked}")
@@ -349,20 +339,19 @@ def _left_out(run: Run, text: str, name: str, syntax: str) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _alike(field: str, asked: Any, run: Run) -> bool:
+def _alike(field: str, asked: Any, job: Job) -> bool:
     if field == "schedule":
-        return (run.pp or 1) == 1 or asked == ("interleaved" if (run.vpp or 1) > 1 else "1f1b")
+        return (job.pp or 1) == 1 or asked == ("interleaved" if (job.vpp or 1) > 1 else "1f1b")
     return bool(asked == {"lora_targets": "all", "base": "nf4", "cp_comm": "ring"}[field])
 
 
-def combine(files: Sequence[JobFile], given: Mapping[str, Any] | None = None) -> Run:
-    """The run that several files of one job say together; two that contradict raise `ConfigError`."""
-    found: dict[str, Said] = {}
-    for job in files:
+def combine(files: Sequence[JobFile], given: Mapping[str, Any] | None = None) -> tuple[Job, Extra]:
+    """The job that several files describe together. Raises `ConfigError` where two contradict."""
+    facts: dict[str, Fact] = {}
+    for file in files:
         named = {
-            name: said if said.default or len(files) == 1 else Said(said.value, f"{job.file}: {said.key}")
-            for name, said in job.said.items()
+            name: fact if fact.default or len(files) == 1 else Fact(fact.value, f"{file.file}: {fact.key}")
+            for name, fact in file.facts.items()
         }
-        found = merge(found, named)
-    known = {name: Said(value, f"--{name.replace('_', '-')}") for name, value in (given or {}).items()}
-    return solve(_with(found, known), files[0].file if len(files) == 1 else "")
+        facts = merge(facts, named)
+    return solve(_with(facts, facts_given(given or {})), files[0].file if len(files) == 1 else "")

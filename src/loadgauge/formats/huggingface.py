@@ -235,16 +235,6 @@ def targets(rank: str, modules: str, switch: Any, usual: int, everything: str = 
     return Idea(keys=(rank, modules, key), facts=("lora_rank", "lora_targets"), read=read, write=write)
 
 
-def lengths(*names: str) -> Idea:
-    """Tokens of a sequence, as scripts around the trainer call them; nothing where they say none, and never added."""
-    inner = row("seq_len", *names)
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return inner.write(facts, keys) if keys.has(*names) else {}
-
-    return Idea(keys=names, facts=("seq_len",), read=inner.read, write=write)
-
-
 def processes() -> Idea:
     """GPUs as `accelerate launch` (all of them) and `deepspeed` (of a node) are told of them."""
     count, machines, each, nodes = "num_processes", "num_machines", "num_gpus", "num_nodes"
@@ -347,16 +337,18 @@ def _trl_loss() -> Idea:
     return Idea(keys=(key, liger, old), facts=("loss",), read=read, write=write)
 
 
-def _liger() -> Idea:
-    key = "use_liger_kernel"
+def liger(*names: str) -> Idea:
+    """The switch for Liger's kernels, whose loss is chunked; the first name is written."""
 
     def read(keys: Keys) -> Facts:
-        return {"loss": "chunked" if keys.flag(key) else "auto"}
+        return {"loss": "chunked" if any(keys.flag(name) for name in names) else "auto"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {key: True if facts.get("loss") == "chunked" else False if keys.has(key) else None}
+        chunked = facts.get("loss") == "chunked"
+        off: dict[str, Any] = {name: None for name in names[1:] if keys.has(name) and not chunked}
+        return off | {names[0]: True if chunked else False if keys.has(names[0]) else None}
 
-    return Idea(keys=(key,), facts=("loss",), read=read, write=write)
+    return Idea(keys=names, facts=("loss",), read=read, write=write)
 
 
 def _trl_precision(keys: Keys) -> str | None:
@@ -369,7 +361,7 @@ def _trl_checkpointing(keys: Keys) -> bool:
 
 OWN = frozenset({"fsdp_config", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs", "deepspeed"})
 SHARED = (
-    launched("nproc_per_node", "nnodes"),
+    launched(),
     processes(),
     row("model", "model_name_or_path", kind="word"),
     sharding(),
@@ -400,11 +392,11 @@ TRANSFORMERS = Dialect(
     ideas=(
         *SHARED,
         *BATCH,
-        lengths("block_size", "max_seq_length", "model_max_length", "max_length"),
+        row("seq_len", "block_size", "max_seq_length", "model_max_length", "max_length", add=False),
         checkpointing(),
         half(),
         weights("dtype", "torch_dtype"),
-        _liger(),
+        liger("use_liger_kernel"),
     ),
     programs=OTHER_TRAINERS,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.formats.huggingface import dropout, half, processes, sharding, targets
+from loadgauge.formats.huggingface import dropout, half, liger, processes, sharding, targets
 from loadgauge.formats.megatron import launched
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import TORCH_OPTIMIZERS
@@ -78,32 +78,8 @@ def _optimizer() -> Idea:
     return Idea(keys=(*inner.keys, "use_muon"), facts=("optimizer",), read=read, write=write)
 
 
-def _attention() -> Idea:
-    key = "flash_attn"
-    known = {"fa2": "flash", "auto": "flash", "sdpa": "flash", "fa3": "flash", "disabled": "eager"}
-
-    def read(keys: Keys) -> Facts:
-        return {"attention": keys.choice(key, known) or "flash"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {key: "disabled" if facts["attention"] == "eager" else "fa2"}
-
-    return Idea(keys=(key,), facts=("attention",), read=read, write=write)
-
-
-def _loss() -> Idea:
-    key, trainers = "enable_liger_kernel", "use_liger_kernel"
-
-    def read(keys: Keys) -> Facts:
-        return {"loss": "chunked" if keys.flag(key) or keys.flag(trainers) else "auto"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        chunked = facts.get("loss") == "chunked"
-        off: dict[str, Any] = {trainers: None} if keys.has(trainers) and not chunked else {}
-        return off | {key: True if chunked else False if keys.has(key) else None}
-
-    return Idea(keys=(key, trainers), facts=("loss",), read=read, write=write)
-
+ATTENTION = {"fa2": "flash", "auto": "flash", "sdpa": "flash", "fa3": "flash", "disabled": "eager"}
+"""`flash_attn`."""
 
 LLAMAFACTORY = Dialect(
     name="llamafactory",
@@ -130,7 +106,7 @@ LLAMAFACTORY = Dialect(
         "argv": "llamafactory-cli train --stage sft --do_train True --output_dir output\n",
     },
     ideas=(
-        launched("nproc_per_node", "nnodes"),
+        launched(),
         processes(),
         row("model", "model_name_or_path", kind="word"),
         sharding(),
@@ -141,8 +117,8 @@ LLAMAFACTORY = Dialect(
         _adapter(),
         _checkpointing(),
         half(pure="pure_bf16"),
-        _attention(),
-        _loss(),
+        row("attention", "flash_attn", words=ATTENTION, default="flash"),
+        liger("enable_liger_kernel", "use_liger_kernel"),
         dropout("lora_dropout"),
     ),
 )

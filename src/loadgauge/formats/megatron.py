@@ -1,14 +1,17 @@
-"""Megatron-LM's arguments, on a command line or in a YAML file (`--yaml-cfg`): dashes and underscores are the same."""
+"""Megatron-LM's arguments, on a command line or in a YAML file (`--yaml-cfg`): dashes and underscores are the same.
+
+Ideas that other dialects share take the names of their keys, or a prefix. The sizes of a model are read as a Hugging Face config.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.formats.megatron_model import MODEL
-from loadgauge.formats.megatron_training import loss, offload, optimizer, overlap, precision, zero
-from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.formats.coverage import words
+from loadgauge.formats.table import Dialect, Facts, Idea, Keys, names_in, row
 
 CP_COMM = {"p2p": "ring", "a2a": "all_to_all", "allgather": "all_gather"}
+BACKENDS = {"flash": "flash", "auto": "flash", "fused": "flash", "unfused": "eager", "local": "eager"}
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 
 
@@ -23,17 +26,16 @@ def machines(facts: Facts, before: int | None) -> tuple[int, int]:
     return each, gpus // each
 
 
-def launched(*names: str) -> Idea:
-    """GPUs as torchrun is told of them: processes of a node, and nodes."""
-    each, nodes = names
+def launched(each: str = "nproc_per_node", nodes: str = "nnodes", *, argv: bool = True) -> Idea:
+    """GPUs as torchrun takes them: processes of a node, and nodes. `argv`: only a command line has them."""
 
     def read(keys: Keys) -> Facts:
-        if keys.document.syntax != "argv" or not keys.has(each):
+        if (argv and keys.document.syntax != "argv") or not keys.has(each):
             return {}
         return {"gpus_per_node": keys.whole(each), "nodes": keys.whole(nodes) or 1}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if keys.document.syntax != "argv" or "gpus" not in facts:
+        if (argv and keys.document.syntax != "argv") or "gpus" not in facts:
             return {}
         return dict(zip((each, nodes), machines(facts, keys.whole(each) if keys.has(each) else None), strict=True))
 
@@ -124,8 +126,9 @@ def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: 
     return ",".join(str(count) for count in counts)
 
 
-def recompute(prefix: str = "", switch: str = "") -> Idea:
-    """`full` with a method and a number of layers, or `selective` with a list of modules."""
+def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> Idea:
+    """`full` with a method and a number of layers, or `selective` with a list of modules. `usual`: the method where none is
+    given; None: `full` needs one."""
     what, how, count, modules = (
         f"{prefix}recompute_{word}" for word in ("granularity", "method", "num_layers", "modules")
     )
@@ -143,7 +146,8 @@ def recompute(prefix: str = "", switch: str = "") -> Idea:
             return {"recompute": "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"}
         if kind == "none":
             return {"recompute": "none"}
-        method, number = keys.choice(how, {"uniform": "group", "block": "layers"}), keys.whole(count) or 1
+        method = keys.choice(how, {"uniform": "group", "block": "layers"}) or usual
+        number = keys.whole(count) or 1
         if method is None:
             raise keys.wrong(what, f"full needs {keys.document.shown(how)}")
         return {"recompute": "full" if (method, number) == ("group", 1) else f"full:{method}={number}"}
@@ -203,18 +207,338 @@ def context(cp: str, comm: str) -> Idea:
     return Idea(keys=(cp, comm), facts=("cp", "cp_comm"), read=read, write=write)
 
 
-MODEL_PARALLEL: tuple[str, ...] = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel")
-MODEL_PARALLEL += ("virtual_pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size")
-MODEL_PARALLEL += ("expert_tensor_parallel_size", "bf16", "fp16")
-LANGUAGE_MODEL: tuple[str, ...] = (
-    "recompute_granularity",
-    "recompute_method",
-    "recompute_num_layers",
-    "recompute_modules",
-    "fp8",
-)
-LANGUAGE_MODEL += ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size")
+# -- number formats, sharded states, the optimizer, overlap, offload -----------------------------------------------------
 
+FP8 = {"delayed": "fp8-delayed", "tensorwise": "fp8-tensorwise", "blockwise": "fp8-blockwise", "mxfp8": "mxfp8"}
+STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+
+
+def precision() -> Idea:
+    """16 bits, and 8 or 4 bits for the matrix products."""
+    owned = names_in(
+        """
+        bf16 fp16 grad_reduce_in_bf16 fp8_format fp8_recipe fp4_format fp4_recipe fp8_param_gather fp4_param_gather
+        reuse_grad_buf_for_mxfp8_param_ag fp8_hybrid fp8_e4m3 accumulate_allreduce_grads_in_fp32 fp8 fp4
+        """
+    )
+
+    def read(keys: Keys) -> Facts:
+        half = "bf16" if keys.flag("bf16") else "fp16" if keys.flag("fp16") else ""
+        if keys.flag("bf16") and keys.flag("fp16"):
+            raise keys.wrong("fp16", f"contradicts {keys.document.shown('bf16')}")
+        eight = keys.has("fp8_format", "fp8") or keys.flag("fp8_hybrid") or keys.flag("fp8_e4m3")
+        if eight or keys.has("fp4_format", "fp4"):
+            if not eight:
+                keys.choice("fp4_recipe", {"nvfp4": "nvfp4"})
+            name = (keys.choice("fp8_recipe", FP8) or "fp8-delayed") if eight else "nvfp4"
+            primary = keys.flag("fp8_param_gather" if eight else "fp4_param_gather")
+            return {"precision": f"{name}-primary" if primary else name}
+        if half and keys.flag("grad_reduce_in_bf16") and half == "bf16":
+            return {"precision": "bf16-mixed-16"}
+        return {"precision": half or "fp32"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        said: dict[str, Any] = dict.fromkeys(owned)
+        asked: str = facts["precision"]
+        name = {"bf16-mixed-18": "bf16", "fp16-mixed-18": "fp16", "fp8": "fp8-tensorwise"}.get(asked, asked)
+        plain, primary = name.removesuffix("-primary"), name.endswith("-primary")
+        backward = {ours: theirs for theirs, ours in FP8.items()}
+        if name in ("bf16", "fp16"):
+            return said | {name: True}
+        if name == "bf16-mixed-16":
+            return said | {"bf16": True, "grad_reduce_in_bf16": True}
+        if name == "fp32":
+            return said
+        if plain == "nvfp4":
+            primary_too = {"fp4_param_gather": primary or None}
+            return said | {"bf16": True, "fp4_format": "e2m1", "fp4_recipe": "nvfp4"} | primary_too
+        if plain not in backward:
+            return {}
+        reuse = True if primary and plain == "mxfp8" else None
+        shape = "e4m3" if plain == "mxfp8" else "hybrid"
+        return said | {
+            "bf16": True, "fp8_format": shape, "fp8_recipe": backward[plain], "fp8_param_gather": primary or None,
+            "reuse_grad_buf_for_mxfp8_param_ag": reuse,
+        }  # fmt: skip
+
+    return Idea(keys=owned, facts=("precision",), read=read, write=write)
+
+
+def zero() -> Idea:
+    """The distributed optimizer is ZeRO-1; Megatron's and PyTorch's FSDP say their stage."""
+    owned = names_in(
+        """
+        use_distributed_optimizer use_megatron_fsdp use_custom_fsdp data_parallel_sharding_strategy use_torch_fsdp2
+        torch_fsdp2_no_reshard_after_forward num_distributed_optimizer_instances
+        """
+    )
+
+    def read(keys: Keys) -> Facts:
+        replicas = keys.whole("num_distributed_optimizer_instances") or 1
+        torch = keys.flag("use_torch_fsdp2")
+        fsdp = keys.flag("use_megatron_fsdp") or keys.flag("use_custom_fsdp")
+        if torch and fsdp:
+            raise keys.wrong("use_torch_fsdp2", f"contradicts {keys.document.shown('use_megatron_fsdp')}")
+        if torch:
+            return {"zero": 2 if keys.flag("torch_fsdp2_no_reshard_after_forward") else 3, "replicas": replicas}
+        if fsdp:
+            stage = keys.choice("data_parallel_sharding_strategy", STRATEGIES)
+            return {"zero": 3 if stage is None else stage, "replicas": replicas if stage != 0 else 1}
+        stage = 1 if keys.flag("use_distributed_optimizer") else 0
+        return {"zero": stage, "replicas": replicas if stage else 1}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        stage, replicas = facts.get("zero") or 0, facts.get("replicas") or 1
+        said: dict[str, Any] = dict.fromkeys(owned)
+        if stage:
+            said["use_distributed_optimizer"] = True
+            said["num_distributed_optimizer_instances"] = replicas if replicas > 1 else None
+        if stage > 1:
+            word = {number: name for name, number in STRATEGIES.items()}[stage]
+            said |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": word}
+        return said
+
+    return Idea(keys=owned, facts=("zero", "replicas"), read=read, write=write)
+
+
+def overlap() -> Idea:
+    """Communication under compute; the ring of context parallelism and FSDP's prefetch have no switch."""
+    owned = names_in(
+        """
+        overlap_grad_reduce overlap_param_gather tp_comm_overlap overlap_moe_expert_parallel_comm overlap_p2p_comm
+        no_overlap_p2p_communication
+        """
+    )
+    grads, params, tensor, experts_too, stages, switched_off = owned
+
+    def read(keys: Keys) -> Facts:
+        if not keys.has(*owned):
+            return {}
+        hidden = {"cp", "prefetch"}
+        hidden |= {name for name, key in (("dp", grads), ("tp", tensor), ("ep", experts_too)) if keys.flag(key)}
+        hidden |= {"pp"} if keys.flag(stages) is not False and not keys.flag(switched_off) else set()
+        return {"overlap": ",".join(sorted(hidden))}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        hidden = {name.strip() for name in facts["overlap"].split(",")}
+        if not hidden >= {"cp", "prefetch"} or hidden & {"launch"}:
+            return {}
+        on = {grads: "dp" in hidden, params: "dp" in hidden and bool(facts.get("zero")), tensor: "tp" in hidden}
+        said: dict[str, Any] = on | {experts_too: "ep" in hidden, stages: None}
+        if keys.document.syntax == "argv":
+            return {key: value or None for key, value in said.items()} | {
+                switched_off: None if "pp" in hidden else True
+            }
+        return {key: value or None for key, value in said.items()} | {stages: None if "pp" in hidden else False}
+
+    return Idea(keys=owned, facts=("overlap",), read=read, write=write)
+
+
+def optimizer() -> Idea:
+    """`adam` is AdamW, as weight decay is decoupled."""
+    names = {
+        "adam": "adamw",
+        "adamw": "adamw",
+        "sgd": "sgd-momentum",
+        "muon": "muon",
+        "dist_muon": "muon",
+        "lion": "lion",
+    }
+    owned = ("optimizer", "exp_avg_dtype", "exp_avg_sq_dtype", "use_precision_aware_optimizer", "sgd_momentum")
+
+    def read(keys: Keys) -> Facts:
+        name = keys.choice("optimizer", names) or "adamw"
+        moments = {keys.word("exp_avg_dtype") or "fp32", keys.word("exp_avg_sq_dtype") or "fp32"}
+        if moments != {"fp32"}:
+            key = "exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype"
+            raise keys.wrong(key, "moments other than fp32 are not read")
+        if name == "sgd-momentum" and keys.real("sgd_momentum") == 0:
+            name = "sgd"
+        return {"optimizer": name}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        name = facts["optimizer"]
+        theirs = {"adamw": "adam", "sgd-momentum": "sgd", "sgd": "sgd", "muon": "muon", "lion": "lion"}.get(name)
+        if theirs is None:
+            return {}
+        said: dict[str, Any] = {"optimizer": theirs}
+        if theirs == "sgd" and (name == "sgd" or keys.has("sgd_momentum")):
+            said["sgd_momentum"] = 0.0 if name == "sgd" else 0.9
+        return said
+
+    return Idea(keys=owned, facts=("optimizer",), read=read, write=write)
+
+
+def loss(prefix: str = "") -> Idea:
+    """The fused forms of the vocabulary-parallel loss: Megatron's own, and Transformer Engine's."""
+    switch, kind = f"{prefix}cross_entropy_loss_fusion", f"{prefix}cross_entropy_fusion_impl"
+    forms = {"native": "jit", "te": "fused"}
+
+    def read(keys: Keys) -> Facts:
+        chosen = keys.choice(kind, forms) if keys.flag(switch) else None
+        return {"loss": (chosen or "jit") if keys.flag(switch) else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        wanted = facts["loss"]
+        backward = {ours: theirs for theirs, ours in forms.items()}
+        if wanted in backward:
+            return {switch: True, kind: backward[wanted]}
+        return {switch: None, kind: None} if wanted in ("auto", "inplace") else {}
+
+    return Idea(keys=(switch, kind), facts=("loss",), read=read, write=write)
+
+
+def offload() -> Idea:
+    """The optimizer in host memory, all of it or nothing."""
+    owned = ("optimizer_cpu_offload", "optimizer_offload_fraction")
+
+    def read(keys: Keys) -> Facts:
+        share = keys.real("optimizer_offload_fraction")
+        if not keys.flag("optimizer_cpu_offload") or share == 0:
+            return {"offload": "none"}
+        if share not in (None, 1.0):
+            raise keys.wrong("optimizer_offload_fraction", f"a part ({share}) is not read; 0 or 1 is")
+        return {"offload": "optimizer"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if facts["offload"] == "optimizer":
+            return {"optimizer_cpu_offload": True, "optimizer_offload_fraction": None}
+        return dict.fromkeys(owned) if facts["offload"] == "none" else {}
+
+    return Idea(keys=owned, facts=("offload",), read=read, write=write)
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+SIZES = {
+    "num_layers": "num_hidden_layers", "hidden_size": "hidden_size", "num_attention_heads": "num_attention_heads",
+    "ffn_hidden_size": "intermediate_size", "num_query_groups": "num_key_value_heads", "kv_channels": "head_dim",
+    "max_position_embeddings": "max_position_embeddings", "vocab_size": "vocab_size", "num_experts": "num_local_experts",
+    "moe_ffn_hidden_size": "moe_intermediate_size", "moe_router_topk": "num_experts_per_tok",
+}  # fmt: skip
+OTHER = names_in(
+    """
+    swiglu untie_embeddings_and_output_weights disable_bias_linear group_query_attention add_qkv_bias qk_layernorm
+    multi_latent_attention normalization position_embedding_type padded_vocab_size hidden_dropout attention_dropout
+    tokenizer_model no_position_embedding
+    """
+)
+BEYOND = names_in(
+    """
+    multi_latent_attention moe_shared_expert_intermediate_size moe_layer_freq hybrid_layer_pattern
+    hybrid_override_pattern mtp_num_layers window_size linear_attention_freq add_qkv_bias
+    experimental_attention_variant heterogeneous_layers_config_path moe_shared_expert_gate encoder_num_layers
+    decoder_num_layers squared_relu quick_geglu openai_gelu
+    """
+)
+"""Arguments of models that these few sizes do not describe."""
+GPT2_VOCABULARY = 50_257
+
+
+def _read(keys: Keys) -> Facts:
+    if not keys.has("num_layers", "hidden_size"):
+        name = keys.raw("tokenizer_model")
+        plain = isinstance(name, str) and "$" not in name and "/" in name and not name.endswith((".model", ".json"))
+        return {"model": name} if plain else {}
+    for key in BEYOND:
+        if keys.has(key) and keys.raw(key) is not False:
+            return {}
+    sizes = {theirs: value for ours, theirs in SIZES.items() if (value := keys.whole(ours)) is not None}
+    if "num_attention_heads" not in sizes or "hidden_size" not in sizes or "num_hidden_layers" not in sizes:
+        return {}
+    gated = keys.flag("swiglu")
+    if "vocab_size" not in sizes:
+        padded = keys.whole("padded_vocab_size")
+        if padded is None and not keys.has("vocab_file"):
+            return {}
+        sizes["vocab_size"] = padded or GPT2_VOCABULARY
+    if not keys.flag("group_query_attention") or "num_key_value_heads" not in sizes:
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    routed = sizes.pop("num_local_experts", None)
+    width, topk = sizes.pop("moe_intermediate_size", None), sizes.pop("num_experts_per_tok", None)
+    hidden = sizes["hidden_size"]
+    config: dict[str, Any] = {"tie_word_embeddings": not keys.flag("untie_embeddings_and_output_weights"), **sizes}
+    if gated and keys.word("normalization") == "RMSNorm":
+        config.setdefault("intermediate_size", int(4 * hidden * 2 / 3) // 64 * 64)
+        if not keys.flag("disable_bias_linear"):
+            return {}
+        if routed:
+            config |= {"num_local_experts": routed, "num_experts_per_tok": topk or 2}
+            if width:
+                config["intermediate_size"] = width
+            return {"config": config | {"model_type": "mixtral"}}
+        return {"config": config | {"model_type": "qwen3" if keys.flag("qk_layernorm") else "llama"}}
+    if gated or routed or keys.flag("group_query_attention") or keys.flag("disable_bias_linear"):
+        return {}
+    if (keys.word("normalization") or "LayerNorm") != "LayerNorm":
+        return {}
+    if (keys.word("position_embedding_type") or "learned_absolute") != "learned_absolute":
+        return {}
+    return {
+        "config": {
+            "model_type": "gpt2", "n_layer": sizes["num_hidden_layers"], "n_head": sizes["num_attention_heads"],
+            "n_embd": hidden, "n_inner": sizes.get("intermediate_size"), "vocab_size": sizes["vocab_size"],
+            "n_positions": sizes.get("max_position_embeddings", 1024),
+            "tie_word_embeddings": config["tie_word_embeddings"],
+        }
+    }  # fmt: skip
+
+
+PLAIN = {
+    "attention_bias": (False, None), "mlp_bias": (False, None), "hidden_act": ("silu", None), "sliding_window": (None,),
+    "use_sliding_window": (False, None),
+}  # fmt: skip
+"""What these few arguments mean without saying it."""
+
+
+def missing_sizes(config: dict[str, Any]) -> bool:
+    """Whether the arguments cannot express a model's config; those of Llama, Qwen 3 and Mixtral they can.
+
+    >>> missing_sizes({"model_type": "llama", "hidden_size": 8}), missing_sizes({"model_type": "llama", "attention_bias": True})
+    (False, True)
+    """
+    if config.get("model_type") not in ("llama", "qwen3", "mixtral"):
+        return True
+    return any(config.get(key) not in values for key, values in PLAIN.items())
+
+
+def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
+    config = facts.get("config")
+    if config is None or missing_sizes(config):
+        return {}
+    routed, heads = config["model_type"] == "mixtral", config["num_attention_heads"]
+    groups = config.get("num_key_value_heads") or heads
+    found: dict[str, Any] = {ours: config[theirs] for ours, theirs in SIZES.items() if config.get(theirs) is not None}
+    if routed:
+        found |= {"moe_ffn_hidden_size": config["intermediate_size"], "moe_router_topk": config["num_experts_per_tok"]}
+    found |= {
+        "normalization": "RMSNorm", "position_embedding_type": "rope", "swiglu": True, "disable_bias_linear": True,
+        "untie_embeddings_and_output_weights": not config.get("tie_word_embeddings") or None,
+        "group_query_attention": True if groups != heads else None, "num_query_groups": groups if groups != heads else None,
+        "qk_layernorm": True if config["model_type"] == "qwen3" else None,
+    }  # fmt: skip
+    return found
+
+
+MODEL = Idea(
+    keys=tuple(dict.fromkeys((*SIZES, *OTHER, *BEYOND, "vocab_file"))),
+    facts=("model", "config"),
+    read=_read,
+    write=_write,
+)
+
+
+SECTIONS = {
+    "model_parallel": """
+        tensor_model_parallel_size pipeline_model_parallel_size sequence_parallel virtual_pipeline_model_parallel_size
+        context_parallel_size expert_model_parallel_size expert_tensor_parallel_size bf16 fp16
+    """,
+    "language_model": """
+        recompute_granularity recompute_method recompute_num_layers recompute_modules fp8 num_layers hidden_size
+        num_attention_heads num_query_groups ffn_hidden_size
+    """,
+}
+"""Where keys belong in a YAML file."""
 OTHER_PROGRAMS = {
     r"\bpretrain_(?:bert|t5|ict|vision\w*|vlm|retro|mimo|dino|realm)\w*\.py\b": "trains another model than a GPT",
 }
@@ -226,17 +550,17 @@ MEGATRON = Dialect(
     syntaxes=("argv", "yaml"),
     framework="megatron",
     style="switch",
-    marks=frozenset(
-        {
-            *("tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size", "global_batch_size"),
-            *("num_layers", "use_distributed_optimizer", "ffn_hidden_size", "num_attention_heads", "seq_length"),
-            *("context_parallel_size", "expert_model_parallel_size", "recompute_granularity"),
-        }
+    marks=words(
+        """
+        tensor_model_parallel_size pipeline_model_parallel_size micro_batch_size global_batch_size num_layers
+        use_distributed_optimizer ffn_hidden_size num_attention_heads seq_length context_parallel_size
+        expert_model_parallel_size recompute_granularity
+        """
     ),
-    sections=dict.fromkeys(MODEL_PARALLEL, "model_parallel") | dict.fromkeys(LANGUAGE_MODEL, "language_model"),
+    sections={key: section for section, keys in SECTIONS.items() for key in keys.split()},
     blank={"argv": "torchrun --nproc-per-node 1 --nnodes 1 pretrain_gpt.py\n", "yaml": "language_model:\nmodel_parallel:\n"},
     ideas=(
-        launched("nproc_per_node", "nnodes"),
+        launched(),
         tensor_parallel("tensor_model_parallel_size", "sequence_parallel"),
         pipeline(
             {
@@ -257,10 +581,7 @@ MEGATRON = Dialect(
         optimizer(),
         overlap(),
         offload(),
-        row(
-            "attention", "attention_backend", default="flash",
-            words={"flash": "flash", "auto": "flash", "fused": "flash", "unfused": "eager", "local": "eager"},
-        ),
+        row("attention", "attention_backend", default="flash", words=BACKENDS),
         row("order", "use_tp_pp_dp_mapping", words={"true": "tp,cp,ep,pp,dp", "false": "tp,cp,ep,dp,pp"}),
         loss(),
         MODEL,

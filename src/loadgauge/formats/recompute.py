@@ -16,13 +16,13 @@ LATENT |= {"attention.query_joined", "attention.key_joined", "attention.value"}
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 
 
-def resolved(word: str, model: ModelSpec, training: Training) -> str:
-    """A policy of the command line for `per-op` (torchtitan: attention and every second matrix product keep what they
-    made) and `modules:...` (Megatron); any other word is one already.
+def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
+    """The recompute policy, as on the command line, of a word that a job file says: of `per-op` (torchtitan: attention
+    and every second matrix product keep their outputs) and `modules:...` (Megatron); any other word is a policy already.
 
     >>> from loadgauge.families.reference import llama_model
     >>> from loadgauge.spec.training import training
-    >>> resolved("modules:layernorm", llama_model(2, 64, 4, 100), training("megatron"))
+    >>> resolve_recompute("modules:layernorm", llama_model(2, 64, 4, 100), training("megatron"))
     'attention.norm,mlp.norm'
     """
     kind, _, modules = word.partition(":")
@@ -33,8 +33,9 @@ def resolved(word: str, model: ModelSpec, training: Training) -> str:
     return word
 
 
-def spelled(policy: str, model: ModelSpec, training: Training) -> str:
-    """`per-op` or `modules:...` where a list of operations is what they mean for the model; else the list itself."""
+def spell_recompute(policy: str, model: ModelSpec, training: Training) -> str:
+    """The word for a recompute policy: `per-op` or `modules:...` where its operations are what they mean for the model,
+    else the policy itself."""
     if policy.partition(":")[0] in ("none", "selective", "full"):
         return policy
     wanted = {name.strip() for name in policy.split(",")}

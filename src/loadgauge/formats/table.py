@@ -11,7 +11,7 @@ import msgspec
 
 from loadgauge.errors import ConfigError
 from loadgauge.formats.coverage import Coverage, Kind, Uncounted, key_lists
-from loadgauge.formats.run import Said
+from loadgauge.formats.facts import Fact
 
 LARGEST = 10**9
 UNKNOWN = "a key that is not known here, so whatever it does is not counted"
@@ -267,9 +267,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         """Every key that some idea reads."""
         return frozenset(key for idea in self.ideas for key in idea.keys)
 
-    def read(self, keys: Keys, given: frozenset[str] = frozenset()) -> dict[str, Said]:
+    def read(self, keys: Keys, given: frozenset[str] = frozenset()) -> dict[str, Fact]:
         """The facts of a document. `given`: facts known from elsewhere, whose keys need not be readable."""
-        found: dict[str, Said] = {}
+        found: dict[str, Fact] = {}
         for idea in self.ideas:
             try:
                 values = idea.read(keys)
@@ -283,7 +283,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             there = present or [key for key in idea.keys if keys.document.get(key) is not MISSING]
             for fact, value in values.items():
                 if value is not None:
-                    found[fact] = Said(value, _shown(keys, idea, there, value), default=not present)
+                    found[fact] = Fact(value, _shown(keys, idea, there, value), default=not present)
         return found
 
     def unread(self, document: Document) -> tuple[str, ...]:
@@ -357,6 +357,11 @@ def _shown(keys: Keys, idea: Idea, present: list[str], value: Any) -> str:
     return " and ".join(keys.document.shown(key) for key in (own[:1] or present[:2] or idea.keys[:1]))
 
 
+def names_in(text: str) -> tuple[str, ...]:
+    """Names separated by spaces and ends of lines, in order."""
+    return tuple(text.split())
+
+
 def row(
     fact: str,
     *keys: str,
@@ -365,10 +370,13 @@ def row(
     kind: str = "whole",
     minimum: int = 1,
     off: Any = None,
+    add: bool = True,
 ) -> Idea:
     """A key that says one fact. Of several keys the first is written, unless the file has one of the others.
 
-    words: the tool's words and ours, the one to write first; `off`: the value of ours at which the key is taken out
+    words: the tool's words and ours, the one to write first; kind: the look-up of `Keys` for a value without words
+    default: the tool's own, or a function of the keys; off: the value of ours at which the key is taken out
+    add: whether a file without any of the keys is given one
     """
     backward: dict[Any, str] = {}
     for theirs, ours in (words or {}).items():
@@ -385,9 +393,12 @@ def row(
         if len(set(said.values())) > 1:
             first, second = list(said)[:2]
             raise found.wrong(second, f"{said[second]} contradicts {found.document.shown(first)} = {said[first]}")
-        return {fact: next(iter(said.values()), default)}
+        usual = default(found) if callable(default) else default
+        return {fact: next(iter(said.values()), usual)}
 
     def write(facts: Facts, found: Keys) -> dict[str, Any]:
+        if not add and not found.has(*keys):
+            return {}
         value = facts.get(fact)
         present = [key for key in keys if found.document.get(key) is not MISSING]
         target = present[0] if present else keys[0]

@@ -231,17 +231,8 @@ def _model() -> Idea:
     return Idea(keys=(named, module, old, flavor), facts=("model", "loss"), read=read, write=write)
 
 
-def _seq_len() -> Idea:
-    key = "training.seq_len"
-
-    def read(keys: Keys) -> Facts:
-        usual = 8192 if (keys.word("config") or "") in ("llama3_8b", "llama3_70b", "llama3_405b") else 2048
-        return {"seq_len": keys.whole(key) or usual}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {key: facts["seq_len"]}
-
-    return Idea(keys=(key,), facts=("seq_len",), read=read, write=write)
+def _usual_length(keys: Keys) -> int:
+    return 8192 if keys.word("config") in ("llama3_8b", "llama3_70b", "llama3_405b") else 2048
 
 
 def _optimizer() -> Idea:
@@ -290,7 +281,7 @@ TORCHTITAN = Dialect(
     ),
     blank={"argv": "torchrun --nproc_per_node 1 --nnodes 1 -m torchtitan.train\n", "toml": ""},
     ideas=(
-        launched("nproc_per_node", "nnodes"),
+        launched(),
         _model(),
         _tensor_parallel(),
         _pipeline(),
@@ -298,7 +289,7 @@ TORCHTITAN = Dialect(
         row("ep", "parallelism.expert_parallel_degree", default=1),
         _sharding(),
         _batch(),
-        _seq_len(),
+        row("seq_len", "training.seq_len", default=_usual_length),
         _recompute(),
         _precision(),
         _optimizer(),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.formats.megatron import MODULES, machines
+from loadgauge.formats.megatron import launched, recompute
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, Unknown, row
 
 A = "actor_rollout_ref.actor."
@@ -22,22 +22,6 @@ def _engine(keys: Keys) -> str:
         return str(said)
     inside = any(key.startswith(M) for key in keys.document.names())
     return "megatron" if inside else "fsdp"
-
-
-def _gpus() -> Idea:
-    each, nodes = "trainer.n_gpus_per_node", "trainer.nnodes"
-
-    def read(keys: Keys) -> Facts:
-        if not keys.has(each):
-            return {}
-        return {"gpus_per_node": keys.whole(each), "nodes": keys.whole(nodes) or 1}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if "gpus" not in facts:
-            return {}
-        return dict(zip((each, nodes), machines(facts, keys.whole(each) if keys.has(each) else None), strict=True))
-
-    return Idea(keys=(each, nodes), facts=("gpus", "gpus_per_node", "nodes"), read=read, write=write)
 
 
 def _layout() -> Idea:
@@ -230,40 +214,21 @@ def _seq_len() -> Idea:
 
 
 def _recompute() -> Idea:
-    switch, sft = "actor_rollout_ref.model.enable_gradient_checkpointing", "model.enable_gradient_checkpointing"
-    what, how, count, modules = (f"{T}recompute_{word}" for word in ("granularity", "method", "num_layers", "modules"))
+    inner = recompute(T, usual="group")
+    actor, sft = "actor_rollout_ref.model.enable_gradient_checkpointing", "model.enable_gradient_checkpointing"
 
     def read(keys: Keys) -> Facts:
-        if _engine(keys) == "fsdp":
-            own = keys.flag(switch if _actor(keys) else sft)
-            return {"recompute": "none" if own is False else "full"}
-        kind = keys.choice(what, {"full": "full", "selective": "selective", "none": "none"}) or "none"
-        if kind == "selective":
-            chosen = keys.words(modules) or ["core_attn"]
-            if any(name not in MODULES for name in chosen):
-                raise keys.wrong(modules, f"read: {', '.join(MODULES)}")
-            return {"recompute": "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"}
-        if kind == "none":
-            return {"recompute": "none"}
-        method, number = keys.choice(how, {"uniform": "group", "block": "layers"}) or "group", keys.whole(count) or 1
-        return {"recompute": "full" if (method, number) == ("group", 1) else f"full:{method}={number}"}
+        if _engine(keys) == "megatron":
+            return inner.read(keys)
+        return {"recompute": "none" if keys.flag(actor if _actor(keys) else sft) is False else "full"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if _engine(keys) == "megatron":
+            return inner.write(facts, keys)
         word = facts.get("recompute") or "none"
-        kind, _, option = word.partition(":")
-        if _engine(keys) == "fsdp":
-            return {switch if _actor(keys) else sft: word == "full"} if word in ("none", "full") else {}
-        said: dict[str, Any] = dict.fromkeys((what, how, count, modules))
-        if kind == "none":
-            return said
-        if kind in ("selective", "modules"):
-            return said | {what: "selective", modules: option.split(",") if option else None}
-        key, _, number = option.partition("=")
-        if kind != "full" or key == "every":
-            return {}
-        return said | {what: "full", how: "block" if key == "layers" else "uniform", count: int(number or 1)}
+        return {actor if _actor(keys) else sft: word == "full"} if word in ("none", "full") else {}
 
-    return Idea(keys=(switch, sft, what, how, count, modules), facts=("recompute",), read=read, write=write)
+    return Idea(keys=(actor, sft, *inner.keys), facts=("recompute",), read=read, write=write)
 
 
 def _lora() -> Idea:
@@ -306,7 +271,7 @@ VERL = Dialect(
     },
     ideas=(
         row("model", "actor_rollout_ref.model.path", "model.path", kind="word"),
-        _gpus(),
+        launched("trainer.n_gpus_per_node", "trainer.nnodes", argv=False),
         _layout(),
         _batch(),
         _micro_batch(),

@@ -12,8 +12,9 @@ from loadgauge.errors import ConfigError
 from loadgauge.estimate.result import Estimate
 from loadgauge.formats.dialects import dialect as dialect_of
 from loadgauge.formats.exchange import load, read, write
+from loadgauge.formats.facts import Extra
 from loadgauge.plan.plan import Case
-from loadgauge.resolve.export import FLAGS, known_as, run_of
+from loadgauge.resolve.export import FLAGS, job_of, name_for_dialect
 from loadgauge.resolve.job_file import is_job_file
 from loadgauge.resolve.reproduce import completer, layout_flags
 from loadgauge.resolve.setup import Setup
@@ -25,22 +26,22 @@ def exported(given: Setup, case: Case, best: Estimate, asked: dict[str, Any], *,
 
     The file that is patched is `--onto`, else the MODEL where that is a job file of the same dialect.
     """
-    run = run_of(msgspec.structs.replace(given, layout=best.layout, training=case.training))
+    job, extra = job_of(msgspec.structs.replace(given, layout=best.layout, training=case.training)), Extra()
     template, file = None, asked["onto"] or ""
     if is_job_file(asked["model"]):
         own = read(load(asked["model"]), file=asked["model"])
-        run = msgspec.structs.replace(run, model=own.run.model, config=own.run.config)
+        job, extra = job.replace(model=own.job.model), Extra(config=own.extra.config)
         if not file and own.dialect == asked["export"]:
             file = asked["model"]
     elif asked["export"] != FLAGS:
-        run = known_as(run, asked["export"], patched=bool(file))
+        job, extra = name_for_dialect(job, asked["export"], patched=bool(file))
     if file:
         template = load(file)
     left_out: tuple[str, ...] = ()
     if asked["export"] == FLAGS:
         dialect, text = FLAGS, completer(given.job)(best).command()
     else:
-        written = write(run, asked["export"], template, file=file)
+        written = write(job, asked["export"], template, extra=extra, file=file)
         dialect, text, left_out = written.dialect, written.text, written.left_out
     found: dict[str, Any] = {"dialect": dialect, "text": text, "left_out": list(left_out), "patched": file or None}
     if as_json:

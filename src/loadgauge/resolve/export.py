@@ -1,86 +1,77 @@
-"""A job in the words of another tool."""
+"""Writes a job as a job file of another tool."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from loadgauge.families.catalogue import config, model_sources
 from loadgauge.formats.exchange import Written, write
-from loadgauge.formats.megatron_model import unsaid
-from loadgauge.formats.recompute import spelled
-from loadgauge.formats.run import Run
+from loadgauge.formats.facts import Extra
+from loadgauge.formats.megatron import missing_sizes
+from loadgauge.formats.recompute import spell_recompute
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.axes import DEGREES
-from loadgauge.spec.lora import ATTENTION_TARGETS, Lora
+from loadgauge.spec.job import Job
+from loadgauge.spec.lora import ATTENTION_TARGETS
 
 FLAGS = "flags"
-"""loadgauge's own, as if it were a dialect."""
+"""loadgauge's own flags, as if they were a dialect."""
+SIZES = ("zero", "replicas", "gpus", "micro_batch", "global_batch", "seq_len")
 
 
-def run_of(given: Setup) -> Run:
-    """A job with everything unsaid filled in, as a run that any dialect may be asked to say."""
+def job_of(given: Setup) -> Job:
+    """The job of a setup with every field filled in that a job file may have a key for."""
     job, layout, kind = given.job, given.layout, given.training
-    lora = kind.lora
-    precision = kind.precision.name
+    lora, precision = kind.lora, kind.precision.name
     usual = kind.framework.precision
-    batch = int(layout.global_batch)
-    stages = layout.stage_layers
-    names = (*DEGREES, "zero", "replicas")
-    degrees: dict[str, Any] = {name: int(getattr(layout, name)) for name in names}
-    return Run(
+    whole: dict[str, Any] = {name: int(getattr(layout, name)) for name in (*DEGREES, *SIZES)}
+    quantised = lora is not None and bool(lora.quantised)
+    targets = None if lora is None else "attention" if lora.targets <= ATTENTION_TARGETS else "all"
+    return Job(
         model=job.model or given.model.name,
         framework=kind.framework.name,
-        gpus=int(layout.gpus),
         gpus_per_node=job.gpus_per_node,
-        **degrees,
+        **whole,
         sequence_parallel=layout.sequence_parallel,
         schedule=layout.schedule if layout.pp > 1 else None,
-        stage_layers=None if stages is None else ",".join(str(count) for count in stages),
-        recompute=spelled(str(layout.recompute), given.model, kind),
-        micro_batch=int(layout.micro_batch),
-        global_batch=batch,
-        seq_len=int(layout.seq_len),
-        precision=precision[:4] if precision == usual or precision == f"fp16{usual[4:]}" else precision,
+        stage_layers=None if layout.stage_layers is None else ",".join(map(str, layout.stage_layers)),
+        recompute=spell_recompute(str(layout.recompute), given.model, kind),
+        precision=precision[:4] if precision in (usual, f"fp16{usual[4:]}") else precision,
         optimizer=kind.optimizer.name,
         attention=kind.kernels.attention,
         loss=job.loss,
         lora_rank=0 if lora is None else int(lora.rank),
-        lora_targets=None if lora is None else job.lora_targets or _targets(lora),
-        qlora=lora is not None and bool(lora.quantised),
-        base=None if lora is None or not lora.quantised else job.base or "nf4",
+        lora_targets=targets and (job.lora_targets or targets),
+        qlora=quantised,
+        base=(job.base or "nf4") if quantised else None,
         offload=kind.offload,
         cp_comm=layout.cp_comm if layout.cp != 1 else None,
         order=",".join(layout.order),
         overlap=job.overlap,
-    )  # fmt: skip
+    )
 
 
-def _targets(lora: Lora) -> str:
-    return "attention" if lora.targets <= ATTENTION_TARGETS else "all"
+def name_for_dialect(job: Job, dialect: str, *, patched: bool = False) -> tuple[Job, Extra]:
+    """The job with the name that a tool knows a model of the catalogue by: its repository, or where the tool takes no names
+    the model's sizes, in the `Extra`.
 
+    patched: the user's own file is written onto, which has the model already
 
-def known_as(run: Run, dialect: str, *, patched: bool = False) -> Run:
-    """With what a tool knows a model of the catalogue by: its repository, or where it takes no names its sizes.
-
-    patched: the user's own file, which has the model already
-
-    >>> known_as(Run(model="qwen3-8b"), "trl").model
+    >>> name_for_dialect(Job(model="qwen3-8b"), "trl")[0].model
     'Qwen/Qwen3-8B'
     """
-    name = "" if run.model is None else run.model.lower()
+    name = job.model.lower()
     source = model_sources().get(name)
     if source is None or dialect == "torchtitan":
-        return run
+        return job, Extra()
     if dialect == "megatron":
         sizes = config(name)
-        return run if patched or unsaid(sizes) else msgspec.structs.replace(run, model=None, config=sizes)
-    return msgspec.structs.replace(run, model=source.repository or run.model)
+        return (job, Extra()) if patched or missing_sizes(sizes) else (job.replace(model=""), Extra(config=sizes))
+    return job.replace(model=source.repository or job.model), Extra()
 
 
 def export(given: Setup, dialect: str, template: str | None = None, *, file: str = "") -> Written:
-    """A job in the words of a dialect; `template`, the user's own file, is patched. `left_out`: what it cannot say.
+    """Writes the job of a setup as a job file of a dialect; `template`, the user's own file, is patched.
 
     >>> from loadgauge.resolve.resolve import resolve_job
     >>> from loadgauge.spec.job import Job
@@ -88,4 +79,5 @@ def export(given: Setup, dialect: str, template: str | None = None, *, file: str
     >>> "--tensor-model-parallel-size 8" in written.text
     True
     """
-    return write(known_as(run_of(given), dialect, patched=template is not None), dialect, template, file=file)
+    job, extra = name_for_dialect(job_of(given), dialect, patched=template is not None)
+    return write(job, dialect, template, extra=extra, file=file)

@@ -7,14 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from loadgauge.errors import ConfigError
 from loadgauge.families.catalogue import find_model, model_sources, models
 from loadgauge.formats.coverage import Uncounted
 from loadgauge.formats.exchange import SYNTAXES, JobFile, load, read
-from loadgauge.formats.recompute import resolved
-from loadgauge.formats.run import FIELDS, Run
+from loadgauge.formats.facts import FIELDS, Extra, ranks_of_replica
+from loadgauge.formats.recompute import resolve_recompute
 from loadgauge.spec.axes import MODEL_PARALLEL
 from loadgauge.spec.frameworks import default_framework
 from loadgauge.spec.job import Job
@@ -47,39 +45,48 @@ def is_job_file(text: str) -> bool:
 
 
 def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...], float]:
-    """The flags of a job file with those given beside it, which go first; its model; a line on how it was read; what it
-    asks for that is not counted; and the dropout of its adapters, which no flag says."""
-    given = _given(job)
-    found = read(load(job.model), file=job.model, given={name: given[name] for name in FIELDS if name in given})
-    model, name = model_of(found)
-    flags = {key: value for key, value in flags_of(found.run, model).items() if key not in given}
-    if job.gpu is None:
-        flags = {key: value for key, value in flags.items() if key not in WITH_GPU}
-    if job.lengths is not None:
-        flags.pop("seq_len", None)
-    dropout = found.said["lora_dropout"].value if "lora_dropout" in found.said and found.run.lora_rank else 0.0
-    return msgspec.structs.replace(job, **flags), model, f"{note(found)}{name}", found.uncounted, dropout
+    """Reads the job file that a job has in the place of a model; flags of the job go before those of the file.
+
+    Returns the job with the file's flags, its model, a line on how the file was read, what it asks for that is not
+    counted, and the dropout of its adapters, which no flag says. Raises `ConfigError`.
+    """
+    given = flags_given(job)
+    file = read(load(job.model), file=job.model, given={name: given[name] for name in FIELDS if name in given})
+    model, remark = model_of(file)
+    filled = fill_in(file.job, file.extra, model)
+    needless = {
+        *given,
+        "model",
+        *(WITH_GPU if job.gpu is None else ()),
+        *(["seq_len"] if job.lengths is not None else []),
+    }
+    flags = {name: getattr(filled, name) for name in FIELDS if name not in needless}
+    return job.replace(**flags), model, f"{note(file)}{remark}", file.uncounted, file.extra.lora_dropout or 0.0
 
 
-def _given(job: Job) -> dict[str, Any]:
-    defaults = Job(model="")
-    values = {name: getattr(job, name) for name in Job.__struct_fields__ if name != "model"}
-    return {name: value for name, value in values.items() if value != getattr(defaults, name)}
+def flags_given(job: Job) -> dict[str, Any]:
+    """The flags of a job that say something, by name, without the model.
+
+    >>> flags_given(Job(model="gpt2", tp=2, qlora=False))
+    {'tp': 2, 'qlora': False}
+    """
+    names = Job.__struct_fields__
+    return {name: value for name in names if name != "model" and (value := getattr(job, name)) is not None}
 
 
-def note(found: JobFile) -> str:
-    """How a job file was read: what is not counted goes first.
+def note(file: JobFile) -> str:
+    """Says in one line how a job file was read; what is not counted goes first.
 
-    >>> note(JobFile(dialect="trl", syntax="yaml", file="job.yaml", run=Run(), said={}, unread=("lr", "seed")))
+    >>> note(JobFile(dialect="trl", syntax="yaml", file="job.yaml", job=Job(model=""), unread=("lr", "seed")))
     'job.yaml is read as trl; 2 of its keys change neither memory nor the time of a step: lr, seed'
     """
-    unknown = [item.key for item in found.uncounted if not item.known]
-    bounded = [item for item in found.uncounted if item.known]
+    unknown = [item.key for item in file.uncounted if not item.known]
+    bounded = [item for item in file.uncounted if item.known]
     named = {*unknown, *(item.key for item in bounded)}
     whole = tuple(item.key.removesuffix("*") for item in bounded if item.key.endswith("*"))
-    harmless = [key for key in found.unread if key not in named]
+    harmless = [key for key in file.unread if key not in named]
     harmless = [key for key in harmless if not (whole and key.lstrip("+-").startswith(whole))]
-    parts = [f"{found.file} is read as {found.dialect}"]
+    parts = [f"{file.file} is read as {file.dialect}"]
     if unknown:
         parts.append(f"{_count(unknown, 'is', 'are')} not known here, and not counted: {', '.join(unknown)}")
     parts += [f"not counted: {item.note}" for item in bounded]
@@ -94,64 +101,58 @@ def _count(keys: list[str], one: str, several: str) -> str:
     return f"{len(keys)} of its keys {one if len(keys) == 1 else several}"
 
 
-def flags_of(run: Run, model: ModelSpec | None) -> dict[str, Any]:
-    """A run as values of flags, without those that say nothing."""
-    flags: dict[str, Any] = {}
-    for name in Job.__struct_fields__:
-        value = getattr(run, name, None) if name in FIELDS else None
-        if name != "model" and value is not None:
-            flags[name] = value
-    if run.global_batch is None and run.accumulation is not None:
-        ranks = 1 if run.gpus is None else run.gpus // run.within
-        flags["global_batch"] = (run.micro_batch or 1) * run.accumulation * ranks
-    if "recompute" in flags and model is not None:
-        flags["recompute"] = resolved(flags["recompute"], model, training(run.framework or _framework(run)))
-    if (run.cp or 1) == 1:
-        flags.pop("cp_comm", None)
-    if (run.pp or 1) == 1:
-        flags.pop("schedule", None)
-    if flags.get("loss") == "auto" or (model is not None and model.head.kind != "lm"):
-        flags.pop("loss", None)
-    if flags.get("qlora") is not True:
-        flags.pop("base", None)
-    if not flags.get("lora_rank"):
-        flags.pop("lora_rank", None)
-    return flags
+def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
+    """The job of a file as flags: with its batch and its recompute policy worked out, without flags that mean nothing.
+
+    >>> fill_in(Job(model="", gpus=8, tp=2, micro_batch=3, cp_comm="ring"), Extra(accumulation=2), None).flags()
+    '--gpus 8 --tp 2 --micro-batch 3 --global-batch 24'
+    """
+    changes: dict[str, Any] = {}
+    if job.global_batch is None and extra.accumulation is not None:
+        ranks = 1 if job.gpus is None else job.gpus // ranks_of_replica(job)
+        changes["global_batch"] = (job.micro_batch or 1) * extra.accumulation * ranks
+    if job.recompute is not None and model is not None:
+        framework = job.framework or default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
+        changes["recompute"] = resolve_recompute(job.recompute, model, training(framework))
+    meaningless = {
+        "cp_comm": (job.cp or 1) == 1, "schedule": (job.pp or 1) == 1, "base": job.qlora is not True,
+        "loss": job.loss == "auto" or (model is not None and model.head.kind != "lm"), "lora_rank": not job.lora_rank,
+    }  # fmt: skip
+    return job.replace(**changes, **{name: None for name, drop in meaningless.items() if drop})
 
 
-def _framework(run: Run) -> str:
-    return default_framework({axis: (getattr(run, axis) or 1,) for axis in MODEL_PARALLEL})
+def model_of(file: JobFile) -> tuple[ModelSpec, str]:
+    """The model that a job file has the sizes or the name of, and a remark where only a similar name is known.
 
-
-def model_of(found: JobFile) -> tuple[ModelSpec, str]:
-    """The model that a job file has the sizes or the name of, and a remark where the name is only alike."""
-    if found.run.config is not None:
+    Raises `ConfigError` where it has neither.
+    """
+    if file.extra.config is not None:
         from loadgauge.families.hf import from_dict
 
-        return from_dict(found.run.config, found.file, Path(found.file).stem), ""
-    name = found.run.model
-    if name is None:
+        return from_dict(file.extra.config, file.file, Path(file.file).stem), ""
+    name = file.job.model
+    if not name:
         raise ConfigError(
             "says how a model is trained, and not which in a way that is read; `loadgauge convert FILE --to flags`"
             " prints the flags to give beside a MODEL",
-            file=found.file,
+            file=file.file,
         )
-    beside = Path(found.file).parent / name
+    beside = Path(file.file).parent / name
     if not os.path.exists(name) and beside.exists():
         return find_model(str(beside)), ""
     try:
         return find_model(name), ""
     except ConfigError as error:
-        known = alike(name)
-        if known is None:
-            raise ConfigError(str(error), file=found.file) from None
-        return find_model(known), f"; its model {name} is taken for {known}"
+        similar = find_alike(name)
+        if similar is None:
+            raise ConfigError(str(error), file=file.file) from None
+        return find_model(similar), f"; its model {name} is taken for {similar}"
 
 
-def alike(name: str) -> str | None:
+def find_alike(name: str) -> str | None:
     """The model of the catalogue that differs from a name by its publisher and its fine-tuning only.
 
-    >>> alike("NousResearch/Meta-Llama-3.1-8B-Instruct"), alike("someone/something")
+    >>> find_alike("NousResearch/Meta-Llama-3.1-8B-Instruct"), find_alike("someone/something")
     ('llama-3.1-8b', None)
     """
     wanted = _plain(name)

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.errors import ConfigError, NotStated
+from loadgauge.errors import ConfigError, NotStated, closest
 from loadgauge.sources import Source, cite
 from loadgauge.units import parse
 
@@ -301,9 +301,7 @@ def _file(id: str) -> str:
 
 
 def _unknown(what: str, word: str, known: Iterable[str]) -> ConfigError:
-    import difflib  # only on the way to an error
-
     words = list(known)
     longer = [name for name in words if word.lower() in name]  # "h100" is nearer to "h100-nvl-94gb" than to "l4"
-    closest = dict.fromkeys(longer + difflib.get_close_matches(word.lower(), words, n=3, cutoff=0.0))
-    return ConfigError(f"unknown {what} {word!r} (closest: {', '.join(closest)})", key=what.lower())
+    nearest = dict.fromkeys(longer + closest(word.lower(), words, 3, cutoff=0.0))
+    return ConfigError(f"unknown {what} {word!r} (closest: {', '.join(nearest)})", key=what.lower())

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, suggest
 from loadgauge.spec import job_text
 from loadgauge.spec.axes import RANK_ORDER
 from loadgauge.spec.frameworks import FRAMEWORKS
@@ -349,8 +348,7 @@ def fields() -> dict[str, Field]:
 
 def _did_you_mean(name: str) -> str:
     flags = [flag.replace("_", "-") if "-" in name else flag for flag in Job.__struct_fields__[1:]]
-    close = get_close_matches(name[:60], flags, n=1)
-    return f"; did you mean {close[0]}?" if close else f" (known: {', '.join(flags)})"
+    return suggest(name[:60], flags) or f" (known: {', '.join(flags)})"
 
 
 WHOLE_RUN = ("tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from loadgauge.errors import ConfigError, NotModelled
+from loadgauge.errors import ConfigError, NotModelled, closest
 from loadgauge.spec.frameworks import FRAMEWORKS, LOW_PRECISIONS, Framework
 from loadgauge.spec.kernels import Dtypes, Kernels
 from loadgauge.spec.lora import Lora
@@ -70,8 +69,7 @@ def choose(table: dict[str, T], name: str, what: str) -> T:
     try:
         return table[name]
     except KeyError:
-        near = difflib.get_close_matches(name, table, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = "".join(f"; did you mean {match!r}?" for match in closest(name, table))
         raise ConfigError(f"unknown {what} {name!r} (known: {', '.join(table)}){hint}") from None
 
 

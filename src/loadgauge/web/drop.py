@@ -20,10 +20,9 @@ from loadgauge.families.hf import LARGEST_FILE as LARGEST_CONFIG
 from loadgauge.families.hf import decode, from_dict
 from loadgauge.formats.dialects import dialect, recognise
 from loadgauge.formats.exchange import BESIDE, LARGEST_FILE, JobFile, _syntax, combine, document, read
-from loadgauge.formats.run import FIELDS
+from loadgauge.formats.facts import FIELDS
 from loadgauge.formats.table import Keys
-from loadgauge.resolve.job_file import alike, flags_of, note
-from loadgauge.spec.job import Job
+from loadgauge.resolve.job_file import fill_in, find_alike, flags_given, note
 from loadgauge.spec.model import ModelSpec
 from loadgauge.web.traces import measured, traced
 from loadgauge.web.uploads import own_name, plain_name
@@ -211,25 +210,25 @@ def _job(text: str, name: str, others: dict[str, str]) -> dict[str, Any]:
             missing.append(
                 f"it names {beside}, which says more of the run: drop that file too, and then this one again"
             )
-    run = combine(jobs)
-    spec, model, said = _model(jobs[0])
+    job, extra = combine(jobs)
+    spec, model, remark = _model(jobs[0])
     flags = {
         key.replace("_", "-"): "true" if value is True else str(value)
-        for key, value in flags_of(run, spec).items()
+        for key, value in flags_given(fill_in(job, extra, spec)).items()
         if value is not False
     }
-    lines = [*(note(job) for job in jobs), *([said] if said else []), *missing]
+    lines = [*(note(file) for file in jobs), *([remark] if remark else []), *missing]
     found: dict[str, Any] = {
         "kind": "deepspeed" if jobs[0].dialect == "deepspeed" else "job",
         "dialect": jobs[0].dialect,
         "flags": flags,
-        "clears": [field.replace("_", "-") for field in FIELDS if field in Job.__struct_fields__[1:]],
-        "unread": [key for job in jobs for key in job.unread],
+        "clears": [field.replace("_", "-") for field in FIELDS if field != "model"],
+        "unread": [key for file in jobs for key in file.unread],
         "message": "; ".join(lines),
         "name": name,
     }
-    if run.config is not None:
-        found.update(model=json.dumps(run.config), name=f"{Path(name).stem}.json")
+    if extra.config is not None:
+        found.update(model=json.dumps(extra.config), name=f"{Path(name).stem}.json")
     elif model:
         flags["model"] = model
     return found
@@ -248,18 +247,18 @@ def _named(text: str, name: str) -> list[str]:
     return [value for value in values if isinstance(value, str) and value.endswith(".json")]
 
 
-def _model(found: JobFile) -> tuple[ModelSpec | None, str, str]:
+def _model(file: JobFile) -> tuple[ModelSpec | None, str, str]:
     """The model that a job file has the sizes of, or whose name is in the catalogue; and a remark."""
-    if found.run.config is not None:
-        return from_dict(found.run.config, found.file, own_name(found.file)), "", ""
-    name = found.run.model
-    if name is None:
+    if file.extra.config is not None:
+        return from_dict(file.extra.config, file.file, own_name(file.file)), "", ""
+    name = file.job.model
+    if not name:
         return None, "", "it names no model: choose one, or drop its config.json"
     try:
         return catalogued(name), catalogued(name).name, ""
     except Error:
-        known = alike(name)
+        similar = find_alike(name)
     shown = plain_name(name) if os.sep in name else name
-    if known is None:
+    if similar is None:
         return None, "", f"its model {shown} is not in the catalogue: choose one, or drop its config.json"
-    return catalogued(known), known, f"its model {shown} is taken for {known}"
+    return catalogued(similar), similar, f"its model {shown} is taken for {similar}"

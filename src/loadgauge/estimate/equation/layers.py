@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.algebra import Size
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, closest
 from loadgauge.estimate.equation.symbols import Symbolic, letter, symbolic_block, symbolic_ends
 from loadgauge.families.catalogue import find_model
 from loadgauge.families.reference import deepseek_block, gpt_model, llama_block, llama_model, mixtral_block
@@ -56,9 +56,7 @@ def subject(layer: str, tp: int = 1) -> Subject:
     try:
         model = find_model(layer)
     except ConfigError:
-        from difflib import get_close_matches
-
-        close = get_close_matches(layer, LAYERS, n=1, cutoff=0.75)
+        close = closest(layer, LAYERS, cutoff=0.75)
         if not close or not layer.isalpha():
             raise
         raise ConfigError(f"no layer {layer!r}; did you mean {close[0]}?") from None

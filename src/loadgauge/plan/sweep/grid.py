@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from loadgauge.errors import ConfigError, Error
+from loadgauge.errors import ConfigError, Error, closest
 
 MOST_CELLS = 1_000_000
 LONGEST_FILE = 1_000_000
@@ -125,9 +125,7 @@ def _kind(value: Any) -> str:
 
 
 def _hint(name: str, known: Mapping[str, Any]) -> str:
-    from difflib import get_close_matches  # only on the way to an error
-
-    close = get_close_matches(name, known, n=1)
+    close = closest(name, known)
     words = [word.replace("_", "-") for word in close or known]
     return f"; did you mean {words[0]}?" if close else f" (known: {', '.join(words)})"
 

@@ -1,0 +1,247 @@
+"""What a job file says, in words that no tool owns, and the arithmetic by which tools say the same job differently.
+
+A dialect's table turns the keys of a file into facts: `tp`, or `accumulation`, or `shards`. `solve` makes a `Job` of them
+and finds where two of them contradict; `facts_of` is the way back. A fact is named as the field of `Job` that it fills, if any.
+
+letters: N GPUs, t p c tensor, pipeline and context parallel ranks, d data parallel ranks, b sequences of a micro-batch,
+a micro-batches of a step on one data parallel rank, B sequences of a step.  N = t p c d, B = d b a.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from loadgauge.errors import ConfigError
+from loadgauge.spec.axes import DEGREES, FACTORS
+from loadgauge.spec.job import Job
+
+NAMES = (
+    "model", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas",
+    "sequence_parallel", "schedule", "stage_layers", "recompute", "micro_batch", "global_batch", "accumulation", "seq_len",
+    "precision", "optimizer", "attention", "loss", "lora_rank", "lora_targets", "qlora", "base", "offload", "cp_comm",
+    "order", "overlap",
+)  # fmt: skip
+"""What a converted job is described by, in this order."""
+FIELDS = tuple(name for name in NAMES if name in Job.__struct_fields__)
+"""The fields of `Job` that job files have keys for."""
+SOLVED = ("gpus", "gpus_per_node", "micro_batch", "global_batch", "replicas")
+
+
+class Extra(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job file says and no flag does.
+
+    config: the model as a Hugging Face `config.json`, where the file has the sizes instead of a name
+    accumulation: micro-batches of a step on one data parallel rank, where how many ranks there are is not known
+    lora_dropout: share of the adapters' inputs that is dropped; None where no adapters are trained or nothing is fact
+    """
+
+    config: dict[str, Any] | None = None
+    accumulation: int | None = None
+    lora_dropout: float | None = None
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """A value, the key that says it as the file writes it, and whether it is only the tool's default."""
+
+    value: Any
+    key: str
+    default: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value}"
+
+
+def facts_given(flags: Mapping[str, Any]) -> dict[str, Fact]:
+    """Flags given beside a file, by their names in `Job`, as facts.
+
+    >>> str(facts_given({"micro_batch": 2})["micro_batch"])
+    '--micro-batch = 2'
+    """
+    return {name: Fact(value, f"--{name.replace('_', '-')}") for name, value in flags.items()}
+
+
+def merge(first: Mapping[str, Fact], second: Mapping[str, Fact], file: str = "") -> dict[str, Fact]:
+    """The facts of two files of one job; a tool's default gives way. Raises `ConfigError` where two values differ."""
+    merged = dict(first)
+    for name, fact in second.items():
+        other = merged.get(name)
+        if other is None or (other.default and not fact.default):
+            merged[name] = fact
+        elif not fact.default and other.value != fact.value:
+            raise ConfigError(f"{fact} contradicts {other}", file=file)
+    return merged
+
+
+def ranks_of_replica(job: Job) -> int:
+    """GPUs of one replica of the model: tp * pp * cp."""
+    return (job.tp or 1) * (job.pp or 1) * (job.cp or 1)
+
+
+def solve(facts: Mapping[str, Fact], file: str = "") -> tuple[Job, Extra]:
+    """The job that facts describe, and what no flag says of it. Raises `ConfigError` where two facts contradict.
+
+    The model is empty where no fact names one. Recomputation is as on the command line, or `per-op` (torchtitan), or
+    `modules:...` (Megatron), which depend on the model (`formats.recompute`).
+
+    >>> facts = {"global_batch": Fact(64, "train_batch_size"), "micro_batch": Fact(2, "micro"),
+    ...          "accumulation": Fact(4, "accumulation"), "tp": Fact(2, "autotp_size")}
+    >>> solve(facts)[0].gpus
+    16
+    """
+    values = {name: fact.value for name, fact in facts.items() if name in FIELDS and name not in SOLVED}
+    if "weights" in facts:
+        values |= _precision_of_weights(facts["weights"], values, facts, file)
+    job = Job(**{"model": "", **values})
+    gpus = _gpus(facts, file)
+    replicas, dp = _data_parallel(facts, job, gpus, file)
+    micro, accumulation, batch = (_value(facts, name) for name in ("micro_batch", "accumulation", "global_batch"))
+    if batch is not None and micro is not None and accumulation is not None and not facts["accumulation"].default:
+        ranks, left = divmod(batch, micro * accumulation)
+        if left or ranks == 0 or (dp is not None and dp != ranks):
+            known = "" if dp is None else f" x {dp} data-parallel ranks"
+            raise ConfigError(
+                f"{facts['global_batch']} contradicts {facts['micro_batch']} x {facts['accumulation']}{known}",
+                file=file,
+            )
+        dp = ranks
+    elif batch is None and micro is not None and accumulation is not None and dp is not None:
+        batch = micro * accumulation * dp
+    elif batch is not None and micro is None and accumulation is not None and dp is not None:
+        micro, left = divmod(batch, accumulation * dp)
+        if left or not micro:
+            raise ConfigError(
+                f"{facts['global_batch']} contradicts {facts['accumulation']} x {dp} data-parallel ranks", file=file
+            )
+    if gpus is None and dp is not None:
+        gpus = ranks_of_replica(job) * dp
+    job = job.replace(
+        gpus=gpus,
+        gpus_per_node=_value(facts, "gpus_per_node"),
+        replicas=replicas,
+        micro_batch=micro,
+        global_batch=batch,
+    )
+    return job, Extra(
+        config=_value(facts, "config"),
+        accumulation=accumulation if batch is None else None,
+        lora_dropout=_value(facts, "lora_dropout") if job.lora_rank else None,
+    )
+
+
+def _precision_of_weights(
+    loaded: Fact, values: Mapping[str, Any], facts: Mapping[str, Fact], file: str
+) -> dict[str, Any]:
+    """The precision recipe where the file says what format the weights are loaded in.
+
+    With FSDP accelerate casts them to float32, DeepSpeed keeps a float32 copy, and frozen weights have no optimizer, so
+    it matters only where whole weights are trained on every GPU: those of 16 bits are trained in 16 bits throughout.
+    """
+    plain = values.get("framework", "huggingface") == "huggingface" and not values.get("zero")
+    if values.get("lora_rank") and (values.get("qlora") or loaded.value != "fp32"):
+        return {}
+    if not plain or values.get("precision") not in ("bf16", "fp16") or facts["precision"].key.startswith("--"):
+        return {}
+    if loaded.value == "auto":
+        raise ConfigError(
+            "auto is whatever the checkpoint has; give --precision bf16-pure for a checkpoint of 16 bits, or"
+            " --precision bf16-autocast for one of float32", key=loaded.key, file=file,
+        )  # fmt: skip
+    if loaded.value == "fp16" and values["precision"] == "fp16":
+        raise ConfigError(
+            "weights of float16 cannot be trained with fp16's scaled gradients", key=loaded.key, file=file
+        )
+    if loaded.value == "fp16" or (loaded.value == "bf16" and values["precision"] == "fp16"):
+        raise ConfigError(f"{loaded.value} contradicts {facts['precision']}", key=loaded.key, file=file)
+    return {"precision": "bf16-pure" if loaded.value == "bf16" else f"{values['precision']}-autocast"}
+
+
+def _value(facts: Mapping[str, Fact], name: str) -> Any:
+    fact = facts.get(name)
+    return None if fact is None else fact.value
+
+
+def _gpus(facts: Mapping[str, Fact], file: str) -> int | None:
+    gpus, nodes, each = (facts.get(name) for name in ("gpus", "nodes", "gpus_per_node"))
+    if nodes is None or each is None:
+        return None if gpus is None else int(gpus.value)
+    product = int(nodes.value * each.value)
+    if gpus is not None and gpus.value != product:
+        raise ConfigError(f"{gpus} contradicts {nodes} x {each}", file=file)
+    return product
+
+
+def _data_parallel(facts: Mapping[str, Fact], job: Job, gpus: int | None, file: str) -> tuple[int | None, int | None]:
+    """Replicas of ZeRO's shards, and data-parallel ranks, where they are known."""
+    replicas, shards, dp = (facts.get(name) for name in ("replicas", "shards", "dp"))
+    ranks = _value(facts, "dp")
+    if replicas is not None and shards is not None:
+        ranks = replicas.value * shards.value
+        if dp is not None and dp.value != ranks:
+            raise ConfigError(f"{dp} contradicts {replicas} x {shards}", file=file)
+    if gpus is not None:
+        whole, left = divmod(gpus, ranks_of_replica(job))
+        given = [facts[name] for name in ("gpus", "nodes", "gpus_per_node", *FACTORS) if name in facts and name != "dp"]
+        if left or whole == 0:
+            raise ConfigError(f"{_joined(given)}: {gpus} GPUs do not share out over {ranks_of_replica(job)}", file=file)
+        if ranks is not None and ranks != whole:
+            given += [fact for fact in (dp, replicas, shards) if fact is not None]
+            raise ConfigError(f"{_joined(given)}: {ranks_of_replica(job)} x {ranks} GPUs are not {gpus}", file=file)
+        ranks = whole
+    if shards is not None and replicas is None and ranks is not None:
+        if ranks % shards.value:
+            raise ConfigError(f"{shards} does not divide the {ranks} data-parallel ranks", file=file)
+        return ranks // shards.value, ranks
+    if replicas is not None and ranks is not None and ranks % replicas.value:
+        raise ConfigError(f"{replicas} does not divide the {ranks} data-parallel ranks", file=file)
+    return _value(facts, "replicas"), ranks
+
+
+def _joined(given: list[Fact]) -> str:
+    return ", ".join(str(fact) for fact in given if not fact.default)
+
+
+def describe(job: Job, extra: Extra) -> dict[str, Any]:
+    """What a job file says, by name: fields of `Job`, the model's config and the accumulation, as far as they are known."""
+    values = {name: getattr(job if name in FIELDS else extra, name) for name in NAMES}
+    return {name: value for name, value in values.items() if value is not None and (name, value) != ("model", "")}
+
+
+def facts_of(job: Job, extra: Extra | None = None) -> dict[str, Any]:
+    """The values that a dialect's table may be asked to say of a job; without a number of GPUs, of one replica.
+
+    Raises `ConfigError` where GPUs, replicas or sequences do not divide.
+
+    >>> values = facts_of(Job(model="", gpus=16, tp=2, micro_batch=2, global_batch=64, replicas=2))
+    >>> values["dp"], values["shards"], values["accumulation"]
+    (8, 4, 4)
+    """
+    extra = extra or Extra()
+    values = describe(job, extra)
+    if extra.lora_dropout is not None:
+        values["lora_dropout"] = extra.lora_dropout
+    dp = 1
+    if job.gpus is not None:
+        dp, left = divmod(job.gpus, ranks_of_replica(job))
+        if left:
+            raise ConfigError(
+                f"{job.gpus} GPUs do not share out over tp x pp x cp = {ranks_of_replica(job)}", key="gpus"
+            )
+        if dp % (job.replicas or 1):
+            raise ConfigError(f"{job.replicas} replicas do not divide {dp} data-parallel ranks", key="replicas")
+        values |= {"dp": dp, "shards": dp // (job.replicas or 1)}
+        if job.gpus_per_node is not None:
+            values["gpus_per_node"] = min(job.gpus_per_node, job.gpus)
+            values["nodes"] = max(1, job.gpus // job.gpus_per_node)
+    micro = job.micro_batch or 1
+    if job.global_batch is not None:
+        accumulation, left = divmod(job.global_batch, micro * dp)
+        if left or not accumulation:
+            raise ConfigError(
+                f"{job.global_batch} sequences do not share out over {dp} data-parallel ranks x {micro}",
+                key="global_batch",
+            )
+        values["accumulation"] = accumulation
+    return values

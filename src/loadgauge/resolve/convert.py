@@ -1,0 +1,120 @@
+"""Converts a job, or the job files of one tool, into the job file of another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgauge.formats.dialects import dialect as dialect_of
+from loadgauge.formats.exchange import JobFile, Written, combine, load, read, write
+from loadgauge.formats.facts import FIELDS, Extra
+from loadgauge.resolve.export import FLAGS, export
+from loadgauge.resolve.job_file import fill_in, find_alike, flags_given, is_job_file
+from loadgauge.resolve.reproduce import completer
+from loadgauge.resolve.resolve import resolve_job
+from loadgauge.spec.job import Job
+
+
+class Conversion(msgspec.Struct, frozen=True, kw_only=True):
+    """Job files that were converted.
+
+    files: as they were read; job, extra: what they describe together, with the flags given beside them
+    onto: the file whose text was patched, empty for a new one
+    """
+
+    files: tuple[JobFile, ...]
+    job: Job
+    extra: Extra
+    written: Written
+    onto: str = ""
+
+
+def convert(
+    job: Job | str | Path | Sequence[str | Path],
+    to: str = "megatron",
+    *,
+    onto: str | Path | None = None,
+    version: str | None = None,
+    **fields: Any,
+) -> Written:
+    """Writes a job as the job file of a tool, or as flags of `loadgauge estimate`; nothing is dropped in silence.
+
+    job: a `Job`, a name in the catalogue, or one or more job files of another tool that describe one job together
+    to: a dialect (megatron, megatron-bridge, torchtitan, deepspeed, accelerate, transformers, trl, axolotl, llamafactory,
+    verl) or "flags"
+    onto: a file of that dialect to patch; its comments and everything else in it stay
+    version: of the tool that the job files are for; the newest unless given
+    fields: fields of `Job` that change it, such as `tp=4`
+
+    Returns the text (`str` of it too) and, as `left_out`, a line for everything that the dialect cannot say. Raises
+    `ConfigError` for files that cannot be read, that contradict each other, or that ask for what is not modelled, and for
+    unknown fields.
+
+    >>> written = convert("llama-3.1-8b", to="torchtitan", gpus=16, tp=8)
+    >>> "--parallelism.tensor_parallel_degree 8" in str(written)
+    True
+    >>> convert(Job(model="gpt2", tp=2), to="flags", gpus=4).text.split()[3:7]
+    ['--gpus', '4', '--tp', '2']
+    """
+    changes = Job.of("", fields)
+    place = None if onto is None else str(onto)
+    if isinstance(job, str | Path):
+        job = Job(model=str(job))
+    if isinstance(job, Job):
+        job = job.replace(**{name: getattr(changes, name) for name in fields})
+        if not is_job_file(job.model):
+            setup = resolve_job(job)
+            if to == FLAGS:
+                return Written(dialect=FLAGS, text=completer(setup.job)(setup.estimate()).command())
+            return export(setup, dialect_of(to).name, None if place is None else load(place), file=place or "")
+        files, changes = [job.model], job.replace(model="")
+    else:
+        files = [str(file) for file in job]
+    return convert_files(files, to, onto=place, version=version, flags=changes).written
+
+
+def convert_files(
+    paths: Sequence[str],
+    to: str,
+    *,
+    source: str | None = None,
+    onto: str | None = None,
+    version: str | None = None,
+    flags: Job | None = None,
+) -> Conversion:
+    """Reads job files that describe one job, and writes it; a single file of the dialect `to` is patched. See `convert`.
+
+    source: the dialect of the files, where their keys do not tell; flags: change the job, also its model where not empty
+    """
+    asked = flags or Job(model="")
+    given = flags_given(asked) | ({"model": asked.model} if asked.model else {})
+    inside = {name: value for name, value in given.items() if name in FIELDS}
+    beyond = {name: value for name, value in given.items() if name not in FIELDS}
+    keeping = dialect_of(to).name if to != FLAGS and onto is None and len(paths) == 1 else None
+    files = tuple(read(load(path), source, file=path, given=inside, version=version, keeping=keeping) for path in paths)
+    job, extra = combine(files, inside)
+    if to == FLAGS:
+        dropout = extra.lora_dropout
+        left_out = (f"lora_dropout = {dropout}: no flag says it",) if dropout else ()
+        written, onto = Written(dialect=FLAGS, text=_flags(job, extra, beyond), left_out=left_out), None
+    else:
+        same = [file.file for file in files if file.dialect == dialect_of(to).name]
+        if onto is None and len(files) == 1 and same:
+            onto = same[0]
+        written = write(job, to, None if onto is None else load(onto), extra=extra, file=onto or "")
+        rest = tuple(f"--{name.replace('_', '-')} {value}: has no place in it" for name, value in beyond.items())
+        written = msgspec.structs.replace(written, left_out=(*written.left_out, *rest))
+    return Conversion(files=files, job=job, extra=extra, written=written, onto=onto or "")
+
+
+def _flags(job: Job, extra: Extra, beyond: dict[str, Any]) -> str:
+    """The command line of a job that files describe; switches that are off are left out."""
+    filled = fill_in(job, extra, None).replace(**beyond)
+    off = {name: None for name, value in flags_given(filled).items() if value is False}
+    if filled.gpu is None:
+        off |= dict.fromkeys(("gpus_per_node", "order", "overlap"))
+    model = "MODEL" if not job.model else find_alike(job.model) or job.model
+    return filled.replace(**off, model=model).command()
