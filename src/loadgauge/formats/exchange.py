@@ -13,10 +13,10 @@ from loadgauge.formats.argv import Argv
 from loadgauge.formats.coverage import Uncounted
 from loadgauge.formats.dialects import dialect as dialect_of
 from loadgauge.formats.dialects import recognise
-from loadgauge.formats.facts import Extra, Fact, describe, facts_given, facts_of, merge, solve
+from loadgauge.formats.facts import SPLITS, Extra, Fact, describe, facts_given, facts_of, merge, solve
 from loadgauge.formats.nested import json_document, toml_document, yaml_document
 from loadgauge.formats.table import Dialect, Document, Keys, Missing
-from loadgauge.spec.axes import DEGREES, FACTORS, RANK_ORDER
+from loadgauge.spec.axes import DEGREES, RANK_ORDER
 from loadgauge.spec.job import Job
 
 LARGEST_FILE = 100_000
@@ -245,11 +245,9 @@ def _with(found: Mapping[str, Fact], known: Mapping[str, Fact]) -> dict[str, Fac
     stale: set[str] = set()
     if "gpus" in known:
         stale |= {"nodes", "gpus_per_node", "dp", "shards"}
-    if known.keys() & (set(FACTORS) - {"dp"}):
+    if known.keys() & set(SPLITS):
         stale |= {"dp", "shards"}
-    if "global_batch" in known or (
-        "global_batch" in found and known.keys() & {"gpus", *FACTORS, "micro_batch"} - {"dp"}
-    ):
+    if "global_batch" in known or ("global_batch" in found and known.keys() & {"gpus", *SPLITS, "micro_batch"}):
         stale |= {"accumulation"}
     if "replicas" in known:
         stale |= {"shards", "dp"}

@@ -9,6 +9,7 @@ a micro-batches of a step on one data parallel rank, B sequences of a step.  N =
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,8 @@ NAMES = (
 """What a converted job is described by, in this order."""
 FIELDS = tuple(name for name in NAMES if name in Job.__struct_fields__)
 """The fields of `Job` that job files have keys for."""
+SPLITS = tuple(name for name in DEGREES if name in FACTORS)
+"""Degrees whose product is the GPUs of one replica of the model."""
 SOLVED = ("gpus", "gpus_per_node", "micro_batch", "global_batch", "replicas")
 
 
@@ -77,7 +80,7 @@ def merge(first: Mapping[str, Fact], second: Mapping[str, Fact], file: str = "")
 
 def ranks_of_replica(job: Job) -> int:
     """GPUs of one replica of the model: tp * pp * cp."""
-    return (job.tp or 1) * (job.pp or 1) * (job.cp or 1)
+    return math.prod(getattr(job, name) or 1 for name in SPLITS)
 
 
 def solve(facts: Mapping[str, Fact], file: str = "") -> tuple[Job, Extra]:
@@ -183,7 +186,7 @@ def _data_parallel(facts: Mapping[str, Fact], job: Job, gpus: int | None, file: 
             raise ConfigError(f"{dp} contradicts {replicas} x {shards}", file=file)
     if gpus is not None:
         whole, left = divmod(gpus, ranks_of_replica(job))
-        given = [facts[name] for name in ("gpus", "nodes", "gpus_per_node", *FACTORS) if name in facts and name != "dp"]
+        given = [facts[name] for name in ("gpus", "nodes", "gpus_per_node", *SPLITS) if name in facts]
         if left or whole == 0:
             raise ConfigError(f"{_joined(given)}: {gpus} GPUs do not share out over {ranks_of_replica(job)}", file=file)
         if ranks is not None and ranks != whole:
