@@ -100,6 +100,10 @@ class Grid:
         found = {name: int(column[row]) for name, column in self.rows.items()}
         return {**found, "micro_batch": int(self.micro_batches[batch]), "replicas": int(self.replicas[replica])}
 
+    def layout(self, structure: Structure, place: int) -> Layout:
+        """The layout of a structure at a place of the arrays, in whole numbers."""
+        return self.space.layout(structure, dict(self.at(place)))
+
     def parts(self) -> Iterator[Grid]:
         """The grid in pieces of at most `ELEMENTS` layouts, so that a search needs little memory."""
         rows = max(1, ELEMENTS // max(1, self.dims[1] * self.dims[2]))
