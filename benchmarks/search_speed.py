@@ -18,7 +18,7 @@ from pathlib import Path
 
 from loadgauge import cluster, estimate, gpu, model, training
 from loadgauge.plan.axis_values import space_for
-from loadgauge.plan.plan import Case, layout_at, plan
+from loadgauge.plan.search import Case, search
 from loadgauge.spec.layout import SCHEDULES
 
 SPACES = [
@@ -64,7 +64,7 @@ def measured(number: int, exhaustive: bool) -> dict[str, float]:
     """One search in this process, which has done nothing before."""
     given = case(*SPACES[number])
     started = time.process_time()
-    found = plan([given], exhaustive=exhaustive)
+    found = search([given], exhaustive=exhaustive)
     return {
         "combinations": found.evaluated, "layouts": found.valid, "bounded": found.bounded, "fit": found.fitting,
         "moved": found.moved, "estimates": len({each.layout for each in (*found.layouts, *found.pareto)}),
@@ -105,7 +105,7 @@ def brute_force() -> list[str]:
         rows, off, late = [], 0.0, 0.0
         for found in given.reading().batches():
             for place, memory, step in zip(found.places, found.memory, found.step, strict=True):
-                layout = layout_at(given.space, found.structure, found.grid, int(place))
+                layout = found.grid.layout(found.structure, int(place))
                 alone = estimate(given.space.model, layout, given.training, cluster=given.cluster)
                 assert alone.time is not None
                 off = max(off, abs(memory - alone.memory.total))

@@ -38,7 +38,7 @@ def test_the_best_comes_first_and_the_second_is_explained() -> None:
     found = typed(SMALL)
     assert found.code == 0
     assert found.out.startswith("BEST  ")
-    assert "Why others lost" in found.out
+    assert "Why the others are slower" in found.out
     assert not found.err
 
 

@@ -83,7 +83,7 @@ def test_the_users_own_file_is_patched(tmp_path: Path) -> None:
     own.write_text(AXOLOTL)
     found = typed(f"plan {own} --gpu h100-sxm5-80gb --gpus 8 --recompute none --export axolotl --out {out}")
     assert found.code == 0
-    assert "As the file has it: --zero 3 --recompute full --micro-batch 2" in " ".join(found.out.split())
+    assert "Your file's layout: --zero 3 --recompute full --micro-batch 2" in " ".join(found.out.split())
     assert "times as fast" in found.out
     patched = out.read_text().splitlines()
     changed = [line for line in patched if line not in AXOLOTL.splitlines()]

@@ -14,7 +14,7 @@ from loadgauge.lengths import Lengths
 from loadgauge.plan import inverse as questions
 from loadgauge.plan.axis_values import space_for
 from loadgauge.plan.changes import reopened, what_would_fit
-from loadgauge.plan.plan import Case, plan
+from loadgauge.plan.search import Case, search
 from loadgauge.spec.hardware import gpu as kind_of_gpu
 from spaces import alone, case, every_layout
 
@@ -198,7 +198,7 @@ def test_a_job_with_lengths_fits_only_with_its_longest() -> None:
     lengths = Lengths.of([100] * 99 + [4096])
     given = case("llama-3.1-8b", 1, 8, schedule=("1f1b",), zero=(0,), card="h100-sxm5-80gb", lengths=lengths,
                  kind=training("huggingface", optimizer="sgd"))  # fmt: skip
-    found = plan([given], top=100)
+    found = search([given], top=100)
     fits = 0
     for layout in every_layout(given):
         alike = msgspec.structs.replace(layout, tokens=None, pairs=None)

@@ -11,7 +11,7 @@ from loadgauge import NothingFits
 from loadgauge.errors import LayoutError
 from loadgauge.plan import inverse as questions
 from loadgauge.plan.changes import reopened
-from loadgauge.plan.plan import OBJECTIVES, _Best, carried, plan
+from loadgauge.plan.search import OBJECTIVES, _Best, carried, search
 from spaces import alone, case, every_layout
 
 SMALL = {
@@ -35,7 +35,7 @@ def brute_force(name: str) -> list[tuple[float, float]]:
 def test_order_and_front_are_those_of_a_plain_loop(name: str) -> None:
     given = SMALL[name]
     expected = brute_force(name)
-    found = plan([given], top=100)
+    found = search([given], top=100)
     assert found.fitting == len(expected)
     for result, (step, _) in zip(found.layouts, expected, strict=False):
         assert result.time is not None
@@ -52,7 +52,7 @@ def test_order_and_front_are_those_of_a_plain_loop(name: str) -> None:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_no_layout_does_better_by_the_objective(objective: str) -> None:
     given = SMALL["dense"]
-    best = plan([given], objective=objective).layouts[0]  # type: ignore[arg-type]
+    best = search([given], objective=objective).layouts[0]  # type: ignore[arg-type]
     expected = brute_force("dense")
     assert best.time is not None
     if objective == "network":
@@ -67,7 +67,7 @@ def test_no_layout_does_better_by_the_objective(objective: str) -> None:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_schedules_that_are_not_played_change_nothing(name: str, objective: str) -> None:
     given = SMALL[name]
-    quick, whole = (plan([given], objective=objective, top=15, exhaustive=flag) for flag in (False, True))  # type: ignore[arg-type]
+    quick, whole = (search([given], objective=objective, top=15, exhaustive=flag) for flag in (False, True))  # type: ignore[arg-type]
     assert [result.layout for result in quick.layouts] == [result.layout for result in whole.layouts]
     assert [result.layout for result in quick.pareto] == [result.layout for result in whole.pareto]
     assert (quick.valid, quick.fitting) == (whole.valid, whole.fitting)
@@ -79,7 +79,7 @@ def test_most_schedules_are_not_played_and_the_answer_is_the_same(
     name: str, gpus: int, batch: int, margin: int
 ) -> None:
     given = case(name, gpus, batch, pp=(2, 4, 8), etp=(1,), schedule=("1f1b", "interleaved", "zb-h1"), vpp=(1, 2, 4))
-    quick, whole = (plan([given], margin=margin, top=100, exhaustive=flag) for flag in (False, True))
+    quick, whole = (search([given], margin=margin, top=100, exhaustive=flag) for flag in (False, True))
     assert whole.bounded == 0
     assert quick.bounded > quick.valid / 2
     for some, every in ((quick.layouts, whole.layouts), (quick.pareto, whole.pareto)):
@@ -103,7 +103,7 @@ def test_the_least_need_of_network_is_that_of_a_plain_loop_over_quick_layouts() 
     given = case(
         "llama-3.1-8b", 16, 16, tp=(1, 2, 4), cp=(1, 2), schedule=("1f1b",), vpp=(1,), replicas=(1,), zero=(0, 1, 3)
     )
-    found = plan([given], objective="network", top=5)
+    found = search([given], objective="network", top=5)
     rows = [given.estimate(layout) for layout in every_layout(given)]
     seconds = {id(result): result.time.step for result in rows if result.time is not None and result.memory.fits}
     quick = [result for result in rows if seconds.get(id(result), float("inf")) <= 1.05 * min(seconds.values())]
@@ -117,15 +117,15 @@ def test_the_least_need_of_network_is_that_of_a_plain_loop_over_quick_layouts() 
 
 def test_a_margin_is_left_free() -> None:
     given = SMALL["dense"]
-    fastest = plan([given]).layouts[0].memory.total
+    fastest = search([given]).layouts[0].memory.total
     margin = given.cluster.gpu.capacity - fastest + 1
-    found = plan([given], margin=margin)
+    found = search([given], margin=margin)
     assert all(result.memory.total <= given.cluster.gpu.capacity - margin for result in (*found.layouts, *found.pareto))
 
 
 def test_a_lock_is_kept_and_costs_time() -> None:
-    free = plan([SMALL["dense"]]).layouts[0]
-    locked = plan([questions.with_space(SMALL["dense"], tp=(8,))]).layouts[0]
+    free = search([SMALL["dense"]]).layouts[0]
+    locked = search([questions.with_space(SMALL["dense"], tp=(8,))]).layouts[0]
     assert locked.layout.tp == 8
     assert locked.time is not None
     assert free.time is not None
@@ -135,14 +135,14 @@ def test_a_lock_is_kept_and_costs_time() -> None:
 def test_the_nearest_miss_is_the_layout_that_needs_least() -> None:
     given = case("llama-3.1-70b", 1, 4, card="rtx4090")
     with pytest.raises(NothingFits) as caught:
-        plan([given])
+        search([given])
     least = min(alone(given, layout)[0] for layout in every_layout(given))
     assert caught.value.missing == pytest.approx(least - given.cluster.gpu.capacity)
 
 
 def test_what_cannot_exist_is_said_with_its_reason() -> None:
     with pytest.raises(LayoutError, match="attention heads"):
-        plan([questions.with_space(SMALL["dense"], tp=(3,))])
+        search([questions.with_space(SMALL["dense"], tp=(3,))])
 
 
 def test_the_longest_sequence_fits_and_a_longer_one_does_not() -> None:

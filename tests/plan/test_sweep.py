@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from command_line import document, typed
-from loadgauge.cli.sweep import cells, columns, lost, work
 from loadgauge.errors import ConfigError, Error
 from loadgauge.plan.sweep import grid as sweep
+from loadgauge.plan.sweep.cells import cells, columns, lost, work
 from loadgauge.plan.sweep.grid import Cell, Row, read, run
 from loadgauge.plan.sweep.results import DIGEST, Results, digest
 from loadgauge.plan.sweep.workers import Interrupt, OnRay
@@ -78,8 +78,8 @@ def test_a_table_goes_before_what_stands_above_it() -> None:
         ("with = []", ("with: must be tables",)),
         ("[with]\ngpus = 3", ("sweep.toml:1: with: must be tables",)),
         ("gpus = 1\n[[with]]\ntp = 1\n[[with]]\ngpus = 2\ntpp = 1", ("sweep.toml:6: tpp: unknown key",)),
-        ("gpus = 1\n[[with]]\ngpus = 2\n[[with]]\ngpus = 0", ("sweep.toml:5: gpus: must be one number",)),
-        ("gpus = 0", ("sweep.toml:1: gpus: must be one number of GPUs from 1",)),
+        ("gpus = 1\n[[with]]\ngpus = 2\n[[with]]\ngpus = 0", ("sweep.toml:5: gpus: must be a whole number from 1",)),
+        ("gpus = 0", ("sweep.toml:1: gpus: must be a whole number from 1",)),
         ("gpus = '8,16'", ("gpus: must be one number of GPUs", "a list")),
         ("gpus = ['8', 'many']", ("sweep.toml:1: gpus: must be a whole number", "'many'")),
         ("gpus = 1.5", ("gpus: must be a whole number",)),
@@ -119,9 +119,9 @@ def test_a_bad_file_is_one_clear_line(text: str, words: tuple[str, ...], tmp_pat
         ("plan gpt2 --workers 2", "goes with --sweep"),
         ("plan gpt2 --ray auto", "goes with --sweep"),
         ("plan --sweep /no/such/file.toml", "No such file"),
-        ("plan gpt2 --sweep a.toml", "model: stands in the sweep's file"),
-        ("plan --sweep a.toml --gpus 8", "gpus: stands in the sweep's file"),
-        ("plan --sweep a.toml --objective time", "objective: stands in the sweep's file"),
+        ("plan gpt2 --sweep a.toml", "model: belongs in the sweep's file"),
+        ("plan --sweep a.toml --gpus 8", "gpus: belongs in the sweep's file"),
+        ("plan --sweep a.toml --objective time", "objective: belongs in the sweep's file"),
         ("plan --sweep a.toml --workers 0", "whole number"),
     ],
 )
@@ -171,7 +171,7 @@ def test_a_key_says_what_the_result_rests_on(tmp_path: Path, monkeypatch: pytest
         config.write_text(f"{size}")
         seen |= set(keys(of_a_file, tmp_path))
     assert len(seen) == 2
-    monkeypatch.setattr("loadgauge.cli.sweep.__version__", "another")
+    monkeypatch.setattr("loadgauge.plan.sweep.cells.__version__", "another")
     assert keys(f"{HEAD}gpus = 8", tmp_path) != base
 
 
@@ -234,9 +234,9 @@ def test_the_tables_tell_the_best_and_the_reasons(small: tuple[Path, dict[str, A
     out = typed(["plan", "--sweep", str(folder / "sweep.toml"), "--output", str(folder / "out")]).out
     assert out.count("gpt2") == 2
     assert "Nothing fits: 1 of 6 cells" in out
-    assert "Could not be told: 2 of 6 cells" in out
+    assert "Failed: 2 of 6 cells" in out
     assert "no-such-model on 1 to 2 h100-sxm5-80gb (2 cells)" in out
-    assert "6 cells, 6 of them before: 3 fit, 1 do not, 2 could not be told" in " ".join(out.split())
+    assert "6 cells (6 planned before): 3 fit, 1 do not fit, 2 failed" in " ".join(out.split())
     assert len(told["best"]) == 3
 
 
@@ -429,7 +429,7 @@ def test_a_cell_that_lost_its_workers_is_tried_again(tmp_path: Path, monkeypatch
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("loadgauge.plan.sweep.workers.Processes", Killed)
+    monkeypatch.setattr("loadgauge.report.sweep.Processes", Killed)
     dying = True
     first = typed(line)
     told = json.loads(first.out)

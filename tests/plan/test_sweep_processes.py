@@ -75,7 +75,9 @@ def test_a_killed_worker_costs_no_cell_and_ctrl_c_says_how_to_go_on(tmp_path: Pa
     out, err = first.communicate(timeout=600)
     done = len(rows_in(tmp_path / "out"))
     assert (first.returncode, out) == (2, "")
-    assert err == f"loadgauge: interrupted: {done} of {ENDLESS:,} cells are done; the same command goes on from there\n"
+    assert (
+        err == f"loadgauge: interrupted: {done} of {ENDLESS:,} cells are done; the same command continues from there\n"
+    )
     goes_on(tmp_path)
 
 

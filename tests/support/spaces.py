@@ -11,7 +11,7 @@ import msgspec
 
 from loadgauge import Lora, cluster, estimate, gpu, model, training
 from loadgauge.lengths import Lengths
-from loadgauge.plan.plan import Case
+from loadgauge.plan.search import Case
 from loadgauge.plan.space import SIZES, Space, divisors
 from loadgauge.spec.layout import SCHEDULES, Layout, RecomputePolicy
 from loadgauge.spec.overlap import Overlap
@@ -91,12 +91,10 @@ def every_layout(given: Case) -> Iterator[Layout]:
 
 def read(given: Case) -> dict[Layout, tuple[float, float]]:
     """Memory and time of every layout, by the array reading."""
-    from loadgauge.plan.plan import layout_at
-
     found = {}
     for batch in given.reading().batches():
         for place, memory, step in zip(batch.places, batch.memory, batch.step, strict=True):
-            layout = layout_at(given.space, batch.structure, batch.grid, int(place))
+            layout = batch.grid.layout(batch.structure, int(place))
             assert layout not in found, "a layout is read twice"
             found[layout] = float(memory), float(step)
     return found

@@ -11,7 +11,7 @@ import msgspec
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.plan.axis_values import space_for
-from loadgauge.plan.plan import Case, Objective, plan
+from loadgauge.plan.search import Case, Objective, search
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.frameworks import DEFAULT
 from loadgauge.spec.hardware import Link
@@ -174,7 +174,7 @@ def what_would_fit(
         if progress is not None:
             progress(variant.what)
         try:
-            best = plan([variant.make()], objective=objective, margin=margin, top=1).layouts[0]
+            best = search([variant.make()], objective=objective, margin=margin, top=1).layouts[0]
         except Error:
             continue
         found.append(Change(variant.what, variant.flags, best))
@@ -236,7 +236,7 @@ def what_next(
         if progress is not None:
             progress(variant.what)
         try:
-            other = plan([variant.make()], objective=objective, margin=margin, top=1).layouts[0]
+            other = search([variant.make()], objective=objective, margin=margin, top=1).layouts[0]
         except Error:
             continue
         assert other.time is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 from loadgauge.algebra import Size
 from loadgauge.estimate.schedule.orders import violation
-from loadgauge.plan.space import Grid, Structure, whole
+from loadgauge.plan.space import ByIdentity, Grid, Structure, whole
 from loadgauge.spec.model import Moe
 
 
@@ -22,7 +22,7 @@ class Places:
 
         self.numpy, self.flat, self.dims = numpy, flat, dims
         self._indices: dict[tuple[bool, ...], Any] = {}
-        self._kept: dict[int, tuple[Any, Any]] = {}
+        self._kept: dict[ByIdentity, Any] = {}
 
     def __len__(self) -> int:
         return len(self.flat)
@@ -39,10 +39,10 @@ class Places:
 
     def known(self, value: Size) -> Any:
         """The same, worked out once for each array; not to be written into."""
-        key = id(value)
+        key = ByIdentity(value)
         if key not in self._kept:
-            self._kept[key] = value, self.of(value)
-        return self._kept[key][1]
+            self._kept[key] = self.of(value)
+        return self._kept[key]
 
     def index(self, axes: tuple[bool, ...]) -> Any:
         """The places in an array that has only these axes."""

@@ -16,7 +16,7 @@ from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.result import Estimate
 from loadgauge.plan.axis_values import space_for
 from loadgauge.plan.changes import Progress, reopened
-from loadgauge.plan.plan import Case, Objective, layout_at, plan
+from loadgauge.plan.search import Case, Objective, search
 from loadgauge.plan.space import divisors
 from loadgauge.spec.axes import COMMUNICATION
 from loadgauge.spec.cluster import cluster
@@ -52,7 +52,7 @@ class Answer(NamedTuple):
 def best_of(case: Case, objective: Objective, margin: float) -> Estimate | None:
     """The best layout; None where none can exist, or none fits."""
     try:
-        return plan([case], objective=objective, margin=margin, top=1).layouts[0]
+        return search([case], objective=objective, margin=margin, top=1).layouts[0]
     except (NothingFits, LayoutError):
         return None
 
@@ -73,8 +73,8 @@ def leanest(case: Case) -> tuple[float, Layout | None]:
     for batch in case.batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool)):
         place = int(numpy.argmin(batch.memory))
         if batch.memory[place] < found:
-            found, where = float(batch.memory[place]), (batch.structure, batch.grid, int(batch.places[place]))
-    return found, None if where is None else layout_at(case.space, *where)
+            found, where = float(batch.memory[place]), (batch.grid, batch.structure, int(batch.places[place]))
+    return found, None if where is None else where[0].layout(*where[1:])
 
 
 def with_space(case: Case, **changes: Any) -> Case:
@@ -345,7 +345,7 @@ def cheapest_gpu(
                 msgspec.structs.replace(case, cluster=cluster(card, case.space.gpus), rates=None, price=price)
                 for case in cases
             ]
-            best = plan(there, objective="money", margin=margin, top=1).layouts[0]
+            best = search(there, objective="money", margin=margin, top=1).layouts[0]
         except Error as error:
             rest.append(f"{card.name}: {error}")
             continue

@@ -28,6 +28,28 @@ SIZES = (*COMBINED, "replicas")
 """What the open arrays hold."""
 
 
+class ByIdentity:
+    """A key for dictionaries that is equal for the very same object alone, which it keeps alive.
+
+    Arrays, and records that hold arrays, are no keys themselves.
+
+    >>> one, other = [0], [0]
+    >>> ByIdentity(one) == ByIdentity(one), ByIdentity(one) == ByIdentity(other)
+    (True, False)
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and self.value is other.value
+
+
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
     """What changes the list of operations or the order of work."""
 
@@ -99,6 +121,10 @@ class Grid:
         row, batch, replica = map(int, self.numpy.unravel_index(place, self.dims))
         found = {name: int(column[row]) for name, column in self.rows.items()}
         return {**found, "micro_batch": int(self.micro_batches[batch]), "replicas": int(self.replicas[replica])}
+
+    def layout(self, structure: Structure, place: int) -> Layout:
+        """The layout of a structure at a place of the arrays, in whole numbers."""
+        return self.space.layout(structure, dict(self.at(place)))
 
     def parts(self) -> Iterator[Grid]:
         """The grid in pieces of at most `ELEMENTS` layouts, so that a search needs little memory."""

@@ -1,22 +1,28 @@
-"""A plan, told: the best layouts, why the others lost, the Pareto front; or the nearest miss."""
+"""A plan as text: the best layouts, why the others are slower, the Pareto front; or the nearest miss."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadgauge.errors import ConfigError, LayoutError, NothingFits
 from loadgauge.estimate.result import Estimate
+from loadgauge.plan.answer import Plan
+from loadgauge.plan.answer import answer as find_plan
 from loadgauge.plan.axis_values import out_of_reach, space_for
 from loadgauge.plan.changes import Change, what_next, what_would_fit
-from loadgauge.plan.plan import Case, Objective, Plan, carried, plan
+from loadgauge.plan.request import PlanRequest, file_estimate
+from loadgauge.plan.request import cases as planned_cases
+from loadgauge.plan.search import Case, Objective, SearchResult, carried, search
 from loadgauge.report.progress import clear, progress, say
 from loadgauge.report.step_time import LANES
 from loadgauge.report.table import GLUE, Column, console, document, draw, heading, points
 from loadgauge.resolve.reproduce import completer, documented, layout_flags, show_command
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.axes import DEGREES, MODEL_PARALLEL
+from loadgauge.spec.job import Job
 from loadgauge.units import GIB, seconds
 
 if TYPE_CHECKING:
@@ -26,124 +32,111 @@ CLOSE = 1e-4
 """Relative difference of two steps that are called as fast as each other."""
 KINDS = (*MODEL_PARALLEL, "zero")
 """Axes by which two layouts are of another kind."""
-KEPT = 20
 LEAST = ("tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
 """Columns that a narrow terminal does without, the first ones first."""
 
 
-def answer(given: Setup, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
-    """Plans and prints; the exit code."""
-    if (
-        asked["export"] is not None
-        and asked["out"] is None
-        and not as_json
-        and (asked["why_not"] or asked["what_next"])
-    ):
+def answer(request: PlanRequest, *, as_json: bool) -> int:
+    """Plans and prints; the exit code: 0, or 1 where nothing fits."""
+    asked_more = request.why_not is not None or request.what_next
+    if request.export is not None and request.out is None and not as_json and asked_more:
         raise ConfigError("only the file is written to the terminal; give --out", key="export")
+    setup, cases = planned_cases(request)
     try:
-        result = plan(
-            cases, objective=asked["objective"], margin=asked["margin"], top=max(asked["top"], KEPT), progress=progress
-        )  # fmt: skip
+        plan = find_plan(request, setup, cases, progress)
     except NothingFits as error:
         clear()
-        return _nothing(error, given, cases, asked, as_json=as_json)
+        return _nothing(error, request, setup, cases, as_json=as_json)
     finally:
         clear()
-    best = result.layouts[0]
-    case = next(case for case in cases if case.space.gpus == best.layout.gpus)
-    changes = what_next(case, best, asked["margin"], asked["objective"], say) if asked["what_next"] else []
-    changes = _of_size(changes, cases, case)
-    refused = _why_not(result, cases, asked) if asked["why_not"] else []
+    best = plan.result.layouts[0]
+    changes = what_next(plan.case, best, request.margin_bytes, request.objective, say) if request.what_next else []
+    changes = _of_size(changes, cases, plan.case)
+    refused = _why_not(plan) if request.why_not is not None else []
     clear()
     written = None
-    if asked["export"] is not None:
-        from loadgauge.report.export import exported
+    if request.export is not None:
+        from loadgauge.report.export import export_plan
 
-        written = exported(given, case, best, asked, as_json=as_json)
+        written = export_plan(plan, as_json=as_json)
     if as_json:
-        document(_plain(given, result, changes, refused, asked) | ({} if written is None else {"export": written}))
-        return 0
-    if written is not None and asked["out"] is None:
-        return 0
-    _told(given, case, result, changes, refused, asked)
+        more = {"why": why(plan.result), "why_not": refused, "changes": _documents(changes, plan.complete)}
+        document(plan.to_dict() | more | ({} if written is None else {"export": written}))
+    elif written is None or request.out is not None:
+        show(console(), plan, changes, refused)
     return 0
 
 
-def _plain(
-    given: Setup, found: Plan, changes: list[Change], refused: list[str], asked: dict[str, Any]
-) -> dict[str, Any]:  # fmt: skip
-    complete = completer(given.job)
-    return {
-        "objective": found.objective,
-        "margin": found.margin,
-        "layouts": [documented(result, complete) for result in found.layouts[: asked["top"]]],
-        "pareto": [documented(result, complete) for result in found.pareto],
-        "evaluated": found.evaluated,
-        "valid": found.valid,
-        "fitting": found.fitting,
-        "seconds": found.seconds,
-        "why": why(found),
-        "why_not": refused,
-        "out_of_reach": out_of_reach(found.cases[-1].space),
-        "changes": [change.to_dict() | {"command": complete(change.best).command()} for change in changes],
-        "assumed": asked["assumed"],
-    }
+def text(plan: Plan) -> str:
+    """What `loadgauge plan` prints for a plan, as lines of at most 110 characters."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    lines = StringIO()
+    show(Console(file=lines, width=110, highlight=False, markup=False, emoji=False), plan)
+    return lines.getvalue().rstrip()
 
 
-def _told(
-    given: Setup, case: Case, found: Plan, changes: list[Change], refused: list[str], asked: dict[str, Any]
-) -> None:  # fmt: skip
-    target = console()
-    shown = found.layouts[: asked["top"]]
-    for line in headline(found):
+def _documents(changes: list[Change], complete: Callable[[Estimate], Job]) -> list[dict[str, Any]]:
+    """Changes for JSON, each with its command line."""
+    return [change.to_dict() | {"command": complete(change.best).command()} for change in changes]
+
+
+def show(target: Console, plan: Plan, changes: Sequence[Change] = (), refused: Sequence[str] = ()) -> None:
+    """Prints a plan: the best layouts, why others are slower, the Pareto front, and what was assumed."""
+    request, result, price = plan.request, plan.result, plan.case.price
+    shown = result.layouts[: request.top]
+    for line in headline(result):
         points(target, [line], "")
-    show_command(target, completer(given.job)(found.layouts[0]).command())
-    if asked["as_given"] is not None:
-        points(target, [_as_given(asked["as_given"], found.layouts[0])], "")
-    table(target, shown, "The best layouts" if len(shown) > 1 else "The best layout", price=case.price)
-    reasons = why(found)
+    show_command(target, plan.best.command())
+    own = file_estimate(request)
+    if own is not None:
+        points(target, [_of_file(own, result.layouts[0])], "")
+    table(target, shown, "The best layouts" if len(shown) > 1 else "The best layout", price=price)
+    reasons = why(result)
     if reasons:
-        heading(target, "Why the second one lost" if len(reasons) == 1 else "Why others lost")
+        heading(target, "Why the runner-up is slower" if len(reasons) == 1 else "Why the others are slower")
         points(target, reasons)
     if refused:
-        heading(target, f"Why not {asked['why_not']}")
+        heading(target, f"Why not {request.why_not}")
         points(target, refused)
-    table(target, _thinned(found.pareto), "Less memory for more time: the Pareto front", price=case.price)
+    table(target, _thinned(result.pareto), "Pareto front: memory vs. step time", price=price)
     if changes:
-        change_table(target, changes, "What to change next, each planned anew")
-    beyond = out_of_reach(case.space)
+        change_table(target, changes, "Single changes, each re-planned")
+    beyond = out_of_reach(plan.case.space)
     if beyond:
-        heading(target, "What no layout can have")
+        heading(target, "Out of reach for every layout")
         points(target, beyond)
     end = (
-        f"{found.evaluated:,} combinations looked at, {found.valid:,} layouts can exist, {found.fitting:,} fit;"
-        f" {found.seconds:,.1f} s."
+        f"{result.evaluated:,} combinations searched: {result.valid:,} valid, {result.fitting:,} fit;"
+        f" {result.seconds:,.1f} s."
     )
     points(target, ["", end], "", style="dim")
-    if found.moved:
-        points(target, [f"Estimated one by one, {found.moved} of the first took another place."], "", style="dim")
-    assumed(target, asked, given)
+    if result.moved:
+        points(target, [f"Exact estimates changed the rank of {result.moved} of the best."], "", style="dim")
+    assumptions(target, plan.setup)
 
 
-def assumed(target: Console, asked: dict[str, Any], given: Setup | None = None) -> None:
-    """What the user did not say, and what of a job file says nothing here."""
-    if asked["assumed"]:
-        heading(target, "Assumed, as you did not say")
-        glued = (f"{flag} {value}".replace(" ", GLUE) for flag, value in asked["assumed"].items())
+def assumptions(target: Console, setup: Setup) -> None:
+    """What was not given and so assumed, and how a job file was read."""
+    if setup.assumed:
+        heading(target, "Assumptions (flags not given)")
+        glued = (f"{flag} {value}".replace(" ", GLUE) for flag, value in setup.assumed.items())
         points(target, [", ".join(glued)], "")
-    if given is not None and given.file:
-        points(target, ["", f"{given.file}."], "", style="dim")
+    if setup.file:
+        points(target, ["", f"{setup.file}."], "", style="dim")
 
 
-def headline(found: Plan) -> list[str]:
+def headline(result: SearchResult) -> list[str]:
     """The best layout as flags, and what it takes."""
-    best = found.layouts[0]
+    best = result.layouts[0]
     assert best.time is not None
     memory, time = best.memory, best.time
     assert memory.capacity is not None
     card = best.cluster.gpu.name if best.cluster is not None else ""
-    longest = "" if found.cases[0].space.lengths is None else " with the longest sequences alone"
-    gpus = f" --gpus {best.layout.gpus}" if len({case.space.gpus for case in found.cases}) > 1 else ""
+    longest = "" if result.cases[0].space.lengths is None else " with the longest sequences alone"
+    gpus = f" --gpus {best.layout.gpus}" if len({case.space.gpus for case in result.cases}) > 1 else ""
     return [
         f"BEST  {layout_flags(best)}{gpus}",
         f"{best.model.name} on {best.layout.gpus:,} x {card}: a step of {best.layout.global_batch:,} sequences takes"
@@ -153,16 +146,16 @@ def headline(found: Plan) -> list[str]:
     ]
 
 
-def _as_given(own: Estimate, best: Estimate) -> str:
-    """How the layout that the user's job file has compares."""
+def _of_file(own: Estimate, best: Estimate) -> str:
+    """How the layout of the user's job file compares with the best."""
     if own.time is None or best.time is None or own.memory.capacity is None:
         return ""
     memory = f"{own.memory.total / GIB:,.1f} GiB"
     if not own.memory.fits:
-        return f"As the file has it, it does not fit: {layout_flags(own)} needs {memory}."
+        return f"Your file's layout does not fit: {layout_flags(own)} needs {memory}."
     speed = own.time.step / best.time.step * best.time.tokens / own.time.tokens
     than = f"the best is {speed:.2f} times as fast" if speed > 1 + CLOSE else "nothing is faster"
-    return f"As the file has it: {layout_flags(own)}, a step of {seconds(own.time.step)}, {memory}; {than}."
+    return f"Your file's layout: {layout_flags(own)}, a step of {seconds(own.time.step)}, {memory}; {than}."
 
 
 def table(
@@ -214,18 +207,18 @@ def _thinned(results: tuple[Estimate, ...], most: int = 8) -> list[Estimate]:
     return [results[place] for place in places]
 
 
-def why(found: Plan) -> list[str]:
-    """Why the second layout lost, and the best one of another kind where the second is of the same."""
-    best = found.layouts[0]
-    lines = [f"{layout_flags(other)}: {lost(best, other, found.objective)}" for other in found.layouts[1:2]]
-    kind = [[getattr(result.layout, name) for name in KINDS] for result in found.layouts]
+def why(result: SearchResult) -> list[str]:
+    """Why the runner-up is slower, and the best layout of another kind where the runner-up is of the same kind."""
+    best = result.layouts[0]
+    lines = [f"{layout_flags(other)}: {compare(best, other, result.objective)}" for other in result.layouts[1:2]]
+    kind = [[getattr(estimate.layout, name) for name in KINDS] for estimate in result.layouts]
     other = next((place for place in range(1, len(kind)) if kind[place] != kind[0]), 1)
     if other > 1:
-        lines.append(f"{layout_flags(found.layouts[other])}: {lost(best, found.layouts[other], found.objective)}")
+        lines.append(f"{layout_flags(result.layouts[other])}: {compare(best, result.layouts[other], result.objective)}")
     return lines
 
 
-def lost(best: Estimate, other: Estimate, objective: Objective) -> str:
+def compare(best: Estimate, other: Estimate, objective: Objective) -> str:
     """What a layout spends more time on than the best, and what less; its memory where that decided."""
     assert best.time is not None
     assert other.time is not None
@@ -251,28 +244,28 @@ def lost(best: Estimate, other: Estimate, objective: Objective) -> str:
     return f"{first}: {', '.join(parts)}"
 
 
-def _why_not(found: Plan, cases: list[Case], asked: dict[str, Any]) -> list[str]:
-    """Why no layout with the values that the user asks about is the best: it cannot exist, does not fit, or loses."""
-    locks = asked["why_not_locks"]
-    narrow = []
-    for case in cases:
+def _why_not(plan: Plan) -> list[str]:
+    """Why no layout with the values that the user asks about is the best: it is not valid, does not fit, or is slower."""
+    result, narrow = plan.result, []
+    for case in plan.cases:
         space = case.space
         kept = space_for(
-            space.model, case.training, space.gpus, space.global_batch, space.seq_len, locks={**(case.locks or {}), **locks},
+            space.model, case.training, space.gpus, space.global_batch, space.seq_len,
+            locks={**(case.locks or {}), **plan.request.why_not_locks},
             stage_layers=space.stage_layers, lengths=space.lengths, base=space.base,
         )  # fmt: skip
         narrow.append(msgspec.structs.replace(case, space=kept))
     say("why not")
     try:
-        other = plan(narrow, objective=found.objective, margin=found.margin, top=1).layouts[0]
+        other = search(narrow, objective=result.objective, margin=result.margin, top=1).layouts[0]
     except (LayoutError, NothingFits) as error:
         return [str(error)]
-    if other.layout == found.layouts[0].layout:
+    if other.layout == result.layouts[0].layout:
         return ["it is the best layout"]
-    return [f"the best of them, {layout_flags(other)}: {lost(found.layouts[0], other, found.objective)}"]
+    return [f"the best of them, {layout_flags(other)}: {compare(result.layouts[0], other, result.objective)}"]
 
 
-def change_table(target: Console, changes: list[Change], title: str) -> None:
+def change_table(target: Console, changes: Sequence[Change], title: str) -> None:
     """Changes of a job, one a row."""
     compared = any(change.speed is not None for change in changes)
     columns = [
@@ -296,19 +289,18 @@ def _of_size(changes: list[Change], cases: list[Case], case: Case) -> list[Chang
     return [change._replace(flags=f"--gpus {case.space.gpus} {change.flags}") for change in changes]
 
 
-def _nothing(error: NothingFits, given: Setup, cases: list[Case], asked: dict[str, Any], *, as_json: bool) -> int:
-    """The nearest miss and what would make it fit; exit code 1."""
+def _nothing(error: NothingFits, request: PlanRequest, setup: Setup, cases: list[Case], *, as_json: bool) -> int:
+    """Prints the nearest miss and what would make it fit; exit code 1."""
     nearest: Any = error.nearest
-    complete = completer(given.job)
-    changes = _of_size(what_would_fit(cases, asked["margin"], asked["objective"], progress=say), cases, cases[-1])
+    complete = completer(setup.job)
+    fitting = what_would_fit(cases, request.margin_bytes, request.objective, progress=say)
+    changes = _of_size(fitting, cases, cases[-1])
     clear()
     if as_json:
         document(
             {
-                "objective": asked["objective"], "layouts": [], "pareto": [], "nearest": documented(nearest, complete),
-                "missing": error.missing,
-                "changes": [change.to_dict() | {"command": complete(change.best).command()} for change in changes],
-                "assumed": asked["assumed"],
+                "objective": request.objective, "layouts": [], "pareto": [], "nearest": documented(nearest, complete),
+                "missing": error.missing, "changes": _documents(changes, complete), "assumed": setup.assumed,
             }
         )  # fmt: skip
         return 1
@@ -317,9 +309,9 @@ def _nothing(error: NothingFits, given: Setup, cases: list[Case], asked: dict[st
     points(target, [f"The nearest: {layout_flags(nearest)}; its peak is {nearest.memory.moment}."], "")
     show_command(target, complete(nearest).command())
     if changes:
-        change_table(target, changes, "What would make it fit, each planned")
+        change_table(target, changes, "What would make it fit, each re-planned")
     else:
         heading(target, "What would make it fit")
         points(target, ["nothing that was tried: offload, an 8-bit optimizer, LoRA, QLoRA, more GPUs, half the length"])
-    assumed(target, asked)
+    assumptions(target, msgspec.structs.replace(setup, file=""))
     return 1

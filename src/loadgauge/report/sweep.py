@@ -1,19 +1,25 @@
-"""A sweep, told: the best cell for each model and size, what fits nowhere, what could not be told and why."""
+"""A sweep as text: the best cell for each model and size, what fits nowhere, what failed and why."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loadgauge._version import __version__
+from loadgauge.errors import Error
+from loadgauge.plan.sweep.cells import cells, columns, lost, work
+from loadgauge.plan.sweep.grid import DEATHS, Row, run
+from loadgauge.plan.sweep.results import Results
+from loadgauge.plan.sweep.workers import Interrupt, OnRay, Processes, processors
 from loadgauge.report.table import Column, console, document, draw, heading, points
 from loadgauge.units import GIB
 from loadgauge.units import seconds as duration
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from loadgauge.plan.sweep.grid import Row
 
 MOST_ROWS, MOST_REASONS = 40, 12
 INPUTS = ("gpu", "nic_bandwidth", "link_bandwidth", "seq_len", "global_batch", "precision", "framework", "optimizer")
@@ -53,15 +59,48 @@ class Progress:
             self.bar.update(self.task, advance=1, description=self._failures())
 
     def _failures(self) -> str:
-        return f", {self.failed:,} could not be told" if self.failed else ""
+        return f", {self.failed:,} failed" if self.failed else ""
 
 
-def told(
+def answer(file: str, output: str | None, workers: int | None, ray: str | None, *, as_json: bool) -> int:
+    """Plans the cells of a sweep's file that have no result yet, and prints all results; the exit code.
+
+    output: the folder of the results; workers: plans at a time; ray: the address of a Ray cluster
+    """
+    started = time.perf_counter()
+    output = output or f"{Path(file).stem}-results"
+    wanted, files = cells(file)
+    with Results(output, columns()) as results:
+        there = results.rows()
+        left = [cell for cell in wanted if cell.key not in there]
+        done = {cell.key: there[cell.key] for cell in wanted if cell.key in there}
+        resumed = len(done)
+        if left:
+            count = min(workers or processors(), len(left))
+            pool = Processes(work, count) if ray is None else OnRay(work, ray, workers, files)
+            with Interrupt() as interrupt, Progress(len(wanted), done.values()) as progress:
+                try:
+                    for row in run(left, pool, results.add, lost, __version__):
+                        done[row["cell"]] = row
+                        progress.add(row)
+                        interrupt.check()
+                except KeyboardInterrupt:
+                    cells_done = f"{len(done):,} of {len(wanted):,} cells are done"
+                    raise Error(f"interrupted: {cells_done}; the same command continues from there") from None
+    rows = [done[cell.key] for cell in wanted]
+    others = sum(key not in done for key in there)
+    given_up = sum(row["code"] == 2 and row["deaths"] >= DEATHS for row in rows)
+    seconds = time.perf_counter() - started
+    show(rows, output=output, resumed=resumed, others=others, lost=given_up, seconds=seconds, as_json=as_json)
+    return 2 if given_up else min(int(row["code"]) for row in rows)
+
+
+def show(
     rows: Sequence[Row], *, output: str, resumed: int, others: int, lost: int, seconds: float, as_json: bool
 ) -> None:  # fmt: skip
-    """Prints the whole answer.
+    """Prints the results of a sweep.
 
-    resumed: cells that were there already; others: results there of other cells; lost: cells whose workers died
+    resumed: cells that had a result already; others: results of other cells; lost: cells whose workers died
     """
     counts = [sum(row["code"] == code for row in rows) for code in (0, 1, 2)]
     best = leaders(rows)
@@ -80,14 +119,14 @@ def told(
     if best:
         _table(target, rows, best)
     _reasons(target, [row for row in rows if row["code"] == 1], "Nothing fits", len(rows))
-    _reasons(target, [row for row in rows if row["code"] == 2], "Could not be told", len(rows))
-    before = f", {resumed:,} of them before" if resumed else ""
-    lines = ["", f"{len(rows):,} cells{before}: {counts[0]:,} fit, {counts[1]:,} do not, {counts[2]:,} could not be told;"
+    _reasons(target, [row for row in rows if row["code"] == 2], "Failed", len(rows))
+    before = f" ({resumed:,} planned before)" if resumed else ""
+    lines = ["", f"{len(rows):,} cells{before}: {counts[0]:,} fit, {counts[1]:,} do not fit, {counts[2]:,} failed;"
              f" {seconds:,.1f} s. Every result: {output} (Parquet)."]  # fmt: skip
     if lost:
-        lines.append(f"{lost:,} of these lost their workers and are not stored: the same command tries them again.")
+        lines.append(f"{lost:,} of these lost their workers and are not stored; the same command tries them again.")
     if others:
-        lines.append(f"{others:,} more results there are of other cells, or of another version of loadgauge.")
+        lines.append(f"{others:,} more results in that folder are of other cells, or of another version of loadgauge.")
     points(target, lines, "", style="dim")
 
 

@@ -21,7 +21,7 @@ from loadgauge.spec.overlap import Overlap
 from loadgauge.spec.precision import PRECISIONS
 
 Kind = Literal["text", "whole", "positive", "switch", "choice", "file", "bandwidth", "count"]
-Group = Literal["model", "method", "batch", "layout", "cluster", "money"]
+Group = Literal["model", "method", "batch", "layout", "cluster", "money", "plan"]
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from loadgauge.errors import NothingFits
 from loadgauge.estimate.result import Estimate
 from loadgauge.plan.axis_values import RECOMPUTE, space_for
 from loadgauge.plan.inverse import leanest
-from loadgauge.plan.plan import Case, plan
+from loadgauge.plan.search import Case, search
 from loadgauge.spec.axes import DEGREES
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.layout import Layout
@@ -104,6 +104,6 @@ def choose(rows: tuple[str, ...], job: Job) -> Choice:
 
 def _best(*cases: Case) -> Estimate | None:
     try:
-        return plan(cases, top=1).layouts[0]
+        return search(cases, top=1).layouts[0]
     except NothingFits:
         return None

@@ -25,7 +25,7 @@ from loadgauge.plan.batch.memory import ArrayMemory, Peak, SomeBatches, fullest,
 from loadgauge.plan.batch.step_time import ArrayStep, Pace, play_all
 from loadgauge.plan.batch.types import Batch, Wanted
 from loadgauge.plan.constraints import Constraints, Places
-from loadgauge.plan.space import Grid, Space, Structure
+from loadgauge.plan.space import ByIdentity, Grid, Space, Structure
 from loadgauge.spec.axes import RANK_AXES
 from loadgauge.spec.calibration import Rates
 from loadgauge.spec.hardware import Cluster
@@ -209,7 +209,7 @@ class GridReading:
         for peak in self.peaks(structure, memory).values():
             states = memory.states_at(*peak.states) if isinstance(peak.states[0], Stage) else peak.states[0]
             value = places.known(states) + self.in_pipeline(
-                (id(places), id(peak.rest)), functools.partial(places.of, peak.rest)
+                (places, ByIdentity(peak.rest)), functools.partial(places.of, peak.rest)
             )
             most = value if most is None else self.numpy.maximum(most, value, out=most)
         return most
@@ -286,7 +286,7 @@ class GridReading:
         known = "known" if set(order[-2:]) == {"dp", "pp"} else ("known", self.pp)
         return ArrayStep(
             memory, self.reading.machine, self.reading.fabric, self.groups(memory.layout), places,
-            self.in_grid(known, dict), self.once(("gathers", id(places)), dict),
+            self.in_grid(known, dict), self.once(("gathers", places), dict),
         )  # fmt: skip
 
     def pace(self, structure: Structure, memory: ArrayMemory, places: Places) -> Pace:
@@ -299,7 +299,7 @@ class GridReading:
             return self.time(memory, points)
 
         def make() -> Pace:
-            key = "step", structure.recompute, memory.layout.ends_together, whole, id(points)
+            key = "step", structure.recompute, memory.layout.ends_together, whole, points
             time = self.once(key, step).under(memory, points)
             return Pace(self.once, structure, time, self.reading.stages(*pipeline), points, shared=not whole)
 
@@ -319,5 +319,5 @@ class GridReading:
                 mark[places.combinations] = True
             return Places(self.numpy.flatnonzero(mark) * self.grid.shape[1], self.grid.dims)
 
-        found: Places = self.once(("points", *map(id, both)), make)
+        found: Places = self.once(("points", *both), make)
         return found

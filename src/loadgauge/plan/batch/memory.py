@@ -22,6 +22,7 @@ from loadgauge.estimate.memory.states import RankWeights, States
 from loadgauge.estimate.schedule.stages import Chunk, Stage
 from loadgauge.layers import View
 from loadgauge.layers.operations import Layer
+from loadgauge.plan.space import ByIdentity
 from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
@@ -77,12 +78,11 @@ class ArrayMemory(MemoryModel):
 
     def weights_of(self, layer: Layer) -> RankWeights:
         """The weights of a layer, by group; the same object for the same layer."""
-        # The layer is kept with them, so that its number stays its own.
-        key = "weights", id(layer)
+        key = "weights", ByIdentity(layer)
         if key not in self.listed:
-            self.listed[key] = super().weights_of(layer), layer
-        found: RankWeights = self.listed[key][0]
-        return found
+            self.listed[key] = super().weights_of(layer)
+        weights: RankWeights = self.listed[key]
+        return weights
 
     def under(self, layout: Layout) -> ArrayMemory:
         """The same under another layout of the same structure."""
@@ -184,7 +184,7 @@ class Choice(NamedTuple):
     """Layouts for which the same work finds the most in flight: a mask, and the bytes of each work at one of them."""
 
     mask: Any
-    nbytes: dict[int, float]
+    nbytes: dict[ByIdentity, float]
 
 
 class ArrayStage(StageAtWork):
@@ -214,11 +214,11 @@ class ArrayStage(StageAtWork):
         picks = numpy.stack([numpy.argmax(numpy.stack([sizes[n] for n in numbers]), axis=0) for numbers in several])
         flat = picks.reshape(len(several), -1)
         if (flat == flat[:, :1]).all():
-            return [Choice(True, {id(self.works[n]): float(sizes[n].reshape(-1)[0]) for n in every})]
+            return [Choice(True, {ByIdentity(self.works[n]): float(sizes[n].reshape(-1)[0]) for n in every})]
         _, index, inverse = numpy.unique(flat, axis=1, return_index=True, return_inverse=True)
         inverse = inverse.reshape(picks.shape[1:])
         return [
-            Choice(inverse == number, {id(self.works[n]): float(sizes[n].reshape(-1)[place]) for n in every})
+            Choice(inverse == number, {ByIdentity(self.works[n]): float(sizes[n].reshape(-1)[place]) for n in every})
             for number, place in enumerate(index)
         ]
 
@@ -228,7 +228,7 @@ class ArrayStage(StageAtWork):
 
     def nbytes(self, work: Work) -> Size:
         """Bytes of all that is in flight, at one of the layouts of the choice at hand; less where another holds more."""
-        return -1.0 if self.chosen is None else self.chosen.nbytes.get(id(work), -1.0)
+        return -1.0 if self.chosen is None else self.chosen.nbytes.get(ByIdentity(work), -1.0)
 
 
 class Peak(NamedTuple):
@@ -270,8 +270,7 @@ def _states(moment: Moment, stage: Stage) -> tuple[object, Any]:
     if isinstance(gathered, Later):
         return (weights_key(stage), gathered.point), (stage, gathered.point)
     parts = [moment.parts[part] for part in STATES]
-    # The arrays are kept with their sum, so that their numbers stay theirs.
-    return tuple(id(part) if hasattr(part, "shape") else part for part in parts), (sum(parts), parts)
+    return tuple(ByIdentity(part) if hasattr(part, "shape") else part for part in parts), (sum(parts),)
 
 
 def without_layers(found: dict[object, Peak]) -> dict[object, Peak]:

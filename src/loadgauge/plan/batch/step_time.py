@@ -20,7 +20,7 @@ from loadgauge.plan.batch.memory import ArrayMemory, weights_key
 from loadgauge.plan.batch.schedule import least, play
 from loadgauge.plan.batch.types import Once, Wanted
 from loadgauge.plan.constraints import Places
-from loadgauge.plan.space import Structure
+from loadgauge.plan.space import ByIdentity, Structure
 
 
 class ArrayStep(StepModel):
@@ -34,7 +34,7 @@ class ArrayStep(StepModel):
 
     def __init__(
         self, memory: ArrayMemory, machine: Machine, fabric: Fabric, groups: dict[str, Group], places: Places | None,
-        known: dict[object, Any], gathers: dict[int, Any],
+        known: dict[object, Any], gathers: dict[ByIdentity, Any],
     ) -> None:  # fmt: skip
         self.places, self.known, self.gathers = places, known, gathers
         self.chunks: dict[object, tuple[Any, Any, Any]] = {}
@@ -46,29 +46,29 @@ class ArrayStep(StepModel):
 
     def computed(self, facts: LayerFacts) -> MicroBatch:
         """Of a layer and micro-batch what does not depend on where its weights are."""
-        # The layer is kept with its time, so that its number stays its own.
-        key = id(facts.layer), facts.recompute
+        key = ByIdentity(facts.layer), facts.recompute
         if key not in self.known:
-            found = super().computed(facts)
-            self.known[key] = facts.layer, sum(found.forward.values()), sum(found.backward.values()), found.weight
-        return self._at(*self.known[key][1:])
+            micro = super().computed(facts)
+            self.known[key] = sum(micro.forward.values()), sum(micro.backward.values()), micro.weight
+        return self._at(*self.known[key])
 
     def computed_end(self, layer: Layer) -> tuple[MicroBatch, Size, Size]:
         """The embedding, or the head with its loss, and of it the compute."""
-        if id(layer) not in self.known:
-            found, *compute = super().computed_end(layer)
-            sums = sum(found.forward.values()), sum(found.backward.values()), found.weight
-            self.known[id(layer)] = layer, sums, compute
-        _, sums, (forward, backward) = self.known[id(layer)]
+        key = ByIdentity(layer)
+        if key not in self.known:
+            micro, *compute = super().computed_end(layer)
+            sums = sum(micro.forward.values()), sum(micro.backward.values()), micro.weight
+            self.known[key] = sums, compute
+        sums, (forward, backward) = self.known[key]
         return self._at(*sums), self._known(forward), self._known(backward)
 
     def zero_seconds(self, weights: RankWeights) -> tuple[Any, Any]:
         """Seconds to gather some weights and to scatter their gradients under ZeRO-3."""
-        # The weights are kept with the seconds, so that their number stays their own.
-        if id(weights) not in self.gathers:
-            self.gathers[id(weights)] = super().zero_seconds(weights), weights
-        found: tuple[Any, Any] = self.gathers[id(weights)][0]
-        return found
+        key = ByIdentity(weights)
+        if key not in self.gathers:
+            self.gathers[key] = super().zero_seconds(weights)
+        seconds: tuple[Any, Any] = self.gathers[key]
+        return seconds
 
     def _known(self, value: Size) -> Any:
         return value if self.places is None else self.places.known(value)
@@ -147,9 +147,7 @@ class Pace:
         if not self.shared:
             return None
         numpy, combinations = self.numpy, self.points.combinations
-        return self.once(
-            ("back", id(self.points), id(places)), lambda: numpy.searchsorted(combinations, places.combinations)
-        )
+        return self.once(("back", self.points, places), lambda: numpy.searchsorted(combinations, places.combinations))
 
     @property
     def short(self) -> Any:
@@ -238,7 +236,7 @@ def play_all(paces: Iterable[Pace]) -> None:
     """Plays the schedules of one pipeline, all together; only where they are needed."""
     import numpy
 
-    each = list({id(pace): pace for pace in paces}.values())
+    each = list(dict.fromkeys(paces))
     if not each or each[0].structure.pp == 1:
         return
     groups: dict[tuple[int, ...], list[Pace]] = {}

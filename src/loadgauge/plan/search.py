@@ -18,6 +18,7 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.plan.batch.evaluate import Reading
 from loadgauge.plan.batch.types import Batch, Wanted
 from loadgauge.plan.constraints import Constraints
+from loadgauge.plan.sample import Sampler
 from loadgauge.plan.space import SIZES, Grid, Space, Structure
 from loadgauge.spec.calibration import Rates
 from loadgauge.spec.calibration import rates as calibrated
@@ -80,17 +81,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return found if worst.memory.total < found.memory.total else msgspec.structs.replace(found, memory=worst.memory)
 
 
-class Found(NamedTuple):
-    """A layout that the array reading found. score: what is minimised; memory [bytes], step [s]."""
-
-    score: float
-    step: float
-    memory: float
-    case: int
-    layout: Layout
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The best layouts, best first, the Pareto front of time and memory, and how many were looked at.
 
     evaluated: combinations of all axes; valid: those that can exist; of each the memory was worked out, and its time or,
@@ -121,6 +112,11 @@ class Row(NamedTuple):
     structure: Structure
     grid: Grid
     place: int
+
+    @property
+    def layout(self) -> Layout:
+        """The layout, in whole numbers."""
+        return self.grid.layout(self.structure, self.place)
 
 
 class _Best:
@@ -205,7 +201,7 @@ class _Best:
                 self.front.append(row)
 
 
-def plan(
+def search(
     cases: Sequence[Case],
     *,
     objective: Objective = "time",
@@ -213,7 +209,8 @@ def plan(
     top: int = 10,
     exhaustive: bool = False,
     progress: Progress | None = None,
-) -> Plan:
+    sampler: Sampler | None = None,
+) -> SearchResult:
     """The best layouts of all cases together.
 
     objective: network asks the fastest `NETWORK_KEPT`, as far as they are at most `NETWORK_SLACK` as slow as the fastest, and
@@ -225,8 +222,8 @@ def plan(
 
     >>> from loadgauge import cluster, gpu, model, training
     >>> space = Space(model=model("llama-3.1-8b"), gpus=8, global_batch=8, seq_len=4096)
-    >>> found = plan([Case(space=space, training=training("torchtitan"), cluster=cluster(gpu("h100-sxm5-80gb"), 8))])
-    >>> found.layouts[0].layout.zero, found.evaluated, found.valid
+    >>> result = search([Case(space=space, training=training("torchtitan"), cluster=cluster(gpu("h100-sxm5-80gb"), 8))])
+    >>> result.layouts[0].layout.zero, result.evaluated, result.valid
     (3, 8, 4)
     """
     import numpy
@@ -240,21 +237,25 @@ def plan(
         limit = case.cluster.gpu.capacity - margin
         evaluated += case.space.size
         wanted = None if exhaustive else best.wanted(partial(_score, objective, case), limit)
+        if wanted is not None and sampler is not None:
+            wanted = sampler.widen(wanted, case.cluster.gpu.capacity)
         for batch in case.batches(progress, wanted):
+            if sampler is not None:
+                sampler.take(batch, case.cluster.gpu.capacity)
             best.add(number, batch, _score(objective, case, batch.step, batch.memory), limit)
     best.trim()
     if best.least is None:
         raise LayoutError(no_layout(cases))
     if not best.rows:
-        raise nothing_fits(cases, _layout(cases, best.least), best.least.case, margin)
+        raise nothing_fits(cases, best.least.layout, best.least.case, margin)
     if objective == "network":
         slowest = NETWORK_SLACK * min(row.step for row in best.rows)
         best.rows = [row for row in best.rows if row.step <= slowest]
     known: dict[tuple[int, Layout], Estimate] = {}
-    ranked = _exact(cases, objective, known, [(row.case, _layout(cases, row)) for row in best.rows])
+    ranked = _exact(cases, objective, known, [(row.case, row.layout) for row in best.rows])
     moved = sum(1 for place, (index, _) in enumerate(ranked) if place != index)
-    front = _exact(cases, objective, known, [(row.case, _layout(cases, row)) for row in best.front])
-    return Plan(
+    front = _exact(cases, objective, known, [(row.case, row.layout) for row in best.front])
+    return SearchResult(
         cases=tuple(cases), objective=objective, margin=margin, layouts=tuple(found for _, found in ranked[:top]),
         pareto=tuple(sorted((found for _, found in front), key=lambda found: _seconds(found))), evaluated=evaluated,
         valid=best.valid, fitting=best.fitting, seconds=time.perf_counter() - started, moved=moved, bounded=best.bounded,
@@ -297,16 +298,6 @@ def carried(found: Estimate) -> float:
 def _seconds(found: Estimate) -> float:
     assert found.time is not None
     return found.time.step
-
-
-def _layout(cases: Sequence[Case], row: Row) -> Layout:
-    """The layout of a row, in whole numbers."""
-    return layout_at(cases[row.case].space, row.structure, row.grid, row.place)
-
-
-def layout_at(space: Space, structure: Structure, grid: Grid, place: int) -> Layout:
-    """The layout at a place of the open arrays, in whole numbers."""
-    return space.layout(structure, dict(grid.at(place)))
 
 
 def _exact(

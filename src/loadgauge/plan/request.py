@@ -1,0 +1,382 @@
+"""`PlanRequest`: what is asked of a plan; and `cases`, the searches that answer it.
+
+The fields of `spec.Job` are asked for as everywhere. Those that `Space` has axes for are open: a value locks one, several
+values narrow it down. The questions of a plan are fields of `PlanRequest`, with the same kind of metadata.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+
+from loadgauge.errors import ConfigError, Error, LayoutError, NotStated
+from loadgauge.estimate.result import Estimate
+from loadgauge.families.catalogue import find_model
+from loadgauge.families.catalogue import models as catalogue
+from loadgauge.plan.axis_values import ALL, space_for
+from loadgauge.plan.search import OBJECTIVES, Case, Objective
+from loadgauge.plan.space import Space
+from loadgauge.resolve.resolve import JOB_FILES, resolve_job
+from loadgauge.resolve.setup import Setup
+from loadgauge.spec.axes import AXES, MODEL_PARALLEL
+from loadgauge.spec.frameworks import default_framework
+from loadgauge.spec.job import WHOLE_RUN, Field, Job, fields
+from loadgauge.spec.job_text import positive_number
+from loadgauge.spec.layout import RecomputePolicy
+from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.units import GIB
+
+Find = Literal["seq-len", "micro-batch", "gpus", "gpu", "nic", "model"]
+FINDS = {"seq-len": ("seq_len", "lengths"), "micro-batch": ("micro_batch", "lengths"), "nic": ("nic_bandwidth",)}
+"""What `find` looks for, and the fields that would state it already."""
+OPEN_AXES = tuple(field.name for field in msgspec.structs.fields(Space) if isinstance(field.default, tuple))
+"""Fields of a job that the search tries all values of, unless they are locked."""
+JOB_FIELDS = tuple(name for name in fields() if name not in ("model", "measured", *WHOLE_RUN))
+"""Fields of a job that a plan may be asked with."""
+RANKING = ("objective", "margin", "price")
+"""Questions that decide which layout is the best; the others are about what is shown."""
+MOST_GPUS = 1024
+"""Most GPUs of a search for the fewest, where no number is given."""
+FLAGS = "flags"
+"""In the place of a dialect to export to: the command line of loadgauge itself."""
+ANY = "any"
+"""In the place of a MODEL: the whole catalogue, for `find="model"`."""
+
+
+def _question(kind: Any, help: str, **more: Any) -> msgspec.Meta:
+    return msgspec.Meta(extra={"field": Field(kind=kind, group="plan", help=help, **more)})
+
+
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a plan.
+
+    job: the run, its open axes and `gpus` left out; gpus: numbers of GPUs to compare; locks: the values that an open axis
+    may have, by its name; why_not_locks, gpu_prices: `why_not` and `prices` as read
+
+    >>> request = PlanRequest.of("gpt2", {"gpu": "l4", "gpus": "8,16", "tp": "1,2", "margin": "2"})
+    >>> request.gpus, request.locks, request.margin, request.job.flags()
+    ((8, 16), {'tp': (1, 2)}, 2.0, '--gpu l4')
+    """
+
+    job: Job
+    gpus: tuple[int, ...] = ()
+    locks: dict[str, tuple[Any, ...]] = {}
+    objective: Annotated[
+        Objective,
+        _question(
+            "choice", "What the best layout has the least (or most) of (time); network: of those within 5 % of the fastest.",
+            choices=OBJECTIVES,
+        ),
+    ] = "time"  # fmt: skip
+    margin: Annotated[
+        float, _question("positive", "Memory to be left free on each GPU.", unit="GiB", metavar="GiB")
+    ] = 0.0  # fmt: skip
+    price: Annotated[
+        float | None, _question("positive", "Of one GPU-hour, in your currency.", metavar="MONEY")
+    ] = None  # fmt: skip
+    top: Annotated[int, _question("whole", "How many layouts to print (5).", low=1, high=100)] = 5
+    find: Annotated[
+        Find | None,
+        _question(
+            "choice",
+            "The inverse question: the longest sequence, the largest micro-batch, the fewest GPUs, the cheapest kind of GPU"
+            " (--prices), the slowest sufficient network adapter (--exposed), the largest model (MODEL: any, or a prefix of"
+            " names).",
+            choices=get_args(Find),
+        ),
+    ] = None
+    exposed: Annotated[
+        float | None,
+        _question("positive", "Largest share of the step for exposed communication (0.1).", metavar="SHARE", needs="find"),
+    ] = None  # fmt: skip
+    prices: Annotated[
+        str | None,
+        _question("text", "Kinds of GPU with the price of an hour, for --find gpu.", metavar="GPU=2.5,GPU=1.8"),
+    ] = None
+    why_not: Annotated[
+        str | None, _question("text", "Why no layout with these values is the best.", metavar="tp=16,pp=4")
+    ] = None  # fmt: skip
+    what_next: Annotated[
+        bool, _question("switch", "Re-plan with each single change and show the gain.")
+    ] = False  # fmt: skip
+    export: Annotated[
+        str | None,
+        _question(
+            "text", "Write the best layout as another tool's job file (see `convert`), or as flags.", metavar="DIALECT"
+        ),
+    ] = None
+    onto: Annotated[
+        str | None,
+        _question("text", "Your own file, which --export patches; its comments stay.", metavar="FILE", needs="export"),
+    ] = None  # fmt: skip
+    out: Annotated[
+        str | None,
+        _question("text", "Where --export writes, if not to the terminal.", metavar="FILE", needs="export"),
+    ] = None  # fmt: skip
+    why_not_locks: dict[str, tuple[Any, ...]] = {}
+    gpu_prices: dict[str, float] = {}
+
+    @classmethod
+    def of(cls, model: str, given: Mapping[str, Any]) -> PlanRequest:
+        """Reads a request; raises `ConfigError` for what cannot be read, is unknown, or does not go together.
+
+        given: values by the name of a field of `Job` or of a question, as text or as what the field holds (None: not
+        given); open axes and `gpus` may have several, with commas between them or as a tuple
+        """
+        job: dict[str, Any] = {}
+        asked: dict[str, Any] = {}
+        locks: dict[str, tuple[Any, ...]] = {}
+        for name, value in given.items():
+            if value is None:
+                continue
+            if name in OPEN_AXES:
+                locks[name] = read_values(name, value)
+            elif name == "gpus":
+                asked[name] = read_values(name, value)
+            elif name in questions():
+                asked[name] = _read(name, questions()[name], value)
+            elif name in JOB_FIELDS:
+                job[name] = value
+            else:
+                raise ConfigError("is no flag of a plan", key=name)
+        if asked.get("prices") is not None:
+            asked.setdefault("find", "gpu")
+            asked["gpu_prices"] = _prices(asked["prices"])
+        if asked.get("why_not"):
+            asked["why_not_locks"] = _pairs(asked["why_not"])
+        if asked.get("export") not in (None, FLAGS):
+            from loadgauge.formats.dialects import dialect  # only then are dialects read
+
+            asked["export"] = dialect(asked["export"]).name
+        request = cls(job=Job.of(model, job), locks=locks, **asked)
+        request._check()
+        return request
+
+    @property
+    def margin_bytes(self) -> float:
+        """Memory to be left free on each GPU [bytes]."""
+        return self.margin * GIB
+
+    def _check(self) -> None:
+        """Refuses questions that do not go together."""
+        find = self.find
+        if find == "gpu" and self.prices is None:
+            raise ConfigError("goes with --prices GPU=2.5,GPU=1.8", key="find")
+        for name, needs in (("exposed", "nic"), ("prices", "gpu")):
+            if getattr(self, name) is not None and find != needs:
+                raise ConfigError(f"goes with --find {needs}", key=name)
+        for name in FINDS.get(find or "", ()):
+            if name in self.locks or getattr(self.job, name) is not None:
+                raise ConfigError(f"is what --find {find} asks for", key=name)
+        if find is not None:
+            for name in ("what_next", "why_not", "export"):
+                if getattr(self, name):
+                    raise ConfigError(f"does not go with --find {find}", key=name)
+            if find != "gpu" and len(self.gpus) > 1:
+                raise ConfigError(f"--find {find} asks about one number of GPUs", key="gpus")
+        if self.export is None:
+            for name in ("onto", "out"):
+                if getattr(self, name) is not None:
+                    raise ConfigError("goes with --export", key=name)
+        elif self.export == FLAGS and self.onto is not None:
+            raise ConfigError("flags are no file to patch", key="onto")
+        if self.job.gpu is None:
+            raise ConfigError("is needed: a plan is for a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
+
+
+@cache
+def questions() -> dict[str, Field]:
+    """What each question of a plan may hold, by name.
+
+    >>> questions()["top"].low, questions()["top"].high
+    (1, 100)
+    """
+    hints = get_type_hints(PlanRequest, include_extras=True)
+    return {name: hint.__metadata__[0].extra["field"] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+
+
+def _read(name: str, field: Field, value: Any) -> Any:
+    try:
+        return field.read(value)
+    except ConfigError as error:
+        raise ConfigError(str(error), key=name) from None
+
+
+def read_values(name: str, given: Any) -> tuple[Any, ...]:
+    """The values of an open axis or of `gpus`, each once: a text with commas between them (semicolons for `recompute`,
+    whose values have commas), one value, or several.
+
+    >>> read_values("tp", "4,8,4"), read_values("zero", 3), read_values("schedule", ("1f1b", "zb-v"))
+    ((4, 8), (3,), ('1f1b', 'zb-v'))
+    """
+    field = fields()[name]
+    if isinstance(given, str):
+        given = given.split(";" if name == "recompute" else ",")
+    elif not isinstance(given, tuple | list):
+        given = (given,)
+    if name == "schedule":
+        field = msgspec.structs.replace(field, choices=(*field.choices, ALL))
+
+    def read(value: Any) -> Any:
+        if name == "recompute":
+            return value if isinstance(value, RecomputePolicy) else RecomputePolicy.parse(str(value).strip())
+        return _read(name, field, value.strip() if isinstance(value, str) else value)
+
+    return tuple(dict.fromkeys(map(read, given)))
+
+
+def _pairs(text: str) -> dict[str, tuple[Any, ...]]:
+    """Values of axes, as in `tp=16,pp=4`."""
+    locks: dict[str, tuple[Any, ...]] = {}
+    for word in text.replace(",", " ").split():
+        name, _, value = word.partition("=")
+        name = name.lstrip("-").replace("-", "_")
+        if name not in OPEN_AXES or not value:
+            raise ConfigError(f"must be axis=value pairs such as tp=16,pp=4, got {word!r}", key="why_not")
+        locks[name] = read_values(name, {"yes": "true", "no": "false"}.get(value, value))
+    return locks
+
+
+def _prices(text: str) -> dict[str, float]:
+    """Prices of kinds of GPU, as in `h100-sxm5-80gb=2.5,a100-sxm4-80gb=1.6`."""
+    prices: dict[str, float] = {}
+    for word in text.split(","):
+        name, _, price = word.strip().partition("=")
+        try:
+            prices[name] = positive_number(price)
+        except ConfigError:
+            raise ConfigError(f"must be GPU=PRICE,GPU=PRICE, got {word.strip()!r}", key="prices") from None
+    return prices
+
+
+def models_named(text: str) -> list[str]:
+    """The models of the catalogue that a MODEL means for `find="model"`: all of them, or those whose names begin so.
+
+    >>> models_named("qwen3-3")
+    ['qwen3-30b-a3b', 'qwen3-32b']
+    """
+    names = [name for name in catalogue() if text.lower() == ANY or name.startswith(text.lower())]
+    if not names:
+        raise ConfigError(f"no model of the catalogue begins with {text!r}; {ANY!r} means all of them")
+    return names
+
+
+# -- from the request to the search -------------------------------------------------------------------------------------
+
+
+def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, list[Case]]:
+    """The job that all cases share, with what was assumed for it, and a search for each number of GPUs.
+
+    model: where it is at hand already. Raises `ConfigError` for locks that contradict each other or the model,
+    `NotStated` where the links of the cluster are unknown.
+    """
+    job, locks, sizes = request.job, request.locks, request.gpus
+    if not sizes and request.find == "gpus":
+        sizes = (MOST_GPUS,)
+    if request.find == "model":
+        job = job.replace(model=models_named(job.model)[0])
+    layers, assumed_framework = job.stage_layers, None
+    own = None if model is not None else _setup_of_file(job, sizes)
+    if own is not None:
+        open_axes = {name: fields()[name].low for name in OPEN_AXES if fields()[name].kind == "whole"}
+        framework, batch = own.training.framework.name, own.layout.global_batch
+        job = job.replace(**open_axes, recompute="none", global_batch=batch, framework=framework)
+        sizes = sizes or (own.layout.gpus,)
+    elif job.framework is None:
+        spec = find_model(job.model) if model is None else model
+        assumed_framework = _framework(spec, job, locks, max(sizes or (1,)), request.export)
+        job = job.replace(framework=assumed_framework)
+    setup: Setup | None = None
+    searches = []
+    for gpus in sizes or (1,):
+        # How cp ranks exchange keys and values goes with cp, which is open.
+        setup = resolve_job(job.replace(gpus=gpus, cp_comm=None), model)
+        _check_locks(locks, setup, job.cp_comm)
+        if job.cp_comm is not None:
+            setup = msgspec.structs.replace(setup, layout=msgspec.structs.replace(setup.layout, cp_comm=job.cp_comm))
+        if setup.cluster is None:
+            raise NotStated(setup.untimed)
+        space = space_for(
+            setup.model, setup.training, gpus, setup.layout.global_batch, setup.layout.seq_len, locks=locks,
+            stage_layers=None if own is not None and layers is None else setup.layout.stage_layers,
+            lengths=setup.lengths, base=setup.layout,
+        )  # fmt: skip
+        searches.append(
+            Case(space=space, training=setup.training, cluster=setup.cluster, price=request.price, locks=locks)
+        )
+    assert setup is not None
+    hidden = {f"--{name.replace('_', '-')}" for name in OPEN_AXES}
+    hidden |= {"seq-len": {"--seq-len"}, "micro-batch": {"--global-batch"}}.get(request.find or "", set())
+    assumed = {flag: value for flag, value in setup.assumed.items() if flag not in hidden}
+    if assumed_framework is not None:
+        assumed["--framework"] = assumed_framework
+    return msgspec.structs.replace(setup, assumed=assumed), searches
+
+
+def file_estimate(request: PlanRequest) -> Estimate | None:
+    """The estimate of the layout that the request's job file has; None where the model is no job file, or it has none."""
+    own = _setup_of_file(request.job, request.gpus)
+    try:
+        return None if own is None else own.estimate()
+    except Error:
+        return None
+
+
+def _setup_of_file(job: Job, sizes: tuple[int, ...]) -> Setup | None:
+    """The run of another tool's job file on the first of some numbers of GPUs, or else on as many as its own layout has."""
+    if os.path.splitext(job.model)[1].lower().lstrip(".") not in JOB_FILES:
+        return None
+    from loadgauge.resolve.job_file import is_job_file  # only then are dialects read
+
+    if not is_job_file(job.model):
+        return None
+    try:
+        return resolve_job(job.replace(gpus=sizes[0] if sizes else None))
+    except (LayoutError, ConfigError):
+        if not sizes:
+            raise
+        return resolve_job(job)
+
+
+def _check_locks(locks: dict[str, tuple[Any, ...]], setup: Setup, cp_comm: str | None) -> None:
+    """Refuses locks that no layout of the model can have, or that contradict each other."""
+
+    def only(name: str, value: int) -> bool:
+        return locks.get(name) == (value,)
+
+    model, layers = setup.model, setup.layout.stage_layers
+    if not any(isinstance(block.mlp, Moe) for block in model.blocks):
+        for name in ("ep", "etp"):
+            if min(locks.get(name, (1,))) > 1:
+                raise ConfigError(f"{model.name} has no experts to shard", key=name)
+    if cp_comm is not None and only("cp", 1):
+        raise ConfigError("goes with --cp above 1", key="cp_comm")
+    if min(locks.get("vpp", (1,))) > 1:
+        if only("pp", 1):
+            raise ConfigError("chunks of a stage need --pp above 1", key="vpp")
+        if "schedule" in locks and not {"interleaved", ALL} & set(locks["schedule"]):
+            raise ConfigError("goes with the interleaved schedule", key="vpp")
+    if layers is not None:
+        if sum(layers) != model.num_hidden_layers:
+            message = f"are {sum(layers)} layers, and {model.name} has {model.num_hidden_layers}"
+            raise ConfigError(message, key="stage_layers")
+        if len(layers) not in locks.get("pp", (len(layers),)):
+            raise ConfigError(f"are {len(layers)} stages, and --pp is {locks['pp'][0]}", key="stage_layers")
+
+
+def _framework(
+    model: ModelSpec, job: Job, locks: dict[str, tuple[Any, ...]], gpus: int, export: str | None
+) -> str:  # fmt: skip
+    """The framework of the file to write; else the default of a run whose open axes may have any degree."""
+    if export not in (None, FLAGS):
+        from loadgauge.formats.dialects import dialect
+
+        return dialect(export).framework
+    experts = any(isinstance(block.mlp, Moe) for block in model.blocks)
+    free = [axis for axis in MODEL_PARALLEL if experts or not AXES[axis].experts]
+    degrees = {axis: locks.get(axis, (1, gpus) if axis in free else (1,)) for axis in MODEL_PARALLEL}
+    return default_framework(degrees, adapters=job.lora_rank is not None or bool(job.qlora))

@@ -1,0 +1,51 @@
+"""Some of the layouts of each structure, kept while a search goes over all of them: the points of a scatter plot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.plan.batch.types import Batch, Wanted
+from loadgauge.spec.layout import Layout
+
+
+class Sampler:
+    """Keeps up to `each` layouts of every structure that fit, as (memory [bytes], step [s], layout) in `rows`."""
+
+    def __init__(self, each: int) -> None:
+        self.each = each
+        self.rows: list[tuple[float, float, Layout]] = []
+
+    def widen(self, wanted: Wanted, limit: float) -> Wanted:
+        """Has some layouts of each structure timed that need at most `limit` bytes, besides those that are wanted."""
+
+        def more(memory: Any, least: Any) -> Any:
+            import numpy
+
+            chosen = wanted(memory, least).copy()
+            chosen[spaced(numpy.flatnonzero(memory <= limit), self.each)] = True
+            return chosen
+
+        return more
+
+    def take(self, batch: Batch, limit: float) -> None:
+        """Keeps some of the layouts of one structure that were timed and need at most `limit` bytes."""
+        import numpy
+
+        timed = numpy.flatnonzero((batch.memory <= limit) & (batch.step < numpy.inf))
+        for index in spaced(timed, self.each):
+            layout = batch.grid.layout(batch.structure, int(batch.places[index]))
+            self.rows.append((float(batch.memory[index]), float(batch.step[index]), layout))
+
+
+def spaced(places: Any, most: int) -> Any:
+    """At most `most` of the places, evenly spaced, the first and the last among them.
+
+    >>> import numpy
+    >>> list(map(int, spaced(numpy.arange(10), 4))), len(spaced(numpy.arange(3), 4))
+    ([0, 3, 6, 9], 3)
+    """
+    import numpy
+
+    if len(places) <= most:
+        return places
+    return places[numpy.unique(numpy.linspace(0, len(places) - 1, most).round().astype(int))]
