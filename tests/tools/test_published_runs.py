@@ -9,21 +9,10 @@ import msgspec
 import pytest
 
 from loadgauge.estimate.parameters import parameters
+from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.hardware import gpu_ids
-<<<<<<<< HEAD:tests/validate/test_validate_expression.py
-from loadgauge.spec.optimizers import OPTIMIZERS
-from loadgauge.validate import words
-from loadgauge.validate.counters import counter
-from loadgauge.validate.expression import express, jobs
-from loadgauge.validate.flags import Flags, chunks_of
-from loadgauge.validate.measured import has_time, step_seconds
-from loadgauge.validate.models import named
-from loadgauge.validate.runs import MEASURED, Run, published
-from loadgauge.validate.stages import _chunks
-========
 from loadgauge.spec.job import Job
 from loadgauge.spec.optimizers import OPTIMIZERS
-from loadgauge.spec.training import FRAMEWORKS
 from loadgauge.validate.overrides import apply
 from loadgauge.validate.runs import Measured, Run
 from loadgauge.validate.runs import published as packaged
@@ -37,7 +26,6 @@ from published_runs.models import named
 from published_runs.rows import difference, row_of
 from published_runs.source_rows import MEASURED, RAW, SourceRow, parse, published, read
 from published_runs.stages import _chunks
->>>>>>>> 3a05d94 (Published runs are converted once, by tools/published_runs, into rows of Job fields; the fit, the held-out prediction and the page of accuracy are in tools/accuracy):tests/tools/test_published_runs.py
 
 RUNS = {run.id: run for run in published()}
 ROWS = {run.id: run for run in packaged().runs}
@@ -309,6 +297,22 @@ def test_recipes_of_megatron_bridge_hold_weights_in_8_bits_alone(id: str, said: 
     job = express(msgspec.structs.replace(run, other_flags=run.other_flags + said)).job
     assert job is not None
     assert job.training.precision.name.endswith("-primary") is instead
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "says"),
+    [
+        ("layers", "12.5", "must be a whole number, got '12.5'"),
+        ("gpus", "0", "must be above 0, got '0'"),
+        ("tp", "-1", "must be above 0, got '-1'"),
+        ("mfu", "nan", "must be a number, got 'nan'"),
+        ("gpus", "1e30", "must be at most 1,000,000,000,000,000, got '1e30'"),
+    ],
+)
+def test_a_bad_cell_rejects_its_row_alone(column: str, cell: str, says: str) -> None:
+    found = parse(f"id,{column}\nT-1,{cell}\nT-2,\n")
+    assert [(bad.id, bad.line, bad.reason) for bad in found.rejected] == [("T-1", 2, f"{column}: {says}")]
+    assert [row.id for row in found.rows] == ["T-2"]
 
 
 @pytest.mark.parametrize(("key", "value"), [("layers", "1000000000"), ("layers", "2147483648"), ("vpp", "100000")])

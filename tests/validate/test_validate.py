@@ -264,7 +264,7 @@ def test_your_own_runs(tmp_path: Path) -> None:
     assert rows["M-ME-1"]["quantity"] == "memory"
     assert rows["T-ME-2"]["predicted"] > 0
     assert "'Abacus'" in rows["T-ME-3"]["reason"]
-    assert "gpus: must be a whole number, got 'eight'" in rows["T-ME-4"]["reason"]
+    assert "gpus: must be a whole number from 1 to 10000000, got 'eight'" in rows["T-ME-4"]["reason"]
     assert found["ignored_columns"] == ["colour"]
     printed = typed(f"validate --runs {path}")
     assert printed.code == 0

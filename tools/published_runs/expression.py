@@ -14,7 +14,6 @@ import msgspec
 
 from loadgauge.errors import Error
 from loadgauge.layers import View, block_layer
-from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.hardware import Gpu, gpu, gpu_ids
 from loadgauge.spec.layout import SCHEDULES, TWO_CHUNKS, Layout, RecomputePolicy
 from loadgauge.spec.lora import BaseName, Lora

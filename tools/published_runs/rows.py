@@ -8,10 +8,10 @@ import msgspec
 
 from loadgauge.families.catalogue import find_model
 from loadgauge.resolve.setup import Setup
+from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.job import Job
 from loadgauge.spec.lora import Lora
 from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.training import FRAMEWORKS
 from loadgauge.validate.counters import UNKNOWN
 from loadgauge.validate.overrides import UNCHANGED, Changes, Overrides, apply
 from loadgauge.validate.runs import Measured, Run, Variant

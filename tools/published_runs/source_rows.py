@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.validate.runs import Rejected, number, read_rows, read_text
+from loadgauge.validate.runs import Rejected, read_rows, read_text
 
 RAW = Path(__file__).with_name("raw")
 
@@ -145,10 +146,19 @@ def _row(name: str, cells: dict[str, str]) -> SourceRow:
 
 
 def _number(key: str, text: str, *, whole: bool) -> float | int:
-    value = number(key, text, whole=whole, zero=key in ZERO)
-    if value > MOST.get(key, value):
-        raise ConfigError(f"must be at most {MOST[key]:,}, got {text[:40]!r}", key=key)
-    return value
+    """The number in a cell: above 0, or 0 where its column may be."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or (whole and value != int(value)):
+        raise ConfigError(f"must be a {'whole ' if whole else ''}number, got {text[:40]!r}", key=key)
+    if value < 0 or (value == 0 and key not in ZERO):
+        raise ConfigError(f"must be above 0, got {text[:40]!r}", key=key)
+    largest = MOST.get(key, 10**15)
+    if value > largest:
+        raise ConfigError(f"must be at most {largest:,}, got {text[:40]!r}", key=key)
+    return int(value) if whole else value
 
 
 def published() -> tuple[SourceRow, ...]:

@@ -6,17 +6,17 @@ The published ones are in `data/runs/*.jsonl`, written by `tools/published_runs`
 from __future__ import annotations
 
 import csv
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.spec.job import Field, Job, fields
+from loadgauge.spec.job import Job, fields
+from loadgauge.spec.job_text import positive_number
 from loadgauge.validate.counters import UNKNOWN, Counter
 from loadgauge.validate.overrides import UNCHANGED, Changes, Overrides
 
@@ -27,6 +27,8 @@ FILES = ("throughput.jsonl", "memory.jsonl")
 """The published runs, in `data/runs`."""
 SHARDINGS = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3}
 """Words of the column `sharding`, as ZeRO stages."""
+WORDS = {"yes": "true", "no": "false"}
+"""Words of switches."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -236,25 +238,6 @@ def read_rows(
     return header, tuple(made), tuple(rejected)
 
 
-def number(key: str, text: str, *, whole: bool, zero: bool = False) -> float | int:
-    """The number in a cell, above 0 (or 0 where `zero`), at most 1e15; else `ConfigError`.
-
-    >>> number("gpus", "8", whole=True), number("mfu", "0.4", whole=False)
-    (8, 0.4)
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or (whole and value != int(value)):
-        raise ConfigError(f"must be a {'whole ' if whole else ''}number, got {text[:40]!r}", key=key)
-    if value < 0 or (value == 0 and not zero):
-        raise ConfigError(f"must be above 0, got {text[:40]!r}", key=key)
-    if value > 1e15:
-        raise ConfigError(f"is too large: {text[:40]!r}", key=key)
-    return int(value) if whole else value
-
-
 OWN = ("id", "quality", "source", "hardware", "sharding", "memory_kind", *Measured.__struct_fields__)
 """Columns of a CSV that are no fields of a `Job`: `hardware` says what `gpu` does, and `sharding` what `zero` does."""
 
@@ -265,51 +248,40 @@ def parse(text: str, file: str = "") -> Runs:
 
     >>> found = parse("id,model,tp,colour\nT-X-1,gpt2,2,red\nT-X-2,gpt2,many,blue\n")
     >>> found.runs[0].job.tp, found.rejected[0].reason, found.ignored
-    (2, "tp: must be a whole number, got 'many'", ('colour',))
+    (2, "tp: must be a whole number from 1 to 1000000, got 'many'", ('colour',))
     """
     header, runs, rejected = read_rows(text, file, _run)
     ignored = tuple(name for name in header if name not in OWN and name not in fields())
     return Runs(runs, rejected, ignored)
 
 
-def _run(name: str, cells: Mapping[str, str]) -> Run:
-    values: dict[str, Any] = {}
-    others: list[Variant] = []
-    stated = {"gpu": cells.get("hardware", ""), "zero": cells.get("sharding", "")} | {
-        key: cell for key, cell in cells.items() if key in fields() and cell
-    }
-    for key, cell in stated.items():
-        if cell:
-            first, *more = (_value(key, fields()[key], part.strip()) for part in cell.split("|"))
-            values[key] = first
-            others += [Variant(knob=key, value=str(value), job={key: value}) for value in more]
-    if not values.get("model"):
+def _run(name: str, cells: dict[str, str]) -> Run:
+    stated = {key: cell for key, cell in cells.items() if key in fields() and cell}
+    if cells.get("hardware"):
+        stated.setdefault("gpu", cells["hardware"])
+    if cells.get("sharding"):
+        stated.setdefault("zero", str(SHARDINGS.get(cells["sharding"], cells["sharding"])))
+    values = {key: [WORDS.get(part.strip(), part.strip()) for part in cell.split("|")] for key, cell in stated.items()}
+    model = values.pop("model", [""])[0]
+    if not model:
         raise ConfigError("not stated", key="model")
-    job = Job(**values)
-    measured = {key: number(key, cells[key], whole=False) for key in Measured.__struct_fields__ if cells.get(key)}
-    unswept = dict.fromkeys(("model", "gpu", "precision", "seq_len", "micro_batch", "global_batch", "lengths"))
+    job = Job.of(model, {key: parts[0] for key, parts in values.items()})
+    variants = tuple(
+        Variant(knob=key, value=part, job={key: getattr(Job.of(model, {key: part}), key)})
+        for key, parts in values.items()
+        for part in parts[1:]
+    )
+    swept = dict.fromkeys(("gpu", "precision", "seq_len", "micro_batch", "global_batch", "lengths"))
     return Run(
-        id=name, quality=cells.get("quality", ""), source=cells.get("source", ""), model=job.model,
-        hardware=job.gpu or "", layout=job.replace(**{**unswept, "model": ""}).flags(), job=job,
-        variants=tuple(others), measured=Measured(**measured), counter=Counter.parse(cells.get("memory_kind", "")),
+        id=name, quality=cells.get("quality", ""), source=cells.get("source", ""), model=model,
+        hardware=job.gpu or "", layout=job.replace(**swept).flags(), job=job, variants=variants,
+        measured=Measured(**{key: _positive(key, cell) for key in Measured.__struct_fields__ if (cell := cells.get(key))}),
+        counter=Counter.parse(cells.get("memory_kind", "")),
     )  # fmt: skip
 
 
-def _value(key: str, field: Field, text: str) -> Any:
-    """A cell as the field of a job that it is."""
-    if key == "zero" and text in SHARDINGS:
-        return SHARDINGS[text]
-    if field.kind == "whole":
-        value = number(key, text, whole=True, zero=field.low == 0)
-        if field.high is not None and value > field.high:
-            raise ConfigError(f"must be at most {field.high:,}, got {text[:40]!r}", key=key)
-        return value
-    if field.kind == "positive":
-        return number(key, text, whole=False)
-    if field.kind == "switch":
-        if text.lower() not in ("yes", "no"):
-            raise ConfigError(f"must be yes or no, got {text[:40]!r}", key=key)
-        return text.lower() == "yes"
-    if field.kind == "choice" and text not in field.choices:
-        raise ConfigError(f"must be one of {', '.join(field.choices)}, got {text[:40]!r}", key=key)
-    return text
+def _positive(key: str, cell: str) -> float:
+    try:
+        return positive_number(cell)
+    except ConfigError as error:
+        raise ConfigError(str(error), key=key) from None
