@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick cpus parsers lint docs planner calibration accuracy bench gpu clean
+.PHONY: help demo test quick cpus parsers lint docs planner runs calibration accuracy bench gpu clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -49,8 +49,11 @@ docs: $(VENV)/installed-dev ## the generated pages
 planner: $(VENV)/installed-dev ## docs/planner.md: what the commands in it print
 	$(BIN)/python docs/planner.py
 
+runs: $(VENV)/installed-dev ## the published runs, as rows of the package, from the tables of tools/published_runs
+	$(BIN)/python tools/published_runs/convert.py
+
 calibration: $(VENV)/installed-dev ## the GPUs' efficiencies, fitted to the published runs (some minutes)
-	$(BIN)/python -m loadgauge.validate.calibration_files
+	PYTHONPATH=tools $(BIN)/python -m accuracy.calibrate
 
 accuracy: $(VENV)/installed-dev ## docs/accuracy.md: predicted against published runs (some minutes)
 	$(BIN)/python docs/accuracy.py

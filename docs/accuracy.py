@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from loadgauge.validate.page import generate
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+from accuracy.page import generate
 
 if __name__ == "__main__":
     text = generate("--no-cross-validation" not in sys.argv, say=lambda line: print(line, file=sys.stderr))

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from accuracy.choices import Choice
     from loadgauge.estimate.result import Estimate
     from loadgauge.spec.layout import Layout
-    from loadgauge.validate.choices import Choice
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 PAGE = Path(__file__).with_name("planner.md")
 FILES = Path(__file__).with_name("examples")
 COMMAND = re.compile(r"```console\n\$ (loadgauge [^\n]*)\n.*?```", re.DOTALL)
@@ -56,8 +57,8 @@ def dialects() -> str:
 
 def published() -> str:
     """Published layouts beside the planner's best, by our own model."""
+    from accuracy.choices import choose, configurations
     from loadgauge.errors import Error
-    from loadgauge.validate.choices import choose, configurations
     from loadgauge.validate.runs import published as rows
 
     choices: list[Choice] = []
@@ -65,15 +66,15 @@ def published() -> str:
     # Of Megatron-Bridge's some ninety, the first of each model, kind of GPU and number of them.
     listed = configurations(rows().runs, ["KOR", "SC21"])
     seen: set[object] = set()
-    for names, job in configurations(rows().runs, ["MB"]):
-        key = job.model.name.partition(" ")[0], job.gpu.id if job.gpu else "", job.layout.gpus
+    for names, setup in configurations(rows().runs, ["MB"]):
+        key = setup.model.name.partition(" ")[0], setup.gpu.id if setup.gpu else "", setup.layout.gpus
         if key not in seen:
             seen.add(key)
-            listed.append((names, job))
-    for number, (names, job) in enumerate(listed, 1):
-        print(f"{number} of {len(listed)}: {names[0]} {job.model.name}", file=sys.stderr, flush=True)
+            listed.append((names, setup))
+    for number, (names, setup) in enumerate(listed, 1):
+        print(f"{number} of {len(listed)}: {names[0]} {setup.model.name}", file=sys.stderr, flush=True)
         try:
-            choices.append(choose(names, job))
+            choices.append(choose(names, setup))
             print(row(choices[-1]), file=sys.stderr, flush=True)
         except Error as error:
             left.append(f"{names[0]}: {error}")
@@ -99,10 +100,10 @@ def row(choice: Choice) -> str:
     """One configuration as a row of the table."""
     best, alike, own = choice.best, choice.alike, choice.published
     gain, with_means = choice.gain(best), choice.gain(alike)
-    job = choice.job
+    setup = choice.setup
     verdict = "" if own.memory.fits else " (does not fit by our model)"
     cells = [
-        choice.rows[0], job.model.name, f"{job.layout.gpus:,} x {job.gpu.id}, {job.training.precision.name}",
+        choice.rows[0], setup.model.name, f"{setup.layout.gpus:,} x {setup.gpu.id}, {setup.training.precision.name}",
         f"{short(own.layout)}{verdict}", f"{own.time.step:.3g} s", "" if best is None else short(best.layout),
         "" if gain is None else f"{gain:.2f}", "" if with_means is None else f"{with_means:.2f}",
         "" if gain is None or gain <= 1.1 else because(own, best),

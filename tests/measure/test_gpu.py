@@ -82,7 +82,7 @@ def test_validate_reads_its_runs(found: Report, tmp_path: Path) -> None:
     rows = read(path)
     assert not rows.rejected
     assert not rows.ignored
-    assert [one.step_time_s for one in rows.runs] == [0.5] * len(CASES)
+    assert [one.measured.step_time_s for one in rows.runs] == [0.5] * len(CASES)
     records = validate(rows, ("time", "memory"))
     assert {record.id for record in records} == {one["id"] for one in runs}
     assert [record.reason for record in records if record.predicted is None] == []

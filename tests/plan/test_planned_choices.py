@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgauge.validate.choices import choose, configurations
+from accuracy.choices import choose, configurations
 from loadgauge.validate.runs import published
 
 ROWS = ("T-KOR-002", "T-KOR-004", "T-SC21-001", "T-SC21-004", "T-MB-007", "T-MB-068", "T-MB-069")

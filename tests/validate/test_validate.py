@@ -14,20 +14,18 @@ from hypothesis import strategies as st
 
 from command_line import document, typed
 from loadgauge.spec.calibration import rates
+from loadgauge.spec.job import fields
 from loadgauge.validate.baseline import baseline, ideal_seconds, rescaled
-from loadgauge.validate.causes import CAUSES, FAR, far_off
-from loadgauge.validate.counters import RESERVE
-from loadgauge.validate.expression import express
-from loadgauge.validate.held_out import held_out, samples
-from loadgauge.validate.page import page
-from loadgauge.validate.runs import KINDS, Run, published
+from loadgauge.validate.counters import RESERVE, Counter
+from loadgauge.validate.runs import Measured, Run, Variant, parse, published
+from loadgauge.validate.setups import setup_of
 from loadgauge.validate.summary import errors, quantile, reason_kind, reasons, summary
 from loadgauge.validate.validate import Record, validate
 
 RUNS = {run.id: run for run in published().runs}
 GIB = 2**30
-HEAD = "id,model,hardware,gpus,dp,seq_len,micro_batch,global_batch,sharding,framework"
-ROW = "llama-3.1-8b,H100-80GB-SXM,8,8,8192,1,8,fsdp2,torchtitan"
+HEAD = "id,model,hardware,gpus,seq_len,micro_batch,global_batch,sharding,framework"
+ROW = "llama-3.1-8b,h100-sxm5-80gb,8,8192,1,8,fsdp2,torchtitan"
 
 
 def source(*names: str, quality: str = "ABC") -> list[Run]:
@@ -49,8 +47,8 @@ def test_a_record_holds_what_was_measured_and_its_range() -> None:
     for one in found:
         run = RUNS[one.id]
         if one.quantity == "memory":
-            assert run.peak_memory_gib is not None
-            assert one.measured == run.peak_memory_gib * GIB
+            assert run.measured.peak_memory_gib is not None
+            assert one.measured == run.measured.peak_memory_gib * GIB
         if one.predicted is None:
             assert one.reason
             assert one.error is None
@@ -64,11 +62,14 @@ def test_a_record_holds_what_was_measured_and_its_range() -> None:
 
 
 def test_the_range_holds_every_value_of_an_open_knob() -> None:
-    open_run = msgspec.structs.replace(RUNS["M-SM-001"], recompute="")
-    low, high = (
-        validate([msgspec.structs.replace(open_run, recompute=word)])[0].predicted for word in ("full", "none")
+    run = RUNS["M-SM-001"]
+    assert run.job is not None
+    full, none = (
+        msgspec.structs.replace(run, job=run.job.replace(recompute=word), variants=()) for word in ("full", "none")
     )
-    found = validate([open_run])[0]
+    low, high = (validate([stated])[0].predicted for stated in (full, none))
+    others = (Variant(knob="recompute", value="full", job={"recompute": "full"}),)
+    found = validate([msgspec.structs.replace(none, variants=others)])[0]
     assert (found.low, found.high) == (low, high)
     assert found.predicted == high
 
@@ -77,7 +78,7 @@ def test_each_counter_is_compared_with_its_own() -> None:
     run = RUNS["M-SM-001"]
 
     def predicted(kind: str) -> tuple[float, float, float]:
-        found = validate([msgspec.structs.replace(run, memory_kind=kind)])[0]
+        found = validate([msgspec.structs.replace(run, counter=Counter.parse(kind))])[0]
         assert found.predicted
         assert found.low is not None
         assert found.high is not None
@@ -86,17 +87,17 @@ def test_each_counter_is_compared_with_its_own() -> None:
     allocated = predicted("allocated")
     assert allocated[0] == allocated[1] == allocated[2]
     assert predicted("reserved") == pytest.approx([allocated[0] * (1 + share) for share in RESERVE])
-    assert allocated[1] < predicted("reserved")[1] < predicted("nvidia-smi")[1]
+    assert allocated[1] < predicted("reserved")[1] < predicted("device")[1]
     unknown = predicted("unknown")
     assert unknown[0] == allocated[0]
-    assert unknown[2] == predicted("nvidia-smi")[2]
+    assert unknown[2] == predicted("device")[2]
 
 
 def test_the_last_rank_is_the_last_stage() -> None:
     run = RUNS["M-VP-001"]
     worst, last = (
-        validate([msgspec.structs.replace(run, memory_kind=kind)])[0].predicted
-        for kind in ("allocated", "allocated, last rank")
+        validate([msgspec.structs.replace(run, counter=Counter.parse(kind))])[0].predicted
+        for kind in ("allocated", "allocated, last stage")
     )
     assert worst is not None
     assert last is not None
@@ -104,7 +105,8 @@ def test_the_last_rank_is_the_last_stage() -> None:
 
 
 def test_a_row_with_both_numbers_gives_two_records() -> None:
-    run = msgspec.structs.replace(RUNS["T-SM-001"], peak_memory_gib=60.0, memory_kind="allocated")
+    both = msgspec.structs.replace(RUNS["T-SM-001"].measured, peak_memory_gib=60.0)
+    run = msgspec.structs.replace(RUNS["T-SM-001"], measured=both, counter=Counter("allocated"))
     assert [one.quantity for one in validate([run])] == ["time", "memory"]
     assert [one.quantity for one in validate([run], ("memory",))] == ["memory"]
 
@@ -130,7 +132,7 @@ def test_memory_of_published_runs(name: str, kind: str, median: float, p90: floa
     chosen = [
         run
         for run in source(name, quality="A" if kind == "A" else "AB")
-        if run.peak_memory_gib is not None and (kind != "allocated" or run.memory_kind.startswith("allocated"))
+        if run.measured.peak_memory_gib is not None and (kind != "allocated" or run.counter.kind == "allocated")
     ]
     found = errors(validate(chosen, ("memory",)))
     assert found.configurations >= 4
@@ -143,10 +145,11 @@ def test_memory_of_published_runs(name: str, kind: str, median: float, p90: floa
 def test_a_vocabulary_costs_sixteen_bytes_a_parameter() -> None:
     """Rows of VP that differ in the vocabulary alone: what is printed and what is predicted of their first stage."""
     small, large = RUNS["M-VP-002"], RUNS["M-VP-003"]
-    assert small.peak_memory_gib is not None
-    assert large.peak_memory_gib is not None
+    peaks = small.measured.peak_memory_gib, large.measured.peak_memory_gib
+    assert peaks[0] is not None
+    assert peaks[1] is not None
     # The source prints 64k and 128k, and mentions 256,008 words, so its k is 1000; the column took it for 1024.
-    assert large.peak_memory_gib - small.peak_memory_gib == pytest.approx(64_000 * 3072 * 16 / GIB, abs=0.011)
+    assert peaks[1] - peaks[0] == pytest.approx(64_000 * 3072 * 16 / GIB, abs=0.011)
     less, more = (one.predicted for one in validate([small, large]))
     assert less is not None
     assert more is not None
@@ -216,13 +219,12 @@ def test_the_baseline_is_the_constant_that_is_right_for_half_of_the_configuratio
 def test_the_baseline_of_narayanan_is_its_equation() -> None:
     """Korthikanti et al.'s GPT-3: Narayanan et al.'s equation 3 without recomputation, and the interleaved bubble."""
     run = RUNS["T-KOR-003"]
-    job = express(run).job
-    assert job is not None
+    setup = setup_of(run)
     l, h, s, v, batch, pp, vpp = 96, 12288, 2048, 51200, 64, 8, 3
     model = 72 * batch * s * l * h**2 * (1 + s / (6 * h) + v / (12 * h * l))
-    assert run.vpp == vpp
+    assert setup.layout.vpp == vpp
     bubble = (pp - 1) / (batch * vpp)
-    assert ideal_seconds(job) == pytest.approx(model / (64 * 312e12) * (1 + bubble))
+    assert ideal_seconds(setup) == pytest.approx(model / (64 * 312e12) * (1 + bubble))
 
 
 def test_one_measured_run_scales_its_group_and_is_not_judged_itself() -> None:
@@ -231,50 +233,6 @@ def test_one_measured_run_scales_its_group_and_is_not_judged_itself() -> None:
     assert [one.id for one in found] == ["1", "2"]
     assert all(one.error == pytest.approx(0) for one in found)
     assert not rescaled(rows[:1])
-
-
-def test_held_out_uses_no_row_of_the_source_nor_of_its_twin() -> None:
-    runs = source("KOR", "MMFU", "SC21")
-    seen: list[set[str]] = []
-
-    def refit(rest: dict[str, list[object]], chip: str) -> None:
-        seen.append({sample.id.split("-")[1] for each in rest.values() for sample in each})  # type: ignore[attr-defined]
-
-    found = held_out(runs, refit=refit)  # type: ignore[arg-type]
-    assert {one.source for one in found} == {"KOR", "MMFU", "SC21"}
-    assert sorted(map(sorted, seen)) == [["KOR", "MMFU"], ["SC21"], ["SC21"]]
-
-
-def test_a_configuration_weighs_one_in_a_fit() -> None:
-    pairs = samples(source("SM"))["b200-sxm-180gb"]
-    assert len(pairs) == 43
-    total: dict[object, float] = {}
-    for run, sample in pairs:
-        total[run.configuration] = total.get(run.configuration, 0) + sample.weight
-    assert all(weight == pytest.approx(1) for weight in total.values())
-
-
-# -- why ---------------------------------------------------------------------------------------------------------------
-
-
-def test_every_row_that_is_far_off_is_listed_once() -> None:
-    runs = source("LG", "MCI", "AO", quality="AB")
-    found = validate(runs)
-    listed = [one.id + one.quantity for group in far_off(found, runs).values() for one in group]
-    far = [one.id + one.quantity for one in found if one.error is not None and abs(one.error) > FAR]
-    assert sorted(listed) == sorted(far)
-    assert len({cause.name for cause in CAUSES}) == len(CAUSES)
-
-
-def test_the_page_states_what_the_records_say() -> None:
-    runs = source("KOR", "SM")
-    found = validate(runs)
-    text = page(found, runs)
-    assert "| T-" not in text
-    median = errors([one for one in found if one.quantity == "time" and one.source == "SM"]).median
-    assert median is not None
-    assert f"| time: loadgauge | {100 * median:.1f} % |" in text
-    assert text.count("\n| megatron-22B") + text.count("\n| gpt3-175B") == 4
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -297,8 +255,8 @@ def test_your_own_runs(tmp_path: Path) -> None:
         f"{HEAD},peak_memory_gib,memory_kind,step_time_s,colour",
         f"M-ME-1,{ROW},60,allocated,,blue",
         f"T-ME-2,{ROW},,,1.3,",
-        "T-ME-3,llama-3.1-8b,Abacus,8,8,8192,1,8,fsdp2,torchtitan,,,1.3,",
-        f"T-ME-4,{ROW.replace(',8,8,', ',eight,8,')},,,1.3,",
+        "T-ME-3,llama-3.1-8b,Abacus,8,8192,1,8,fsdp2,torchtitan,,,1.3,",
+        f"T-ME-4,{ROW.replace(',8,8192,', ',eight,8192,')},,,1.3,",
     ]
     path.write_text("\n".join(lines), encoding="utf-8")
     found = document(f"validate --runs {path}")
@@ -306,7 +264,7 @@ def test_your_own_runs(tmp_path: Path) -> None:
     assert rows["M-ME-1"]["quantity"] == "memory"
     assert rows["T-ME-2"]["predicted"] > 0
     assert "'Abacus'" in rows["T-ME-3"]["reason"]
-    assert "gpus: must be a whole number, got 'eight'" in rows["T-ME-4"]["reason"]
+    assert "gpus: must be a whole number from 1 to 10000000, got 'eight'" in rows["T-ME-4"]["reason"]
     assert found["ignored_columns"] == ["colour"]
     printed = typed(f"validate --runs {path}")
     assert printed.code == 0
@@ -335,17 +293,15 @@ cell = st.one_of(
     st.just(""),
     st.integers(-3, 200).map(str),
     st.sampled_from(
-        ["none", "full", "zero1", "fsdp2", "fp8", "bf16", "mla", "yes", "H100-80GB-SXM", "Megatron-LM", "nan"]
+        ["none", "full", "zero1", "fsdp2", "fp8", "bf16", "1 | 2", "yes", "h100-sxm5-80gb", "megatron", "nan", "dp,pp"]
     ),
 )
+COLUMNS = sorted((*fields(), *Measured.__struct_fields__, "sharding", "hardware", "memory_kind"))
 
 
-@given(st.dictionaries(st.sampled_from(sorted(KINDS)), cell, max_size=18))
+@given(st.dictionaries(st.sampled_from(COLUMNS), cell, max_size=18))
 def test_no_row_is_a_traceback(cells: dict[str, str]) -> None:
-    from loadgauge.validate.runs import parse
-
-    base = {"id": "T-H-1", "model": "Llama 3.1 8B", "gpus": "8", "seq_len": "4096", "step_time_s": "1.0"} | cells
-    base["id"] = "T-H-1"
+    base = {"id": "T-H-1", "model": "llama-3.1-8b", "gpus": "8", "seq_len": "4096", "step_time_s": "1.0"} | cells
     out = io.StringIO()
     writer = csv.DictWriter(out, list(base))
     writer.writeheader()

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgauge.errors import ConfigError
-from loadgauge.validate.runs import CARRIED, KINDS, MEASURED, Run, parse, published, read
+from loadgauge.spec.job import Job
+from loadgauge.validate.counters import Counter
+from loadgauge.validate.runs import Measured, parse, published, read
 
-HEAD = "id,model,layers,gpus,tp,tokens_per_s_per_gpu"
+HEAD = "id,model,pp,gpus,tp,tokens_per_s_per_gpu"
 
 
 def test_every_published_row_is_read() -> None:
@@ -27,27 +29,49 @@ def test_every_published_row_is_read() -> None:
 
 def test_a_run_in_both_files_counts_its_speed_once() -> None:
     weighed = [run for run in published().runs if run.id.startswith("M-")]
-    assert all(getattr(run, name) is None for run in weighed for name in MEASURED if name != "peak_memory_gib")
-    assert sum(run.peak_memory_gib is not None for run in weighed) == 506
+    assert not any(run.measured.timed for run in weighed)
+    assert sum(run.measured.peak_memory_gib is not None for run in weighed) == 506
 
 
 def test_columns_may_be_missing_in_any_order_and_unknown_ones_are_listed() -> None:
-    found = parse("colour,gpus,id\nred,8,T-X-1\n")
-    assert found.runs == (Run(id="T-X-1", gpus=8),)
+    found = parse("colour,gpus,model,id\nred,8,gpt2,T-X-1\n")
+    assert [(run.id, run.job) for run in found.runs] == [("T-X-1", Job(model="gpt2", gpus=8))]
     assert found.ignored == ("colour",)
-    assert not set(CARRIED) & set(KINDS)
+
+
+def test_a_row_holds_the_fields_of_a_job_and_what_was_measured() -> None:
+    head = "id,model,hardware,sharding,sequence_parallel,price,mfu,peak_memory_gib,memory_kind,quality"
+    (run,) = parse(f'{head}\nx,gpt2,a100-sxm4-80gb,fsdp2,yes,2.5,0.4,12.5,"allocated, last stage",A\n').runs
+    assert run.job == Job(model="gpt2", gpu="a100-sxm4-80gb", zero=3, sequence_parallel=True, price=2.5)
+    assert run.measured == Measured(mfu=0.4, peak_memory_gib=12.5)
+    assert (run.counter, run.quality) == (Counter("allocated", last_stage=True), "A")
+
+
+def test_a_cell_may_hold_several_values() -> None:
+    (run,) = parse("id,model,recompute,zero\nx,gpt2,none | full,1\n").runs
+    assert run.job == Job(model="gpt2", recompute="none", zero=1)
+    assert [(one.knob, one.value, one.job) for one in run.variants] == [("recompute", "full", {"recompute": "full"})]
+
+
+def test_sweeps_of_batch_and_precision_are_one_configuration() -> None:
+    head, rows = (
+        "id,model,gpu,tp,seq_len,precision",
+        ("a,gpt2,l4,2,128,bf16", "b,gpt2,l4,2,256,fp16", "c,gpt2,l4,1,128,bf16"),
+    )
+    first, second, third = (run.configuration[1:] for run in parse("\n".join((head, *rows))).runs)
+    assert first == second != third
 
 
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ("T-1,gpt,many,8,1,5", "layers: must be a whole number, got 'many'"),
-        ("T-1,gpt,12.5,8,1,5", "layers: must be a whole number, got '12.5'"),
-        ("T-1,gpt,12,0,1,5", "gpus: must be above 0, got '0'"),
-        ("T-1,gpt,12,8,-1,5", "tp: must be above 0, got '-1'"),
-        ("T-1,gpt,12,8,1,nan", "tokens_per_s_per_gpu: must be a number, got 'nan'"),
-        ("T-1,gpt,12,8,1,inf", "tokens_per_s_per_gpu: must be a number, got 'inf'"),
-        ("T-1,gpt,12,1e30,1,5", "gpus: is too large: '1e30'"),
+        ("T-1,gpt,many,8,1,5", "pp: must be a whole number from 1 to 1000000, got 'many'"),
+        ("T-1,gpt,12.5,8,1,5", "pp: must be a whole number from 1 to 1000000, got '12.5'"),
+        ("T-1,gpt,12,0,1,5", "gpus: must be a whole number from 1 to 10000000, got '0'"),
+        ("T-1,gpt,12,8,-1,5", "tp: must be a whole number from 1 to 1000000, got '-1'"),
+        ("T-1,gpt,12,8,1,nan", "tokens_per_s_per_gpu: must be a number above 0, got 'nan'"),
+        ("T-1,gpt,12,8,1,inf", "tokens_per_s_per_gpu: must be a number above 0, got 'inf'"),
+        ("T-1,,12,8,1,5", "model: not stated"),
         ("T-1,gpt,12,8,1,5,6", "has more cells than there are columns"),
     ],
 )
@@ -90,8 +114,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_byte_order_mark_does_not_hide_the_first_column(tmp_path: Path) -> None:
-    (tmp_path / "runs.csv").write_text("id,gpus\nT,8\n", encoding="utf-8-sig")
-    assert read(tmp_path / "runs.csv").runs == (Run(id="T", gpus=8),)
+    (tmp_path / "runs.csv").write_text("id,model\nT,gpt2\n", encoding="utf-8-sig")
+    assert [run.id for run in read(tmp_path / "runs.csv").runs] == ["T"]
 
 
 cells = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
@@ -100,7 +124,7 @@ cells = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 @given(st.lists(st.lists(cells, min_size=3, max_size=8), max_size=4))
 def test_no_content_is_a_traceback(rows: list[list[str]]) -> None:
     out = io.StringIO()
-    csv.writer(out).writerows([["id", "layers", "mfu", "model"], *rows])
+    csv.writer(out).writerows([["id", "sequence_parallel", "mfu", "model"], *rows])
     try:
         found = parse(out.getvalue())
     except ConfigError:
@@ -114,15 +138,16 @@ def test_no_text_is_a_traceback(text: str) -> None:
         parse(text)
 
 
-@given(st.integers(1, 10**9), st.floats(1e-9, 1e9))
+@given(st.integers(1, 10**7), st.floats(1e-9, 1e9))
 def test_numbers_are_read_as_written(whole: int, real: float) -> None:
-    found = parse(f"id,gpus,mfu\nT,{whole},{real!r}\n")
-    assert found.runs[0].gpus == whole
-    assert found.runs[0].mfu == real
+    (run,) = parse(f"id,model,gpus,mfu\nT,gpt2,{whole},{real!r}\n").runs
+    assert run.job is not None
+    assert (run.job.gpus, run.measured.mfu) == (whole, real)
 
 
-@pytest.mark.parametrize(("key", "value"), [("layers", "1000000000"), ("layers", "2147483648"), ("vpp", "100000")])
-def test_a_number_that_an_estimate_would_count_to_is_bounded(key: str, value: str) -> None:
-    found = parse(f"id,{key}\nT-X-1,{value}\n")
-    assert not found.runs
-    assert found.rejected[0].reason.startswith(f"{key}: must be at most ")
+def test_rows_in_json(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text('{"id": "a", "job": {"model": "gpt2"}}\n{"id": "b", "job": {"modell": "gpt2"}}\n', encoding="utf-8")
+    found = read(path)
+    assert [(run.id, run.job) for run in found.runs] == [("a", Job(model="gpt2"))]
+    assert [(bad.line, "modell" in bad.reason) for bad in found.rejected] == [(2, True)]

@@ -1,6 +1,6 @@
 """`make gpu`: calibrates this GPU, and runs a fixed list of trainings on it, each by formula, trace and measurement.
 
-One JSON comes of it, with device, versions and date. `runs` in it has the columns of `data/runs`, so that
+One JSON comes of it, with device, versions and date. `runs` in it are rows as those of `data/runs`, so that
 `loadgauge validate --runs FILE.json` predicts what was measured.
 """
 
@@ -10,6 +10,7 @@ import argparse
 import datetime
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,11 @@ from loadgauge.measure.calibrate import Calibration, calibrate, text
 from loadgauge.measure.train_steps import MeasuredSteps
 from loadgauge.spec.hardware import Gpu, gpu
 from loadgauge.spec.job import Job
-from loadgauge.spec.model import Attention, LatentAttention, Mlp, ModelSpec, Moe
 from loadgauge.trace.subprocess import Request, in_child
+from loadgauge.trace.torch_run import OPTIMIZERS
 from loadgauge.units import GIB
 
 TIMED = 5
-PRECISIONS = {
-    "bf16-pure": "bf16-true", "bf16-autocast": "bf16-mixed (fp32 weights)", "fp16-autocast": "fp16", "fp32": "fp32",
-}  # fmt: skip
-OPTIMIZERS = {"adamw": "AdamW", "adamw-fused": "AdamW", "adamw-loop": "AdamW", "sgd": "SGD"}
-"""The words of `data/runs` for those of a `Job`."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -102,7 +98,7 @@ class Report(msgspec.Struct, frozen=True):
     date: str
     calibration: Calibration
     outcomes: tuple[Outcome, ...]
-    runs: tuple[dict[str, str], ...]
+    runs: tuple[dict[str, Any], ...]
 
 
 def report(
@@ -145,48 +141,17 @@ def _ran(case: Case, device: str, timed: int) -> Outcome:
         return Outcome(case.name, error=str(error))
 
 
-def row(case: Case, taken: MeasuredSteps, card: Gpu, number: int) -> dict[str, str]:
-    """A measured training in the columns of `data/runs` (their README explains them)."""
-    spec, job = find_model(case.job.model), case.job
-    sizes = _shape(spec, case.layers) if case.layers != spec.num_hidden_layers else {}
-    cells: dict[str, Any] = {
-        "id": f"T-OWN-{number + 1:03}", "quality": "A", "task": "pretrain", "source": "loadgauge make gpu",
-        "year": datetime.datetime.now(tz=datetime.UTC).year, "framework": "transformers", "model": job.model,
-        **sizes, "hardware": card.id, "gpus": 1, "gpus_per_node": 1,
-        "seq_len": job.seq_len, "micro_batch": job.micro_batch,
-        "global_batch": job.global_batch, "precision": PRECISIONS[str(job.precision)],
-        "tp": 1, "pp": 1, "cp": 1, "dp": 1, "recompute": "full" if job.recompute == "full" else "none",
-        "optimizer": OPTIMIZERS[str(job.optimizer)], "step_time_s": taken.step, "peak_memory_gib": taken.peak / GIB,
-        "memory_kind": "allocated (torch max_memory_allocated)",
-        "other_flags": "no flash attention" if job.attention == "eager" else "sdpa; flash attention",
+def row(case: Case, taken: MeasuredSteps, card: Gpu, number: int) -> dict[str, Any]:
+    """A measured training as a row of `data/runs` (its README explains them)."""
+    optimizer = OPTIMIZERS[str(case.job.optimizer)][0]
+    job = case.job.replace(optimizer=optimizer, gpu=card.id, gpus=1, gpus_per_node=1, framework="huggingface")
+    pattern = find_model(job.model).pattern[: case.layers]
+    return {
+        "id": f"T-OWN-{number + 1:03}", "quality": "A", "source": "loadgauge make gpu", "model": job.model,
+        "hardware": card.id, "layout": f"1 GPU, recompute {job.recompute}", "job": msgspec.to_builtins(job),
+        "overrides": {"model": {"pattern": [[kind, len(list(layers))] for kind, layers in groupby(pattern)]}},
+        "measured": {"step_time_s": taken.step, "peak_memory_gib": taken.peak / GIB}, "counter": {"kind": "allocated"},
     }  # fmt: skip
-    return {name: "" if value is None else str(value) for name, value in cells.items()}
-
-
-def _shape(spec: ModelSpec, layers: int) -> dict[str, Any]:
-    """The sizes of a model that was cut to so many layers; a whole one is in the catalogue."""
-    block = spec.blocks[-1]
-    attention, mlp = block.attention, block.mlp
-    sizes: dict[str, Any] = {"layers": layers, "hidden": spec.hidden_size, "vocab": spec.vocab_size}
-    sizes["tied_embeddings"] = "yes" if spec.tie_word_embeddings else "no"
-    if isinstance(attention, Attention):
-        sizes |= {"heads": attention.num_attention_heads, "kv_heads": attention.num_key_value_heads,
-                  "head_dim": attention.head_dim}  # fmt: skip
-    elif isinstance(attention, LatentAttention):
-        sizes |= {"heads": attention.num_attention_heads, "attention": "mla"}
-    if isinstance(mlp, Mlp):
-        sizes |= {"ffn": mlp.intermediate_size, "gated": "yes" if mlp.gated else "no"}
-    elif isinstance(mlp, Moe):
-        width = mlp.moe_intermediate_size
-        dense = [one.mlp.intermediate_size for one in spec.blocks if isinstance(one.mlp, Mlp)]
-        sizes |= {"gated": "yes" if mlp.gated else "no", "moe_experts": mlp.num_experts,
-                  "moe_topk": mlp.num_experts_per_tok, "moe_expert_ffn": width}  # fmt: skip
-        if mlp.shared is not None:
-            sizes["moe_shared"] = int(mlp.shared.intermediate_size) // int(width)
-        if dense:
-            leading = sum(isinstance(spec.blocks[kind].mlp, Mlp) for kind in spec.pattern)
-            sizes |= {"ffn": dense[0], "moe_first_dense_layers": leading}
-    return sizes
 
 
 def write(found: Report, path: Path) -> None:

@@ -13,19 +13,20 @@ import msgspec
 from loadgauge.errors import Error
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.flops import step_flops
-from loadgauge.validate.expression import Job, express
+from loadgauge.resolve.setup import Setup
 from loadgauge.validate.runs import Run
+from loadgauge.validate.setups import setup_of
 from loadgauge.validate.summary import configuration_weights, grouped, quantile
 from loadgauge.validate.validate import Record
 
 
-def ideal_seconds(job: Job) -> float:
-    """A step at the full 16-bit peak, with the 1F1B bubble (p - 1) / (v m)."""
-    assert job.gpu is not None
-    layout = job.layout
-    flops = step_flops(job.model, layout, job.training.kernels, view_of(layout, job.training)).model
+def ideal_seconds(setup: Setup) -> float:
+    """Step time [s] at the full 16-bit peak, with the 1F1B bubble (p - 1) / (v m) (source: narayanan2021)."""
+    assert setup.gpu is not None
+    layout = setup.layout
+    flops = step_flops(setup.model, layout, setup.training.kernels, view_of(layout, setup.training)).model
     bubble = (layout.pp - 1) / (layout.num_microbatches * layout.vpp)
-    return float(flops / (layout.gpus * job.gpu.peak("bf16")) * (1 + bubble))
+    return float(flops / (layout.gpus * setup.gpu.peak("bf16")) * (1 + bubble))
 
 
 def baseline(records: Sequence[Record], runs: Sequence[Run]) -> tuple[Record, ...]:
@@ -35,10 +36,8 @@ def baseline(records: Sequence[Record], runs: Sequence[Run]) -> tuple[Record, ..
     for record in records:
         if record.quantity != "time" or record.error is None or record.id not in by_id:
             continue
-        job = express(by_id[record.id]).job
-        assert job is not None
         try:
-            found.append((record, ideal_seconds(job)))
+            found.append((record, ideal_seconds(setup_of(by_id[record.id]))))
         except Error:
             continue
     kinds = grouped([record for record, _ in found], lambda record: record.gpu)

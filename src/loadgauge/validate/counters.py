@@ -1,17 +1,16 @@
-"""Counters of memory: which of our figures a published peak is to be compared with.
+"""Counters of memory: which of our figures a measured peak is to be compared with.
 
 Allocated, reserved and what the driver shows are three readings of one run; each is compared with its own.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
+from loadgauge.errors import ConfigError
 from loadgauge.estimate.result import Estimate
-from loadgauge.validate.models import Inexpressible
-from loadgauge.validate.runs import Run
 
 RESERVE = (0.0, 0.047, 0.10)
 """What the caching allocator holds beyond the allocated peak, as a share of it: low, usual, high. Measured: the 19 runs
@@ -20,44 +19,38 @@ of SimuMax's B200 release that print both counters, whose median is 1.047 and wh
 Kind = Literal["allocated", "reserved", "device", "unknown"]
 
 
-class Counter(msgspec.Struct, frozen=True):
+class Counter(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A counter, and whether it is of the last pipeline stage instead of the worst rank."""
 
-    kind: Kind
+    kind: Kind = "unknown"
     last_stage: bool = False
 
+    @classmethod
+    def parse(cls, text: str) -> Counter:
+        """From a cell: a kind, perhaps followed by `last stage`; `ConfigError` where it is another word.
 
-def counter(run: Run) -> Counter:
-    """The counter of a row, by the words of its source.
-
-    >>> counter(Run(id="x", memory_kind="allocated (torch max_memory_allocated; last rank = last pipeline stage)"))
-    Counter(kind='allocated', last_stage=True)
-    >>> counter(Run(id="x", memory_kind="nvidia-smi snapshot (integer GB)")).kind
-    'device'
-    """
-    text = run.memory_kind.lower()
-    if "not per gpu" in text:
-        raise Inexpressible(f"memory_kind: {run.memory_kind!r} is not the memory of one GPU")
-    last = "last rank" in text
-    if text.startswith(("allocated", "active")):
-        return Counter("allocated", last)  # active is allocated, in blocks of 512 bytes
-    if text.startswith("reserved"):
-        return Counter("reserved", last)
-    if text.startswith("nvidia-smi"):
-        return Counter("device", last)
-    return Counter("unknown", last)
+        >>> Counter.parse("allocated, last stage"), Counter.parse("")
+        (Counter(kind='allocated', last_stage=True), Counter(kind='unknown', last_stage=False))
+        """
+        kind, _, stage = (part.strip() for part in text.partition(","))
+        if (kind or "unknown") not in get_args(Kind) or stage not in ("", "last stage"):
+            raise ConfigError(f"must be one of {', '.join(get_args(Kind))}, got {text[:40]!r}", key="memory_kind")
+        return cls(kind or "unknown", bool(stage))  # type: ignore[arg-type]
 
 
-def reading(kind: Counter, estimate: Estimate) -> tuple[float, float, float]:
-    """What the counter would show [bytes]: low, predicted, high. An unknown one lies between allocated and device."""
+UNKNOWN = Counter()
+
+
+def reading(counter: Counter, estimate: Estimate) -> tuple[float, float, float]:
+    """What the counter would show [bytes]: low, predicted, high. An unknown one is between allocated and device."""
     memory = estimate.memory
     outside = memory.parts["outside"] - memory.workspaces
-    allocated = (memory.stages[-1] if kind.last_stage else memory.total) - outside
-    if kind.kind == "allocated":
+    allocated = (memory.stages[-1] if counter.last_stage else memory.total) - outside
+    if counter.kind == "allocated":
         return allocated, allocated, allocated
     low, usual, high = (allocated * (1 + share) for share in RESERVE)
-    if kind.kind == "reserved":
+    if counter.kind == "reserved":
         return low, usual, high
-    if kind.kind == "device":
+    if counter.kind == "device":
         return low + memory.low - memory.allocated, usual + outside, high + outside
     return allocated, usual, high + outside

@@ -1,67 +1,55 @@
-"""The step time that a row measured, from whichever column it is printed in."""
+"""The step time that a run measured, from whichever column it is printed in."""
 
 from __future__ import annotations
 
 import msgspec
 
-from loadgauge.errors import NotStated
+from loadgauge.errors import NotModelled, NotStated
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.flops import Flops, step_flops
-from loadgauge.validate import words
-from loadgauge.validate.expression import Job
-from loadgauge.validate.models import Inexpressible
+from loadgauge.resolve.setup import Setup
 from loadgauge.validate.runs import Run
 
 TERA = 1e12
 
 
-def has_time(run: Run) -> bool:
-    """Whether a row prints anything that is a step time in other words."""
-    return any(
-        value is not None
-        for value in (
-            run.step_time_s,
-            run.tokens_per_s_per_gpu,
-            run.model_tflops_per_gpu,
-            run.hw_tflops_per_gpu,
-            run.mfu,
-            run.hfu,
-        )
-    )
+def step_seconds(run: Run, setup: Setup) -> float:
+    """Time of one optimizer step [s]: as printed, or from tokens/s, or from FLOP/s by the source's own count of FLOPs.
+
+    `setup` is what the run is taken for; a batch or FLOPs that the run does not state come from it. `NotModelled` where
+    nothing is printed that a time follows from.
+    """
+    layout, measured = setup.layout, run.measured
+    if measured.step_time_s is not None:
+        return measured.step_time_s
+    if measured.tokens_per_s_per_gpu is not None:
+        return float(layout.global_batch * layout.seq_len / (layout.gpus * measured.tokens_per_s_per_gpu))
+    flops = counted_flops(run, setup)
+    if measured.model_tflops_per_gpu is not None:
+        return float(flops.model / (layout.gpus * measured.model_tflops_per_gpu * TERA))
+    if measured.mfu is not None:
+        return float(flops.model / (layout.gpus * measured.mfu * _peak(setup)))
+    if measured.hw_tflops_per_gpu is not None:
+        return float(flops.hardware / (layout.gpus * measured.hw_tflops_per_gpu * TERA))
+    if measured.hfu is not None:
+        return float(flops.hardware / (layout.gpus * measured.hfu * _peak(setup)))
+    raise NotModelled("measured: the row prints no time, rate or utilisation")
 
 
-def step_seconds(run: Run, job: Job) -> float:
-    """Seconds of one optimizer step: as printed, or from tokens/s, or from FLOP/s by the source's own count of FLOPs."""
-    layout = job.layout
-    if run.step_time_s is not None:
-        return run.step_time_s
-    if run.tokens_per_s_per_gpu is not None:
-        return float(layout.global_batch * layout.seq_len / (layout.gpus * run.tokens_per_s_per_gpu))
-    flops = counted(run, job)
-    if run.model_tflops_per_gpu is not None:
-        return float(flops.model / (layout.gpus * run.model_tflops_per_gpu * TERA))
-    if run.mfu is not None:
-        return float(flops.model / (layout.gpus * run.mfu * _peak(job)))
-    if run.hw_tflops_per_gpu is not None:
-        return float(flops.hardware / (layout.gpus * run.hw_tflops_per_gpu * TERA))
-    if run.hfu is not None:
-        return float(flops.hardware / (layout.gpus * run.hfu * _peak(job)))
-    raise Inexpressible("measured: the row prints no time, rate or utilisation")
-
-
-def counted(run: Run, job: Job) -> Flops:
-    """FLOPs of a step as the row's source counts them: most count all query-key pairs, some the causal half."""
-    view = view_of(job.layout, job.training)
-    if any(word in run.framework for word in words.CAUSAL_FLOPS):
+def counted_flops(run: Run, setup: Setup) -> Flops:
+    """FLOPs of a step as the run's source counts them: most count all query-key pairs, some the causal half."""
+    view = view_of(setup.layout, setup.training)
+    if run.causal_flops:
         view = msgspec.structs.replace(view, pairs=view.pairs / 2)
     # Megatron-LM's and NeMo's counts leave the padding of the vocabulary out, as ours does.
-    return step_flops(job.model, job.layout, job.training.kernels, view)
+    return step_flops(setup.model, setup.layout, setup.training.kernels, view)
 
 
-def _peak(job: Job) -> float:
-    if job.gpu is None:
-        raise Inexpressible("measured: only a utilisation is printed, and the card is not in the catalogue")
+def _peak(setup: Setup) -> float:
+    """The 16-bit peak of the card [FLOP/s]."""
+    if setup.gpu is None:
+        raise NotModelled("measured: only a utilisation is printed, and the card is not in the catalogue")
     try:
-        return job.gpu.peak("bf16")
+        return setup.gpu.peak("bf16")
     except NotStated as error:
-        raise Inexpressible(f"measured: only a utilisation is printed, and {error}") from None
+        raise NotModelled(f"measured: only a utilisation is printed, and {error}") from None

@@ -1,71 +1,44 @@
-"""Published runs, read from a CSV: one measured run a row, each cell checked, nothing filled in."""
+"""Measured runs, one a row: what ran, as the fields of a `Job`, and what was measured.
+
+The published ones are in `data/runs/*.jsonl`, written by `tools/published_runs` from tables in their sources' words.
+"""
 
 from __future__ import annotations
 
 import csv
-import io
-import math
+from collections.abc import Callable
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from typing import NoReturn, TypeVar
 
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.spec.job import Job, fields
+from loadgauge.spec.job_text import positive_number
+from loadgauge.validate.counters import UNKNOWN, Counter
+from loadgauge.validate.overrides import UNCHANGED, Changes, Overrides
 
+Row = TypeVar("Row")
 LARGEST_FILE = 100_000_000
-"""Bytes. The published runs that come with loadgauge have one million."""
+"""Bytes; the largest file that is read."""
+FILES = ("throughput.jsonl", "memory.jsonl")
+"""The published runs, in `data/runs`."""
+SHARDINGS = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3}
+"""Words of the column `sharding`, as ZeRO stages."""
+WORDS = {"yes": "true", "no": "false"}
+"""Words of switches."""
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured run, as its source states it; the columns are explained in `data/runs/README.md`.
+class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a source measured, None where it did not; rates and utilisations are per GPU.
 
-    A text that the source does not state is empty, a number None. `step_time_s` in seconds, `peak_memory_gib` in GiB,
-    `*_tflops_per_gpu` in 10^12 FLOP/s, `mfu` and `hfu` as shares of the peak.
+    step_time_s: of one optimizer step [s]; *_tflops_per_gpu: [10^12 FLOP/s]; mfu, hfu: shares of the 16-bit peak
+    model_tflops_per_gpu, mfu: useful FLOPs alone; hw_tflops_per_gpu, hfu: with those of recomputation
+    peak_memory_gib: [GiB]
     """
 
-    id: str
-    quality: str = ""
-    task: str = "pretrain"
-    source: str = ""
-    year: int | None = None
-    framework: str = ""
-    model: str = ""
-    layers: int | None = None
-    hidden: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    ffn: int | None = None
-    gated: str = ""
-    vocab: int | None = None
-    tied_embeddings: str = ""
-    attention: str = ""
-    moe_experts: int | None = None
-    moe_topk: int | None = None
-    moe_shared: int | None = None
-    moe_expert_ffn: int | None = None
-    moe_first_dense_layers: int | None = None
-    hardware: str = ""
-    gpus: int | None = None
-    gpus_per_node: int | None = None
-    seq_len: int | None = None
-    micro_batch: int | None = None
-    global_batch: int | None = None
-    precision: str = ""
-    tp: int | None = None
-    pp: int | None = None
-    vpp: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    dp: int | None = None
-    sharding: str = ""
-    sequence_parallel: str = ""
-    recompute: str = ""
-    optimizer: str = ""
-    lora_rank: int | None = None
-    other_flags: str = ""
     step_time_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     model_tflops_per_gpu: float | None = None
@@ -73,41 +46,70 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     mfu: float | None = None
     hfu: float | None = None
     peak_memory_gib: float | None = None
-    memory_kind: str = ""
-    notes: str = ""
+
+    @property
+    def timed(self) -> bool:
+        """Whether anything of it is a step time in other words."""
+        return any(getattr(self, name) is not None for name in self.__struct_fields__ if name != "peak_memory_gib")
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Another plausible value of something that a source does not state, as changes of the job and its overrides."""
+
+    knob: str
+    value: str
+    job: Changes = {}
+    overrides: Overrides = UNCHANGED
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One measured run.
+
+    model, hardware, layout: in the source's words, by which runs of one configuration are told from others
+    job: None where the run cannot be expressed, for a `reason`; untimed: why its time cannot be predicted
+    variants: other jobs that it may be; assumed: None where the resolver says what it assumed
+    counter: of the peak memory; miscounted: why that peak is comparable with no prediction
+    causal_flops: the source counts half of the query-key pairs in its model FLOPs
+    """
+
+    id: str
+    quality: str = ""
+    source: str = ""
+    model: str = ""
+    hardware: str = ""
+    layout: str = ""
+    job: Job | None = None
+    overrides: Overrides = UNCHANGED
+    variants: tuple[Variant, ...] = ()
+    assumed: tuple[str, ...] | None = None
+    reason: str = ""
+    untimed: str = ""
+    measured: Measured = Measured()
+    counter: Counter = UNKNOWN
+    miscounted: str = ""
+    causal_flops: bool = False
 
     @property
     def series(self) -> str:
-        """The prefix of the source: the second part of the id, or the id itself where it has no parts."""
+        """The prefix of the source: the second part of the id, or the id itself where it has no parts.
+
+        >>> Run(id="T-KOR-001").series, Run(id="mine").series
+        ('KOR', 'mine')
+        """
         parts = self.id.split("-")
         return parts[1] if len(parts) > 2 else self.id
 
     @property
-    def configuration(self) -> tuple[object, ...]:
-        """What makes two rows measurements of one thing: source, model, hardware, number of GPUs and layout.
+    def configuration(self) -> tuple[str, ...]:
+        """What makes two rows measurements of one thing: source, model, hardware, and number of GPUs with the layout.
 
         Precision, sequence length and batch are not part of it, so a sweep over them weighs as much as one run.
         """
-        schedule = next((part.strip() for part in self.other_flags.split(";") if "schedule " in part), "")
-        layout = (self.tp, self.pp, self.vpp, self.cp, self.ep, self.sharding, self.recompute, schedule)
-        return (self.series, self.model, self.hardware, self.gpus, *layout)
-
-
-MEASURED = (
-    *("step_time_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "hw_tflops_per_gpu", "mfu", "hfu"),
-    "peak_memory_gib",
-)
-"""What was measured. None of it may decide how a row is expressed."""
-CARRIED = frozenset(
-    {"split", "arch_source", "throughput_reported", "memory_reported", "derived_fields"}
-)  # known columns that are for people to read
-MOST = {"layers": 10_000, "vpp": 1_000}
-"""The largest numbers that are believed of what an estimate goes through one by one."""
-KINDS: dict[str, Any] = get_type_hints(Run)
+        return (self.series, self.model, self.hardware, self.layout)
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """A row that could not be read: where it stands, and why."""
+    """A row that could not be read: its id, its line, and why."""
 
     id: str
     line: int
@@ -115,18 +117,15 @@ class Rejected(msgspec.Struct, frozen=True):
 
 
 class Runs(msgspec.Struct, frozen=True):
-    """The rows of one or several files. `ignored`: columns that no one reads."""
+    """The rows of one or several files. `ignored`: columns that have no meaning here."""
 
     runs: tuple[Run, ...]
     rejected: tuple[Rejected, ...] = ()
     ignored: tuple[str, ...] = ()
 
     def __add__(self, other: Runs) -> Runs:
-        return Runs(
-            self.runs + other.runs,
-            self.rejected + other.rejected,
-            tuple(dict.fromkeys(self.ignored + other.ignored)),
-        )
+        ignored = tuple(dict.fromkeys(self.ignored + other.ignored))
+        return Runs(self.runs + other.runs, self.rejected + other.rejected, ignored)
 
 
 def published() -> Runs:
@@ -135,49 +134,26 @@ def published() -> Runs:
     >>> len(published().runs) > 1500
     True
     """
-    timed, weighed = _read(_folder().joinpath("throughput.csv")), _read(_folder().joinpath("memory.csv"))
-    # A run that reports both is in both files; its speed counts once.
-    untimed = dict.fromkeys(name for name in MEASURED if name != "peak_memory_gib")
-    runs = tuple(msgspec.structs.replace(run, **untimed) for run in weighed.runs)
-    return timed + msgspec.structs.replace(weighed, runs=runs)
-
-
-def _folder() -> Traversable:
-    return resources.files("loadgauge").joinpath("data/runs")
+    folder = resources.files("loadgauge").joinpath("data/runs")
+    timed, weighed = (_of_lines(read_text(folder.joinpath(name))) for name in FILES)
+    return timed + weighed
 
 
 def read(path: str | Path) -> Runs:
-    """The runs of a CSV, or of the JSON that `make gpu` writes. A file that is neither raises `ConfigError`; a row that is
-    wrong is in `rejected`."""
-    return _read(Path(path))
+    """The runs of a file: a CSV whose columns are fields of `Job` and what was measured, the JSON that `make gpu` writes,
+    or rows as `data/runs` has them (.jsonl). A file that is none of them raises `ConfigError`; a row that is wrong is in
+    `rejected`."""
+    text = read_text(Path(path))
+    if str(path).endswith(".jsonl"):
+        return _of_lines(text)
+    return _of_report(text, str(path)) if text.lstrip().startswith("{") else parse(text, str(path))
 
 
-class _Report(msgspec.Struct):
-    """What is read of the JSON of `make gpu`."""
-
-    runs: list[dict[str, str]]
-
-
-def _of_report(text: str, file: str) -> Runs:
-    """The runs in the JSON of `make gpu`: rows with the columns of the CSV."""
-    try:
-        rows = msgspec.json.decode(text, type=_Report).runs
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"is no result of `make gpu`: {error}", file=file) from None
-    if not rows:
-        raise ConfigError("has no runs: none of its trainings was measured on a GPU of the catalogue", file=file)
-    lines = io.StringIO()
-    table = csv.DictWriter(lines, list(dict.fromkeys(name for row in rows for name in row)))
-    table.writeheader()
-    table.writerows(rows)
-    return parse(lines.getvalue(), file)
-
-
-def _read(place: Path | Traversable) -> Runs:
-    file = str(place)
+def read_text(place: Path | Traversable) -> str:
+    """The text of a file in UTF-8, of at most `LARGEST_FILE` bytes; else `ConfigError`."""
 
     def refuse(message: str) -> NoReturn:
-        raise ConfigError(message, file=file) from None
+        raise ConfigError(message, file=str(place)) from None
 
     try:
         if isinstance(place, Path):
@@ -187,80 +163,125 @@ def _read(place: Path | Traversable) -> Runs:
                 refuse("is not a file")
             if place.stat().st_size > LARGEST_FILE:
                 refuse(f"is larger than {LARGEST_FILE // 10**6} MB")
-        text = place.read_text(encoding="utf-8-sig")
+        return place.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         refuse("is not text in UTF-8")
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         if isinstance(error, ConfigError):
             raise
         refuse(f"cannot be read: {getattr(error, 'strerror', None) or error}")
-    return _of_report(text, file) if text.lstrip().startswith("{") else parse(text, file)
 
 
-def parse(text: str, file: str = "") -> Runs:
-    r"""The runs in the text of a CSV.
+def _of_lines(text: str) -> Runs:
+    """The runs in JSON, one a line."""
+    decode = msgspec.json.Decoder(Run).decode
+    runs: list[Run] = []
+    rejected: list[Rejected] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            runs.append(decode(line))
+        except msgspec.DecodeError as error:
+            rejected.append(Rejected(f"line {number}", number, str(error)))
+    return Runs(tuple(runs), tuple(rejected))
 
-    >>> found = parse("id,model,layers,colour\nT-X-1,gpt,12,red\nT-X-2,gpt,many,blue\n")
-    >>> found.runs[0].layers, found.rejected[0].reason, found.ignored
-    (12, "layers: must be a whole number, got 'many'", ('colour',))
+
+class _Report(msgspec.Struct):
+    """What is read of the JSON of `make gpu`."""
+
+    runs: list[Run]
+
+
+def _of_report(text: str, file: str) -> Runs:
+    try:
+        runs = msgspec.json.decode(text, type=_Report).runs
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"is no result of `make gpu`: {error}", file=file) from None
+    if not runs:
+        raise ConfigError("has no runs: none of its trainings was measured on a GPU of the catalogue", file=file)
+    return Runs(tuple(runs))
+
+
+def read_rows(
+    text: str, file: str, make: Callable[[str, dict[str, str]], Row]
+) -> tuple[tuple[str, ...], tuple[Row, ...], tuple[Rejected, ...]]:
+    """The columns of a CSV, what `make(id, cells)` makes of each row, and the rows for which that raises `ConfigError`.
+
+    A row without an id gets its line as one. Raises `ConfigError` where the text is no CSV with a column `id`.
     """
     if "\0" in text:
         raise ConfigError("has a zero byte in it, so it is no CSV", file=file)
+    made: list[Row] = []
+    rejected: list[Rejected] = []
     try:
         lines = csv.DictReader(text.splitlines(keepends=True), strict=True)
-        header = [name.strip() for name in lines.fieldnames or ()]
+        header = tuple(name.strip() for name in lines.fieldnames or ())
         lines.fieldnames = header
         if "id" not in header:
             raise ConfigError("its first line must name the columns, and one of them must be id", file=file)
         twice = [name for name in dict.fromkeys(header) if header.count(name) > 1]
         if twice:
             raise ConfigError(f"the column {twice[0]} appears twice", file=file)
-        runs: list[Run] = []
-        rejected: list[Rejected] = []
         seen: set[str] = set()
         for row in lines:
-            name = (row.get("id") or "").strip() or f"line {lines.line_num}"
+            name = (row["id"] or "").strip() or f"line {lines.line_num}"
             try:
                 if name in seen:
                     raise ConfigError("the id appears twice", key="id")
                 seen.add(name)
-                runs.append(_run(name, row))
+                if row.pop(None, None):
+                    raise ConfigError("has more cells than there are columns")
+                made.append(make(name, {key: (cell or "").strip() for key, cell in row.items() if key != "id"}))
             except ConfigError as error:
                 rejected.append(Rejected(name, lines.line_num, str(error)))
     except csv.Error as error:
         raise ConfigError(f"is not a valid CSV: {error}", file=file) from None
-    known = KINDS.keys() | CARRIED
-    return Runs(tuple(runs), tuple(rejected), tuple(name for name in header if name not in known))
+    return header, tuple(made), tuple(rejected)
 
 
-def _run(name: str, row: dict[str, Any]) -> Run:
-    if row.get(None):  # type: ignore[call-overload]
-        raise ConfigError("has more cells than there are columns")
-    values: dict[str, Any] = {"id": name}
-    for key, kind in KINDS.items():
-        cell = row.get(key)
-        if key == "id" or cell is None:
-            continue
-        text = cell.strip()
-        if kind is str:
-            values[key] = text
-        elif text:
-            values[key] = _number(key, text, whole=kind == int | None)
-    return Run(**values)
+OWN = ("id", "quality", "source", "hardware", "sharding", "memory_kind", *Measured.__struct_fields__)
+"""Columns of a CSV that are no fields of a `Job`: `hardware` says what `gpu` does, and `sharding` what `zero` does."""
 
 
-def _number(key: str, text: str, *, whole: bool) -> float | int:
+def parse(text: str, file: str = "") -> Runs:
+    r"""The runs in a CSV. A cell may hold several values, such as `none | full`: the first is the job's, each other one
+    widens the range.
+
+    >>> found = parse("id,model,tp,colour\nT-X-1,gpt2,2,red\nT-X-2,gpt2,many,blue\n")
+    >>> found.runs[0].job.tp, found.rejected[0].reason, found.ignored
+    (2, "tp: must be a whole number from 1 to 1000000, got 'many'", ('colour',))
+    """
+    header, runs, rejected = read_rows(text, file, _run)
+    ignored = tuple(name for name in header if name not in OWN and name not in fields())
+    return Runs(runs, rejected, ignored)
+
+
+def _run(name: str, cells: dict[str, str]) -> Run:
+    stated = {key: cell for key, cell in cells.items() if key in fields() and cell}
+    if cells.get("hardware"):
+        stated.setdefault("gpu", cells["hardware"])
+    if cells.get("sharding"):
+        stated.setdefault("zero", str(SHARDINGS.get(cells["sharding"], cells["sharding"])))
+    values = {key: [WORDS.get(part.strip(), part.strip()) for part in cell.split("|")] for key, cell in stated.items()}
+    model = values.pop("model", [""])[0]
+    if not model:
+        raise ConfigError("not stated", key="model")
+    job = Job.of(model, {key: parts[0] for key, parts in values.items()})
+    variants = tuple(
+        Variant(knob=key, value=part, job={key: getattr(Job.of(model, {key: part}), key)})
+        for key, parts in values.items()
+        for part in parts[1:]
+    )
+    swept = dict.fromkeys(("gpu", "precision", "seq_len", "micro_batch", "global_batch", "lengths"))
+    return Run(
+        id=name, quality=cells.get("quality", ""), source=cells.get("source", ""), model=model,
+        hardware=job.gpu or "", layout=job.replace(**swept).flags(), job=job, variants=variants,
+        measured=Measured(**{key: _positive(key, cell) for key in Measured.__struct_fields__ if (cell := cells.get(key))}),
+        counter=Counter.parse(cells.get("memory_kind", "")),
+    )  # fmt: skip
+
+
+def _positive(key: str, cell: str) -> float:
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or (whole and value != int(value)):
-        raise ConfigError(f"must be a {'whole ' if whole else ''}number, got {text[:40]!r}", key=key)
-    least = 0 if key in ("moe_shared", "moe_first_dense_layers", "lora_rank") else None
-    if value < 0 or (value == 0 and least is None):
-        raise ConfigError(f"must be above 0, got {text[:40]!r}", key=key)
-    if value > MOST.get(key, math.inf):
-        raise ConfigError(f"must be at most {MOST[key]:,}, got {text[:40]!r}", key=key)
-    if value > 1e15:
-        raise ConfigError(f"is too large: {text[:40]!r}", key=key)
-    return int(value) if whole else value
+        return positive_number(cell)
+    except ConfigError as error:
+        raise ConfigError(str(error), key=key) from None

@@ -7,18 +7,17 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.errors import Error
+from loadgauge.errors import Error, NotModelled
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.result import Estimate
+from loadgauge.resolve.setup import Setup
 from loadgauge.spec.calibration import Rates
-from loadgauge.spec.cluster import cluster
 from loadgauge.spec.hardware import Cluster
 from loadgauge.units import GIB
-from loadgauge.validate.counters import counter, reading
-from loadgauge.validate.expression import Expression, Job, express
-from loadgauge.validate.measured import has_time, step_seconds
-from loadgauge.validate.models import Inexpressible
+from loadgauge.validate.counters import reading
+from loadgauge.validate.measured import step_seconds
 from loadgauge.validate.runs import Run, Runs
+from loadgauge.validate.setups import Alternative, alternatives, setup_of
 
 Quantity = Literal["time", "memory"]
 
@@ -56,8 +55,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-NIC = 50e9
-"""Byte/s of one GPU to other nodes, where no source states them: 400 Gbit/s, the usual adapter since 2022."""
 RatesOf = Callable[[str], Rates]
 """The calibration of a GPU, by its id; where it is given it stands in for the one that comes with loadgauge."""
 
@@ -73,8 +70,8 @@ def validate(
     `progress` is called after each run.
 
     >>> from loadgauge.validate.runs import parse
-    >>> text = "id,model,hardware,gpus,dp,seq_len,micro_batch,global_batch,sharding,framework,peak_memory_gib,memory_kind"
-    >>> row = "M-X-1,llama-3.1-8b,H100-80GB-SXM,8,8,8192,1,8,fsdp2,torchtitan,60,allocated"
+    >>> text = "id,model,gpu,gpus,seq_len,zero,framework,peak_memory_gib,memory_kind"
+    >>> row = "M-X-1,llama-3.1-8b,h100-sxm5-80gb,8,8192,3,torchtitan,60,allocated"
     >>> [(record.quantity, record.reason) for record in validate(parse(f"{text}\\n{row}\\n"))]
     [('memory', '')]
     """
@@ -91,106 +88,109 @@ def validate(
 
 
 def _records(run: Run, quantities: Sequence[Quantity], rates: RatesOf | None) -> Iterator[Record]:
-    timed = "time" in quantities and has_time(run)
-    weighed = "memory" in quantities and run.peak_memory_gib is not None
+    timed = "time" in quantities and run.measured.timed
+    weighed = "memory" in quantities and run.measured.peak_memory_gib is not None
     if not timed and not weighed:
         return
-    expression = express(run)
+    setup: Setup | None = None
+    others: tuple[Alternative, ...] = ()
+    reason = run.reason
+    if run.job is not None:
+        try:
+            setup, others = setup_of(run), tuple(alternatives(run))
+        except Error as error:
+            reason = str(error)
     if timed:
-        yield _checked(run, "time", expression, rates)
+        yield _checked(run, "time", setup, others, reason or run.untimed, rates)
     if weighed:
-        yield _checked(run, "memory", expression, rates)
+        yield _checked(run, "memory", setup, others, reason or run.miscounted, rates)
 
 
-def _checked(run: Run, quantity: Quantity, expression: Expression, rates: RatesOf | None) -> Record:
-    job = expression.job
-    about = Record(
+def _checked(
+    run: Run, quantity: Quantity, setup: Setup | None, others: Sequence[Alternative], reason: str, rates: RatesOf | None
+) -> Record:
+    assumed = run.assumed
+    if assumed is None:
+        assumed = () if setup is None else tuple(f"{name}: {value}" for name, value in setup.assumed.items())
+    peak = run.measured.peak_memory_gib
+    record = Record(
         id=run.id,
         quantity=quantity,
         source=run.series,
         quality=run.quality,
         configuration=run.configuration,
-        gpu="" if job is None or job.gpu is None else job.gpu.id,
-        assumed=expression.assumed,
-        measured=run.peak_memory_gib * GIB if quantity == "memory" and run.peak_memory_gib else run.step_time_s,
+        gpu="" if setup is None or setup.gpu is None else setup.gpu.id,
+        assumed=assumed,
+        measured=peak * GIB if quantity == "memory" and peak else run.measured.step_time_s,
     )
-    if job is None:
-        return msgspec.structs.replace(about, reason=expression.reason)
+    if setup is None or reason:
+        return msgspec.structs.replace(record, reason=reason)
     try:
         if quantity == "memory":
-            return _memory(run, expression, job, about)
-        if expression.untimed:
-            raise Inexpressible(expression.untimed)
-        return _time(run, expression, job, about, rates)
-    except (Inexpressible, Error) as error:
-        return msgspec.structs.replace(about, reason=str(error))
+            return _memory(run, setup, others, record)
+        return _time(run, setup, others, record, rates)
+    except Error as error:
+        return msgspec.structs.replace(record, reason=str(error))
 
 
-def _memory(run: Run, expression: Expression, job: Job, about: Record) -> Record:
-    kind = counter(run)
-    low, predicted, high = reading(kind, _estimate(job, None, None))
-    # Each open knob alone, and all of them together in the direction that each one pulls.
-    for values in _by_knob(expression, lambda variant: reading(kind, _estimate(variant, None, None))[1] - predicted):
+def _memory(run: Run, setup: Setup, others: Sequence[Alternative], record: Record) -> Record:
+    low, predicted, high = reading(run.counter, _estimate(setup))
+    # Each open question alone, and all of them together in the direction that each one pulls.
+    for values in _by_knob(others, lambda other: reading(run.counter, _estimate(other))[1] - predicted):
         low += min(0.0, *values)
         high += max(0.0, *values)
-    assert run.peak_memory_gib is not None
-    return _with(about, run.peak_memory_gib * GIB, predicted, max(low, 0.0), high)
+    assert record.measured is not None
+    return _with(record, record.measured, predicted, max(low, 0.0), high)
 
 
-def _time(run: Run, expression: Expression, job: Job, about: Record, rates: RatesOf | None) -> Record:
-    measured = step_seconds(run, job)
-    about = msgspec.structs.replace(about, measured=measured)
-    place = machine(job)
-    known = None if rates is None else rates(place.gpu.id)
-    found = _estimate(job, place, known)
-    if found.time is None:
-        raise Inexpressible(found.untimed or "no time was predicted")
-    predicted, low, high = found.time.step, found.time.low, found.time.high
+def _time(run: Run, setup: Setup, others: Sequence[Alternative], record: Record, rates: RatesOf | None) -> Record:
+    measured = step_seconds(run, setup)
+    place = machine(setup)
+    fitted = None if rates is None else rates(place.gpu.id)
+    time = _estimate(setup, place, fitted).time
+    if time is None:
+        raise NotModelled("no time was predicted")
+    predicted, low, high = time.step, time.low, time.high
 
-    def factor(variant: Job) -> float:
-        # What a variant takes is held against what was measured if it is the variant.
-        time = _estimate(variant, machine(variant), known).time
+    def factor(other: Setup) -> float:
+        # What a variant takes is compared with what was measured if it is the variant.
+        time = _estimate(other, machine(other), fitted).time
         assert time is not None
-        return time.step / predicted * (measured / step_seconds(run, variant))
+        return time.step / predicted * (measured / step_seconds(run, other))
 
-    for values in _by_knob(expression, factor):
+    for values in _by_knob(others, factor):
         low *= min(1.0, *values)
         high *= max(1.0, *values)
-    return _with(about, measured, predicted, low, high)
+    return _with(record, measured, predicted, low, high)
 
 
-def _with(about: Record, measured: float, predicted: float, low: float, high: float) -> Record:
+def _with(record: Record, measured: float, predicted: float, low: float, high: float) -> Record:
     return msgspec.structs.replace(
-        about, measured=measured, predicted=predicted, low=low, high=high, error=predicted / measured - 1
+        record, measured=measured, predicted=predicted, low=low, high=high, error=predicted / measured - 1
     )
 
 
-def _by_knob(expression: Expression, value: Callable[[Job], float]) -> Iterator[list[float]]:
-    knobs = dict.fromkeys(variant.knob for variant in expression.variants)
-    for knob in knobs:
-        found: list[float] = []
-        for variant in expression.variants:
-            if variant.knob == knob:
+def _by_knob(others: Sequence[Alternative], value: Callable[[Setup], float]) -> Iterator[list[float]]:
+    for knob in dict.fromkeys(other.knob for other in others):
+        values: list[float] = []
+        for other in others:
+            if other.knob == knob:
                 try:
-                    found.append(value(variant.job))
-                except (Error, Inexpressible):
+                    values.append(value(other.setup))
+                except Error:
                     continue  # a value that the estimate refuses is not plausible
-        if found:
-            yield found
+        if values:
+            yield values
 
 
-def machine(job: Job) -> Cluster:
-    """The cluster that a job runs on; raises `Inexpressible` where the card is not known."""
-    if job.gpu is None:
-        raise Inexpressible("hardware: not in the catalogue")
-    gpus = int(job.layout.gpus)
-    per_node = job.gpus_per_node
-    if per_node is not None and gpus % per_node and gpus < per_node:
-        per_node = gpus
-    if job.nic_bandwidth is None and job.gpu.nic.bandwidth is None:
-        return cluster(job.gpu, gpus, per_node, nic_bandwidth=NIC)
-    return cluster(job.gpu, gpus, per_node, nic_bandwidth=job.nic_bandwidth)
+def machine(setup: Setup) -> Cluster:
+    """The cluster that a run used; `NotModelled` where its card or a link of it is not known."""
+    if setup.gpu is None:
+        raise NotModelled("hardware: not in the catalogue")
+    if setup.cluster is None:
+        raise NotModelled(setup.untimed)
+    return setup.cluster
 
 
-def _estimate(job: Job, place: Cluster | None, rates: Rates | None) -> Estimate:
-    return estimate(job.model, job.layout, job.training, job.gpu, place, rates=rates)
+def _estimate(setup: Setup, place: Cluster | None = None, rates: Rates | None = None) -> Estimate:
+    return estimate(setup.model, setup.layout, setup.training, setup.gpu, place, rates=rates)

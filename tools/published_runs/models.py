@@ -12,8 +12,8 @@ import msgspec
 
 from loadgauge.families import catalogue
 from loadgauge.spec.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe, Norm
-from loadgauge.validate.flags import Flags
-from loadgauge.validate.runs import Run
+from published_runs.free_text import Flags
+from published_runs.source_rows import SourceRow
 
 FAMILIES: tuple[tuple[str, str], ...] = (
     # pattern of the lower-case model name, model of the catalogue that stands for the family
@@ -58,14 +58,16 @@ class Inexpressible(Exception):
 
 
 class Described(msgspec.Struct, frozen=True):
-    """A model, what was assumed for it, and other models that fit the row as well, each with what differs."""
+    """A model, the model of the catalogue whose blocks it has (`like`), what was assumed for it, and other models that fit
+    the row as well, each with what differs."""
 
     model: ModelSpec
+    like: str
     assumed: tuple[str, ...]
     others: tuple[tuple[str, ModelSpec], ...] = ()
 
 
-def describe(run: Run, framework: str) -> Described:
+def describe(run: SourceRow, framework: str) -> Described:
     """The model of a row; raises `Inexpressible`."""
     flags = Flags.of(run.other_flags)
     known = named(run.model)
@@ -75,7 +77,7 @@ def describe(run: Run, framework: str) -> Described:
             raise Inexpressible(
                 f"{', '.join(missing)} of {run.model!r}: not stated, and no such model in the catalogue"
             )
-        return Described(known, (f"sizes: those of {known.name} in the catalogue",))
+        return Described(known, known.name, (f"sizes: those of {known.name} in the catalogue",))
     template, why = family(run)
     assumed = [f"blocks: {why}"]
     vocab, others = _vocabulary(run, known, assumed)
@@ -83,7 +85,7 @@ def describe(run: Run, framework: str) -> Described:
     variants = [(f"vocabulary {size}", msgspec.structs.replace(spec, vocab_size=size)) for size in others]
     if any(block.dropout for block in spec.blocks):
         variants.append(("no dropout", undropped(spec)))
-    return Described(spec, tuple(assumed), tuple(variants))
+    return Described(spec, template.name, tuple(assumed), tuple(variants))
 
 
 def undropped(spec: ModelSpec) -> ModelSpec:
@@ -118,7 +120,7 @@ def named(name: str) -> ModelSpec | None:
     return None
 
 
-def family(run: Run) -> tuple[ModelSpec, str]:
+def family(run: SourceRow) -> tuple[ModelSpec, str]:
     """A model of the catalogue whose blocks stand for the row's, and why that one."""
     name = run.model.lower().rpartition("/")[2] if "mcore-ci" not in run.model else "gpt"
     if run.attention == "mla":
@@ -142,7 +144,7 @@ def _gated(block: Block) -> bool:
     return block.mlp is not None and block.mlp.gated
 
 
-def _vocabulary(run: Run, known: ModelSpec | None, assumed: list[str]) -> tuple[int, tuple[int, ...]]:
+def _vocabulary(run: SourceRow, known: ModelSpec | None, assumed: list[str]) -> tuple[int, tuple[int, ...]]:
     if run.vocab is not None:
         return run.vocab, ()
     published = _paper(run) or known
@@ -161,7 +163,7 @@ def _vocabulary(run: Run, known: ModelSpec | None, assumed: list[str]) -> tuple[
     return GPT2_VOCABULARY, (32000,)
 
 
-def _paper(run: Run) -> ModelSpec | None:
+def _paper(run: SourceRow) -> ModelSpec | None:
     """The published GPT of the catalogue that has these very sizes."""
     for name in ("megatron-gpt-22b", "megatron-gpt-175b", "megatron-gpt-530b", "megatron-gpt-1t"):
         model = catalogue.model(name)
@@ -171,7 +173,13 @@ def _paper(run: Run) -> ModelSpec | None:
 
 
 def _spec(
-    run: Run, flags: Flags, template: ModelSpec, known: ModelSpec | None, framework: str, vocab: int, assumed: list[str]
+    run: SourceRow,
+    flags: Flags,
+    template: ModelSpec,
+    known: ModelSpec | None,
+    framework: str,
+    vocab: int,
+    assumed: list[str],
 ) -> ModelSpec:
     assert run.layers is not None
     assert run.hidden is not None
@@ -217,7 +225,7 @@ def _spec(
     )
 
 
-def predicts_further(run: Run, flags: Flags) -> bool:
+def predicts_further(run: SourceRow, flags: Flags) -> bool:
     """Whether a multi-token prediction layer is trained along."""
     layout = flags.value("pipeline-model-parallel-layout") or flags.value("pp_layout") or ""
     return (
@@ -229,26 +237,26 @@ def predicts_further(run: Run, flags: Flags) -> bool:
     )
 
 
-def _undropped(run: Run) -> bool:
+def _undropped(run: SourceRow) -> bool:
     """NeMo's recipes, and gated models of Megatron-LM's users, train without dropout."""
     return "NeMo" in run.framework or (run.gated == "yes" and "mcore-ci" not in run.model)
 
 
-def _tied(run: Run, template: ModelSpec, assumed: list[str]) -> bool:
+def _tied(run: SourceRow, template: ModelSpec, assumed: list[str]) -> bool:
     if run.tied_embeddings:
         return run.tied_embeddings == "yes"
     assumed.append(f"head: {'tied' if template.tie_word_embeddings else 'not tied'} to the embedding, as in its family")
     return template.tie_word_embeddings
 
 
-def _norm(run: Run, flags: Flags, norm: Norm) -> Norm:
+def _norm(run: SourceRow, flags: Flags, norm: Norm) -> Norm:
     if flags.value("normalization") == "RMSNorm" and not norm.kind.startswith("rmsnorm"):
         return Norm("rmsnorm")
     return norm
 
 
 def _attention(
-    run: Run, flags: Flags, template: ModelSpec, known: ModelSpec | None, dropout: float, assumed: list[str]
+    run: SourceRow, flags: Flags, template: ModelSpec, known: ModelSpec | None, dropout: float, assumed: list[str]
 ) -> Attention | LatentAttention:
     assert run.hidden is not None
     assert run.heads is not None
@@ -284,7 +292,7 @@ def _attention(
     )
 
 
-def _dense(run: Run, flags: Flags, template: ModelSpec, known: ModelSpec | None, assumed: list[str]) -> Mlp:
+def _dense(run: SourceRow, flags: Flags, template: ModelSpec, known: ModelSpec | None, assumed: list[str]) -> Mlp:
     assert run.hidden is not None
     own = next((block.mlp for block in template.blocks if isinstance(block.mlp, Mlp)), None)
     if own is None or (run.gated and own.gated != (run.gated == "yes")):
@@ -300,7 +308,7 @@ def _dense(run: Run, flags: Flags, template: ModelSpec, known: ModelSpec | None,
     )
 
 
-def _moe(run: Run, flags: Flags, template: ModelSpec, known: ModelSpec | None) -> Moe:
+def _moe(run: SourceRow, flags: Flags, template: ModelSpec, known: ModelSpec | None) -> Moe:
     own = next((block.mlp for block in template.blocks if isinstance(block.mlp, Moe)), None)
     gated = run.gated == "yes" if run.gated else True
     width = run.moe_expert_ffn or run.ffn

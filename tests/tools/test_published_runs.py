@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from loadgauge.estimate.parameters import parameters
+from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.hardware import gpu_ids
+from loadgauge.spec.job import Job
 from loadgauge.spec.optimizers import OPTIMIZERS
-from loadgauge.validate import words
-from loadgauge.validate.counters import counter
-from loadgauge.validate.expression import express, jobs
-from loadgauge.validate.flags import Flags, chunks_of
-from loadgauge.validate.measured import has_time, step_seconds
-from loadgauge.validate.models import named
-from loadgauge.validate.runs import MEASURED, Run, published
-from loadgauge.validate.stages import _chunks
+from loadgauge.validate.overrides import apply
+from loadgauge.validate.runs import Measured, Run
+from loadgauge.validate.runs import published as packaged
+from loadgauge.validate.setups import alternatives, setup_of
+from published_runs import vocabulary
+from published_runs.convert import main
+from published_runs.counters import counter
+from published_runs.expression import express
+from published_runs.free_text import Flags, chunks_of
+from published_runs.models import named
+from published_runs.rows import difference, row_of
+from published_runs.source_rows import MEASURED, RAW, SourceRow, parse, published, read
+from published_runs.stages import _chunks
 
-RUNS = {run.id: run for run in published().runs}
+RUNS = {run.id: run for run in published()}
+ROWS = {run.id: run for run in packaged().runs}
 
 # Every word of these columns in the published files and in others of the same kind.
 HARDWARE = """24GB GPU; 40GB GPU; 80GB GPU; A100 (size and form not stated); A100-40GB-SXM; A100-80GB; A100-80GB-SXM;
@@ -48,14 +57,15 @@ def listed(text: str) -> list[str]:
 
 def test_every_word_is_mapped() -> None:
     for text, table in (
-        (HARDWARE, words.HARDWARE),
-        (PRECISION, words.PRECISION),
-        (SHARDING, words.SHARDING),
-        (OPTIMIZER, words.OPTIMIZER),
+        (HARDWARE, vocabulary.HARDWARE),
+        (PRECISION, vocabulary.PRECISION),
+        (SHARDING, vocabulary.SHARDING),
+        (OPTIMIZER, vocabulary.OPTIMIZER),
     ):
         assert not [word for word in listed(text) if word not in table]
-    assert {name for name in words.HARDWARE.values() if name != words.UNNAMED} <= set(gpu_ids())
-    assert set(words.OPTIMIZER.values()) <= set(OPTIMIZERS)
+    assert {name for name in vocabulary.HARDWARE.values() if name != vocabulary.UNNAMED} <= set(gpu_ids())
+    assert set(vocabulary.OPTIMIZER.values()) <= set(OPTIMIZERS)
+    assert {name for _, name, _ in vocabulary.FRAMEWORKS} <= set(FRAMEWORKS)
 
 
 @pytest.mark.parametrize(("word", "column"), [("LOMO", "optimizer"), ("Cray-1", "hardware"), ("int3", "precision")])
@@ -135,7 +145,6 @@ def test_a_row_without_a_job_says_why() -> None:
     for run in RUNS.values():
         found = express(run)
         assert (found.job is None) == bool(found.reason), run.id
-        assert len(jobs(run)) == (0 if found.job is None else 1 + len(found.variants))
 
 
 def test_open_knobs_become_variants() -> None:
@@ -150,48 +159,66 @@ def test_open_knobs_become_variants() -> None:
     assert found.job.layout.recompute.mode == "none"
 
 
-# -- what was measured -------------------------------------------------------------------------------------------------
+# -- the package's rows ------------------------------------------------------------------------------------------------
 
 
-def test_a_step_is_the_batch_over_the_rate() -> None:
-    run = RUNS["T-MB-074"]
-    job = express(run).job
-    assert job is not None
-    assert step_seconds(run, job) == 256 * 8192 / (64 * 5248)
-    assert step_seconds(msgspec.structs.replace(run, step_time_s=7.5), job) == 7.5
+def test_the_rows_of_the_package_are_what_the_tables_make_of_them() -> None:
+    assert main(["--check"]) == 0
 
 
-@pytest.mark.parametrize(("utilisation", "timed"), [("22B", "002"), ("175B", "004"), ("530B", "006"), ("1T", "008")])
-def test_utilisation_gives_the_step_time_that_was_printed_elsewhere(utilisation: str, timed: str) -> None:
-    """Megatron-LM's README prints the utilisation of the very runs whose seconds are in table 5 of Korthikanti et al."""
-    run = next(run for run in RUNS.values() if run.series == "MMFU" and run.model.endswith(utilisation))
-    job = express(run).job
-    assert job is not None
-    assert step_seconds(run, job) == pytest.approx(RUNS[f"T-KOR-{timed}"].step_time_s, rel=0.01)
-
-
-def test_flops_are_counted_as_each_framework_counts_them() -> None:
-    """Rows that print both tokens/s and TFLOP/s say how their source counts: all pairs, or in Megatron-Bridge half."""
-    checked = {"LLMF": 0, "MB": 0, "NEMO": 0}
-    for run in RUNS.values():
-        plain = run.moe_experts is None and run.task == "pretrain" and run.attention != "mla"
-        printed = run.tokens_per_s_per_gpu is not None and run.model_tflops_per_gpu is not None
-        llama2 = "LLAMA2" in run.model  # NeMo 24.07 prints a tenth less for these than its own formula
-        if run.series not in checked or not printed or not plain or llama2:
+def test_a_row_of_the_package_resolves_to_what_the_source_s_row_means() -> None:
+    checked = 0
+    for number, (id, run) in enumerate(ROWS.items()):
+        meant = express(RUNS[id])
+        assert (run.job is None) == (meant.job is None)
+        if meant.job is None or number % 13:
             continue
-        job = express(run).job
-        if job is None:
-            continue
-        converted = step_seconds(msgspec.structs.replace(run, tokens_per_s_per_gpu=None), job)
-        # The printed figures have two to four digits.
-        assert converted == pytest.approx(step_seconds(run, job), rel=0.035), run.id
-        checked[run.series] += 1
-    assert all(count > 5 for count in checked.values())
+        setup, others = setup_of(run), list(alternatives(run))
+        assert (setup.layout, setup.training, setup.gpu) == (meant.job.layout, meant.job.training, meant.job.gpu), id
+        assert setup.model.blocks == meant.job.model.blocks
+        assert setup.model.pattern == meant.job.model.pattern
+        assert [(other.knob, other.value) for other in others] == [(one.knob, one.value) for one in meant.variants]
+        assert [other.setup.layout for other in others] == [one.job.layout for one in meant.variants]
+        checked += 1
+    assert checked > 80
 
 
-def test_only_what_is_a_time_counts_as_one() -> None:
-    assert not has_time(Run(id="x", peak_memory_gib=3.0))
-    assert has_time(Run(id="x", hfu=0.4))
+def test_flags_and_overrides_alone_say_what_a_row_is() -> None:
+    """Rows are data: reading one back gives the same run, and its job can be typed."""
+    from loadgauge.cli.options import parse as typed
+
+    for run in list(ROWS.values())[::29]:
+        assert msgspec.json.decode(msgspec.json.encode(run), type=Run) == run
+        if run.job is not None:
+            assert typed([run.job.model, *run.job.words()]) == run.job
+
+
+def test_differences_between_models_can_be_applied() -> None:
+    known = [setup_of(ROWS[id]).model for id in ("T-KOR-003", "T-MB-001", "T-MSL-008", "M-SM-013", "T-MB-227")]
+    for old in known:
+        for new in known:
+            assert apply(old, difference(old, new)) == new
+
+
+def test_one_s_own_table_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = (
+        "id,model,layers,hidden,heads,kv_heads,ffn,gated,vocab,hardware,gpus,seq_len,precision,tp,framework,step_time_s"
+    )
+    row = "T-ME-1,my own,12,1024,16,8,4096,yes,32000,H100-80GB-SXM,8,2048,bf16,2,Megatron-LM,1.5"
+    (tmp_path / "mine.csv").write_text(f"{head}\n{row}\nT-ME-2,my own,many,,,,,,,,,,,,,\n", encoding="utf-8")
+    assert main([str(tmp_path / "mine.csv")]) == 0
+    printed = capsys.readouterr()
+    assert "layers: must be a whole number, got 'many'" in printed.err
+    run = msgspec.json.decode(printed.out, type=Run)
+    assert run == row_of(parse(f"{head}\n{row}\n").rows[0])
+    assert run.job is not None
+    assert (run.job.tp, run.job.gpu, run.measured) == (2, "h100-sxm5-80gb", Measured(step_time_s=1.5))
+    model = setup_of(run).model
+    assert (model.num_hidden_layers, model.hidden_size, model.vocab_size) == (12, 1024, 32000)
+    assert isinstance(run.job, Job)
+
+
+# -- counters ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -208,7 +235,7 @@ def test_only_what_is_a_time_counts_as_one() -> None:
     ],
 )
 def test_counters(words_of_the_source: str, kind: str, last: bool) -> None:
-    found = counter(Run(id="x", memory_kind=words_of_the_source))
+    found = counter(SourceRow(id="x", memory_kind=words_of_the_source))
     assert (found.kind, found.last_stage) == (kind, last)
 
 
@@ -266,7 +293,40 @@ def test_public_names(name: str, known: str | None) -> None:
     ],
 )
 def test_recipes_of_megatron_bridge_hold_weights_in_8_bits_alone(id: str, said: str, instead: bool) -> None:
-    run = next(run for run in published().runs if run.id == id)
+    run = RUNS[id]
     job = express(msgspec.structs.replace(run, other_flags=run.other_flags + said)).job
     assert job is not None
     assert job.training.precision.name.endswith("-primary") is instead
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "says"),
+    [
+        ("layers", "12.5", "must be a whole number, got '12.5'"),
+        ("gpus", "0", "must be above 0, got '0'"),
+        ("tp", "-1", "must be above 0, got '-1'"),
+        ("mfu", "nan", "must be a number, got 'nan'"),
+        ("gpus", "1e30", "must be at most 1,000,000,000,000,000, got '1e30'"),
+    ],
+)
+def test_a_bad_cell_rejects_its_row_alone(column: str, cell: str, says: str) -> None:
+    found = parse(f"id,{column}\nT-1,{cell}\nT-2,\n")
+    assert [(bad.id, bad.line, bad.reason) for bad in found.rejected] == [("T-1", 2, f"{column}: {says}")]
+    assert [row.id for row in found.rows] == ["T-2"]
+
+
+@pytest.mark.parametrize(("key", "value"), [("layers", "1000000000"), ("layers", "2147483648"), ("vpp", "100000")])
+def test_a_number_that_an_estimate_would_count_to_is_bounded(key: str, value: str) -> None:
+    found = parse(f"id,{key}\nT-X-1,{value}\n")
+    assert not found.rows
+    assert found.rejected[0].reason.startswith(f"{key}: must be at most ")
+
+
+def test_every_column_of_the_tables_has_a_meaning() -> None:
+    found = parse("id,colour,split\nT-1,red,dev\n")
+    assert found.rows == (SourceRow(id="T-1"),)
+    assert found.ignored == ("colour",)
+    for file in ("throughput.csv", "memory.csv"):
+        table = read(RAW / file)
+        assert not table.rejected
+        assert not table.ignored

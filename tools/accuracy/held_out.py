@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from accuracy.fit import CHIPS, Sample, fit_pooled
 from loadgauge.errors import Error
 from loadgauge.spec.calibration import Rates, rates
-from loadgauge.validate.calibration import CHIPS, Sample, fit_pooled
-from loadgauge.validate.expression import express
-from loadgauge.validate.measured import has_time, step_seconds
-from loadgauge.validate.models import Inexpressible
+from loadgauge.validate.measured import step_seconds
 from loadgauge.validate.runs import Run
+from loadgauge.validate.setups import setup_of
 from loadgauge.validate.validate import Record, machine, validate
 
 Progress = Callable[[str], object]
@@ -23,16 +22,15 @@ def samples(runs: Iterable[Run]) -> dict[str, list[tuple[Run, Sample]]]:
     """The measured steps of the runs that can be expressed, by GPU; each configuration weighs 1 in all."""
     found: dict[str, list[tuple[Run, Sample]]] = {}
     for run in runs:
-        expression = express(run) if has_time(run) else None
-        if expression is None or expression.job is None or expression.untimed:
+        if run.job is None or run.untimed or not run.measured.timed:
             continue
-        job = expression.job
         try:
-            place, seconds = machine(job), step_seconds(run, job)
-        except (Inexpressible, Error):
+            setup = setup_of(run)
+            place, seconds = machine(setup), step_seconds(run, setup)
+        except Error:
             continue
         sample = Sample(
-            id=run.id, model=job.model, layout=job.layout, training=job.training, cluster=place, seconds=seconds
+            id=run.id, model=setup.model, layout=setup.layout, training=setup.training, cluster=place, seconds=seconds
         )
         found.setdefault(place.gpu.id, []).append((run, sample))
     return {gpu: _weighted(pairs) for gpu, pairs in found.items()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from loadgauge.spec.training import Training
-from loadgauge.validate.flags import Flags
-from loadgauge.validate.runs import Run
+from published_runs.free_text import Flags
+from published_runs.source_rows import SourceRow
 
 OVERLAP_SINCE = 2023
 """The year from which the runs of Megatron-LM and its kin reduce gradients, and send activations, beside compute."""
@@ -15,7 +15,7 @@ PLACEHOLDERS_SINCE = 2025
 """The year from which Transformer Engine keeps placeholders of weights' gradients."""
 
 
-def habits(run: Run, flags: Flags, training: Training, *, performance_recipe: bool) -> Training:
+def with_overlap(run: SourceRow, flags: Flags, training: Training, *, performance_recipe: bool) -> Training:
     """The training with the overlap of the run.
 
     A run that says it hid nothing did not (but for rings of context parallelism, whose kernels do). NVIDIA's performance

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from accuracy.causes import FAR, far_off
 from loadgauge.validate.baseline import baseline, rescaled
-from loadgauge.validate.causes import FAR, far_off
-from loadgauge.validate.counters import RESERVE, counter
+from loadgauge.validate.counters import RESERVE
 from loadgauge.validate.runs import Run
 from loadgauge.validate.summary import Errors, errors, grouped, reasons
 from loadgauge.validate.validate import Record
+from published_runs.source_rows import SourceRow
+from published_runs.source_rows import published as source_rows
 
 TARGETS = {"time": (0.06, 0.15), "memory": (0.02, 0.06)}
 """Median and 90th percentile of the absolute error that quality A is to stay below."""
@@ -46,14 +48,15 @@ def page(
     held: Sequence[Record] = (),
     today: datetime.date | None = None,
 ) -> str:
-    """The whole page. `held`: records of the cross-validation; empty leaves the section out."""
+    """The whole page, in Markdown. `held`: records of the cross-validation; empty leaves the section out."""
+    stated = {row.id: row for row in source_rows()}
     parts = [_opening(today or datetime.date.today()), _headline(records, runs, held), _beside(records, runs)]
     for quantity in ("time", "memory"):
         parts.append(_sources(records, runs, quantity))
-    parts += [_simumax(records, runs), _korthikanti(records, runs)]
+    parts += [_simumax(records, runs), _korthikanti(records, stated)]
     if held:
         parts.append(_held(held))
-    parts += [_far(records, runs), _not_expressed(records), _RULES]
+    parts += [_far(records, tuple(stated.values())), _not_expressed(records), _RULES]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -85,7 +88,7 @@ def _of(records: Sequence[Record], quantity: str, qualities: str = "ABC") -> lis
 
 
 def _counted(records: Sequence[Record], runs: Sequence[Run], kind: str) -> list[Record]:
-    kinds = {run.id: counter(run).kind for run in runs if run.peak_memory_gib is not None}
+    kinds = {run.id: run.counter.kind for run in runs if run.measured.peak_memory_gib is not None}
     return [record for record in records if kinds.get(record.id) == kind]
 
 
@@ -129,7 +132,7 @@ row of each (source, model, hardware) scales the others.
 
 def _sources(records: Sequence[Record], runs: Sequence[Run], quantity: str) -> str:
     of = _of(records, quantity)
-    kinds = {run.id: counter(run).kind for run in runs if run.peak_memory_gib is not None}
+    kinds = {run.id: run.counter.kind for run in runs if run.measured.peak_memory_gib is not None}
 
     def key(record: Record) -> str:
         name = f"{record.source} {record.quality}"
@@ -157,13 +160,12 @@ that machine for these shapes.
 {table(("", "median", "p90", "largest"), rows)}"""
 
 
-def _korthikanti(records: Sequence[Record], runs: Sequence[Run]) -> str:
-    by_id = {run.id: run for run in runs}
+def _korthikanti(records: Sequence[Record], stated: Mapping[str, SourceRow]) -> str:
     of = [record for record in _of(records, "time") if record.source == "KOR" and record.measured and record.predicted]
     if not of:
         return ""
     rows = [
-        [f"{by_id[record.id].model}, {by_id[record.id].recompute}", f"{record.measured:.2f}", f"{record.predicted:.2f}",
+        [f"{stated[record.id].model}, {stated[record.id].recompute}", f"{record.measured:.2f}", f"{record.predicted:.2f}",
          percent(record.error, "+")]
         for record in of
     ]  # fmt: skip
@@ -189,9 +191,9 @@ one, with the stated default.
 {table(HEAD, rows)}"""
 
 
-def _far(records: Sequence[Record], runs: Sequence[Run]) -> str:
+def _far(records: Sequence[Record], stated: Sequence[SourceRow]) -> str:
     of = [record for record in records if record.quality in "AB"]
-    groups = far_off(of, runs)
+    groups = far_off(of, stated)
     sections = []
     for group, rows in groups.items():
         listed = ", ".join(f"{record.id} {percent(record.error, '+')}" for record in rows)
@@ -218,11 +220,11 @@ _RULES = """## What a row does not state
 
 A column that a source leaves empty takes the value that its framework uses when nothing is said; every other plausible
 value is predicted too, and the range that `validate --json` prints is over all of them, one knob at a time, added up for
-memory and multiplied for time. No rule looks at a measurement. The rules are in `src/loadgauge/validate/knobs.py` and
+memory and multiplied for time. No rule looks at a measurement. The rules are in `tools/published_runs/assumptions.py` and
 `models.py`. Some rules were changed after rows of memory had shown them to be wrong, each for every row and never for
 one: attention kernels of Megatron-LM before 2024, the float32 gradients that it keeps for bf16 alone, dropout of its test
 models, the layers that a pipeline gives to its last stage, the number of GPUs where none is stated, and the unit of one
-source (see `data/runs/README.md`). Two of them follow the framework's source, the others the pattern of the rows or what is
+source (see `tools/published_runs`). Two of them follow the framework's source, the others the pattern of the rows or what is
 known of its defaults; so for memory these rows are not unseen."""
 
 
@@ -237,7 +239,7 @@ def generate(cross_validate: bool = True, say: Callable[[str], object] | None = 
     records = validate(runs)
     held: tuple[Record, ...] = ()
     if cross_validate:
-        from loadgauge.validate.held_out import held_out
+        from accuracy.held_out import held_out
 
         held = held_out([run for run in runs.runs if run.quality == "A"], say=say)
     return page(records, runs.runs, held)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from accuracy.fit import CHIPS, FITTED, Sample, fit_chip
+from accuracy.held_out import held_out, samples
 from loadgauge.spec.calibration import DEFAULT, Rates
-from loadgauge.validate.calibration import CHIPS, FITTED, Sample, fit_chip
-from loadgauge.validate.held_out import held_out, samples
 from loadgauge.validate.runs import Run, published
 from loadgauge.validate.summary import configuration_weights
 

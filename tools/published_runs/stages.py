@@ -7,13 +7,13 @@ from loadgauge.layers import block_layer, head_layer
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
-from loadgauge.validate.flags import Flags, chunks_of
-from loadgauge.validate.models import Inexpressible
-from loadgauge.validate.runs import Run
+from published_runs.free_text import Flags, chunks_of
+from published_runs.models import Inexpressible
+from published_runs.source_rows import SourceRow
 
 
 def stage_layers(
-    run: Run, flags: Flags, model: ModelSpec, pp: int, vpp: int, training: Training
+    run: SourceRow, flags: Flags, model: ModelSpec, pp: int, vpp: int, training: Training
 ) -> tuple[int, ...] | None:
     """Layers of each stage; None where they are equal.
 
@@ -74,7 +74,7 @@ def _chunks(layers: int, count: int) -> list[int]:
     return chunks
 
 
-def _balanced(run: Run, model: ModelSpec, pp: int, training: Training) -> tuple[int, ...]:
+def _balanced(run: SourceRow, model: ModelSpec, pp: int, training: Training) -> tuple[int, ...]:
     """As many layers to the last stage, which has the head, as leaves the slowest stage the least work."""
     view = view_of(Layout(seq_len=run.seq_len or 1, micro_batch=1), training)
     head = float(head_layer(model, view).forward_flops)

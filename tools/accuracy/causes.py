@@ -12,9 +12,9 @@ from typing import NamedTuple
 import msgspec
 
 from loadgauge.spec.calibration import rates
-from loadgauge.validate.flags import Flags
-from loadgauge.validate.runs import Run
 from loadgauge.validate.validate import Record
+from published_runs.free_text import Flags
+from published_runs.source_rows import SourceRow
 
 FAR = 0.20
 """Absolute error from which a row gets a line that says why."""
@@ -25,11 +25,11 @@ class Cause(msgspec.Struct, frozen=True):
 
     name: str
     sentence: str
-    holds: Callable[[Run, Record, Flags], bool]
+    holds: Callable[[SourceRow, Record, Flags], bool]
     quantity: str = ""
 
 
-def _open(run: Run, record: Record, flags: Flags) -> bool:
+def _open(run: SourceRow, record: Record, flags: Flags) -> bool:
     if record.low is None or record.high is None or record.measured is None or record.predicted is None:
         return False
     wide = record.high > 1.2 * record.predicted or record.low < record.predicted / 1.2
@@ -143,12 +143,12 @@ CAUSES: tuple[Cause, ...] = (
 )
 
 
-def cause(run: Run, record: Record) -> Cause | None:
+def cause(run: SourceRow, record: Record) -> Cause | None:
     """The cause of a row's error, or None where it is not known."""
     flags = Flags.of(run.other_flags)
-    for one in CAUSES:
-        if one.quantity in ("", record.quantity) and one.holds(run, record, flags):
-            return one
+    for candidate in CAUSES:
+        if candidate.quantity in ("", record.quantity) and candidate.holds(run, record, flags):
+            return candidate
     return None
 
 
@@ -165,13 +165,13 @@ class Group(NamedTuple):
         return f"unexplained: {self.source}" if self.cause is None else self.cause.name
 
 
-def far_off(records: Sequence[Record], runs: Sequence[Run]) -> dict[Group, list[Record]]:
+def far_off(records: Sequence[Record], runs: Sequence[SourceRow]) -> dict[Group, list[Record]]:
     """Rows with an error above `FAR`, by cause; of each quantity the largest group first, what is not explained last."""
     by_id = {run.id: run for run in runs}
-    found: dict[Group, list[Record]] = {}
+    groups: dict[Group, list[Record]] = {}
     for record in records:
         if record.error is not None and abs(record.error) > FAR:
-            known = cause(by_id[record.id], record)
-            group = Group(record.quantity, known, "" if known else record.source)
-            found.setdefault(group, []).append(record)
-    return dict(sorted(found.items(), key=lambda item: (item[0].quantity, item[0].cause is None, -len(item[1]))))
+            why = cause(by_id[record.id], record)
+            group = Group(record.quantity, why, "" if why else record.source)
+            groups.setdefault(group, []).append(record)
+    return dict(sorted(groups.items(), key=lambda item: (item[0].quantity, item[0].cause is None, -len(item[1]))))

@@ -7,10 +7,10 @@ import math
 import msgspec
 import pytest
 
+from accuracy.calibrate import spread, text
+from accuracy.fit import CHIPS, FITTED, Sample, chip_of, fit, fit_chip, predictor
 from loadgauge import Layout, cluster, gpu, gpu_ids, model, training
 from loadgauge.spec.calibration import DEFAULT, rates
-from loadgauge.validate.calibration import CHIPS, FITTED, Sample, chip_of, fit, fit_chip, predictor
-from loadgauge.validate.calibration_files import spread, text
 from loadgauge.validate.runs import published
 
 H100 = "h100-sxm5-80gb"

@@ -11,11 +11,12 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.plan.axis_values import RECOMPUTE, space_for
 from loadgauge.plan.inverse import leanest
 from loadgauge.plan.search import Case, search
+from loadgauge.plan.plan import Case, plan
+from loadgauge.resolve.setup import Setup
 from loadgauge.spec.axes import DEGREES
-from loadgauge.spec.cluster import cluster
 from loadgauge.spec.layout import Layout
-from loadgauge.validate.expression import Job, express
 from loadgauge.validate.runs import Run
+from loadgauge.validate.setups import setup_of
 
 SERIES = ("KOR", "SC21", "MB")
 """Sources whose layouts were chosen by people who tuned them."""
@@ -32,7 +33,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rows: tuple[str, ...]
-    job: Job
+    setup: Setup
     published: Estimate
     found: bool
     best: Estimate | None
@@ -46,45 +47,45 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         return self.published.time.step / other.time.step
 
 
-def configurations(runs: Iterable[Run], series: Iterable[str] = SERIES) -> list[tuple[tuple[str, ...], Job]]:
-    """The distinct jobs of the rows of some sources, with the ids of their rows; those that cannot be timed are left out.
+def configurations(runs: Iterable[Run], series: Iterable[str] = SERIES) -> list[tuple[tuple[str, ...], Setup]]:
+    """The distinct setups of the rows of some sources, with the ids of their rows; those that cannot be timed are left out.
 
     >>> from loadgauge.validate.runs import published
-    >>> [(rows, job.layout.tp) for rows, job in configurations(published().runs, ["KOR"])][:2]
+    >>> [(rows, setup.layout.tp) for rows, setup in configurations(published().runs, ["KOR"])][:2]
     [(('T-KOR-001',), 8), (('T-KOR-002',), 8)]
     """
     wanted = set(series)
-    found: dict[object, tuple[list[str], Job]] = {}
+    found: dict[object, tuple[list[str], Setup]] = {}
     for run in runs:
         if run.series not in wanted:
             continue
-        said = express(run)
-        if said.job is None or said.untimed or said.job.gpu is None:
+        if run.job is None or run.untimed:
             continue
-        job = said.job
-        key = job.model.name, said.job.gpu.id, job.layout, job.training.precision.name, job.nic_bandwidth
-        found.setdefault(key, ([], job))[0].append(run.id)
-    return [(tuple(rows), job) for rows, job in found.values()]
+        setup = setup_of(run)
+        if setup.gpu is None:
+            continue
+        key = setup.model.name, setup.gpu.id, setup.layout, setup.training.precision.name, run.job.nic_bandwidth
+        found.setdefault(key, ([], setup))[0].append(run.id)
+    return [(tuple(rows), setup) for rows, setup in found.values()]
 
 
-def layout_of(job: Job) -> Layout:
+def layout_of(setup: Setup) -> Layout:
     """The published layout; a ZeRO stage that has one rank to shard over is none."""
-    own = job.layout
+    own = setup.layout
     return msgspec.structs.replace(own, zero=0) if own.dp * own.cp <= own.replicas else own
 
 
-def case_of(job: Job, locked: tuple[str, ...] = ()) -> Case:
+def case_of(setup: Setup, locked: tuple[str, ...] = ()) -> Case:
     """The job with every axis open that its framework has, but for some that are locked to its own layout."""
-    assert job.gpu is not None
-    own = layout_of(job)
-    machines = cluster(job.gpu, own.gpus, job.gpus_per_node, None, job.nic_bandwidth)
+    assert setup.cluster is not None
+    own = layout_of(setup)
     locks: dict[str, tuple[object, ...]] = {"recompute": tuple(dict.fromkeys((*RECOMPUTE, own.recompute)))}
     locks |= {name: (getattr(own, name),) for name in locked}
     space = space_for(
-        job.model, job.training, own.gpus, own.global_batch, own.seq_len, locks=locks,
+        setup.model, setup.training, own.gpus, own.global_batch, own.seq_len, locks=locks,
         stage_layers=own.stage_layers if "pp" in locked else None, base=own,
     )  # fmt: skip
-    return Case(space=space, training=job.training, cluster=machines)
+    return Case(space=space, training=setup.training, cluster=setup.cluster)
 
 
 def _same(one: Layout | None, other: Layout) -> bool:
@@ -92,13 +93,13 @@ def _same(one: Layout | None, other: Layout) -> bool:
     return one is not None and all(getattr(one, name) == getattr(other, name) for name in (*AXES, "dp", "stage_layers"))
 
 
-def choose(rows: tuple[str, ...], job: Job) -> Choice:
+def choose(rows: tuple[str, ...], setup: Setup) -> Choice:
     """What the planner makes of a published job; raises what speaks against timing it."""
-    own = case_of(job, (*AXES, "recompute"))
-    free = case_of(job)
+    own = case_of(setup, (*AXES, "recompute"))
+    free = case_of(setup)
     return Choice(
-        rows=rows, job=job, published=free.estimate(layout_of(job)), found=_same(leanest(own)[1], layout_of(job)),
-        best=_best(free, own), alike=_best(case_of(job, MEANS), own),
+        rows=rows, setup=setup, published=free.estimate(layout_of(setup)), found=_same(leanest(own)[1], layout_of(setup)),
+        best=_best(free, own), alike=_best(case_of(setup, MEANS), own),
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """A published run as a job: model, layout, training and hardware; or the reason why it cannot be one.
 
 The rules were written down before any error was looked at, and use nothing that was measured. A column that a source
-leaves empty is a *knob*: the job has the value that the rule of `knobs.py` names, and each other plausible value is a
+leaves empty is a *knob*: the job has the value that the rule of `assumptions.py` names, and each other plausible value is a
 variant, one knob at a time.
 """
 
@@ -14,31 +14,32 @@ import msgspec
 
 from loadgauge.errors import Error
 from loadgauge.layers import View, block_layer
-from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.hardware import Gpu, gpu, gpu_ids
 from loadgauge.spec.layout import SCHEDULES, TWO_CHUNKS, Layout, RecomputePolicy
 from loadgauge.spec.lora import BaseName, Lora
 from loadgauge.spec.model import ModelSpec, Moe
 from loadgauge.spec.training import Training
 from loadgauge.spec.training import training as trained
-from loadgauge.validate import knobs, words
-from loadgauge.validate.flags import Flags
-from loadgauge.validate.habits import habits
-from loadgauge.validate.models import Inexpressible, describe
-from loadgauge.validate.runs import Run
-from loadgauge.validate.stages import stage_layers
+from published_runs import assumptions, vocabulary
+from published_runs.free_text import Flags
+from published_runs.models import Inexpressible, describe
+from published_runs.run_defaults import with_overlap
+from published_runs.source_rows import SourceRow
+from published_runs.stages import stage_layers
 
 NODE = 8
 """GPUs of a node where the source does not say."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What `estimate` needs. `gpu` None: a card that the catalogue does not have, or that the source does not name.
+class Expressed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a row means. `gpu` None: a card that the catalogue does not have, or that the source does not name.
 
+    like: the model of the catalogue that `model` differs from least in kind
     nic_bandwidth: byte/s of one GPU to other nodes, where the row says so
     """
 
     model: ModelSpec
+    like: str
     layout: Layout
     training: Training
     gpu: Gpu | None
@@ -47,59 +48,52 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """The job with another value of one knob."""
+    """What a row means with another value of one open question."""
 
     knob: str
     value: str
-    job: Job
+    job: Expressed
 
 
 class Expression(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row means. Without a `job` there is a `reason`; `untimed` is why its time cannot be predicted."""
+    """What a row means, with its variants. Without a `job` there is a `reason`; `untimed` is why its time cannot be
+    predicted."""
 
-    job: Job | None = None
+    job: Expressed | None = None
     variants: tuple[Variant, ...] = ()
     assumed: tuple[str, ...] = ()
     reason: str = ""
     untimed: str = ""
 
 
-def express(run: Run) -> Expression:
-    """The job of a row, with its variants; or the reason why there is none."""
+def express(run: SourceRow) -> Expression:
+    """What a row means, or the reason why it cannot be expressed."""
     try:
         return _express(run)
-    except Inexpressible as error:
-        return Expression(reason=str(error))
-    except Error as error:
+    except (Inexpressible, Error) as error:
         return Expression(reason=str(error))
 
 
-def jobs(run: Run) -> tuple[Job, ...]:
-    """Every job that a row may be, the default first; empty where it cannot be expressed."""
-    found = express(run)
-    return () if found.job is None else (found.job, *(variant.job for variant in found.variants))
-
-
-def _express(run: Run) -> Expression:
+def _express(run: SourceRow) -> Expression:
     flags = Flags.of(run.other_flags)
     if run.task not in ("pretrain", "full-ft", "lora", "qlora"):
         raise Inexpressible(f"task: {run.task!r} is not modelled (adapters other than LoRA)")
-    framework, recipe, how = knobs.framework(run)
+    framework, recipe, how = assumptions.framework(run)
     described = describe(run, framework)
     assumed = [*described.assumed, *([how] if how else [])]
     card, untimed = _gpu(run)
-    facts = knobs.Facts(run=run, flags=flags, framework=framework, recipe=recipe, model=described.model)
-    chosen, open_knobs = knobs.choose(facts)
+    facts = assumptions.Facts(run=run, flags=flags, framework=framework, recipe=recipe, model=described.model)
+    chosen, open_knobs = assumptions.choose(facts)
     assumed += [f"{knob.name}: {knob.default} ({knob.why})" for knob in open_knobs if knob.why]
     if run.gpus is None and not untimed:
         untimed = "gpus: the number of GPUs is not stated"
 
-    def build(values: dict[str, Any], model: ModelSpec) -> Job:
+    def build(values: dict[str, Any], model: ModelSpec) -> Expressed:
         training = _training(run, flags, framework, recipe, values, model)
         layout = _layout(facts, values, model, training)
         layout.check(model)
-        return Job(
-            model=model, layout=layout, training=training, gpu=card, gpus_per_node=run.gpus_per_node,
+        return Expressed(
+            model=model, like=described.like, layout=layout, training=training, gpu=card, gpus_per_node=run.gpus_per_node,
             nic_bandwidth=_nic(run, flags),
         )  # fmt: skip
 
@@ -116,7 +110,7 @@ def _express(run: Run) -> Expression:
     return Expression(job=job, variants=tuple(variants), assumed=tuple(assumed), untimed=untimed)
 
 
-def _nic(run: Run, flags: Flags) -> float | None:
+def _nic(run: SourceRow, flags: Flags) -> float | None:
     """Adapters of a node, shared by its GPUs: "inter-node 4x100Gb"."""
     for phrase in flags.phrases:
         match = re.search(r"inter-node (\d+)x(\d+) ?Gb", phrase)
@@ -125,28 +119,28 @@ def _nic(run: Run, flags: Flags) -> float | None:
     return None
 
 
-def _gpu(run: Run) -> tuple[Gpu | None, str]:
+def _gpu(run: SourceRow) -> tuple[Gpu | None, str]:
     if not run.hardware:
         return None, "hardware: not stated"
-    name = run.hardware if run.hardware in gpu_ids() else words.HARDWARE.get(run.hardware)
+    name = run.hardware if run.hardware in gpu_ids() else vocabulary.HARDWARE.get(run.hardware)
     if name is None:
         raise Inexpressible(f"hardware: {run.hardware!r} is not mapped to the catalogue")
-    if name == words.UNNAMED:
+    if name == vocabulary.UNNAMED:
         return None, f"hardware: {run.hardware!r} is not in the catalogue"
     return gpu(name), ""
 
 
 def _training(
-    run: Run, flags: Flags, framework: str, recipe: str, values: dict[str, Any], model: ModelSpec
+    run: SourceRow, flags: Flags, framework: str, recipe: str, values: dict[str, Any], model: ModelSpec
 ) -> Training:
-    word = words.PRECISION.get(str(values["precision"]))
+    word = vocabulary.PRECISION.get(str(values["precision"]))
     if word is None:
         raise Inexpressible(f"precision: {values['precision']!r} is not mapped")
     if framework == "megatron" and word == "fp16":
         word = "fp16-mixed-16"  # it gathers gradients in float32 for bf16 only, unless it is told to
     if recipe and word == "bf16" and "fp32 grad" not in run.sharding:
         word = f"{word}-{recipe}"
-    optimizer = words.OPTIMIZER.get(run.optimizer)
+    optimizer = vocabulary.OPTIMIZER.get(run.optimizer)
     if optimizer is None:
         raise Inexpressible(f"optimizer: {run.optimizer!r} is not modelled")
     if word == "fp8-tensorwise" and run.precision == "fp8" and framework == "megatron" and (run.year or 0) < 2025:
@@ -162,7 +156,7 @@ def _training(
     if flags.says("full BF16"):
         word = "bf16-pure"
     offload: Any = "none"
-    if run.optimizer in words.OPTIMIZER_OFFLOADED or flags.value("optimizer_cpu_offload") == "true":
+    if run.optimizer in vocabulary.OPTIMIZER_OFFLOADED or flags.value("optimizer_cpu_offload") == "true":
         offload = "optimizer"
     lora = None
     if run.task in ("lora", "qlora"):
@@ -179,10 +173,10 @@ def _training(
     )
     if recipe == "mixed-16" and found.precision.master and found.precision.gradient == 4:
         found = msgspec.structs.replace(found, precision=msgspec.structs.replace(found.precision, gradient=2))
-    return habits(run, flags, found, performance_recipe=tuned)
+    return with_overlap(run, flags, found, performance_recipe=tuned)
 
 
-def _loss(run: Run, flags: Flags, framework: str) -> str:
+def _loss(run: SourceRow, flags: Flags, framework: str) -> str:
     """How the loss runs: Megatron-LM's fused form is its own (`native`) unless a source says otherwise, and torchtitan
     compiles its loss with the model from 2025 on."""
     if flags.value("use_liger_kernel") == "true":
@@ -196,7 +190,7 @@ def _loss(run: Run, flags: Flags, framework: str) -> str:
     return "compiled" if compiled else "auto"
 
 
-def _lora(run: Run, flags: Flags, model: ModelSpec, rank: int) -> Lora:
+def _lora(run: SourceRow, flags: Flags, model: ModelSpec, rank: int) -> Lora:
     # LitGPT's own default is a dropout of the adapters' input.
     stored: BaseName | bool = False
     if run.task == "qlora":
@@ -212,7 +206,7 @@ def _lora(run: Run, flags: Flags, model: ModelSpec, rank: int) -> Lora:
     return msgspec.structs.replace(lora, targets=frozenset(names & wanted))
 
 
-def _layout(facts: knobs.Facts, values: dict[str, Any], model: ModelSpec, training: Training) -> Layout:
+def _layout(facts: assumptions.Facts, values: dict[str, Any], model: ModelSpec, training: Training) -> Layout:
     run, flags = facts.run, facts.flags
     tp, pp, cp = run.tp or 1, run.pp or 1, run.cp or 1
     gpus = int(values["gpus"])
@@ -248,7 +242,7 @@ def _layout(facts: knobs.Facts, values: dict[str, Any], model: ModelSpec, traini
         extra["cp_comm"] = "all_to_all"
     if flags.number("sequence_parallel_size"):
         raise Inexpressible("sequence_parallel_size: Ulysses over data-parallel ranks is not mapped")
-    zero = words.SHARDING.get(str(values["sharding"]))
+    zero = vocabulary.SHARDING.get(str(values["sharding"]))
     if zero is None:
         raise Inexpressible(f"sharding: {values['sharding']!r} is not mapped")
     return Layout(
@@ -272,32 +266,32 @@ def _layout(facts: knobs.Facts, values: dict[str, Any], model: ModelSpec, traini
     )
 
 
-def _replicas(run: Run, flags: Flags, dp: int, zero: int) -> int:
+def _replicas(run: SourceRow, flags: Flags, dp: int, zero: int) -> int:
     """Groups that hold the same shards, where the row says over how many ranks it shards."""
     group = flags.after(r"zero1 group (\d+)")
-    if run.sharding in words.REPLICATED:
+    if run.sharding in vocabulary.REPLICATED:
         group = run.gpus_per_node or NODE
     elif "multi_dist_optimizer_instances" in run.model:
         group = dp // 2  # Megatron-LM's tests of that name have two instances
     return dp // group if zero and group and group < dp and dp % group == 0 else 1
 
 
-def _schedule(run: Run, flags: Flags) -> Any:
+def _schedule(run: SourceRow, flags: Flags) -> Any:
     if (run.pp or 1) == 1:
         return "1f1b"
-    for phrase, name in words.SCHEDULES:
+    for phrase, name in vocabulary.SCHEDULES:
         if flags.says(phrase):
             return name
     return "interleaved" if (run.vpp or 1) > 1 else "1f1b"
 
 
-def _recompute(word: str, facts: knobs.Facts, model: ModelSpec, training: Training) -> RecomputePolicy:
+def _recompute(word: str, facts: assumptions.Facts, model: ModelSpec, training: Training) -> RecomputePolicy:
     if word.startswith("selective:"):
         modules = re.findall(r"[a-z_]+", word.partition(":")[2])
         return _modules(modules, model, training)
-    if word.startswith("remat_policy") and word not in words.RECOMPUTE:
+    if word.startswith("remat_policy") and word not in vocabulary.RECOMPUTE:
         raise Inexpressible(f"recompute: {word!r} is not modelled")
-    policy = words.RECOMPUTE.get(word)
+    policy = vocabulary.RECOMPUTE.get(word)
     if policy is None:
         raise Inexpressible(f"recompute: {word!r} is not mapped")
     if policy == "selective" and facts.framework != "megatron":
@@ -329,9 +323,9 @@ def _modules(modules: list[str], model: ModelSpec, training: Training) -> Recomp
     per_block = _names(model, training)
     wanted: set[str] = set()
     for module in modules:
-        if module not in words.RECOMPUTE_MODULES:
+        if module not in vocabulary.RECOMPUTE_MODULES:
             raise Inexpressible(f"recompute: module {module!r} is not mapped")
-        for word in words.RECOMPUTE_MODULES[module]:
+        for word in vocabulary.RECOMPUTE_MODULES[module]:
             for block, names in zip(model.blocks, per_block, strict=True):
                 experts = isinstance(block.mlp, Moe)
                 if (word == "dense" and not experts) or (word == "experts" and experts):
@@ -343,6 +337,3 @@ def _modules(modules: list[str], model: ModelSpec, training: Training) -> Recomp
     common = frozenset.intersection(*per_block)
     chosen = frozenset(wanted) & common
     return RecomputePolicy(mode="ops", ops=chosen) if chosen else RecomputePolicy()
-
-
-assert set(FRAMEWORKS) >= {name for _, name, _ in words.FRAMEWORKS}

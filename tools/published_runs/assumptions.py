@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 
 from loadgauge.spec.model import ModelSpec
-from loadgauge.validate import words
-from loadgauge.validate.flags import Flags
-from loadgauge.validate.models import Inexpressible
-from loadgauge.validate.runs import Run
+from published_runs import vocabulary
+from published_runs.free_text import Flags
+from published_runs.models import Inexpressible
+from published_runs.source_rows import SourceRow
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """A row, and what is settled already."""
 
-    run: Run
+    run: SourceRow
     flags: Flags
     framework: str
     recipe: str
@@ -41,10 +41,10 @@ class Knob(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def framework(run: Run) -> tuple[str, str, str]:
+def framework(run: SourceRow) -> tuple[str, str, str]:
     """Whose habits a run has, its 16-bit recipe where that differs, and what was assumed."""
     text = run.framework.lower()
-    for part, name, recipe in words.FRAMEWORKS:
+    for part, name, recipe in vocabulary.FRAMEWORKS:
         if part.lower() in text:
             return name, recipe, ""
     if "fsdp" in run.sharding or (run.sharding == "zero3" and (run.tp or 1) > 1):

@@ -1,0 +1,63 @@
+"""The page of accuracy: cross-validation, why rows are far off, and that the page says what the records say."""
+
+from __future__ import annotations
+
+import pytest
+
+from accuracy.causes import CAUSES, FAR, far_off
+from accuracy.held_out import held_out, samples
+from accuracy.page import page
+from loadgauge.validate.runs import Run, published
+from loadgauge.validate.summary import errors
+from loadgauge.validate.validate import validate
+from published_runs.source_rows import published as source_rows
+
+RUNS = {run.id: run for run in published().runs}
+
+
+def source(*names: str, quality: str = "ABC") -> list[Run]:
+    return [run for run in RUNS.values() if run.series in names and run.quality in quality]
+
+
+def test_held_out_uses_no_row_of_the_source_nor_of_its_twin() -> None:
+    runs = source("KOR", "MMFU", "SC21")
+    seen: list[set[str]] = []
+
+    def refit(rest: dict[str, list[object]], chip: str) -> None:
+        seen.append({sample.id.split("-")[1] for each in rest.values() for sample in each})  # type: ignore[attr-defined]
+
+    found = held_out(runs, refit=refit)  # type: ignore[arg-type]
+    assert {one.source for one in found} == {"KOR", "MMFU", "SC21"}
+    assert sorted(map(sorted, seen)) == [["KOR", "MMFU"], ["SC21"], ["SC21"]]
+
+
+def test_a_configuration_weighs_one_in_a_fit() -> None:
+    pairs = samples(source("SM"))["b200-sxm-180gb"]
+    assert len(pairs) == 43
+    total: dict[object, float] = {}
+    for run, sample in pairs:
+        total[run.configuration] = total.get(run.configuration, 0) + sample.weight
+    assert all(weight == pytest.approx(1) for weight in total.values())
+
+
+# -- why ---------------------------------------------------------------------------------------------------------------
+
+
+def test_every_row_that_is_far_off_is_listed_once() -> None:
+    runs = source("LG", "MCI", "AO", quality="AB")
+    found = validate(runs)
+    listed = [one.id + one.quantity for group in far_off(found, source_rows()).values() for one in group]
+    far = [one.id + one.quantity for one in found if one.error is not None and abs(one.error) > FAR]
+    assert sorted(listed) == sorted(far)
+    assert len({cause.name for cause in CAUSES}) == len(CAUSES)
+
+
+def test_the_page_states_what_the_records_say() -> None:
+    runs = source("KOR", "SM")
+    found = validate(runs)
+    text = page(found, runs)
+    assert "| T-" not in text
+    median = errors([one for one in found if one.quantity == "time" and one.source == "SM"]).median
+    assert median is not None
+    assert f"| time: loadgauge | {100 * median:.1f} % |" in text
+    assert text.count("\n| megatron-22B") + text.count("\n| gpt3-175B") == 4

@@ -1,0 +1,28 @@
+"""Counters of memory in sources' words."""
+
+from __future__ import annotations
+
+from loadgauge.validate.counters import Counter
+from published_runs.models import Inexpressible
+from published_runs.source_rows import SourceRow
+
+
+def counter(run: SourceRow) -> Counter:
+    """The counter of a row's peak memory; raises `Inexpressible` where it is not of one GPU.
+
+    >>> counter(SourceRow(id="x", memory_kind="allocated (torch max_memory_allocated; last rank = last pipeline stage)"))
+    Counter(kind='allocated', last_stage=True)
+    >>> counter(SourceRow(id="x", memory_kind="nvidia-smi snapshot (integer GB)")).kind
+    'device'
+    """
+    text = run.memory_kind.lower()
+    if "not per gpu" in text:
+        raise Inexpressible(f"memory_kind: {run.memory_kind!r} is not the memory of one GPU")
+    last = "last rank" in text
+    if text.startswith(("allocated", "active")):
+        return Counter("allocated", last)  # active is allocated, in blocks of 512 bytes
+    if text.startswith("reserved"):
+        return Counter("reserved", last)
+    if text.startswith("nvidia-smi"):
+        return Counter("device", last)
+    return Counter("unknown", last)

@@ -1,0 +1,206 @@
+"""The row of the package for what a source's row means: fields of a `Job`, and what no field says as overrides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadgauge.families.catalogue import find_model
+from loadgauge.resolve.setup import Setup
+from loadgauge.spec.frameworks import FRAMEWORKS
+from loadgauge.spec.job import Job
+from loadgauge.spec.lora import Lora
+from loadgauge.spec.model import ModelSpec
+from loadgauge.validate.counters import UNKNOWN
+from loadgauge.validate.overrides import UNCHANGED, Changes, Overrides, apply
+from loadgauge.validate.runs import Measured, Run, Variant
+from loadgauge.validate.setups import resolve
+from published_runs import vocabulary
+from published_runs.counters import counter
+from published_runs.expression import Expressed, express
+from published_runs.models import Inexpressible
+from published_runs.source_rows import SourceRow
+
+IDENTITY = ("source", "unused_keys", "defaults", "num_nextn_predict_layers")
+"""Fields of a `ModelSpec` on which no prediction depends; nor on the longest sequence, unless it has a table of positions."""
+
+
+def row_of(source: SourceRow) -> Run:
+    """The package's row of a source's row."""
+    expression = express(source)
+    counted, miscounted = UNKNOWN, ""
+    if source.peak_memory_gib is not None:
+        try:
+            counted = counter(source) if source.memory_kind else UNKNOWN
+        except Inexpressible as error:
+            miscounted = str(error)
+    run = Run(
+        id=source.id, quality=source.quality, source=source.source, model=source.model, hardware=source.hardware,
+        layout=layout_words(source), assumed=expression.assumed, reason=expression.reason, untimed=expression.untimed,
+        measured=Measured(**{name: getattr(source, name) for name in Measured.__struct_fields__}),
+        counter=counted, miscounted=miscounted,
+        causal_flops=any(word in source.framework for word in vocabulary.CAUSAL_FLOPS),
+    )  # fmt: skip
+    if expression.job is None:
+        return run
+    job, overrides = job_of(expression.job)
+    variants = []
+    for variant in expression.variants:
+        other, _ = job_of(variant.job)
+        changes = {
+            name: getattr(other, name) for name in Job.__struct_fields__ if getattr(other, name) != getattr(job, name)
+        }
+        more = overrides_of(other, variant.job, overrides)
+        variants.append(Variant(knob=variant.knob, value=variant.value, job=changes, overrides=more))
+    return msgspec.structs.replace(run, job=job, overrides=overrides, variants=tuple(variants))
+
+
+def layout_words(source: SourceRow) -> str:
+    """The number of GPUs and the layout in the source's own words; with model and hardware they are the configuration.
+
+    >>> layout_words(SourceRow(id="x", gpus=8, tp=2, sharding="zero1", other_flags="schedule 1F1B; no comm overlap"))
+    '8 GPUs, tp 2, zero1, schedule 1F1B'
+    """
+    schedule = next((part.strip() for part in source.other_flags.split(";") if "schedule " in part), "")
+    degrees = [
+        f"{name} {size}" for name in ("tp", "pp", "vpp", "cp", "ep") if (size := getattr(source, name)) is not None
+    ]
+    recompute = f"recompute {source.recompute}" if source.recompute else ""
+    words = [f"{source.gpus} GPUs" if source.gpus else "", *degrees, source.sharding, recompute, schedule]
+    return ", ".join(word for word in words if word)
+
+
+def job_of(target: Expressed) -> tuple[Job, Overrides]:
+    """The job of what a row means, and the overrides with which it resolves to exactly that."""
+    layout, training = target.layout, target.training
+    kernels, framework = training.kernels, FRAMEWORKS[training.framework.name]
+    chunks = f":{kernels.loss_chunks}" if kernels.loss == "chunked" else ""
+    degrees = {
+        name: size for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "replicas") if (size := getattr(layout, name)) > 1
+    }
+    usual = "interleaved" if layout.vpp > 1 else "1f1b"
+    adapter = _adapter(training.lora)
+    job = Job(
+        model=target.like,
+        gpu=None if target.gpu is None else target.gpu.id,
+        gpus=layout.gpus,
+        **degrees,
+        zero=layout.zero,
+        sequence_parallel=layout.sequence_parallel or None,
+        schedule=layout.schedule if layout.pp > 1 and layout.schedule != usual else None,
+        recompute=str(layout.recompute),
+        stage_layers=None if layout.stage_layers is None else ",".join(map(str, layout.stage_layers)),
+        micro_batch=layout.micro_batch,
+        global_batch=layout.global_batch,
+        seq_len=layout.seq_len,
+        precision=training.precision.name,
+        optimizer=training.optimizer.name if training.optimizer.name != "adamw" else None,
+        attention=kernels.attention if kernels.attention != "flash" else None,
+        loss=f"{kernels.loss}{chunks}" if kernels.loss != framework.kernels.loss else None,
+        framework=training.framework.name,
+        **adapter,
+        offload=training.offload if training.offload != "none" else None,
+        cp_comm=layout.cp_comm if layout.cp > 1 and layout.cp_comm != "ring" else None,
+        gpus_per_node=target.gpus_per_node if target.gpu is not None else None,
+        nic_bandwidth=f"{target.nic_bandwidth / 1e9:g}GB/s"
+        if target.nic_bandwidth and target.gpu is not None
+        else None,
+        overlap=training.overlap.text() if training.overlap != framework.overlap and target.gpu is not None else None,
+    )
+    return job, overrides_of(job, target)
+
+
+def _adapter(lora: Lora | None) -> dict[str, Any]:
+    if lora is None:
+        return {}
+    every = lora.targets == Lora(rank=1).targets
+    base = lora.quantised if isinstance(lora.quantised, str) and lora.quantised != "nf4" else None
+    targets = None if every else ",".join(sorted(lora.targets))
+    return {
+        "lora_rank": lora.rank,
+        "lora_targets": targets or "all",
+        "qlora": bool(lora.quantised) or None,
+        "base": base,
+    }
+
+
+def overrides_of(job: Job, target: Expressed, *before: Overrides) -> Overrides:
+    """What remains to be changed after `before` so that the job resolves to `target`."""
+    model = find_model(job.model)
+    for changes in before:
+        model = apply(model, changes.model)
+    changed = difference(model, target.model, _identity(target.model))
+    setup = resolve(job, *before, Overrides(model=changed))
+    layout, training = difference(setup.layout, target.layout), difference(setup.training, target.training)
+    overrides = Overrides(model=changed, layout=layout, training=training) or UNCHANGED
+    check(resolve(job, *before, overrides), target)
+    return overrides
+
+
+def _identity(model: ModelSpec) -> tuple[str, ...]:
+    return IDENTITY if model.learned_positions else (*IDENTITY, "max_position_embeddings")
+
+
+def check(setup: Setup, target: Expressed) -> None:
+    """Raises `AssertionError` unless a setup is exactly what a row means."""
+    same = {name: getattr(setup.model, name) for name in _identity(target.model)}
+    assert setup.model == msgspec.structs.replace(target.model, **same), (setup.model, target.model)
+    assert setup.layout == target.layout, (setup.layout, target.layout)
+    assert setup.training == target.training, (setup.training, target.training)
+    assert setup.gpu == target.gpu
+
+
+def difference(old: msgspec.Struct, new: msgspec.Struct, without: tuple[str, ...] = ()) -> Changes:
+    """The changes that `loadgauge.validate.overrides.apply` makes `new` of `old` with.
+
+    >>> from loadgauge.spec.model import Norm
+    >>> difference(Norm(), Norm("layernorm", bias=True))
+    {'kind': 'layernorm', 'bias': True}
+    """
+    changes: Changes = {}
+    for name in new.__struct_fields__:
+        before, after = getattr(old, name), getattr(new, name)
+        if name in without or before == after:
+            continue
+        if name == "blocks":
+            changes[name] = [
+                difference(before[min(place, len(before) - 1)], block) for place, block in enumerate(after)
+            ]
+        elif name == "pattern":
+            changes[name] = _run_lengths(after)
+        elif isinstance(after, msgspec.Struct) and type(before) is type(after):
+            changes[name] = difference(before, after)
+        elif isinstance(after, msgspec.Struct):
+            changes[name] = {"type": type(after).__name__} | _stated(after)
+        else:
+            changes[name] = sorted(after) if isinstance(after, frozenset) else msgspec.to_builtins(after)
+    return changes
+
+
+def _run_lengths(pattern: tuple[int, ...]) -> list[list[int]]:
+    """Blocks in order, each with how many layers in a row it is.
+
+    >>> _run_lengths((0, 0, 1, 0))
+    [[0, 2], [1, 1], [0, 1]]
+    """
+    runs: list[list[int]] = []
+    for block in pattern:
+        if runs and runs[-1][0] == block:
+            runs[-1][1] += 1
+        else:
+            runs.append([block, 1])
+    return runs
+
+
+def _stated(record: msgspec.Struct) -> Changes:
+    """The fields of a record that differ from their defaults."""
+    changes: Changes = {}
+    for field in msgspec.structs.fields(record):
+        value = getattr(record, field.name)
+        if field.required or value != field.default:
+            nested = isinstance(value, msgspec.Struct)
+            changes[field.name] = (
+                {"type": type(value).__name__} | _stated(value) if nested else msgspec.to_builtins(value)
+            )
+    return changes

@@ -1,0 +1,166 @@
+"""Published runs as their sources state them, read from a CSV: one measured run a row, each cell checked, nothing filled in."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from loadgauge.errors import ConfigError
+from loadgauge.validate.runs import Rejected, read_rows, read_text
+
+RAW = Path(__file__).with_name("raw")
+
+
+class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured run, as its source states it; the columns are explained in README.md.
+
+    A text that the source does not state is empty, a number None. `step_time_s` in seconds, `peak_memory_gib` in GiB,
+    `*_tflops_per_gpu` in 10^12 FLOP/s, `mfu` and `hfu` as shares of the peak.
+    """
+
+    id: str
+    quality: str = ""
+    task: str = "pretrain"
+    source: str = ""
+    year: int | None = None
+    framework: str = ""
+    model: str = ""
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    ffn: int | None = None
+    gated: str = ""
+    vocab: int | None = None
+    tied_embeddings: str = ""
+    attention: str = ""
+    moe_experts: int | None = None
+    moe_topk: int | None = None
+    moe_shared: int | None = None
+    moe_expert_ffn: int | None = None
+    moe_first_dense_layers: int | None = None
+    hardware: str = ""
+    gpus: int | None = None
+    gpus_per_node: int | None = None
+    seq_len: int | None = None
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    precision: str = ""
+    tp: int | None = None
+    pp: int | None = None
+    vpp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    dp: int | None = None
+    sharding: str = ""
+    sequence_parallel: str = ""
+    recompute: str = ""
+    optimizer: str = ""
+    lora_rank: int | None = None
+    other_flags: str = ""
+    step_time_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    model_tflops_per_gpu: float | None = None
+    hw_tflops_per_gpu: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    peak_memory_gib: float | None = None
+    memory_kind: str = ""
+    notes: str = ""
+
+    @property
+    def series(self) -> str:
+        """The prefix of the source: the second part of the id, or the id itself where it has no parts."""
+        parts = self.id.split("-")
+        return parts[1] if len(parts) > 2 else self.id
+
+    @property
+    def configuration(self) -> tuple[object, ...]:
+        """What makes two rows measurements of one thing: source, model, hardware, number of GPUs and layout.
+
+        Precision, sequence length and batch are not part of it, so a sweep over them weighs as much as one run.
+        """
+        schedule = next((part.strip() for part in self.other_flags.split(";") if "schedule " in part), "")
+        layout = (self.tp, self.pp, self.vpp, self.cp, self.ep, self.sharding, self.recompute, schedule)
+        return (self.series, self.model, self.hardware, self.gpus, *layout)
+
+
+MEASURED = (
+    *("step_time_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "hw_tflops_per_gpu", "mfu", "hfu"),
+    "peak_memory_gib",
+)
+"""What was measured. None of it may decide how a row is expressed."""
+CARRIED = frozenset({"split", "arch_source", "throughput_reported", "memory_reported", "derived_fields"})
+"""Columns for people to read."""
+MOST = {"layers": 10_000, "vpp": 1_000}
+"""The largest numbers that are believed of what an estimate goes through one by one."""
+ZERO = ("moe_shared", "moe_first_dense_layers", "lora_rank")
+"""Columns that may be 0."""
+KINDS: dict[str, Any] = get_type_hints(SourceRow)
+
+
+class SourceRows(msgspec.Struct, frozen=True):
+    """The rows of a file. `ignored`: columns that have no meaning here."""
+
+    rows: tuple[SourceRow, ...]
+    rejected: tuple[Rejected, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+
+def read(path: Path) -> SourceRows:
+    """The rows of a CSV. A file that is none raises `ConfigError`; a row that is wrong is in `rejected`."""
+    return parse(read_text(path), str(path))
+
+
+def read_memory(path: Path) -> SourceRows:
+    """The rows of a CSV of memory: a run that reports its speed too is in the file of speed, where that counts."""
+    found = read(path)
+    untimed = dict.fromkeys(name for name in MEASURED if name != "peak_memory_gib")
+    return msgspec.structs.replace(found, rows=tuple(msgspec.structs.replace(row, **untimed) for row in found.rows))
+
+
+def parse(text: str, file: str = "") -> SourceRows:
+    r"""The rows in the text of a CSV.
+
+    >>> found = parse("id,model,layers,colour\nT-X-1,gpt,12,red\nT-X-2,gpt,many,blue\n")
+    >>> found.rows[0].layers, found.rejected[0].reason, found.ignored
+    (12, "layers: must be a whole number, got 'many'", ('colour',))
+    """
+    header, rows, rejected = read_rows(text, file, _row)
+    known = KINDS.keys() | CARRIED
+    return SourceRows(rows, rejected, tuple(name for name in header if name not in known))
+
+
+def _row(name: str, cells: dict[str, str]) -> SourceRow:
+    values: dict[str, Any] = {"id": name}
+    for key, kind in KINDS.items():
+        cell = cells.get(key)
+        if key == "id" or not cell:
+            continue
+        values[key] = cell if kind is str else _number(key, cell, whole=kind == int | None)
+    return SourceRow(**values)
+
+
+def _number(key: str, text: str, *, whole: bool) -> float | int:
+    """The number in a cell: above 0, or 0 where its column may be."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or (whole and value != int(value)):
+        raise ConfigError(f"must be a {'whole ' if whole else ''}number, got {text[:40]!r}", key=key)
+    if value < 0 or (value == 0 and key not in ZERO):
+        raise ConfigError(f"must be above 0, got {text[:40]!r}", key=key)
+    largest = MOST.get(key, 10**15)
+    if value > largest:
+        raise ConfigError(f"must be at most {largest:,}, got {text[:40]!r}", key=key)
+    return int(value) if whole else value
+
+
+def published() -> tuple[SourceRow, ...]:
+    """The rows of all files in `raw`, in the order of the package's."""
+    return (*read(RAW / "throughput.csv").rows, *read_memory(RAW / "memory.csv").rows)
