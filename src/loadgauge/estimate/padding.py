@@ -187,7 +187,7 @@ def _filled(row: Row, model: ModelSpec, found: Estimate) -> Row:
     facts = MemoryModel(model, layout, training, view_of(layout, training))
     stage = next(each for each in stages(model, layout) if each.index == found.memory.rank.stage)
     layers = stage.stop - stage.start
-    kept = facts.kept(facts.counts(stage, stage.start, stage.stop))
+    kept = facts.of_layers(facts.counts(stage, stage.start, stage.stop)).kept
     return msgspec.structs.replace(
         row,
         layer=kept / layers if layers else 0.0,

@@ -45,7 +45,5 @@ def estimate_document(given: Setup, result: Estimate, part: str | None = None, a
             },
         }  # fmt: skip
     if part is not None:
-        from loadgauge.estimate.explain import explain
-
-        document["explain"] = explain(result, part, at).to_dict()
+        document["explain"] = result.explain(part, at).to_dict()
     return document
