@@ -18,7 +18,7 @@ from loadgauge.estimate.memory.gathered import copies
 from loadgauge.estimate.memory.in_flight import Work
 from loadgauge.estimate.memory.overhead import COMMUNICATOR, CONTEXT, communicators
 from loadgauge.estimate.memory.phases import PARTS, Holding, Moment, Phase, StageAtWork
-from loadgauge.estimate.memory.rank_memory import Kept
+from loadgauge.estimate.memory.rank_memory import End, Kept
 from loadgauge.estimate.memory.states import RankWeights, States, WeightCount, model_states
 from loadgauge.estimate.schedule.stages import Key
 from loadgauge.layers.operations import NOTHING, Layer, Recompute, Tensor
@@ -248,37 +248,36 @@ class Ledger:
 
     def term_name(self, term: Kept) -> str:
         """Which kind of layer, or end, a term is of."""
-        ends = {"shared": "shared", "embedding": "embedding", "prediction": "multi-token prediction"}
-        return ends[term.what] if isinstance(term.what, str) else self.kind(term.what)
+        return str(term.unit) if isinstance(term.unit, End) else self.kind(term.unit)
 
     def _activations(self) -> Iterator[Entry]:
         gone = [holding for holding in self.holdings if holding.gone]
         for holding in self.holdings:
             if holding.gone:
                 continue
-            terms = sorted(holding.each.terms, key=lambda term: EXPLAINED.get(str(term.what), 0))
+            terms = sorted(holding.each.terms, key=lambda term: _order(term.unit))
             for term in terms:
                 yield from self._in_flight(holding, term)
-                if term.what == "prediction":
-                    yield from self._freed(*(other for other in gone if other.each.terms[0].what == "prediction"))
-        yield from self._freed(*(other for other in gone if other.each.terms[0].what != "prediction"))
+                if term.unit is End.PREDICTION:
+                    yield from self._freed(*(other for other in gone if other.each.terms[0].unit is End.PREDICTION))
+        yield from self._freed(*(other for other in gone if other.each.terms[0].unit is not End.PREDICTION))
 
     def _in_flight(self, holding: Holding, term: Kept) -> Iterator[Entry]:
         """What the micro-batches in flight hold in the layers of a chunk."""
         name, flight, waits = self.term_name(term), holding.whole, holding.waiting
         many = f" x {flight:g} micro-batches in flight" if flight != 1 else ""
-        if not isinstance(term.what, str):
+        if not isinstance(term.unit, End):
             what = f"{term.stored} x {term.kept:,} B ({name}){many}"
             more = (
                 f"{term.count} x {term.waiting:,} B ({name}) x {waits:g} micro-batches that wait for the weights'"
                 " gradients"
             )
-        elif term.what == "prediction":
+        elif term.unit is End.PREDICTION:
             what = f"{self._modules()} x {flight:g} micro-batches in flight"
             more = f"{self._modules()}, {waits:g} micro-batches that wait for the weights' gradients"
         else:
-            words = {"shared": "what all layers share: tables of rotary positions, masks"}.get(name, name)
-            what, more = f"{words}{many}", ""
+            shared = term.unit is End.SHARED
+            what, more = f"{'what all layers share: tables of rotary positions, masks' if shared else name}{many}", ""
         times = flight * term.stored
         yield self.entry("activations", what, times * term.kept, layer=name, times=times)
         waiting = waits * term.count
@@ -292,7 +291,7 @@ class Ledger:
         for holding in gone:
             for term in holding.each.terms:
                 name = self.term_name(term)
-                if term.what == "prediction":
+                if term.unit is End.PREDICTION:
                     what, more = (
                         f"{self._modules()}, {why}",
                         f"{self._modules()}, of it waiting for the weights' gradients",
@@ -315,21 +314,21 @@ class Ledger:
         terms: dict[Any, Kept] = {}
         for holding in self.holdings:
             for term in holding.each.terms:
-                terms.setdefault(term.what, term)
-                stored[term.what] = stored.get(term.what, 0) + holding.whole * term.stored
-                waiting[term.what] = waiting.get(term.what, 0) + holding.waiting * term.count
-        for what, term in sorted(terms.items(), key=lambda item: EXPLAINED.get(str(item[0]), 0)):
-            name, times, waits = self.term_name(term), stored[what], waiting[what]
+                terms.setdefault(term.unit, term)
+                stored[term.unit] = stored.get(term.unit, 0) + holding.whole * term.stored
+                waiting[term.unit] = waiting.get(term.unit, 0) + holding.waiting * term.count
+        for unit, term in sorted(terms.items(), key=lambda item: _order(item[0])):
+            name, times, waits = self.term_name(term), stored[unit], waiting[unit]
             more = waits * term.waiting
-            if what == "shared":
+            if unit is End.SHARED:
                 text = "rotary tables and masks, which all layers share"
                 yield self.entry("activations", text, times * term.kept, layer=name, times=times)
-            elif what == "prediction":
+            elif unit is End.PREDICTION:
                 yield self.entry("activations", name, times * term.kept + more, layer=name, times=times)
             else:
                 layer, again = self.memory.embedding, NOTHING
-                if what != "embedding":
-                    layer, again = self.memory.facts[what].layer, self.memory.facts[what].recompute
+                if unit is not End.EMBEDDING:
+                    layer, again = self.memory.facts[unit].layer, self.memory.facts[unit].recompute
                 for operation, tensor in kept_by(layer, again):
                     yield self.entry(
                         "activations", tensor.name, times * tensor.nbytes, layer=name, operation=operation, times=times,
@@ -398,8 +397,9 @@ class Ledger:
                 yield self.entry("transient", what, more * facts.layer.saved(), layer=kind)
 
 
-EXPLAINED = {"embedding": 1, "shared": 2, "prediction": 3}
-"""The order of the terms that are no layers'."""
+def _order(unit: Key | End) -> int:
+    """Layers first, then the ends."""
+    return 1 + list(End).index(unit) if isinstance(unit, End) else 0
 
 
 def kept_by(layer: Layer, again: Recompute = NOTHING) -> Iterator[tuple[str, Tensor]]:

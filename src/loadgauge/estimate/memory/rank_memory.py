@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -51,6 +52,15 @@ class LayerFacts(msgspec.Struct, frozen=True):
         )  # fmt: skip
 
 
+class End(StrEnum):
+    """What keeps something for backward beside the layers of the model."""
+
+    EMBEDDING = "embedding"
+    SHARED = "shared"
+    """Tables of rotary positions and masks, which all layers read."""
+    PREDICTION = "multi-token prediction"
+
+
 class Kept(NamedTuple):
     """What layers of one kind keep for one micro-batch [bytes]; also the embedding, what all layers share, the MTP modules.
 
@@ -58,7 +68,7 @@ class Kept(NamedTuple):
     bytes each for the gradients of their weights
     """
 
-    what: Key | Literal["embedding", "shared", "prediction"]
+    unit: Key | End
     stored: Size
     kept: Size
     count: Size
@@ -103,7 +113,7 @@ class Prediction(msgspec.Struct, frozen=True):
     @property
     def terms(self) -> Kept:
         """What all modules keep outside their heads."""
-        return Kept("prediction", 1, self.kept, 1, self.waiting)
+        return Kept(End.PREDICTION, 1, self.kept, 1, self.waiting)
 
 
 class MemoryModel:
@@ -267,11 +277,11 @@ class MemoryModel:
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
         """What one micro-batch keeps on a chunk [bytes]: its layers, what they share, the embedding, the MTP modules."""
-        terms = [*self._kept(self.counts(stage, chunk.start, chunk.stop)), Kept("shared", 1, self.shared, 0, 0)]
+        terms = [*self._kept(self.counts(stage, chunk.start, chunk.stop)), Kept(End.SHARED, 1, self.shared, 0, 0)]
         head: Size = 0
         head_waiting: Size = 0
         if chunk.first:
-            terms.append(Kept("embedding", 1, self.embedding_kept, 0, 0))
+            terms.append(Kept(End.EMBEDDING, 1, self.embedding_kept, 0, 0))
         if chunk.last:
             head = self.head_kept
             head_waiting = pending_wgrad(self.head) if self.delays_head else 0
