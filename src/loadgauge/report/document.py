@@ -30,7 +30,7 @@ def estimate_document(given: Setup, result: Estimate, part: str | None = None, a
             "expected_pairs": given.layout.pairs,
             "worst_case": {"total": memory.total, "low": memory.low, "high": memory.high, "fits": memory.fits},
         }
-    expected = given.forecast()
+    expected = given.forecast(result)
     if expected is not None:
         document["forecast"] = expected.to_dict()
     routed = worst_routing(given)

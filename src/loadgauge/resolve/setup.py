@@ -80,11 +80,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         layout = msgspec.structs.replace(self.layout, tokens=None, pairs=None)
         return estimate(self.model, layout, self.training, self.gpu)
 
-    def forecast(self) -> Forecast | None:
-        """What the lengths need padded and without padding; None without lengths."""
+    def forecast(self, result: Estimate | None = None) -> Forecast | None:
+        """What the lengths need padded and without padding; None without lengths. result: the job's own estimate."""
         if self.lengths is None:
             return None
-        return forecast(self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
+        return forecast(
+            self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster, scale=self.scale, same=result
+        )
 
 
 def worst_routing(given: Setup) -> Estimate | None:
