@@ -10,10 +10,9 @@ import loadgauge
 from command_line import FITS, PIPELINE, document, typed
 from loadgauge.cli.estimate import command
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.explain import explain
+from loadgauge.estimate.memory.ledger import NOT_ITEMISED
 from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.result import Estimate, When
-from loadgauge.estimate.workings import NOT_ITEMISED
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.job import Job
 
@@ -65,7 +64,7 @@ def test_every_part_is_explained_at_every_moment(line: str) -> None:
     for part in PARTS:
         highest = max(moment["parts"][part] for moment in memory["moments"])
         assert memory["largest"][part]["bytes"] == highest
-        assert explain(result, part, "largest").moment == memory["largest"][part]["moment"]
+        assert result.explain(part, "largest").moment == memory["largest"][part]["moment"]
         for at in get_args(When):
             rest = ("forward", "loss", "step")
             there = [
@@ -76,9 +75,9 @@ def test_every_part_is_explained_at_every_moment(line: str) -> None:
             wanted = {"peak": memory["parts"][part], "largest": highest}.get(at, max(there, default=None))
             if wanted is None:
                 with pytest.raises(ConfigError, match=f"no moment in the phase '{at}'"):
-                    explain(result, part, at)
+                    result.explain(part, at)
                 continue
-            told = explain(result, part, at)
+            told = result.explain(part, at)
             assert told.total == wanted
             assert sum(step.nbytes for step in told.steps) == pytest.approx(told.total, rel=1e-12)
             assert NOT_ITEMISED not in [step.what for step in told.steps]
@@ -130,7 +129,7 @@ def test_tensors_add_up_to_the_formula() -> None:
     model = loadgauge.model("llama-3.1-8b")
     for recompute in ("none", "selective", "full", "mlp"):
         layout = loadgauge.Layout(seq_len=2048, recompute=loadgauge.RecomputePolicy.parse(recompute))
-        told = explain(loadgauge.estimate(model, layout), "activations")
+        told = loadgauge.estimate(model, layout).explain("activations")
         assert told.formulas
         for formula in told.formulas:
             names = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from loadgauge import Layout, estimate
-from loadgauge.estimate.explain import explain
+from loadgauge.estimate.memory.ledger import NOT_ITEMISED
 from loadgauge.estimate.memory.phases import PARTS
-from loadgauge.estimate.workings import NOT_ITEMISED
 from loadgauge.families import from_dict
 from loadgauge.spec.training import training
 
@@ -24,6 +23,6 @@ def test_a_forward_that_is_the_peak_is_explained(part: str) -> None:
     how = training("huggingface", "fp32", attention="eager")
     found = estimate(from_dict(WRITTEN_OUT), Layout(seq_len=256, micro_batch=2, global_batch=2), how)
     assert found.memory.moment == "forward of layer 2"
-    told = explain(found, part)
+    told = found.explain(part)
     assert sum(step.nbytes for step in told.steps) == pytest.approx(found.memory.parts[part], rel=1e-12)
     assert NOT_ITEMISED not in [step.what for step in told.steps]

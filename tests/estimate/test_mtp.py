@@ -8,12 +8,11 @@ import pytest
 from loadgauge import Layout, RecomputePolicy, estimate, model
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.explain import explain
 from loadgauge.estimate.flops import microbatch_flops
+from loadgauge.estimate.memory.ledger import NOT_ITEMISED
 from loadgauge.estimate.memory.phases import PARTS, moments
 from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
 from loadgauge.estimate.parameters import parameters
-from loadgauge.estimate.workings import NOT_ITEMISED
 from loadgauge.families import from_dict
 from loadgauge.families.reference import llama_model
 from loadgauge.layers import View, block_layer, head_layer
@@ -155,7 +154,7 @@ def test_the_explanation_adds_up(heavy: str, schedule: str, part: str) -> None:
     spec = llama_model(8, 512, 8, sizes[1], intermediate_size=sizes[0]).with_mtp(2)
     layout = Layout(pp=2, global_batch=8, seq_len=1024, zero=3, dp=2, schedule=schedule)  # type: ignore[arg-type]
     found = estimate(spec, layout, training("torchtitan", "bf16", loss="auto" if heavy == "head" else "chunked"))
-    told = explain(found, part)
+    told = found.explain(part)
     assert sum(step.nbytes for step in told.steps) == pytest.approx(found.memory.parts[part], rel=1e-12)
     assert NOT_ITEMISED not in [step.what for step in told.steps]
 
@@ -167,6 +166,6 @@ def test_its_backward_can_be_the_peak() -> None:
     for framework in ("megatron", "torchtitan", "huggingface"):
         found = estimate(spec, Layout(seq_len=1024), training(framework, loss="chunked"))
         for part in PARTS:
-            assert NOT_ITEMISED not in [step.what for step in explain(found, part).steps], (framework, part)
+            assert NOT_ITEMISED not in [step.what for step in found.explain(part).steps], (framework, part)
     less = estimate(msgspec.structs.replace(spec, mtp_layers=0), Layout(seq_len=1024), training("megatron")).memory
     assert memory.total > less.total

@@ -10,7 +10,6 @@ import pytest
 
 from loadgauge import Layout, cluster, estimate, gpu, model
 from loadgauge.errors import ConfigError, NotModelled
-from loadgauge.estimate.explain import explain
 from loadgauge.estimate.memory.recompute import applied
 from loadgauge.estimate.memory.states import RankWeights, WeightCount, gathered_bytes, model_states
 from loadgauge.families.reference import deepseek_block, gpt_block, llama_block, mixtral_block
@@ -224,7 +223,7 @@ def test_the_explanation_adds_up(recipe: str) -> None:
     layout = Layout(tp=2, dp=2, zero=1, sequence_parallel=True, micro_batch=1, global_batch=2, seq_len=2048)
     result = estimate(model("qwen3-0.6b"), layout, training("megatron", recipe))
     for part in ("weights", "activations", "transient"):
-        found = explain(result, part)
+        found = result.explain(part)
         assert sum(step.nbytes for step in found.steps) == pytest.approx(found.total, rel=1e-12)
         assert not any("not itemised" in step.what for step in found.steps), found.steps
 

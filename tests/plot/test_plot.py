@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from command_line import typed
+from loadgauge.estimate.result import Estimate
 from loadgauge.figures.colours import EXPOSED, HIDDEN, IDLE, LANES, PARTS
-from loadgauge.figures.shown import Shown
 from loadgauge.plot import blocks, lanes, schedule
 from loadgauge.plot import memory_phases as through_step
 from loadgauge.plot.blocks import HEIGHT, squares
@@ -33,16 +33,15 @@ LINE = "estimate llama-3.1-70b --gpu h100-sxm5-80gb --gpus 256 --tp 8 --pp 4 --g
 
 
 @pytest.fixture(scope="module")
-def shown() -> Shown:
-    given = resolve_job(
+def result() -> Estimate:
+    return resolve_job(
         Job(model="llama-3.1-70b", gpu="h100-sxm5-80gb", gpus=256, tp=8, pp=4, zero=1, seq_len=8192, global_batch=512)
-    )
-    return Shown(given, given.estimate())
+    ).estimate()
 
 
-def figure(draw: Any, shown: Shown) -> Any:
+def figure(draw: Any, result: Estimate) -> Any:
     axes = Figure().subplots()
-    draw(axes, shown)
+    draw(axes, result)
     return axes
 
 
@@ -63,9 +62,11 @@ def test_blocks_fill_their_box_without_overlap_in_proportion(sizes: list[float],
         assert min(across, up) <= 1e-6 * (width + height)
 
 
-def test_the_area_of_each_colour_is_its_part(shown: Shown) -> None:
-    boxes = [patch for patch in figure(blocks.draw, shown).patches if isinstance(patch, Rectangle) and patch.get_fill()]
-    memory = shown.result.memory
+def test_the_area_of_each_colour_is_its_part(result: Estimate) -> None:
+    boxes = [
+        patch for patch in figure(blocks.draw, result).patches if isinstance(patch, Rectangle) and patch.get_fill()
+    ]
+    memory = result.memory
     for part, nbytes in memory.parts.items():
         area = sum(
             box.get_width() * box.get_height()
@@ -75,26 +76,26 @@ def test_the_area_of_each_colour_is_its_part(shown: Shown) -> None:
         assert area == pytest.approx(HEIGHT * nbytes / memory.total, abs=1e-6), part
 
 
-def test_solid_bars_of_the_lanes_add_up_to_the_step(shown: Shown) -> None:
-    bars = [patch for patch in figure(lanes.draw, shown).patches if to_hex(patch.get_facecolor()) != HIDDEN]
-    assert shown.result.time is not None
-    assert sum(bar.get_width() for bar in bars) == pytest.approx(shown.result.time.step, rel=1e-9)
+def test_solid_bars_of_the_lanes_add_up_to_the_step(result: Estimate) -> None:
+    bars = [patch for patch in figure(lanes.draw, result).patches if to_hex(patch.get_facecolor()) != HIDDEN]
+    assert result.time is not None
+    assert sum(bar.get_width() for bar in bars) == pytest.approx(result.time.step, rel=1e-9)
     red = sum(bar.get_width() for bar in bars if to_hex(bar.get_facecolor()) == EXPOSED)
-    parts = shown.result.time.parts
+    parts = result.time.parts
     assert red == pytest.approx(sum(parts[axis] for axis in ("tp", "cp", "ep", "pp", "zero", "dp")), rel=1e-9)
     assert set(LANES.values()).isdisjoint({EXPOSED, HIDDEN, IDLE})
 
 
-def test_the_curve_reaches_the_peak_below_the_capacity(shown: Shown) -> None:
-    axes = figure(through_step.draw, shown)
+def test_the_curve_reaches_the_peak_below_the_capacity(result: Estimate) -> None:
+    axes = figure(through_step.draw, result)
     top = max(float(path.vertices[:, 1].max()) for area in axes.collections for path in area.get_paths())
-    assert top == pytest.approx(shown.result.memory.total / GIB, rel=1e-9)
-    assert shown.result.memory.capacity is not None
-    assert axes.lines[0].get_ydata()[0] == pytest.approx(shown.result.memory.capacity / GIB)
+    assert top == pytest.approx(result.memory.total / GIB, rel=1e-9)
+    assert result.memory.capacity is not None
+    assert axes.lines[0].get_ydata()[0] == pytest.approx(result.memory.capacity / GIB)
 
 
-def test_every_stage_has_all_its_work(shown: Shown) -> None:
-    axes = figure(schedule.draw, shown)
+def test_every_stage_has_all_its_work(result: Estimate) -> None:
+    axes = figure(schedule.draw, result)
     work = [patch for patch in axes.patches if to_hex(patch.get_facecolor()) != IDLE]
     rows = [sum(1 for bar in work if abs(bar.get_y() + bar.get_height() / 2 - row) < 0.1) for row in range(4)]
     assert rows == [32] * 4  # 16 micro-batches, forward and backward
@@ -138,11 +139,11 @@ def test_nonsense_is_one_line(line: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert not list(tmp_path.iterdir())
 
 
-def test_a_notebook_shows_the_numbers_of_the_estimate(shown: Shown) -> None:
-    text: str = shown.result._repr_html_()  # type: ignore[attr-defined]
+def test_a_notebook_shows_the_numbers_of_the_estimate(result: Estimate) -> None:
+    text: str = result._repr_html_()  # type: ignore[attr-defined]
     root = ElementTree.fromstring(text)
     cells = ["".join(cell.itertext()) for cell in root.iter("td")]
-    for part, nbytes in shown.result.memory.parts.items():
+    for part, nbytes in result.memory.parts.items():
         if nbytes:
             assert cells[cells.index(part) + 1] == f"{nbytes / GIB:,.2f} GiB"
     assert "<script" not in text

@@ -83,7 +83,7 @@ class Job:
         """What each stage keeps of one micro-batch from forward to backward."""
         facts = MemoryModel(self.model, self.layout, self.how, view_of(self.layout, self.how))
         return [
-            sum(facts.kept(facts.counts(stage, chunk.start, chunk.stop)) for chunk in stage.chunks)
+            sum(facts.of_layers(facts.counts(stage, chunk.start, chunk.stop)).kept for chunk in stage.chunks)
             for stage in stages(self.model, self.layout)
         ]
 

@@ -13,15 +13,14 @@ import pytest
 
 from command_line import document
 from loadgauge.errors import Error
-from loadgauge.estimate.explain import explain
+from loadgauge.estimate.memory.ledger import NOT_ITEMISED
 from loadgauge.estimate.memory.phases import PARTS
-from loadgauge.estimate.workings import NOT_ITEMISED
+from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import models
-from loadgauge.figures import PANELS, Shown
+from loadgauge.figures import PANELS
 from loadgauge.figures.lanes import COMPUTE, KINDS
 from loadgauge.figures.memory_phases import ROWS
-from loadgauge.figures.schedule import flights
-from loadgauge.figures.shown import STAGES
+from loadgauge.figures.schedule import STAGES, flights, playable
 from loadgauge.figures.treemap import Node
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.job import Job
@@ -65,17 +64,16 @@ def runs(count: int, seed: int) -> Iterator[Job]:
         yield job
 
 
-def shown_of(job: Job) -> Shown:
-    given = resolve_job(job)
-    return Shown(given, given.estimate())
+def estimated(job: Job) -> Estimate:
+    return resolve_job(job).estimate()
 
 
 CASES = [*runs(40, 7)]
 
 
 @pytest.fixture(params=CASES, ids=lambda job: f"{job.model} {job.flags()}"[:90])
-def shown(request: pytest.FixtureRequest) -> Shown:
-    return shown_of(request.param)
+def result(request: pytest.FixtureRequest) -> Estimate:
+    return estimated(request.param)
 
 
 def leaves(node: Node) -> Iterator[Node]:
@@ -85,9 +83,9 @@ def leaves(node: Node) -> Iterator[Node]:
         yield from leaves(child)
 
 
-def test_every_byte_is_on_the_treemap_once(shown: Shown) -> None:
-    parts = shown.result.memory.parts
-    found = PANELS["treemap"](shown)
+def test_every_byte_is_on_the_treemap_once(result: Estimate) -> None:
+    parts = result.memory.parts
+    found = PANELS["treemap"](result)
     assert {node["part"]: node["bytes"] for node in found} == {part: parts[part] for part in PARTS if parts[part]}
     ids = Counter[str]()
 
@@ -106,11 +104,11 @@ def test_every_byte_is_on_the_treemap_once(shown: Shown) -> None:
     assert max(ids.values()) == 1
 
 
-def test_tensors_on_the_treemap_are_those_of_the_explanation(shown: Shown) -> None:
+def test_tensors_on_the_treemap_are_those_of_the_explanation(result: Estimate) -> None:
     """A block of a layer is so many times what the explanation says one layer keeps."""
     told: dict[tuple[str, str], float] = {(one.layer, one.name): one.nbytes
-                                          for one in explain(shown.result, "activations").tensors}  # fmt: skip
-    found = next((node for node in PANELS["treemap"](shown) if node["part"] == "activations"), None)
+                                          for one in result.explain("activations").tensors}  # fmt: skip
+    found = next((node for node in PANELS["treemap"](result) if node["part"] == "activations"), None)
     for layer in () if found is None else found["children"]:
         name = layer["id"].removeprefix("activations/")
         times = {leaf["bytes"] / told[name, leaf["label"]] for leaf in leaves(layer) if leaf["id"].count("/") == 3}
@@ -121,12 +119,12 @@ def test_tensors_on_the_treemap_are_those_of_the_explanation(shown: Shown) -> No
             )
 
 
-def test_the_curve_of_memory_has_its_peak_at_the_peak(shown: Shown) -> None:
-    memory = shown.result.memory
-    found = PANELS["moments"](shown)
+def test_the_curve_of_memory_has_its_peak_at_the_peak(result: Estimate) -> None:
+    memory = result.memory
+    found = PANELS["moments"](result)
     totals = [sum(row[1:]) for row in found["curve"]["rows"]]
     assert max(totals) <= memory.total * (1 + 1e-9)
-    if shown.layout.schedule != "gpipe" or shown.layout.num_microbatches <= found["curve"]["microbatches_shown"]:
+    if result.layout.schedule != "gpipe" or result.layout.num_microbatches <= found["curve"]["microbatches_shown"]:
         assert max(totals) == pytest.approx(memory.total, rel=1e-9)
         assert found["curve"]["reaches_peak"]
     assert [point["parts"] for point in found["points"]] == [moment.parts for moment in memory.moments]
@@ -136,8 +134,8 @@ def test_the_curve_of_memory_has_its_peak_at_the_peak(shown: Shown) -> None:
     assert found["curve"]["rows"][-1][1 + PARTS.index("activations")] == 0
 
 
-def test_lanes_add_up_to_the_step(shown: Shown) -> None:
-    time, found = shown.result.time, PANELS["lanes"](shown)
+def test_lanes_add_up_to_the_step(result: Estimate) -> None:
+    time, found = result.time, PANELS["lanes"](result)
     if time is None:
         assert found is None
         return
@@ -151,12 +149,12 @@ def test_lanes_add_up_to_the_step(shown: Shown) -> None:
         if lane["lane"] not in KINDS:
             assert lane["seconds"] == time.parts[lane["lane"]]
     # The operations' own seconds come to the compute of the step, without being made to.
-    own = sum(one.each for one in shown.operations) * shown.passes * time.scale
+    own = sum(one.each for one in result.workings.operations) * result.workings.passes * time.scale
     assert own == pytest.approx(sum(time.parts[lane] for lane in COMPUTE), rel=1e-9)
 
 
-def test_the_schedule_is_played_as_the_estimate_plays_it(shown: Shown) -> None:
-    found, layout = PANELS["schedule"](shown), shown.layout
+def test_the_schedule_is_played_as_the_estimate_plays_it(result: Estimate) -> None:
+    found, layout = PANELS["schedule"](result), result.layout
     done: dict[int, list[Any]] = defaultdict(list)
     for stage, start, end, kind, microbatch, chunk, live in found["cells"]:
         done[stage].append((start, end, kind, microbatch, chunk, live))
@@ -172,14 +170,14 @@ def test_the_schedule_is_played_as_the_estimate_plays_it(shown: Shown) -> None:
         assert set(once.values()) == {1}
         assert len({microbatch for microbatch, _ in once}) * layout.copies >= found["microbatches_shown"]
     assert found["seconds"] == pytest.approx(max(cell[2] for cell in found["cells"]))
-    if shown.clock is not None:
+    if result.time is not None:
         few = msgspec.structs.replace(layout, global_batch=found["microbatches_shown"] * layout.dp * layout.micro_batch)
-        clock = shown.clock
+        clock = result.workings.step
         before, clock.layout = clock.layout, few
-        total, _ = clock.pipeline_seconds(shown.chunks, clock.send_seconds())
+        total, _ = clock.pipeline_seconds(clock.by_stage, clock.send_seconds())
         clock.layout = before
         # The step model goes on from three rounds by the slowest stage, which is exact within 2 %.
-        assert found["seconds"] == pytest.approx(total * shown.scale, rel=0.02)
+        assert found["seconds"] == pytest.approx(total * result.time.scale, rel=0.02)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb-h1"])
@@ -187,11 +185,11 @@ def test_stages_hold_as_many_micro_batches_as_the_papers_say(schedule: str) -> N
     """In the middle of the pipeline: min(m, p - r), m, and with v chunks 2 (p - r - 1) + (v - 1) p + 1 of them."""
     flags = {"vpp": 2} if schedule == "interleaved" else {}
     job = Job(model="llama-3.1-8b", gpus=4, pp=4, schedule=schedule, global_batch=12, seq_len=512, **flags)
-    shown = shown_of(job)
-    found = PANELS["schedule"](shown)
+    result = estimated(job)
+    found = PANELS["schedule"](result)
     for stage in (1, 2):
         layers = 32 // 4 // (2 if flags else 1)
-        one = shown.memory.kept({(0, False): layers}) + shown.memory.shared
+        one = result.workings.memory.of_layers({(0, False): layers}).kept + result.workings.memory.shared
         wanted = {"1f1b": 4 - stage, "gpipe": 12, "interleaved": 2 * (4 - stage - 1) + 4 + 1, "zb-h1": 4}[schedule]
         most = max(cell[6] for cell in found["cells"] if cell[0] == stage)
         if schedule == "zb-h1":
@@ -201,8 +199,8 @@ def test_stages_hold_as_many_micro_batches_as_the_papers_say(schedule: str) -> N
             assert most == one * wanted
 
 
-def test_the_roof_is_not_broken_through(shown: Shown) -> None:
-    found, time = PANELS["roofline"](shown), shown.result.time
+def test_the_roof_is_not_broken_through(result: Estimate) -> None:
+    found, time = PANELS["roofline"](result), result.time
     if time is None:
         assert found is None
         return
@@ -212,7 +210,7 @@ def test_the_roof_is_not_broken_through(shown: Shown) -> None:
         assert point["bytes"] == 0 or point["intensity"] == point["flops"] / point["bytes"]
     steps = sum(point["step_seconds"] for point in found["points"])
     assert steps <= sum(time.parts[lane] for lane in COMPUTE) * (1 + 1e-9)
-    if shown.memory.prediction is None:
+    if result.workings.memory.prediction is None:
         assert steps == pytest.approx(sum(time.parts[lane] for lane in COMPUTE))
 
 
@@ -221,7 +219,7 @@ def test_the_network_is_that_of_the_command(state: dict[str, Any]) -> None:
     kept = Uploads()
     given = job_of(state, kept)
     kept.close()
-    found = PANELS["network"](Shown(given, given.estimate()))
+    found = PANELS["network"](given.estimate())
     told = document(f"network {state['model']} {given.job.flags()}")["needs"]
     assert len(found) == len(told)
     for row, need in zip(found, told, strict=True):
@@ -238,25 +236,25 @@ def test_a_schedule_too_long_to_draw_says_so() -> None:
     kept = Uploads()
     given = job_of(LARGE, kept)
     kept.close()
-    found = PANELS["schedule"](Shown(given, given.estimate()))
+    found = PANELS["schedule"](given.estimate())
     assert found["shown"] == "16 of 64 micro-batches"
     assert len(found["cells"]) == 16 * 16 * 2
 
 
 def test_many_chunks_are_drawn_in_fewer_micro_batches() -> None:
     job = Job(model="llama-3.1-405b", gpus=4, pp=2, vpp=63, schedule="interleaved", global_batch=128, seq_len=512)
-    shown = shown_of(job)
-    found = PANELS["schedule"](shown)
+    result = estimated(job)
+    found = PANELS["schedule"](result)
     assert found["microbatches_shown"] == 10
     assert len(found["cells"]) == 10 * 63 * 2 * 2
-    curve = PANELS["moments"](shown)["curve"]
+    curve = PANELS["moments"](result)["curve"]
     assert len(curve["rows"]) <= ROWS + 2
-    assert max(sum(row[1:]) for row in curve["rows"]) == pytest.approx(shown.result.memory.total, rel=1e-9)
+    assert max(sum(row[1:]) for row in curve["rows"]) == pytest.approx(result.memory.total, rel=1e-9)
 
 
-def test_flights_end_with_nothing_in_the_air(shown: Shown) -> None:
-    played = shown.play(shown.some(8))
-    for stage in range(shown.layout.pp):
+def test_flights_end_with_nothing_in_the_air(result: Estimate) -> None:
+    played = result.workings.play(playable(result.layout, 8), timed=result.time is not None)
+    for stage in range(result.layout.pp):
         events = [event for event in played.timeline if event.stage == stage]
         last, (whole, waiting) = events[-1], flights(events, played.order.chunks)[-1]
         left = [*whole, *waiting]
@@ -269,8 +267,8 @@ def test_an_explanation_has_the_numbers_of_the_command(part: str) -> None:
     kept = Uploads()
     given = job_of(LLAMA, kept)
     kept.close()
-    shown = Shown(given, given.estimate())
-    found = explained(shown, part)
+    result = given.estimate()
+    found = explained(result, part)
     told = document(f"estimate {given.job.model} {given.job.flags()} --explain {part} --at peak")["explain"]
     assert found["part_bytes"] == told["total"] == found["bytes"]
     assert found["steps"] == [{"what": step["what"], "bytes": step["nbytes"]} for step in told["steps"]]
@@ -288,11 +286,11 @@ def test_every_block_can_be_asked_for() -> None:
     kept = Uploads()
     given = job_of({**LLAMA, "recompute": "selective"}, kept)
     kept.close()
-    shown = Shown(given, given.estimate())
-    blocks = [leaf for node in PANELS["treemap"](shown) for leaf in (node, *leaves(node))]
+    result = given.estimate()
+    blocks = [leaf for node in PANELS["treemap"](result) for leaf in (node, *leaves(node))]
     for block in blocks[:: max(1, len(blocks) // 12)]:
-        found = explained(shown, block["id"])
+        found = explained(result, block["id"])
         assert found["bytes"] == block["bytes"]
-        assert find(PANELS["treemap"](shown), block["id"]) == block
-    tensor = explained(shown, "activations/layer run again in backward/mlp.down")
+        assert find(PANELS["treemap"](result), block["id"]) == block
+    tensor = explained(result, "activations/layer run again in backward/mlp.down")
     assert [one["name"] for one in tensor["tensors"]] == ["mlp.multiply"]

@@ -62,10 +62,9 @@ def command(
 
         document(estimate_document(given, result, part, at or "largest"))
     elif part is not None:
-        from loadgauge.estimate.explain import explain
         from loadgauge.report.explanation import show
 
-        show(explain(result, part, at or "largest"))
+        show(result.explain(part, at or "largest"))
     else:
         from loadgauge.report.estimate import report
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from loadgauge.algebra import shard
 from loadgauge.errors import ConfigError, NotStated
-from loadgauge.estimate.flops import Flops, step_flops
-from loadgauge.estimate.memory.overhead import FRAGMENTATION, non_pytorch_memory, workspaces
-from loadgauge.estimate.memory.phases import Moment, moments
-from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.parameters import parameters
-from loadgauge.estimate.result import Basis, Estimate, Memory, Rank, Time
-from loadgauge.estimate.schedule.stages import Stage, stages
-from loadgauge.estimate.time.summary import step_time
+from loadgauge.estimate.result import Basis, Estimate
+from loadgauge.estimate.time.step import Time
 from loadgauge.estimate.time.traffic import Traffic
-from loadgauge.layers import View
+from loadgauge.estimate.workings import Workings, view_of
 from loadgauge.spec.axes import MODEL_PARALLEL
 from loadgauge.spec.calibration import Rates
-from loadgauge.spec.calibration import rates as calibrated
 from loadgauge.spec.frameworks import default_framework
 from loadgauge.spec.hardware import Cluster, Gpu
 from loadgauge.spec.layout import Layout
@@ -24,28 +17,7 @@ from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
 from loadgauge.spec.training import training as how_to_train
 
-
-def view_of(layout: Layout, training: Training) -> View:
-    """What one rank sees of one micro-batch."""
-    if (layout.tokens is None) != (layout.pairs is None):
-        raise ConfigError("a ragged micro-batch needs both its tokens and its query-key pairs", key="lengths")
-    own = shard(layout.seq_len, layout.cp, "seq_len")
-    return View(
-        tokens=own * layout.micro_batch if layout.tokens is None else layout.tokens / layout.cp,
-        pairs=own * layout.seq_len * layout.micro_batch if layout.pairs is None else layout.pairs / layout.cp,
-        kernel_tokens=None if layout.kernel_tokens is None else layout.kernel_tokens / layout.cp,
-        sequences=layout.micro_batch,
-        positions=own,
-        tp=layout.tp,
-        sequence_parallel=layout.sequence_parallel,
-        cp=layout.cp,
-        cp_comm=layout.cp_comm,
-        ep=layout.ep,
-        etp=layout.etp,
-        imbalance=layout.expert_imbalance,
-        kernels=training.kernels,
-        lora=training.lora,
-    )
+__all__ = ["default_training", "estimate", "view_of"]
 
 
 def estimate(
@@ -79,29 +51,27 @@ def estimate(
         gpu = cluster.gpu if gpu is None else gpu
         if cluster.gpus != layout.gpus:
             raise ConfigError(f"the layout needs {layout.gpus} GPUs and the cluster has {cluster.gpus}", key="gpus")
-    view = view_of(layout, chosen)
-    facts = MemoryModel(model, layout, chosen, view)
-    flops = step_flops(model, layout, chosen.kernels, view)
-    known = rates or calibrated("" if gpu is None else gpu.id)
-    time, network, untimed = _time(facts, flops, cluster, known, scale)
+    workings = Workings(model, layout, chosen, gpu, cluster, rates, scale)
+    time, network, untimed = _time(workings)
     counted = parameters(model)
-    return Estimate(
+    result = Estimate(
         model=model,
         params=counted.total,
         active_params=counted.active,
         layout=layout,
         training=chosen,
         gpu=None if gpu is None else gpu.id,
-        memory=_memory(facts, gpu),
-        flops=flops,
+        memory=workings.peak_memory(),
+        flops=workings.flops,
         time=time,
         network=network,
         cluster=cluster,
-        basis=_basis(gpu, None if time is None else known),
+        basis=_basis(gpu, None if time is None else workings.rates),
         left_out=_left_out(model, chosen),
         untimed=untimed,
         assumed={key: f"{size} (not in the config: {model.model_type}'s default)" for key, size in model.defaults},
     )
+    return result.keep(workings)
 
 
 def default_training(layout: Layout) -> Training:
@@ -114,56 +84,14 @@ def default_training(layout: Layout) -> Training:
     return how_to_train(default_framework(degrees))
 
 
-def _time(
-    facts: MemoryModel, flops: Flops, cluster: Cluster | None, rates: Rates, scale: float
-) -> tuple[Time | None, tuple[Traffic, ...], str]:
+def _time(workings: Workings) -> tuple[Time | None, tuple[Traffic, ...], str]:
     """The time and traffic of a step, or why there is none."""
-    if cluster is None:
+    if workings.cluster is None:
         return None, (), "they need a --gpu"
     try:
-        return *step_time(facts, flops, cluster, rates, scale), ""
+        return *workings.timed, ""
     except NotStated as error:
         return None, (), str(error)
-
-
-def _memory(facts: MemoryModel, gpu: Gpu | None) -> Memory:
-    model, layout = facts.model, facts.layout
-    beyond = non_pytorch_memory(layout)
-    held = workspaces(gpu, facts.training, grouped=facts.has_experts)
-    fixed = beyond.value + held
-    worst: tuple[Stage, list[Moment], Moment] | None = None
-    peaks: dict[object, float] = {}
-    by_stage: list[float] = []
-    host = 0.0
-    for stage in stages(model, layout):
-        alike = facts.alike(stage)
-        if alike not in peaks:
-            passed = list(moments(facts, stage))
-            peak = max(passed, key=lambda moment: moment.total)
-            peaks[alike] = peak.total
-            if worst is None or peak.total > worst[2].total:
-                worst = (stage, passed, peak)
-                host = facts.host(stage)
-        by_stage.append(peaks[alike] + fixed)
-    assert worst is not None
-    stage, passed, peak = worst
-    allocated = peak.total + held
-    total = allocated + beyond.value
-    capacity = None if gpu is None else gpu.capacity
-    return Memory(
-        total=total,
-        low=allocated + beyond.low,
-        high=allocated * (1 + FRAGMENTATION.high) + beyond.high,
-        capacity=capacity,
-        fits=None if capacity is None else total <= capacity,
-        rank=Rank(stage.index),
-        moment=peak.name,
-        parts={**peak.parts, "outside": fixed},
-        moments=tuple(Moment(m.name, m.phase, {**m.parts, "outside": fixed}, m.position) for m in passed),
-        stages=tuple(by_stage),
-        host=host,
-        workspaces=held,
-    )
 
 
 def _basis(gpu: Gpu | None, rates: Rates | None) -> dict[str, Basis]:

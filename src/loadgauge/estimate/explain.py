@@ -1,195 +1,287 @@
-"""Why a part of the memory is as large as it is: the rule, the user's numbers put in, and the source.
+"""Why a part of the memory is as large as it is: the rule, its entries in the ledger, formulas, tensors and sources.
 
-Each explanation adds up, step by step, to the very number that `estimate` gives for that part at that moment.
+Each explanation adds up, step by step, to the very number that `estimate` gives for that part at that phase.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
 import msgspec
 
+from loadgauge.algebra import Size
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.explain_layers import activations, loss, transient
-from loadgauge.estimate.memory.gathered import copies
-from loadgauge.estimate.memory.overhead import COMMUNICATOR, CONTEXT, communicators
-from loadgauge.estimate.memory.phases import PARTS
-from loadgauge.estimate.memory.states import RankWeights, WeightCount
-from loadgauge.estimate.result import Estimate, When
-from loadgauge.estimate.workings import Apart, Explanation, Key, Step, cited
+from loadgauge.estimate.equation.symbols import (
+    MEANING,
+    letter,
+    substitute,
+    symbolic_block,
+    symbolic_ends,
+    symbolic_view,
+    text,
+)
+from loadgauge.estimate.memory.ledger import NOT_ITEMISED, READ_OFF, Ledger
+from loadgauge.estimate.memory.peak import Memory, When
+from loadgauge.estimate.memory.phases import PARTS, Phase
+from loadgauge.estimate.memory.recompute import applied
+from loadgauge.estimate.schedule.stages import Key
+from loadgauge.estimate.workings import Workings
+from loadgauge.layers import block_layer, head_layer
+from loadgauge.layers.operations import NOTHING, Layer, Recompute
+from loadgauge.sources import cite
 from loadgauge.spec.lora import base_format
-from loadgauge.spec.optimizers import OPTIMIZERS
 
 
-def explain(result: Estimate, part: str, at: When = "peak") -> Explanation:
-    """The explanation of one part of an estimate (`PARTS`) at one moment of the worst rank.
+class Formula(msgspec.Struct, frozen=True, kw_only=True):
+    """A closed form with letters, with the user's numbers in their place, and its value [bytes].
+
+    `letters` is empty where sizes do not divide evenly and only the whole numbers hold.
+    """
+
+    what: str
+    letters: str
+    numbers: str
+    nbytes: Size
+    legend: dict[str, tuple[str, Size]]
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One summand [bytes]: an entry of the ledger."""
+
+    what: str
+    nbytes: Size
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor held from forward to backward, and the operations that keep it."""
+
+    layer: str
+    name: str
+    numel: Size
+    nbytes: Size
+    by: tuple[str, ...]
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What one part is made of, on the worst rank at one phase. `steps` add up to `total` [bytes].
+
+    peak, largest: the phase of the rank's peak and the one at which this part is largest; at_peak, at_largest: bytes
+    of the part then
+    """
+
+    part: str
+    total: Size
+    moment: str
+    phase: Phase
+    peak: str
+    at_peak: Size
+    largest: str
+    at_largest: Size
+    stage: int
+    rule: str
+    basis: str
+    steps: tuple[Step, ...]
+    formulas: tuple[Formula, ...] = ()
+    tensors: tuple[Kept, ...] = ()
+    sources: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+
+def explain(workings: Workings, memory: Memory, basis: Mapping[str, str], part: str, at: When = "peak") -> Explanation:
+    """The explanation of one part of an estimate (`PARTS`) at one phase of the worst rank; see `Estimate.explain`.
 
     at: "peak", "largest" (where this part is largest), or a phase of the step, in which the moment is chosen at which
     the part is largest. Raises `ConfigError` where the rank has no moment in that phase.
-
-    >>> from loadgauge import Layout, estimate, model
-    >>> result = estimate(model("gpt2"), Layout(seq_len=1024))
-    >>> found = explain(result, "activations")
-    >>> sum(step.nbytes for step in found.steps) == result.memory.parts["activations"]
-    True
     """
     if part not in PARTS:
         raise ConfigError(f"unknown part {part!r} (known: {', '.join(PARTS)})", key="explain")
-    apart = Apart(result, part, at)
-    if part in apart.facts.offloaded:
-        held = getattr(apart.facts.states(apart.weights), part)
-        return apart.explanation(
-            "offloaded: none of it stays on the GPU", (), notes=(f"on the host: {held:,.0f} bytes",)
-        )
-    readers = {
-        "weights": _weights,
-        "gradients": _gradients,
-        "optimizer": _optimizer,
-        "gathered": _gathered,
-        "activations": activations,
-        "loss": loss,
-        "transient": transient,
-        "outside": _outside,
+    index = memory.index(part, at)
+    ledger, moment, total = workings.ledger(index), memory.moments[index], memory.moments[index].parts[part]
+    steps = [Step(entry.what, entry.nbytes) for entry in ledger.entries(part)]
+    rest = total - sum(step.nbytes for step in steps)
+    if abs(rest) > 1e-9 * memory.total:
+        steps.append(Step(NOT_ITEMISED, rest))
+    peak, largest = memory.moments[memory.peak], memory.largest(part)
+    return Explanation(
+        part=part,
+        total=total,
+        moment=moment.name,
+        phase=moment.phase,
+        peak=peak.name,
+        at_peak=peak.parts[part],
+        largest=largest.name,
+        at_largest=largest.parts[part],
+        stage=ledger.stage.index,
+        basis=basis[part],
+        steps=tuple(steps),
+        **(_offloaded if part in ledger.memory.offloaded else READERS[part])(ledger, part),
+    )
+
+
+def _offloaded(ledger: Ledger, part: str) -> dict[str, Any]:
+    nbytes = getattr(ledger.memory.states(ledger.rank.weights), part)
+    return {"rule": "offloaded: none of it stays on the GPU", "notes": (f"on the host: {nbytes:,.0f} bytes",)}
+
+
+def _cited(*keys: str) -> tuple[str, ...]:
+    """The works behind citation keys, each once."""
+    return tuple(str(cite(key)) for key in dict.fromkeys(keys))
+
+
+# -- model states, copies, and what is outside ---------------------------------------------------------------------------
+
+
+def _weights(ledger: Ledger, _: str) -> dict[str, Any]:
+    training, stored = ledger.training, base_format(ledger.quantised)
+    stages = "ZeRO 3" if training.framework.weights_stage == 3 else "ZeRO 2 and 3 (FSDP)"
+    adapters = () if training.lora is None else ("hu2021", *(() if stored is None else (stored.source,)))
+    return {
+        "rule": f"parameters on the rank x bytes per parameter, sharded over the data-parallel ranks by {stages}",
+        "sources": _cited(training.precision.source, "rajbhandari2019", *adapters),
+        "notes": (_parameters(ledger),),
     }
-    return readers[part](apart)
 
 
-def _parameters(apart: Apart) -> str:
+def _parameters(ledger: Ledger) -> str:
     """How the parameters of the rank add up."""
-    facts, stage = apart.facts, apart.stage
+    memory, stage = ledger.memory, ledger.stage
     layers: dict[Key, int] = {}
-    for (kind, _), count in apart.counts.items():
+    for (kind, _), count in ledger.counts.items():
         layers[kind, False] = layers.get((kind, False), 0) + count
-    terms = [f"{count} x {facts.facts[key].weights.total:,} ({apart.kind(key)})" for key, count in layers.items()]
-    for name, layer, here in (("embedding", facts.embedding, stage.first), ("head", facts.head, stage.last)):
+    terms = [f"{count} x {memory.facts[key].weights.total:,} ({ledger.kind(key)})" for key, count in layers.items()]
+    for name, layer, here in (("embedding", memory.embedding, stage.first), ("head", memory.head, stage.last)):
         if here and layer.params:
             terms.append(f"{layer.params:,} ({name})")
-    if facts.prediction is not None and stage.last:
-        terms.append(f"{facts.prediction.weights.total:,} (multi-token prediction)")
-    return f"parameters on this rank before ZeRO: {' + '.join(terms)} = {apart.weights.total:,}"
+    if memory.prediction is not None and stage.last:
+        terms.append(f"{memory.prediction.weights.total:,} (multi-token prediction)")
+    return f"parameters on this rank before ZeRO: {' + '.join(terms)} = {ledger.rank.weights.total:,}"
 
 
-def _weights(apart: Apart) -> Explanation:
-    precision, steps = apart.training.precision, []
-    stored, low = base_format(apart.quantised), precision.products
-    each = f"{precision.weight} B" if stored is None else stored.words
-    for where, count, ranks in apart.groups():
-        over = apart.over(ranks, apart.training.framework.weights_stage)
-        plain, base = WeightCount(trainable=count.trainable, frozen=count.frozen), WeightCount(base=count.base)
-        what = f"{plain.total:,} parameters{where} x {precision.weight} B{over}"
-        steps.append(Step(what, apart.states(plain, ranks).weights))
-        what = f"{base.total:,} frozen base parameters{where} x {each}{over}"
-        steps.append(Step(what, apart.states(base, ranks).weights))
-        if low is not None:
-            instead = low.weights == "instead"
-            less = f" instead of {precision.weight} B{over}" if instead else " beside them"
-            what = (
-                f"{count.quantised:,} of them{where} in {low.format}, by rows and by columns, {low.weight_element:g} B"
-            )
-            steps.append(Step(what + less, apart.states(WeightCount(quantised=count.quantised), ranks).weights))
-    stages = "ZeRO 3" if apart.training.framework.weights_stage == 3 else "ZeRO 2 and 3 (FSDP)"
-    adapters = () if apart.training.lora is None else ("hu2021", *(() if stored is None else (stored.source,)))
-    return apart.explanation(
-        f"parameters on the rank x bytes per parameter, sharded over the data-parallel ranks by {stages}",
-        tuple(steps),
-        sources=cited(precision.source, "rajbhandari2019", *adapters),
-        notes=(_parameters(apart),),
-    )
-
-
-def _gradients(apart: Apart) -> Explanation:
-    precision = apart.training.precision
-    accumulating = apart.layout.num_microbatches > 1
-    facts, fsdp = apart.facts, apart.facts.fully_sharded and apart.layout.zero_ranks > 1
-    over_layers = apart.at_embedding or apart.at_reduction
-    whole = not facts.lazy or accumulating or apart.at_step or over_layers
-    unreduced = RankWeights()
-    if fsdp and not facts.by_layer and not apart.at_step:
-        pieces = []  # whole ones, among the gathered copies
-    elif whole:
-        pieces = [("all of the rank", apart.weights)]
-        if fsdp and over_layers and not accumulating:
-            unreduced = apart.ends
-        if accumulating and facts.lazy and not fsdp and apart.key is not None and apart.stage.last:
-            tied = RankWeights.of(tuple(weight for one in apart.facts.head for weight in one.borrows))
-            pieces.append(("the tied table's new gradient, not summed yet", tied))
-    elif apart.key is None:
-        pieces = []
-    else:
-        held = (
-            [weight for one in apart.facts.head for weight in (*one.weights, *one.borrows)] if apart.stage.last else []
-        )
-        head = RankWeights.of(() if fsdp else tuple(held))
-        if apart.facts.prediction is not None and apart.stage.last:
-            head = head + apart.facts.prediction.weights
-        done = sum(apart.done.values())
-        pieces = [("head", head), (f"the {done} layers whose backward is over", apart.facts.weights(apart.done))]
-    over = apart.over(apart.layout.zero_ranks, 2)
-    steps = [
-        Step(
-            f"{count.all.trainable:,} parameters ({what}) x {precision.gradient} B{over}",
-            apart.facts.states(count).gradients,
-        )
-        for what, count in pieces
-    ]
-    what = (
-        f"{unreduced.all.trainable:,} parameters (embedding and head, not reduced yet) x {precision.gradient} B{over}"
-    )
-    steps.append(Step(what, -facts.states(unreduced).gradients))
+def _gradients(ledger: Ledger, _: str) -> dict[str, Any]:
+    whole = ledger.whole_gradients
     note = "gradients are held through the whole step" if whole else "gradients come into being during backward"
-    return apart.explanation(
-        "trainable parameters that have a gradient at this moment x bytes, sharded by ZeRO 2 and 3",
-        tuple(steps),
-        sources=cited(precision.source, "rajbhandari2019"),
-        notes=(note,),
-    )
+    return {
+        "rule": "trainable parameters that have a gradient at this moment x bytes, sharded by ZeRO 2 and 3",
+        "sources": _cited(ledger.training.precision.source, "rajbhandari2019"),
+        "notes": (note,),
+    }
 
 
-def _optimizer(apart: Apart) -> Explanation:
-    precision, optimizer, steps = apart.training.precision, apart.training.optimizer, []
-    bare = msgspec.structs.replace(precision, main_gradient=0, master=0)
-    for where, count, ranks in apart.groups():
-        of = f"{count.trainable:,} parameters{where}"
-        over = apart.over(ranks, 1)
-        for what, field in (("float32 main gradients", "main_gradient"), ("float32 master weights", "master")):
-            each = getattr(precision, field)
-            only = msgspec.structs.replace(bare, **{field: each})
-            held = apart.states(count, ranks, precision=only, optimizer=OPTIMIZERS["sgd"]).optimizer
-            steps.append(Step(f"{what}: {of} x {each} B{over}", held))
-        held = apart.states(count, ranks, precision=bare).optimizer
-        steps.append(Step(f"{optimizer.name}: {of} x {_moments(apart)}{over}", held))
-    return apart.explanation(
-        "trainable parameters x bytes of optimizer states, sharded over the data-parallel ranks by ZeRO 1 and above",
-        tuple(steps),
-        sources=cited(precision.source, optimizer.source, "rajbhandari2019"),
-    )
+def _optimizer(ledger: Ledger, _: str) -> dict[str, Any]:
+    precision, optimizer = ledger.training.precision, ledger.training.optimizer
+    return {
+        "rule": "trainable parameters x bytes of optimizer states, sharded over the data-parallel ranks by ZeRO 1 and above",
+        "sources": _cited(precision.source, optimizer.source, "rajbhandari2019"),
+    }
 
 
-def _moments(apart: Apart) -> str:
-    optimizer = apart.training.optimizer
-    if optimizer.factored:
-        return "a row and a column of float32 for each matrix"
-    each = optimizer.moment(apart.training.precision)
-    special = optimizer.matrix_moments
-    fewer = "" if special is None else f" ({special} for the matrices of the blocks)"
-    return f"{optimizer.moments} moments{fewer} x {each:g} B"
+def _gathered(ledger: Ledger, _: str) -> dict[str, Any]:
+    return {
+        "rule": "copies beside the model states, as the framework makes them",
+        "sources": _cited(ledger.training.framework.source),
+    }
 
 
-def _gathered(apart: Apart) -> Explanation:
-    point = apart.at_work.point
-    terms = {} if point is None else copies(apart.facts, apart.stage, point)
-    return apart.explanation(
-        "copies beside the model states, as the framework makes them",
-        tuple(Step(what, nbytes) for what, nbytes in terms.items()),
-        sources=cited(apart.training.framework.source),
-    )
+def _outside(_: Ledger, __: str) -> dict[str, Any]:
+    return {"rule": "memory beside the tensors of the step", "notes": ("assumed figures, not measured here",)}
 
 
-def _outside(apart: Apart) -> Explanation:
-    groups = communicators(apart.layout)
-    steps = (
-        Step("CUDA context and loaded kernels", CONTEXT.value),
-        Step("workspaces of cuBLAS and Transformer Engine, from PyTorch's allocator", apart.result.memory.workspaces),
-        Step(f"buffers of {groups} NCCL communicators, one an axis with several ranks", groups * COMMUNICATOR.value),
-    )
-    return apart.explanation(
-        "memory beside the tensors of the step", steps, notes=("assumed figures, not measured here",)
-    )
+# -- what the layers hold --------------------------------------------------------------------------------------------------
+
+
+def _activations(ledger: Ledger, _: str) -> dict[str, Any]:
+    if ledger.work is None:
+        return {"rule": "nothing is kept for backward at this moment"}
+    facts = ledger.memory.facts
+    tensors = [
+        kept for key in ledger.counts for kept in _kept(ledger.kind(key), facts[key].layer, facts[key].recompute)
+    ]
+    if ledger.stage.first:
+        tensors += _kept("embedding", ledger.memory.embedding, NOTHING)
+    return {
+        "rule": "bytes a layer keeps x layers of the stage x micro-batches in flight",
+        "formulas": tuple(_layer_formula(ledger, key) for key in ledger.counts),
+        "tensors": tuple(tensors),
+        "sources": (f"read off {READ_OFF}, counted as in {cite('korthikanti2022')}",),
+    }
+
+
+def _layer_formula(ledger: Ledger, key: Key) -> Formula:
+    memory = ledger.memory
+    block = symbolic_block(memory.model.blocks[key[0]], memory.model.hidden_size, memory.view.tp)
+    view = symbolic_view(memory.view, ragged=ledger.layout.tokens is not None)
+    layer = block_layer(block.what, letter("h"), view.what)
+    again = applied(ledger.layout.recompute, layer, memory.names) if key[1] else NOTHING
+    what = f"bytes that one {ledger.kind(key)} keeps"
+    return _formula(what, layer.saved(again), block.numbers | view.numbers, memory.facts[key].kept)
+
+
+def _kept(where: str, layer: Layer, again: Recompute) -> Iterator[Kept]:
+    for tensor in layer.kept(again):
+        users = [
+            operation.name + (" (runs again)" if operation.name in again else "")
+            for operation in layer
+            if any(kept.name == tensor.name for kept in operation.keeps)
+            or (operation.name in again and any(read.name == tensor.name for read in operation.inputs))
+        ]
+        yield Kept(layer=where, name=tensor.name, numel=tensor.numel, nbytes=tensor.nbytes, by=tuple(users))
+
+
+def _loss(ledger: Ledger, _: str) -> dict[str, Any]:
+    memory, training = ledger.memory, ledger.training
+    if not ledger.stage.last or ledger.work is None:
+        return {"rule": "the head is not at work on this rank at this moment"}
+    ends, view = symbolic_ends(memory.model), symbolic_view(memory.view, ragged=ledger.layout.tokens is not None)
+    kept = head_layer(ends.what, view.what).saved()
+    numbers = ends.numbers | view.numbers
+    return {
+        "rule": "logits, their float32 copies and gradients while the loss is computed",
+        "formulas": (_formula("bytes that the head keeps for backward", kept, numbers, memory.head_kept),),
+        "tensors": tuple(_kept("head", memory.head, NOTHING)),
+        "sources": (f"read off the head's list of operations; kernels: {cite(training.framework.source)}",),
+        "notes": (f"loss: {training.kernels.loss}",),
+    }
+
+
+def _transient(ledger: Ledger, _: str) -> dict[str, Any]:
+    phase, work = ledger.moment.phase, ledger.work
+    if phase is Phase.EMBEDDING:
+        return {"rule": "temporaries of the backward of the embedding"}
+    if phase is Phase.REDUCTION:
+        return {"rule": "temporaries of the reduction of gradients"}
+    if ledger.moment.key is None:
+        return {"rule": "temporaries of the optimizer step" if phase is Phase.STEP else "nothing at this moment"}
+    way = "forward" if work is not None and work.forward else "backward"
+    walked = "walked operation by operation, as autograd makes and drops its tensors"
+    return {"rule": f"temporaries of the {way} of one layer", "sources": (walked,)}
+
+
+READERS: dict[str, Callable[[Ledger, str], dict[str, Any]]] = {
+    "weights": _weights,
+    "gradients": _gradients,
+    "optimizer": _optimizer,
+    "gathered": _gathered,
+    "activations": _activations,
+    "loss": _loss,
+    "transient": _transient,
+    "outside": _outside,
+}
+"""What there is to say of each part beside its entries: rule, formulas, tensors, sources, notes."""
+
+
+def _formula(what: str, expression: Any, numbers: dict[str, Size], nbytes: Size) -> Formula:
+    """The closed form, if the whole numbers agree with it."""
+    if substitute(expression, numbers) != nbytes:
+        return Formula(what=what, letters="", numbers="", nbytes=nbytes, legend={})
+    letters = text(expression)
+    names = {symbol.name for symbol in getattr(expression, "free_symbols", ())}
+    filled = re.sub(r"[A-Za-z_]+", lambda match: str(numbers.get(match[0], match[0])), letters)
+    legend = {name: (MEANING[name], numbers[name]) for name in MEANING if name in names}
+    return Formula(what=what, letters=letters, numbers=filled, nbytes=nbytes, legend=legend)

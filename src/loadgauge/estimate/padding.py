@@ -17,10 +17,8 @@ from typing import Any
 import msgspec
 
 from loadgauge.errors import NotModelled
-from loadgauge.estimate.estimate import default_training, estimate, view_of
-from loadgauge.estimate.memory.rank_memory import MemoryModel
+from loadgauge.estimate.estimate import default_training, estimate
 from loadgauge.estimate.result import Estimate
-from loadgauge.estimate.schedule.stages import stages
 from loadgauge.lengths import Lengths
 from loadgauge.spec.calibration import Rates
 from loadgauge.spec.hardware import Cluster, Gpu
@@ -115,10 +113,12 @@ def forecast(
     *,
     rates: Rates | None = None,
     scale: float = 1.0,
+    same: Estimate | None = None,
 ) -> Forecast:
     """What to expect of micro-batches of `layout.micro_batch` such sequences, by method; see `estimate` for the rest.
 
-    The layout's own `seq_len`, `tokens` and `pairs` are replaced. The smallest GPT-2, lengths from U{1..1024}, batches of 8:
+    The layout's own `seq_len`, `tokens` and `pairs` are replaced. same: the estimate of this job, which is that of the method
+    it uses. The smallest GPT-2, lengths from U{1..1024}, batches of 8:
 
     >>> from loadgauge import Layout, model
     >>> found = forecast(model("gpt2"), Lengths.uniform(1024), Layout(micro_batch=8, global_batch=8, seq_len=1))
@@ -134,11 +134,13 @@ def forecast(
         assert each.pairs is not None
         row = Row(method=method, tokens=each.tokens, pairs=each.pairs)
         try:
-            found = estimate(model, each, how, gpu, cluster, rates=rates, scale=scale)
+            found = same
+            if found is None or (found.layout, found.training) != (each, how):
+                found = estimate(model, each, how, gpu, cluster, rates=rates, scale=scale)
         except NotModelled as error:
             rows.append(msgspec.structs.replace(row, reason=str(error)))
             continue
-        rows.append(_filled(row, model, found))
+        rows.append(_filled(row, found))
     return Forecast(
         micro_batch=b, mean=lengths.mean, longest=lengths.longest, expected_longest=lengths.expected_max(b),
         rows=tuple(rows), notes=_notes(model, lengths),
@@ -182,12 +184,10 @@ def _expected(lengths: Lengths, b: int) -> tuple[tuple[float, float], tuple[floa
     return lengths.padded(b), lengths.unpadded(b)
 
 
-def _filled(row: Row, model: ModelSpec, found: Estimate) -> Row:
-    layout, training = found.layout, found.training
-    facts = MemoryModel(model, layout, training, view_of(layout, training))
-    stage = next(each for each in stages(model, layout) if each.index == found.memory.rank.stage)
+def _filled(row: Row, found: Estimate) -> Row:
+    memory, stage = found.workings.memory, found.workings.worst.rank.stage
     layers = stage.stop - stage.start
-    kept = facts.kept(facts.counts(stage, stage.start, stage.stop))
+    kept = memory.of_layers(memory.counts(stage, stage.start, stage.stop)).kept
     return msgspec.structs.replace(
         row,
         layer=kept / layers if layers else 0.0,

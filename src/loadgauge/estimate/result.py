@@ -2,159 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.estimate.explain import Explanation, explain
 from loadgauge.estimate.flops import Flops
-from loadgauge.estimate.memory.phases import Moment, Phase
+from loadgauge.estimate.memory.ledger import Entry
+from loadgauge.estimate.memory.peak import STRETCHES, Memory, Rank, When
+from loadgauge.estimate.time.step import Time
 from loadgauge.estimate.time.traffic import Traffic
+from loadgauge.estimate.workings import Workings
 from loadgauge.spec.axes import RANK_AXES
 from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.hardware import gpu as find_gpu
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
 
-When = Literal["peak", "largest", "forward", "loss", "backward", "step"]
-"""A moment of the step: of the rank's peak, at which a part is largest, or at which it is largest in a phase."""
-STRETCHES: dict[Phase, When] = {Phase.FORWARD: "forward", Phase.LOSS: "loss", Phase.STEP: "step"}
-"""What a phase counts as in `When`; all others are part of the backward."""
+__all__ = ["STRETCHES", "Basis", "Estimate", "Memory", "Rank", "Time", "When"]
+
 Basis = Literal["derived", "datasheet", "reported", "measured", "assumed"]
 
 
-class Rank(msgspec.Struct, frozen=True):
-    """The rank that needs the most: any rank of this pipeline stage."""
+class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Everything said about one model under one layout.
 
-    stage: int
-
-
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes on the worst rank at its peak moment. `total` is the sum of `parts`; `low` and `high` bound it."""
-
-    total: float
-    low: float
-    high: float
-    capacity: float | None
-    fits: bool | None
-    rank: Rank
-    moment: str
-    parts: dict[str, float]
-    moments: tuple[Moment, ...]
-    """Every moment of the worst rank, in order."""
-    stages: tuple[float, ...]
-    """The peak of each pipeline stage."""
-    host: float
-    """Bytes offloaded to the host, for this rank."""
-    workspaces: float = 0.0
-    """Of the part outside: what the allocator hands out to the libraries of matrix products."""
-
-    @property
-    def peak(self) -> int:
-        """The index of the moment at which the rank holds the most."""
-        return max(range(len(self.moments)), key=lambda index: self.moments[index].total)
-
-    def index(self, part: str, when: When) -> int:
-        """The index of the moment that is meant. Raises `ConfigError` where the worst rank has none in that phase.
-
-        Of several moments at which a part is equally large, the one at which the rank holds the most.
-        """
-        if when == "peak":
-            return self.peak
-        meant: Sequence[int] = range(len(self.moments))
-        if when != "largest":
-            meant = [index for index in meant if STRETCHES.get(self.moments[index].phase, "backward") == when]
-        if not meant:
-            names = ", ".join(moment.name for moment in self.moments)
-            where = f"the worst rank, of stage {self.rank.stage},"
-            raise ConfigError(f"{where} has no moment in the phase {when!r} (its moments: {names})", key="at")
-        return max(meant, key=lambda index: (self.moments[index].parts[part], self.moments[index].total))
-
-    def largest(self, part: str) -> Moment:
-        """The moment at which a part is largest."""
-        return self.moments[self.index(part, "largest")]
-
-    @property
-    def allocated(self) -> float:
-        """Bytes PyTorch's allocator hands out at the peak, workspaces included."""
-        return self.total - self.parts["outside"] + self.workspaces
-
-    @property
-    def verdict(self) -> Literal["fits", "tight", "does not fit", "unknown"]:
-        """`tight`: it fits, but the upper end of the range does not."""
-        if self.capacity is None:
-            return "unknown"
-        if self.total > self.capacity:
-            return "does not fit"
-        return "tight" if self.high > self.capacity else "fits"
-
-
-class Time(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of one optimizer step: `step` is the sum of `parts`, `low` and `high` bound it.
-
-    tokens: of one step, over all GPUs; peak_flops: the dense 16-bit peak of one GPU, which MFU and HFU are shares of
-    hidden: seconds of communication that run beside compute, by axis; stage: the slowest pipeline stage
-    scale: by what a measured run of the user's corrected the prediction
+    Equality, copies, pickles and JSON are of the results alone; `workings` holds what they were worked out from.
     """
-
-    step: float
-    low: float
-    high: float
-    parts: dict[str, float]
-    stage: int
-    tokens: float
-    gpus: int
-    peak_flops: float
-    model_flops: float
-    hardware_flops: float
-    tdp: float | None = None
-    scale: float = 1.0
-
-    @property
-    def tokens_per_second_per_gpu(self) -> float:
-        """Tokens a second on each GPU."""
-        return self.tokens / self.step / self.gpus
-
-    @property
-    def model_flops_per_gpu(self) -> float:
-        """Model FLOP/s on each GPU: what the model needs, whatever is computed again."""
-        return self.model_flops / self.step / self.gpus
-
-    @property
-    def mfu(self) -> float:
-        """Model FLOPs utilisation (source: chowdhery2022)."""
-        return self.model_flops_per_gpu / self.peak_flops
-
-    @property
-    def hfu(self) -> float:
-        """Hardware FLOPs utilisation, recomputation included (source: korthikanti2022)."""
-        return self.mfu * self.hardware_flops / self.model_flops
-
-    @property
-    def joules(self) -> float | None:
-        """Energy of a step with every GPU at its thermal design power: an upper bound, without hosts and cooling."""
-        return None if self.tdp is None else self.tdp * self.gpus * self.step
-
-    def to_dict(self) -> dict[str, Any]:
-        """The `time` of `estimate --json`: seconds and plain numbers."""
-        return {
-            "step": self.step,
-            "low": self.low,
-            "high": self.high,
-            "parts": self.parts,
-            "stage": self.stage,
-            "tokens_per_step": self.tokens,
-            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
-            "model_tflops_per_gpu": self.model_flops_per_gpu / 1e12,
-            "mfu": self.mfu,
-            "hfu": self.hfu,
-            "scale": self.scale,
-        }
-
-
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything said about one model under one layout."""
 
     model: ModelSpec
     params: int
@@ -179,6 +57,46 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no time, where there is none."""
     unmodelled: tuple[str, ...] = ()
     """What a job file asks for that the numbers do not count, in words."""
+
+    @cached_property
+    def workings(self) -> Workings:
+        """The models of memory and time behind the numbers; made again where the estimate was copied or unpickled."""
+        card = None if self.cluster is None else self.cluster.gpu
+        if card is None and self.gpu is not None:
+            with suppress(ConfigError):
+                card = find_gpu(self.gpu)
+        scale = 1.0 if self.time is None else self.time.scale
+        return Workings(self.model, self.layout, self.training, card, self.cluster, scale=scale)
+
+    def replace(self, **changes: Any) -> Estimate:
+        """The same estimate with other notes or another range, and with its workings."""
+        return msgspec.structs.replace(self, **changes).keep(self.workings)
+
+    def keep(self, workings: Workings) -> Estimate:
+        """Itself, with what it was worked out from."""
+        self.__dict__["workings"] = workings
+        return self
+
+    @property
+    def ledger(self) -> tuple[Entry, ...]:
+        """Every entry of the worst rank at its peak; their bytes add up to `memory.total`.
+
+        >>> from loadgauge import Layout, estimate
+        >>> result = estimate("gpt2", Layout(seq_len=1024))
+        >>> round(sum(entry.nbytes for entry in result.ledger) / result.memory.total, 9)
+        1.0
+        """
+        return self.workings.ledger(self.memory.peak).all()
+
+    def explain(self, part: str, at: When = "peak") -> Explanation:
+        """How one part of the memory adds up (see `loadgauge.estimate.explain.explain`).
+
+        >>> from loadgauge import Layout, estimate
+        >>> result = estimate("gpt2", Layout(seq_len=1024))
+        >>> sum(step.nbytes for step in result.explain("weights").steps) == result.memory.parts["weights"]
+        True
+        """
+        return explain(self.workings, self.memory, self.basis, part, at)
 
     @property
     def not_counted(self) -> tuple[str, ...]:

@@ -1,192 +1,196 @@
-"""An estimate taken apart again: the facts it was made of, at one moment on its worst rank."""
+"""What an estimate is worked out from: one model of memory and one of time, each made once, when it is first read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
-import msgspec
-
-from loadgauge.algebra import Size
-from loadgauge.estimate.equation.symbols import kinds
-from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.memory.phases import Moment, Phase, moments
-from loadgauge.estimate.memory.rank_memory import MemoryModel, Stage, stages
-from loadgauge.estimate.memory.states import States, WeightCount, model_states
-from loadgauge.estimate.result import Estimate, When
-from loadgauge.sources import cite
-
-
-class Formula(msgspec.Struct, frozen=True, kw_only=True):
-    """A closed form with letters, with the user's numbers in their place, and its value [bytes].
-
-    `letters` is empty where sizes do not divide evenly and only the whole numbers hold.
-    """
-
-    what: str
-    letters: str
-    numbers: str
-    nbytes: Size
-    legend: dict[str, tuple[str, Size]]
-
-
-class Step(msgspec.Struct, frozen=True):
-    """One summand [bytes]."""
-
-    what: str
-    nbytes: Size
+from loadgauge.algebra import Size, shard
+from loadgauge.errors import ConfigError
+from loadgauge.estimate.flops import Flops, step_flops
+from loadgauge.estimate.memory.ledger import Ledger
+from loadgauge.estimate.memory.overhead import workspaces
+from loadgauge.estimate.memory.peak import Memory, Worst
+from loadgauge.estimate.memory.phases import Moment
+from loadgauge.estimate.memory.rank_memory import MemoryModel
+from loadgauge.estimate.schedule.simulate import Simulation, simulate
+from loadgauge.estimate.schedule.stages import Stage, stages
+from loadgauge.estimate.time.collectives import Fabric
+from loadgauge.estimate.time.roofline import Machine, OperationTime, operation_seconds
+from loadgauge.estimate.time.step import StepModel, Time, step_time
+from loadgauge.estimate.time.traffic import Traffic
+from loadgauge.layers import View
+from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute
+from loadgauge.spec.calibration import Rates
+from loadgauge.spec.calibration import rates as calibrated
+from loadgauge.spec.hardware import Cluster, Gpu
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.training import Training
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor held from forward to backward, and the operations that keep it."""
+def view_of(layout: Layout, training: Training) -> View:
+    """What one rank sees of one micro-batch."""
+    if (layout.tokens is None) != (layout.pairs is None):
+        raise ConfigError("a ragged micro-batch needs both its tokens and its query-key pairs", key="lengths")
+    own = shard(layout.seq_len, layout.cp, "seq_len")
+    return View(
+        tokens=own * layout.micro_batch if layout.tokens is None else layout.tokens / layout.cp,
+        pairs=own * layout.seq_len * layout.micro_batch if layout.pairs is None else layout.pairs / layout.cp,
+        kernel_tokens=None if layout.kernel_tokens is None else layout.kernel_tokens / layout.cp,
+        sequences=layout.micro_batch,
+        positions=own,
+        tp=layout.tp,
+        sequence_parallel=layout.sequence_parallel,
+        cp=layout.cp,
+        cp_comm=layout.cp_comm,
+        ep=layout.ep,
+        etp=layout.etp,
+        imbalance=layout.expert_imbalance,
+        kernels=training.kernels,
+        lora=training.lora,
+    )
+
+
+class TimedOperation(NamedTuple):
+    """One operation of the slowest stage. times: in one micro-batch; again: whether it runs again in backward."""
 
     layer: str
-    name: str
-    numel: Size
-    nbytes: Size
-    by: tuple[str, ...]
+    operation: Operation
+    times: Size
+    again: bool
+    seconds: OperationTime
+
+    @property
+    def each(self) -> Size:
+        """Seconds in one micro-batch, forward, backward and again."""
+        more = self.seconds.forward if self.again else 0
+        return self.times * (self.seconds.forward + self.seconds.backward + more)
 
 
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What one part is made of, on the worst rank at one moment. `steps` add up to `total` [bytes].
+class Workings:
+    """Everything behind one estimate: what its totals are sums of, and what explanations and figures are drawn from.
 
-    peak, largest: the moment of the rank's peak and the one at which this part is largest; at_peak, at_largest: bytes
-    of the part then
+    rates: the efficiencies, else the calibrated ones of the GPU; scale: measured over predicted seconds of a step
     """
 
-    part: str
-    total: Size
-    moment: str
-    phase: Phase
-    peak: str
-    at_peak: Size
-    largest: str
-    at_largest: Size
-    stage: int
-    rule: str
-    basis: str
-    steps: tuple[Step, ...]
-    formulas: tuple[Formula, ...] = ()
-    tensors: tuple[Kept, ...] = ()
-    sources: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    def __init__(
+        self,
+        model: ModelSpec,
+        layout: Layout,
+        training: Training,
+        gpu: Gpu | None = None,
+        cluster: Cluster | None = None,
+        rates: Rates | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        self.model, self.layout, self.training = model, layout, training
+        self.gpu, self.cluster, self.scale = gpu, cluster, scale
+        self.rates = rates or calibrated("" if gpu is None else gpu.id)
+        self.view = view_of(layout, training)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+    # -- memory -------------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def memory(self) -> MemoryModel:
+        """The memory of each kind of layer under this layout."""
+        return MemoryModel(self.model, self.layout, self.training, self.view)
 
-NOT_ITEMISED = "further bytes, not itemised"
-"""The step that stands for whatever the others do not account for."""
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """All pipeline stages."""
+        return list(stages(self.model, self.layout))
 
-Key = tuple[int, bool]
-"""A kind of layer, and whether it runs again in backward."""
-
-
-class Apart:
-    """The facts behind one estimate, and what one part of it was made of at one moment."""
-
-    def __init__(self, result: Estimate, part: str, when: When = "peak") -> None:
-        self.result, self.part = result, part
-        self.model, self.layout, self.training = result.model, result.layout, result.training
-        self.view = view_of(self.layout, self.training)
-        self.facts = MemoryModel(self.model, self.layout, self.training, self.view)
-        self.stage: Stage = list(stages(self.model, self.layout))[result.memory.rank.stage]
-        index = result.memory.index(part, when)
-        self.moment: Moment = result.memory.moments[index]
-        self.at_work: Moment = list(moments(self.facts, self.stage))[index]
-        """The same moment with what the stage does at it."""
-        self.counts = self.facts.counts(self.stage, self.stage.start, self.stage.stop)
-        """Layers of the stage, by kind."""
-        self.done = self._done()
-        """Layers whose backward is over at this moment."""
-        self.ends = self.facts.units(self.stage)
-        self.weights = self.facts.weights(self.counts) + self.facts.ends(self.stage)
-        self.names = kinds(self.model)
-
-    def _done(self) -> dict[Key, int]:
-        forward = self.at_work.work is not None and self.at_work.work.forward
-        return {} if forward else self.at_work.gone
+    @cached_property
+    def worst(self) -> Worst:
+        """The rank that needs the most memory, and the peak of every stage."""
+        return Worst.of(self.memory, self.stages)
 
     @property
-    def at_step(self) -> bool:
-        """Whether the moment is the optimizer step."""
-        return self.moment.phase is Phase.STEP
+    def phases(self) -> tuple[Moment, ...]:
+        """The phases of a step on the worst rank, with the work in each; without what is outside the step."""
+        return self.worst.phases
+
+    @cached_property
+    def workspaces(self) -> float:
+        """Bytes of cuBLAS and Transformer Engine on the GPU."""
+        return workspaces(self.gpu, self.training, grouped=self.memory.has_experts)
+
+    def peak_memory(self) -> Memory:
+        """The memory of the worst rank."""
+        return self.worst.memory(None if self.gpu is None else self.gpu.capacity, self.workspaces)
+
+    def ledger(self, phase: int) -> Ledger:
+        """The entries of the worst rank at one of its phases."""
+        return Ledger(self.worst.rank, self.phases[phase], self.workspaces)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def flops(self) -> Flops:
+        """FLOPs of one optimizer step, over all GPUs."""
+        return step_flops(self.model, self.layout, self.training.kernels, self.view)
+
+    @cached_property
+    def step(self) -> StepModel:
+        """The time of each layer on the cluster. Raises `NotStated` where the GPU lacks a figure that is needed."""
+        assert self.cluster is not None, "time needs a cluster"
+        machine = Machine.of(self.cluster.gpu, self.rates, self.training)
+        return StepModel(self.memory, machine, Fabric.of(self.cluster, self.rates))
+
+    @cached_property
+    def timed(self) -> tuple[Time, tuple[Traffic, ...]]:
+        """Time and traffic of one step. Raises `NotStated`, as `step`."""
+        assert self.cluster is not None
+        return step_time(self.step, self.flops, self.cluster, self.scale)
 
     @property
-    def at_embedding(self) -> bool:
-        """Whether the moment is the backward of the embedding."""
-        return self.moment.phase is Phase.EMBEDDING
+    def passes(self) -> Size:
+        """Micro-batches that a stage works on in a step."""
+        return self.layout.num_microbatches / self.layout.copies
 
-    @property
-    def at_reduction(self) -> bool:
-        """Whether the peak is where the last whole gradients are reduced."""
-        return self.moment.phase is Phase.REDUCTION
+    def play(self, batches: int, *, timed: bool) -> Simulation:
+        """The schedule with so many micro-batches; in units of one forward where it is not `timed`."""
+        layout, split = self.layout, self.layout.splits_backward
+        how: dict[str, Any] = {"forward": 1, "backward": 1 if split else 2, "weight": 1 if split else 0}
+        if timed:
+            clock = self.step
+            how = {
+                "forward": [[sum(chunk.forward.values()) for chunk in stage] for stage in clock.by_stage],
+                "backward": [
+                    [sum(chunk.backward.values()) - (chunk.weight if split else 0) for chunk in stage]
+                    for stage in clock.by_stage
+                ],
+                "weight": [[chunk.weight for chunk in stage] for stage in clock.by_stage] if split else 0,
+                "send": clock.send_seconds(),
+                "overlap_send": clock.sends_hidden,
+            }
+        chunks = layout.vpp if layout.schedule == "interleaved" else None
+        return simulate(layout.schedule, layout.pp, batches, chunks=chunks, **how)
 
-    @property
-    def key(self) -> Key | None:
-        """The kind of the layer in backward, where the moment is one."""
-        forward = self.at_work.work is not None and self.at_work.work.forward
-        return None if forward else self.at_work.key
+    @cached_property
+    def operations(self) -> list[TimedOperation]:
+        """Every operation of the slowest stage, with its seconds."""
+        return [
+            TimedOperation(
+                name, operation, times, operation.name in again, operation_seconds(operation, self.step.machine)
+            )
+            for name, layer, again, times in self.layers(self.stages[self.timed[0].stage])
+            for operation in layer
+        ]
 
-    def kind(self, key: Key) -> str:
-        """What to call layers of that kind."""
-        return self.names[key[0]] + (" run again in backward" if key[1] else "")
-
-    def groups(self) -> Iterator[tuple[str, WeightCount, Size]]:
-        """Weights by the group of ranks that ZeRO shards them over."""
-        if not self.facts.has_experts:
-            yield "", self.weights.dense, self.layout.zero_ranks
-            return
-        yield " outside the experts", self.weights.dense, self.layout.zero_ranks
-        yield " of the experts", self.weights.expert, self.layout.expert_zero_ranks
-
-    def states(self, count: WeightCount, ranks: Size, **changes: Any) -> States:
-        """Model states of some weights, with another precision or optimizer where `changes` says so."""
-        return model_states(
-            count,
-            changes.get("precision", self.training.precision),
-            changes.get("optimizer", self.training.optimizer),
-            zero=self.layout.zero,
-            dp=ranks,
-            quantised=self.quantised,
-            weights_stage=self.training.framework.weights_stage,
-        )
-
-    @property
-    def quantised(self) -> bool | str:
-        """The format of the base weights, as `Lora.quantised` says it."""
-        return self.training.lora is not None and self.training.lora.quantised
-
-    def over(self, ranks: Size, stage: int) -> str:
-        """How a ZeRO stage divides something, in words."""
-        return f" / {ranks} ranks" if self.layout.zero >= stage and ranks > 1 else ""
-
-    def explanation(self, rule: str, steps: tuple[Step, ...], **rest: Any) -> Explanation:
-        """The explanation of the part, with what is the same for all parts filled in; nothing is left out."""
-        memory, total = self.result.memory, self.moment.parts[self.part]
-        peak, largest = memory.moments[memory.peak], memory.largest(self.part)
-        rest_of_it = total - sum(step.nbytes for step in steps)
-        if abs(rest_of_it) > 1e-9 * memory.total:
-            steps = (*steps, Step(NOT_ITEMISED, rest_of_it))
-        return Explanation(
-            part=self.part,
-            total=total,
-            moment=self.moment.name,
-            phase=self.moment.phase,
-            peak=peak.name,
-            at_peak=peak.parts[self.part],
-            largest=largest.name,
-            at_largest=largest.parts[self.part],
-            stage=self.stage.index,
-            rule=rule,
-            basis=self.result.basis[self.part],
-            steps=tuple(step for step in steps if step.nbytes),
-            **rest,
-        )
-
-
-def cited(*keys: str) -> tuple[str, ...]:
-    """The works behind citation keys, each once."""
-    return tuple(str(cite(key)) for key in dict.fromkeys(keys))
+    def layers(self, stage: Stage) -> Iterator[tuple[str, Layer, Recompute, Size]]:
+        """The layers that a micro-batch passes on a stage: name, operations, what runs again, how many."""
+        memory, ledger = self.memory, self.ledger(0)
+        for key, count in memory.counts(stage, stage.start, stage.stop).items():
+            yield ledger.kind(key), memory.facts[key].layer, memory.facts[key].recompute, count
+        if stage.first:
+            yield "embedding", memory.embedding, NOTHING, 1
+        if stage.last:
+            yield "head", memory.head, NOTHING, 1
+            if (more := memory.prediction) is not None:
+                block = memory.facts[more.key]
+                yield "multi-token prediction", block.layer, block.recompute, more.modules
+                for end in more.ends:
+                    yield "multi-token prediction", end, NOTHING, more.modules

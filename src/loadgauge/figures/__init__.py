@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from loadgauge.estimate.result import Estimate
 from loadgauge.figures.lanes import lanes
 from loadgauge.figures.memory_phases import moments
 from loadgauge.figures.network import network
 from loadgauge.figures.roofline import roofline
 from loadgauge.figures.schedule import schedule
-from loadgauge.figures.shown import Shown
 from loadgauge.figures.treemap import treemap
 
-PANELS: dict[str, Callable[[Shown], Any]] = {
+PANELS: dict[str, Callable[[Estimate], Any]] = {
     "treemap": treemap,
     "moments": moments,
     "lanes": lanes,
@@ -23,4 +23,4 @@ PANELS: dict[str, Callable[[Shown], Any]] = {
 }
 """By their name in `/api/estimate`."""
 
-__all__ = ["PANELS", "Shown"]
+__all__ = ["PANELS"]

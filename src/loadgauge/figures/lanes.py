@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.figures.shown import Shown, Timed, shared_out
+from loadgauge.estimate.result import Estimate
+from loadgauge.estimate.workings import TimedOperation
+from loadgauge.figures.treemap import apportion
 from loadgauge.spec.axes import COMMUNICATION
 
 COMPUTE = ("forward", "backward", "recompute", "loss")
@@ -14,30 +16,30 @@ REST = (*COMMUNICATION, "bubble", "optimizer", "fixed")
 """The other lanes of the estimate, in the order in which they are drawn."""
 
 
-def kind_of(one: Timed) -> str:
+def kind_of(timed: TimedOperation) -> str:
     """Which of `KINDS` an operation is: products with weights or between activations, attention, or neither."""
-    if one.operation.kind == "attention":
+    if timed.operation.kind == "attention":
         return "attention"
-    return "matmul" if one.operation.gemms else "memory-bound"
+    return "matmul" if timed.operation.gemms else "memory-bound"
 
 
-def lanes(shown: Shown) -> list[dict[str, Any]] | None:
+def lanes(result: Estimate) -> list[dict[str, Any]] | None:
     """The lanes of a step on its slowest stage [s], or None where no time is known.
 
     `seconds` are on the critical path, `hidden_seconds` run beside compute. Spans are laid end to end, not where they
     fall in the step: a step has thousands of each.
     """
-    time = shown.result.time
+    time = result.time
     if time is None:
         return None
     work: dict[str, Any] = dict.fromkeys(KINDS, 0)
-    for one in shown.operations:
-        work[kind_of(one)] = work[kind_of(one)] + one.each
+    for timed in result.workings.operations:
+        work[kind_of(timed)] = work[kind_of(timed)] + timed.each
     computing = sum(time.parts[lane] for lane in COMPUTE)
-    seconds = dict(zip(KINDS, shared_out(computing, list(work.values())), strict=True))
+    seconds = dict(zip(KINDS, apportion(computing, list(work.values())), strict=True))
     seconds.update((lane, time.parts[lane]) for lane in REST)
     hidden: dict[str, float] = {}
-    for row in shown.result.network:
+    for row in result.network:
         hidden[row.lane] = hidden.get(row.lane, 0.0) + max(0.0, row.seconds * time.scale - row.exposed_seconds)
     found, start = [], 0.0
     for lane, value in seconds.items():

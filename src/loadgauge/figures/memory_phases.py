@@ -7,24 +7,24 @@ from typing import Any
 
 from loadgauge.estimate.memory.in_flight import Flight, Work
 from loadgauge.estimate.memory.phases import PARTS, Moment, StageAtWork
+from loadgauge.estimate.result import Estimate
 from loadgauge.estimate.schedule.simulate import Event
-from loadgauge.figures.schedule import flights
-from loadgauge.figures.shown import MICROBATCHES, Shown
+from loadgauge.figures.schedule import MICROBATCHES, flights, playable
 
 ROWS = 800
 """Points of the curve."""
 
 
-def moments(shown: Shown) -> dict[str, Any]:
+def moments(result: Estimate) -> dict[str, Any]:
     """The moments as the estimate has them (`points`, in order), and the curve of the worst rank over its schedule.
 
     The curve has a row a point: seconds (a forward's time where none is known), then bytes by part. Its highest point is
     the peak where enough micro-batches are drawn to reach it (`reaches_peak`).
     """
-    memory = shown.result.memory
+    memory, scale = result.memory, result.workings.scale
     rows = [
-        [seconds * shown.scale, *(moment.parts[part] for part in PARTS[:-1]), memory.parts["outside"]]
-        for seconds, moment in curve(shown)
+        [seconds * scale, *(moment.parts[part] for part in PARTS[:-1]), memory.parts["outside"]]
+        for seconds, moment in curve(result)
     ]
     peak = max(sum(row[1:]) for row in rows)
     return {
@@ -38,9 +38,9 @@ def moments(shown: Shown) -> dict[str, Any]:
         "curve": {
             "columns": ["t", *PARTS],
             "rows": thinned(rows),
-            "microbatches_shown": _batches(shown),
-            "microbatches": int(shown.layout.num_microbatches),
-            "timed": shown.result.time is not None,
+            "microbatches_shown": _batches(result),
+            "microbatches": int(result.layout.num_microbatches),
+            "timed": result.time is not None,
             "reaches_peak": abs(peak - memory.total) <= 1e-9 * memory.total,
         },
     }
@@ -60,21 +60,22 @@ def thinned(rows: list[list[Any]], most: int = ROWS) -> list[list[Any]]:
     return [rows[place] for place in sorted(chosen)]
 
 
-def curve(shown: Shown) -> Iterator[tuple[float, Moment]]:
-    """The worst rank through its schedule: seconds, before `shown.scale`, and what is alive."""
-    played = shown.play(_batches(shown))
-    stage = shown.result.memory.rank.stage
-    return _curve(shown, [event for event in played.timeline if event.stage == stage], played.total)
+def curve(result: Estimate) -> Iterator[tuple[float, Moment]]:
+    """The worst rank through its schedule: seconds, before `Workings.scale`, and what is alive."""
+    played = result.workings.play(_batches(result), timed=result.time is not None)
+    stage = result.memory.rank.stage
+    return _curve(
+        result.workings.worst.rank, [event for event in played.timeline if event.stage == stage], played.total
+    )
 
 
-def _batches(shown: Shown) -> int:
+def _batches(result: Estimate) -> int:
     """Micro-batches that are drawn: enough to fill every stage, and chunk, of any schedule."""
-    return shown.some(max(MICROBATCHES, 2 * shown.layout.pp))
+    return playable(result.layout, max(MICROBATCHES, 2 * result.layout.pp))
 
 
-def _curve(shown: Shown, events: list[Event], end: float) -> Iterator[tuple[float, Moment]]:
+def _curve(at_work: StageAtWork, events: list[Event], end: float) -> Iterator[tuple[float, Moment]]:
     """Seconds and what is alive: at the end of a forward, and layer after layer through a backward."""
-    at_work = StageAtWork(shown.memory, shown.apart.stage)
     known: dict[object, list[tuple[float, Moment]]] = {}
     last: Moment | None = None
     for event, flight in zip(events, flights(events, len(at_work.chunks)), strict=True):
@@ -89,7 +90,7 @@ def _curve(shown: Shown, events: list[Event], end: float) -> Iterator[tuple[floa
         for share, moment in known[key]:
             yield event.start + share * (event.end - event.start), moment
             last = moment
-    if shown.memory.fully_sharded and shown.layout.pp > 1:
+    if at_work.memory.fully_sharded and at_work.layout.pp > 1:
         yield end, at_work.at_reduction()
     yield end, at_work.at_step()
 

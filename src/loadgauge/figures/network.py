@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from loadgauge.estimate.result import Estimate
 from loadgauge.estimate.time.bandwidth_needs import Need, Network, NetworkCase
-from loadgauge.figures.shown import Shown
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.calibration import rates
 
@@ -19,10 +19,11 @@ def setup_of(given: Setup) -> NetworkCase | None:
     return NetworkCase.of(given.model, given.layout, given.training, given.cluster, rates(given.gpu.id))
 
 
-def network(shown: Shown) -> list[dict[str, Any]] | None:
+def network(result: Estimate) -> list[dict[str, Any]] | None:
     """A row for each axis and moment; None where `loadgauge network` has no answer."""
-    setup = None if shown.result.time is None else setup_of(shown.job)
-    return None if setup is None else rows(setup.answer())
+    if result.time is None or result.time.scale != 1.0:
+        return None
+    return rows(NetworkCase.of_step(result.workings.step).answer())
 
 
 def rows(found: Network) -> list[dict[str, Any]]:
@@ -56,7 +57,7 @@ def what_if(given: Setup, nic: float) -> dict[str, Any] | None:
     if setup is None:
         return None
     before = setup.answer()
-    other = msgspec.structs.replace(setup, fabric=msgspec.structs.replace(setup.fabric, outer_bandwidth=nic)).answer()
+    other = setup.on(msgspec.structs.replace(setup.fabric, outer_bandwidth=nic)).answer()
     return {
         "nic": nic,
         "rows": rows(other),

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.estimate.result import Estimate
 from loadgauge.figures.lanes import kind_of
-from loadgauge.figures.shown import Shown
 
 
-def roofline(shown: Shown) -> dict[str, Any] | None:
+def roofline(result: Estimate) -> dict[str, Any] | None:
     """Each operation's forward: FLOPs, bytes through HBM, seconds [of one micro-batch]; None where no time is known.
 
     intensity: FLOPs a byte; achieved: FLOP/s; bandwidth: byte/s that it moves; step_seconds: with its backward, of all
     layers and micro-batches of a step. Operations without FLOPs have an intensity of 0 and are judged by their bandwidth.
     """
-    clock = shown.clock
-    if clock is None:
+    if result.time is None:
         return None
+    workings = result.workings
     points: dict[tuple[str, str], dict[str, Any]] = {}
-    for one in shown.operations:
-        operation, seconds = one.operation, one.seconds.forward * shown.scale
+    for one in workings.operations:
+        operation, seconds = one.operation, one.seconds.forward * workings.scale
         if not seconds:
             continue
         flops, nbytes = operation.forward_flops * operation.computed_share, operation.hbm_bytes()
-        step = one.each * shown.passes * shown.scale
+        step = one.each * workings.passes * workings.scale
         key = one.layer.removesuffix(" run again in backward"), operation.name
         if key in points:
             points[key]["step_seconds"] += step
@@ -34,7 +34,7 @@ def roofline(shown: Shown) -> dict[str, Any] | None:
             "bytes": nbytes, "intensity": flops / nbytes if nbytes else None, "achieved": flops / seconds,
             "bandwidth": nbytes / seconds, "seconds": seconds, "step_seconds": step,
         }  # fmt: skip
-    machine = clock.machine
+    machine = workings.step.machine
     return {
         "peak": machine.peak,
         "low_peak": machine.fp8_peak,

@@ -6,25 +6,29 @@ from typing import Any
 
 from loadgauge.algebra import Size
 from loadgauge.estimate.memory.rank_memory import ChunkBytes
+from loadgauge.estimate.result import Estimate
 from loadgauge.estimate.schedule.simulate import Event
-from loadgauge.figures.shown import MICROBATCHES, STAGES, Shown
+from loadgauge.spec.layout import Layout
 
+MICROBATCHES, STAGES = 16, 16
+"""Micro-batches and pipeline stages that are drawn, where there are more."""
 COLUMNS = ("stage", "start", "end", "kind", "microbatch", "chunk", "live")
 CELLS = 2560
 """Pieces of work that are drawn, as far as the schedule lets fewer micro-batches be played."""
 Flights = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def schedule(shown: Shown) -> dict[str, Any]:
+def schedule(result: Estimate) -> dict[str, Any]:
     """Every piece of work in time: stage, start, end [s], kind, micro-batch, chunk, and what the stage holds for backward.
 
     A forward holds its own micro-batch already, a backward still. `seconds` and `bubble` are of what is played;
     `step_bubble` is the share of the whole step, by the estimate. Without a known time, a forward takes 1.
     """
-    layout, result = shown.layout, shown.result
+    layout, workings = result.layout, result.workings
+    memory, scale = workings.memory, workings.scale
     most = CELLS // (2 * layout.chunks * min(layout.pp, STAGES))
-    batches = shown.some(max(2, min(MICROBATCHES, most)))
-    played = shown.play(batches)
+    batches = playable(layout, max(2, min(MICROBATCHES, most)))
+    played = workings.play(batches, timed=result.time is not None)
     drawn = drawn_stages(layout.pp, result.memory.rank.stage)
     held: dict[object, list[ChunkBytes]] = {}
     cells = []
@@ -32,13 +36,13 @@ def schedule(shown: Shown) -> dict[str, Any]:
     for event in played.timeline:
         events.setdefault(event.stage, []).append(event)
     for index in drawn:
-        stage = shown.stages[index]
-        key = shown.memory.make_up(stage)
+        stage = workings.stages[index]
+        key = memory.make_up(stage)
         if key not in held:
-            held[key] = [shown.memory.of_chunk(stage, chunk) for chunk in stage.chunks]
+            held[key] = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
         for event, flight in zip(events[index], flights(events[index], played.order.chunks), strict=True):
             cells.append(
-                [index, event.start * shown.scale, event.end * shown.scale, event.kind, event.microbatch, event.chunk,
+                [index, event.start * scale, event.end * scale, event.kind, event.microbatch, event.chunk,
                  live(flight, held[key])]
             )  # fmt: skip
     time = result.time
@@ -51,12 +55,21 @@ def schedule(shown: Shown) -> dict[str, Any]:
         "chunks": played.order.chunks,
         "columns": COLUMNS,
         "cells": cells,
-        "seconds": played.total * shown.scale,
+        "seconds": played.total * scale,
         "bubble": played.bubble_fraction,
         "step_bubble": None if time is None else time.parts["bubble"] / time.step,
         "timed": time is not None,
         "shown": shortened(layout.pp, int(layout.num_microbatches), drawn, batches),
     }
+
+
+def playable(layout: Layout, wanted: int) -> int:
+    """About so many micro-batches, as the schedule can run them, and no more than there are."""
+    if layout.schedule == "interleaved":
+        wanted = -(-wanted // layout.pp) * layout.pp
+    elif layout.schedule in ("dualpipe", "dualpipev"):
+        wanted = max(wanted + wanted % 2, 2 * layout.pp)
+    return min(int(layout.num_microbatches), wanted)
 
 
 def drawn_stages(stages: int, worst: int) -> list[int]:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from loadgauge.estimate.memory.phases import Moment, Phase
+from loadgauge.estimate.result import Estimate
 from loadgauge.figures.memory_phases import curve
-from loadgauge.figures.shown import Shown
 
 Stretch = Literal["forward", "backward", "forward and backward", "optimizer step"]
 """What a trace or a measurement tells apart in a step, as its document has it."""
@@ -47,13 +47,13 @@ class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     sizes: Sizes | None = None
 
 
-def dots(shown: Shown, found: Found, model: str) -> dict[str, Any]:
+def dots(result: Estimate, found: Found, model: str) -> dict[str, Any]:
     """The dots, each at the highest of the estimate's moments of its phase. model: what the page's model is called.
 
     bytes: in tensors, as found; estimated: the same of the moment (None in forward, which has the loss's with it in a
     trace, and not in an estimate); height: with what the estimate has outside, which no trace sees
     """
-    memory, drawn = shown.result.memory, list(curve(shown))
+    memory, drawn = result.memory, list(curve(result))
     placed = []
     for phase, nbytes in found.phases.items():
         moments = [moment for moment in memory.moments if _within(phase, moment)]
@@ -61,21 +61,20 @@ def dots(shown: Shown, found: Found, model: str) -> dict[str, Any]:
         if not moments or not times:
             continue
         highest, outside = max(moments, key=lambda moment: moment.total), memory.parts["outside"]
-        at = max(times, key=lambda one: one[0])[1] * shown.scale
+        at = max(times, key=lambda one: one[0])[1] * result.workings.scale
         estimated = None if phase == FORWARD else highest.total - highest.parts["outside"]
         placed.append(
             {"phase": phase, "moment": highest.name, "t": at, "bytes": nbytes, "height": nbytes + outside, "estimated": estimated}
         )  # fmt: skip
     return {
-        "source": found.source, "target": found.target, "dots": placed, "differs": differs(shown, found, model),
+        "source": found.source, "target": found.target, "dots": placed, "differs": differs(result, found, model),
         "unsaid": found.sizes is None,
     }  # fmt: skip
 
 
-def differs(shown: Shown, found: Found, model: str) -> list[dict[str, Any]]:
+def differs(result: Estimate, found: Found, model: str) -> list[dict[str, Any]]:
     """In what the two runs are not alike: what, there and here."""
-    result, sizes = shown.result, found.sizes
-    layout, training = result.layout, result.training
+    sizes, layout, training = found.sizes, result.layout, result.training
     rows: list[tuple[str, Any, Any]] = [("model", found.target, model)]
     if found.gpus is not None:
         rows.append(("gpus", found.gpus, int(layout.gpus)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from loadgauge.estimate.result import Estimate
 from loadgauge.figures.colours import DARK, PARTS
-from loadgauge.figures.shown import Shown
 from loadgauge.figures.treemap import treemap
 from loadgauge.units import GIB
 
@@ -81,9 +81,9 @@ def leaves_of(node: dict[str, Any]) -> dict[str, Any]:
     return node
 
 
-def draw(axes: Any, shown: Shown) -> None:
+def draw(axes: Any, result: Estimate) -> None:
     """The blocks of the worst rank at its peak moment, to the operations that keep something."""
-    parts = sorted(treemap(shown), key=lambda part: -part["bytes"])
+    parts = sorted(treemap(result), key=lambda part: -part["bytes"])
     for part, box in zip(parts, squares([part["bytes"] for part in parts], (0.0, 0.0, 1.0, HEIGHT)), strict=True):
         name = part["part"]
         letters = "white" if name in DARK else "#16191e"
@@ -100,7 +100,7 @@ def draw(axes: Any, shown: Shown) -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, HEIGHT)
     axes.set_axis_off()
-    memory = shown.result.memory
+    memory = result.memory
     axes.set_title(
         f"{memory.total / GIB:,.1f} GiB on a rank of stage {memory.rank.stage}, at its peak: {memory.moment}",
         loc="left", fontsize=8, color="#5f6670",

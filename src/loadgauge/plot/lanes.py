@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.estimate.result import Estimate
 from loadgauge.figures.colours import EXPOSED, HIDDEN, IDLE, LANES
 from loadgauge.figures.lanes import lanes
-from loadgauge.figures.shown import Shown
 from loadgauge.units import seconds
 
 
-def draw(axes: Any, shown: Shown) -> None:
+def draw(axes: Any, result: Estimate) -> None:
     """A lane each for what computes and what communicates: red sticks out, pale hides beside compute."""
-    found = lanes(shown) or []
-    assert shown.result.time is not None
-    step = shown.result.time.step
+    found = lanes(result) or []
+    assert result.time is not None
+    step = result.time.step
     for row, lane in enumerate(found):
         for span in lane["spans"]:
             colour = (

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.estimate.result import Estimate
 from loadgauge.figures.colours import EXPOSED, PARTS
 from loadgauge.figures.memory_phases import moments
-from loadgauge.figures.shown import Shown
 from loadgauge.units import GIB
 
 
-def draw(axes: Any, shown: Shown) -> None:
+def draw(axes: Any, result: Estimate) -> None:
     """Stacked areas over the step, and the line of what the GPU has."""
-    found = moments(shown)
+    found = moments(result)
     curve = found["curve"]
     place = {name: index for index, name in enumerate(curve["columns"])}
     seconds = [row[0] for row in curve["rows"]]

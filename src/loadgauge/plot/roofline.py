@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.estimate.result import Estimate
 from loadgauge.figures.colours import INK, LANES, MUTE
 from loadgauge.figures.roofline import roofline
-from loadgauge.figures.shown import Shown
 from loadgauge.units import seconds
 
 NAMED = 8
 """Points that are listed: those that take the most time."""
 
 
-def draw(axes: Any, shown: Shown) -> None:
+def draw(axes: Any, result: Estimate) -> None:
     """FLOP/s against FLOPs a byte, each operation's forward; areas are seconds of a step."""
-    found = roofline(shown)
+    found = roofline(result)
     assert found is not None
     points = [point for point in found["points"] if point["flops"] and point["bytes"]]
     most = max(point["step_seconds"] for point in points)

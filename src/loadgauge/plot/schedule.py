@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.estimate.result import Estimate
 from loadgauge.figures.colours import IDLE, KINDS
 from loadgauge.figures.schedule import COLUMNS, schedule
-from loadgauge.figures.shown import Shown
 
 
-def draw(axes: Any, shown: Shown) -> None:
+def draw(axes: Any, result: Estimate) -> None:
     """Forward, backward and weight gradients of each micro-batch; what is left blank is the bubble."""
-    found = schedule(shown)
+    found = schedule(result)
     stages = found["stages_shown"]
     rows = {stage: row for row, stage in enumerate(stages)}
     for row in rows.values():

@@ -9,14 +9,14 @@ from typing import Any
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.result import Estimate
 from loadgauge.figures.colours import EXPOSED, INK, LINE, MUTE
-from loadgauge.figures.shown import STAGES, Shown
+from loadgauge.figures.schedule import STAGES
 from loadgauge.plot import blocks, lanes, roofline, schedule
 from loadgauge.plot import memory_phases as through_step
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.axes import RANK_AXES
 from loadgauge.units import GIB, seconds
 
-FIGURES: dict[str, tuple[str, Callable[[Any, Shown], None]]] = {
+FIGURES: dict[str, tuple[str, Callable[[Any, Estimate], None]]] = {
     "bytes": ("Where every byte goes", blocks.draw),
     "step": ("Memory through one step", through_step.draw),
     "time": ("Where the time goes", lanes.draw),
@@ -53,9 +53,8 @@ def plot(given: Setup, result: Estimate, file: Path, figure: str = "all") -> Non
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError("figures need matplotlib: pip install 'loadgauge[plot]'") from None
-    shown = Shown(given, result)
     with matplotlib.rc_context(STYLE):
-        drawn = _sheet(Figure, shown) if figure == "all" else _single(Figure, shown, figure)
+        drawn = _sheet(Figure, result) if figure == "all" else _single(Figure, result, figure)
         try:
             # No date: the same run is the same file.
             drawn.savefig(file, dpi=160, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
@@ -63,41 +62,41 @@ def plot(given: Setup, result: Estimate, file: Path, figure: str = "all") -> Non
             raise ConfigError(f"{file}: {error.strerror}") from None
 
 
-def _single(figure_of: Any, shown: Shown, name: str) -> Any:
+def _single(figure_of: Any, result: Estimate, name: str) -> Any:
     heading, draw = FIGURES[name]
     figure = figure_of(
-        figsize=(8, 2 + 0.28 * min(STAGES, shown.layout.pp) if name == "schedule" else 4.8), layout="constrained"
+        figsize=(8, 2 + 0.28 * min(STAGES, result.layout.pp) if name == "schedule" else 4.8), layout="constrained"
     )
     axes = figure.subplots()
-    draw(axes, shown)
+    draw(axes, result)
     figure.suptitle(heading, x=0.012, ha="left", fontsize=12, fontweight="bold")
     return figure
 
 
-def _sheet(figure_of: Any, shown: Shown) -> Any:
-    result = shown.result
+def _sheet(figure_of: Any, result: Estimate) -> Any:
+    result = result
     names, heights = [["bytes", "step"]], [4.3]
     if result.time is not None:
         names.append(["time", "roofline"])
         heights.append(3.5)
-    if shown.layout.pp > 1:
+    if result.layout.pp > 1:
         names.append(["schedule"])
-        heights.append(1.2 + 0.24 * min(STAGES, shown.layout.pp))
+        heights.append(1.2 + 0.24 * min(STAGES, result.layout.pp))
     figure = figure_of(figsize=(13, 1.1 + sum(heights)), layout="constrained")
     rows = figure.subfigures(1 + len(names), 1, height_ratios=[1.1, *heights])
-    _headline(rows[0], shown)
+    _headline(rows[0], result)
     for row, each in zip(rows[1:], names, strict=True):
         cells = row.subfigures(1, len(each), wspace=0.03)
         for cell, name in zip(cells if len(each) > 1 else [cells], each, strict=True):
             heading, draw = FIGURES[name]
-            draw(cell.subplots(), shown)
+            draw(cell.subplots(), result)
             cell.suptitle(heading, x=0.012, ha="left", fontsize=11, fontweight="bold")
     return figure
 
 
-def _headline(figure: Any, shown: Shown) -> None:
+def _headline(figure: Any, result: Estimate) -> None:
     """Model and layout; then the verdict, the step and what it reaches."""
-    result, layout = shown.result, shown.layout
+    result, layout = result, result.layout
     memory, time = result.memory, result.time
     axes_said = " ".join(f"{name} {getattr(layout, name)}" for name in RANK_AXES if getattr(layout, name) > 1)
     machine = f"{layout.gpus:,} x {result.gpu}" if result.gpu else f"{layout.gpus:,} GPUs"

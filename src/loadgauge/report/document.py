@@ -30,7 +30,7 @@ def estimate_document(given: Setup, result: Estimate, part: str | None = None, a
             "expected_pairs": given.layout.pairs,
             "worst_case": {"total": memory.total, "low": memory.low, "high": memory.high, "fits": memory.fits},
         }
-    expected = given.forecast()
+    expected = given.forecast(result)
     if expected is not None:
         document["forecast"] = expected.to_dict()
     routed = worst_routing(given)
@@ -45,7 +45,5 @@ def estimate_document(given: Setup, result: Estimate, part: str | None = None, a
             },
         }  # fmt: skip
     if part is not None:
-        from loadgauge.estimate.explain import explain
-
-        document["explain"] = explain(result, part, at).to_dict()
+        document["explain"] = result.explain(part, at).to_dict()
     return document

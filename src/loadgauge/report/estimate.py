@@ -39,7 +39,7 @@ def report(given: Setup, result: Estimate) -> None:
     _stages(target, result)
     timing(target, given, result)
     _work(target, result)
-    expected = given.forecast()
+    expected = given.forecast(result)
     if expected is not None:
         padding(target, expected)
     if given.file:

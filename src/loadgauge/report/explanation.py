@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadgauge.algebra import Size
-from loadgauge.estimate.workings import Explanation, Formula, Kept
+from loadgauge.estimate.explain import Explanation, Formula, Kept
 from loadgauge.report.table import Column, console, draw, heading, points
 from loadgauge.units import GIB
 

@@ -43,9 +43,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     def estimate(self) -> Estimate:
         """The estimate of the job, its range widened by what a job file asks for that is not counted."""
         found = estimate(self.model, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
-        found = msgspec.structs.replace(found, assumed=self.assumed)
+        found = found.replace(assumed=self.assumed)
         if self.untimed:
-            found = msgspec.structs.replace(found, untimed=self.untimed)
+            found = found.replace(untimed=self.untimed)
         if self.uncounted or (self.dropout and self.training.lora is not None):
             found = widened(self, found)
         return found
@@ -80,11 +80,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         layout = msgspec.structs.replace(self.layout, tokens=None, pairs=None)
         return estimate(self.model, layout, self.training, self.gpu)
 
-    def forecast(self) -> Forecast | None:
-        """What the lengths need padded and without padding; None without lengths."""
+    def forecast(self, result: Estimate | None = None) -> Forecast | None:
+        """What the lengths need padded and without padding; None without lengths. result: the job's own estimate."""
         if self.lengths is None:
             return None
-        return forecast(self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
+        return forecast(
+            self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster, scale=self.scale, same=result
+        )
 
 
 def worst_routing(given: Setup) -> Estimate | None:
@@ -116,4 +118,4 @@ def widened(given: Setup, found: Estimate) -> Estimate:
     low, high = sum(item.low for item in items), sum(item.high for item in items) + beside
     memory = msgspec.structs.replace(memory, low=max(0.0, memory.low - low), high=memory.high + high)
     notes = tuple(item.note for item in items if item.note)
-    return msgspec.structs.replace(found, memory=memory, unmodelled=notes)
+    return found.replace(memory=memory, unmodelled=notes)

@@ -7,10 +7,9 @@ from typing import Any
 
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.equation.symbols import latex, letter
-from loadgauge.estimate.explain import explain
+from loadgauge.estimate.explain import Explanation, Formula, Kept
 from loadgauge.estimate.memory.phases import PARTS
-from loadgauge.estimate.workings import Explanation, Formula, Kept
-from loadgauge.figures import Shown
+from loadgauge.estimate.result import Estimate
 from loadgauge.figures.treemap import Node, treemap
 from loadgauge.report.explanation import whole
 from loadgauge.units import gib
@@ -23,20 +22,20 @@ ADDRESSES = (
 """Where a source says to find it."""
 
 
-def explained(shown: Shown, id: str) -> dict[str, Any]:
+def explained(result: Estimate, id: str) -> dict[str, Any]:
     """What there is to say of one block, by its id; the numbers are those of `loadgauge estimate --explain`."""
     part = id.partition("/")[0]
     if part not in PARTS:
         raise ConfigError(f"no block {id[:60]!r}", key="id")
-    block = find(treemap(shown), id)
-    found = explain(shown.result, part)
+    block = find(treemap(result), id)
+    found = result.explain(part)
     formulas = [_formula(one) for one in found.formulas if one.letters]
     first = formulas[0] if formulas else None
     return {
         "id": id,
         "part": part,
         "title": part if block is None or id == part else f"{part}: {block['label']}",
-        "bytes": shown.result.memory.parts[part] if block is None else block["bytes"],
+        "bytes": result.memory.parts[part] if block is None else block["bytes"],
         "part_bytes": found.total,
         "rule": found.rule,
         "basis": found.basis,

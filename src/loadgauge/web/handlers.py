@@ -8,7 +8,7 @@ import msgspec
 
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.result import Estimate
-from loadgauge.figures import PANELS, Shown
+from loadgauge.figures import PANELS
 from loadgauge.figures.network import what_if as adapter
 from loadgauge.figures.trace_points import Found, dots
 from loadgauge.report.document import estimate_document
@@ -62,11 +62,10 @@ def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
     unknown = [name for name in wanted if name not in PANELS]
     if unknown:
         raise ConfigError(f"no figure {unknown[0][:40]!r} (known: {', '.join(PANELS)})", key="want")
-    shown = Shown(given, result)
-    panels = {name: PANELS[name](shown) for name in wanted}
+    panels = {name: PANELS[name](result) for name in wanted}
     if "moments" in panels:
         model = plain_name(uploads.name(str(question.flags["model"])))
-        panels["moments"]["dots"] = [dots(shown, found, model) for found in question.dots]
+        panels["moments"]["dots"] = [dots(result, found, model) for found in question.dots]
     return {
         "estimate": estimate_document(given, result),
         "command": command_line(given, result, uploads),
@@ -93,8 +92,7 @@ def ranges(given: Setup, result: Estimate) -> dict[str, list[float]]:
 
 def explain(question: OfBlock, uploads: Uploads) -> dict[str, Any]:
     """What there is to say of one block."""
-    given = job_of(question.flags, uploads)
-    return explained(Shown(given, given.estimate()), question.id)
+    return explained(job_of(question.flags, uploads).estimate(), question.id)
 
 
 def changes(question: Question, uploads: Uploads) -> dict[str, Any]:

@@ -11,8 +11,9 @@ there whole at once, its input beside it, while one that does not gives back its
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -69,6 +70,21 @@ class Moment(msgspec.Struct, frozen=True):
     def total(self) -> Size:
         """All parts."""
         return sum(self.parts.values())
+
+
+class Holding(NamedTuple):
+    """Some layers of a stage, and of how many micro-batches they hold what.
+
+    each: bytes that one micro-batch keeps there; whole: micro-batches between forward and backward; waiting: those that
+    wait for the gradients of the weights; heads, heads_waiting: the same of the head; gone: whether this is taken off
+    """
+
+    each: ChunkBytes
+    whole: Size
+    waiting: Size
+    heads: Size = 0
+    heads_waiting: Size = 0
+    gone: bool = False
 
 
 class StageAtWork:
@@ -141,21 +157,48 @@ class StageAtWork:
 
     def nbytes(self, work: Work) -> Size:
         """Bytes of all that is in flight."""
-        folded = self.folded(work)
-        return sum(n * (one.kept + one.head) + waits * (one.waiting + one.head_waiting) for one, n, waits, _ in folded)
+        return sum(
+            whole * (chunk.kept + chunk.head) + waits * (chunk.waiting + chunk.head_waiting)
+            for chunk, whole, waits, _ in self.folded(work)
+        )
 
-    def folded(self, work: Work) -> list[tuple[ChunkBytes, Size, Size, int]]:
+    def folded(self, work: Work) -> Iterable[tuple[ChunkBytes, Size, Size, int]]:
         """For chunks of the same layers together: what one keeps, micro-batches in flight, those that wait, and whether
         the work is on one of them.
         """
-        found: dict[object, tuple[ChunkBytes, Size, Size, int]] = {}
-        for index, (alike, one, whole, waits) in enumerate(zip(self.alike, self.chunks, *work.flight, strict=True)):
-            own = int(index == work.chunk)
-            if alike in found:
-                _, before, waited, at_work = found[alike]
+        if len(self.chunks) == 1:
+            return self.unfolded(work)
+        sums: dict[object, tuple[ChunkBytes, Size, Size, int]] = {}
+        for alike, (chunk, whole, waits, own) in zip(self.alike, self.unfolded(work), strict=True):
+            if alike in sums:
+                _, before, waited, at_work = sums[alike]
                 whole, waits, own = before + whole, waited + waits, at_work + own
-            found[alike] = one, whole, waits, own
-        return list(found.values())
+            sums[alike] = chunk, whole, waits, own
+        return sums.values()
+
+    def unfolded(self, work: Work) -> list[tuple[ChunkBytes, Size, Size, int]]:
+        """The same for each chunk."""
+        return [
+            (chunk, whole, waits, int(index == work.chunk))
+            for index, (chunk, whole, waits) in enumerate(zip(self.chunks, *work.flight, strict=True))
+        ]
+
+    def holdings(
+        self, work: Work, gone: dict[Key, int], *, at_head: bool = False, by_chunk: bool = False
+    ) -> Iterator[Holding]:
+        """All that is in flight, less what the layers `gone` do not hold of the micro-batch at work.
+
+        The bytes of activations and of the head's tensors are the sum over these, here and wherever they are itemised.
+        by_chunk: chunks of the same layers one by one
+        """
+        splits = int(work.splits)
+        if gone:
+            yield Holding(self.memory.of_layers(gone), -1, splits, gone=True)
+        extra = self.memory.prediction
+        if extra is not None and self.chunk(work).last and not at_head:
+            yield Holding(ChunkBytes.of((extra.terms,)), -1, splits, gone=True)
+        for chunk, whole, waits, own in self.unfolded(work) if by_chunk else self.folded(work):
+            yield Holding(chunk, whole, waits, whole - own, waits + (0 if at_head else own * splits))
 
     # -- what a moment is made of -------------------------------------------------------------------------------------
 
@@ -189,18 +232,13 @@ class StageAtWork:
         return where(self.accumulating, self.states.gradients + unsummed, grown)
 
     def held(self, work: Work, gone: dict[Key, int], *, at_head: bool = False) -> dict[str, Size]:
-        """All that is in flight, less what the layers `gone` do not hold of the micro-batch at work."""
-        kept: Size = -self.memory.kept(gone)
-        if work.splits:
-            kept = kept + self.memory.waiting(gone)
-        extra = self.memory.prediction
-        if extra is not None and self.chunk(work).last and not at_head:
-            kept = kept - extra.kept + (extra.waiting if work.splits else 0)
+        """Bytes of `holdings`, by part."""
+        kept: Size = 0
         loss: Size = 0
-        for one, whole, waits, own in self.folded(work):
-            behind = waits + own * int(work.splits and not at_head)
-            kept = kept + whole * one.kept + waits * one.waiting
-            loss = loss + (whole - own) * one.head + behind * one.head_waiting
+        for held in self.holdings(work, gone, at_head=at_head):
+            each = held.each
+            kept = kept + held.whole * each.kept + held.waiting * each.waiting
+            loss = loss + held.heads * each.head + held.heads_waiting * each.head_waiting
         return {"activations": kept, "loss": loss}
 
     def name(self, verb: str, order: str, work: Work, position: int) -> str:

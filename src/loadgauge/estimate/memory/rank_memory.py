@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -51,16 +52,46 @@ class LayerFacts(msgspec.Struct, frozen=True):
         )  # fmt: skip
 
 
-class ChunkBytes(msgspec.Struct, frozen=True):
-    """What one micro-batch keeps on one chunk of a stage, and what waits for the gradients of the weights.
+class End(StrEnum):
+    """What keeps something for backward beside the layers of the model."""
 
-    head, head_waiting: the same of the head, on the chunk before it
+    EMBEDDING = "embedding"
+    SHARED = "shared"
+    """Tables of rotary positions and masks, which all layers read."""
+    PREDICTION = "multi-token prediction"
+
+
+class Kept(NamedTuple):
+    """What layers of one kind keep for one micro-batch [bytes]; also the embedding, what all layers share, the MTP modules.
+
+    stored: how many keep `kept` bytes each (of layers recomputed together, one a group); count: how many need `waiting`
+    bytes each for the gradients of their weights
     """
 
+    unit: Key | End
+    stored: Size
+    kept: Size
+    count: Size
+    waiting: Size
+
+
+class ChunkBytes(msgspec.Struct, frozen=True):
+    """What one micro-batch keeps in some layers, and what waits for the gradients of their weights [bytes].
+
+    terms: what `kept` and `waiting` are the sums of; head, head_waiting: the same of the head, on the chunk before it
+    """
+
+    terms: tuple[Kept, ...]
     kept: Size
     waiting: Size
-    head: Size
-    head_waiting: Size
+    head: Size = 0
+    head_waiting: Size = 0
+
+    @classmethod
+    def of(cls, terms: tuple[Kept, ...], head: Size = 0, head_waiting: Size = 0) -> ChunkBytes:
+        """The sums of some terms."""
+        kept: Size = sum(term.stored * term.kept for term in terms)
+        return cls(terms, kept, sum(term.count * term.waiting for term in terms), head, head_waiting)
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -78,6 +109,11 @@ class Prediction(msgspec.Struct, frozen=True):
     head: Size
     head_waiting: Size
     weights: RankWeights
+
+    @property
+    def terms(self) -> Kept:
+        """What all modules keep outside their heads."""
+        return Kept(End.PREDICTION, 1, self.kept, 1, self.waiting)
 
 
 class MemoryModel:
@@ -229,26 +265,30 @@ class MemoryModel:
         """Layers of each kind, run again or not, in `start:stop` of a stage."""
         return stage.counts(self.layout.recompute, start, stop)
 
-    def kept(self, counts: dict[Key, int]) -> Size:
-        """Bytes one micro-batch keeps in those layers."""
-        group = self.layout.recompute.group
-        return sum(
-            (ceil_div(count, group) if key[1] else count) * self.facts[key].kept for key, count in counts.items()
-        )
+    def of_layers(self, counts: dict[Key, int]) -> ChunkBytes:
+        """What one micro-batch keeps in so many layers of each kind [bytes]."""
+        return ChunkBytes.of(tuple(self._kept(counts)))
 
-    def waiting(self, counts: dict[Key, int]) -> Size:
-        """Bytes that the gradients of those layers' weights need, of one micro-batch."""
-        return sum(count * self.facts[key].waiting for key, count in counts.items())
+    def _kept(self, counts: dict[Key, int]) -> Iterator[Kept]:
+        group = self.layout.recompute.group
+        for key, count in counts.items():
+            facts = self.facts[key]
+            yield Kept(key, ceil_div(count, group) if key[1] else count, facts.kept, count, facts.waiting)
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
-        """What one micro-batch keeps on a chunk."""
-        counts, extra = self.counts(stage, chunk.start, chunk.stop), self.prediction if chunk.last else None
-        kept = self.kept(counts) + self.shared + (self.embedding_kept if chunk.first else 0)
-        waits, head = self.waiting(counts), self.head_kept if chunk.last else 0
-        head_waits = pending_wgrad(self.head) if chunk.last and self.delays_head else 0
-        if extra is None:
-            return ChunkBytes(kept, waits, head, head_waits)
-        return ChunkBytes(kept + extra.kept, waits + extra.waiting, head + extra.head, head_waits + extra.head_waiting)
+        """What one micro-batch keeps on a chunk [bytes]: its layers, what they share, the embedding, the MTP modules."""
+        terms = [*self._kept(self.counts(stage, chunk.start, chunk.stop)), Kept(End.SHARED, 1, self.shared, 0, 0)]
+        head: Size = 0
+        head_waiting: Size = 0
+        if chunk.first:
+            terms.append(Kept(End.EMBEDDING, 1, self.embedding_kept, 0, 0))
+        if chunk.last:
+            head = self.head_kept
+            head_waiting = pending_wgrad(self.head) if self.delays_head else 0
+            if (extra := self.prediction) is not None:
+                terms.append(extra.terms)
+                head, head_waiting = head + extra.head, head_waiting + extra.head_waiting
+        return ChunkBytes.of(tuple(terms), head, head_waiting)
 
     def make_up(self, stage: Stage) -> tuple[object, ...]:
         """For each chunk of a stage what is the same for chunks of the same layers."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import cached_property
 
 import msgspec
 
 from loadgauge.algebra import same
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.flops import step_flops
 from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
 from loadgauge.estimate.time.amdahl import efficiency
@@ -22,6 +22,7 @@ from loadgauge.estimate.time.collectives import Fabric
 from loadgauge.estimate.time.roofline import Machine, operation_seconds
 from loadgauge.estimate.time.step import StepModel, StepTime
 from loadgauge.estimate.time.traffic import Carries, Traffic, expose, layout_groups, sends, stage_traffic
+from loadgauge.estimate.workings import view_of
 from loadgauge.spec.calibration import Rates
 from loadgauge.spec.cluster import evenly
 from loadgauge.spec.hardware import Cluster
@@ -167,7 +168,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
         return float(efficiency(self.exposed / self.compute.total))
 
 
-class NetworkCase(msgspec.Struct, frozen=True, kw_only=True):
+class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A model under a layout on a cluster, and what communication may cost.
 
     share: of compute, what an axis may take that nothing hides; achieved: FLOP/s a GPU, where the user knows better than
@@ -214,11 +215,35 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True):
             achieved=achieved,
         )  # fmt: skip
 
+    @classmethod
+    def of_step(cls, step: StepModel) -> NetworkCase:
+        """The case of a step whose time is known already."""
+        memory = step.memory
+        case = cls(
+            model=memory.model, layout=memory.layout, training=memory.training, machine=step.machine, fabric=step.fabric
+        )
+        case.__dict__.update(memory=memory, timed=step)
+        return case
+
+    @cached_property
+    def memory(self) -> MemoryModel:
+        """The layers, which are the same on any fabric."""
+        return MemoryModel(self.model, self.layout, self.training, view_of(self.layout, self.training))
+
+    @cached_property
+    def timed(self) -> StepModel:
+        """The time of the step."""
+        return StepModel(self.memory, self.machine, self.fabric)
+
+    def on(self, fabric: Fabric) -> NetworkCase:
+        """The same on another fabric."""
+        other = msgspec.structs.replace(self, fabric=fabric)
+        other.__dict__["memory"] = self.memory
+        return other
+
     def answer(self) -> Network:
         """What each axis needs and reaches."""
-        memory = MemoryModel(self.model, self.layout, self.training, view_of(self.layout, self.training))
-        machine = self.machine
-        model = StepModel(memory, machine, self.fabric)
+        memory, machine, model = self.memory, self.machine, self.timed
         found = model.step()
         compute = self.compute(memory, machine, found)
         if self.achieved is not None:
@@ -341,7 +366,7 @@ def what_if(setup: NetworkCase, found: Network) -> Iterator[Change]:
 
     def changed(name: str, **fields: float) -> Change:
         other = msgspec.structs.replace(fabric, **fields)
-        return Change(name, other, msgspec.structs.replace(setup, fabric=other).answer())
+        return Change(name, other, setup.on(other).answer())
 
     for link, title, field in (
         ("inner", "node link", "inner_bandwidth"),

@@ -7,10 +7,13 @@ that runs beside compute shows only by what sticks out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
 
 import msgspec
 
 from loadgauge.algebra import Size, ceil_div, maximum, minimum, same
+from loadgauge.estimate.flops import Flops
 from loadgauge.estimate.memory.rank_memory import LayerFacts, MemoryModel
 from loadgauge.estimate.memory.states import RankWeights, gathered_bytes
 from loadgauge.estimate.schedule.simulate import played_seconds
@@ -21,6 +24,8 @@ from loadgauge.estimate.time.traffic import Carries, Traffic, collective_seconds
 from loadgauge.layers.embedding_head import head_layer, prediction_layer
 from loadgauge.layers.operations import Layer, Operation, Recompute
 from loadgauge.spec.axes import COMMUNICATION
+from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.layout import Layout
 
 LANES = ("forward", "backward", "recompute", "loss", *COMMUNICATION[:-1], "bubble", "dp", "optimizer", "fixed")
 
@@ -88,6 +93,69 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     parts: dict[str, Size]
     stage: int
     traffic: tuple[Traffic, ...]
+
+
+class Time(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one optimizer step: `step` is the sum of `parts`, `low` and `high` bound it.
+
+    tokens: of one step, over all GPUs; peak_flops: the dense 16-bit peak of one GPU, which MFU and HFU are shares of
+    hidden: seconds of communication that run beside compute, by axis; stage: the slowest pipeline stage
+    scale: by what a measured run of the user's corrected the prediction
+    """
+
+    step: float
+    low: float
+    high: float
+    parts: dict[str, float]
+    stage: int
+    tokens: float
+    gpus: int
+    peak_flops: float
+    model_flops: float
+    hardware_flops: float
+    tdp: float | None = None
+    scale: float = 1.0
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """Tokens a second on each GPU."""
+        return self.tokens / self.step / self.gpus
+
+    @property
+    def model_flops_per_gpu(self) -> float:
+        """Model FLOP/s on each GPU: what the model needs, whatever is computed again."""
+        return self.model_flops / self.step / self.gpus
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation (source: chowdhery2022)."""
+        return self.model_flops_per_gpu / self.peak_flops
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilisation, recomputation included (source: korthikanti2022)."""
+        return self.mfu * self.hardware_flops / self.model_flops
+
+    @property
+    def joules(self) -> float | None:
+        """Energy of a step with every GPU at its thermal design power: an upper bound, without hosts and cooling."""
+        return None if self.tdp is None else self.tdp * self.gpus * self.step
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `time` of `estimate --json`: seconds and plain numbers."""
+        return {
+            "step": self.step,
+            "low": self.low,
+            "high": self.high,
+            "parts": self.parts,
+            "stage": self.stage,
+            "tokens_per_step": self.tokens,
+            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
+            "model_tflops_per_gpu": self.model_flops_per_gpu / 1e12,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "scale": self.scale,
+        }
 
 
 class StepModel:
@@ -299,16 +367,25 @@ class StepModel:
 
     # -- the step -------------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """All pipeline stages."""
+        return list(stages(self.memory.model, self.layout))
+
+    @cached_property
+    def by_stage(self) -> list[tuple[MicroBatch, ...]]:
+        """What one micro-batch takes on each chunk of each stage."""
+        alike: dict[object, tuple[MicroBatch, ...]] = {}
+        keys = [self.memory.make_up(stage) for stage in self.stages]
+        for key, stage in zip(keys, self.stages, strict=True):
+            if key not in alike:
+                alike[key] = self.of_stage(stage)
+        return [alike[key] for key in keys]
+
     def step(self) -> StepTime:
         """The whole step."""
         layout = self.layout
-        each = list(stages(self.memory.model, layout))
-        alike: dict[object, tuple[MicroBatch, ...]] = {}
-        for stage in each:
-            key = self.memory.make_up(stage)
-            if key not in alike:
-                alike[key] = self.of_stage(stage)
-        chunks = [alike[self.memory.make_up(stage)] for stage in each]
+        each, chunks = self.stages, self.by_stage
         # A micro-batch passes all chunks of a stage, but with DualPipe that of its own direction.
         passes = layout.num_microbatches / layout.copies
         busy = [passes * sum(one.seconds for one in held) for held in chunks]
@@ -379,3 +456,31 @@ class StepModel:
         more = 0 if self.sends_hidden else 2 * send * layout.vpp
         rest = batches - played
         return total + rest * (slowest + more), sending[stage] + rest * more
+
+
+def step_tokens(layout: Layout) -> float:
+    """Tokens of one optimizer step, over all GPUs; without padding where the batch is padding-free."""
+    if layout.tokens is None:
+        return float(layout.global_batch * layout.seq_len)
+    return float(layout.tokens * layout.num_microbatches * layout.dp)
+
+
+def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1.0) -> tuple[Time, tuple[Traffic, ...]]:
+    """Seconds and traffic of one step; `scale` corrects every second by what a measured run took longer."""
+    gpu, machine = cluster.gpu, model.machine
+    rates, found = machine.rates, model.step()
+    time = Time(
+        step=found.step * scale,
+        low=found.step * scale * (rates.low if scale == 1.0 else rates.low_measured),
+        high=found.step * scale * (rates.high if scale == 1.0 else rates.high_measured),
+        parts={lane: value * scale for lane, value in found.parts.items()},
+        stage=found.stage,
+        tokens=step_tokens(model.layout),
+        gpus=model.layout.gpus,
+        peak_flops=machine.peak,
+        model_flops=flops.model,
+        hardware_flops=flops.hardware,
+        tdp=None if gpu.power.tdp is None else gpu.tdp,
+        scale=scale,
+    )
+    return time, found.traffic

@@ -1,0 +1,412 @@
+"""The ledger: every byte of a rank at one phase of the step, as entries that add up to each part of its memory.
+
+`--explain`, the treemap and `Estimate.ledger` show these entries and no others. Totals are worked out from the same terms:
+activations and the loss from `StageAtWork.holdings`, gathered copies from `copies`, model states from `model_states`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from loadgauge.algebra import Size
+from loadgauge.estimate.equation.symbols import kinds
+from loadgauge.estimate.memory.gathered import copies
+from loadgauge.estimate.memory.in_flight import Work
+from loadgauge.estimate.memory.overhead import COMMUNICATOR, CONTEXT, communicators
+from loadgauge.estimate.memory.phases import PARTS, Holding, Moment, Phase, StageAtWork
+from loadgauge.estimate.memory.rank_memory import End, Kept
+from loadgauge.estimate.memory.states import RankWeights, States, WeightCount, model_states
+from loadgauge.estimate.schedule.stages import Key
+from loadgauge.layers.operations import NOTHING, Layer, Recompute, Tensor
+from loadgauge.sources import cite
+from loadgauge.spec.lora import base_format
+from loadgauge.spec.optimizers import OPTIMIZERS
+
+NOT_ITEMISED = "further bytes, not itemised"
+"""The entry for whatever the others do not account for."""
+READ_OFF = "the layer's list of operations"
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the ledger [bytes]; what is freed already is negative.
+
+    layer: the kind of layer that holds it, or the embedding or the head; operation: the one that keeps the tensor for its
+    backward; times: layers times micro-batches that hold it; source: where the rule is from
+    """
+
+    part: str
+    what: str
+    nbytes: Size
+    phase: Phase
+    layer: str = ""
+    operation: str = ""
+    times: Size = 1
+    source: str = ""
+
+
+class Ledger:
+    """The entries of one rank of a stage at one phase of the step. `workspaces`: bytes of cuBLAS and the like."""
+
+    def __init__(self, rank: StageAtWork, moment: Moment, workspaces: float = 0.0) -> None:
+        self.rank, self.moment, self.workspaces = rank, moment, workspaces
+        self.memory, self.stage = rank.memory, rank.stage
+        self.layout, self.training = self.memory.layout, self.memory.training
+        self.work: Work | None = moment.work
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What each distinct block of the model is called."""
+        return kinds(self.memory.model)
+
+    @cached_property
+    def counts(self) -> dict[Key, int]:
+        """Layers of the stage, by kind."""
+        return self.memory.counts(self.stage, self.stage.start, self.stage.stop)
+
+    @property
+    def key(self) -> Key | None:
+        """The kind of the layer in backward; None in other phases."""
+        return None if self.work is not None and self.work.forward else self.moment.key
+
+    def kind(self, key: Key) -> str:
+        """What layers of a kind are called."""
+        return self.names[key[0]] + (" run again in backward" if key[1] else "")
+
+    def entries(self, part: str) -> tuple[Entry, ...]:
+        """The entries of one of `PARTS`, in the order in which they are explained."""
+        if part in self.memory.offloaded:
+            return ()
+        readers: dict[str, Callable[[], Iterable[Entry]]] = {
+            "weights": self._weights, "gradients": self._gradients, "optimizer": self._optimizer,
+            "gathered": self._gathered, "activations": self._activations, "loss": self._loss,
+            "transient": self._transient, "outside": self._outside,
+        }  # fmt: skip
+        return tuple(entry for entry in readers[part]() if entry.nbytes)
+
+    def all(self) -> tuple[Entry, ...]:
+        """The entries of all parts, activations by layer, operation and tensor."""
+        found: list[Entry] = []
+        for part in PARTS:
+            found += self.tensors() if part == "activations" else self.entries(part)
+        return tuple(entry for entry in found if entry.nbytes)
+
+    def entry(self, part: str, what: str, nbytes: Size, **more: Any) -> Entry:
+        """An entry of this phase."""
+        return Entry(part=part, what=what, nbytes=nbytes, phase=self.moment.phase, **more)
+
+    # -- model states -------------------------------------------------------------------------------------------------
+
+    @property
+    def quantised(self) -> bool | str:
+        """The format of the base weights, as `Lora.quantised` has it."""
+        return self.training.lora is not None and self.training.lora.quantised
+
+    def groups(self) -> Iterator[tuple[str, WeightCount, Size]]:
+        """Weights by the group of ranks that ZeRO shards them over: in words, elements, ranks."""
+        weights = self.rank.weights
+        if not self.memory.has_experts:
+            yield "", weights.dense, self.layout.zero_ranks
+            return
+        yield " outside the experts", weights.dense, self.layout.zero_ranks
+        yield " of the experts", weights.expert, self.layout.expert_zero_ranks
+
+    def states(self, count: WeightCount, ranks: Size, **changes: Any) -> States:
+        """Model states [bytes] of some weights, with another precision or optimizer where `changes` has one."""
+        return model_states(
+            count,
+            changes.get("precision", self.training.precision),
+            changes.get("optimizer", self.training.optimizer),
+            zero=self.layout.zero,
+            dp=ranks,
+            quantised=self.quantised,
+            weights_stage=self.training.framework.weights_stage,
+        )
+
+    def over(self, ranks: Size, stage: int) -> str:
+        """How a ZeRO stage divides something, in words."""
+        return f" / {ranks} ranks" if self.layout.zero >= stage and ranks > 1 else ""
+
+    def _weights(self) -> Iterator[Entry]:
+        precision = self.training.precision
+        stored, low = base_format(self.quantised), precision.products
+        each = f"{precision.weight} B" if stored is None else stored.words
+        source = str(cite(precision.source))
+        for where, count, ranks in self.groups():
+            over = self.over(ranks, self.training.framework.weights_stage)
+            plain, base = WeightCount(trainable=count.trainable, frozen=count.frozen), WeightCount(base=count.base)
+            what = f"{plain.total:,} parameters{where} x {precision.weight} B{over}"
+            yield self.entry("weights", what, self.states(plain, ranks).weights, source=source)
+            what = f"{base.total:,} frozen base parameters{where} x {each}{over}"
+            yield self.entry("weights", what, self.states(base, ranks).weights, source=source)
+            if low is not None:
+                instead = low.weights == "instead"
+                less = f" instead of {precision.weight} B{over}" if instead else " beside them"
+                what = (
+                    f"{count.quantised:,} of them{where} in {low.format}, by rows and by columns,"
+                    f" {low.weight_element:g} B{less}"
+                )
+                nbytes = self.states(WeightCount(quantised=count.quantised), ranks).weights
+                yield self.entry("weights", what, nbytes, source=source)
+
+    @property
+    def whole_gradients(self) -> bool:
+        """Whether the rank has gradients of all its weights at this phase."""
+        phases = (Phase.STEP, Phase.EMBEDDING, Phase.REDUCTION)
+        return not self.memory.lazy or self.rank.accumulating or self.moment.phase in phases
+
+    def _gradients(self) -> Iterator[Entry]:
+        memory, precision, phase = self.memory, self.training.precision, self.moment.phase
+        fsdp = memory.fully_sharded and self.layout.zero_ranks > 1
+        accumulating, key = self.rank.accumulating, self.key
+        pieces: list[tuple[str, RankWeights]] = []
+        unreduced = RankWeights()
+        if fsdp and not memory.by_layer and phase is not Phase.STEP:
+            pass  # whole ones, among the gathered copies
+        elif self.whole_gradients:
+            pieces.append(("all of the rank", self.rank.weights))
+            if fsdp and phase in (Phase.EMBEDDING, Phase.REDUCTION) and not accumulating:
+                unreduced = self.rank.ends
+            if accumulating and memory.lazy and not fsdp and key is not None and self.stage.last:
+                tied = RankWeights.of(tuple(weight for operation in memory.head for weight in operation.borrows))
+                pieces.append(("the tied table's new gradient, not summed yet", tied))
+        elif key is not None:
+            head = RankWeights()
+            if self.stage.last and not fsdp:
+                head = RankWeights.of(
+                    tuple(weight for operation in memory.head for weight in (*operation.weights, *operation.borrows))
+                )
+            if memory.prediction is not None and self.stage.last:
+                head = head + memory.prediction.weights
+            done = self.moment.gone
+            pieces = [("head", head), (f"the {sum(done.values())} layers whose backward is over", memory.weights(done))]
+        over = self.over(self.layout.zero_ranks, 2)
+        source = str(cite(precision.source))
+        for what, count in pieces:
+            text = f"{count.all.trainable:,} parameters ({what}) x {precision.gradient} B{over}"
+            yield self.entry("gradients", text, memory.states(count).gradients, source=source)
+        text = f"{unreduced.all.trainable:,} parameters (embedding and head, not reduced yet) x {precision.gradient} B{over}"
+        yield self.entry("gradients", text, -memory.states(unreduced).gradients, source=source)
+
+    def _optimizer(self) -> Iterator[Entry]:
+        precision, optimizer = self.training.precision, self.training.optimizer
+        bare = msgspec.structs.replace(precision, main_gradient=0, master=0)
+        sources = {"source": str(cite(precision.source))}
+        for where, count, ranks in self.groups():
+            of = f"{count.trainable:,} parameters{where}"
+            over = self.over(ranks, 1)
+            for what, field in (("float32 main gradients", "main_gradient"), ("float32 master weights", "master")):
+                each = getattr(precision, field)
+                only = msgspec.structs.replace(bare, **{field: each})
+                nbytes = self.states(count, ranks, precision=only, optimizer=OPTIMIZERS["sgd"]).optimizer
+                yield self.entry("optimizer", f"{what}: {of} x {each} B{over}", nbytes, **sources)
+            nbytes = self.states(count, ranks, precision=bare).optimizer
+            what = f"{optimizer.name}: {of} x {self._moments()}{over}"
+            yield self.entry("optimizer", what, nbytes, source=str(cite(optimizer.source)))
+
+    def _moments(self) -> str:
+        """What the optimizer holds for each parameter, in words."""
+        optimizer = self.training.optimizer
+        if optimizer.factored:
+            return "a row and a column of float32 for each matrix"
+        each = optimizer.moment(self.training.precision)
+        special = optimizer.matrix_moments
+        fewer = "" if special is None else f" ({special} for the matrices of the blocks)"
+        return f"{optimizer.moments} moments{fewer} x {each:g} B"
+
+    # -- copies, and what no tensor of the step is ----------------------------------------------------------------------
+
+    def _gathered(self) -> Iterator[Entry]:
+        if self.moment.point is not None:
+            source = str(cite(self.training.framework.source))
+            for what, nbytes in copies(self.memory, self.stage, self.moment.point).items():
+                yield self.entry("gathered", what, nbytes, source=source)
+
+    def _outside(self) -> Iterator[Entry]:
+        groups = communicators(self.layout)
+        what = f"buffers of {groups} NCCL communicators, one an axis with several ranks"
+        for text, nbytes in (
+            ("CUDA context and loaded kernels", CONTEXT.value),
+            ("workspaces of cuBLAS and Transformer Engine, from PyTorch's allocator", self.workspaces),
+            (what, groups * COMMUNICATOR.value),
+        ):
+            yield self.entry("outside", text, nbytes)
+
+    # -- activations ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def holdings(self) -> list[Holding]:
+        """What is in flight, chunk by chunk, and then what layers do not hold of the micro-batch at work."""
+        if self.work is None:
+            return []
+        at_head = self.moment.phase.at_head
+        found = self.rank.holdings(self.work, self.moment.gone, at_head=at_head, by_chunk=True)
+        return sorted(found, key=lambda holding: holding.gone)
+
+    def term_name(self, term: Kept) -> str:
+        """Which kind of layer, or end, a term is of."""
+        return str(term.unit) if isinstance(term.unit, End) else self.kind(term.unit)
+
+    def _activations(self) -> Iterator[Entry]:
+        gone = [holding for holding in self.holdings if holding.gone]
+        for holding in self.holdings:
+            if holding.gone:
+                continue
+            terms = sorted(holding.each.terms, key=lambda term: _order(term.unit))
+            for term in terms:
+                yield from self._in_flight(holding, term)
+                if term.unit is End.PREDICTION:
+                    yield from self._freed(*(other for other in gone if other.each.terms[0].unit is End.PREDICTION))
+        yield from self._freed(*(other for other in gone if other.each.terms[0].unit is not End.PREDICTION))
+
+    def _in_flight(self, holding: Holding, term: Kept) -> Iterator[Entry]:
+        """What the micro-batches in flight hold in the layers of a chunk."""
+        name, flight, waits = self.term_name(term), holding.whole, holding.waiting
+        many = f" x {flight:g} micro-batches in flight" if flight != 1 else ""
+        if not isinstance(term.unit, End):
+            what = f"{term.stored} x {term.kept:,} B ({name}){many}"
+            more = (
+                f"{term.count} x {term.waiting:,} B ({name}) x {waits:g} micro-batches that wait for the weights'"
+                " gradients"
+            )
+        elif term.unit is End.PREDICTION:
+            what = f"{self._modules()} x {flight:g} micro-batches in flight"
+            more = f"{self._modules()}, {waits:g} micro-batches that wait for the weights' gradients"
+        else:
+            shared = term.unit is End.SHARED
+            what, more = f"{'what all layers share: tables of rotary positions, masks' if shared else name}{many}", ""
+        times = flight * term.stored
+        yield self.entry("activations", what, times * term.kept, layer=name, times=times)
+        waiting = waits * term.count
+        yield self.entry("activations", more, waiting * term.waiting, layer=name, times=waiting)
+
+    def _freed(self, *gone: Holding) -> Iterator[Entry]:
+        """What the micro-batch at work does not hold: not kept yet, or given back."""
+        assert self.work is not None or not gone
+        forward = self.work is not None and self.work.forward
+        why, over = ("not come to yet", "") if forward else ("given back", " whose backward is over")
+        for holding in gone:
+            for term in holding.each.terms:
+                name = self.term_name(term)
+                if term.unit is End.PREDICTION:
+                    what, more = (
+                        f"{self._modules()}, {why}",
+                        f"{self._modules()}, of it waiting for the weights' gradients",
+                    )
+                else:
+                    what = f"{why}: {term.stored} x {term.kept:,} B ({name}){over}"
+                    more = f"{term.count} x {term.waiting:,} B ({name}) of the same, waiting for the weights' gradients"
+                times, waiting = holding.whole * term.stored, holding.waiting * term.count
+                yield self.entry("activations", what, times * term.kept, layer=name, times=times)
+                yield self.entry("activations", more, waiting * term.waiting, layer=name, times=waiting)
+
+    def _modules(self) -> str:
+        assert self.memory.prediction is not None
+        return f"multi-token prediction ({self.memory.prediction.modules} x)"
+
+    def tensors(self) -> Iterator[Entry]:
+        """The entries of activations once more, those of one kind of layer together and split by operation and tensor."""
+        stored: dict[Any, Size] = {}
+        waiting: dict[Any, Size] = {}
+        terms: dict[Any, Kept] = {}
+        for holding in self.holdings:
+            for term in holding.each.terms:
+                terms.setdefault(term.unit, term)
+                stored[term.unit] = stored.get(term.unit, 0) + holding.whole * term.stored
+                waiting[term.unit] = waiting.get(term.unit, 0) + holding.waiting * term.count
+        for unit, term in sorted(terms.items(), key=lambda item: _order(item[0])):
+            name, times, waits = self.term_name(term), stored[unit], waiting[unit]
+            more = waits * term.waiting
+            if unit is End.SHARED:
+                text = "rotary tables and masks, which all layers share"
+                yield self.entry("activations", text, times * term.kept, layer=name, times=times)
+            elif unit is End.PREDICTION:
+                yield self.entry("activations", name, times * term.kept + more, layer=name, times=times)
+            else:
+                layer, again = self.memory.embedding, NOTHING
+                if unit is not End.EMBEDDING:
+                    layer, again = self.memory.facts[unit].layer, self.memory.facts[unit].recompute
+                for operation, tensor in kept_by(layer, again):
+                    yield self.entry(
+                        "activations", tensor.name, times * tensor.nbytes, layer=name, operation=operation, times=times,
+                        source=READ_OFF,
+                    )  # fmt: skip
+                text = f"{name}: waits for the gradients of its weights"
+                yield self.entry("activations", text, more, layer=f"{name} waiting", times=waits)
+
+    # -- the loss, and what lives only for a while ----------------------------------------------------------------------
+
+    def _loss(self) -> Iterator[Entry]:
+        work, phase, memory = self.work, self.moment.phase, self.memory
+        if not self.stage.last or work is None:
+            return
+        index = next(number for number, chunk in enumerate(self.stage.chunks) if chunk.last)
+        holding = self.holdings[index]
+        head, head_waiting, own = holding.each.head, holding.each.head_waiting, index == work.chunk
+        others, waits = holding.heads, holding.heads_waiting + int(phase is Phase.PREDICTION and own and work.splits)
+        what = f"{others:g} other micro-batches in flight x {head:,} B"
+        yield self.entry("loss", what, head * others, layer="head", operation="others", times=others)
+        if phase is Phase.LOSS and memory.prediction is not None:
+            what = "kept by the heads of multi-token prediction"
+            yield self.entry("loss", what, memory.prediction.head, layer="head", operation="prediction")
+        what = f"{waits:g} that wait for the gradient of the head's weights x {head_waiting:,} B"
+        yield self.entry("loss", what, waits * head_waiting, layer="head", operation="waiting", times=waits)
+        if phase is Phase.LOSS:
+            point, forward, backward = self.moment.point, memory.head_forming, memory.head_backward
+            chosen = None if point is None or not memory.head_apart else {"head": True, "loss": False}.get(point.doing)
+            is_forward = forward >= backward if chosen is None else chosen
+            which, nbytes = ("forward", forward) if is_forward else ("backward", backward)
+            what = f"the largest set alive at once in the head's {which}"
+            yield self.entry("loss", what, nbytes, layer="head", operation="working")
+
+    def _transient(self) -> Iterator[Entry]:
+        phase, total, key, work = self.moment.phase, self.moment.parts["transient"], self.moment.key, self.work
+        group, memory = self.layout.recompute.group, self.memory
+        if phase is Phase.EMBEDDING:
+            output = memory.embedding.operations[-1].outputs[0].nbytes
+            what = "a second gradient of the token table, until the two are summed"
+            yield self.entry("transient", what, total - output, layer="embedding")
+            yield self.entry("transient", "the gradient of the embedding's output", output, layer="embedding")
+        elif phase is Phase.REDUCTION:
+            what = "whole gradients of the unit that is reduced, as they came and in the dtype of the reduction"
+            yield self.entry("transient", what, total)
+        elif key is None:
+            what = f"temporary of {self.training.framework.name}'s optimizer step"
+            yield self.entry("transient", what, total)
+        else:
+            facts, kind = memory.facts[key], self.kind(key)
+            kept = "of it, held for the backward (counted under activations)"
+            if work is not None and work.forward:
+                position = self.stage.chunks[work.chunk].stop - 1 - sum(self.moment.gone.values())
+                forming = memory.forming(self.stage, position)
+                what = f"the largest set alive at once in the forward of one {kind}, or while its weights are gathered"
+                yield self.entry("transient", what, forming, layer=kind)
+                yield self.entry("transient", kept, -facts.kept, layer=kind)
+                what = "held by the model's forward: masks, the embedding's output"
+                yield self.entry("transient", what, memory.around(self.stage))
+                return
+            what = f"the largest set alive at once in the backward of one {kind}"
+            yield self.entry("transient", what, facts.working, layer=kind)
+            yield self.entry("transient", kept, -facts.kept, layer=kind)
+            if key[1] and group > 1:
+                more = min(group, self.stage.stop - self.stage.start) - 1
+                what = f"{more} more layers of the group, run again together"
+                yield self.entry("transient", what, more * facts.layer.saved(), layer=kind)
+
+
+def _order(unit: Key | End) -> int:
+    """Layers first, then the ends."""
+    return 1 + list(End).index(unit) if isinstance(unit, End) else 0
+
+
+def kept_by(layer: Layer, again: Recompute = NOTHING) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor that a layer keeps for its backward, with the first operation that needs it there."""
+    keeper: dict[str, str] = {}
+    for operation in layer:
+        for tensor in (*operation.keeps, *(operation.inputs if operation.name in again else ())):
+            keeper.setdefault(tensor.name, operation.name)
+    for tensor in layer.kept(again):
+        yield keeper.get(tensor.name, tensor.name), tensor
