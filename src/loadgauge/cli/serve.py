@@ -31,7 +31,7 @@ def command(port: int, no_browser: bool, as_json: bool) -> None:
     loadgauge serve --port 9000 --no-browser
     """
     needs_web("serve")
-    from loadgauge.web.running import run
+    from loadgauge.web.app import run
 
     token = secrets.token_urlsafe(32)
     listening = _listen(port)

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.web.errors import Failed, Refused, Replaced
-from loadgauge.web.worker_process import HEAD, READY, Asked
+from loadgauge.web.protocol import HEAD, READY, Answered, Asked, framed
 
 WAITING = 256
 """Questions that may wait for one worker; more are refused."""
@@ -35,14 +35,6 @@ class Ended(Exception):
     def __init__(self, signal: int) -> None:
         self.signal = signal
         super().__init__(signal)
-
-
-class Told(msgspec.Struct, frozen=True):
-    """What a worker says: an answer as it stands, or what went wrong."""
-
-    answer: msgspec.Raw = msgspec.Raw()
-    status: int = 0
-    body: dict[str, Any] = {}
 
 
 class Worker:
@@ -107,10 +99,10 @@ class Worker:
                 # Half an answer must not be taken for that of the next question.
                 self.end()
         self._still(page, mine)  # It may have been answered just before it was taken back.
-        told = msgspec.json.decode(body, type=Told)
-        if told.status:
-            raise Failed(told.status, told.body)
-        return told.answer
+        answered = msgspec.json.decode(body, type=Answered)
+        if answered.status:
+            raise Failed(answered.status, answered.body)
+        return answered.answer
 
     async def _exchange(self, question: bytes) -> bytes:
         """One question, one answer. Raises `Ended` where the process ends in between."""
@@ -118,7 +110,7 @@ class Worker:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(HEAD.pack(len(question)) + question)
+            process.stdin.write(framed(question))
             self.handed = True
             await process.stdin.drain()
             size = HEAD.unpack(await process.stdout.readexactly(HEAD.size))[0]
