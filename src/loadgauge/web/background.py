@@ -42,7 +42,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Drop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file: its name, and its text or its bytes in base64."""
+    """A dropped file: its name, and its text or its bytes in base64."""
 
     name: str = "file"
     text: str = ""
