@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,12 @@ def test_files_are_small_and_say_what_they_hold() -> None:
     for name, text in SCRIPTS.items():
         assert text.startswith("/**"), name
         assert text.count("\n") < 400, name
+
+
+def test_scripts_import_one_another_in_no_circle() -> None:
+    imports = {name: set(re.findall(r'from "\./(\w+\.js)"', text)) for name, text in SCRIPTS.items()}
+    assert set().union(*imports.values()) <= SCRIPTS.keys()
+    assert list(TopologicalSorter(imports).static_order())[-1] == "main.js"
 
 
 def test_what_others_wrote_has_its_licence() -> None:
