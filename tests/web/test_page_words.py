@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from loadgauge.spec.job import Job
+from loadgauge.spec.job import Job, fields
 
 STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "web" / "static"
 SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((STATIC / "js").glob("*.js"))}
@@ -42,16 +43,25 @@ def test_every_text_that_is_asked_for_is_there() -> None:
     for name, text in SCRIPTS.items():
         for stem in re.findall(r"\bt\(`([a-z_]+)\.\$\{", text):
             assert any(key.startswith(f"{stem}.") for key in words), f"{name}: {stem}"
-    fields = re.findall(r'flag: "([^"]+)"', SCRIPTS["fields.js"])
-    assert len(fields) > 35
-    assert {f"flag.{name}" for name in fields} <= words.keys()
+    shown = re.findall(r'flag: "([^"]+)"', SCRIPTS["fields.js"])
+    assert len(shown) > 35
+    assert {f"flag.{name}" for name in shown} <= words.keys()
 
 
 def test_every_flag_of_the_command_has_a_control() -> None:
-    fields = set(re.findall(r'flag: "([^"]+)"', SCRIPTS["fields.js"]))
+    shown = set(re.findall(r'flag: "([^"]+)"', SCRIPTS["fields.js"]))
     flags = {name.replace("_", "-") for name in Job.__struct_fields__}
-    assert flags - fields == {"qlora"}  # chosen by the way of training
+    assert flags - shown == {"qlora"}  # chosen by the way of training
     assert "qlora" in SCRIPTS["controls.js"]
+
+
+def test_choices_come_from_the_fields_of_a_job() -> None:
+    chosen = re.findall(r'flag: "([^"]+)", kind: "(?:choice|suggest)"', SCRIPTS["fields.js"])
+    assert len(chosen) > 8
+    for name in chosen:
+        field = fields()[name.replace("-", "_")]
+        assert field.choices or field.values, name
+    assert "choices:" not in SCRIPTS["fields.js"]
 
 
 def test_patterns_of_the_library_s_words_can_be_used() -> None:
@@ -73,6 +83,12 @@ def test_files_are_small_and_say_what_they_hold() -> None:
     for name, text in SCRIPTS.items():
         assert text.startswith("/**"), name
         assert text.count("\n") < 400, name
+
+
+def test_scripts_import_one_another_in_no_circle() -> None:
+    imports = {name: set(re.findall(r'from "\./(\w+\.js)"', text)) for name, text in SCRIPTS.items()}
+    assert set().union(*imports.values()) <= SCRIPTS.keys()
+    assert list(TopologicalSorter(imports).static_order())[-1] == "main.js"
 
 
 def test_what_others_wrote_has_its_licence() -> None:

@@ -13,9 +13,9 @@ from loadgauge.units import GIB
     "--json", "as_json", is_flag=True, help="One JSON document: base units, null where no source states the figure."
 )
 def command(as_json: bool) -> None:
-    """List the GPUs of the catalogue: memory, bandwidths and peak rates, as their sources state them.
+    """List the GPUs of the catalogue: memory, bandwidths and peak rates, from the sources of each figure.
 
-    A cell is empty where no trusted source states the figure.
+    A cell is empty if no trusted source states the figure.
     """
     from loadgauge.report.catalogue import gpu_row
     from loadgauge.report.table import Column, console, document, draw, points

@@ -31,21 +31,21 @@ COMMANDS = {
     "gpus": "the catalogue of GPUs",
     "models": "the catalogue of models",
 }
-"""Commands and what they answer; each is `command` in the file of its name in this folder."""
+"""Commands and what they answer; each is `command` in the file of the same name in this folder."""
 
 BROKEN_PIPE = 141
-"""Exit code where the reader of the output has stopped reading, as a shell has it."""
+"""Exit code if the reader of the output has closed it (128 + SIGPIPE, as in a shell)."""
 
 
 class Commands(click.Group):
-    """A group that imports a command's file only when it is needed."""
+    """A group of commands that imports a command's file when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command, in order of importance."""
+        """Names of all commands, in order of importance."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name."""
+        """Import and return the command of that name; None if there is none."""
         if cmd_name not in COMMANDS:
             return None
         found: click.Command = importlib.import_module(f"loadgauge.cli.{cmd_name}").command
@@ -54,7 +54,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the arguments name; an unknown one is an error that says which ones there are."""
+        """Return the command that the arguments name. Raises `click.UsageError` with the known names."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             hint = suggest(name, COMMANDS) or f" (commands: {', '.join(COMMANDS)})"
@@ -62,7 +62,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, without importing any."""
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
@@ -86,7 +86,10 @@ def commands(ctx: click.Context) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Carries out a command line and returns its exit code. Whatever goes wrong is one line on stderr."""
+    """Run a command line and return its exit code. Every error is one line on stderr; nothing is raised.
+
+    arguments: without the program's name; None: those of this process
+    """
     try:
         if sys.stdout is None:
             return _say("standard output is closed", CANNOT_TELL)
@@ -107,7 +110,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Error as error:
         return _say(str(error), CANNOT_TELL)
     except BrokenPipeError:
-        # Whoever read the output has stopped; Python would complain once more at its own end.
+        # The reader has closed the output; Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
@@ -128,7 +131,7 @@ def _plain(error: click.UsageError) -> str:
 
 
 def _say(text: str, code: int) -> int:
-    """Prints one line on stderr, whatever is in the text, and returns the exit code."""
+    """Print the text as one line on stderr and return the exit code."""
     from loadgauge.report.table import printable  # only on the way to an error
 
     shown = printable(" ".join(text.split()))

@@ -11,7 +11,7 @@ import click
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(words: tuple[str, ...], as_json: bool) -> None:
-    """List the models of the catalogue; with WORDs, those whose name or type contains all of them.
+    """List the models of the catalogue; with WORDs, those whose name or type contains every WORD.
 
     Any other model is read from its Hugging Face config.json.
     """

@@ -15,7 +15,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def option(name: str, field: Field) -> Callable[[Command], Command]:
-    """A field of `Job` as an option of a command."""
+    """Make the option of a field of `Job`, as a decorator of a command."""
     flag, more = f"--{name.replace('_', '-')}", [f"--{alias}" for alias in field.aliases]
     if field.kind == "switch":
         return click.option(f"{flag}/--no-{flag[2:]}", *more, name, default=None, help=field.help)
@@ -29,19 +29,19 @@ def option(name: str, field: Field) -> Callable[[Command], Command]:
 
 
 def options(command: Command, names: Iterable[str]) -> Command:
-    """Gives a command the options of some fields of a `Job`."""
+    """Add the options of the named fields of `Job` to a command."""
     for name in reversed(list(names)):
         command = option(name, fields()[name])(command)
     return command
 
 
 def run_options(command: Command) -> Command:
-    """Gives a command the options of a job's step."""
+    """Add the options that describe one step of a job to a command."""
     return options(command, [name for name in fields() if name not in ("model", *WHOLE_RUN)])
 
 
 def whole_run_options(command: Command) -> Command:
-    """Gives a command the options of a whole training run."""
+    """Add the options that describe a whole training run (`WHOLE_RUN`) to a command."""
     return options(command, WHOLE_RUN)
 
 
@@ -52,7 +52,7 @@ def _reader() -> click.Command:
 
 
 def parse(words: Sequence[str]) -> Job:
-    """The job of a command line's words, the model among them; the other direction of `Job.words`.
+    """Parse the words of a command line, including the model; the inverse of `Job.words`. Raises `click.UsageError`.
 
     >>> parse(["gpt2", "--tp", "2"]) == Job(model="gpt2", tp=2)
     True

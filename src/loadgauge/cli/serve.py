@@ -23,7 +23,7 @@ PORT = 8417
 def command(port: int, no_browser: bool, as_json: bool) -> None:
     """The page: what the commands answer, at a glance, recomputed while a slider moves.
 
-    It listens on 127.0.0.1 only, and answers whoever has the token of the address that it prints. Nothing leaves this
+    It listens on 127.0.0.1 only and answers only requests with the token in the printed address. Nothing leaves this
     machine. Ctrl-C ends it.
 
     \b
@@ -31,7 +31,7 @@ def command(port: int, no_browser: bool, as_json: bool) -> None:
     loadgauge serve --port 9000 --no-browser
     """
     needs_web("serve")
-    from loadgauge.web.running import run
+    from loadgauge.web.app import run
 
     token = secrets.token_urlsafe(32)
     listening = _listen(port)
@@ -49,7 +49,7 @@ def command(port: int, no_browser: bool, as_json: bool) -> None:
 
 
 def _listen(port: int) -> socket.socket:
-    """A socket on the loopback address; a port that is taken is one clear line."""
+    """Open a listening socket on the loopback address. Raises `ConfigError` if the port cannot be used."""
     # With its protocol named, asyncio sends each answer at once; else it waits 40 ms for an acknowledgement.
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,5 +1,5 @@
-"""`Job`: a training job as it is asked for. Its fields are the command line's flags, the page's controls, a sweep's columns
-and what `formats/` reads and writes; what a field may hold, its unit and its help are stated here once."""
+"""`Job`: a training job as the user asks for it. Its fields are the flags of the command line, the controls of the page, the
+columns of a sweep and the facts that `formats/` reads and writes; their bounds, units and help are stated here once."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Group = Literal["model", "method", "batch", "layout", "cluster", "money", "plan"
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
-    """What a field of `Job` may hold, and how people are asked for it.
+    """Type, bounds, choices, unit and help of a field of `Job`.
 
     low, high: bounds of a whole number; choices: all values of a choice; values: the usual values of a text
     unit: of a number in text form (GB/s); metavar: the placeholder in `--help`; aliases: other spellings of the flag
-    needs: the field without which this one means nothing
+    needs: the field that must be given for this one to have a meaning
     """
 
     kind: Kind
@@ -72,7 +72,7 @@ def _degree(help: str, high: int = 10**6) -> msgspec.Meta:
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True,
           repr_omit_defaults=True):  # fmt: skip
-    """A training job as asked for; None where nothing was said.
+    """A training job as asked for. None: not given, so the default applies, which `Estimate.assumed` lists.
 
     `loadgauge.estimate`, `plan` and `convert` take one; `words`, `flags` and `command` write it for a shell.
 
@@ -298,11 +298,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return cls(model=model, **read)
 
     def replace(self, **fields: Any) -> Job:
-        """The job with some fields changed; None takes a field back."""
+        """Return the job with some fields changed; None removes a field."""
         return msgspec.structs.replace(self, **fields)
 
     def flags(self) -> str:
-        """The job as flags for a shell, without the model.
+        """Return the job as flags for a shell, without the model.
 
         >>> Job(model="gpt2", tp=2, sequence_parallel=True, lengths="my data.txt").flags()
         "--tp 2 --sequence-parallel --lengths 'my data.txt'"
@@ -310,7 +310,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return shlex.join(self.words())
 
     def words(self) -> list[str]:
-        """The job as words of a command line, without the model.
+        """Return the job as words of a command line, without the model.
 
         >>> Job(model="gpt2", qlora=False, price=2.5).words()
         ['--no-qlora', '--price', '2.5']
@@ -325,7 +325,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return words
 
     def command(self, verb: str = "estimate") -> str:
-        """The whole command line, for a shell.
+        """Return the complete command line for a shell. verb: the command of `loadgauge`.
 
         >>> Job(model="llama-3.1-8b", tp=2).command()
         'loadgauge estimate llama-3.1-8b --tp 2'
@@ -337,7 +337,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
 @cache
 def fields() -> dict[str, Field]:
-    """What every field of a `Job` may hold, by name, in the order of the flags.
+    """Return the metadata of every field of `Job`, by name, in the order of the flags.
 
     >>> fields()["zero"].low, fields()["zero"].high, fields()["zero"].group
     (0, 3, 'layout')

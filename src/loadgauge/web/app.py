@@ -1,118 +1,136 @@
-"""The application: the page, its files, and the questions that it may ask."""
+"""The application: the page, its files, the questions that it may ask, and the server that runs it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import socket
+import threading
 import traceback
+import webbrowser
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from loadgauge.web import handlers as answers
+from loadgauge.web import handlers
+from loadgauge.web.background import Background, Handler
 from loadgauge.web.catalogue import PRESETS, catalogue
-from loadgauge.web.elsewhere import Elsewhere
-from loadgauge.web.errors import failure
+from loadgauge.web.connections import AT_ONCE, Connection, Server, log_briefly
+from loadgauge.web.errors import error_answer
 from loadgauge.web.guard import Guard
 from loadgauge.web.pages import Pages
-from loadgauge.web.questions import decoded
+from loadgauge.web.protocol import decode
 from loadgauge.web.uploads import Uploads
 
-Asked = Callable[[Request], Awaitable[Any]]
+READ_ONLY = ("catalogue", "validation")
+"""Addresses that are read with GET; all others are posted to."""
 
 
-class Server:
-    """What the questions share: the uploads, and the processes that answer most of them.
+class Api:
+    """The addresses under `/api`: the uploads they share, and the processes that answer most of them.
 
-    Estimates are worked out here, one after the other: each takes some milliseconds, and threads would only get in the way
-    of one another.
+    Estimates are computed here, one after the other: each takes a few milliseconds, and threads would only slow them.
     """
 
     def __init__(self) -> None:
         self.uploads = Uploads()
-        self.elsewhere = Elsewhere(self.uploads)
+        self.background = Background(self.uploads)
 
     def routes(self) -> list[Route]:
-        """Every address under `/api`."""
-        away = self.elsewhere
-        posted: dict[str, Asked] = {
-            "estimate": self.estimate, "explain": away.explain, "changes": away.changes, "what_if": away.what_if,
-            "export": away.export, "plan": away.plan, "drop": away.drop, "why": away.drop, "snapshot": away.snapshot,
-        }  # fmt: skip
-        read: dict[str, Asked] = {"catalogue": self.catalogue, "validation": away.validation}
+        """A route for every address under `/api`."""
+        answers = {"catalogue": self.catalogue, "estimate": self.estimate, **self.background.handlers()}
         return [
-            Route(f"/api/{name}", _handler(answer), methods=[method])
-            for method, answers_of in (("POST", posted), ("GET", read))
-            for name, answer in answers_of.items()
+            Route(f"/api/{name}", _endpoint(answer), methods=["GET" if name in READ_ONLY else "POST"])
+            for name, answer in answers.items()
         ]
 
     async def catalogue(self, request: Request) -> Any:
-        """All there is to choose from."""
+        """All that the page offers to choose from."""
         return catalogue()
 
     async def estimate(self, request: Request) -> Any:
         """The estimate and its figures."""
-        return answers.estimate(decoded(await request.body(), answers.Question), self.uploads)
+        return handlers.estimate(decode(await request.body(), handlers.Question), self.uploads)
 
     async def warm(self) -> None:
-        """Reads what the first questions need, while the browser starts."""
+        """Load what the first questions need, while the browser starts."""
         catalogue()
-        answers.estimate(answers.Question(flags=PRESETS[0]["flags"]), self.uploads)
-        await self.elsewhere.warm()
+        handlers.estimate(handlers.Question(flags=PRESETS[0]["flags"]), self.uploads)
+        await self.background.warm()
 
     async def close(self) -> None:
-        """Ends the processes, and removes what was kept."""
-        await self.elsewhere.close()
+        """End the processes, and delete the uploads."""
+        await self.background.close()
         self.uploads.close()
 
 
-def _handler(answer: Asked) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(answer: Handler) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
-        return await answered(answer(request))
+        return await respond(answer(request))
 
     return handle
 
 
-async def answered(work: Awaitable[Any]) -> Response:
-    """An answer as JSON; or whatever went wrong, in one line."""
+async def respond(work: Awaitable[Any]) -> Response:
+    """Await an answer and encode it as JSON; an exception becomes an error answer of one line."""
     try:
         return Response(msgspec.json.encode(await work), media_type="application/json")
     except Exception as error:
         if os.environ.get("LOADGAUGE_DEBUG"):
             traceback.print_exc()
-        status, body = failure(error)
+        status, body = error_answer(error)
         return JSONResponse(body, status_code=status)
 
 
-async def nowhere(request: Request, error: Exception) -> Response:
-    """An address that there is not."""
-    status, body = failure(error)
+async def not_found(request: Request, error: Exception) -> Response:
+    """The answer for an unknown address or method."""
+    status, body = error_answer(error)
     return JSONResponse(body, status_code=status)
 
 
 def application(token: str, port: int) -> Guard:
-    """The application behind its guard. token: what every question must have; port: where it is served."""
-    server, pages = Server(), Pages(token, port)
+    """The application behind its guard. token: what every request must carry; port: where it is served."""
+    api, pages = Api(), Pages(token, port)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
-        warming = asyncio.create_task(server.warm())
+        warming = asyncio.create_task(api.warm())
         yield
         warming.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await warming
-        await server.close()
+        await api.close()
 
     app = Starlette(
-        routes=[*server.routes(), *pages.routes()],
-        exception_handlers={404: nowhere, 405: nowhere},
+        routes=[*api.routes(), *pages.routes()],
+        exception_handlers={404: not_found, 405: not_found},
         lifespan=lifespan,
     )
     return Guard(app, token, port)
+
+
+def server(token: str, port: int) -> uvicorn.Server:
+    """A server for a socket that listens at this port of the loopback address."""
+    config = uvicorn.Config(
+        application(token, port), log_level="warning", log_config=None, access_log=False, server_header=False,
+        date_header=False, lifespan="on", timeout_keep_alive=30, timeout_graceful_shutdown=2, http=Connection, ws="none",
+        loop="asyncio", backlog=AT_ONCE,
+    )  # fmt: skip
+    return Server(config)
+
+
+def run(listening: socket.socket, token: str, port: int, url: str | None) -> None:
+    """Serve on a listening socket until Ctrl-C; `url`, if given, is opened in a browser."""
+    log_briefly()
+    if url is not None:
+        threading.Timer(0.3, webbrowser.open, [url]).start()
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
+        server(token, port).run(sockets=[listening])

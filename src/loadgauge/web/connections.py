@@ -1,8 +1,8 @@
-"""What a connection may cost: how many there may be, how long a request may take to arrive, and what is logged of it.
+"""Limits of connections: how many there may be, how long a request may take to arrive, and what is logged.
 
 uvicorn waits forever for the rest of a request's head, and asyncio prints a traceback for each connection that the system
 refuses. Here a head has ten seconds, the number of connections has a limit below that of open files, and where it is reached
-the oldest connection that has not asked anything makes room: whoever asks is served.
+the oldest connection that has not asked anything is closed: requests are always served.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
-"""For the head of a request, from the connection's beginning or the head's first byte on."""
+"""Deadline for the head of a request, from the start of the connection or the first byte of the head [s]."""
 BODY_SECONDS = 30.0
-"""Between two pieces of a body."""
+"""Longest pause between two pieces of a body [s]."""
 MOST = 512
-"""Connections; fewer where the system allows fewer than twice as many open files."""
+"""Connections at most; fewer if the system allows fewer than twice as many open files."""
 AT_ONCE = 64
 """Connections accepted before the loop does anything else. asyncio takes its backlog for this number."""
 QUEUE = 512
 """Connections that wait in the kernel to be accepted."""
 LINES, SPAN = 20, 10.0
-"""Lines that may be logged in so many seconds."""
+"""At most this many lines are logged in this many seconds."""
 
 
 @functools.cache
 def most_connections() -> int:
-    """How many connections there may be: half of the files that this process may open are left for the rest."""
+    """Return the limit of connections: half of the files that this process may open, and at most `MOST`."""
     try:
         import resource
     except ImportError:  # Windows
@@ -47,25 +47,25 @@ def most_connections() -> int:
 
 
 class Connection(H11Protocol):
-    """One connection, with a deadline for what it has begun to say."""
+    """One connection, with a deadline for every request that has begun."""
 
     deadline: asyncio.TimerHandle | None = None
     since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A connection begins; where there are too many, one that asks nothing ends."""
+        """Start the deadline; if there are too many connections, close the oldest idle one."""
         super().connection_made(transport)
         self.since = self.loop.time()
         self._arm(HEAD_SECONDS)
         there = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
         if len(there) > most_connections():
             quiet = [one for one in there if one.is_quiet and one is not self]
-            # Whoever has asked before is a browser that keeps its connection: it goes last.
+            # A connection that has asked before belongs to a browser that keeps it: close it last.
             oldest = min(quiet, key=lambda one: (one.cycle is not None, one.since), default=self)
             oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """More of a request."""
+        """Feed received bytes to the parser and set the deadline for what is still missing."""
         super().data_received(data)
         if self.transport.is_closing():
             self._disarm()
@@ -77,13 +77,13 @@ class Connection(H11Protocol):
             self._arm(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A connection is over."""
+        """Cancel the deadline of a closed connection."""
         self._disarm()
         super().connection_lost(exc)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it waits for the head of a request."""
+        """Whether the connection is idle: it waits for the head of a request."""
         return self.conn.their_state is h11.IDLE and (self.cycle is None or self.cycle.response_complete)
 
     def _arm(self, seconds: float) -> None:
@@ -104,17 +104,17 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with as many connections waiting in the kernel as there may be at once."""
+    """uvicorn's server with a longer queue of connections that wait to be accepted."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to serve."""
+        """Start serving, with `QUEUE` as the backlog of each socket."""
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(QUEUE)
 
 
 class OneLine(logging.Handler):
-    """Logs a line for each record, not too many, from a thread of its own: whoever reads stderr cannot stop the server."""
+    """Log one line per record, rate-limited, from a separate thread: a blocked stderr cannot stop the server."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -124,7 +124,7 @@ class OneLine(logging.Handler):
         self.thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hands a record over, or drops it where there are too many."""
+        """Queue a record for the writing thread, or drop it if there are too many."""
         now = time.monotonic()
         if now - self.begun >= SPAN:
             self.begun, self.count = now, 0
@@ -149,7 +149,7 @@ class OneLine(logging.Handler):
 
 
 def log_briefly() -> None:
-    """Has uvicorn's and asyncio's warnings logged by `OneLine`."""
+    """Send the warnings of uvicorn and asyncio to `OneLine`."""
     handler = OneLine()
     for name in ("uvicorn", "asyncio"):
         logger = logging.getLogger(name)

@@ -1,4 +1,4 @@
-"""What was dropped on the page: told apart by what is in it, read as data, in a process of its own."""
+"""Files dropped on the page: recognised by their content and read as data, in a separate process."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from loadgauge.web.uploads import own_name, plain_name
 CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config")
 """Keys of which a Hugging Face `config.json` has at least one."""
 LARGEST_DOCUMENT = 200_000_000
-"""Of a trace or a measurement [bytes]; that of 32 layers has some MB."""
+"""Largest trace or measurement [bytes]; a trace of 32 layers has a few MB."""
 PICKLE = b"\x80"
-"""How a pickle begins."""
+"""First byte of a pickle."""
 
 
 def text(name: str, text: str = "", content: str = "", others: dict[str, str] | None = None) -> dict[str, Any]:
-    """What a file says: flags, or why memory ran out. `content`: in base64, in place of the text.
+    """Read a dropped file: flags, or why memory ran out. Raises `ConfigError`. content: base64, instead of `text`.
 
-    others: texts of files handed in before, by name; a job file may name one of them
+    others: texts of files dropped earlier, by name, because a job file may name one of them
 
     kind: config, job, deepspeed, oom, trace, measurement, lengths or snapshot; dots: what goes back with the page's next
     questions, to be drawn; model: the config that is to be kept, where there is one
@@ -72,7 +72,7 @@ def text(name: str, text: str = "", content: str = "", others: dict[str, str] | 
 
 
 def snapshot(path: str, device: int = 0) -> dict[str, Any]:
-    """What a snapshot of PyTorch's allocator says; a pickle, read by a reader that knows no class and no function."""
+    """Diagnose a snapshot of PyTorch's allocator. The pickle is read without classes or functions, so none of it runs."""
     from loadgauge.oom.diagnose import of_file
 
     with Path(path).open("rb") as file:
@@ -198,7 +198,7 @@ def _lengths(text: str, name: str) -> dict[str, Any]:
 
 
 def _job(text: str, name: str, others: dict[str, str]) -> dict[str, Any]:
-    """A job file of another tool. What it names on the disk is not looked for: it must have been handed in."""
+    """Read a job file of another tool. Files that it names are not read from disk: they must have been dropped too."""
     if len(text.encode("utf-8", "replace")) > LARGEST_FILE:
         raise ConfigError(f"is larger than {LARGEST_FILE // 1000} kB; a job file has some kB", file=name)
     jobs, missing = [read(text, file=name, alone=True)], []
@@ -248,7 +248,7 @@ def _named(text: str, name: str) -> list[str]:
 
 
 def _model(file: JobFile) -> tuple[ModelSpec | None, str, str]:
-    """The model that a job file has the sizes of, or whose name is in the catalogue; and a remark."""
+    """The model whose sizes a job file states or whose name is in the catalogue, its name, and a remark."""
     if file.extra.config is not None:
         return from_dict(file.extra.config, file.file, own_name(file.file)), "", ""
     name = file.job.model

@@ -1,4 +1,4 @@
-"""What is answered when something cannot be: one clear line, its kind, and the exit code that a command would have."""
+"""Errors as answers: one clear line, the kind of error, and the exit code that the command would have."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LONGEST = 2000
 
 
 class Replaced(Exception):
-    """The question was taken back by a newer one of the same page."""
+    """A newer question of the same page replaced this one."""
 
 
 class Failed(Exception):
-    """What a worker could not answer: status and body of the answer."""
+    """A worker process answered with an error: HTTP status and body."""
 
     def __init__(self, status: int, body: dict[str, Any]) -> None:
         self.status, self.body = status, body
@@ -24,18 +24,18 @@ class Failed(Exception):
 
 
 class Refused(Exception):
-    """Why a request is not answered."""
+    """A request that is refused: HTTP status and reason."""
 
     def __init__(self, status: int, text: str) -> None:
         self.status, self.text = status, text
         super().__init__(text)
 
 
-def failure(error: Exception) -> tuple[int, dict[str, Any]]:
-    """The status and the body of an answer.
+def error_answer(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Return the HTTP status and the JSON body for an exception of any kind.
 
     >>> from loadgauge.errors import LayoutError
-    >>> failure(LayoutError("5 over 4 leaves 1"))
+    >>> error_answer(LayoutError("5 over 4 leaves 1"))
     (422, {'error': '5 over 4 leaves 1', 'kind': 'LayoutError', 'code': 2})
     """
     from starlette.exceptions import HTTPException
@@ -43,29 +43,29 @@ def failure(error: Exception) -> tuple[int, dict[str, Any]]:
     if isinstance(error, Failed):
         return error.status, error.body
     if isinstance(error, Replaced):
-        return 409, said("a newer plan of this page has replaced it", "Replaced")
+        return 409, error_body("a newer plan of this page has replaced it", "Replaced")
     if isinstance(error, Refused):
-        return error.status, said(error.text, "Refused")
+        return error.status, error_body(error.text, "Refused")
     if isinstance(error, HTTPException):
         words = {404: "there is nothing at this address", 405: "this address does not know that method"}
-        return error.status_code, said(words.get(error.status_code, error.detail), "Refused")
+        return error.status_code, error_body(words.get(error.status_code, error.detail), "Refused")
     if isinstance(error, NothingFits):
-        return 422, said(str(error), "NothingFits", NO)
+        return 422, error_body(str(error), "NothingFits", NO)
     if isinstance(error, Error):
-        return 422, said(str(error), type(error).__name__)
+        return 422, error_body(str(error), type(error).__name__)
     if isinstance(error, click.ClickException):
         text = error.format_message()
-        return 422, said(text[:1].lower() + text[1:].rstrip("."), "UsageError")
+        return 422, error_body(text[:1].lower() + text[1:].rstrip("."), "UsageError")
     if isinstance(error, TimeoutError):
-        return 503, said("takes too long; try it on the command line", "TimeoutError")
+        return 503, error_body("takes too long; try it on the command line", "TimeoutError")
     if isinstance(error, RecursionError):
-        return 400, said("is nested too deeply", "ConfigError")
+        return 400, error_body("is nested too deeply", "ConfigError")
     kind = type(error).__name__
-    return 500, said(f"unexpected {kind}: {error}; this is a defect, please report it", kind)
+    return 500, error_body(f"unexpected {kind}: {error}; this is a defect, please report it", kind)
 
 
-def said(text: str, kind: str, code: int = CANNOT_TELL) -> dict[str, Any]:
-    """The body: one line, fit to be shown."""
+def error_body(text: str, kind: str, code: int = CANNOT_TELL) -> dict[str, Any]:
+    """The JSON body of an error: the text on one printable line, its kind, and the exit code."""
     line = " ".join(text.split())
     shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
     return {"error": shown[:LONGEST], "kind": kind, "code": code}

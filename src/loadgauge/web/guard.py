@@ -1,4 +1,4 @@
-"""What is asked of every request before anything else: the right Host, the right Origin, the token, a body of a sane size.
+"""Checks of every request before anything else: Host, Origin, token and size of the body.
 
 The server listens on the loopback address only, but every page that a browser has open can send requests there, and
 every name can be made to point there (DNS rebinding). The token keeps other pages and other users of the machine out.
@@ -24,16 +24,16 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON_LIMIT = 4 * 2**20
-"""Bytes of a JSON body."""
+"""Largest JSON body [bytes]."""
 FILE_LIMIT = 2**30
-"""Bytes of a snapshot, which goes to the disk piece by piece."""
+"""Largest snapshot [bytes]; it is written to disk piece by piece."""
 MOST_DRAINED = 2**28
-"""Bytes of a body that is not wanted, read so that the client sees why."""
+"""Bytes of a refused body that are still read, so that the client sees the answer."""
 DRAIN_SECONDS = 1.0
-"""Without another byte of it."""
+"""Longest wait for another byte of a refused body."""
 FILE_PATHS = ("/api/snapshot",)
 PAGE = ("/", "/index.html")
-"""What a link may lead to from elsewhere, such as a terminal in a browser: with the token, and never in a frame."""
+"""Addresses that a link from another page may open (a terminal in a browser): with the token, never in a frame."""
 NAMES = ("127.0.0.1", "localhost", "[::1]")
 HEADERS = {
     "content-security-policy": (
@@ -50,7 +50,7 @@ HEADERS = {
 
 
 class Guard:
-    """Lets through what the page itself asks; answers the rest with one line, and adds the security headers."""
+    """Pass on requests of the page itself, answer all others with one line, and add the security headers."""
 
     def __init__(self, app: App, token: str, port: int, extra_hosts: Iterable[str] = ()) -> None:
         self.app, self.token = app, token
@@ -58,7 +58,7 @@ class Guard:
         self.cookie = f"loadgauge-{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Check one request and pass it on, or refuse it."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -74,7 +74,7 @@ class Guard:
             await refuse(error, send)
 
     def check(self, scope: Scope, headers: dict[str, str]) -> int:
-        """Raises `Refused`, or returns how large the body may be."""
+        """Return the limit of the body [bytes]. Raises `Refused`."""
         path, method = scope["path"], scope["method"]
         if headers.get("host", "").lower() not in self.hosts:
             text = "this host is not served here; open the address that `loadgauge serve` printed"
@@ -100,11 +100,11 @@ class Guard:
         return limit
 
     def is_token(self, text: str) -> bool:
-        """Whether it is the token, in a time that does not tell how much of it."""
+        """Whether the text is the token, compared in constant time."""
         return compare_digest(text.encode("utf-8", "replace"), self.token.encode())
 
     def in_address(self, scope: Scope) -> bool:
-        """Whether the address has the token."""
+        """Whether the query string carries the token."""
         query = scope.get("query_string", b"").decode("latin-1")
         try:
             found = parse_qs(query, max_num_fields=20).get("token", [""])
@@ -113,7 +113,7 @@ class Guard:
         return self.is_token(found[0])
 
     def in_cookie(self, headers: dict[str, str]) -> bool:
-        """Whether the browser has been here before."""
+        """Whether the cookie carries the token."""
         try:
             jar = SimpleCookie(headers.get("cookie", ""))
         except CookieError:
@@ -121,7 +121,7 @@ class Guard:
         return self.cookie in jar and self.is_token(jar[self.cookie].value)
 
     def hardened(self, scope: Scope, send: Send) -> Send:
-        """Adds the security headers; nothing that the token opens may be kept by a cache."""
+        """Wrap `send` to add the security headers, and `no-store` where no cache policy is set."""
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -136,15 +136,15 @@ class Guard:
 
 
 def too_large(limit: int) -> str:
-    """What is said of a body that is too large."""
+    """The error text for a body over the limit [bytes]."""
     return f"is larger than {limit // 2**20} MiB"
 
 
 class Body:
-    """The body of a request: its bytes are counted as they come, as no header has to say how many there are.
+    """The body of a request. Its bytes are counted as they arrive, because no header has to state their number.
 
-    Where an answer is made before all of it has come, the rest is read and thrown away: a connection that is closed on
-    bytes unread is reset, and the client would never see the answer.
+    If the answer is ready before the whole body has arrived, the rest is read and discarded: a connection that is closed
+    with unread bytes is reset, and the client would never see the answer.
     """
 
     def __init__(self, receive: Receive, headers: dict[str, str]) -> None:
@@ -152,7 +152,7 @@ class Body:
         self.complete = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
 
     async def receive(self) -> Message:
-        """The next piece. Raises `Refused` where it is one too many."""
+        """Receive the next piece. Raises `Refused` (413) above the limit."""
         message = await self.next()
         self.count(message)
         if self.seen > self.limit:
@@ -160,12 +160,12 @@ class Body:
         return message
 
     def count(self, message: Message) -> None:
-        """Takes down what has come."""
+        """Record the size of a piece, and whether it is the last."""
         self.seen += len(message.get("body", b""))
         self.complete = self.complete or not message.get("more_body", False)
 
     def awaited(self, send: Send) -> Send:
-        """Sends an answer, and ends it when the client has had its say."""
+        """Wrap `send` so that an answer ends only after the rest of the body has been read."""
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start" and not self.complete:
@@ -179,7 +179,7 @@ class Body:
         return sending
 
     async def drain(self) -> None:
-        """Reads what still comes, as long as it comes without a pause and is not endless."""
+        """Read and discard the rest of the body, up to `MOST_DRAINED` bytes and without long pauses."""
         with contextlib.suppress(TimeoutError):
             while not self.complete and self.seen <= MOST_DRAINED:
                 async with asyncio.timeout(DRAIN_SECONDS):
@@ -187,7 +187,7 @@ class Body:
 
 
 async def refuse(error: Refused, send: Send) -> None:
-    """The answer to a request that is refused."""
+    """Send the answer for a refused request."""
     body = json.dumps({"error": error.text, "kind": "Refused", "code": 2}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})

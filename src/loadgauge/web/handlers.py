@@ -1,4 +1,4 @@
-"""The answers of the page's questions, as plain values; what cannot be answered raises an `Error` of one line."""
+"""Answers to the page's questions as plain values; each raises an `Error` of one line where there is no answer."""
 
 from __future__ import annotations
 
@@ -11,22 +11,28 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.figures import PANELS
 from loadgauge.figures.network import what_if as adapter
 from loadgauge.figures.trace_points import Found, dots
+from loadgauge.formats.dialects import FILES, dialect
 from loadgauge.report.document import estimate_document
+from loadgauge.resolve.export import FLAGS
+from loadgauge.resolve.export import export as as_job_file
 from loadgauge.resolve.setup import Setup
 from loadgauge.web.changes import changes as changed
 from loadgauge.web.explain import explained
-from loadgauge.web.flags import State, command_line, job_of
+from loadgauge.web.flags import State, command_line, job_of, named
 from loadgauge.web.uploads import Uploads, plain_name
 
 RANGED = (
     "step", "mfu", "hfu", "tokens_per_second_per_gpu", "model_tflops_per_gpu", "days", "gpu_hours", "cost", "energy_kwh",
     "gpus_needed",
 )  # fmt: skip
-"""What depends on the time of a step, and has a range because that has one."""
+"""Figures that depend on the step time, and have a range because it has one."""
+ENDINGS = {"json": "json", "yaml": "yaml", "toml": "toml", "argv": "sh"}
+NAMES = {"deepspeed": "ds_config"}
+"""File names from the documentation of a tool, where they differ from its name."""
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every question has: the flags. want: the figures to be drawn; None: all of them. dots: what was dropped."""
+    """A question about the flags. want: the figures to draw (None: all); dots: traces and measurements that were dropped."""
 
     flags: State
     want: list[str] | None = None
@@ -41,21 +47,21 @@ class OfBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Export(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which tool's words are wanted."""
+    """A job file of another tool: the name of its dialect, or `flags`."""
 
     flags: State
     dialect: str
 
 
 class WhatIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Another network adapter [byte/s]."""
+    """The same run with another network adapter. nic: bandwidth [byte/s]."""
 
     flags: State
     nic: float
 
 
 def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
-    """The document that `loadgauge estimate --json` prints, the command line that prints it, and the figures."""
+    """Estimate the run: the document of `loadgauge estimate --json`, the command line that prints it, and the figures."""
     given = job_of(question.flags, uploads)
     result = given.estimate()
     wanted = list(PANELS) if question.want is None else question.want
@@ -76,7 +82,7 @@ def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
 
 
 def ranges(given: Setup, result: Estimate) -> dict[str, list[float]]:
-    """The lowest and the highest of what depends on the time of a step, each worked out as the value between them is."""
+    """The lowest and highest value of each figure in `RANGED`, computed from the fastest and the slowest step."""
     if result.time is None:
         return {}
     ends: list[dict[str, Any]] = []
@@ -91,20 +97,38 @@ def ranges(given: Setup, result: Estimate) -> dict[str, list[float]]:
 
 
 def explain(question: OfBlock, uploads: Uploads) -> dict[str, Any]:
-    """What there is to say of one block."""
+    """Explain one block of the treemap: rule, formulas, tensors and sources. Raises `ConfigError` for an unknown block."""
     return explained(job_of(question.flags, uploads).estimate(), question.id)
 
 
 def changes(question: Question, uploads: Uploads) -> dict[str, Any]:
-    """What to change next, each row estimated."""
+    """List single changes of the flags, each estimated, the most helpful first."""
     return {"rows": changed(job_of(question.flags, uploads))}
 
 
 def what_if(question: WhatIf, uploads: Uploads) -> dict[str, Any]:
-    """The network's rows and the step with another adapter."""
+    """Estimate the network rows and the step time with another adapter. Raises `ConfigError` without a network."""
     if not 0 < question.nic < float("inf"):
         raise ConfigError("must be a bandwidth above 0 [byte/s]", key="nic")
     found = adapter(job_of(question.flags, uploads), question.nic)
     if found is None:
         raise ConfigError("there is no network to change: a --gpu is needed, and no --measured", key="nic")
     return found
+
+
+def export(question: Export, uploads: Uploads) -> dict[str, Any]:
+    """Write the run as a job file of another tool: file name, text, and what the tool's keys cannot express."""
+    given = job_of(question.flags, uploads)
+    if question.dialect == FLAGS:
+        return {
+            "filename": "loadgauge.sh",
+            "text": f"{command_line(given, given.estimate(), uploads)}\n",
+            "not_expressed": [],
+        }
+    if question.dialect not in FILES:
+        raise ConfigError(f"unknown {question.dialect[:40]!r} (known: {', '.join(FILES)})", key="dialect")
+    given = msgspec.structs.replace(given, job=named(given.job, uploads))
+    written = as_job_file(given, question.dialect)
+    ending = ENDINGS[dialect(question.dialect).syntaxes[0]]
+    name = NAMES.get(question.dialect, question.dialect)
+    return {"filename": f"{name}.{ending}", "text": written.text, "not_expressed": list(written.left_out)}

@@ -1,4 +1,4 @@
-"""The page and its files: those of the package's folder `static`, and nothing else."""
+"""The page and its files: those in the package's folder `static`, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ TYPES = {
     ".md": "text/plain; charset=utf-8",
     ".map": "application/json",
 }
-"""Files that are served, by their ending."""
+"""Content types of the files that are served, by suffix."""
 MARK = "__TOKEN__"
-"""Where `index.html` has the token put in."""
+"""Placeholder of the token in `index.html`."""
 BLANK = f'<!doctype html><title>loadgauge</title><meta name="loadgauge-token" content="{MARK}">'
-"""The page where its files are not there."""
+"""The page if its files are missing."""
 
 
 class Pages:
-    """Serves the files by a list of their names, so that no address can lead anywhere else."""
+    """Serve the files from a list of their names, so that no address can lead anywhere else."""
 
     def __init__(self, token: str, port: int, folder: Path = FOLDER) -> None:
         self.token, self.port, self.folder = token, port, folder
         self.files: dict[str, Path] = {}
 
     def routes(self) -> list[Route]:
-        """The page, and its files."""
+        """The routes of the page and of its files."""
         return [
             Route("/", self.index, methods=["GET"]),
             Route("/index.html", self.index, methods=["GET"]),
@@ -49,7 +49,7 @@ class Pages:
         ]
 
     async def index(self, request: Request) -> Response:
-        """The page with the token in a meta element, and in a cookie, for when it is loaded again without its address."""
+        """Serve the page with the token in a meta element, and in a cookie for reloads without the token in the address."""
         place = self.folder / "index.html"
         text = place.read_text(encoding="utf-8") if place.is_file() else BLANK
         answer = Response(text.replace(MARK, html.escape(self.token)), media_type="text/html; charset=utf-8")
@@ -57,7 +57,7 @@ class Pages:
         return answer
 
     async def file(self, request: Request) -> Response:
-        """A file of the page; what has not changed is not sent again."""
+        """Serve a file of the page; 304 if it has not changed. Raises `HTTPException` (404)."""
         name = request.path_params["name"].removeprefix("static/")
         if name not in self.files:
             self.files = listed(self.folder)
@@ -73,7 +73,7 @@ class Pages:
 
 
 def listed(folder: Path) -> dict[str, Path]:
-    """The files of a folder that may be served, by their names from there."""
+    """Return the files of a folder that may be served, by path relative to it. Links are left out."""
     return {
         place.relative_to(folder).as_posix(): place
         for place in sorted(folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""What `loadgauge trace --json` and `loadgauge measure --json` printed, read as dots for the memory of a step."""
+"""Output of `loadgauge trace --json` and `loadgauge measure --json`, read as dots for the memory timeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadgauge.figures.trace_points import BACKWARD, BOTH, FORWARD, STEP, Bytes,
 from loadgauge.web.uploads import plain_name
 
 MOST_TEXT = 2000
-"""Characters of a line in which a trace says its settings."""
+"""Longest line with the settings of a trace [characters]."""
 
 
 class _Peak(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class _Measured(msgspec.Struct, frozen=True):
 
 
 def traced(text: str, name: str) -> dict[str, Any]:
-    """The dots of a trace, as the page keeps them. Raises ConfigError for what is no trace."""
+    """Read the dots of a trace as plain values [bytes]. Raises `ConfigError` if the text is not a trace."""
     found = _read(text, _Traced, name, "trace")
     sizes = found.assumed.get("settings")
     return _plain(
@@ -48,7 +48,7 @@ def traced(text: str, name: str) -> dict[str, Any]:
 
 
 def measured(text: str, name: str) -> dict[str, Any]:
-    """The dots of a measurement. Raises ConfigError for what is none.
+    """Read the dots of a measurement as plain values [bytes]. Raises `ConfigError` if the text is not a measurement.
 
     >>> text = '{"target": "gpt2", "backward_peak": 9, "step_peak": 8, "states": {"weights": 2}}'
     >>> measured(text, "m.json")["phases"]
@@ -74,7 +74,7 @@ def _read(text: str, kind: type[Any], name: str, what: str) -> Any:
 
 
 def _plain(found: Found, name: str) -> dict[str, Any]:
-    """As plain values, checked as they will be when the page hands them in again."""
+    """Convert to plain values, with the checks that apply when the page sends them back."""
     try:
         return msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(found), Found))  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:
@@ -92,7 +92,7 @@ def _world(rank: str | None) -> int | None:
 
 
 def _sizes(text: str, name: str) -> Sizes:
-    """The settings of a trace in the words of an estimate."""
+    """The settings of a trace in the terms of an estimate."""
     from loadgauge.trace.torch_run import OPTIMIZERS, TorchRun, of_flags
 
     try:

@@ -1,4 +1,4 @@
-"""What the user has handed in: configs of models by the digest of their text, in memory, and files for a command to read."""
+"""Uploads: configs of models, kept in memory by the digest of their text, and files of lengths, kept on disk."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from loadgauge.spec.model import ModelSpec
 
 PREFIX = "upload:"
 MOST = 64
-"""Uploads that are kept; the oldest goes first."""
+"""Uploads of each kind that are kept; the oldest is dropped first."""
 DIGITS = 16
-"""Of the digest, in an id."""
+"""Hexadecimal digits of the digest in an id."""
 
 
 class Uploads:
-    """Texts by their id. The id of a text is always the same, so that a page can hand it in again after a restart."""
+    """Uploaded texts by id. A text always has the same id, so that a page can upload it again after a restart."""
 
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="loadgauge-")
@@ -29,16 +29,16 @@ class Uploads:
         self.files: OrderedDict[str, tuple[str, Path]] = OrderedDict()
 
     def close(self) -> None:
-        """Removes whatever was kept on the disk."""
+        """Delete the files on disk."""
         self.folder.cleanup()
 
     @staticmethod
     def key(text: str) -> str:
-        """The id of a text."""
+        """Return the id of a text: a prefix and digits of its SHA-256 digest."""
         return PREFIX + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
 
     def add_model(self, text: str, name: str) -> str:
-        """Keeps a Hugging Face config; what is none raises `ConfigError`."""
+        """Keep a Hugging Face config and return its id. Raises `ConfigError` for any other text."""
         spec = from_dict(decode(text.encode("utf-8", "surrogatepass"), name), name, own_name(name))
         key = self.key(text)
         self.models[key] = spec, name, text
@@ -48,12 +48,12 @@ class Uploads:
         return key
 
     def add_file(self, text: str, name: str, original: str) -> str:
-        """Keeps a text as a file, under a name of our own. original: the text that it is known by."""
+        """Keep a text as a file and return its id. original: the text from which the id is made."""
         self.put_file(key := self.key(original), text, name)
         return key
 
     def put_file(self, key: str, text: str, name: str) -> None:
-        """Keeps it under an id that is known already."""
+        """Keep a text as a file under a given id."""
         path = Path(self.folder.name) / key.removeprefix(PREFIX)
         path.write_text(text, encoding="utf-8")
         self.files[key] = name, path
@@ -61,19 +61,19 @@ class Uploads:
             self.files.popitem(last=False)[1][1].unlink(missing_ok=True)
 
     def model(self, key: str) -> ModelSpec:
-        """The model of an id."""
+        """Return the uploaded model of an id. Raises `ConfigError` if it is no longer kept."""
         if key not in self.models:
             raise ConfigError("this file is not here any more: hand it in again", key="model")
         return self.models[key][0]
 
     def path(self, key: str, flag: str) -> str:
-        """Where the file of an id is kept; anything else, a path of the user's for one, is refused."""
+        """Return the path of an uploaded file. Raises `ConfigError` for anything but an id, such as a path of the user's."""
         if key not in self.files:
             raise ConfigError("only a file that was handed in can be read: drop it on the page", key=flag)
         return str(self.files[key][1])
 
     def config(self, key: str) -> Path:
-        """The text of an uploaded model as a file."""
+        """Write the config of an uploaded model to disk and return its path."""
         self.model(key)
         folder = Path(self.folder.name) / "models" / key.removeprefix(PREFIX)
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class Uploads:
         return place
 
     def of(self, flags: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
-        """What the flags refer to, for another process: text, name and kind, by id."""
+        """Return the uploads that the flags refer to, for another process: text, name and kind (model or file) by id."""
         found = {}
         for key in map(str, flags.values()):
             if key in self.models:
@@ -92,16 +92,16 @@ class Uploads:
         return found
 
     def name(self, key: str) -> str:
-        """The name that a model's file had."""
+        """Return the original file name of an uploaded model, or the key itself."""
         return self.models[key][1] if key in self.models else key
 
     def name_of_path(self, path: str) -> str:
-        """The name that a file had."""
+        """Return the original name of an uploaded file, by the path where it is kept."""
         return next((name for name, place in self.files.values() if str(place) == path), os.path.basename(path))
 
 
 def own_name(file: str) -> str:
-    """What to call the model of a file; empty where only its type says what it is.
+    """Name the model of a config file after the file; empty for `config.json`.
 
     >>> own_name("my-model.json"), own_name("config.json")
     ('my-model', '')
@@ -111,7 +111,7 @@ def own_name(file: str) -> str:
 
 
 def plain_name(text: str) -> str:
-    """The name of a file without its folders, fit to be printed.
+    """Return the name of a file without folders and unprintable characters.
 
     >>> plain_name("../../etc/my config.json"), plain_name("")
     ('my config.json', 'file')
@@ -122,7 +122,7 @@ def plain_name(text: str) -> str:
 
 
 def handed_in(texts: dict[str, list[str]]) -> Uploads:
-    """The uploads of the server in another process; as `Uploads.of` gives them."""
+    """Rebuild `Uploads` in another process from what `Uploads.of` returned."""
     kept = Uploads()
     for key, (text, name, kind) in texts.items():
         if kind == "model":

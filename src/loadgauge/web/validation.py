@@ -1,4 +1,4 @@
-"""Predicted against published runs, some rows at a time: all of them take about a minute."""
+"""Predictions compared with published runs, some rows at a time: all of them take about a minute."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from loadgauge.validate.summary import summary
 from loadgauge.validate.validate import Record, validate
 
 FIRST, SECONDS = 0.3, 1.0
-"""Of work for the first answer, and for each other one."""
+"""Seconds of work for the first answer, and for each later one."""
 STRIDE = 617
-"""Rows are taken in steps of this, so that the first ones are of every source."""
+"""Step through the rows, so that the first ones cover every source."""
 
 
 class Done:
-    """The records so far, and how many runs they are of."""
+    """The records so far, and the number of runs they cover."""
 
     records: tuple[Record, ...] = ()
     runs = 0
@@ -25,14 +25,14 @@ class Done:
 
 @cache
 def order() -> tuple[Run, ...]:
-    """The published runs, well mixed."""
+    """Return the published runs, mixed over the sources."""
     runs = published().runs
     stride = STRIDE if len(runs) % STRIDE else STRIDE + 2
     return tuple(runs[place * stride % len(runs)] for place in range(len(runs)))
 
 
 def some(since: int = 0) -> dict[str, Any]:
-    """The records from the one numbered `since` on, after some more seconds of work."""
+    """Validate more runs for about a second; return the records from number `since` on, the progress and the summary."""
     runs = order()
     end = time.perf_counter() + (SECONDS if Done.runs else FIRST)
     while Done.runs < len(runs) and time.perf_counter() < end:

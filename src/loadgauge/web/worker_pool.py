@@ -1,7 +1,7 @@
-"""The server's side of `worker`: asks, waits no longer than it should, and ends what is not wanted any more.
+"""The server's side of `worker_process`: asks, waits within a limit, and ends processes that are no longer needed.
 
-A process that the system or a person ends (kill -9) costs no question: it is asked once more, of a new process. One that
-crashes, or that ends so twice, is the question's own doing.
+If the system or a person ends a process (kill -9), the question is asked once more, of a new process. If it crashes, or is
+ended twice, the question is considered the cause.
 """
 
 from __future__ import annotations
@@ -17,53 +17,49 @@ from typing import Any
 import msgspec
 
 from loadgauge.web.errors import Failed, Refused, Replaced
-from loadgauge.web.worker_process import HEAD, READY, Asked
+from loadgauge.web.protocol import HEAD, READY, Answered, Asked, framed
 
 WAITING = 256
 """Questions that may wait for one worker; more are refused."""
 STARTS = 5
-"""Processes begun for a question before it is handed to one."""
+"""Processes started for a question before the attempt is given up."""
 FROM_OUTSIDE = tuple(
     getattr(signal, name) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
 )
-"""Signals that no crash sends."""
+"""Signals that come from outside, and not from a crash."""
 
 
 class Ended(Exception):
-    """The process ended before it answered. signal: what ended it from outside, or 0 where it crashed."""
+    """The process ended before it answered. signal: the signal that ended it, or 0."""
 
     def __init__(self, signal: int) -> None:
         self.signal = signal
         super().__init__(signal)
 
 
-class Told(msgspec.Struct, frozen=True):
-    """What a worker says: an answer as it stands, or what went wrong."""
-
-    answer: msgspec.Raw = msgspec.Raw()
-    status: int = 0
-    body: dict[str, Any] = {}
-
-
 class Worker:
-    """One process, one question at a time. A question of a page takes back the one that this page asked before."""
+    """One process, one question at a time. A new question of a page replaces the previous one of that page."""
 
     def __init__(self, seconds: float, room: int = 0) -> None:
         self.seconds, self.room = seconds, room
         self.process: asyncio.subprocess.Process | None = None
         self.handle = -1
-        """Of the process, to end it by; a signal by its number might end another one, which has that number by then."""
+        """The pidfd of the process: a signal by number might end another process that has the number by then."""
         self.ended: set[asyncio.subprocess.Process] = set()
-        """Processes that were ended, as long as the system has not said so."""
+        """Processes that were ended, until the system confirms it."""
         self.handed = False
-        """Whether the process has been handed a question that it has not answered."""
+        """Whether the process is working on a question."""
         self.lock = asyncio.Lock()
         self.waiting = 0
         self.newest: dict[str, object] = {}
         self.asking: tuple[str, object] | None = None
 
     async def ask(self, task: str, page: str = "", /, **given: Any) -> msgspec.Raw:
-        """The answer, as JSON. page: who asks, where a newer question of theirs replaces this one."""
+        """Ask the process and return its answer as raw JSON.
+
+        page: the page that asks, if its newer questions replace this one. Raises `Replaced`, `Failed` (an error answer),
+        `Refused` (too many questions, or the process ended) and `TimeoutError`.
+        """
         mine = object()
         if page:
             self.newest[page] = mine
@@ -104,21 +100,21 @@ class Worker:
         finally:
             self.asking = None
             if not done:
-                # Half an answer must not be taken for that of the next question.
+                # Half an answer must not be read as the answer to the next question.
                 self.end()
         self._still(page, mine)  # It may have been answered just before it was taken back.
-        told = msgspec.json.decode(body, type=Told)
-        if told.status:
-            raise Failed(told.status, told.body)
-        return told.answer
+        answered = msgspec.json.decode(body, type=Answered)
+        if answered.status:
+            raise Failed(answered.status, answered.body)
+        return answered.answer
 
     async def _exchange(self, question: bytes) -> bytes:
-        """One question, one answer. Raises `Ended` where the process ends in between."""
+        """Write one question and read its answer. Raises `Ended` if the process ends in between."""
         process = await self._running()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(HEAD.pack(len(question)) + question)
+            process.stdin.write(framed(question))
             self.handed = True
             await process.stdin.drain()
             size = HEAD.unpack(await process.stdout.readexactly(HEAD.size))[0]
@@ -129,7 +125,7 @@ class Worker:
             self.handed = False
 
     async def _running(self) -> asyncio.subprocess.Process:
-        """The process; a new one where there is none, and again where that is ended before it can be asked anything."""
+        """The running process, or a new one; started again if it is ended before it is ready."""
         if self.process is not None and not _has_ended(self.process):
             return self.process
         for left in reversed(range(STARTS)):
@@ -160,7 +156,7 @@ class Worker:
         return self.process
 
     async def _end_of(self, process: asyncio.subprocess.Process) -> Ended:
-        """What ended a process whose pipe has ended."""
+        """Wait for a process whose pipe is closed, and return why it ended."""
         ours = self.process is not process  # `end` was called, for a newer question or as the server closes.
         if not ours:
             self.end()
@@ -168,7 +164,7 @@ class Worker:
         return Ended(0 if ours else max(0, -code))
 
     def end(self) -> None:
-        """Ends the process, whatever it does."""
+        """Kill the process."""
         process, self.process = self.process, None
         handle, self.handle = self.handle, -1
         self.ended = {one for one in self.ended if one.returncode is None}
@@ -184,30 +180,30 @@ class Worker:
                 process.kill()
 
     async def close(self) -> None:
-        """Ends the process and waits for its end, and for that of those before it."""
+        """Kill the process, and wait until it and all earlier ones have ended."""
         self.end()
         for process in tuple(self.ended):
             await process.wait()
 
 
 class Pool:
-    """Several workers for the same questions: one that takes long holds up no other."""
+    """Several workers for the same questions: a slow question does not block the others."""
 
     def __init__(self, count: int, seconds: float, room: int = 0) -> None:
         self.workers = [Worker(seconds, room) for _ in range(count)]
 
     async def ask(self, task: str, page: str = "", /, **given: Any) -> msgspec.Raw:
-        """The answer of the worker for which the fewest wait."""
+        """Ask the worker with the shortest queue; see `Worker.ask`."""
         return await min(self.workers, key=lambda worker: worker.waiting).ask(task, page, **given)
 
     async def close(self) -> None:
-        """Ends all of them."""
+        """Kill all processes and wait for their end."""
         for worker in self.workers:
             await worker.close()
 
 
 def _has_ended(process: asyncio.subprocess.Process) -> bool:
-    """Whether a process is over, though nobody has been told yet. Its exit status stays for whoever waits for it."""
+    """Whether a process has ended, even if its exit status has not been collected yet; the status is left in place."""
     if process.returncode is not None or not hasattr(os, "waitid"):
         return process.returncode is not None
     try:

@@ -1,73 +1,52 @@
-"""A process of its own for what takes long or comes from elsewhere: it can be ended at any time, and the page goes on.
+"""A separate process for what takes long or comes from outside: it can be ended at any time, and the page goes on.
 
-It is started as `python -m loadgauge.web.worker_process`; questions come in and answers go out as JSON with its length in
-four bytes before it. What it is asked to read is data: nothing of it is run.
+It is started as `python -m loadgauge.web.worker_process`. Questions come in and answers go out as JSON, each after its
+length in four bytes. What it reads is data; nothing of it is executed.
 """
 
 from __future__ import annotations
 
 import os
-import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-from loadgauge.web.errors import failure
-
-TASKS = {
-    "plan": "loadgauge.web.planning:planned",
-    "validation": "loadgauge.web.validation:some",
-    "text": "loadgauge.web.drop:text",
-    "snapshot": "loadgauge.web.drop:snapshot",
-    **{name: f"loadgauge.web.second:{name}" for name in ("explain", "changes", "what_if", "export")},
-}
-"""What can be asked, and where it is answered."""
-HEAD = struct.Struct(">I")
-READY = HEAD.pack(0)
-"""What it says first: from here on, what ends it may be the question's doing."""
-LARGEST = 2**28
-"""Bytes of one message."""
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """A question: the task, what it is given, and how much address space it may take [bytes]; 0: any."""
-
-    task: str
-    given: dict[str, Any]
-    room: int = 0
-
-
-def read(stream: BinaryIO) -> bytes | None:
-    """The next message; None at the end."""
-    head = stream.read(HEAD.size)
-    if len(head) < HEAD.size:
-        return None
-    size = HEAD.unpack(head)[0]
-    body = stream.read(size)
-    return body if len(body) == size else None
+from loadgauge.callable_package import load
+from loadgauge.web.errors import error_answer
+from loadgauge.web.protocol import READY, TASKS, Asked, Task, framed, read_message
 
 
 def answer(asked: Asked) -> dict[str, Any]:
-    """What the task says, or why it says nothing."""
-    module, _, name = TASKS[asked.task].partition(":")
+    """Carry out a task: `{"answer": ...}`, or the status and body of an error."""
     try:
-        with within(asked.room):
-            task: Callable[..., Any] = getattr(import_module(module), name)
-            return {"answer": task(**asked.given)}
+        with address_space(asked.room):
+            return {"answer": _call(TASKS[asked.task], asked.given)}
     except MemoryError:
         return {"status": 422, "body": {"error": "is too large to be read here", "kind": "ConfigError", "code": 2}}
     except Exception as error:
-        status, body = failure(error)
+        status, body = error_answer(error)
         return {"status": status, "body": body}
 
 
+def _call(task: Task, given: dict[str, Any]) -> Any:
+    function = load(task.function)
+    if not task.question:
+        return function(**given)
+    from loadgauge.web.uploads import handed_in
+
+    uploads = handed_in(given["uploads"])
+    try:
+        return function(msgspec.convert(given["question"], load(task.question)), uploads)
+    finally:
+        uploads.close()
+
+
 @contextmanager
-def within(room: int) -> Iterator[None]:
-    """No more address space than that, where the system can see to it."""
+def address_space(room: int) -> Iterator[None]:
+    """Limit the address space of this process [bytes] while the block runs; 0, or Windows: no limit."""
     try:
         import resource
     except ImportError:  # not on Windows
@@ -84,15 +63,14 @@ def within(room: int) -> Iterator[None]:
 
 
 def main() -> None:
-    """Answers until nobody asks any more."""
+    """Answer questions from stdin on stdout until stdin is closed."""
     # Whatever a library prints must not come between the messages.
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     out.write(READY)
     out.flush()
-    while (body := read(sys.stdin.buffer)) is not None:
-        told = msgspec.json.encode(answer(msgspec.json.decode(body, type=Asked)))
-        out.write(HEAD.pack(len(told)) + told)
+    while (body := read_message(sys.stdin.buffer)) is not None:
+        out.write(framed(msgspec.json.encode(answer(msgspec.json.decode(body, type=Asked)))))
         out.flush()
 
 

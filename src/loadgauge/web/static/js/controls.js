@@ -12,9 +12,14 @@ let used = {};
 export const locks = () => (view.lock ?? "").split(",").filter(Boolean);
 const value = (flag) => flags[flag] ?? used[flag] ?? "";
 const said = (flag) => flag in flags;
+/** What the server offers for a flag: its choices, or the numbers within its bounds. Empty until the catalogue is here. */
+function offered(flag) {
+  const { choices = [], min, max } = catalogue.flags?.find((one) => one.name === flag) ?? {};
+  return choices.length || typeof max !== "number" ? choices : Array.from({ length: max - min + 1 }, (_, at) => String(min + at));
+}
 
-export function buildControls(place, drop, offered) {
-  catalogue = offered ?? catalogue;
+export function buildControls(place, drop, fetched) {
+  catalogue = fetched ?? catalogue;
   updates.length = 0;
   place.replaceChildren(drop, presets(), ...GROUPS_OF_FIELDS.map(([name, fields]) => group(name, fields)));
   refresh();
@@ -128,8 +133,7 @@ const KINDS = {
   },
   choice(field) {
     const select = h("select", { class: "field side", id: id(field.flag), onchange: () => set({ [field.flag]: select.value }, { push: true }) });
-    const known = catalogue.flags?.find?.((one) => one.name === field.flag)?.choices;
-    const choices = known?.length ? known : field.choices;
+    const choices = offered(field.flag);
     const none = h("option", { value: "" });
     select.append(none, ...choices.map((one) => h("option", { value: one }, term(one))));
     updates.push(() => {
@@ -141,7 +145,7 @@ const KINDS = {
     return row(field, select);
   },
   suggest(field) {
-    const list = h("datalist", { id: `list-${field.flag}` }, field.choices.map((one) => h("option", { value: one })));
+    const list = h("datalist", { id: `list-${field.flag}` }, offered(field.flag).map((one) => h("option", { value: one })));
     const element = KINDS.text(field);
     element.querySelector("input").setAttribute("list", list.id);
     element.append(list);
@@ -166,7 +170,8 @@ const KINDS = {
     return row(field, input);
   },
   segments(field) {
-    const buttons = field.choices.map((one) => h("button", { type: "button", role: "radio", onclick: () => set({ [field.flag]: one }, { push: true }) }, one));
+    const choices = offered(field.flag);
+    const buttons = choices.map((one) => h("button", { type: "button", role: "radio", onclick: () => set({ [field.flag]: one }, { push: true }) }, one));
     const box = h("span", { class: "segments", role: "radiogroup", "aria-labelledby": `label-${field.flag}`, onkeydown: (event) => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
       if (!step) return;
@@ -176,9 +181,9 @@ const KINDS = {
       buttons[at].click();
     } }, buttons);
     updates.push(() => buttons.forEach((button, at) => {
-      const on = value(field.flag) === field.choices[at];
+      const on = value(field.flag) === choices[at];
       button.setAttribute("aria-checked", String(on));
-      button.tabIndex = on || (at === 0 && !field.choices.includes(value(field.flag))) ? 0 : -1;
+      button.tabIndex = on || (at === 0 && !choices.includes(value(field.flag))) ? 0 : -1;
     }));
     return row(field, box);
   },

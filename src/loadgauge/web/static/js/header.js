@@ -4,11 +4,10 @@ import { LANGUAGES, language, t } from "./i18n.js";
 import { openHelp } from "./keyboard.js";
 import { pin } from "./pin.js";
 import { copyCommand, copyLink, exportTo } from "./share.js";
-import { look, view } from "./state.js";
+import { view } from "./state.js";
+import { openTab, swapLanguage, tab, TABS } from "./tabs.js";
 import { dark, toggleTheme } from "./theme.js";
 
-export const TABS = ["run", "layouts", "network", "why", "hardware", "accuracy"];
-export const tab = () => (TABS.includes(view.tab) ? view.tab : "run");
 let dialects = [];
 
 export function buildHeader(known) {
@@ -16,13 +15,13 @@ export function buildHeader(known) {
   find("#skip").textContent = t("skip");
   const tabs = find("#tabs");
   tabs.setAttribute("aria-label", t("tabs"));
-  tabs.replaceChildren(...TABS.map((name) => h("button", { role: "tab", type: "button", id: `tab-${name}`, "aria-controls": "panels", onclick: () => look({ tab: name === "run" ? null : name }, { push: true }) }, t(`tab.${name}`))));
+  tabs.replaceChildren(...TABS.map((name, place) => h("button", { role: "tab", type: "button", id: `tab-${name}`, "aria-controls": "panels", onclick: () => openTab(place) }, t(`tab.${name}`))));
   tabs.onkeydown = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1, Home: -99, End: 99 }[event.key];
     if (!step) return;
     event.preventDefault();
     const next = Math.max(0, Math.min(TABS.length - 1, TABS.indexOf(tab()) + step));
-    look({ tab: next ? TABS[next] : null }, { push: true });
+    openTab(next);
     find(`#tab-${TABS[next]}`).focus();
   };
   find("#tools").replaceChildren(
@@ -34,8 +33,6 @@ export function buildHeader(known) {
     tool("keys", "help", t("help.title"), openHelp, {}, true));
   mark();
 }
-
-export const swapLanguage = () => look({ lang: language === "zh" ? "en" : "zh" });
 
 function tool(id, icon, text, action, attributes = {}, bare = false) {
   return h("button", { class: `tool${bare ? " glyph" : ""}`, type: "button", id, title: text, "aria-label": text, onclick: action, ...attributes }, glyph(icon), bare ? null : h("span", { class: "word" }, text));

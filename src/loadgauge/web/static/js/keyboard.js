@@ -1,10 +1,10 @@
 /** Keys, and the list of them under "?". */
 import { find, h } from "./dom.js";
-import { swapLanguage, TABS } from "./header.js";
 import { t } from "./i18n.js";
 import { pin, swap } from "./pin.js";
 import { copyCommand, copyLink } from "./share.js";
 import { flags, look, set, view } from "./state.js";
+import { openTab, swapLanguage, TABS } from "./tabs.js";
 import { toggleTheme } from "./theme.js";
 
 const twice = (flag, factor) => {
@@ -13,7 +13,7 @@ const twice = (flag, factor) => {
 };
 
 const KEYS = {
-  "?": openHelp, "/": () => find("#flag-model").focus(), p: pin, x: swap, l: copyLink, c: copyCommand, d: toggleTheme, g: () => swapLanguage(),
+  "?": openHelp, "/": () => find("#flag-model").focus(), p: pin, x: swap, l: copyLink, c: copyCommand, d: toggleTheme, g: swapLanguage,
   e: () => find("#share").click(), o: () => find("#file").click(),
   a: () => look({ tables: view.tables ? null : ["treemap", "moments", "lanes", "schedule", "layouts", "roofline", "accuracy"].join(",") }),
   "]": () => twice("tp", 2), "[": () => twice("tp", .5), "}": () => twice("pp", 2), "{": () => twice("pp", .5), "=": () => twice("micro-batch", 2), "-": () => twice("micro-batch", .5),
@@ -24,7 +24,7 @@ export function listenToKeys() {
     if (event.ctrlKey || event.metaKey || event.altKey || find("dialog[open]")) return;
     if (event.target.matches?.("input:not([type=range]):not([type=checkbox]), textarea, select")) return;
     const place = Number(event.key) - 1;
-    if (TABS[place]) look({ tab: place ? TABS[place] : null }, { push: true });
+    if (TABS[place]) openTab(place);
     else if (KEYS[event.key]) KEYS[event.key]();
     else return;
     event.preventDefault();

@@ -1,4 +1,4 @@
-"""Questions that processes of their own answer: plans, which take long, and files, which may be hostile."""
+"""Questions that separate processes answer: plans, which take long, and files, which may be hostile."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import json
 import tempfile
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +15,26 @@ import msgspec
 from anyio import open_file
 from starlette.requests import Request
 
-from loadgauge.web import handlers as answers
+from loadgauge.callable_package import load
 from loadgauge.web.errors import Refused
 from loadgauge.web.flags import State
-from loadgauge.web.questions import decoded
+from loadgauge.web.protocol import TASKS, decode
 from loadgauge.web.uploads import PREFIX, Uploads, plain_name
 from loadgauge.web.worker_pool import Pool, Worker
 
+Handler = Callable[[Request], Awaitable[Any]]
+
 PLAN_SECONDS, FILE_SECONDS, VALIDATION_SECONDS, QUESTION_SECONDS = 300.0, 60.0, 60.0, 60.0
 READERS = 2
-"""Processes that read files: a file that takes long holds up nobody else's."""
+"""Processes that read files: a slow file does not block the others."""
 ROOM = 12 * 2**30
 """Address space for reading a file [bytes]."""
 MOST_NAMED = 8
-"""Job files whose texts are kept, as another one may name them."""
+"""Job files whose text is kept, because another one may name them."""
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The flags, which axes are locked, and which page asks: its next plan replaces this one."""
+    """The flags, the locked axes, and the page that asks: its next plan replaces this one."""
 
     flags: State
     locks: list[str] = []
@@ -38,15 +42,15 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Drop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file: its name, and its text or its bytes in base64."""
+    """A dropped file: its name, and its text or its bytes in base64."""
 
     name: str = "file"
     text: str = ""
     base64: str = ""
 
 
-class Elsewhere:
-    """The processes, each started when it is first needed."""
+class Background:
+    """The processes, each started when it is first needed, and the handlers of the questions that they answer."""
 
     def __init__(self, uploads: Uploads) -> None:
         self.uploads = uploads
@@ -54,41 +58,34 @@ class Elsewhere:
         self.reader, self.second = Pool(READERS, FILE_SECONDS, ROOM), Worker(QUESTION_SECONDS)
         self.named: OrderedDict[str, str] = OrderedDict()
 
+    def handlers(self) -> dict[str, Handler]:
+        """The handler of each address under `/api` that a process answers."""
+        about_flags = {name: partial(self.ask, name) for name, task in TASKS.items() if task.question}
+        return {
+            **about_flags, "plan": self.plan, "drop": self.drop, "why": self.drop, "snapshot": self.snapshot,
+            "validation": self.validation,
+        }  # fmt: skip
+
     async def close(self) -> None:
-        """Ends them."""
+        """End the processes."""
         for worker in (self.planner, self.validator, self.reader, self.second):
             await worker.close()
 
     async def warm(self) -> None:
-        """Has SymPy loaded, which takes a second."""
+        """Load SymPy, which takes a second, before the first formula is asked for."""
         flags: State = {"model": "gpt2", "loss": "chunked"}
         with contextlib.suppress(Exception):
             await self.second.ask("explain", "", question={"flags": flags, "id": "activations"}, uploads={})
 
-    async def explain(self, request: Request) -> Any:
-        """One block of the treemap."""
-        return await self._second("explain", decoded(await request.body(), answers.OfBlock))
-
-    async def changes(self, request: Request) -> Any:
-        """What to change next."""
-        return await self._second("changes", decoded(await request.body(), answers.Question))
-
-    async def what_if(self, request: Request) -> Any:
-        """Another network adapter."""
-        return await self._second("what_if", decoded(await request.body(), answers.WhatIf))
-
-    async def export(self, request: Request) -> Any:
-        """The run as another tool's job file."""
-        return await self._second("export", decoded(await request.body(), answers.Export))
-
-    async def _second(self, task: str, question: Any) -> Any:
-        """Worked out beside the estimates, so that a slider that moves waits for none of it."""
+    async def ask(self, task: str, request: Request) -> Any:
+        """Answer a question about the flags alongside the estimates, so that a moving slider does not wait for it."""
+        question = decode(await request.body(), load(TASKS[task].question))
         uploads = self.uploads.of(question.flags)
         return await self.second.ask(task, "", question=msgspec.to_builtins(question), uploads=uploads)
 
     async def plan(self, request: Request) -> Any:
-        """Every layout that fits."""
-        asked = decoded(await request.body(), Plan)
+        """Search for every layout that fits; a newer plan of the same page replaces this one."""
+        asked = decode(await request.body(), Plan)
         texts, path = self.uploads.of(asked.flags), ""
         if str(asked.flags.get("model", "")).startswith(PREFIX):
             path = str(self.uploads.config(str(asked.flags["model"])))
@@ -97,33 +94,33 @@ class Elsewhere:
         )  # fmt: skip
 
     async def validation(self, request: Request) -> Any:
-        """Predicted against published runs, from row `since` on."""
+        """Compare predictions with published runs, from row `since` on."""
         since = request.query_params.get("since", "0")
         if not (since.isascii() and since.isdecimal() and len(since) < 10):
             raise Refused(400, "since must be a number of rows")
         return await self.validator.ask("validation", "", since=int(since))
 
     async def drop(self, request: Request) -> Any:
-        """What a file says; a model's config, and lengths of sequences, are kept."""
-        asked = decoded(await request.body(), Drop)
-        told = await self.reader.ask(
+        """Read a file that was dropped; a model's config and lengths of sequences are kept as uploads."""
+        asked = decode(await request.body(), Drop)
+        answer = await self.reader.ask(
             "text", "", name=asked.name, text=asked.text, content=asked.base64, others=dict(self.named)
         )
-        found = json.loads(bytes(told))
-        if found["kind"] in ("job", "deepspeed") and asked.text:
+        document = json.loads(bytes(answer))
+        if document["kind"] in ("job", "deepspeed") and asked.text:
             self.named[plain_name(asked.name)] = asked.text
             while len(self.named) > MOST_NAMED:
                 self.named.popitem(last=False)
-        if (text := found.pop("model", None)) is not None:
-            found["flags"]["model"] = self.uploads.add_model(text, found["name"])
-        if (text := found.pop("lengths", None)) is not None:
+        if (text := document.pop("model", None)) is not None:
+            document["flags"]["model"] = self.uploads.add_model(text, document["name"])
+        if (text := document.pop("lengths", None)) is not None:
             # The lengths counted are read faster than the file; it is known by its own text.
             original = asked.text or asked.base64
-            found["flags"]["lengths"] = self.uploads.add_file(text, found["name"], original)
-        return found
+            document["flags"]["lengths"] = self.uploads.add_file(text, document["name"], original)
+        return document
 
     async def snapshot(self, request: Request) -> Any:
-        """A snapshot of the allocator, as it is: it goes to the disk piece by piece, and is gone afterwards."""
+        """Diagnose a snapshot of the allocator. The body is written to disk as it arrives and deleted afterwards."""
         device = request.query_params.get("device", "0")
         if not (device.isascii() and device.isdecimal() and len(device) < 4):
             raise Refused(400, "device must be a number")
