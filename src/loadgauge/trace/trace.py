@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
+from importlib import import_module
+from typing import Any
 
 import msgspec
 import torch
@@ -70,6 +72,16 @@ class Trace(msgspec.Struct, frozen=True):
     events: int
     seconds: float
     elsewhere: int = 0
+
+    def __str__(self) -> str:
+        """The text of `loadgauge trace`."""
+        text: str = import_module("loadgauge.report.trace").text(self)
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of `loadgauge trace --json`, as plain values [bytes, FLOP]."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document
 
     @property
     def kept(self) -> dict[str, int]:
