@@ -9,15 +9,7 @@ import click
 
 from loadgauge.cli.param_types import Whole
 from loadgauge.cli.torch_options import SPLIT, STEP, TorchCommand, job_options, make_job, script_output, warn
-<<<<<<< HEAD
-from loadgauge.errors import ConfigError
 from loadgauge.optional_deps import needs_torch
-
-if TYPE_CHECKING:
-    from loadgauge.trace.subprocess import Request
-    from loadgauge.trace.trace import Trace
-=======
->>>>>>> 53550db (loadgauge.trace as a function; docs of the simulated GPU's counters; decision 0012: one vocabulary)
 
 
 @click.command("trace", cls=TorchCommand)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.optional_deps import needs_torch
 from loadgauge.spec.job import Job
 
 if TYPE_CHECKING:
@@ -59,12 +60,12 @@ def trace(
     Returns a `Trace`: `print` shows the text of the command, `to_dict()` its JSON; all sizes are in bytes.
     Raises ConfigError without PyTorch, and ConfigError, LayoutError or NotModelled for what it cannot run.
 
-    >>> from loadgauge.trace.call_job import trace
-    >>> result = trace("gpt2", layers=1, seq_len=16, precision="fp32", optimizer="sgd")
+    >>> import loadgauge
+    >>> result = loadgauge.trace("gpt2", layers=1, seq_len=16, precision="fp32", optimizer="sgd")
     >>> result.peak.categories["weights"] > 4 * 768 * 50257
     True
     """
-    _need_torch()
+    needs_torch("trace")
     import torch
 
     from loadgauge.trace import trace as tracing
@@ -115,10 +116,3 @@ def trace_on_cpu(request: Request, trace: Trace, allowed: bool) -> Trace:
         ' (torch.set_default_device("cuda") traces them as on a GPU)'
     )
     return msgspec.structs.replace(again, assumed={"device": note, **again.assumed})
-
-
-def _need_torch() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        raise ConfigError("`loadgauge.trace` needs PyTorch: pip install 'loadgauge[torch]'")
