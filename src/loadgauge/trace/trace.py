@@ -13,12 +13,12 @@ import torch
 
 from loadgauge.trace.call import where
 from loadgauge.trace.device import cuda_kernels
-from loadgauge.trace.device.simulated import PINNED, fakes
+from loadgauge.trace.device.simulated import PINNED, fake_tensors
 from loadgauge.trace.device.untraced import Hidden, hidden
 from loadgauge.trace.fused_advice import Advice, advise
 from loadgauge.trace.jobs import Traceable
 from loadgauge.trace.record.allocations import Moment, Piece, Stream
-from loadgauge.trace.record.collectives import Sum, summed
+from loadgauge.trace.record.collectives import Sum, sum_by_kind
 from loadgauge.trace.record.observe import FORWARD, STEP, Observer, kept_bytes, observing
 from loadgauge.trace.saved import SavedTensor
 from loadgauge.units import gib
@@ -135,15 +135,15 @@ def record(
     cuda_kernels.ATTENTION.clear()
     begun = time.perf_counter()
     with (
-        fakes() as mode,
+        fake_tensors() as mode,
         job.prepared(mode, place) as step,
         observing(place, stacks) as observer,
         contextlib.ExitStack() as more,
     ):
         if gpus is not None:
-            from loadgauge.trace.parallel.distributed import pretended
+            from loadgauge.trace.parallel.distributed import fake_process_group
 
-            more.enter_context(pretended(gpus, rank, observer))
+            more.enter_context(fake_process_group(gpus, rank, observer))
         job.introduce(observer)
         observer.begin(FORWARD)
         for _ in range(steps):
@@ -175,7 +175,7 @@ def _read(job: Traceable, device: str, observer: Observer, attention: dict[str, 
         saved=tuple(observer.saved),
         saved_nbytes=kept_bytes(observer.saved),
         flops=_flops(observer, last),
-        collectives=summed(sent),
+        collectives=sum_by_kind(sent),
         attention=attention,
         hidden=hidden(stream.records, groups) if device == "cuda" else (),
         advice=advise(stream, observer.kinds, live, observer.multiplied),
