@@ -25,14 +25,13 @@ CASES = (
     "llama-3.1-8b by MemTracker",
 )
 SHARED = {
-    "TP8 x FSDP128": (1024, {"tp": 8, "sequence_parallel": True}, {"checkpointing": "full"}),
-    "TP8 x PP16 x FSDP8": (
-        1024,
-        {"tp": 8, "sequence_parallel": True, "pp": 16, "stage_layers": (7, *[8] * 14, 7)},
-        {"checkpointing": "full", "accumulate": 16},
-    ),
-}
-"""By name: ranks, how a model is shared out over them, how it is trained. Rank 0 is played."""
+    "TP8 x FSDP128": {"tp": 8, "sequence_parallel": True, "zero": 3, "gpus": 1024, "recompute": "full"},
+    "TP8 x PP16 x FSDP8": {
+        "tp": 8, "sequence_parallel": True, "pp": 16, "stage_layers": ",".join(["7", *["8"] * 14, "7"]), "zero": 3,
+        "gpus": 1024, "global_batch": 16 * 8, "recompute": "full",
+    },
+}  # fmt: skip
+"""By name: fields of the job. Rank 0 is simulated."""
 
 
 def one(name: str) -> dict[str, object]:
@@ -41,17 +40,19 @@ def one(name: str) -> dict[str, object]:
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    from loadgauge.trace.jobs import ConfigJob, Settings
+    from loadgauge.spec.job import Job
+    from loadgauge.trace.jobs import ConfigJob
     from loadgauge.trace.target import hugging_face
+    from loadgauge.trace.torch_run import TorchRun
     from loadgauge.trace.trace import trace
 
     model, _, by = name.partition(" by ")
-    config, settings = hugging_face(model), Settings()
+    config, run = hugging_face(model), TorchRun.of(Job(model=""))
     imported = time.perf_counter()
     if by in SHARED:
         peak = one_of_many(config, by)
     else:
-        peak = by_memtracker(config, settings) if by else trace(ConfigJob(config, settings)).peak.total
+        peak = by_memtracker(config, run) if by else trace(ConfigJob(config, run)).peak.total
     done = time.perf_counter()
     return {
         "name": name,
@@ -67,30 +68,27 @@ def one_of_many(config: object, by: str) -> int:
     """Two steps of one rank."""
     import logging
 
-    from loadgauge.trace.jobs import Settings
-    from loadgauge.trace.parallel.degrees import Parallel
-    from loadgauge.trace.parallel.distributed import World
-    from loadgauge.trace.parallel.parallel import ParallelJob
+    from loadgauge.spec.job import Job
+    from loadgauge.trace.target import config_job
+    from loadgauge.trace.torch_run import TorchRun
     from loadgauge.trace.trace import trace
 
     logging.disable(logging.CRITICAL)
-    ranks, shared, trained = SHARED[by]
-    world = World(ranks, 0)
-    job = ParallelJob(config, Settings(**trained), Parallel(**shared), world)  # type: ignore[arg-type]
-    return trace(job, world=world).peak.total
+    run = TorchRun.of(Job(model="", **SHARED[by]))  # type: ignore[arg-type]
+    return trace(config_job(config, run), gpus=int(run.layout.gpus)).peak.total
 
 
-def by_memtracker(config: object, settings: object) -> int:
+def by_memtracker(config: object, run: object) -> int:
     """The same two steps under PyTorch's fake tensors and its tracker, on fake CPU tensors."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
     from loadgauge.trace.device.patches import no_packed_sequences
-    from loadgauge.trace.jobs import built
+    from loadgauge.trace.jobs import build_model
 
     with FakeTensorMode(), torch.device("cpu"), no_packed_sequences():
-        model = built(config, settings, "cpu")  # type: ignore[arg-type]
+        model = build_model(config, run, "cpu")  # type: ignore[arg-type]
         ids = torch.zeros(1, 4096, dtype=torch.long)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
         tracker = MemTracker()

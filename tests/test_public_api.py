@@ -212,6 +212,8 @@ read: lg.Job = lg.Job.of("gpt2", {"tp": "2"})
 fits: bool | None = result.memory.fits
 parts: dict[str, float] = result.memory.parts
 model: memory.MemoryModel | None = None
+traced: str = str(lg.trace("gpt2", layers=1, seq_len=16, recompute="full"))
+peak: int = lg.trace(job, device="cpu").peak.total
 if result.time is not None:
     step: float = result.time.step
 """
@@ -224,6 +226,7 @@ lg.estimate("gpt2", zer=3)
 lg.estimate(5)
 lg.estimate(lg.Job(model="gpt2"), tp=2)
 lg.Job(model="gpt2", tp="2")
+lg.trace("gpt2", seq_length=16)
 """
 
 
@@ -242,7 +245,7 @@ def test_a_strangers_file_is_checked(tmp_path: Path) -> None:
         [sys.executable, *words, "stranger.py", "wrong.py"], cwd=tmp_path, capture_output=True, text=True
     )
     errors = {tuple(line.split(":")[:2]) for line in done.stdout.splitlines() if ": error:" in line}
-    assert errors == {("wrong.py", str(number)) for number in (4, 5, 6, 7, 8, 9)}, done.stdout
+    assert errors == {("wrong.py", str(number)) for number in (4, 5, 6, 7, 8, 9, 10)}, done.stdout
 
 
 def test_every_error_is_one_of_ours() -> None:

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import torch
 import transformers
-from runs import torch_run
 
 from command_line import typed
 from loadgauge.compare.compare import Cause, Comparison, compare, match, place_of, saved_lines
@@ -19,6 +18,7 @@ from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.trace.jobs import ConfigJob, of_module
 from loadgauge.trace.trace import record
 from torch_models import CASES, NO_SDPA, SIZES, build
+from torch_runs import torch_run
 
 S, B = 96, 2  # rows of 32, which the memory-efficient kernel rounds up to
 IDS = 8  # bytes of an index

@@ -19,7 +19,7 @@ from loadgauge.estimate.time.roofline import Machine, gemm_seconds
 from loadgauge.layers.operations import Gemm
 from loadgauge.measure import benchmarks
 from loadgauge.measure.benchmarks import ON_CUDA, Sizes, Timing, seconds, timings
-from loadgauge.measure.calibrate import calibrate, fitted, text
+from loadgauge.measure.calibrate import calibrate, fit_efficiencies, text
 from loadgauge.spec.calibration import DEFAULT, Rates
 from loadgauge.spec.hardware import gpu
 
@@ -57,7 +57,7 @@ def test_known_efficiencies_come_back(matmul: float, wave: float, small_k: float
         attention=0.66, attention_backward=0.44, traffic=1.3, launch=5e-6, inner_link=0.71, inner_latency=3e-6,
     )  # fmt: skip
     times = times_of(known, Machine(peak=PEAK, bandwidth=BANDWIDTH, rates=known))
-    found = fitted(times, peak=PEAK, bandwidth=BANDWIDTH, link=450e9)
+    found = fit_efficiencies(times, peak=PEAK, bandwidth=BANDWIDTH, link=450e9)
     assert found.error < 1e-4
     for name in (
         "matmul",
@@ -103,7 +103,7 @@ def test_a_file_is_read_as_the_shipped_ones_are(monkeypatch: pytest.MonkeyPatch,
     folder.mkdir(parents=True)
     card = gpu("h100-sxm5-80gb")
     times = times_of(DEFAULT, Machine(peak=PEAK, bandwidth=BANDWIDTH, rates=DEFAULT))
-    (folder / f"{card.id}.toml").write_text(text(fitted(times, peak=PEAK, bandwidth=BANDWIDTH, gpu=card.id)))
+    (folder / f"{card.id}.toml").write_text(text(fit_efficiencies(times, peak=PEAK, bandwidth=BANDWIDTH, gpu=card.id)))
     monkeypatch.setattr(module.resources, "files", lambda _: tmp_path)
     module.rates.cache_clear()
     try:
@@ -151,7 +151,7 @@ def test_errors(tmp_path: Path) -> None:
         assert "no CUDA device" in typed("calibrate --gpu h100-sxm5-80gb").err
     assert "no such folder" in typed(f"calibrate --device cpu --output {tmp_path}/none/x.toml").err
     with pytest.raises(ConfigError, match="no matrix product"):
-        fitted([Timing("copy", {}, 1.0, nbytes=1), Timing("launch", {}, 1.0), Timing("add", {}, 1.0, nbytes=1)],
+        fit_efficiencies([Timing("copy", {}, 1.0, nbytes=1), Timing("launch", {}, 1.0), Timing("add", {}, 1.0, nbytes=1)],
                peak=1, bandwidth=1)  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from runs import torch_run
 from torch import nn
 
 from command_line import typed
@@ -20,6 +19,7 @@ from loadgauge.trace.jobs import ConfigJob
 from loadgauge.trace.script import FunctionJob
 from loadgauge.trace.trace import trace
 from torch_models import build
+from torch_runs import torch_run
 
 H, TOKENS = 256, 32
 

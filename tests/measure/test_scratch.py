@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from loadgauge.measure.cpu_allocator import Event, events, is_kernel, live, marked, profiler, tensors
+from loadgauge.measure.cpu_allocator import Event, events, is_kernel, live, mark_scratch, profiler, tensors
 from loadgauge.measure.profile import measured
 
 MIB = 2**20
@@ -39,9 +39,9 @@ def test_scratch_is_given_back_before_the_kernel_ends() -> None:
         Event(9, 30, 16, "", ""),  # outside any kernel
         Event(9, 30, -16, "", ""),
     ]
-    assert [one.scratch for one in marked(stream)] == [False, True, True, *[False] * 5]
-    assert live(marked(stream)).peak == 72
-    assert live(tensors(marked(stream))).peak == 16
+    assert [one.scratch for one in mark_scratch(stream)] == [False, True, True, *[False] * 5]
+    assert live(mark_scratch(stream)).peak == 72
+    assert live(tensors(mark_scratch(stream))).peak == 16
 
 
 @pytest.fixture

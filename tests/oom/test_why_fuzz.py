@@ -215,11 +215,10 @@ def test_only_regular_files(tmp_path: Path) -> None:
 
 def test_a_document_does_not_decide_what_runs(tmp_path: Path) -> None:
     """A trace names its target; `why` traces a model again with other flags, but never a script."""
-    from runs import torch_run
-
-    from loadgauge.oom.remedies import retraced
+    from loadgauge.oom.remedies import retrace
     from loadgauge.trace.jobs import of_module
     from loadgauge.trace.trace import trace
+    from torch_runs import torch_run
 
     torch = pytest.importorskip("torch")
     import msgspec
@@ -229,5 +228,5 @@ def test_a_document_does_not_decide_what_runs(tmp_path: Path) -> None:
     forged = msgspec.structs.replace(
         found, target=f"{tmp_path}/evil.py:main", assumed={"settings": torch_run().flags(2)}
     )
-    assert retraced(forged) == ()
+    assert retrace(forged) == ()
     assert not (tmp_path / "ran").exists()

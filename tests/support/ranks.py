@@ -113,10 +113,10 @@ SHARED: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 
 def shared(name: str, rank: int) -> Any:
     """A small Llama, as rank `rank` has it."""
-    from runs import torch_run
     from transformers import LlamaConfig
 
     from loadgauge.trace.parallel.parallel import ParallelJob
+    from torch_runs import torch_run
 
     size, parallel, settings = SHARED[name]
     dp = size // (parallel.get("tp", 1) * parallel.get("pp", 1))

@@ -10,14 +10,14 @@ from transformers.initialization import no_init_weights
 
 from loadgauge.trace.call import trace_call
 from loadgauge.trace.device import fake
-from loadgauge.trace.device.simulated import fakes, simulated_device
+from loadgauge.trace.device.simulated import fake_tensors, simulated_device
 from loadgauge.trace.record.tracker import Tracker
 from torch_models import CASES, build
 
 
 def stream_of(name: str, attention: str, device: str, dtype: torch.dtype) -> tuple[list[Any], int]:
     """Every event of two training steps."""
-    with fakes() as mode, torch.device(device), no_init_weights():
+    with fake_tensors() as mode, torch.device(device), no_init_weights():
         built = build(name, attention, dtype)
         optimizer = torch.optim.AdamW(built.model.parameters())
         ids = built.ids(32, 2)
@@ -83,7 +83,7 @@ OPERATIONS = {
 def test_operations(operation: Any) -> None:
     """Twice in one mode: the second is made from the plan. Compared with real tensors."""
     real = described(operation(torch.rand(4, 6)))
-    with fakes():
+    with fake_tensors():
         for _ in range(2):
             x = torch.empty(4, 6)
             assert described(operation(x)) == real
@@ -97,7 +97,7 @@ def described(out: Any) -> Any:
 
 
 def test_views_of_a_plan_lie_in_their_source() -> None:
-    with fakes():
+    with fake_tensors():
         for _ in range(2):
             x = torch.empty(4, 6)
             for view in (x[1:], x.t(), x.view(-1), x.detach()):
@@ -106,7 +106,7 @@ def test_views_of_a_plan_lie_in_their_source() -> None:
 
 
 def test_a_value_is_never_needed() -> None:
-    with fakes():
+    with fake_tensors():
         x = torch.rand(3)
         assert x.sum().item() == 1
         assert (x > 0).all()

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from runs import torch_run
 from transformers import LlamaConfig
 
 from loadgauge import Layout, RecomputePolicy, estimate, from_dict
@@ -22,6 +21,7 @@ from loadgauge.trace.checkpointing import DEFAULT_KEEP
 from loadgauge.trace.jobs import ConfigJob
 from loadgauge.trace.parallel.parallel import ParallelJob
 from loadgauge.trace.trace import Trace, trace
+from torch_runs import torch_run
 
 TOLERANCE = 0.01
 SHAPES: dict[str, dict[str, Any]] = {

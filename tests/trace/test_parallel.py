@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from runs import torch_run
 from torch import nn
 from transformers import LlamaConfig, Qwen3Config
 
@@ -22,6 +21,7 @@ from loadgauge.trace.record import tracker
 from loadgauge.trace.script import FunctionJob
 from loadgauge.trace.torch_run import TorchRun
 from loadgauge.trace.trace import Trace, trace
+from torch_runs import torch_run
 
 S, H = 64, 64
 HIDDEN = 4 * S * H

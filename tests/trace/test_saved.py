@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from command_line import document, typed
 from loadgauge.errors import ConfigError
 from loadgauge.trace.expression import Inputs, saved_by_expression
-from loadgauge.trace.saved import Saved, kept_by, saved
+from loadgauge.trace.saved import Saved, saved, saved_by
 from torch_kept import keeping, owned, total
 from torch_models import build
 
@@ -127,7 +127,7 @@ def test_a_freed_graph_is_an_error() -> None:
     z = torch.rand(4, requires_grad=True).exp()
     z.sum().backward()
     with pytest.raises(ConfigError, match="freed by backward"):
-        kept_by(z)
+        saved_by(z)
 
 
 @pytest.mark.parametrize(("name", "attention"), [("llama-gqa", "sdpa"), ("gpt2", "eager"), ("bert", "eager")])

@@ -65,9 +65,9 @@ def script(tmp_path: Path) -> Path:
 
 def run_on_cuda_names(script: Path, name: str, device: str) -> Any:
     from loadgauge.trace.call import where
-    from loadgauge.trace.script import cuda_is
+    from loadgauge.trace.script import redirect_cuda
 
-    with cuda_is(where(device)):
+    with redirect_cuda(where(device)):
         job = FunctionJob(function(f"{script}:{name}"), name)
     return trace(job, device)
 

@@ -10,7 +10,6 @@ from loadgauge.errors import NothingFits
 from loadgauge.estimate.result import Estimate
 from loadgauge.plan.axis_values import RECOMPUTE, space_for
 from loadgauge.plan.inverse import leanest
-from loadgauge.plan.plan import Case
 from loadgauge.plan.search import Case, search
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.axes import DEGREES

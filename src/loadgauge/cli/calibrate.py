@@ -28,12 +28,12 @@ def command(device: str, gpu: str | None, output: str | None, as_json: bool) -> 
     """
     needs_torch("calibrate")
     from loadgauge.measure.calibrate import calibrate, text
-    from loadgauge.measure.ranks import joined
+    from loadgauge.measure.ranks import join_ranks
     from loadgauge.spec.hardware import gpu as known
 
     if output is not None and not Path(output).resolve().parent.is_dir():
         raise click.UsageError(f"--output: no such folder: {Path(output).parent}")
-    with joined(device) as rank:
+    with join_ranks(device) as rank:
         found = calibrate(device, None if gpu is None else known(gpu))
     if rank:
         return

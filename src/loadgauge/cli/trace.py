@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from loadgauge.cli.param_types import Whole
 from loadgauge.cli.torch_options import SPLIT, STEP, TorchCommand, job_options, make_job, script_output, warn
-from loadgauge.errors import ConfigError
 from loadgauge.optional_deps import needs_torch
-
-if TYPE_CHECKING:
-    from loadgauge.trace.subprocess import Request
-    from loadgauge.trace.trace import Trace
 
 
 @click.command("trace", cls=TorchCommand)
@@ -48,6 +43,7 @@ def command(
     """
     needs_torch("trace")
     from loadgauge.oom.viewer import trace_for_viewer
+    from loadgauge.trace.call_job import trace_on_cpu
     from loadgauge.trace.subprocess import Request, in_child, trace_request
     from loadgauge.trace.target import is_script
     from loadgauge.trace.torch_run import TorchRun, kept_operations
@@ -71,7 +67,7 @@ def command(
         in_child(trace_for_viewer, request, output, path=viewer) if viewer else in_child(trace_request, request, output)
     )
     if not trace.events:
-        trace = _on_cpu(request, trace)
+        trace = trace_on_cpu(request, trace, not _is_given("device"))
     if as_json:
         from loadgauge.report.table import document
 
@@ -80,28 +76,6 @@ def command(
         from loadgauge.report.trace import print_trace
 
         print_trace(trace, viewer)
-
-
-def _on_cpu(request: Request, trace: Trace) -> Trace:
-    """The trace of a script's CPU tensors, where nothing of it was on the simulated CUDA device. Raises ConfigError where
-    there are none either, or where the user has asked for CUDA."""
-    import msgspec
-
-    from loadgauge.trace.subprocess import in_child, trace_request
-
-    if not trace.elsewhere:
-        raise ConfigError("made no tensor: there is nothing to trace", file=request.job.model)
-    if _is_given("device"):
-        raise ConfigError(
-            "nothing ran on the simulated CUDA device: put the model and its inputs on cuda"
-            ' (torch.set_default_device("cuda")), or trace its CPU tensors with --device cpu', file=request.job.model
-        )  # fmt: skip
-    again = in_child(trace_request, msgspec.structs.replace(request, device="cpu"))
-    note = (
-        "cpu: nothing of this script was on cuda, so it was run once more and its CPU tensors are what is reported"
-        ' (torch.set_default_device("cuda") traces them as on a GPU)'
-    )
-    return msgspec.structs.replace(again, assumed={"device": note, **again.assumed})
 
 
 def _is_given(name: str) -> bool:

@@ -142,7 +142,7 @@ def _typed() -> str:
 def _trace(path: Path, text: str, as_json: bool) -> dict[str, Any]:
     needs_torch("why")
     from loadgauge.oom.diagnose import of_trace
-    from loadgauge.oom.remedies import retraced
+    from loadgauge.oom.remedies import retrace
     from loadgauge.trace.trace import Trace
 
     try:
@@ -151,7 +151,7 @@ def _trace(path: Path, text: str, as_json: bool) -> dict[str, Any]:
         raise ConfigError(f"is no trace: {error}", file=str(path)) from None
     _check(trace, path)
     found = of_trace(trace)
-    again = retraced(trace)
+    again = retrace(trace)
     if not as_json:
         _causes(found)
         _again(trace, again)

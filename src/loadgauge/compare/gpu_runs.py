@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif not torch.cuda.is_available():
             raise ConfigError("there is no CUDA device here; --device cpu tries the whole way out, with less")
         else:
-            found = report(gpu(given.gpu) if given.gpu else recognised(torch.cuda.get_device_name()))
+            found = report(gpu(given.gpu) if given.gpu else find_gpu_by_name(torch.cuda.get_device_name()))
         write(found, given.file)
     except Error as error:
         print(f"loadgauge: {error}", file=sys.stderr)
@@ -183,10 +183,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def recognised(name: str) -> Gpu:
+def find_gpu_by_name(name: str) -> Gpu:
     """The catalogue's GPU of a device name, where only one fits.
 
-    >>> recognised("NVIDIA A100-SXM4-80GB").id
+    >>> find_gpu_by_name("NVIDIA A100-SXM4-80GB").id
     'a100-sxm4-80gb'
     """
     from loadgauge.spec.hardware import gpus

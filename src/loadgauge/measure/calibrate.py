@@ -53,7 +53,7 @@ def calibrate(device: str, gpu: Gpu | None = None, sizes: Sizes | None = None) -
     bandwidth = gpu.memory_bandwidth if gpu is not None else max(
         one.nbytes / one.seconds for one in taken if one.kind == "copy"
     )  # fmt: skip
-    return fitted(
+    return fit_efficiencies(
         taken, peak=peak, bandwidth=bandwidth, gpu="" if gpu is None else gpu.id, device=device,
         multiprocessors=torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else 1,
         fp8_peak=None if gpu is None or gpu.peaks.fp8 is None else gpu.peaks.fp8.value,
@@ -61,7 +61,7 @@ def calibrate(device: str, gpu: Gpu | None = None, sizes: Sizes | None = None) -
     )  # fmt: skip
 
 
-def fitted(
+def fit_efficiencies(
     taken: Sequence[Timing], *, peak: float, bandwidth: float, gpu: str = "", device: str = "cpu",
     multiprocessors: int = 132, fp8_peak: float | None = None, link: float | None = None,
 ) -> Calibration:  # fmt: skip

@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 from loadgauge.errors import ConfigError
 from loadgauge.measure.flop_counter import FlopCounter
-from loadgauge.measure.train_steps import ModuleUse, Recorder, States, recorder, watched
+from loadgauge.measure.train_steps import ModuleUse, Recorder, States, recorder, watch_steps
 from loadgauge.trace.record.observe import Observer
 
 
@@ -90,7 +90,7 @@ class MeasureCallback(TrainerCallback):
             device = "cuda" if torch.cuda.is_available() and args.device.type == "cuda" else "cpu"
             self._recorder = recorder(device)
             self._open.enter_context(self._recorder.recording())
-            self._open.enter_context(watched(Observer(device), self._recorder, self._states))
+            self._open.enter_context(watch_steps(Observer(device), self._recorder, self._states))
             self._open.enter_context(self._recorder.phase("training"))
         if self._before is None:
             self._before = time.perf_counter()

@@ -72,7 +72,7 @@ def events(stopped: profile) -> list[Event]:
             until = until or (event.end_time_ns if is_kernel(name) else 0)
         waiting.extend((child, op, module, until) for child in event.children)
     found.sort(key=lambda event: event.time)
-    return marked(found)
+    return mark_scratch(found)
 
 
 @functools.cache
@@ -92,7 +92,7 @@ def is_kernel(name: str) -> bool:
     return any(not torch._C._dispatch_has_kernel_for_dispatch_key(one, composite) for one in dispatched)
 
 
-def marked(stream: Sequence[Event]) -> list[Event]:
+def mark_scratch(stream: Sequence[Event]) -> list[Event]:
     """The events, those of scratch marked: allocated in a kernel and released before its end."""
     found = list(stream)
     owners: dict[int, int] = {}
@@ -108,7 +108,7 @@ def marked(stream: Sequence[Event]) -> list[Event]:
 def tensors(stream: Sequence[Event]) -> list[Event]:
     """The events without scratch: what the program's own tensors take.
 
-    >>> tensors(marked([Event(1, 10, 8, "aten::mm", "", 5), Event(2, 20, 64, "aten::mm", "", 5),
+    >>> tensors(mark_scratch([Event(1, 10, 8, "aten::mm", "", 5), Event(2, 20, 64, "aten::mm", "", 5),
     ...                 Event(3, 20, -64, "aten::mm", "", 5), Event(9, 10, -8, "", "")]))[0].change
     8
     """

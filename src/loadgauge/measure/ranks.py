@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 @contextlib.contextmanager
-def joined(device: str) -> Iterator[int]:
+def join_ranks(device: str) -> Iterator[int]:
     """A process group over the ranks of torchrun, by NCCL on CUDA and gloo on a CPU; gives the rank, 0 without one."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield 0

@@ -130,7 +130,7 @@ def measure_steps(job: Traceable, device: str = "cpu", timed: int = 3) -> Measur
         with memory.recording():
             step = running.enter_context(job.prepared(None, device))
             job.introduce(observer)
-            with watched(observer, memory, sizes):
+            with watch_steps(observer, memory, sizes):
                 for _ in range(2):
                     with memory.phase("training"):
                         watched_seconds = _timed(lambda: step(observer), device)
@@ -342,7 +342,7 @@ def recorder(device: str, before: int = 0) -> Recorder:
 
 
 @contextlib.contextmanager
-def watched(observer: Observer, memory: Recorder, sizes: States) -> Iterator[None]:
+def watch_steps(observer: Observer, memory: Recorder, sizes: States) -> Iterator[None]:
     """Marks forwards of modules and steps of optimizers."""
     open_: list[Any] = []
     steps: list[Any] = []

@@ -91,16 +91,16 @@ class Retraced(msgspec.Struct, frozen=True):
     peak: int
 
 
-def retraced(trace: Trace) -> tuple[Retraced, ...]:
+def retrace(trace: Trace) -> tuple[Retraced, ...]:
     """The changes that lower the peak of a trace of a MODEL, each traced again, the mildest first; none for a script."""
     from loadgauge.errors import Error
     from loadgauge.trace.subprocess import Request, in_child, trace_request
     from loadgauge.trace.target import is_script
-    from loadgauge.trace.torch_run import of_flags
+    from loadgauge.trace.torch_run import parse_flags
 
     if "settings" not in trace.assumed or is_script(trace.target):  # a document does not decide what runs
         return ()
-    job, keep, layers = of_flags(trace.assumed["settings"])
+    job, keep, layers = parse_flags(trace.assumed["settings"])
     changes = list(_changes(job))
 
     def peak(change: dict[str, Any]) -> int | None:

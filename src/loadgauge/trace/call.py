@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from loadgauge.errors import ConfigError
 from loadgauge.trace.device.fake import FakeMode
-from loadgauge.trace.device.simulated import fakes, simulated_device
+from loadgauge.trace.device.simulated import fake_tensors, simulated_device
 from loadgauge.trace.record.allocations import op_name
 from loadgauge.trace.record.tracker import Tracker
 from loadgauge.trace.record.usage import Usage
@@ -42,7 +42,7 @@ def trace_call(function: Callable[..., Any], *inputs: Any, device: str = "cuda")
     [2.0, 3.0]
     """
     place = where(device)
-    with fakes() as mode:
+    with fake_tensors() as mode:
         made = tree_map(lambda one: fake_like(mode, one, place), inputs)
         given = {leaf.untyped_storage()._cdata for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)}
         tracker = Tracker(place)

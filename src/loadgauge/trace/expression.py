@@ -15,7 +15,7 @@ from torch.nn.modules import module as modules
 from torch.utils._pytree import tree_leaves
 
 from loadgauge.errors import ConfigError
-from loadgauge.trace.saved import Saved, kept_by, key, recorded
+from loadgauge.trace.saved import Saved, key, record_saved, saved_by
 
 NAMES = ("x", "y", "z")
 LARGEST = 2**28
@@ -76,7 +76,7 @@ def saved_by_expression(text: str, inputs: Inputs | None = None) -> Saved:
     dtype = torch.get_default_dtype()
     try:
         torch.set_default_dtype(getattr(torch, (inputs or Inputs()).dtype))
-        with _owned() as owned, recorded() as packed:
+        with _owned() as owned, record_saved() as packed:
             result = eval(code, {"torch": torch, "nn": nn, "F": nn.functional, **tensors})
             if isinstance(result, nn.Module):
                 raise ConfigError(f"{text} is a module: call it, as in {text}(x)")
@@ -94,7 +94,7 @@ def saved_by_expression(text: str, inputs: Inputs | None = None) -> Saved:
     for number, (name, tensor) in owned.items():
         owners.setdefault(number, name)
         del tensor
-    return kept_by(result, owners, packed)
+    return saved_by(result, owners, packed)
 
 
 def _compiled(text: str) -> Any:

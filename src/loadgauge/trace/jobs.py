@@ -148,7 +148,7 @@ class ModuleJob:
 
         self._fake = tree_map(fake, (self.inputs, self.keywords))
         inputs, keywords = self._fake
-        with exchanged(self.module, mode, device):
+        with with_fake_parameters(self.module, mode, device):
             trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
             optimizer = self.run.optimizer(trained) if trained else None
 
@@ -195,7 +195,7 @@ def mean_loss(result: Any) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def exchanged(module: nn.Module, mode: FakeMode, device: str) -> Iterator[None]:
+def with_fake_parameters(module: nn.Module, mode: FakeMode, device: str) -> Iterator[None]:
     """The module with fake parameters and buffers, tied ones tied; its own are restored at the end."""
     memo: dict[int, Any] = {}
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []

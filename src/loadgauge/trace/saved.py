@@ -97,14 +97,14 @@ def saved(function: Callable[..., Any], *inputs: Any, names: Mapping[str, Any] |
     >>> [(one.node, one.field, one.owner) for one in kept.tensors], kept.beyond_result
     ([('SigmoidBackward0', 'result', 'result')], 0)
     """
-    with recorded() as packed:
+    with record_saved() as packed:
         result = function(*inputs, **keywords)
-    owners = owners_of(function, inputs, keywords, names or {})
-    return kept_by(result, owners, packed)
+    owners = find_owners(function, inputs, keywords, names or {})
+    return saved_by(result, owners, packed)
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[list[weakref.ref[_Packed]]]:
+def record_saved() -> Iterator[list[weakref.ref[_Packed]]]:
     """Takes down every tensor that is saved in its body; what nothing holds any more is let go."""
     packed: list[weakref.ref[_Packed]] = []
 
@@ -117,7 +117,9 @@ def recorded() -> Iterator[list[weakref.ref[_Packed]]]:
         yield packed
 
 
-def kept_by(result: Any, owners: Mapping[int, str] | None = None, packed: Sequence[weakref.ref[_Packed]] = ()) -> Saved:
+def saved_by(
+    result: Any, owners: Mapping[int, str] | None = None, packed: Sequence[weakref.ref[_Packed]] = ()
+) -> Saved:
     """What a result that is already there keeps for backward. `owners` names storages by `key`.
 
     Raises ConfigError where backward has freed the graph.
@@ -145,7 +147,7 @@ def kept_by(result: Any, owners: Mapping[int, str] | None = None, packed: Sequen
     return Saved(tuple(tensors), tuple(again))
 
 
-def owners_of(
+def find_owners(
     function: Any, inputs: tuple[Any, ...], keywords: Mapping[str, Any], names: Mapping[str, Any]
 ) -> dict[int, str]:
     """Who else holds which storage: named tensors, parameters and buffers of modules, inputs."""

@@ -98,7 +98,7 @@ class FunctionJob:
         else:
             mode.cuda = torch.device(device, 0)
             folder = Path(self.target.rpartition(":")[0]).parent
-            with cuda_is(device, self.counters), steps_are_taken(), libraries_as_usual(folder):
+            with redirect_cuda(device, self.counters), always_step(), real_tensors_in_imports(folder):
                 yield once
 
     def introduce(self, observer: Observer) -> None:
@@ -196,7 +196,7 @@ LIBRARIES = ("site-packages", "dist-packages", f"{os.sep}torch{os.sep}")
 
 
 @contextlib.contextmanager
-def cuda_is(device: str, counters: Counters | None = None) -> Iterator[None]:
+def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[None]:
     """Code that asks for `cuda` gets another device, and `counters` as its memory."""
     counters = counters or Counters()
     mode = _Renamed(device, counters.asked)
@@ -265,7 +265,7 @@ _CUDA = torch.device("cuda", 0)
 
 
 @contextlib.contextmanager
-def steps_are_taken() -> Iterator[None]:
+def always_step() -> Iterator[None]:
     """A gradient scaler steps: it would ask whether gradients are infinite, and fake ones answer that they are."""
     scaler: Any = torch.amp.GradScaler
     original = scaler._maybe_opt_step
@@ -281,7 +281,7 @@ def steps_are_taken() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def libraries_as_usual(folder: Path) -> Iterator[None]:
+def real_tensors_in_imports(folder: Path) -> Iterator[None]:
     """What is imported, but for modules that lie in `folder`, makes ordinary tensors, if any."""
     bootstrap: Any = sys.modules["_frozen_importlib"]
     original, local = bootstrap._find_and_load, f"{folder}{os.sep}"

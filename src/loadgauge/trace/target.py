@@ -28,7 +28,11 @@ def find_job(target: str, run: TorchRun, layers: int | None = None) -> Traceable
     if is_script(target):
         check(target)
         return FunctionJob(None, target)
-    config = hugging_face(target)
+    return config_job(hugging_face(target), run, target, layers)
+
+
+def config_job(config: Any, run: TorchRun, target: str = "", layers: int | None = None) -> Traceable:
+    """The job for a config object of transformers. `layers`: number of layers, instead of the config's own."""
     if layers is not None:
         kinds = getattr(config, "layer_types", None)
         if kinds:

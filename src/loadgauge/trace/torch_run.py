@@ -192,7 +192,7 @@ class TorchRun(msgspec.Struct, frozen=True):
         return OPTIMIZERS[self.training.optimizer.name][1](parameters)
 
     def flags(self, layers: int | None = None) -> str:
-        """The run of a single GPU as flags, with the number of layers; `of_flags` reads them.
+        """The run of a single GPU as flags, with the number of layers; `parse_flags` reads them.
 
         >>> TorchRun.of(Job(model="", seq_len=128)).flags(2)[-73:]
         '--seq-len 128 --precision bf16-pure --optimizer adamw --attention flash --layers 2'
@@ -207,12 +207,12 @@ class TorchRun(msgspec.Struct, frozen=True):
         return " ".join([job.flags(), *(f"--{name} {value}" for name, value in more.items() if value)])
 
 
-def of_flags(text: str) -> tuple[Job, tuple[str, ...], int | None]:
+def parse_flags(text: str) -> tuple[Job, tuple[str, ...], int | None]:
     """Reads what `TorchRun.flags` wrote, in the words of earlier versions too: (job, operations kept, layers).
 
     Raises ConfigError.
 
-    >>> of_flags("--precision bf16 --checkpointing full --attention sdpa --micro-batch 2 --accumulate 3")[0].flags()
+    >>> parse_flags("--precision bf16 --checkpointing full --attention sdpa --micro-batch 2 --accumulate 3")[0].flags()
     '--recompute full --micro-batch 2 --global-batch 6 --precision bf16-pure --attention flash'
     """
     words, _ = translate(text.split(), earlier=True)

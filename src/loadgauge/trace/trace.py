@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
+from importlib import import_module
+from typing import Any
 
 import msgspec
 import torch
 
 from loadgauge.trace.call import where
 from loadgauge.trace.device import cuda_kernels
-from loadgauge.trace.device.simulated import PINNED, fakes
+from loadgauge.trace.device.simulated import PINNED, fake_tensors
 from loadgauge.trace.device.untraced import Hidden, hidden
 from loadgauge.trace.fused_advice import Advice, advise
 from loadgauge.trace.jobs import Traceable
 from loadgauge.trace.record.allocations import Moment, Piece, Stream
-from loadgauge.trace.record.collectives import Sum, summed
+from loadgauge.trace.record.collectives import Sum, sum_by_kind
 from loadgauge.trace.record.observe import FORWARD, STEP, Observer, kept_bytes, observing
 from loadgauge.trace.saved import SavedTensor
 from loadgauge.units import gib
@@ -71,6 +73,16 @@ class Trace(msgspec.Struct, frozen=True):
     seconds: float
     elsewhere: int = 0
 
+    def __str__(self) -> str:
+        """The text of `loadgauge trace`."""
+        text: str = import_module("loadgauge.report.trace").text(self)
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of `loadgauge trace --json`, as plain values [bytes, FLOP]."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document
+
     @property
     def kept(self) -> dict[str, int]:
         """Bytes of saved activations by module, each storage once, at the module that saved it first."""
@@ -123,15 +135,15 @@ def record(
     cuda_kernels.ATTENTION.clear()
     begun = time.perf_counter()
     with (
-        fakes() as mode,
+        fake_tensors() as mode,
         job.prepared(mode, place) as step,
         observing(place, stacks) as observer,
         contextlib.ExitStack() as more,
     ):
         if gpus is not None:
-            from loadgauge.trace.parallel.distributed import pretended
+            from loadgauge.trace.parallel.distributed import fake_process_group
 
-            more.enter_context(pretended(gpus, rank, observer))
+            more.enter_context(fake_process_group(gpus, rank, observer))
         job.introduce(observer)
         observer.begin(FORWARD)
         for _ in range(steps):
@@ -163,7 +175,7 @@ def _read(job: Traceable, device: str, observer: Observer, attention: dict[str, 
         saved=tuple(observer.saved),
         saved_nbytes=kept_bytes(observer.saved),
         flops=_flops(observer, last),
-        collectives=summed(sent),
+        collectives=sum_by_kind(sent),
         attention=attention,
         hidden=hidden(stream.records, groups) if device == "cuda" else (),
         advice=advise(stream, observer.kinds, live, observer.multiplied),

@@ -24,7 +24,7 @@ from loadgauge.formats.facts import FIELDS
 from loadgauge.formats.table import Keys
 from loadgauge.resolve.job_file import fill_in, find_alike, flags_given, note
 from loadgauge.spec.model import ModelSpec
-from loadgauge.web.traces import measured, traced
+from loadgauge.web.traces import read_measurement, read_trace
 from loadgauge.web.uploads import own_name, plain_name
 
 CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config")
@@ -148,11 +148,11 @@ def _trace(text: str, name: str) -> dict[str, Any]:
         "causes": [msgspec.to_builtins(cause) for cause in found.causes], "parts": found.parts, "peak": trace.peak.total
     }  # fmt: skip
     message = found.causes[0].name if found.causes else "nothing stands out"
-    return {"kind": "trace", "flags": {}, "unread": [], "message": message, "why": why, "dots": traced(text, name)}
+    return {"kind": "trace", "flags": {}, "unread": [], "message": message, "why": why, "dots": read_trace(text, name)}
 
 
 def _measured(text: str, name: str) -> dict[str, Any]:
-    found = measured(text, name)
+    found = read_measurement(text, name)
     return {"kind": "measurement", "flags": {}, "unread": [], "message": "", "dots": found}
 
 

@@ -33,8 +33,8 @@ class _Measured(msgspec.Struct, frozen=True):
     states: dict[str, Bytes]
 
 
-def traced(text: str, name: str) -> dict[str, Any]:
-    """Read the dots of a trace as plain values [bytes]. Raises `ConfigError` if the text is not a trace."""
+def read_trace(text: str, name: str) -> dict[str, Any]:
+    """The dots of a trace, as the page keeps them. Raises ConfigError for what is no trace."""
     found = _read(text, _Traced, name, "trace")
     sizes = found.assumed.get("settings")
     return _plain(
@@ -47,11 +47,11 @@ def traced(text: str, name: str) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def measured(text: str, name: str) -> dict[str, Any]:
-    """Read the dots of a measurement as plain values [bytes]. Raises `ConfigError` if the text is not a measurement.
+def read_measurement(text: str, name: str) -> dict[str, Any]:
+    """The dots of a measurement. Raises ConfigError for what is none.
 
     >>> text = '{"target": "gpt2", "backward_peak": 9, "step_peak": 8, "states": {"weights": 2}}'
-    >>> measured(text, "m.json")["phases"]
+    >>> read_measurement(text, "m.json")["phases"]
     {'forward and backward': 9, 'optimizer step': 8}
     """
     found = _read(text, _Measured, name, "measurement")
@@ -92,11 +92,11 @@ def _world(rank: str | None) -> int | None:
 
 
 def _sizes(text: str, name: str) -> Sizes:
-    """The settings of a trace in the terms of an estimate."""
-    from loadgauge.trace.torch_run import OPTIMIZERS, TorchRun, of_flags
+    """The settings of a trace in the words of an estimate."""
+    from loadgauge.trace.torch_run import OPTIMIZERS, TorchRun, parse_flags
 
     try:
-        job, keep, layers = of_flags(text)
+        job, keep, layers = parse_flags(text)
     except ConfigError as error:
         raise ConfigError(f"is no trace: {error}", file=name) from None
     run = TorchRun.of(job, keep=keep)

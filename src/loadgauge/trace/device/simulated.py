@@ -126,7 +126,7 @@ def simulated_device() -> str:
 
 
 @contextlib.contextmanager
-def fakes() -> Iterator[FakeMode]:
+def fake_tensors() -> Iterator[FakeMode]:
     """Fake tensors in its body, and nothing in PyTorch or transformers that would ask for their values.
 
     Backward runs on the calling thread: a thread of its own for the simulated device would abort at exit.

@@ -31,7 +31,7 @@ MESH = (
 
 
 @contextlib.contextmanager
-def pretended(gpus: int, rank: int, observer: Observer) -> Iterator[None]:
+def fake_process_group(gpus: int, rank: int, observer: Observer) -> Iterator[None]:
     """A fake process group of `gpus` ranks, of which this process is `rank`; code that would create its own gets this
     one. Raises ConfigError for a rank that is not there, or where a process group exists."""
     if not 0 <= rank < gpus:

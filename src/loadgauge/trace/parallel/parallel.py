@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from loadgauge.trace.device.fake import FakeMode
 from loadgauge.trace.jobs import build_model
 from loadgauge.trace.parallel.stages import Chunk, chunk_layers, cut, pipeline
-from loadgauge.trace.parallel.tensor_parallel import share_layers
+from loadgauge.trace.parallel.tensor_parallel import shard_layers
 from loadgauge.trace.record.allocations import INPUTS
 from loadgauge.trace.torch_run import SCHEDULES, TorchRun
 
@@ -86,7 +86,7 @@ class ParallelJob:
         self._built = None
         for part in parts:
             if self.layout.tp > 1:
-                share_layers(part, mesh["tp"], self.layout.sequence_parallel)
+                shard_layers(part, mesh["tp"], self.layout.sequence_parallel)
         tracker.suspended -= 1
         whole_parts = parts
         device = torch.device(self._device)

@@ -13,7 +13,7 @@ KNOWN = ("colwise", "rowwise", "colwise_gather_output", "replicated_with_grad_al
 """Styles of transformers that have their like in `torch.distributed.tensor.parallel`."""
 
 
-def share_layers(model: Any, mesh: Any, sequence_parallel: bool) -> None:
+def shard_layers(model: Any, mesh: Any, sequence_parallel: bool) -> None:
     """Shares a model's products over a mesh of one axis, in place. The embedding and the logits are shared over the
     vocabulary; with `sequence_parallel` norms work on their part of the sequence.
 

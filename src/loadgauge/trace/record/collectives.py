@@ -32,7 +32,7 @@ class Sum(msgspec.Struct, frozen=True):
     payload: int
 
 
-def summed(calls: Iterable[Collective]) -> tuple[Sum, ...]:
+def sum_by_kind(calls: Iterable[Collective]) -> tuple[Sum, ...]:
     """Calls and bytes by kind and group size, most bytes first."""
     found: dict[tuple[str, int], list[int]] = {}
     for call in calls:

@@ -12,7 +12,7 @@ import torch
 
 from command_line import typed
 from loadgauge.compare.formula import Formula
-from loadgauge.compare.gpu_runs import CASES, ON_CPU, Report, case, main, recognised, report, row, write
+from loadgauge.compare.gpu_runs import CASES, ON_CPU, Report, case, find_gpu_by_name, main, report, row, write
 from loadgauge.errors import ConfigError
 from loadgauge.measure.benchmarks import Sizes
 from loadgauge.measure.train_steps import MeasuredSteps
@@ -116,11 +116,11 @@ def test_what_is_no_report(tmp_path: Path) -> None:
 
 
 def test_names_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
-    assert recognised("NVIDIA H200").id == "h200-sxm-141gb"
-    assert recognised("NVIDIA GeForce RTX 4090").id == "rtx4090"
+    assert find_gpu_by_name("NVIDIA H200").id == "h200-sxm-141gb"
+    assert find_gpu_by_name("NVIDIA GeForce RTX 4090").id == "rtx4090"
     assert "a100-sxm4-80gb" in gpu_ids()
     with pytest.raises(ConfigError, match="name it with --gpu"):
-        recognised("NVIDIA H100")
+        find_gpu_by_name("NVIDIA H100")
     if not torch.cuda.is_available():
         assert main(["nowhere.json"]) == 2
         assert "no CUDA device" in capsys.readouterr().err
