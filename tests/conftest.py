@@ -24,8 +24,7 @@ SLOW = {
         # PyTorch and transformers, processes, a server or a browser
         "oracle", "trace", "measure", "oom", "compare", "train", "web", "formats/test_formats_parsers.py",
         "families/test_defaults.py", "families/test_params.py", "families/test_param_variants.py",
-        "families/test_params_hybrid.py", "plan/test_sweep_processes.py", "plan/test_sweep_ray.py",
-        "paper/test_article5.py",
+        "plan/test_sweep_processes.py", "plan/test_sweep_ray.py", "paper/test_article5.py",
         # much to compute
         "plan/test_search_arrays.py", "plan/test_search_plan.py", "plan/test_planned_choices.py", "plot",
         "estimate/test_equation.py", "estimate/test_equation_experts.py", "formats/test_formats_round_trip.py",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from loadgauge.families import from_dict, model_types
+from loadgauge.families.reader import class_defaults
 from loadgauge.spec.model import Attention, LatentAttention, Moe
 from meta_models import bare, transformers_config
 
@@ -47,6 +50,14 @@ def first(config: Any, *names: str, default: object = None) -> Any:
 def read(model_type: str) -> tuple[Any, Any]:
     """Both readings of the smallest config."""
     return from_dict(bare(model_type), class_defaults=True), transformers_config(bare(model_type)).get_text_config()
+
+
+def test_the_defaults_are_those_of_the_configuration_classes() -> None:
+    """`data/family_defaults.json` is what its tool writes with the installed transformers."""
+    tool = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "family_defaults.py"))
+    written = tool["family_defaults"]()
+    assert {model_type: class_defaults(model_type) for model_type in written} == written
+    assert tool["FILE"].read_text(encoding="utf-8") == tool["as_json"](written)
 
 
 @pytest.mark.parametrize("model_type", KINDS)

@@ -1,26 +1,29 @@
-"""Reading configs: what each family is made of, contradictions, what is not modelled, and keys that are not read."""
+"""Reading configs: what each family and each published model is made of, and keys that are not read."""
 
 from __future__ import annotations
 
 import json
-import math
 import sys
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadgauge.errors import ConfigError, NotModelled
+from loadgauge.errors import ConfigError
 from loadgauge.families import from_dict, from_hf, model, models
-from loadgauge.families.reader import Reader
-from loadgauge.spec.model import ModelSpec
-
-
-def shipped(name: str) -> dict[str, Any]:
-    """A config of the catalogue, as it is in the file."""
-    text = resources.files("loadgauge").joinpath(f"data/models/{name}.json").read_text(encoding="utf-8")
-    return json.loads(text)
+from loadgauge.families.catalogue import config as shipped
+from loadgauge.spec.model import (
+    Attention,
+    GatedDeltaNet,
+    LatentAttention,
+    LightningAttention,
+    Mamba1,
+    Mamba2,
+    Mlp,
+    ModelSpec,
+    Moe,
+    ShortConvolution,
+)
 
 
 def layer_windows(spec: ModelSpec) -> list[int | None]:
@@ -234,94 +237,221 @@ def test_no_code_of_a_config_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "modeling_evil" not in sys.modules
 
 
+# Experts, attention and norms, layer by layer
+
+
+def moes(spec: ModelSpec) -> list[int]:
+    """The layers that have experts."""
+    return [i for i, index in enumerate(spec.pattern) if isinstance(spec.blocks[index].mlp, Moe)]
+
+
+def layers(spec: ModelSpec, what: str) -> list[Any]:
+    """One fact of the attention of each layer."""
+    return [getattr(spec.blocks[index].attention, what) for index in spec.pattern]
+
+
+# Experts
+
+
+def test_which_layers_have_experts() -> None:
+    assert moes(model("mixtral-8x7b")) == list(range(32))
+    assert moes(model("deepseek-v3")) == list(range(3, 61))
+    assert moes(model("kimi-k2")) == list(range(1, 61))
+    assert moes(model("llama-4-scout")) == list(range(48))
+    assert moes(model("llama-4-maverick")) == list(range(1, 48, 2))
+    assert moes(model("ernie-4.5-300b-a47b")) == list(range(3, 54))
+    stepped = {**shipped("qwen3-30b-a3b"), "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    assert moes(from_dict(stepped)) == [1, *range(5, 48, 2)]
+
+
+def test_experts_as_published() -> None:
+    def of(name: str) -> Moe:
+        moe = model(name).blocks[-1].mlp
+        assert isinstance(moe, Moe)
+        return moe
+
+    deepseek, qwen, oss, llama4 = (
+        of(name) for name in ("deepseek-v3", "qwen2-57b-a14b", "gpt-oss-120b", "llama-4-scout")
+    )
+    assert (deepseek.num_experts, deepseek.num_experts_per_tok, deepseek.moe_intermediate_size) == (256, 8, 2048)
+    assert deepseek.shared is not None
+    assert deepseek.shared.intermediate_size == 2048
+    assert (deepseek.router_score, deepseek.router_float32, deepseek.norm_topk_prob) == ("sigmoid", True, True)
+    assert qwen.shared is not None
+    assert (qwen.shared.intermediate_size, qwen.shared_gate) == (20480, True)
+    assert (oss.router_bias, oss.expert_bias, oss.router_score) == (True, True, "softmax_of_chosen")
+    assert llama4.shared is not None
+    assert (llama4.num_experts_per_tok, llama4.shared.intermediate_size) == (1, 8192)
+    assert of("ernie-4.5-21b-a3b").correction_bias
+    assert of("hunyuan-a13b").num_experts_per_tok == 8
+
+
+def test_experts_layer_by_layer() -> None:
+    listed = {**shipped("hunyuan-a13b"), "moe_topk": [1, 2] * 16}
+    spec = from_dict(listed)
+    assert [getattr(spec.blocks[index].mlp, "num_experts_per_tok", 0) for index in spec.pattern] == [1, 2] * 16
+
+
+def test_layers_that_predict_more_tokens_are_named_and_not_counted() -> None:
+    remark = "num_nextn_predict_layers (not counted unless asked)"
+    for name, count in (("deepseek-v3", 1), ("glm-4.5", 1), ("kimi-k2", 0), ("llama-7b", 0)):
+        spec = model(name)
+        assert spec.num_nextn_predict_layers == count
+        assert (remark in spec.unused_keys) == bool(count)
+
+
+# Attention
+
+
+def test_latent_attention() -> None:
+    spec, lite = model("deepseek-v3").blocks[0].attention, model("deepseek-v2-lite").blocks[0].attention
+    assert isinstance(spec, LatentAttention)
+    assert isinstance(lite, LatentAttention)
+    assert (spec.q_lora_rank, spec.kv_lora_rank, spec.v_head_dim) == (1536, 512, 128)
+    assert (spec.qk_nope_head_dim, spec.qk_rope_head_dim) == (128, 64)
+    assert lite.q_lora_rank is None
+
+
+def test_windows_and_chunks() -> None:
+    assert layers(model("gpt-oss-20b"), "sliding_window") == [128, None] * 12
+    assert layers(model("olmo-3-7b"), "sliding_window") == [4096, 4096, 4096, None] * 8
+    assert layers(model("command-r7b"), "sliding_window") == [4096, 4096, 4096, None] * 8
+    assert layers(model("llama-4-scout"), "sliding_window") == [8192, 8192, 8192, None] * 12
+    assert layers(model("gpt-neo-1.3b"), "sliding_window") == [None, 256] * 12
+    assert set(layers(model("qwen3-235b-a22b"), "sliding_window")) == {None}
+    letters = {**shipped("exaone-4.0-32b"), "sliding_window_pattern": "LG"}
+    del letters["layer_types"]
+    assert layers(from_dict(letters), "sliding_window") == [4096, None] * 32
+
+
+def test_layers_that_do_not_rotate() -> None:
+    for name in ("smollm3-3b", "llama-4-maverick", "command-r7b", "exaone-4.0-32b"):
+        rotary = layers(model(name), "rotary")
+        assert rotary == [True, True, True, False] * (len(rotary) // 4)
+    assert set(layers(model("exaone-4.0-1.2b"), "rotary")) == {True}
+    scout, maverick = model("llama-4-scout"), model("llama-4-maverick")
+    assert [norm is not None for norm in layers(scout, "qk_norm")] == layers(scout, "rotary")
+    assert set(layers(maverick, "qk_norm")) == {None}
+    assert set(layers(model("bloom-7b1"), "alibi")) == {True}
+
+
+def test_partial_rotation() -> None:
+    found = {
+        name: model(name).blocks[0].attention for name in ("phi-2", "pythia-70m", "gpt-j-6b", "minimax-m2", "phi-4")
+    }
+    assert {name: getattr(attention, "rotary_dim", 0) for name, attention in found.items()} == {
+        "phi-2": 32,
+        "pythia-70m": 16,
+        "gpt-j-6b": 64,
+        "minimax-m2": 64,
+        "phi-4": None,
+    }
+
+
+# Norms
+
+
+def test_where_the_norms_are() -> None:
+    found = {
+        name: (block.placement, block.shared_norm)
+        for name in ("olmo-2-7b", "exaone-4.0-32b", "command-r", "gpt-j-6b", "phi-2", "falcon-7b", "falcon-40b")
+        for block in model(name).blocks[:1]
+    }
+    assert found == {
+        "olmo-2-7b": ("after", False),
+        "exaone-4.0-32b": ("after", False),
+        "command-r": ("parallel", True),
+        "gpt-j-6b": ("parallel", True),
+        "phi-2": ("parallel", True),
+        "falcon-7b": ("parallel", True),
+        "falcon-40b": ("parallel", False),
+    }
+    assert model("stablelm-2-12b").blocks[0].shared_norm
+    assert model("stablelm-2-1.6b").blocks[0].placement == "pre"
+    assert model("glm-4-9b-0414").blocks[0].placement == "sandwich"
+
+
+def test_norms_of_queries_and_keys() -> None:
+    over = {name: model(name).blocks[0].attention for name in ("olmo-2-7b", "command-r-plus", "qwen3-8b", "minimax-m2")}
+    assert [getattr(attention, "qk_norm_over", "") for attention in over.values()] == ["all", "own", "head", "all"]
+
+
+def test_albert_has_the_weights_of_one_layer() -> None:
+    spec = model("albert-base-v2")
+    assert [spec.blocks[index].shares_weights for index in spec.pattern] == [False] + [True] * 11
+    assert (spec.embedding_size, spec.factorised_embedding) == (128, True)
+    groups = from_dict({**shipped("albert-base-v2"), "num_hidden_groups": 3})
+    assert [groups.blocks[index].shares_weights for index in groups.pattern] == [False, True, True, True] * 3
+
+
+def test_flat_configs_of_models_that_see() -> None:
+    flat = {**shipped("qwen2.5-vl-3b"), "vision_config": {"depth": 32}, "special": 1}
+    spec = from_dict(flat)
+    assert (spec.model_type, spec.hidden_size, spec.tie_word_embeddings) == ("qwen2_5_vl", 2048, True)
+    assert spec.unused_keys == ("vision_config (not counted)", "special")
+
+
 # What is refused
 
 
-@pytest.mark.parametrize(
-    ("base", "change", "message"),
-    [
-        ("llama-7b", {"hidden_size": "7B"}, "hidden_size: must be a whole number, got '7B'"),
-        ("llama-7b", {"hidden_size": 4096.0}, "hidden_size: must be a whole number"),
-        ("llama-7b", {"hidden_size": True}, "hidden_size: must be a whole number, got True"),
-        ("llama-7b", {"hidden_size": None}, "hidden_size: must be a whole number, got None"),
-        ("llama-7b", {"hidden_size": -4096}, "hidden_size: must be from 1"),
-        ("llama-7b", {"hidden_size": 0}, "hidden_size: must be from 1"),
-        ("llama-7b", {"vocab_size": 2**40}, "vocab_size: must be from 1"),
-        ("llama-7b", {"vocab_size": 10**5000}, "vocab_size: must be from 1"),
-        ("llama-7b", {"num_hidden_layers": 2_000_000}, "num_hidden_layers: must be from 1 to 10000"),
-        ("llama-7b", {"hidden_size": 4100}, "hidden_size: 4100 is not divisible by 32 attention heads"),
-        ("llama-7b", {"num_key_value_heads": 5}, "num_key_value_heads: 5 does not divide num_attention_heads 32"),
-        ("llama-7b", {"attention_dropout": math.nan}, "attention_dropout: must be from 0 to 1, got nan"),
-        ("llama-7b", {"attention_dropout": math.inf}, "attention_dropout: must be from 0"),
-        ("llama-7b", {"attention_dropout": 1.5}, "attention_dropout: must be from 0"),
-        ("llama-7b", {"attention_dropout": 10**400}, "attention_dropout: must be from 0"),
-        ("llama-7b", {"tie_word_embeddings": "yes"}, "tie_word_embeddings: must be true or false"),
-        ("llama-7b", {"hidden_act": 3}, "hidden_act: must be a string"),
-        ("llama-7b", {"architectures": "LlamaForCausalLM"}, "architectures: must be a list of strings"),
-        ("llama-7b", {"model_type": None}, "model_type: must be a string"),
-        ("gpt2", {"n_head": 7}, "n_embd: 768 is not divisible by 7 attention heads"),
-        ("gemma-2-2b", {"final_logit_softcapping": 0}, "final_logit_softcapping: must be above 0"),
-        ("gemma-2-2b", {"layer_types": ["full_attention"]}, "layer_types: has 1 entries for 26 layers"),
-        ("gemma-2-2b", {"sliding_window": None}, "sliding_window: is null"),
-        ("gemma-3-1b", {"sliding_window_pattern": 0}, "sliding_window_pattern: must be from 1"),
-        ("gemma-3-4b", {"text_config": 3}, "text_config: must be a JSON object"),
-        ("gemma-3-4b", {"text_config": {"hidden_size": "big"}}, "text_config.hidden_size: must be a whole number"),
-        ("qwen2-7b", {"layer_types": ["sliding_attention"] * 28}, "sliding_window: is null .or switched off."),
-        ("roberta-base", {"max_position_embeddings": 2}, "max_position_embeddings: 2 rows leave no position"),
-    ],
-)
-def test_wrong_values(base: str, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^somewhere/config.json: {message}") as caught:
-        from_dict({**shipped(base), **change}, "somewhere/config.json")
-    assert "\n" not in str(caught.value)
+# Hybrids
 
 
-@pytest.mark.parametrize(
-    ("base", "change", "message"),
-    [
-        (
-            "llama-7b",
-            {"model_type": "mamba9"},
-            "model_type: 'mamba9' is not modelled; add it in src/loadgauge",
-        ),
-        ("llama-7b", {"architectures": ["T5ForConditionalGeneration"]}, "architectures: 'T5For"),
-        ("llama-7b", {"per_layer_config": {"0": {"hidden_size": 1}}}, "per_layer_config"),
-        ("llama-7b", {"is_encoder_decoder": True}, "is_encoder_decoder"),
-        ("gpt2", {"architectures": ["GPT2DoubleHeadsModel"]}, "architectures: 'GPT2DoubleHeadsModel'"),
-        ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
-        ("bert-base", {"architectures": ["BertForPreTraining"]}, "architectures: 'BertForPreTraining'"),
-        ("bert-base", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
-        ("bert-base", {"tie_word_embeddings": False}, "tie_word_embeddings"),
-        ("gemma-2-2b", {"layer_types": ["linear_attention"] * 26}, "layer_types: 'linear_attention'"),
-        ("gemma-3-4b", {"text_config": {"model_type": "rwkv"}}, "text_config.model_type: a text tower 'rwkv'"),
-    ],
-)
-def test_valid_but_not_modelled(base: str, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(NotModelled, match=message):
-        from_dict({**shipped(base), **change}, "config.json")
+def places(name: str, kind: type) -> list[int]:
+    spec = model(name)
+    return [i for i, block in enumerate(spec.pattern) if isinstance(spec.blocks[block].attention, kind)]
 
 
-def test_labels_that_contradict_each_other() -> None:
-    config = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
-    with pytest.raises(ConfigError, match="num_labels: is 3 but id2label has 1"):
-        from_dict({**config, "num_labels": 3, "id2label": {"0": "a"}}, class_defaults=True)
-    with pytest.raises(ConfigError, match="id2label: must be an object of labels"):
-        from_dict({**config, "id2label": ["a"]}, class_defaults=True)
+def test_layers_are_in_place() -> None:
+    assert places("bamba-9b", Attention) == [9, 18, 27]
+    assert places("granite-4.0-h-small", Attention) == [5, 15, 25, 35]
+    assert places("jamba-1.5-mini", Attention) == [4, 12, 20, 28]
+    assert places("qwen3-next-80b-a3b", Attention) == list(range(3, 48, 4))
+    assert places("minimax-text-01", Attention) == list(range(7, 80, 8))
+    assert places("lfm2-1.2b", Attention) == [2, 5, 8, 10, 12, 14]
+    assert places("nemotron-h-8b", Attention) == [7, 18, 29, 40]
+    assert len(places("nemotron-3-nano-30b-a3b", Mamba2)) == 23
+    assert places("falcon-h1-7b", Attention) == list(range(44))
+    assert all(block.beside is not None for block in model("falcon-h1-7b").blocks)
+    for name, kind in (
+        ("granite-4.0-h-small", Mamba2),
+        ("jamba-1.5-mini", Mamba1),
+        ("qwen3-next-80b-a3b", GatedDeltaNet),
+        ("lfm2-1.2b", ShortConvolution),
+        ("minimax-text-01", LightningAttention),
+    ):
+        others = set(range(model(name).num_hidden_layers)) - set(places(name, Attention))
+        assert set(places(name, kind)) == others
 
 
-@pytest.mark.parametrize("config", [None, 3, [], "llama", {3: 4}])
-def test_not_an_object(config: object) -> None:
-    with pytest.raises(ConfigError, match="must be a JSON object"):
-        from_dict(config, class_defaults=True)
+def test_experts_are_in_place() -> None:
+    spec = model("jamba-1.5-large")
+    sparse = [isinstance(spec.blocks[kind].mlp, Moe) for kind in spec.pattern]
+    assert sparse == [bool(i % 2) for i in range(72)]
+    spec = model("lfm2-8b-a1b")
+    assert [isinstance(spec.blocks[kind].mlp, Mlp) for kind in spec.pattern] == [i < 2 for i in range(24)]
+    spec = model("nemotron-3-nano-30b-a3b")
+    letters = {Mamba2: "M", Attention: "*", type(None): "E"}
+    assert (
+        "".join(letters[type(spec.blocks[kind].attention)] for kind in spec.pattern)
+        == "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+    )
 
 
-def test_model_type_is_needed() -> None:
-    with pytest.raises(ConfigError, match="model_type: is missing"):
-        from_dict({})
+def test_widths_that_follow_from_others() -> None:
+    assert model("lfm2-1.2b").blocks[0].mlp.intermediate_size == 8192
+    jamba = from_dict({"model_type": "jamba"}, class_defaults=True).blocks[0].attention
+    assert (jamba.intermediate_size, jamba.time_step_rank) == (8192, 256)
+    attention = model("qwen3-next-80b-a3b").blocks[1].attention
+    assert attention.output_gate
+    assert attention.rotary_dim == 64
+    assert not model("jamba-1.5-mini").blocks[-1].attention.rotary
+    assert not model("granite-4.0-h-tiny").blocks[1].attention.rotary
 
 
-def test_reader_marks_what_it_read() -> None:
-    reader = Reader({"a": 1, "b": 2, "c": [3]}, "config.json")
-    assert reader.whole("a", default=0) == 1
-    reader.ignore("b")
-    assert reader.unused() == ("c",)
+def test_the_text_tower_of_a_hybrid() -> None:
+    """What looks at images is not counted."""
+    for model_type in ("qwen3_5", "qwen3_5_moe"):
+        spec = from_dict({"model_type": model_type, "text_config": {"num_hidden_layers": 4}}, class_defaults=True)
+        assert spec.unused_keys[0] == "vision_config (not counted)"
+        assert sum(isinstance(spec.blocks[kind].attention, GatedDeltaNet) for kind in spec.pattern) == 3

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
 from loadgauge.estimate.parameters import parameters
 from loadgauge.families import from_dict
-from meta_models import has_class, parameter_sizes
+from meta_models import active_size, has_class, total_size
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4, "vocab_size": 97, "pad_token_id": 0}
 GATED = {**SMALL, "intermediate_size": 96, "num_key_value_heads": 2}
@@ -17,6 +16,34 @@ NARROW = {"ffn_dim": 90, "word_embed_proj_dim": 32}
 LABELS = {"id2label": {"0": "a", "1": "b", "2": "c"}}
 TASKS = ("ForCausalLM", "Model", "ForSequenceClassification")
 BIASED = {"attention_bias": True, "mlp_bias": True}
+
+HYBRIDS = {
+    "bamba": "Bamba",
+    "falcon_h1": "FalconH1",
+    "granitemoehybrid": "GraniteMoeHybrid",
+    "jamba": "Jamba",
+    "lfm2": "Lfm2",
+    "lfm2_moe": "Lfm2Moe",
+    "mamba2": "Mamba2",
+    "minimax": "MiniMax",
+    "nemotron_h": "NemotronH",
+    "qwen3_5_moe_text": "Qwen3_5Moe",
+    "qwen3_5_text": "Qwen3_5",
+    "qwen3_next": "Qwen3Next",
+}
+FOUR = {**SMALL, "num_hidden_layers": 4}
+EVEN = {**GATED, "num_hidden_layers": 4}
+SCAN = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 24, "mamba_d_conv": 3}
+MIXED = dict.fromkeys(("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"), True)
+HALF = ["mamba", "attention", "mamba", "attention"]
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+LINEAR = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 3, "head_dim": 24, "attention_bias": True,
+}  # fmt: skip
+DOUBLE = {"vocab_size": 97, "hidden_size": 64, "num_heads": 4, "head_dim": 32, "num_hidden_layers": 3}
+LETTERS = {**EVEN, "head_dim": 24, "mamba_num_heads": 6, "mamba_head_dim": 8, "ssm_state_size": 12, "n_groups": 3}
+
 
 Config = dict[str, Any]
 found: list[Config] = []
@@ -235,11 +262,63 @@ def towers() -> None:
         add("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", {"text_config": {**GATED, **sparse}}, tie, vision)
 
 
-for fill in (decoders, older, encoders, experts, towers):
+def hybrids() -> None:
+    """Hybrids of attention and other mixers, and models without attention."""
+
+    def hybrid(model_type: str, *changes: Config, last: str = "ForCausalLM") -> None:
+        add(model_type, HYBRIDS[model_type] + last, *changes)
+
+    hybrid("mamba2", DOUBLE, {"tie_word_embeddings": True, "use_bias": True, "use_conv_bias": False, "n_groups": 2})
+    hybrid("mamba2", DOUBLE, {"state_size": 7, "conv_kernel": 2, "expand": 2, "n_groups": 1}, last="Model")
+    hybrid("bamba", EVEN, SCAN, MIXED, {"attn_layer_indices": [0, 3], "tie_word_embeddings": True})
+    hybrid("bamba", EVEN, SCAN, {"mamba_conv_bias": False, "mamba_expand": 1, "num_key_value_heads": None})
+    hybrid("bamba", EVEN, SCAN, {"attn_layer_indices": []}, last="Model")
+    granite = {**EVEN, **SCAN, "shared_intermediate_size": 72}
+    hybrid("granitemoehybrid", granite, MIXED, {"layer_types": HALF, "num_local_experts": 4})
+    hybrid(
+        "granitemoehybrid", granite, {"layers_block_type": HALF, "num_local_experts": 0, "tie_word_embeddings": True}
+    )
+    hybrid("granitemoehybrid", granite, {"num_local_experts": 3, "position_embedding_type": "rope"}, last="Model")
+    hybrid("falcon_h1", EVEN, SCAN, MIXED, {"mamba_d_ssm": 96, "mamba_rms_norm": True, "head_dim": 24})
+    hybrid("falcon_h1", EVEN, SCAN, {"mamba_d_ssm": None, "mamba_expand": 3, "tie_word_embeddings": True}, last="Model")
+    for pattern in ("M*-", "MM-M", "ME*E", "E"):
+        hybrid("nemotron_h", LETTERS, {"hybrid_override_pattern": pattern, "n_routed_experts": 5, "use_bias": True})
+    hybrid("nemotron_h", LETTERS, {"layers_block_type": ["mamba", "mlp", "attention", "moe"], "mlp_bias": True})
+    old = {"mamba_n_groups": 2, "mamba_d_conv": 2, "mamba_conv_bias": False, "mamba_chunk_size": 16}
+    hybrid("nemotron_h", LETTERS, old, {"hybrid_override_pattern": "M", "tie_word_embeddings": True}, last="Model")
+    jamba = {**EVEN, "mamba_d_state": 5, "mamba_expand": 3, "num_experts": 4, "num_experts_per_tok": 2}
+    hybrid("jamba", jamba, {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 7})
+    hybrid("jamba", jamba, {"mamba_proj_bias": True, "mamba_conv_bias": False, "expert_layer_period": 4})
+    hybrid("jamba", jamba, {"num_experts": 1, "tie_word_embeddings": True}, last="Model")
+    hybrid("jamba", jamba, {"num_labels": 5}, last="ForSequenceClassification")
+    hybrid("qwen3_next", EVEN, LINEAR, EXPERTS, {"shared_expert_intermediate_size": 32, "full_attention_interval": 2})
+    hybrid("qwen3_next", EVEN, LINEAR, EXPERTS, {"mlp_only_layers": [0], "decoder_sparse_step": 2}, last="Model")
+    kinds = {"layer_types": ["full_attention", "linear_attention"] * 2, "num_experts": 0, "num_labels": 3}
+    hybrid("qwen3_next", EVEN, LINEAR, kinds, last="ForSequenceClassification")
+    hybrid("qwen3_5_text", EVEN, LINEAR, {"tie_word_embeddings": True})
+    hybrid("qwen3_5_moe_text", FOUR, LINEAR, EXPERTS, {"num_key_value_heads": 1})
+    hybrid("lfm2", EVEN, {"full_attn_idxs": [1], "conv_bias": True, "block_multiple_of": 32})
+    hybrid("lfm2", EVEN, {"layer_types": ["conv"] * 4, "block_auto_adjust_ff_dim": False, "tie_embedding": False})
+    factor = {"block_ff_dim": 200, "block_ffn_dim_multiplier": 1.3, "conv_L_cache": 5, "block_multiple_of": 16}
+    hybrid("lfm2", EVEN, factor)
+    hybrid("lfm2", EVEN, {**factor, "layer_types": ["full_attention"] * 4}, last="Model")
+    mixed = {"layer_types": ["conv", "full_attention"] * 2}
+    hybrid("lfm2_moe", EVEN, EXPERTS, mixed, {"num_dense_layers": 1, "conv_bias": True})
+    hybrid("lfm2_moe", EVEN, EXPERTS, mixed, {"num_dense_layers": 0, "tie_word_embeddings": False}, last="Model")
+    hybrid("minimax", EVEN, {"num_local_experts": 3, "head_dim": 24, "tie_word_embeddings": True})
+    hybrid("minimax", EVEN, {"layer_types": ["linear_attention"] * 4, "num_local_experts": 2}, last="Model")
+    hybrid("minimax", EVEN, {"num_labels": 4}, last="ForSequenceClassification")
+    text = {"text_config": {**EVEN, **LINEAR, **EXPERTS}, "tie_word_embeddings": True}
+    add("qwen3_5", "Qwen3_5ForConditionalGeneration", text)
+    add("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", text)
+
+
+for fill in (decoders, older, encoders, experts, towers, hybrids):
     fill()
 
 
 @pytest.mark.parametrize("config", found, ids=lambda config: config["architectures"][0])
 def test_variants(config: Config) -> None:
-    expected = sum(math.prod(shape) for shape in parameter_sizes(config).values())
-    assert parameters(from_dict(config, class_defaults=True)).total == expected
+    sizes = parameters(from_dict(config, class_defaults=True))
+    assert sizes.total == total_size(config)
+    assert sizes.active == active_size(config)

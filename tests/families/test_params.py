@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-from importlib import resources
 from typing import Any
 
 import pytest
@@ -12,24 +9,14 @@ import pytest
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.parameters import parameters
 from loadgauge.families import from_dict, model, model_types, models
+from loadgauge.families.catalogue import config as shipped
 from loadgauge.spec.model import Moe
-from meta_models import NEEDED, bare, parameter_sizes, transformers_config, usual_class
-
-
-def transformers_total(config: dict[str, Any]) -> int:
-    """Parameters of transformers' class."""
-    return sum(math.prod(shape) for shape in parameter_sizes(config).values())
+from meta_models import NEEDED, active_size, bare, parameter_sizes, total_size, usual_class
 
 
 def total(config: dict[str, Any]) -> int:
     """Parameters by loadgauge."""
     return parameters(from_dict(config, class_defaults=True)).total
-
-
-def shipped(name: str) -> dict[str, Any]:
-    """A config of the catalogue, as it is in the file."""
-    text = resources.files("loadgauge").joinpath(f"data/models/{name}.json").read_text(encoding="utf-8")
-    return json.loads(text)
 
 
 def has_experts(config: dict[str, Any]) -> bool:
@@ -42,7 +29,7 @@ def has_experts(config: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("name", models())
 def test_shipped_models(name: str) -> None:
-    assert parameters(model(name)).total == transformers_total(shipped(name))
+    assert parameters(model(name)).total == total_size(shipped(name))
 
 
 def test_every_family_is_in_the_catalogue() -> None:
@@ -157,6 +144,19 @@ UNSTOCKED = {"qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"}
         "starcoder2-7b": 7_173_923_840,
         "starcoder2-15b": 15_957_889_024,
         "tinyllama-1.1b": 1_100_048_384,
+        "falcon-h1-0.5b": 521_411_104,
+        "falcon-h1-1.5b": 1_554_863_488,
+        "falcon-h1-34b": 33_642_516_224,
+        "granite-4.0-h-tiny": 6_939_037_248,
+        "jamba-1.5-mini": 51_570_323_328,
+        "lfm2-350m": 354_483_968,
+        "lfm2-700m": 742_489_344,
+        "lfm2-1.2b": 1_170_340_608,
+        "lfm2-8b-a1b": 8_339_929_856,
+        "mamba-codestral-7b": 7_285_403_648,
+        "minimax-text-01": 456_089_655_296,
+        "nemotron-3-nano-30b-a3b": 31_577_937_344,
+        "nemotron-nano-9b-v2": 8_888_227_328,
     }.items(),
 )
 def test_published_totals(name: str, published: int) -> None:
@@ -184,25 +184,8 @@ def test_the_buffers_in_published_totals() -> None:
 )
 def test_active_parameters(config: dict[str, Any]) -> None:
     """Every tensor of experts in transformers' class, scaled by the share of the experts that a token goes to."""
-    theirs = transformers_config(config).get_text_config()
-    if config["model_type"] == "dbrx":
-        theirs = theirs.ffn_config
-    keys = ("moe_top_k", "num_experts_per_tok", "moe_topk", "moe_k")
-    chosen = next(getattr(theirs, key) for key in keys if getattr(theirs, key, None) is not None)
-    if isinstance(chosen, list):
-        assert len(set(chosen)) == 1
-        chosen = chosen[0]
-    active = 0
-    for name, shape in parameter_sizes(config).items():
-        size = math.prod(shape)
-        if ".experts." in name:
-            # DBRX joins the experts' matrices to one, and does not say in its shape how many there are.
-            experts = shape[0] if config["model_type"] != "dbrx" else theirs.moe_num_experts
-            size, rest = divmod(size * chosen, experts)
-            assert not rest
-        active += size
     found = parameters(from_dict(config, class_defaults=True))
-    assert found.active == active
+    assert found.active == active_size(config)
     assert found.total - found.active == found.idle >= 0
 
 
@@ -229,6 +212,14 @@ def test_active_parameters(config: dict[str, Any]) -> None:
         ("hunyuan-a13b", 80, 13, True),
         ("granite-3.0-1b-a400m", 1.3, 0.4, True),
         ("granite-3.0-3b-a800m", 3.3, 0.8, False),
+        ("qwen3-next-80b-a3b", 80, 4, True),
+        ("nemotron-3-nano-30b-a3b", 32, 4, True),
+        ("granite-4.0-h-small", 32, 9, True),
+        ("granite-4.0-h-tiny", 7, 1, True),
+        ("jamba-1.5-mini", 52, 12, True),
+        ("jamba-1.5-large", 399, 94, True),
+        ("minimax-text-01", 456, 48, True),
+        ("lfm2-8b-a1b", 8, 2, True),
     ],
 )
 def test_published_active_parameters(name: str, in_all: float, active: float, table: bool) -> None:
@@ -258,7 +249,7 @@ def test_llama_4_maverick_and_kimi_k2_as_published() -> None:
 @pytest.mark.parametrize("model_type", model_types())
 def test_defaults(model_type: str, named: bool) -> None:
     config = {**bare(model_type), **({"architectures": [usual_class(model_type)]} if named else {})}
-    assert total(config) == transformers_total(config)
+    assert total(config) == total_size(config)
 
 
 @pytest.mark.parametrize("model_type", NEEDED)
@@ -271,3 +262,48 @@ def test_defaults_that_make_no_model(model_type: str) -> None:
         return
     with pytest.raises(ConfigError, match="is missing"):
         from_dict(config, class_defaults=True)
+
+
+# Kimi K2, from its published config. The report (arXiv 2507.20534) prints 1.04T and 32.6B activated. No sum over the
+# published tensors gives either: the weights have 1.026T, and 31.7B activated without the table of embeddings, 32.9B with it.
+
+LAYERS, DENSE, HIDDEN, VOCABULARY = 61, 1, 7168, 163_840
+EXPERTS, CHOSEN, SHARED, EXPERT_WIDTH, DENSE_WIDTH = 384, 8, 1, 2048, 18_432
+HEADS, QUERY_RANK, KEY_RANK, NOPE, ROPE, VALUE = 64, 1536, 512, 128, 64, 128
+
+
+def kimi_k2_by_hand(experts: int) -> int:
+    """Parameters of Kimi K2 with this many routed experts in each sparse layer."""
+    attention = (
+        HIDDEN * QUERY_RANK + QUERY_RANK + QUERY_RANK * HEADS * (NOPE + ROPE)
+        + HIDDEN * (KEY_RANK + ROPE) + KEY_RANK + KEY_RANK * HEADS * (NOPE + VALUE)
+        + HEADS * VALUE * HIDDEN
+    )  # fmt: skip
+    expert = 3 * HIDDEN * EXPERT_WIDTH
+    dense = attention + 3 * HIDDEN * DENSE_WIDTH + 2 * HIDDEN
+    sparse = attention + HIDDEN * EXPERTS + (experts + SHARED) * expert + 2 * HIDDEN
+    return DENSE * dense + (LAYERS - DENSE) * sparse + 2 * VOCABULARY * HIDDEN + HIDDEN
+
+
+def test_kimi_k2_by_hand() -> None:
+    found = parameters(model("kimi-k2"))
+    assert found.total == kimi_k2_by_hand(EXPERTS) == 1_026_408_209_408
+    assert found.active == kimi_k2_by_hand(CHOSEN) == 32_861_477_888
+
+
+def test_kimi_k2_by_its_model_card() -> None:
+    """1T in all, 32B activated: without the table of embeddings, which only looks up."""
+    found = parameters(model("kimi-k2"))
+    assert round(found.total / 1e12) == 1
+    assert round((found.active - found.embedding) / 1e9) == 32
+
+
+def test_kimi_k2_by_its_report() -> None:
+    """1.04T and 32.6B. A multi-token prediction module as DeepSeek-V3's would make 1.04T; this model came with none."""
+    spec = model("kimi-k2")
+    found = parameters(spec)
+    assert round(found.total / 1e12, 2) == 1.03
+    assert spec.num_nextn_predict_layers == 0
+    assert round(parameters(spec.with_mtp(1)).total / 1e12, 2) == 1.04
+    activated = {round(size / 1e9, 1) for size in (found.active, found.active - found.embedding)}
+    assert activated == {31.7, 32.9}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from typing import Any
 
 import pytest
@@ -89,3 +90,28 @@ def _sizes(name: str, config: str) -> dict[str, tuple[int, ...]]:
         for name, parameter in built.named_parameters()
         if not any(part in name for part in NOT_COUNTED)
     }
+
+
+def total_size(config: dict[str, Any]) -> int:
+    """Parameters of the class in `architectures`."""
+    return sum(map(math.prod, parameter_sizes(config).values()))
+
+
+def active_size(config: dict[str, Any]) -> int:
+    """Parameters that one token passes through: those of experts by the share of them that it goes to."""
+    theirs = transformers_config(config).get_text_config()
+    if config["model_type"] == "dbrx":
+        theirs = theirs.ffn_config
+    keys = ("moe_top_k", "num_experts_per_tok", "moe_topk", "moe_k")
+    chosen = next((getattr(theirs, key) for key in keys if getattr(theirs, key, None) is not None), 0)
+    active = 0
+    for name, shape in parameter_sizes(config).items():
+        size = math.prod(shape)
+        if ".experts." in name:
+            # DBRX joins the experts' matrices to one, and does not say in its shape how many there are.
+            experts = shape[0] if config["model_type"] != "dbrx" else theirs.moe_num_experts
+            layer = int(name.split("layers.")[1].partition(".")[0]) if isinstance(chosen, list) else 0
+            size, rest = divmod(size * (chosen[layer] if isinstance(chosen, list) else chosen), experts)
+            assert not rest
+        active += size
+    return active

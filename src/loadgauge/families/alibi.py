@@ -9,22 +9,22 @@ from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec, Norm
 
 def _hidden_size(reader: Reader, default: int) -> int:
     """`n_embed`, the older name, wins over `hidden_size`, as in transformers."""
-    older = reader.optional_whole("n_embed", default=None)
+    older = reader.optional_whole("n_embed")
     if older is not None and not reader.has("hidden_size"):
         return older
-    stated = reader.whole("hidden_size", default=default)
+    stated = reader.whole("hidden_size")
     return older or stated
 
 
 def bloom(reader: Reader) -> ModelSpec:
     """BLOOM: a norm after the embedding, biases everywhere."""
-    if reader.flag("apply_residual_connection_post_layernorm", default=False):
+    if reader.flag("apply_residual_connection_post_layernorm"):
         raise reader.unmodelled(
             "apply_residual_connection_post_layernorm", "residual sums after norms are not modelled"
         )
     hidden_size = _hidden_size(reader, 64)
-    heads = reader.whole("n_head", "num_attention_heads", default=8)
-    dropout = reader.rate("hidden_dropout", default=0.0)
+    heads = reader.whole("n_head", "num_attention_heads")
+    dropout = reader.rate("hidden_dropout")
     block = Block(
         attention=Attention(
             num_attention_heads=heads,
@@ -35,7 +35,7 @@ def bloom(reader: Reader) -> ModelSpec:
             fused_qkv=True,
             rotary=False,
             alibi=True,
-            dropout=reader.rate("attention_dropout", default=0.0),
+            dropout=reader.rate("attention_dropout"),
         ),
         # Its own tanh form of GELU keeps the input alone, as PyTorch's does.
         mlp=Mlp(intermediate_size=4 * hidden_size, gated=False, bias=True, activation="gelu_pytorch_tanh"),
@@ -48,10 +48,10 @@ def bloom(reader: Reader) -> ModelSpec:
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=250880),
+        vocab_size=reader.whole("vocab_size"),
         blocks=(block,),
-        pattern=(0,) * parts.layers(reader, "n_layer", "num_hidden_layers", default=2),
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=True),
+        pattern=(0,) * parts.layers(reader, "n_layer", "num_hidden_layers"),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
         embedding_norm=parts.LAYER_NORM,
         final_norm=parts.LAYER_NORM,
         head=parts.decoder_head(reader, parts.decoder_classes("Bloom")),
@@ -60,25 +60,25 @@ def bloom(reader: Reader) -> ModelSpec:
 
 def mpt(reader: Reader) -> ModelSpec:
     """MPT: no bias anywhere. transformers' class reads less of the config than MosaicML's own code."""
-    hidden_size = reader.whole("d_model", "hidden_size", default=2048)
-    heads = reader.whole("n_heads", "num_attention_heads", default=16)
+    hidden_size = reader.whole("d_model", "hidden_size")
+    heads = reader.whole("n_heads", "num_attention_heads")
     inner = reader.section("attn_config", default={})
-    if inner.flag("qk_ln", default=False) or inner.text("attn_type", default="multihead_attention")[:9] != "multihead":
+    if inner.flag("qk_ln") or inner.text("attn_type")[:9] != "multihead":
         raise inner.unmodelled("attn_type", "transformers' class has multi-head attention without norms only")
-    if not inner.flag("alibi", default=True):
+    if not inner.flag("alibi"):
         raise inner.unmodelled("alibi", "transformers' class has ALiBi in every model")
-    if reader.whole("expansion_ratio", default=4) != 4:
+    if reader.whole("expansion_ratio") != 4:
         raise reader.unmodelled("expansion_ratio", "transformers' class has 4 in every model")
     inner.ignore("alibi_bias_max", "attn_impl", "attn_uses_sequence_id", "prefix_lm", "softmax_scale")
     # Attention drops by one rate everywhere; the class looks at no other.
-    dropout = inner.rate("attn_pdrop", default=0.0)
+    dropout = inner.rate("attn_pdrop")
     block = Block(
         attention=Attention(
             num_attention_heads=heads,
             num_key_value_heads=heads,
             head_dim=parts.head_width(reader, hidden_size, heads, "d_model"),
             fused_qkv=True,
-            clip=inner.optional_real("clip_qkv", default=None) is not None,
+            clip=inner.optional_real("clip_qkv") is not None,
             rotary=False,
             alibi=True,
             dropout=dropout,
@@ -93,11 +93,11 @@ def mpt(reader: Reader) -> ModelSpec:
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=50368),
+        vocab_size=reader.whole("vocab_size"),
         blocks=(block,),
-        pattern=(0,) * parts.layers(reader, "n_layers", "num_hidden_layers", default=24),
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=True),
-        max_position_embeddings=reader.whole("max_seq_len", default=2048),
+        pattern=(0,) * parts.layers(reader, "n_layers", "num_hidden_layers"),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+        max_position_embeddings=reader.whole("max_seq_len"),
         final_norm=Norm("layernorm"),
         head=parts.decoder_head(reader, parts.decoder_classes("Mpt")),
         unused_keys=inner.unused(),
@@ -107,25 +107,24 @@ def mpt(reader: Reader) -> ModelSpec:
 def falcon(reader: Reader) -> ModelSpec:
     """Falcon: attention and MLP side by side, after one norm (7B) or each after its own (40B, 180B)."""
     hidden_size = _hidden_size(reader, 4544)
-    heads = reader.whole("num_attention_heads", default=71)
+    heads = reader.whole("num_attention_heads")
     new, multi_query = (
-        reader.flag(key, default=default, nullable=True)
-        for key, default in (("new_decoder_architecture", False), ("multi_query", True))
+        reader.flag(key, nullable=True) for key, default in (("new_decoder_architecture", False), ("multi_query", True))
     )
-    key_value_heads = reader.optional_whole("num_kv_heads", default=None) or heads
+    key_value_heads = reader.optional_whole("num_kv_heads") or heads
     if not new:
         key_value_heads = 1 if multi_query else heads
     if heads % key_value_heads:
         raise reader.wrong("num_kv_heads", f"{key_value_heads} does not divide num_attention_heads {heads}")
-    parallel = reader.flag("parallel_attn", default=True, nullable=True)
-    norms = reader.optional_whole("num_ln_in_parallel_attn", default=None, maximum=2) or (2 if new else 1)
+    parallel = reader.flag("parallel_attn", nullable=True)
+    norms = reader.optional_whole("num_ln_in_parallel_attn", maximum=2) or (2 if new else 1)
     if (new and not parallel) or (norms == 2 and not new):
         raise reader.unmodelled(
             "new_decoder_architecture", "transformers' class cannot run this combination of norms and parallel_attn"
         )
-    biased = reader.flag("bias", default=False, nullable=True)
-    alibi = reader.flag("alibi", default=False, nullable=True)
-    attention_dropout = reader.rate("attention_dropout", default=0.0)
+    biased = reader.flag("bias", nullable=True)
+    alibi = reader.flag("alibi", nullable=True)
+    attention_dropout = reader.rate("attention_dropout")
     block = Block(
         attention=Attention(
             num_attention_heads=heads,
@@ -142,15 +141,15 @@ def falcon(reader: Reader) -> ModelSpec:
             dropout=attention_dropout if alibi else 0.0,
         ),
         mlp=Mlp(
-            intermediate_size=reader.optional_whole("ffn_hidden_size", default=None) or 4 * hidden_size,
+            intermediate_size=reader.optional_whole("ffn_hidden_size") or 4 * hidden_size,
             gated=False,
             bias=biased,
-            activation=reader.text("activation", default="gelu"),
+            activation=reader.text("activation"),
         ),
         norm=parts.LAYER_NORM,
         placement="parallel" if parallel else "pre",
         shared_norm=parallel and norms == 1,
-        dropout=reader.rate("hidden_dropout", default=0.0),
+        dropout=reader.rate("hidden_dropout"),
         # Side by side, the sum of the halves is dropped once; one after the other, the first by attention's rate.
         dropout_after_attention=not parallel and attention_dropout > 0,
     )
@@ -159,11 +158,11 @@ def falcon(reader: Reader) -> ModelSpec:
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=65024),
+        vocab_size=reader.whole("vocab_size"),
         blocks=(block,),
-        pattern=(0,) * parts.layers(reader, "num_hidden_layers", default=32),
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=True),
-        max_position_embeddings=reader.whole("max_position_embeddings", default=2048),
+        pattern=(0,) * parts.layers(reader, "num_hidden_layers"),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+        max_position_embeddings=reader.whole("max_position_embeddings"),
         final_norm=parts.LAYER_NORM,
         head=parts.decoder_head(reader, parts.decoder_classes("Falcon")),
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
 from loadgauge.families.reader import Reader, shown
-from loadgauge.spec.model import Block, Head, Norm
+from loadgauge.spec.model import Block, Head, LinearMixer, ModelSpec, Norm
 
 LAYER_NORM = Norm("layernorm", bias=True)
 RMS_NORM = Norm("rmsnorm")
@@ -19,16 +22,21 @@ LANGUAGE, CLASSIFY, BODY = "language", "classify", "body"
 """What follows the last block: logits over the vocabulary, over labels, or nothing of its own."""
 
 
-Switch: TypeAlias = bool | tuple[str, bool]
-"""Always so; or as a key of the config says, with its default."""
-
-
-ATTENTION_BIAS: Switch = ("attention_bias", False)
+Switch: TypeAlias = bool | str
+"""Always so; or as this key of the config says, where the family's class declares it."""
 
 
 def switch(reader: Reader, value: Switch) -> bool:
-    """Whether a family, or one of its models, has something."""
-    return value if isinstance(value, bool) else reader.flag(value[0], default=value[1])
+    """Whether a model has what `value` switches.
+
+    >>> switch(Reader({"model_type": "llama", "mlp_bias": True}), "mlp_bias")
+    True
+    >>> switch(Reader({"model_type": "qwen2", "mlp_bias": True}), "mlp_bias")  # a key that Qwen2Config does not declare
+    False
+    """
+    if isinstance(value, bool):
+        return value
+    return value in reader.declared and reader.flag(value)
 
 
 def decoder_classes(prefix: str) -> dict[str, str]:
@@ -92,9 +100,9 @@ def decoder_head(reader: Reader, classes: Mapping[str, str], *, softcap: bool = 
     return Head(kind="none")
 
 
-def layers(reader: Reader, *keys: str, default: int) -> int:
+def layers(reader: Reader, *keys: str) -> int:
     """The number of layers."""
-    return reader.whole(*keys, default=default, maximum=MOST_LAYERS)
+    return reader.whole(*keys, maximum=MOST_LAYERS)
 
 
 def head_width(reader: Reader, hidden_size: int, heads: int, key: str = "hidden_size") -> int:
@@ -104,7 +112,7 @@ def head_width(reader: Reader, hidden_size: int, heads: int, key: str = "hidden_
     return hidden_size // heads
 
 
-def key_value_heads(reader: Reader, heads: int, default: int | None) -> int:
+def key_value_heads(reader: Reader, heads: int, default: UnsetType | None = UNSET) -> int:
     """`num_key_value_heads`; null means one per query head. It must divide the number of heads."""
     count = reader.optional_whole("num_key_value_heads", default=default)
     if count is None:
@@ -132,9 +140,10 @@ def rotary_dim(reader: Reader, head_dim: int, default: float, *names: str) -> in
     return None if turned == head_dim else turned
 
 
-def next_token_layers(reader: Reader, default: int) -> int:
+def next_token_layers(reader: Reader) -> int:
     """Layers of multi-token prediction that come with the model."""
-    return reader.whole("num_nextn_predict_layers", "num_mtp_layers", default=default, minimum=0, maximum=MOST_LAYERS)
+    keys = ("num_nextn_predict_layers", "num_mtp_layers")
+    return reader.whole(*keys, default=reader.class_default(*keys) or 0, minimum=0, maximum=MOST_LAYERS)
 
 
 def layer_types(
@@ -171,3 +180,45 @@ def distinct(blocks: Sequence[Block]) -> tuple[tuple[Block, ...], tuple[int, ...
     index: dict[Block, int] = {}
     pattern = tuple(index.setdefault(block, len(index)) for block in blocks)
     return tuple(index), pattern
+
+
+# Hybrids: layers of different mixers
+
+RENAMED = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Older names of layer types, which transformers renames as it reads."""
+
+
+def types_of(reader: Reader, count: int, linear: str = "linear_attention") -> tuple[str, ...] | None:
+    """`layer_types`, each full_attention or the family's other kind; None where the config has none."""
+    key = "layers_block_type" if reader.has("layers_block_type") and not reader.has("layer_types") else "layer_types"
+    types = reader.texts(key)
+    if types is None:
+        return None
+    if len(types) != count:
+        raise reader.wrong(key, f"has {len(types)} entries for {count} layers")
+    renamed = tuple(RENAMED.get(kind, kind) for kind in types)
+    for kind in renamed:
+        if kind not in ("full_attention", linear):
+            raise reader.unmodelled(key, f"{shown(kind)} is not modelled for this family")
+    return renamed
+
+
+def rebuilt(spec: ModelSpec, change: Callable[[int, Block], Block]) -> ModelSpec:
+    """The model with each layer's block changed, by its place."""
+    blocks, pattern = distinct([change(i, spec.blocks[kind]) for i, kind in enumerate(spec.pattern)])
+    return msgspec.structs.replace(spec, blocks=blocks, pattern=pattern)
+
+
+def interleaved(spec: ModelSpec, types: Sequence[str], mixer: LinearMixer) -> ModelSpec:
+    """The model with `mixer` in place of the attention wherever the type is not full_attention."""
+
+    def change(index: int, block: Block) -> Block:
+        return block if types[index] == "full_attention" else msgspec.structs.replace(block, attention=mixer)
+
+    return rebuilt(spec, change)
+
+
+def language(prefix: str, *, classifier: bool = False) -> dict[str, str]:
+    """transformers' classes of a family, most of which have none for classification."""
+    names = decoder_classes(prefix)
+    return names if classifier else {name: use for name, use in names.items() if use != CLASSIFY}

@@ -8,20 +8,20 @@ from loadgauge.families.experts import Experts
 from loadgauge.families.reader import Reader, shown
 from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec, Norm
 
-EXPERTS = Experts(count=(("moe_num_experts",), 4), per_token=(("moe_top_k",), 1), width=("ffn_hidden_size", 3584))
+EXPERTS = Experts(count=("moe_num_experts",), per_token=("moe_top_k",), width="ffn_hidden_size")
 
 
 def dbrx(reader: Reader) -> ModelSpec:
     """The model that a config of this family describes."""
-    hidden_size = reader.whole("d_model", "hidden_size", default=2048)
-    heads = reader.whole("n_heads", "num_attention_heads", default=16)
-    count = parts.layers(reader, "n_layers", "num_hidden_layers", default=24)
+    hidden_size = reader.whole("d_model", "hidden_size")
+    heads = reader.whole("n_heads", "num_attention_heads")
+    count = parts.layers(reader, "n_layers", "num_hidden_layers")
     attending = reader.section("attn_config", default={})
     feeding = reader.section("ffn_config", default={})
-    key_value_heads = attending.whole("kv_n_heads", default=1)
+    key_value_heads = attending.whole("kv_n_heads")
     if heads % key_value_heads:
         raise attending.wrong("kv_n_heads", f"{key_value_heads} does not divide {heads} heads")
-    named = feeding.raw("ffn_act_fn", default=None) or {}
+    named = feeding.raw("ffn_act_fn") or {}
     activation = named.get("name", "silu") if isinstance(named, dict) else named
     if not isinstance(activation, str):
         raise feeding.wrong("ffn_act_fn", f"must be an object with a name, got {shown(named)}")
@@ -30,11 +30,11 @@ def dbrx(reader: Reader) -> ModelSpec:
         num_key_value_heads=key_value_heads,
         head_dim=parts.head_width(reader, hidden_size, heads, "d_model"),
         fused_qkv=True,
-        clip=attending.optional_real("clip_qkv", default=None) is not None,
-        dropout=attending.rate("attn_pdrop", default=0.0),
+        clip=attending.optional_real("clip_qkv") is not None,
+        dropout=attending.rate("attn_pdrop"),
     )
     norm = Norm("layernorm")
-    dropout = reader.rate("resid_pdrop", default=0.0)
+    dropout = reader.rate("resid_pdrop")
     attending.ignore("rope_theta", "model_type")
     feeding.ignore("model_type", "moe_jitter_eps", "moe_loss_weight", "moe_normalize_expert_weights", "hidden_size")
     feeding.ignore("uniform_expert_assignment")
@@ -42,16 +42,16 @@ def dbrx(reader: Reader) -> ModelSpec:
     blocks, pattern = parts.distinct(
         [Block(attention=attention, mlp=moe, norm=norm, dropout=dropout) for moe in moes if moe is not None]
     )
-    if reader.flag("tie_word_embeddings", default=False):
+    if reader.flag("tie_word_embeddings"):
         raise reader.wrong("tie_word_embeddings", "transformers' class of DBRX cannot tie them")
     return ModelSpec(
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=32000),
+        vocab_size=reader.whole("vocab_size"),
         blocks=blocks,
         pattern=pattern,
-        max_position_embeddings=reader.whole("max_seq_len", "max_position_embeddings", default=2048),
+        max_position_embeddings=reader.whole("max_seq_len", "max_position_embeddings"),
         embedding_dropout=0.0,  # transformers' class does not look at emb_pdrop
         final_norm=norm,
         head=parts.decoder_head(reader, {"DbrxForCausalLM": parts.LANGUAGE, "DbrxModel": parts.BODY}),

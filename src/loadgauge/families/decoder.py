@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
 from loadgauge.families import common as parts
 from loadgauge.families.common import Switch, switch
@@ -29,20 +30,16 @@ def no_windows(reader: Reader, count: int) -> list[int | None]:
     return [None] * count
 
 
-def one_window(default: int | None) -> Windows:
+def one_window(reader: Reader, count: int) -> list[int | None]:
     """Every layer has the window `sliding_window`."""
-
-    def read_window(reader: Reader, count: int) -> list[int | None]:
-        return [reader.optional_whole("sliding_window", default=default)] * count
-
-    return read_window
+    return [reader.optional_whole("sliding_window")] * count
 
 
-def typed_windows(default: int | None, every: Callable[[Reader], int]) -> Windows:
+def typed_windows(every: Callable[[Reader], int]) -> Windows:
     """`layer_types`; where it is missing, each `every`-th layer attends to all keys and the others have the window."""
 
     def read_windows(reader: Reader, count: int) -> list[int | None]:
-        window = reader.optional_whole("sliding_window", default=default)
+        window = reader.optional_whole("sliding_window")
         types = parts.layer_types(reader, count)
         step = every(reader)
         if types is None:
@@ -58,24 +55,12 @@ def all_rotate(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:
 
 
 class Decoder(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells one family from the next. The sizes are the defaults of transformers' config class."""
+    """What tells one family from the next, other than the defaults of their configuration classes (`class_defaults`)."""
 
     classes: Mapping[str, str]
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int | None
-    """None: as many as `num_attention_heads`."""
-    head_dim: int | None = None
-    """None: `hidden_size` over `num_attention_heads`."""
     head_dim_rounded: bool = False
-    """That quotient is rounded down where the heads do not divide the width (GLM-4.5)."""
-    max_position_embeddings: int
-    tie_word_embeddings: bool = False
+    """`hidden_size` over the number of heads is rounded down where they do not divide the width (GLM-4.5)."""
     activation_key: str = "hidden_act"
-    activation: str = "silu"
     renamed_activations: Mapping[str, str] = {}
     ignored: tuple[str, ...] = ()
     """Keys of published configs that transformers does not look at."""
@@ -92,9 +77,9 @@ class Decoder(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that do not rotate have no norm of queries and keys (Llama 4)."""
     clip_key: str = ""
     """The key that clamps queries, keys and values where it is not null."""
-    qkv_bias: Switch = False
-    output_bias: Switch = False
-    mlp_bias: Switch = False
+    qkv_bias: Switch = "attention_bias"
+    output_bias: Switch = "attention_bias"
+    mlp_bias: Switch = "mlp_bias"
     head_bias: Switch = False
     gated: bool = True
     fused_qkv: bool = False
@@ -114,13 +99,12 @@ class Decoder(msgspec.Struct, frozen=True, kw_only=True):
     """See `Attention.sinks`."""
     softmax_float32: bool = True
     """See `Attention.softmax_float32`."""
-    attention_dropout: float = 0.0
-    residual_dropout: tuple[str, float] | None = None
-    """The key of the dropout after each half, and its default."""
+    residual_dropout: str = ""
+    """The key of the dropout after each half; empty: there is none."""
     dropout_after_attention: bool = True
-    embedding_dropout: tuple[str, float] | None = None
-    softcaps: tuple[float | None, float | None] | None = None
-    """Defaults of `attn_logit_softcapping` and `final_logit_softcapping`; None where the family has no such keys."""
+    embedding_dropout: str = ""
+    softcaps: bool = False
+    """`attn_logit_softcapping` and `final_logit_softcapping` are keys."""
     bidirectional_key: bool = False
     """`use_bidirectional_attention` is a key."""
     windows: Windows = no_windows
@@ -134,22 +118,27 @@ class Decoder(msgspec.Struct, frozen=True, kw_only=True):
     experts: Experts | None = None
     latent: Callable[[Reader], LatentAttention] | None = None
     """Reads multi-head latent attention, which stands in place of the usual one."""
-    next_tokens: int | None = None
-    """Default of `num_nextn_predict_layers`; None where the family has no such key."""
+    next_tokens: bool = False
+    """`num_nextn_predict_layers` is a key."""
+    own: Mapping[str, Any] = {}
+    """Defaults of keys that the class does not declare."""
 
 
 def read(reader: Reader, kin: Decoder) -> ModelSpec:
     """The model that a config of this family describes."""
     reader.ignore(*kin.ignored)
-    hidden_size = reader.whole("hidden_size", default=kin.hidden_size)
-    count = parts.layers(reader, "num_hidden_layers", default=kin.num_hidden_layers)
-    softcaps = (None, None) if kin.softcaps is None else _softcaps(reader, kin.softcaps)
-    attention = kin.latent(reader) if kin.latent else _attention(reader, kin, hidden_size, softcaps[0] is not None)
+    hidden_size = reader.whole("hidden_size")
+    count = parts.layers(reader, "num_hidden_layers")
+    attention_softcap, final_softcap = (
+        kin.softcaps and reader.optional_real(key) is not None
+        for key in ("attn_logit_softcapping", "final_logit_softcapping")
+    )
+    attention = kin.latent(reader) if kin.latent else _attention(reader, kin, hidden_size, attention_softcap)
     mlp = _mlp(reader, kin)
     moes: Sequence[Moe | None] = [None] * count
     if kin.experts is not None:
         moes = expert_layers(reader, kin.experts, count, mlp)
-    dropout = reader.rate(kin.residual_dropout[0], default=kin.residual_dropout[1]) if kin.residual_dropout else 0.0
+    dropout = reader.rate(kin.residual_dropout) if kin.residual_dropout else 0.0
     scaled = switch(reader, kin.unrotated_query_scale)
     parallel = kin.placement == "parallel" or switch(reader, kin.parallel)
 
@@ -180,40 +169,29 @@ def read(reader: Reader, kin: Decoder) -> ModelSpec:
     layers = list(zip(windows, kin.rotated(reader, windows), moes, strict=True))
     made = {kind: block(*kind) for kind in dict.fromkeys(layers)}
     blocks, pattern = parts.distinct([made[kind] for kind in layers])
-    following = 0
-    if kin.next_tokens is not None:
-        following = parts.next_token_layers(reader, kin.next_tokens)
+    following = parts.next_token_layers(reader) if kin.next_tokens else 0
     return ModelSpec(
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=kin.vocab_size),
+        vocab_size=reader.whole("vocab_size"),
         blocks=blocks,
         pattern=pattern,
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=kin.tie_word_embeddings),
-        max_position_embeddings=reader.whole("max_position_embeddings", default=kin.max_position_embeddings),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+        max_position_embeddings=reader.whole("max_position_embeddings"),
         rotary_tables=len(set(windows)) if kin.own_angles else 1,
-        embedding_dropout=reader.rate(kin.embedding_dropout[0], default=kin.embedding_dropout[1])
-        if kin.embedding_dropout
-        else 0.0,
+        embedding_dropout=reader.rate(kin.embedding_dropout) if kin.embedding_dropout else 0.0,
         final_norm=kin.norm,
-        head=parts.decoder_head(reader, kin.classes, softcap=softcaps[1] is not None, bias=kin.head_bias),
+        head=parts.decoder_head(reader, kin.classes, softcap=final_softcap, bias=kin.head_bias),
         num_nextn_predict_layers=following,
         unused_keys=("num_nextn_predict_layers (not counted unless asked)",) if following else (),
     )
 
 
-def _softcaps(reader: Reader, defaults: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
-    return (
-        reader.optional_real("attn_logit_softcapping", default=defaults[0]),
-        reader.optional_real("final_logit_softcapping", default=defaults[1]),
-    )
-
-
 def _attention(reader: Reader, kin: Decoder, hidden_size: int, softcap: bool) -> Attention:
-    heads = reader.whole("num_attention_heads", default=kin.num_attention_heads)
-    key_value_heads = parts.key_value_heads(reader, heads, kin.num_key_value_heads)
-    head_dim = reader.optional_whole("head_dim", default=kin.head_dim)
+    heads = reader.whole("num_attention_heads")
+    key_value_heads = parts.key_value_heads(reader, heads)
+    head_dim = reader.optional_whole("head_dim")
     if head_dim is None:
         whole = hidden_size - hidden_size % heads if kin.head_dim_rounded and hidden_size >= heads else hidden_size
         head_dim = parts.head_width(reader, whole, heads)
@@ -224,26 +202,26 @@ def _attention(reader: Reader, kin: Decoder, hidden_size: int, softcap: bool) ->
         qkv_bias=switch(reader, kin.qkv_bias),
         output_bias=switch(reader, kin.output_bias),
         fused_qkv=kin.fused_qkv,
-        clip=bool(kin.clip_key) and reader.optional_real(kin.clip_key, default=None) is not None,
+        clip=bool(kin.clip_key) and reader.optional_real(kin.clip_key) is not None,
         qk_norm=kin.qk_norm if kin.qk_norm is not None and switch(reader, kin.qk_normed) else None,
         qk_norm_over=kin.qk_norm_over,
         rotary_dim=None if kin.rotary_factor is None else parts.rotary_dim(reader, head_dim, kin.rotary_factor),
         sinks=kin.sinks,
-        causal=not (kin.bidirectional_key and reader.flag("use_bidirectional_attention", default=False, nullable=True)),
+        causal=not (kin.bidirectional_key and reader.flag("use_bidirectional_attention", nullable=True)),
         softcap=softcap,
         softmax_float32=kin.softmax_float32,
         heads_first=kin.heads_first or kin.rotary_factor is not None,
         own_tables=kin.own_tables,
         tables_float32=kin.tables_float32,
         query_scale=kin.query_scale,
-        dropout=reader.rate("attention_dropout", default=kin.attention_dropout),
+        dropout=reader.rate("attention_dropout"),
     )
 
 
 def _mlp(reader: Reader, kin: Decoder) -> Mlp:
-    activation = reader.text(kin.activation_key, default=kin.activation)
+    activation = reader.text(kin.activation_key, default=kin.own.get(kin.activation_key, UNSET))
     return Mlp(
-        intermediate_size=reader.whole(kin.dense_size_key, default=kin.intermediate_size),
+        intermediate_size=reader.whole(kin.dense_size_key, default=kin.own.get(kin.dense_size_key, UNSET)),
         gated=kin.gated,
         bias=switch(reader, kin.mlp_bias),
         activation=kin.renamed_activations.get(activation, activation),

@@ -23,16 +23,9 @@ def _shared(prefix: str) -> dict[str, str]:
 
 
 class Encoder(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells one relative of BERT from the next. The sizes are the defaults of transformers' config class."""
+    """What tells one relative of BERT from the next, other than the defaults of their configuration classes."""
 
     classes: Mapping[str, str]
-    vocab_size: int
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    max_position_embeddings: int = 512
-    type_vocab_size: int = 2
     placement: Literal["pre", "post"] = "post"
     spare_positions: bool = True
     """Positions are counted from the padding token's id on, so the table has rows that no token reaches."""
@@ -42,21 +35,21 @@ class Encoder(msgspec.Struct, frozen=True, kw_only=True):
 
 def read(reader: Reader, kin: Encoder) -> ModelSpec:
     """The model that a config of BERT's kin describes."""
-    if reader.flag("add_cross_attention", default=False):
+    if reader.flag("add_cross_attention"):
         raise reader.unmodelled("add_cross_attention", "an encoder that attends to another is not modelled")
     if reader.text("position_embedding_type", default="absolute") != "absolute":
         raise reader.unmodelled("position_embedding_type", "only absolute positions are modelled")
-    hidden_size = reader.whole("hidden_size", default=kin.hidden_size)
-    heads = reader.whole("num_attention_heads", default=kin.num_attention_heads)
-    count = parts.layers(reader, "num_hidden_layers", default=kin.num_hidden_layers)
-    rows = reader.whole("max_position_embeddings", default=kin.max_position_embeddings)
+    hidden_size = reader.whole("hidden_size")
+    heads = reader.whole("num_attention_heads")
+    count = parts.layers(reader, "num_hidden_layers")
+    rows = reader.whole("max_position_embeddings")
     longest = rows
     if kin.spare_positions:
         longest -= 1 + (reader.optional_whole("pad_token_id", default=1, minimum=0) or 0)
         if longest < 1:
             raise reader.wrong("max_position_embeddings", f"{rows} rows leave no position after pad_token_id")
-    activation = reader.text("hidden_act", default="gelu")
-    dropout = reader.rate("hidden_dropout_prob", default=0.1)
+    activation = reader.text("hidden_act")
+    dropout = reader.rate("hidden_dropout_prob")
     post = kin.placement == "post"
     block = Block(
         attention=Attention(
@@ -66,12 +59,12 @@ def read(reader: Reader, kin: Encoder) -> ModelSpec:
             qkv_bias=True,
             output_bias=True,
             rotary=False,
-            causal=reader.flag("is_decoder", default=False),
+            causal=reader.flag("is_decoder"),
             softmax_float32=False,
-            dropout=reader.rate("attention_probs_dropout_prob", default=0.1),
+            dropout=reader.rate("attention_probs_dropout_prob"),
         ),
         mlp=Mlp(
-            intermediate_size=reader.whole("intermediate_size", default=kin.intermediate_size),
+            intermediate_size=reader.whole("intermediate_size"),
             gated=False,
             bias=True,
             activation=activation,
@@ -81,7 +74,7 @@ def read(reader: Reader, kin: Encoder) -> ModelSpec:
         dropout=dropout,
         dropout_after_mlp=post,  # transformers' XLM-RoBERTa-XL drops the attention's output only
     )
-    tied = reader.flag("tie_word_embeddings", default=True)
+    tied = reader.flag("tie_word_embeddings")
     head = _head(reader, kin, activation)
     if head.kind == "lm" and not tied:
         raise reader.unmodelled(
@@ -91,13 +84,13 @@ def read(reader: Reader, kin: Encoder) -> ModelSpec:
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=kin.vocab_size),
+        vocab_size=reader.whole("vocab_size"),
         blocks=(block,),
         pattern=(0,) * count,
         tie_word_embeddings=tied,
         max_position_embeddings=longest,
         learned_positions=rows,
-        token_types=reader.whole("type_vocab_size", default=kin.type_vocab_size, minimum=0),
+        token_types=reader.whole("type_vocab_size", minimum=0),
         embedding_norm=parts.LAYER_NORM if post else None,
         embedding_dropout=dropout,
         final_norm=None if post else parts.LAYER_NORM,
@@ -125,15 +118,15 @@ def _head(reader: Reader, kin: Encoder, activation: str) -> Head:
 def modernbert(reader: Reader) -> ModelSpec:
     """ModernBERT: rotary positions, gated MLP, local attention in two layers of three, no norm before the first."""
     reader.ignore("position_embedding_type")  # published as "absolute", and not looked at
-    hidden_size = reader.whole("hidden_size", default=768)
-    heads = reader.whole("num_attention_heads", default=12)
-    count = parts.layers(reader, "num_hidden_layers", default=22)
-    norm = Norm("layernorm", bias=reader.flag("norm_bias", default=False))
-    biased = reader.flag("attention_bias", default=False)
-    dropout = reader.rate("attention_dropout", default=0.0)
+    hidden_size = reader.whole("hidden_size")
+    heads = reader.whole("num_attention_heads")
+    count = parts.layers(reader, "num_hidden_layers")
+    norm = Norm("layernorm", bias=reader.flag("norm_bias"))
+    biased = reader.flag("attention_bias")
+    dropout = reader.rate("attention_dropout")
     every = reader.whole("global_attn_every_n_layers", default=3)
     # Half of the window lies before the token and half after it.
-    window = 2 * (reader.whole("local_attention", default=128) // 2) + 1
+    window = 2 * (reader.whole("local_attention") // 2) + 1
     types = parts.layer_types(reader, count)
     if types is None:
         types = tuple("sliding_attention" if i % every else "full_attention" for i in range(count))
@@ -150,11 +143,11 @@ def modernbert(reader: Reader) -> ModelSpec:
     block = Block(
         attention=attention,
         mlp=Mlp(
-            intermediate_size=reader.whole("intermediate_size", default=1152),
-            bias=reader.flag("mlp_bias", default=False),
-            activation=reader.text("hidden_activation", default="gelu"),
+            intermediate_size=reader.whole("intermediate_size"),
+            bias=reader.flag("mlp_bias"),
+            activation=reader.text("hidden_activation"),
             fused_gate_up=True,
-            dropout=reader.rate("mlp_dropout", default=0.0),
+            dropout=reader.rate("mlp_dropout"),
         ),
         norm=norm,
         dropout=dropout,
@@ -171,14 +164,14 @@ def modernbert(reader: Reader) -> ModelSpec:
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=50368),
+        vocab_size=reader.whole("vocab_size"),
         blocks=blocks,
         pattern=pattern,
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=True),
-        max_position_embeddings=reader.whole("max_position_embeddings", default=8192),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+        max_position_embeddings=reader.whole("max_position_embeddings"),
         rotary_tables=len(set(types)),
         embedding_norm=norm,
-        embedding_dropout=reader.rate("embedding_dropout", default=0.0),
+        embedding_dropout=reader.rate("embedding_dropout"),
         final_norm=norm,
         head=_modernbert_head(reader, norm),
     )
@@ -188,10 +181,10 @@ def _modernbert_head(reader: Reader, norm: Norm) -> Head:
     wanted = parts.task(reader, {"ModernBertForMaskedLM": parts.LANGUAGE, **_shared("ModernBert")})
     head = Head(
         transform=True,
-        transform_bias=reader.flag("classifier_bias", default=False),
+        transform_bias=reader.flag("classifier_bias"),
         transform_norm=norm,
-        activation=reader.text("classifier_activation", default="gelu"),
-        bias=reader.flag("decoder_bias", default=True),
+        activation=reader.text("classifier_activation"),
+        bias=reader.flag("decoder_bias"),
     )
     if wanted == parts.LANGUAGE:
         return head
@@ -205,24 +198,16 @@ READERS = {
         read,
         kin=Encoder(
             classes={"BertForMaskedLM": parts.LANGUAGE, "BertLMHeadModel": parts.LANGUAGE, **_shared("Bert")},
-            vocab_size=30522,
             spare_positions=False,
             head_activation=None,
         ),
     ),
-    "roberta": partial(read, kin=Encoder(classes=encoder_classes("Roberta"), vocab_size=50265)),
-    "xlm-roberta": partial(read, kin=Encoder(classes=encoder_classes("XLMRoberta"), vocab_size=30522)),
+    "roberta": partial(read, kin=Encoder(classes=encoder_classes("Roberta"))),
+    "xlm-roberta": partial(read, kin=Encoder(classes=encoder_classes("XLMRoberta"))),
     "xlm-roberta-xl": partial(
         read,
         kin=Encoder(
             classes=encoder_classes("XLMRobertaXL"),
-            vocab_size=250880,
-            hidden_size=2560,
-            num_hidden_layers=36,
-            num_attention_heads=32,
-            intermediate_size=10240,
-            max_position_embeddings=514,
-            type_vocab_size=1,
             placement="pre",
         ),
     ),

@@ -25,22 +25,18 @@ def every_layer(reader: Reader, count: int) -> Sequence[bool]:
     return [True] * count
 
 
-def after_first(default: int) -> Sparse:
+def after_first(reader: Reader, count: int) -> Sequence[bool]:
     """All but the first `first_k_dense_replace`."""
-
-    def sparse(reader: Reader, count: int) -> Sequence[bool]:
-        if reader.whole("moe_layer_freq", default=1) != 1:
-            raise reader.unmodelled("moe_layer_freq", "experts in some layers only are not modelled for this family")
-        first = reader.optional_whole("first_k_dense_replace", default=default, minimum=0) or 0
-        return [i >= first for i in range(count)]
-
-    return sparse
+    if reader.whole("moe_layer_freq", default=1) != 1:
+        raise reader.unmodelled("moe_layer_freq", "experts in some layers only are not modelled for this family")
+    first = reader.optional_whole("first_k_dense_replace", minimum=0) or 0
+    return [i >= first for i in range(count)]
 
 
 def stepped(reader: Reader, count: int) -> Sequence[bool]:
     """Each `decoder_sparse_step`-th layer, without those in `mlp_only_layers` (Qwen)."""
     dense = set(reader.wholes("mlp_only_layers") or ())
-    step = reader.whole("decoder_sparse_step", default=1)
+    step = reader.whole("decoder_sparse_step")
     return [i not in dense and not (i + 1) % step for i in range(count)]
 
 
@@ -79,20 +75,20 @@ def no_shared(reader: Reader, width: int) -> int:
     return 0
 
 
-def counted(key: str, default: int | None) -> Shared:
-    """So many experts of the same width."""
+def counted(key: str) -> Shared:
+    """As many experts of the same width as `key` says; their widths add up."""
 
     def shared(reader: Reader, width: int) -> int:
-        return width * (reader.optional_whole(key, default=default, minimum=0) or 0)
+        return width * (reader.optional_whole(key, minimum=0) or 0)
 
     return shared
 
 
-def wide(key: str, default: int) -> Shared:
+def wide(key: str) -> Shared:
     """One expert of a width of its own."""
 
     def shared(reader: Reader, width: int) -> int:
-        return reader.whole(key, default=default, minimum=0)
+        return reader.whole(key, minimum=0)
 
     return shared
 
@@ -103,14 +99,14 @@ def one_more(reader: Reader, width: int) -> int:
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """How a family states its mixture of experts. Each pair is a key, or the names of one key, and its default.
+    """How a family states its mixture of experts. The first three are names of keys.
 
-    A default of None means that the config must have the key. The other fields are those of `Moe`.
+    A config must have those keys whose default in the class is null. The other fields are those of `Moe`.
     """
 
-    count: tuple[tuple[str, ...], int | None]
-    per_token: tuple[tuple[str, ...], int | None]
-    width: tuple[str, int]
+    count: tuple[str, ...]
+    per_token: tuple[str, ...]
+    width: str
     sparse: Sparse = every_layer
     shared: Shared = no_shared
     shared_gate: bool = False
@@ -130,9 +126,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
 
 def expert_layers(reader: Reader, kin: Experts, count: int, dense: Mlp) -> list[Moe | None]:
     """The experts of each layer; None where it has none, and `dense` is its MLP."""
-    names, default = kin.count
-    experts = _needed(reader, names, default)
-    width = reader.whole(kin.width[0], default=kin.width[1])
+    experts = _needed(reader, kin.count)
+    width = reader.whole(kin.width)
     together = kin.shared(reader, width)
     shared = Mlp(
         intermediate_size=together, gated=dense.gated, bias=dense.bias and kin.shared_bias, activation=dense.activation
@@ -158,22 +153,22 @@ def expert_layers(reader: Reader, kin: Experts, count: int, dense: Mlp) -> list[
     return [msgspec.structs.replace(moe, num_experts_per_tok=chosen) if sparse else None for chosen, sparse in layers]
 
 
-def _needed(reader: Reader, names: Sequence[str], default: int | None) -> int:
-    if default is None and reader.raw(*names, default=None) is None:
+def _needed(reader: Reader, names: Sequence[str]) -> int:
+    if reader.class_default(*names) is None and reader.raw(*names) is None:
         raise reader.wrong(names[0], "is missing, and this family has no default for it")
-    return reader.whole(*names, default=default or 1)
+    return reader.whole(*names)
 
 
 def _chosen(reader: Reader, kin: Experts, count: int, experts: int) -> list[int]:
     """Experts that a token is sent to, in each layer; some families may list them layer by layer."""
-    names, default = kin.per_token
+    names = kin.per_token
     key = next((name for name in names if reader.has(name)), names[0])
-    if isinstance(reader.raw(*names, default=default), list):
+    if isinstance(reader.raw(*names), list):
         chosen = list(reader.wholes(key) or ())
         if len(chosen) < count:
             raise reader.wrong(key, f"has {len(chosen)} entries for {count} layers")
     else:
-        chosen = [_needed(reader, names, default)] * count
+        chosen = [_needed(reader, names)] * count
     for one in set(chosen):
         if not 1 <= one <= experts:
             raise reader.wrong(key, f"{shown(one)} of {experts} experts cannot be chosen")

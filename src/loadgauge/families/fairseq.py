@@ -12,10 +12,9 @@ from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
-    """What each of the two calls a key, and its default."""
+    """What each of the two calls a key."""
 
     prefix: str
-    vocab_size: int
     hidden_size: tuple[str, ...]
     layers: tuple[str, ...]
     heads: tuple[str, ...]
@@ -23,19 +22,18 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     activation: str
     dropout: str
     attention_dropout: str
-    max_position_embeddings: int
     learned: bool
     """Positions are a table; else sines and cosines, which are no parameters."""
 
 
 def read(reader: Reader, names: Names) -> ModelSpec:
     """The model that a config of either family describes."""
-    if reader.flag("add_cross_attention", default=False):
+    if reader.flag("add_cross_attention"):
         raise reader.unmodelled("add_cross_attention", "a decoder that attends to an encoder is not modelled")
-    hidden_size = reader.whole(*names.hidden_size, default=1024)
-    heads = reader.whole(*names.heads, default=16)
-    positions = reader.whole("max_position_embeddings", default=names.max_position_embeddings)
-    dropout = reader.rate(names.dropout, default=0.1)
+    hidden_size = reader.whole(*names.hidden_size)
+    heads = reader.whole(*names.heads)
+    positions = reader.whole("max_position_embeddings")
+    dropout = reader.rate(names.dropout)
     block = Block(
         attention=Attention(
             num_attention_heads=heads,
@@ -46,14 +44,14 @@ def read(reader: Reader, names: Names) -> ModelSpec:
             rotary=False,
             scores_floored=not names.learned,
             softmax_float32=False,
-            dropout=reader.rate(names.attention_dropout, default=0.1),
+            dropout=reader.rate(names.attention_dropout),
         ),
         mlp=Mlp(
-            intermediate_size=reader.whole(names.intermediate_size, default=4096),
+            intermediate_size=reader.whole(names.intermediate_size),
             gated=False,
             bias=True,
-            activation=reader.text(names.activation, default="gelu"),
-            dropout=reader.rate("activation_dropout", default=0.0),
+            activation=reader.text(names.activation),
+            dropout=reader.rate("activation_dropout"),
         ),
         norm=parts.LAYER_NORM,
         dropout=dropout,
@@ -63,10 +61,10 @@ def read(reader: Reader, names: Names) -> ModelSpec:
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=names.vocab_size),
+        vocab_size=reader.whole("vocab_size"),
         blocks=(block,),
-        pattern=(0,) * parts.layers(reader, *names.layers, default=24),
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=True),
+        pattern=(0,) * parts.layers(reader, *names.layers),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
         max_position_embeddings=positions,
         learned_positions=positions + 2 if names.learned else 0,
         embedding_dropout=dropout,
@@ -80,7 +78,6 @@ READERS = {
         read,
         names=Names(
             prefix="XGLM",
-            vocab_size=256008,
             hidden_size=("d_model", "hidden_size"),
             layers=("num_layers", "num_hidden_layers"),
             heads=("attention_heads", "num_attention_heads"),
@@ -88,7 +85,6 @@ READERS = {
             activation="activation_function",
             dropout="dropout",
             attention_dropout="attention_dropout",
-            max_position_embeddings=2048,
             learned=False,
         ),
     ),
@@ -96,7 +92,6 @@ READERS = {
         read,
         names=Names(
             prefix="BioGpt",
-            vocab_size=42384,
             hidden_size=("hidden_size",),
             layers=("num_hidden_layers",),
             heads=("num_attention_heads",),
@@ -104,7 +99,6 @@ READERS = {
             activation="hidden_act",
             dropout="hidden_dropout_prob",
             attention_dropout="attention_probs_dropout_prob",
-            max_position_embeddings=1024,
             learned=True,
         ),
     ),

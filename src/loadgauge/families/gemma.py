@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from loadgauge.families import common as parts
-from loadgauge.families.common import ATTENTION_BIAS
 from loadgauge.families.decoder import Decoder, readers
 from loadgauge.families.reader import Reader
 
 
 def gemma2_windows(reader: Reader, count: int) -> list[int | None]:
     """Every second layer is full attention."""
-    window = reader.optional_whole("sliding_window", default=4096)
+    window = reader.optional_whole("sliding_window")
     types = parts.layer_types(reader, count)
     if types is None:
         types = tuple("full_attention" if i % 2 else "sliding_attention" for i in range(count))
@@ -19,9 +18,9 @@ def gemma2_windows(reader: Reader, count: int) -> list[int | None]:
 
 def gemma3_windows(reader: Reader, count: int) -> list[int | None]:
     """Every sixth layer, or every `sliding_window_pattern`-th, is full attention."""
-    window = reader.optional_whole("sliding_window", default=4096)
+    window = reader.optional_whole("sliding_window")
     every = reader.whole("sliding_window_pattern", default=6)
-    if window is not None and reader.flag("use_bidirectional_attention", default=False, nullable=True):
+    if window is not None and reader.flag("use_bidirectional_attention", nullable=True):
         window = window // 2 + 1  # as transformers' Gemma3TextConfig does
     types = parts.layer_types(reader, count)
     if types is None:
@@ -33,42 +32,18 @@ READERS = readers(
     {
         "gemma": Decoder(
             classes=parts.decoder_classes("Gemma"),
-            vocab_size=256000,
-            hidden_size=3072,
-            intermediate_size=24576,
-            num_hidden_layers=28,
-            num_attention_heads=16,
-            num_key_value_heads=16,
-            head_dim=256,
-            max_position_embeddings=8192,
-            tie_word_embeddings=True,
-            activation="gelu_pytorch_tanh",
             ignored=("hidden_activation",),
             renamed_activations={"gelu": "gelu_pytorch_tanh"},  # the first published configs say gelu, and mean tanh
             norm=parts.RMS_NORM_PLUS_ONE,
-            qkv_bias=ATTENTION_BIAS,
-            output_bias=ATTENTION_BIAS,
             bidirectional_key=True,
         ),
         "gemma2": Decoder(
             classes=parts.decoder_classes("Gemma2"),
-            vocab_size=256000,
-            hidden_size=2304,
-            intermediate_size=9216,
-            num_hidden_layers=26,
-            num_attention_heads=8,
-            num_key_value_heads=4,
-            head_dim=256,
-            max_position_embeddings=8192,
-            tie_word_embeddings=True,
             activation_key="hidden_activation",
             ignored=("hidden_act",),
-            activation="gelu_pytorch_tanh",
             norm=parts.RMS_NORM_PLUS_ONE,
             placement="sandwich",
-            qkv_bias=ATTENTION_BIAS,
-            output_bias=ATTENTION_BIAS,
-            softcaps=(50.0, 30.0),
+            softcaps=True,
             bidirectional_key=True,
             windows=gemma2_windows,
         ),
@@ -78,24 +53,12 @@ READERS = readers(
                 "Gemma3TextForSequenceClassification": parts.CLASSIFY,
                 "Gemma3TextModel": parts.BODY,
             },
-            vocab_size=262208,
-            hidden_size=2304,
-            intermediate_size=9216,
-            num_hidden_layers=26,
-            num_attention_heads=8,
-            num_key_value_heads=4,
-            head_dim=256,
-            max_position_embeddings=131072,
-            tie_word_embeddings=True,
             activation_key="hidden_activation",
             ignored=("hidden_act",),
-            activation="gelu_pytorch_tanh",
             norm=parts.RMS_NORM_PLUS_ONE,
             placement="sandwich",
             qk_norm=parts.RMS_NORM_PLUS_ONE,
-            qkv_bias=ATTENTION_BIAS,
-            output_bias=ATTENTION_BIAS,
-            softcaps=(None, None),
+            softcaps=True,
             bidirectional_key=True,
             windows=gemma3_windows,
             own_angles=True,

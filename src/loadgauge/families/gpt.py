@@ -9,13 +9,13 @@ from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec, Norm
 
 def gpt2(reader: Reader) -> ModelSpec:
     """GPT-2 and GPT-3: learned positions, one matrix for queries, keys and values."""
-    if reader.flag("add_cross_attention", default=False):
+    if reader.flag("add_cross_attention"):
         raise reader.unmodelled("add_cross_attention", "a GPT-2 that attends to an encoder is not modelled")
-    hidden_size = reader.whole("n_embd", "hidden_size", default=768)
-    heads = reader.whole("n_head", "num_attention_heads", default=12)
-    count = parts.layers(reader, "n_layer", "num_hidden_layers", default=12)
-    positions = reader.whole("n_positions", "max_position_embeddings", default=1024)
-    dropout = reader.rate("resid_pdrop", default=0.1)
+    hidden_size = reader.whole("n_embd", "hidden_size")
+    heads = reader.whole("n_head", "num_attention_heads")
+    count = parts.layers(reader, "n_layer", "num_hidden_layers")
+    positions = reader.whole("n_positions", "max_position_embeddings")
+    dropout = reader.rate("resid_pdrop")
     block = Block(
         attention=Attention(
             num_attention_heads=heads,
@@ -26,13 +26,13 @@ def gpt2(reader: Reader) -> ModelSpec:
             fused_qkv=True,
             rotary=False,
             softmax_float32=False,
-            dropout=reader.rate("attn_pdrop", default=0.1),
+            dropout=reader.rate("attn_pdrop"),
         ),
         mlp=Mlp(
-            intermediate_size=reader.optional_whole("n_inner", default=None) or 4 * hidden_size,
+            intermediate_size=reader.optional_whole("n_inner") or 4 * hidden_size,
             gated=False,
             bias=True,
-            activation=reader.text("activation_function", default="gelu_new"),
+            activation=reader.text("activation_function"),
         ),
         norm=parts.LAYER_NORM,
         dropout=dropout,
@@ -41,13 +41,13 @@ def gpt2(reader: Reader) -> ModelSpec:
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=50257),
+        vocab_size=reader.whole("vocab_size"),
         blocks=(block,),
         pattern=(0,) * count,
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=True),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
         max_position_embeddings=positions,
         learned_positions=positions,
-        embedding_dropout=reader.rate("embd_pdrop", default=0.1),
+        embedding_dropout=reader.rate("embd_pdrop"),
         final_norm=parts.LAYER_NORM,
         head=parts.decoder_head(
             reader,
@@ -62,12 +62,12 @@ def gpt2(reader: Reader) -> ModelSpec:
 
 def gpt_neox(reader: Reader) -> ModelSpec:
     """GPT-NeoX and Pythia: rotary positions, attention and MLP side by side."""
-    hidden_size = reader.whole("hidden_size", default=6144)
-    heads = reader.whole("num_attention_heads", default=64)
+    hidden_size = reader.whole("hidden_size")
+    heads = reader.whole("num_attention_heads")
     head_dim = parts.head_width(reader, hidden_size, heads)
-    count = parts.layers(reader, "num_hidden_layers", default=44)
-    biased = reader.flag("attention_bias", default=True)
-    dropout = reader.rate("hidden_dropout", default=0.0)
+    count = parts.layers(reader, "num_hidden_layers")
+    biased = reader.flag("attention_bias")
+    dropout = reader.rate("hidden_dropout")
     block = Block(
         attention=Attention(
             num_attention_heads=heads,
@@ -78,27 +78,27 @@ def gpt_neox(reader: Reader) -> ModelSpec:
             fused_qkv=True,
             rotary_dim=parts.rotary_dim(reader, head_dim, 0.25, "partial_rotary_factor", "rotary_pct"),
             heads_first=True,
-            dropout=reader.rate("attention_dropout", default=0.0),
+            dropout=reader.rate("attention_dropout"),
         ),
         mlp=Mlp(
-            intermediate_size=reader.whole("intermediate_size", default=24576),
+            intermediate_size=reader.whole("intermediate_size"),
             gated=False,
             bias=True,
-            activation=reader.text("hidden_act", default="gelu"),
+            activation=reader.text("hidden_act"),
         ),
         norm=parts.LAYER_NORM,
-        placement="parallel" if reader.flag("use_parallel_residual", default=True) else "pre",
+        placement="parallel" if reader.flag("use_parallel_residual") else "pre",
         dropout=dropout,
     )
     return ModelSpec(
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=50432),
+        vocab_size=reader.whole("vocab_size"),
         blocks=(block,),
         pattern=(0,) * count,
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=False),
-        max_position_embeddings=reader.whole("max_position_embeddings", default=2048),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+        max_position_embeddings=reader.whole("max_position_embeddings"),
         embedding_dropout=dropout,
         final_norm=parts.LAYER_NORM,
         head=parts.decoder_head(reader, parts.decoder_classes("GPTNeoX")),
@@ -107,16 +107,16 @@ def gpt_neox(reader: Reader) -> ModelSpec:
 
 def opt(reader: Reader) -> ModelSpec:
     """OPT: learned positions with two rows to spare; the 350M model has narrower embeddings, and norms after sums."""
-    hidden_size = reader.whole("hidden_size", default=768)
-    heads = reader.whole("num_attention_heads", default=12)
-    count = parts.layers(reader, "num_hidden_layers", default=12)
-    positions = reader.whole("max_position_embeddings", default=2048)
-    width = reader.optional_whole("word_embed_proj_dim", default=None)
-    biased = reader.flag("enable_bias", default=True)
-    affine = reader.flag("layer_norm_elementwise_affine", default=True)
+    hidden_size = reader.whole("hidden_size")
+    heads = reader.whole("num_attention_heads")
+    count = parts.layers(reader, "num_hidden_layers")
+    positions = reader.whole("max_position_embeddings")
+    width = reader.optional_whole("word_embed_proj_dim")
+    biased = reader.flag("enable_bias")
+    affine = reader.flag("layer_norm_elementwise_affine")
     norm = Norm("layernorm", weight=affine, bias=affine)
-    first = reader.flag("do_layer_norm_before", default=True)
-    bare_end = reader.flag("_remove_final_layer_norm", default=False)
+    first = reader.flag("do_layer_norm_before")
+    bare_end = reader.flag("_remove_final_layer_norm")
     block = Block(
         attention=Attention(
             num_attention_heads=heads,
@@ -125,26 +125,26 @@ def opt(reader: Reader) -> ModelSpec:
             qkv_bias=biased,
             output_bias=biased,
             rotary=False,
-            dropout=reader.rate("attention_dropout", default=0.0),
+            dropout=reader.rate("attention_dropout"),
         ),
         mlp=Mlp(
-            intermediate_size=reader.whole("ffn_dim", default=3072),
+            intermediate_size=reader.whole("ffn_dim"),
             gated=False,
             bias=biased,
-            activation=reader.text("activation_function", default="relu"),
+            activation=reader.text("activation_function"),
         ),
         norm=norm,
         placement="pre" if first else "post",
-        dropout=reader.rate("dropout", default=0.1),
+        dropout=reader.rate("dropout"),
     )
     return ModelSpec(
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=50272),
+        vocab_size=reader.whole("vocab_size"),
         blocks=(block,),
         pattern=(0,) * count,
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=True),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
         max_position_embeddings=positions,
         learned_positions=positions + 2,
         embedding_size=None if width in (None, hidden_size) else width,

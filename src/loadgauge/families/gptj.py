@@ -14,11 +14,11 @@ from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec
 
 def gptj(reader: Reader, prefix: str, fused: bool) -> ModelSpec:
     """GPT-J and CodeGen: attention and MLP side by side after one norm, part of each head rotated."""
-    hidden_size = reader.whole("n_embd", "hidden_size", default=4096)
-    heads = reader.whole("n_head", "num_attention_heads", default=16)
+    hidden_size = reader.whole("n_embd", "hidden_size")
+    heads = reader.whole("n_head", "num_attention_heads")
     head_dim = parts.head_width(reader, hidden_size, heads, "n_embd")
-    count = parts.layers(reader, "n_layer", "num_hidden_layers", default=28)
-    turned = reader.optional_whole("rotary_dim", default=64)
+    count = parts.layers(reader, "n_layer", "num_hidden_layers")
+    turned = reader.optional_whole("rotary_dim")
     if turned is not None and turned > head_dim:
         raise reader.wrong("rotary_dim", f"{turned} is more than the {head_dim} channels of a head")
     block = Block(
@@ -30,29 +30,29 @@ def gptj(reader: Reader, prefix: str, fused: bool) -> ModelSpec:
             rotary_dim=None if turned == head_dim else turned,
             own_tables=4,
             scores_float32=True,
-            dropout=reader.rate("attn_pdrop", default=0.0),
+            dropout=reader.rate("attn_pdrop"),
         ),
         mlp=Mlp(
-            intermediate_size=reader.optional_whole("n_inner", default=None) or 4 * hidden_size,
+            intermediate_size=reader.optional_whole("n_inner") or 4 * hidden_size,
             gated=False,
             bias=True,
-            activation=reader.text("activation_function", default="gelu_new"),
+            activation=reader.text("activation_function"),
         ),
         norm=parts.LAYER_NORM,
         placement="parallel",
         shared_norm=True,
-        dropout=reader.rate("resid_pdrop", default=0.0),
+        dropout=reader.rate("resid_pdrop"),
     )
     return ModelSpec(
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=50400),
+        vocab_size=reader.whole("vocab_size"),
         blocks=(block,),
         pattern=(0,) * count,
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=False),
-        max_position_embeddings=reader.whole("n_positions", "max_position_embeddings", default=2048),
-        embedding_dropout=reader.rate("embd_pdrop", default=0.0),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+        max_position_embeddings=reader.whole("n_positions", "max_position_embeddings"),
+        embedding_dropout=reader.rate("embd_pdrop"),
         final_norm=parts.LAYER_NORM,
         head=parts.decoder_head(reader, parts.decoder_classes(prefix), bias=True),
     )
@@ -61,7 +61,7 @@ def gptj(reader: Reader, prefix: str, fused: bool) -> ModelSpec:
 def _attention_types(reader: Reader, count: int) -> tuple[str, ...]:
     """`attention_types`: pairs of a list of types and how often it is repeated."""
     found: list[str] = []
-    stated = reader.raw("attention_types", default=None)
+    stated = reader.raw("attention_types")
     for entry in [[["global", "local"], 12]] if stated is None else stated if isinstance(stated, list) else [stated]:
         if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], list):
             raise reader.wrong("attention_types", "must be pairs of a list of types and a number")
@@ -77,11 +77,11 @@ def _attention_types(reader: Reader, count: int) -> tuple[str, ...]:
 
 def gpt_neo(reader: Reader) -> ModelSpec:
     """GPT-Neo: learned positions, a window in every second layer."""
-    hidden_size = reader.whole("hidden_size", default=2048)
-    heads = reader.whole("num_heads", "num_attention_heads", default=16)
-    count = parts.layers(reader, "num_layers", "num_hidden_layers", default=24)
-    positions = reader.whole("max_position_embeddings", default=2048)
-    window = reader.whole("window_size", default=256)
+    hidden_size = reader.whole("hidden_size")
+    heads = reader.whole("num_heads", "num_attention_heads")
+    count = parts.layers(reader, "num_layers", "num_hidden_layers")
+    positions = reader.whole("max_position_embeddings")
+    window = reader.whole("window_size")
     reader.ignore("attention_layers")  # transformers works it out anew
     attention = Attention(
         num_attention_heads=heads,
@@ -90,15 +90,15 @@ def gpt_neo(reader: Reader) -> ModelSpec:
         output_bias=True,
         rotary=False,
         scores_float32=True,
-        dropout=reader.rate("attention_dropout", default=0.0),
+        dropout=reader.rate("attention_dropout"),
     )
     mlp = Mlp(
-        intermediate_size=reader.optional_whole("intermediate_size", default=None) or 4 * hidden_size,
+        intermediate_size=reader.optional_whole("intermediate_size") or 4 * hidden_size,
         gated=False,
         bias=True,
-        activation=reader.text("activation_function", default="gelu_new"),
+        activation=reader.text("activation_function"),
     )
-    dropout = reader.rate("resid_dropout", default=0.0)
+    dropout = reader.rate("resid_dropout")
     layers = [
         Block(
             attention=msgspec.structs.replace(attention, sliding_window=window if kind == "local" else None),
@@ -113,13 +113,13 @@ def gpt_neo(reader: Reader) -> ModelSpec:
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=50257),
+        vocab_size=reader.whole("vocab_size"),
         blocks=blocks,
         pattern=pattern,
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=True),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
         max_position_embeddings=positions,
         learned_positions=positions,
-        embedding_dropout=reader.rate("embed_dropout", default=0.0),
+        embedding_dropout=reader.rate("embed_dropout"),
         final_norm=parts.LAYER_NORM,
         head=parts.decoder_head(reader, parts.decoder_classes("GPTNeo")),
     )
@@ -127,44 +127,44 @@ def gpt_neo(reader: Reader) -> ModelSpec:
 
 def gpt_bigcode(reader: Reader) -> ModelSpec:
     """GPTBigCode: GPT-2 with one key-value head for all query heads."""
-    if reader.flag("add_cross_attention", default=False):
+    if reader.flag("add_cross_attention"):
         raise reader.unmodelled("add_cross_attention", "a decoder that attends to an encoder is not modelled")
     reader.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
-    hidden_size = reader.whole("n_embd", "hidden_size", default=768)
-    heads = reader.whole("n_head", "num_attention_heads", default=12)
-    count = parts.layers(reader, "n_layer", "num_hidden_layers", default=12)
-    positions = reader.whole("n_positions", "max_position_embeddings", default=1024)
+    hidden_size = reader.whole("n_embd", "hidden_size")
+    heads = reader.whole("n_head", "num_attention_heads")
+    count = parts.layers(reader, "n_layer", "num_hidden_layers")
+    positions = reader.whole("n_positions", "max_position_embeddings")
     block = Block(
         attention=Attention(
             num_attention_heads=heads,
-            num_key_value_heads=1 if reader.flag("multi_query", default=True) else heads,
+            num_key_value_heads=1 if reader.flag("multi_query") else heads,
             head_dim=parts.head_width(reader, hidden_size, heads, "n_embd"),
             qkv_bias=True,
             output_bias=True,
             fused_qkv=True,
             rotary=False,
-            dropout=reader.rate("attn_pdrop", default=0.1),
+            dropout=reader.rate("attn_pdrop"),
         ),
         mlp=Mlp(
-            intermediate_size=reader.optional_whole("n_inner", default=None) or 4 * hidden_size,
+            intermediate_size=reader.optional_whole("n_inner") or 4 * hidden_size,
             gated=False,
             bias=True,
-            activation=reader.text("activation_function", default="gelu_pytorch_tanh"),
+            activation=reader.text("activation_function"),
         ),
         norm=parts.LAYER_NORM,
-        dropout=reader.rate("resid_pdrop", default=0.1),
+        dropout=reader.rate("resid_pdrop"),
     )
     return ModelSpec(
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=50257),
+        vocab_size=reader.whole("vocab_size"),
         blocks=(block,),
         pattern=(0,) * count,
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=True),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
         max_position_embeddings=positions,
         learned_positions=positions,
-        embedding_dropout=reader.rate("embd_pdrop", default=0.1),
+        embedding_dropout=reader.rate("embd_pdrop"),
         final_norm=parts.LAYER_NORM,
         head=parts.decoder_head(
             reader,

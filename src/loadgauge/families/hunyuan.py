@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from loadgauge.families import common as parts
 from loadgauge.families import experts
-from loadgauge.families.common import ATTENTION_BIAS
 from loadgauge.families.decoder import Decoder, readers
 from loadgauge.families.experts import Experts
 
@@ -21,36 +20,16 @@ UNREAD = (
 READERS = readers(
     {
         "hunyuan_v1_dense": Decoder(
-            classes=parts.decoder_classes("HunYuanDenseV1"),
-            vocab_size=290943,
-            hidden_size=4096,
-            intermediate_size=11008,
-            num_hidden_layers=32,
-            num_attention_heads=32,
-            num_key_value_heads=None,
-            max_position_embeddings=2048,
-            qk_norm=parts.RMS_NORM,
-            qkv_bias=ATTENTION_BIAS,
-            output_bias=ATTENTION_BIAS,
-            ignored=UNREAD,
+            classes=parts.decoder_classes("HunYuanDenseV1"), qk_norm=parts.RMS_NORM, ignored=UNREAD
         ),
         "hunyuan_v1_moe": Decoder(
             classes=parts.decoder_classes("HunYuanMoEV1"),
-            vocab_size=290943,
-            hidden_size=4096,
-            intermediate_size=11008,
-            num_hidden_layers=32,
-            num_attention_heads=32,
-            num_key_value_heads=None,
-            max_position_embeddings=2048,
             qk_norm=parts.RMS_NORM,
-            qkv_bias=ATTENTION_BIAS,
-            output_bias=ATTENTION_BIAS,
             ignored=UNREAD,
             experts=Experts(
-                count=(("num_experts", "num_local_experts"), 1),
-                per_token=(("moe_topk", "num_experts_per_tok"), 1),
-                width=("intermediate_size", 11008),
+                count=("num_experts", "num_local_experts"),
+                per_token=("moe_topk", "num_experts_per_tok"),
+                width="intermediate_size",
                 shared=experts.one_more,
                 router_float32=True,
                 weights_float32=True,

@@ -11,10 +11,9 @@ import msgspec
 
 from loadgauge.families import common as parts
 from loadgauge.families import decoder, experts
-from loadgauge.families.common import ATTENTION_BIAS
+from loadgauge.families.common import interleaved, language, rebuilt, types_of
 from loadgauge.families.decoder import Decoder
 from loadgauge.families.experts import Experts
-from loadgauge.families.mixing import interleaved, language, rebuilt, types_of
 from loadgauge.families.reader import Reader
 from loadgauge.families.state_space import mamba2_of
 from loadgauge.spec.model import Block, Mamba1, Mamba2, ModelSpec, Moe
@@ -27,20 +26,7 @@ def no_rotation(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]
 
 # Mamba-2 between attention layers, or beside them
 
-BAMBA = Decoder(
-    classes=language("Bamba"),
-    vocab_size=128000,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    max_position_embeddings=262144,
-    qkv_bias=ATTENTION_BIAS,
-    output_bias=ATTENTION_BIAS,
-    mlp_bias=("mlp_bias", False),
-    rotary_factor=0.5,
-)
+BAMBA = Decoder(classes=language("Bamba"), rotary_factor=0.5)
 
 
 def bamba(reader: Reader) -> ModelSpec:
@@ -53,24 +39,15 @@ def bamba(reader: Reader) -> ModelSpec:
 
 GRANITE = Decoder(
     classes=language("GraniteMoeHybrid"),
-    vocab_size=32000,
-    hidden_size=4096,
-    intermediate_size=1024,
     dense_size_key="shared_intermediate_size",
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=None,
-    max_position_embeddings=2048,
-    qkv_bias=ATTENTION_BIAS,
-    output_bias=ATTENTION_BIAS,
     fused_gate_up=True,
     ignored=("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"),
-    rotated=lambda reader, windows: [reader.raw("position_embedding_type", default=None) == "rope"] * len(windows),
+    rotated=lambda reader, windows: [reader.raw("position_embedding_type") == "rope"] * len(windows),
     experts=Experts(
-        count=(("num_local_experts",), 8),
-        per_token=(("num_experts_per_tok",), 2),
-        width=("intermediate_size", 11008),
-        shared=experts.wide("shared_intermediate_size", 1024),
+        count=("num_local_experts",),
+        per_token=("num_experts_per_tok",),
+        width="intermediate_size",
+        shared=experts.wide("shared_intermediate_size"),
         router_score="softmax_of_chosen",
     ),
 )
@@ -78,7 +55,7 @@ GRANITE = Decoder(
 
 def granite(reader: Reader) -> ModelSpec:
     """Mamba-2 by `layer_types`; without experts the shared MLP is all there is."""
-    dense = reader.whole("num_local_experts", default=8, minimum=0) == 0
+    dense = reader.whole("num_local_experts", minimum=0) == 0
     if dense:
         reader.ignore("num_experts_per_tok", "intermediate_size")
     spec = decoder.read(reader, msgspec.structs.replace(GRANITE, experts=None) if dense else GRANITE)
@@ -96,33 +73,23 @@ def granite(reader: Reader) -> ModelSpec:
 
 FALCON_H1 = Decoder(
     classes=language("FalconH1"),
-    vocab_size=128000,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    max_position_embeddings=8192,
-    qkv_bias=ATTENTION_BIAS,
-    output_bias=ATTENTION_BIAS,
-    mlp_bias=("mlp_bias", False),
     ignored=(
         "attention_in_multiplier", "attention_out_multiplier", "embedding_multiplier", "key_multiplier",
         "lm_head_multiplier", "mlp_multipliers", "ssm_in_multiplier", "ssm_multipliers", "ssm_out_multiplier",
         "mlp_expansion_factor", "mamba_use_mlp",
-    ),
+    )
 )  # fmt: skip
 
 
 def falcon_h1(reader: Reader) -> ModelSpec:
     """Mamba-2 beside the attention of every layer."""
     spec = decoder.read(reader, FALCON_H1)
-    inner = reader.optional_whole("mamba_d_ssm", default=1024)
+    inner = reader.optional_whole("mamba_d_ssm")
     mixer: Mamba2 = msgspec.structs.replace(
         mamba2_of(reader, spec.hidden_size, inner),
-        output_bias=reader.flag("projectors_bias", default=False),
-        gated_norm=reader.flag("mamba_rms_norm", default=False),
-        norm_before_gate=reader.flag("mamba_norm_before_gate", default=True),
+        output_bias=reader.flag("projectors_bias"),
+        gated_norm=reader.flag("mamba_rms_norm"),
+        norm_before_gate=reader.flag("mamba_norm_before_gate"),
     )
     return rebuilt(spec, lambda index, block: msgspec.structs.replace(block, beside=mixer))
 
@@ -131,29 +98,22 @@ def falcon_h1(reader: Reader) -> ModelSpec:
 
 JAMBA = Decoder(
     classes=language("Jamba", classifier=True),
-    vocab_size=65536,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    max_position_embeddings=262144,
     rotated=no_rotation,
     ignored=("use_mamba_kernels", "use_mambapy", "use_associative_scan"),
     experts=Experts(
-        count=(("num_experts", "num_local_experts"), 16),
-        per_token=(("num_experts_per_tok",), 2),
-        width=("intermediate_size", 14336),
-        sparse=lambda reader, count: [kind == 1 for kind in _periodic(reader, "expert", 2, 1, count)],
+        count=("num_experts", "num_local_experts"),
+        per_token=("num_experts_per_tok",),
+        width="intermediate_size",
+        sparse=lambda reader, count: [kind == 1 for kind in _periodic(reader, "expert", count)],
         norm_topk_prob=False,
     ),
 )
 
 
-def _periodic(reader: Reader, what: str, period: int, offset: int, count: int) -> list[int]:
+def _periodic(reader: Reader, what: str, count: int) -> list[int]:
     """1 for each layer whose place is `offset` within a period, else 0."""
-    every = reader.whole(f"{what}_layer_period", default=period)
-    place = reader.whole(f"{what}_layer_offset", default=offset, minimum=0)
+    every = reader.whole(f"{what}_layer_period")
+    place = reader.whole(f"{what}_layer_offset", minimum=0)
     if place >= every:
         raise reader.wrong(f"{what}_layer_offset", f"{place} is not within a period of {every} layers")
     return [int(i % every == place) for i in range(count)]
@@ -161,23 +121,23 @@ def _periodic(reader: Reader, what: str, period: int, offset: int, count: int) -
 
 def jamba(reader: Reader) -> ModelSpec:
     """Mamba but for one layer in `attn_layer_period`; experts in one of `expert_layer_period`."""
-    single = reader.whole("num_experts", "num_local_experts", default=16) == 1
+    single = reader.whole("num_experts", "num_local_experts") == 1
     if single:
         reader.ignore("num_experts_per_tok", "expert_layer_period", "expert_layer_offset")
     spec = decoder.read(reader, msgspec.structs.replace(JAMBA, experts=None) if single else JAMBA)
     types = ("linear_attention", "full_attention")
-    placed = [types[kind] for kind in _periodic(reader, "attn", 8, 4, spec.num_hidden_layers)]
+    placed = [types[kind] for kind in _periodic(reader, "attn", spec.num_hidden_layers)]
     hidden = spec.hidden_size
-    rank = reader.raw("mamba_dt_rank", default="auto")
+    rank = reader.raw("mamba_dt_rank")
     mixer = Mamba1(
-        intermediate_size=hidden * reader.whole("mamba_expand", default=2),
-        state_size=reader.whole("mamba_d_state", default=16),
+        intermediate_size=hidden * reader.whole("mamba_expand"),
+        state_size=reader.whole("mamba_d_state"),
         time_step_rank=-(-hidden // 16) if rank == "auto" else reader.whole("mamba_dt_rank", default=1),
-        conv_kernel=reader.whole("mamba_d_conv", default=4),
-        use_bias=reader.flag("mamba_proj_bias", default=False),
-        use_conv_bias=reader.flag("mamba_conv_bias", default=True),
+        conv_kernel=reader.whole("mamba_d_conv"),
+        use_bias=reader.flag("mamba_proj_bias"),
+        use_conv_bias=reader.flag("mamba_conv_bias"),
         norm=parts.RMS_NORM,
-        hidden_act=reader.text("hidden_act", default="silu"),
+        hidden_act=reader.text("hidden_act"),
     )
     return interleaved(spec, placed, mixer)
 

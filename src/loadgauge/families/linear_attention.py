@@ -11,10 +11,9 @@ import msgspec
 
 from loadgauge.families import common as parts
 from loadgauge.families import decoder, experts
-from loadgauge.families.common import ATTENTION_BIAS
+from loadgauge.families.common import interleaved, language, rebuilt, types_of
 from loadgauge.families.decoder import Decoder, one_window
 from loadgauge.families.experts import Experts
-from loadgauge.families.mixing import interleaved, language, rebuilt, types_of
 from loadgauge.families.reader import Reader
 from loadgauge.spec.model import Attention, Block, GatedDeltaNet, LightningAttention, Mlp, ModelSpec, ShortConvolution
 
@@ -22,27 +21,17 @@ from loadgauge.spec.model import Attention, Block, GatedDeltaNet, LightningAtten
 
 QWEN3_NEXT = Decoder(
     classes=language("Qwen3Next", classifier=True),
-    vocab_size=151936,
-    hidden_size=2048,
-    intermediate_size=5632,
-    num_hidden_layers=48,
-    num_attention_heads=16,
-    num_key_value_heads=2,
-    head_dim=256,
-    max_position_embeddings=32768,
     norm=parts.RMS_NORM_PLUS_ONE,
     qk_norm=parts.RMS_NORM_PLUS_ONE,
-    qkv_bias=ATTENTION_BIAS,
-    output_bias=ATTENTION_BIAS,
     rotary_factor=0.25,
     experts=Experts(
-        count=(("num_experts",), 512),
-        per_token=(("num_experts_per_tok",), 10),
-        width=("moe_intermediate_size", 512),
+        count=("num_experts",),
+        per_token=("num_experts_per_tok",),
+        width="moe_intermediate_size",
         sparse=experts.stepped,
-        shared=experts.wide("shared_expert_intermediate_size", 512),
+        shared=experts.wide("shared_expert_intermediate_size"),
         shared_gate=True,
-        norm_topk_prob=("norm_topk_prob", True),
+        norm_topk_prob="norm_topk_prob",
     ),
 )
 QWEN3_5 = msgspec.structs.replace(
@@ -52,23 +41,17 @@ QWEN3_5 = msgspec.structs.replace(
         "Qwen3_5TextForSequenceClassification": parts.CLASSIFY,
         "Qwen3_5TextModel": parts.BODY,
     },
-    vocab_size=248320,
-    hidden_size=4096,
-    intermediate_size=12288,
-    num_hidden_layers=32,
-    num_key_value_heads=4,
     experts=None,
 )
 QWEN3_5_MOE = msgspec.structs.replace(
     QWEN3_NEXT,
     classes={"Qwen3_5MoeForCausalLM": parts.LANGUAGE, "Qwen3_5MoeTextModel": parts.BODY},
-    vocab_size=248320,
-    num_hidden_layers=40,
+    own={"intermediate_size": 5632},
     experts=Experts(
-        count=(("num_experts",), 256),
-        per_token=(("num_experts_per_tok",), 8),
-        width=("moe_intermediate_size", 512),
-        shared=experts.wide("shared_expert_intermediate_size", 512),
+        count=("num_experts",),
+        per_token=("num_experts_per_tok",),
+        width="moe_intermediate_size",
+        shared=experts.wide("shared_expert_intermediate_size"),
         shared_gate=True,
     ),
 )
@@ -81,15 +64,15 @@ def _delta_nets(reader: Reader, kin: Decoder, *, separate: bool) -> ModelSpec:
     types = types_of(reader, spec.num_hidden_layers) or tuple(
         "linear_attention" if (i + 1) % every else "full_attention" for i in range(spec.num_hidden_layers)
     )
-    key_heads = reader.whole("linear_num_key_heads", default=16)
+    key_heads = reader.whole("linear_num_key_heads")
     mixer = GatedDeltaNet(
         linear_num_key_heads=key_heads,
-        linear_num_value_heads=reader.whole("linear_num_value_heads", default=32),
-        linear_key_head_dim=reader.whole("linear_key_head_dim", default=128),
-        linear_value_head_dim=reader.whole("linear_value_head_dim", default=128),
-        linear_conv_kernel_dim=reader.whole("linear_conv_kernel_dim", default=4),
+        linear_num_value_heads=reader.whole("linear_num_value_heads"),
+        linear_key_head_dim=reader.whole("linear_key_head_dim"),
+        linear_value_head_dim=reader.whole("linear_value_head_dim"),
+        linear_conv_kernel_dim=reader.whole("linear_conv_kernel_dim"),
         separate_projections=separate,
-        hidden_act=reader.text("hidden_act", default="silu"),
+        hidden_act=reader.text("hidden_act"),
     )
     if mixer.linear_num_value_heads % key_heads:
         many = mixer.linear_num_value_heads
@@ -104,7 +87,7 @@ def _delta_nets(reader: Reader, kin: Decoder, *, separate: bool) -> ModelSpec:
 
 def qwen3_next(reader: Reader) -> ModelSpec:
     """Qwen3-Next; its multi-token prediction layer is published with it but not part of transformers' class."""
-    dense = reader.whole("num_experts", default=512, minimum=0) == 0
+    dense = reader.whole("num_experts", minimum=0) == 0
     kin = msgspec.structs.replace(QWEN3_NEXT, experts=None) if dense else QWEN3_NEXT
     return _delta_nets(reader, kin, separate=False)
 
@@ -113,14 +96,7 @@ def qwen3_next(reader: Reader) -> ModelSpec:
 
 LFM2 = Decoder(
     classes=language("Lfm2"),
-    vocab_size=65536,
-    hidden_size=2560,
-    intermediate_size=12288,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    max_position_embeddings=128000,
-    tie_word_embeddings=True,
+    own={"hidden_act": "silu"},
     qk_norm=parts.RMS_NORM,
     ignored=(
         *("block_dim", "block_mlp_init_scale", "block_out_init_scale", "block_norm_eps", "block_use_swiglu"),
@@ -131,30 +107,26 @@ LFM2 = Decoder(
 
 
 def _after_dense(reader: Reader, count: int) -> list[bool]:
-    dense = reader.whole("num_dense_layers", default=2, minimum=0)
+    dense = reader.whole("num_dense_layers", minimum=0)
     return [i >= dense for i in range(count)]
 
 
 LFM2_MOE = msgspec.structs.replace(
     LFM2,
     classes=language("Lfm2Moe"),
-    hidden_size=2048,
-    intermediate_size=7168,
     experts=Experts(
-        count=(("num_experts",), 32),
-        per_token=(("num_experts_per_tok",), 4),
-        width=("moe_intermediate_size", 1792),
+        count=("num_experts",),
+        per_token=("num_experts_per_tok",),
+        width="moe_intermediate_size",
         sparse=_after_dense,
         router_score="sigmoid",
-        norm_topk_prob=("norm_topk_prob", True),
+        norm_topk_prob="norm_topk_prob",
     ),
 )
 
 
 def _convolutions(reader: Reader, spec: ModelSpec, types: Sequence[str]) -> ModelSpec:
-    mixer = ShortConvolution(
-        conv_L_cache=reader.whole("conv_L_cache", default=3), conv_bias=reader.flag("conv_bias", default=False)
-    )
+    mixer = ShortConvolution(conv_L_cache=reader.whole("conv_L_cache"), conv_bias=reader.flag("conv_bias"))
     tied = reader.flag("tie_embedding", default=spec.tie_word_embeddings)
     return msgspec.structs.replace(interleaved(spec, types, mixer), tie_word_embeddings=tied)
 
@@ -169,12 +141,12 @@ def lfm2(reader: Reader) -> ModelSpec:
         "full_attention" if chosen is None or i in chosen else "conv" for i in range(count)
     ]
     reader.ignore("block_multiple_of", "block_ffn_dim_multiplier")
-    width = reader.whole(key, default=12288)
-    if reader.flag("block_auto_adjust_ff_dim", default=True):
+    width = reader.whole(key)
+    if reader.flag("block_auto_adjust_ff_dim"):
         width = 2 * width // 3
-        factor = reader.optional_real("block_ffn_dim_multiplier", default=1.0)
+        factor = reader.optional_real("block_ffn_dim_multiplier")
         if factor is not None:
-            step = reader.whole("block_multiple_of", default=256)
+            step = reader.whole("block_multiple_of")
             width = step * -(-int(factor * width) // step)
     if width < 1:
         raise reader.wrong("intermediate_size", "leaves no channel in the MLP")
@@ -197,21 +169,14 @@ def lfm2_moe(reader: Reader) -> ModelSpec:
 
 MINIMAX = Decoder(
     classes=language("MiniMax", classifier=True),
-    vocab_size=32000,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    max_position_embeddings=131072,
-    windows=one_window(None),
+    windows=one_window,
     ignored=tuple(
         f"{what}_{factor}_factor" for what in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta")
     ),
     experts=Experts(
-        count=(("num_local_experts", "num_experts"), 8),
-        per_token=(("num_experts_per_tok",), 2),
-        width=("intermediate_size", 14336),
+        count=("num_local_experts", "num_experts"),
+        per_token=("num_experts_per_tok",),
+        width="intermediate_size",
         weights_float32=True,
     ),
 )
@@ -231,8 +196,8 @@ def minimax(reader: Reader) -> ModelSpec:
     mixer = LightningAttention(
         num_attention_heads=attention.num_attention_heads,
         head_dim=attention.head_dim,
-        block_size=reader.whole("block_size", default=256),
-        hidden_act=reader.text("hidden_act", default="silu"),
+        block_size=reader.whole("block_size"),
+        hidden_act=reader.text("hidden_act"),
     )
     return interleaved(spec, types, mixer)
 

@@ -29,7 +29,6 @@ class Wrapper(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str
     text: str
     """The text tower's model_type where its config does not say."""
-    tie_word_embeddings: bool
     text_may_tie: bool = False
     """The text tower's `tie_word_embeddings` counts as well (LLaVA)."""
     text_ties: bool = False
@@ -41,13 +40,12 @@ class Wrapper(msgspec.Struct, frozen=True, kw_only=True):
 
 
 WRAPPERS = {
-    "gemma3": Wrapper(prefix="Gemma3", text="gemma3_text", tie_word_embeddings=True),
-    "llama4": Wrapper(prefix="Llama4", text="llama4_text", tie_word_embeddings=False, text_ties=True),
-    "llava": Wrapper(prefix="Llava", text="llama", tie_word_embeddings=False, text_may_tie=True),
+    "gemma3": Wrapper(prefix="Gemma3", text="gemma3_text"),
+    "llama4": Wrapper(prefix="Llama4", text="llama4_text", text_ties=True),
+    "llava": Wrapper(prefix="Llava", text="llama", text_may_tie=True),
     "mistral3": Wrapper(
         prefix="Mistral3",
         text="mistral",
-        tie_word_embeddings=True,
         missing={
             "head_dim": 128,
             "hidden_size": 5120,
@@ -57,16 +55,12 @@ WRAPPERS = {
             "vocab_size": 131072,
         },
     ),
-    "qwen2_vl": Wrapper(
-        prefix="Qwen2VL", text="qwen2_vl_text", tie_word_embeddings=False, text_may_tie=True, flat=True
-    ),
-    "qwen2_5_vl": Wrapper(
-        prefix="Qwen2_5_VL", text="qwen2_5_vl_text", tie_word_embeddings=False, text_may_tie=True, flat=True
-    ),
-    "qwen3_5": Wrapper(prefix="Qwen3_5", text="qwen3_5_text", tie_word_embeddings=False),
-    "qwen3_5_moe": Wrapper(prefix="Qwen3_5Moe", text="qwen3_5_moe_text", tie_word_embeddings=False),
-    "qwen3_vl": Wrapper(prefix="Qwen3VL", text="qwen3_vl_text", tie_word_embeddings=False),
-    "qwen3_vl_moe": Wrapper(prefix="Qwen3VLMoe", text="qwen3_vl_moe_text", tie_word_embeddings=False),
+    "qwen2_vl": Wrapper(prefix="Qwen2VL", text="qwen2_vl_text", text_may_tie=True, flat=True),
+    "qwen2_5_vl": Wrapper(prefix="Qwen2_5_VL", text="qwen2_5_vl_text", text_may_tie=True, flat=True),
+    "qwen3_5": Wrapper(prefix="Qwen3_5", text="qwen3_5_text"),
+    "qwen3_5_moe": Wrapper(prefix="Qwen3_5Moe", text="qwen3_5_moe_text"),
+    "qwen3_vl": Wrapper(prefix="Qwen3VL", text="qwen3_vl_text"),
+    "qwen3_vl_moe": Wrapper(prefix="Qwen3VLMoe", text="qwen3_vl_moe_text"),
 }
 
 
@@ -76,12 +70,12 @@ def read(reader: Reader, wrapper: Wrapper) -> ModelSpec:
         reader,
         {f"{wrapper.prefix}ForConditionalGeneration": parts.LANGUAGE, f"{wrapper.prefix}Model": parts.BODY},
     )
-    if wrapper.flat and reader.raw("text_config", default=None) is None:
+    if wrapper.flat and reader.raw("text_config") is None:
         inner = reader.within({**reader.config, "model_type": wrapper.text}, task=wanted)
         inner.ignore("text_config", "vision_config")
         reader.ignore(*inner.config)
     else:
-        if wrapper.missing and not reader.class_defaults and reader.raw("text_config", default=None) is None:
+        if wrapper.missing and not reader.class_defaults and reader.raw("text_config") is None:
             raise reader.wrong("text_config", "is missing; state it, as the size of a model is not guessed")
         inner = reader.section("text_config", default=dict(wrapper.missing), task=wanted)
         inner.config = {"model_type": wrapper.text, **inner.config}
@@ -92,7 +86,7 @@ def read(reader: Reader, wrapper: Wrapper) -> ModelSpec:
         )
     parts.refuse_unusual(inner)
     spec = TEXT_READERS[text_type](inner)
-    tied = reader.flag("tie_word_embeddings", default=wrapper.tie_word_embeddings, nullable=True)
+    tied = reader.flag("tie_word_embeddings", nullable=True)
     # What joins the two towers is made of the vision tower's features, and left out with it.
     reader.ignore("vision_config", "mm_tokens_per_image", "projector_hidden_act", "multimodal_projector_bias")
     reader.ignore("vision_feature_layer", "vision_feature_select_strategy", "image_seq_length", "spatial_merge_size")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Mapping
+from importlib import resources
 from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from loadgauge.errors import ConfigError, NotModelled
 
@@ -59,6 +64,24 @@ REMARKS = {
 }
 
 
+@functools.cache
+def class_defaults(model_type: str) -> Mapping[str, Any]:
+    """What transformers' configuration class of a family declares: each key and its default; empty where it has none.
+
+    From `data/family_defaults.json`, which `tools/family_defaults.py` writes.
+
+    >>> class_defaults("llama")["hidden_size"], class_defaults("dbrx")["attn_config"]["kv_n_heads"]
+    (4096, 1)
+    """
+    return _all_class_defaults().get(model_type, {})
+
+
+@functools.cache
+def _all_class_defaults() -> dict[str, dict[str, Any]]:
+    content = resources.files("loadgauge").joinpath("data/family_defaults.json").read_bytes()
+    return msgspec.json.decode(content, type=dict[str, dict[str, Any]])
+
+
 def shown(value: object) -> str:
     """A value for an error message: on one line, and short.
 
@@ -75,6 +98,10 @@ def shown(value: object) -> str:
 class Reader:
     """Typed look-ups in one config; a value of the wrong kind raises `ConfigError` with the key and the file.
 
+    A key that is missing has the `default` given, or else that of transformers' configuration class.
+
+    >>> Reader({"model_type": "llama"}).flag("attention_bias")
+    False
     >>> reader = Reader({"n_layer": 12, "n_special": 7, "bos_token_id": 1}, "config.json")
     >>> reader.whole("n_layer", default=1), reader.whole("n_head", default=12)
     (12, 12)
@@ -100,6 +127,8 @@ class Reader:
         self.defaults: dict[str, int] = {}
         """Sizes that the config does not state, and the default of transformers' class taken for each."""
         self._read: set[str] = set()
+        self._part: Mapping[str, Any] | None = None
+        """What the class declares for this part of a config; None: what that of the config's `model_type` declares."""
 
     def wrong(self, key: str, message: str) -> ConfigError:
         """The error that `message` makes of `key`."""
@@ -117,12 +146,21 @@ class Reader:
         """Counts keys as read."""
         self._read.update(keys)
 
-    def raw(self, *keys: str, default: object) -> Any:
+    @property
+    def declared(self) -> Mapping[str, Any]:
+        """The keys that transformers' configuration class declares, with their defaults."""
+        return class_defaults(self.config.get("model_type", "")) if self._part is None else self._part
+
+    def class_default(self, *keys: str) -> Any:
+        """The default that transformers' class declares under any of the names of one key; None where it has none."""
+        return next((self.declared[key] for key in keys if key in self.declared), None)
+
+    def raw(self, *keys: str, default: object = UNSET) -> Any:
         """The value under any of the names of one key; names that disagree are an error."""
         self._read.update(keys)
         present = [key for key in keys if key in self.config]
         if not present:
-            return default
+            return self.class_default(*keys) if default is UNSET else default
         first = self.config[present[0]]
         for other in present[1:]:
             value = self.config[other]
@@ -130,22 +168,24 @@ class Reader:
                 raise self.wrong(present[0], f"is {shown(first)} but {other}, another name of it, is {shown(value)}")
         return first
 
-    def whole(self, *keys: str, default: int, minimum: int = 1, maximum: int = LARGEST) -> int:
-        """A whole number. A size that is missing is taken down in `defaults`; one of `ESSENTIAL` is an error."""
+    def whole(self, *keys: str, default: int | UnsetType = UNSET, minimum: int = 1, maximum: int = LARGEST) -> int:
+        """A whole number. A size that is missing is recorded in `defaults`; one of `ESSENTIAL` is an error."""
         value = self.raw(*keys, default=default)
         if not any(map(self.has, keys)):
-            self.default(keys[0], default)
+            self.default(keys[0], value)
         return self._whole(next((key for key in keys if self.has(key)), keys[0]), value, minimum, maximum)
 
     def default(self, key: str, value: int) -> None:
-        """Takes down the size that stands in for a key that is missing."""
+        """Records the size that stands in for a key that is missing."""
         if key in ESSENTIAL and not self.class_defaults:
             family = f" ({self.config['model_type']}'s default is {value})" if self.has("model_type") else ""
             raise self.wrong(key, f"is missing; state it, as the size of a model is not guessed{family}")
         if value > 0 and key not in NO_SIZES:
             self.defaults[f"{self.path}.{key}" if self.path else key] = value
 
-    def optional_whole(self, *keys: str, default: int | None, minimum: int = 1, maximum: int = LARGEST) -> int | None:
+    def optional_whole(
+        self, *keys: str, default: int | UnsetType | None = UNSET, minimum: int = 1, maximum: int = LARGEST
+    ) -> int | None:
         """A whole number, or None where the value is null."""
         if self.raw(*keys, default=default) is None:
             return None
@@ -158,12 +198,12 @@ class Reader:
             raise self.wrong(key, f"must be from {minimum} to {maximum}, got {shown(value)}")
         return value
 
-    def optional_real(self, *keys: str, default: float | None) -> float | None:
+    def optional_real(self, *keys: str, default: float | UnsetType | None = UNSET) -> float | None:
         """A positive number, or None where the value is null."""
         value = self.raw(*keys, default=default)
         return None if value is None else self._real(keys[0], value, maximum=float(LARGEST), positive=True)
 
-    def rate(self, *keys: str, default: float) -> float:
+    def rate(self, *keys: str, default: float | UnsetType = UNSET) -> float:
         """A dropout probability; null means none."""
         value = self.raw(*keys, default=default)
         return 0.0 if value is None else self._real(keys[0], value, maximum=1.0, positive=False)
@@ -176,16 +216,16 @@ class Reader:
             raise self.wrong(key, f"must be {least} to {maximum:g}, got {shown(value)}")
         return float(value)
 
-    def flag(self, *keys: str, default: bool, nullable: bool = False) -> bool:
-        """true or false; `nullable`: null means false."""
+    def flag(self, *keys: str, default: bool | UnsetType = UNSET, nullable: bool = False) -> bool:
+        """true or false; `nullable`: null means false. A key that the class does not declare is false."""
         value = self.raw(*keys, default=default)
-        if value is None and nullable:
+        if value is None and (nullable or not any(map(self.has, keys))):
             return False
         if not isinstance(value, bool):
             raise self.wrong(keys[0], f"must be true or false, got {shown(value)}")
         return value
 
-    def text(self, *keys: str, default: str) -> str:
+    def text(self, *keys: str, default: str | UnsetType = UNSET) -> str:
         """A string that is not empty."""
         value = self.raw(*keys, default=default)
         if not isinstance(value, str) or not value:
@@ -210,14 +250,16 @@ class Reader:
             raise self.wrong(key, f"must be a list of whole numbers, got {shown(value)}")
         return tuple(self._whole(key, item, minimum, LARGEST) for item in value)
 
-    def section(self, key: str, *, default: dict[str, Any], task: str = "") -> Reader:
+    def section(self, key: str, *, default: Mapping[str, Any], task: str = "") -> Reader:
         """A reader of the object under `key`; `default` stands in where it is missing or null."""
         value = self.raw(key, default=None)
         path = f"{self.path}.{key}" if self.path else key
-        return self.within(default if value is None else value, path=path, task=task)
+        inner = self.within(dict(default) if value is None else value, path=path, task=task)
+        inner._part = self.class_default(key)
+        return inner
 
     def within(self, config: object, *, path: str = "", task: str = "") -> Reader:
-        """A reader of a config inside this one; what it takes from defaults is taken down here too."""
+        """A reader of a config inside this one; what it takes from defaults is recorded here too."""
         inner = Reader(config, self.file, name=self.name, path=path, task=task)
         inner.class_defaults, inner.defaults = self.class_defaults, self.defaults
         return inner

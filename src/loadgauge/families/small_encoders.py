@@ -25,7 +25,7 @@ def _block(
             qkv_bias=True,
             output_bias=True,
             rotary=False,
-            causal=reader.flag("is_decoder", default=False),
+            causal=reader.flag("is_decoder"),
             softmax_float32=False,
             dropout=attention_dropout,
         ),
@@ -38,16 +38,16 @@ def _block(
 def distilbert(reader: Reader) -> ModelSpec:
     """DistilBERT: BERT without types and pooler."""
     reader.ignore("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_")
-    hidden_size = reader.whole("dim", "hidden_size", default=768)
-    activation = reader.text("activation", default="gelu")
-    dropout = reader.rate("dropout", default=0.1)
+    hidden_size = reader.whole("dim", "hidden_size")
+    activation = reader.text("activation")
+    dropout = reader.rate("dropout")
     block = _block(
         reader,
         hidden_size,
-        reader.whole("n_heads", "num_attention_heads", default=12),
-        reader.whole("hidden_dim", default=3072),
+        reader.whole("n_heads", "num_attention_heads"),
+        reader.whole("hidden_dim"),
         activation,
-        reader.rate("attention_dropout", default=0.1),
+        reader.rate("attention_dropout"),
     )
     wanted = parts.task(
         reader,
@@ -64,15 +64,15 @@ def distilbert(reader: Reader) -> ModelSpec:
         )
     elif wanted == CLASSIFY:
         head = _classifier(reader, "relu")
-    positions = reader.whole("max_position_embeddings", default=512)
+    positions = reader.whole("max_position_embeddings")
     return ModelSpec(
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=30522),
+        vocab_size=reader.whole("vocab_size"),
         blocks=(msgspec.structs.replace(block, dropout=dropout, dropout_after_attention=False),),
-        pattern=(0,) * parts.layers(reader, "n_layers", "num_hidden_layers", default=6),
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=True),
+        pattern=(0,) * parts.layers(reader, "n_layers", "num_hidden_layers"),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
         max_position_embeddings=positions,
         learned_positions=positions,
         embedding_norm=parts.LAYER_NORM,
@@ -83,20 +83,20 @@ def distilbert(reader: Reader) -> ModelSpec:
 
 def electra(reader: Reader) -> ModelSpec:
     """ELECTRA: narrow embeddings; the head is a generator's over the vocabulary, or a detector's on each token."""
-    if reader.flag("add_cross_attention", default=False):
+    if reader.flag("add_cross_attention"):
         raise reader.unmodelled("add_cross_attention", "an encoder that attends to another is not modelled")
     reader.ignore("position_embedding_type", "embedding_dropout")
-    hidden_size = reader.whole("hidden_size", default=256)
-    width = reader.whole("embedding_size", default=128)
-    activation = reader.text("hidden_act", default="gelu")
-    dropout = reader.rate("hidden_dropout_prob", default=0.1)
+    hidden_size = reader.whole("hidden_size")
+    width = reader.whole("embedding_size")
+    activation = reader.text("hidden_act")
+    dropout = reader.rate("hidden_dropout_prob")
     block = _block(
         reader,
         hidden_size,
-        reader.whole("num_attention_heads", default=4),
-        reader.whole("intermediate_size", default=1024),
+        reader.whole("num_attention_heads"),
+        reader.whole("intermediate_size"),
         activation,
-        reader.rate("attention_probs_dropout_prob", default=0.1),
+        reader.rate("attention_probs_dropout_prob"),
     )
     wanted = parts.task(
         reader,
@@ -115,18 +115,18 @@ def electra(reader: Reader) -> ModelSpec:
         head = Head(kind="classifier", per_token=True, transform=True, activation=activation, bias=True, num_labels=1)
     elif wanted == CLASSIFY:
         head = _classifier(reader, "gelu")
-    positions = reader.whole("max_position_embeddings", default=512)
+    positions = reader.whole("max_position_embeddings")
     return ModelSpec(
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=30522),
+        vocab_size=reader.whole("vocab_size"),
         blocks=(msgspec.structs.replace(block, dropout=dropout),),
-        pattern=(0,) * parts.layers(reader, "num_hidden_layers", default=12),
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=True),
+        pattern=(0,) * parts.layers(reader, "num_hidden_layers"),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
         max_position_embeddings=positions,
         learned_positions=positions,
-        token_types=reader.whole("type_vocab_size", default=2),
+        token_types=reader.whole("type_vocab_size"),
         embedding_size=None if width == hidden_size else width,
         factorised_embedding=width != hidden_size,
         embedding_norm=parts.LAYER_NORM,
@@ -139,21 +139,21 @@ def albert(reader: Reader) -> ModelSpec:
     """ALBERT: the layers of a group are one layer, applied again and again."""
     reader.ignore("position_embedding_type", "classifier_dropout_prob", "net_structure_type", "down_scale_factor")
     reader.ignore("gap_size", "num_memory_blocks")  # of the published files; transformers looks at none of them
-    hidden_size = reader.whole("hidden_size", default=4096)
-    activation = reader.text("hidden_act", default="gelu_new")
-    dropout = reader.rate("hidden_dropout_prob", default=0.0)
-    count = parts.layers(reader, "num_hidden_layers", default=12)
-    groups = reader.whole("num_hidden_groups", default=1)
-    inner = reader.whole("inner_group_num", default=1, maximum=parts.MOST_LAYERS // count or 1)
+    hidden_size = reader.whole("hidden_size")
+    activation = reader.text("hidden_act")
+    dropout = reader.rate("hidden_dropout_prob")
+    count = parts.layers(reader, "num_hidden_layers")
+    groups = reader.whole("num_hidden_groups")
+    inner = reader.whole("inner_group_num", maximum=parts.MOST_LAYERS // count or 1)
     if groups > count:
         raise reader.wrong("num_hidden_groups", f"{groups} groups of {count} layers: some would never run")
     block = _block(
         reader,
         hidden_size,
-        reader.whole("num_attention_heads", default=64),
-        reader.whole("intermediate_size", default=16384),
+        reader.whole("num_attention_heads"),
+        reader.whole("intermediate_size"),
         activation,
-        reader.rate("attention_probs_dropout_prob", default=0.0),
+        reader.rate("attention_probs_dropout_prob"),
     )
     own = msgspec.structs.replace(block, dropout=dropout, dropout_after_mlp=False)
     shares = msgspec.structs.replace(own, shares_weights=True)
@@ -168,7 +168,7 @@ def albert(reader: Reader) -> ModelSpec:
         reader,
         {"AlbertForMaskedLM": LANGUAGE, "AlbertForSequenceClassification": CLASSIFY, "AlbertModel": BODY},
     )
-    tied = reader.flag("tie_word_embeddings", default=True)
+    tied = reader.flag("tie_word_embeddings")
     if wanted == LANGUAGE and not tied:
         raise reader.unmodelled(
             "tie_word_embeddings", "false is not modelled here: transformers then keeps a second bias that nothing uses"
@@ -180,19 +180,19 @@ def albert(reader: Reader) -> ModelSpec:
         )
     elif wanted == CLASSIFY:
         head = _classifier(reader, "tanh")
-    positions = reader.whole("max_position_embeddings", default=512)
+    positions = reader.whole("max_position_embeddings")
     return ModelSpec(
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size", default=30000),
+        vocab_size=reader.whole("vocab_size"),
         blocks=blocks,
         pattern=pattern,
         tie_word_embeddings=tied,
         max_position_embeddings=positions,
         learned_positions=positions,
-        token_types=reader.whole("type_vocab_size", default=2),
-        embedding_size=reader.whole("embedding_size", default=128),
+        token_types=reader.whole("type_vocab_size"),
+        embedding_size=reader.whole("embedding_size"),
         factorised_embedding=True,
         embedding_norm=parts.LAYER_NORM,
         embedding_dropout=dropout,

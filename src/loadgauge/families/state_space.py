@@ -20,12 +20,12 @@ def _checked(reader: Reader, mixer: Mamba2, key: str) -> Mamba2:
 
 def mamba2_of(reader: Reader, hidden_size: int, inner: int | None = None) -> Mamba2:
     """The mixer by Bamba's keys, which Granite and Falcon-H1 share; `inner`: its channels, None: by `mamba_expand`."""
-    expanded = hidden_size * reader.whole("mamba_expand", default=2)
+    expanded = hidden_size * reader.whole("mamba_expand")
     inner = expanded if inner is None else inner
-    heads = reader.whole("mamba_n_heads", default=128)
+    heads = reader.whole("mamba_n_heads")
     if inner % heads:
         raise reader.wrong("mamba_n_heads", f"{heads} does not divide {inner} channels")
-    automatic = reader.raw("mamba_d_head", default="auto") == "auto"
+    automatic = reader.raw("mamba_d_head") == "auto"
     width = inner // heads if automatic else reader.whole("mamba_d_head", default=1)
     if width * heads != inner:
         raise reader.wrong("mamba_d_head", f"{width} times {heads} heads is not {inner} channels")
@@ -33,14 +33,14 @@ def mamba2_of(reader: Reader, hidden_size: int, inner: int | None = None) -> Mam
     mixer = Mamba2(
         num_heads=heads,
         head_dim=width,
-        state_size=reader.whole("mamba_d_state", default=256),
-        n_groups=reader.whole("mamba_n_groups", default=1),
-        conv_kernel=reader.whole("mamba_d_conv", default=4),
-        chunk_size=reader.whole("mamba_chunk_size", default=256),
-        use_bias=reader.flag("mamba_proj_bias", default=False),
-        output_bias=reader.flag("mamba_proj_bias", default=False),
-        use_conv_bias=reader.flag("mamba_conv_bias", default=True),
-        hidden_act=reader.text("hidden_act", default="silu"),
+        state_size=reader.whole("mamba_d_state"),
+        n_groups=reader.whole("mamba_n_groups"),
+        conv_kernel=reader.whole("mamba_d_conv"),
+        chunk_size=reader.whole("mamba_chunk_size"),
+        use_bias=reader.flag("mamba_proj_bias"),
+        output_bias=reader.flag("mamba_proj_bias"),
+        use_conv_bias=reader.flag("mamba_conv_bias"),
+        hidden_act=reader.text("hidden_act"),
     )
     return _checked(reader, mixer, "mamba_n_groups")
 
@@ -51,38 +51,38 @@ def mamba2_model(reader: Reader) -> ModelSpec:
         "time_step_limit", "time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "norm_before_gate",
         "rms_norm", "rescale_prenorm_residual", "mamba2", "use_mambapy", "intermediate_size",
     )  # fmt: skip
-    hidden = reader.whole("hidden_size", default=4096)
-    heads, width = reader.whole("num_heads", default=128), reader.whole("head_dim", default=64)
-    inner = hidden * reader.whole("expand", default=2)
+    hidden = reader.whole("hidden_size")
+    heads, width = reader.whole("num_heads"), reader.whole("head_dim")
+    inner = hidden * reader.whole("expand")
     if heads * width != inner:
         raise reader.wrong("num_heads", f"{heads} times head_dim {width} is not expand times hidden_size, {inner}")
-    bias = reader.flag("use_bias", default=False)
+    bias = reader.flag("use_bias")
     mixer = Mamba2(
         num_heads=heads,
         head_dim=width,
-        state_size=reader.whole("state_size", default=128),
-        n_groups=reader.whole("n_groups", default=8),
-        conv_kernel=reader.whole("conv_kernel", default=4),
-        chunk_size=reader.whole("chunk_size", default=256),
+        state_size=reader.whole("state_size"),
+        n_groups=reader.whole("n_groups"),
+        conv_kernel=reader.whole("conv_kernel"),
+        chunk_size=reader.whole("chunk_size"),
         use_bias=bias,
         output_bias=bias,
-        use_conv_bias=reader.flag("use_conv_bias", default=True),
-        hidden_act=reader.text("hidden_act", default="silu"),
+        use_conv_bias=reader.flag("use_conv_bias"),
+        hidden_act=reader.text("hidden_act"),
     )
     block = Block(
         attention=_checked(reader, mixer, "n_groups"),
         mlp=None,
         norm=parts.RMS_NORM,
-        residual_in_fp32=reader.flag("residual_in_fp32", default=True),
+        residual_in_fp32=reader.flag("residual_in_fp32"),
     )
     return ModelSpec(
         name=reader.name,
         model_type=reader.model_type,
         hidden_size=hidden,
-        vocab_size=reader.whole("vocab_size", default=32768),
+        vocab_size=reader.whole("vocab_size"),
         blocks=(block,),
-        pattern=(0,) * parts.layers(reader, "num_hidden_layers", default=64),
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=False),
+        pattern=(0,) * parts.layers(reader, "num_hidden_layers"),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
         final_norm=parts.RMS_NORM,
         head=parts.decoder_head(reader, {"Mamba2ForCausalLM": parts.LANGUAGE, "Mamba2Model": parts.BODY}),
     )
@@ -91,13 +91,13 @@ def mamba2_model(reader: Reader) -> ModelSpec:
 LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 OLD_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
 NEMOTRON_EXPERTS = Experts(
-    count=(("n_routed_experts", "num_local_experts"), 8),
-    per_token=(("num_experts_per_tok",), 2),
-    width=("moe_intermediate_size", 7688),
-    shared=wide("moe_shared_expert_intermediate_size", 7688),
+    count=("n_routed_experts", "num_local_experts"),
+    per_token=("num_experts_per_tok",),
+    width="moe_intermediate_size",
+    shared=wide("moe_shared_expert_intermediate_size"),
     shared_bias=True,
     router_score="sigmoid",
-    norm_topk_prob=("norm_topk_prob", True),
+    norm_topk_prob="norm_topk_prob",
     router_float32=True,
     weights_float32=True,
 )
@@ -107,7 +107,7 @@ def _nemotron_types(reader: Reader) -> list[str]:
     """What each block is: `layers_block_type`, or the letters of `hybrid_override_pattern`."""
     key = next((name for name in ("layers_block_type", "layer_types") if reader.has(name)), "layers_block_type")
     named = reader.texts(key)
-    pattern = reader.raw("hybrid_override_pattern", default=None)
+    pattern = reader.raw("hybrid_override_pattern")
     if named is not None:
         types = [OLD_NAMES.get(kind, kind) for kind in named]
     elif pattern is not None:
@@ -142,34 +142,34 @@ def nemotron_h(reader: Reader) -> ModelSpec:
         *("mtp_hybrid_override_pattern", "mtp_layers_block_type"),
     )
     types = _nemotron_types(reader)
-    if reader.optional_whole("moe_latent_size", default=None) is not None and "moe" in types:
+    if reader.optional_whole("moe_latent_size") is not None and "moe" in types:
         raise reader.unmodelled("moe_latent_size", "experts on a latent are not modelled; extend layers/moe.py")
-    heads = reader.whole("num_attention_heads", default=32)
-    bias, activation = reader.flag("use_bias", default=False), reader.text("mlp_hidden_act", default="relu2")
+    heads = reader.whole("num_attention_heads")
+    bias, activation = reader.flag("use_bias"), reader.text("mlp_hidden_act")
     mlp = Mlp(
-        intermediate_size=reader.whole("intermediate_size", default=21504),
+        intermediate_size=reader.whole("intermediate_size"),
         gated=False,
-        bias=reader.flag("mlp_bias", default=False),
+        bias=reader.flag("mlp_bias"),
         activation=activation,
     )
     mixer = Mamba2(
-        num_heads=reader.whole("mamba_num_heads", default=128),
-        head_dim=reader.whole("mamba_head_dim", default=64),
-        state_size=reader.whole("ssm_state_size", default=128),
+        num_heads=reader.whole("mamba_num_heads"),
+        head_dim=reader.whole("mamba_head_dim"),
+        state_size=reader.whole("ssm_state_size"),
         n_groups=reader.whole(_older(reader, "mamba_n_groups", "n_groups"), default=8),
         conv_kernel=reader.whole(_older(reader, "mamba_d_conv", "conv_kernel"), default=4),
         chunk_size=reader.whole(_older(reader, "mamba_chunk_size", "chunk_size"), default=128),
         use_bias=bias,
         output_bias=bias,
         use_conv_bias=reader.flag(_older(reader, "mamba_conv_bias", "use_conv_bias"), default=True),
-        hidden_act=reader.text("mamba_hidden_act", default="silu"),
+        hidden_act=reader.text("mamba_hidden_act"),
     )
     attention = Attention(
         num_attention_heads=heads,
-        num_key_value_heads=parts.key_value_heads(reader, heads, 8),
-        head_dim=reader.whole("head_dim", default=128),
+        num_key_value_heads=parts.key_value_heads(reader, heads),
+        head_dim=reader.whole("head_dim"),
         rotary=False,
-        dropout=reader.rate("attention_dropout", default=0.0),
+        dropout=reader.rate("attention_dropout"),
     )
     (moe,) = expert_layers(reader, NEMOTRON_EXPERTS, 1, mlp) if "moe" in types else (None,)
     made = {
@@ -179,16 +179,16 @@ def nemotron_h(reader: Reader) -> ModelSpec:
         "moe": Block(attention=None, mlp=moe, norm=NORM_FLOAT32),
     }
     blocks, pattern = parts.distinct([made[kind] for kind in types])
-    following = reader.whole("num_nextn_predict_layers", default=0, minimum=0)
+    following = reader.whole("num_nextn_predict_layers", minimum=0)
     return ModelSpec(
         name=reader.name,
         model_type=reader.model_type,
-        hidden_size=reader.whole("hidden_size", default=4096),
-        vocab_size=reader.whole("vocab_size", default=131072),
+        hidden_size=reader.whole("hidden_size"),
+        vocab_size=reader.whole("vocab_size"),
         blocks=blocks,
         pattern=pattern,
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=False),
-        max_position_embeddings=reader.whole("max_position_embeddings", default=4096),
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+        max_position_embeddings=reader.whole("max_position_embeddings"),
         final_norm=NORM_FLOAT32,
         head=parts.decoder_head(reader, {"NemotronHForCausalLM": parts.LANGUAGE, "NemotronHModel": parts.BODY}),
         num_nextn_predict_layers=following,
