@@ -89,6 +89,7 @@ class Workings:
         self.gpu, self.cluster, self.scale = gpu, cluster, scale
         self.rates = rates or calibrated("" if gpu is None else gpu.id)
         self.view = view_of(layout, training)
+        self._played: dict[tuple[int, bool], Simulation] = {}
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -152,6 +153,11 @@ class Workings:
 
     def play(self, batches: int, *, timed: bool) -> Simulation:
         """The schedule with so many micro-batches; in units of one forward where it is not `timed`."""
+        if (batches, timed) not in self._played:
+            self._played[batches, timed] = self._play(batches, timed)
+        return self._played[batches, timed]
+
+    def _play(self, batches: int, timed: bool) -> Simulation:
         layout, split = self.layout, self.layout.splits_backward
         how: dict[str, Any] = {"forward": 1, "backward": 1 if split else 2, "weight": 1 if split else 0}
         if timed:

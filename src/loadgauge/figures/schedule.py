@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.algebra import Size
-from loadgauge.estimate.memory.rank_memory import ChunkBytes
 from loadgauge.estimate.result import Estimate
 from loadgauge.estimate.schedule.simulate import Event
 from loadgauge.spec.layout import Layout
@@ -30,7 +29,7 @@ def schedule(result: Estimate) -> dict[str, Any]:
     batches = playable(layout, max(2, min(MICROBATCHES, most)))
     played = workings.play(batches, timed=result.time is not None)
     drawn = drawn_stages(layout.pp, result.memory.rank.stage)
-    held: dict[object, list[ChunkBytes]] = {}
+    held: dict[object, list[tuple[Size, Size]]] = {}
     cells = []
     events: dict[int, list[Event]] = {}
     for event in played.timeline:
@@ -39,7 +38,8 @@ def schedule(result: Estimate) -> dict[str, Any]:
         stage = workings.stages[index]
         key = memory.make_up(stage)
         if key not in held:
-            held[key] = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
+            chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
+            held[key] = [(each.kept + each.head, each.waiting + each.head_waiting) for each in chunks]
         for event, flight in zip(events[index], flights(events[index], played.order.chunks), strict=True):
             cells.append(
                 [index, event.start * scale, event.end * scale, event.kind, event.microbatch, event.chunk,
@@ -114,9 +114,10 @@ def flights(events: list[Event], chunks: int) -> list[Flights]:
     return found
 
 
-def live(flight: Flights, held: list[ChunkBytes]) -> Size:
-    """Bytes kept for backward."""
-    return sum(
-        whole * (one.kept + one.head) + waits * (one.waiting + one.head_waiting)
-        for one, whole, waits in zip(held, *flight, strict=True)
-    )
+def live(flight: Flights, chunks: list[tuple[Size, Size]]) -> Size:
+    """Bytes kept for backward. chunks: of each, what a micro-batch in flight keeps, and one that waits for W"""
+    whole, waiting = flight
+    total: Size = 0
+    for number, (kept, waits) in enumerate(chunks):
+        total = total + (whole[number] * kept + waiting[number] * waits)
+    return total

@@ -11,7 +11,7 @@ there whole at once, its input beside it, while one that does not gives back its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -25,6 +25,9 @@ from loadgauge.estimate.memory.states import RankWeights
 from loadgauge.estimate.schedule.stages import Chunk, Key, Stage
 
 PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "loss", "transient", "outside")
+
+
+NO_LAYERS: dict[Key, int] = {}
 
 
 class Phase(StrEnum):
@@ -98,6 +101,14 @@ class StageAtWork:
         self.chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
         self.alike, self.around = memory.make_up(stage), memory.around(stage)
         self.works = peak_candidates(self.layout, stage.index, self.alike)
+        self.unchanging: dict[str, Size] = dict.fromkeys(PARTS, 0)
+        self.unchanging.update(weights=self.states.weights, gradients=self.states.gradients)
+        self.unchanging.update(optimizer=self.states.optimizer)
+        self.unchanging.update(dict.fromkeys(memory.offloaded, 0))
+        self._counts: dict[tuple[int, int], dict[Key, int]] = {}
+        self._layers: dict[object, ChunkBytes] = {}
+        self._copies: dict[At, Size] = {}
+        self._folded: tuple[Work | None, list[tuple[ChunkBytes, Size, Size, int]]] = (None, [])
 
     def moments(self) -> Iterator[Moment]:
         """All of them, in the order in which a micro-batch comes to them."""
@@ -162,19 +173,23 @@ class StageAtWork:
             for chunk, whole, waits, _ in self.folded(work)
         )
 
-    def folded(self, work: Work) -> Iterable[tuple[ChunkBytes, Size, Size, int]]:
+    def folded(self, work: Work) -> list[tuple[ChunkBytes, Size, Size, int]]:
         """For chunks of the same layers together: what one keeps, micro-batches in flight, those that wait, and whether
         the work is on one of them.
         """
-        if len(self.chunks) == 1:
-            return self.unfolded(work)
-        sums: dict[object, tuple[ChunkBytes, Size, Size, int]] = {}
-        for alike, (chunk, whole, waits, own) in zip(self.alike, self.unfolded(work), strict=True):
-            if alike in sums:
-                _, before, waited, at_work = sums[alike]
-                whole, waits, own = before + whole, waited + waits, at_work + own
-            sums[alike] = chunk, whole, waits, own
-        return sums.values()
+        if work is self._folded[0]:
+            return self._folded[1]
+        chunks = self.unfolded(work)
+        if len(chunks) > 1:
+            sums: dict[object, tuple[ChunkBytes, Size, Size, int]] = {}
+            for alike, (chunk, whole, waits, own) in zip(self.alike, chunks, strict=True):
+                if alike in sums:
+                    _, before, waited, at_work = sums[alike]
+                    whole, waits, own = before + whole, waited + waits, at_work + own
+                sums[alike] = chunk, whole, waits, own
+            chunks = list(sums.values())
+        self._folded = work, chunks
+        return chunks
 
     def unfolded(self, work: Work) -> list[tuple[ChunkBytes, Size, Size, int]]:
         """The same for each chunk."""
@@ -193,7 +208,10 @@ class StageAtWork:
         """
         splits = int(work.splits)
         if gone:
-            yield Holding(self.memory.of_layers(gone), -1, splits, gone=True)
+            layers = tuple(gone.items())
+            if layers not in self._layers:
+                self._layers[layers] = self.memory.of_layers(gone)
+            yield Holding(self._layers[layers], -1, splits, gone=True)
         extra = self.memory.prediction
         if extra is not None and self.chunk(work).last and not at_head:
             yield Holding(ChunkBytes.of((extra.terms,)), -1, splits, gone=True)
@@ -202,15 +220,30 @@ class StageAtWork:
 
     # -- what a moment is made of -------------------------------------------------------------------------------------
 
-    def at(self, name: str, phase: Phase, work: Work | None = None, point: At | None = None, **parts: Size) -> Moment:
+    def at(
+        self,
+        name: str,
+        phase: Phase,
+        work: Work | None = None,
+        point: At | None = None,
+        *,
+        position: int | None = None,
+        key: Key | None = None,
+        gone: dict[Key, int] = NO_LAYERS,
+        **parts: Size,
+    ) -> Moment:
         """A moment with these parts beside the model states, and with the copies that are there at a point."""
-        every: dict[str, Size] = dict.fromkeys(PARTS, 0)
-        every.update((part, getattr(self.states, part)) for part in ("weights", "gradients", "optimizer"))
-        if point is not None:
+        every = self.unchanging.copy()
+        if point is not None and "gathered" not in parts:
             every["gathered"] = self.gathered(point)
         every.update(parts)
-        every.update(dict.fromkeys(self.memory.offloaded, 0))
-        return Moment(name, phase, every, work=work, point=point)
+        return Moment(name, phase, every, position, work, key, gone, point)
+
+    def counts(self, start: int, stop: int) -> dict[Key, int]:
+        """Layers of each kind, run again or not, in `start:stop` of the stage."""
+        if (start, stop) not in self._counts:
+            self._counts[start, stop] = self.memory.counts(self.stage, start, stop)
+        return self._counts[start, stop]
 
     def point(self, doing: Pass, position: int | None = None) -> At:
         """Where a pass finds its copies."""
@@ -218,7 +251,9 @@ class StageAtWork:
 
     def gathered(self, point: At) -> Size:
         """Bytes of all copies beside the states at a point of the step."""
-        return sum(copies(self.memory, self.stage, point).values())
+        if point not in self._copies:
+            self._copies[point] = sum(copies(self.memory, self.stage, point).values())
+        return self._copies[point]
 
     def gradients(self, grown: Size, unsummed: Size = 0) -> Size:
         """Bytes of gradients where `grown` are those of this backward so far, `unsummed` not added to the rest yet."""
@@ -252,17 +287,18 @@ class StageAtWork:
     def forward(self, work: Work, key: Key, position: int) -> Moment:
         """The forward of the last layer of a kind: all before it have kept what they keep."""
         memory, facts = self.memory, self.memory.facts[key]
-        ahead = memory.counts(self.stage, position + 1, self.chunk(work).stop)
-        found = self.at(
+        ahead = self.counts(position + 1, self.chunk(work).stop)
+        return self.at(
             self.name("forward", "last", work, position),
             Phase.FORWARD,
             work,
             self.point("forward", position),
             gradients=self.gradients(0),
             transient=memory.forming(self.stage, position) - facts.kept + self.around,
+            key=key,
+            gone=ahead,
             **self.held(work, ahead),
         )
-        return msgspec.structs.replace(found, key=key, gone=ahead)
 
     def at_loss(self, work: Work) -> Moment:
         """The head, forward or backward, for one micro-batch."""
@@ -291,7 +327,7 @@ class StageAtWork:
         facts = self.memory.facts[extra.key]
         held = self.held(work, {}, at_head=True)
         left = self.chunks[work.chunk].head_waiting if work.splits else 0
-        found = self.at(
+        return self.at(
             "backward of multi-token prediction",
             Phase.PREDICTION,
             work,
@@ -300,36 +336,38 @@ class StageAtWork:
             transient=facts.working - facts.kept,
             activations=held["activations"],
             loss=held["loss"] + left,
+            key=extra.key,
         )
-        return msgspec.structs.replace(found, key=extra.key)
 
     def backward(self, work: Work, key: Key, position: int, order: str = "") -> Moment:
         """The backward of the last (or first) layer of a kind: those behind it have given back what they kept."""
         memory, facts, stop = self.memory, self.memory.facts[key], self.chunk(work).stop
-        behind = memory.counts(self.stage, position + 1, stop)
+        behind = self.counts(position + 1, stop)
         grown: Size = 0
         if memory.lazy:
-            done = memory.weights(behind) + memory.weights(memory.counts(self.stage, stop, self.stage.stop))
+            done = memory.weights(behind) + memory.weights(self.counts(stop, self.stage.stop))
             grown = self.head_gradients + memory.states(done).gradients
         transient = facts.working - facts.kept
         group = self.layout.recompute.group
         if key[1] and group > 1:
             transient = transient + (min(group, self.stage.stop - self.stage.start) - 1) * facts.layer.saved()
-        found = self.at(
+        return self.at(
             self.name("backward", order, work, position),
             Phase.BACKWARD,
             work,
             self.point("backward", position),
             gradients=self.gradients(grown, self.pending),
             transient=transient,
+            position=position,
+            key=key,
+            gone=behind,
             **self.held(work, behind),
         )
-        return msgspec.structs.replace(found, position=position, key=key, gone=behind)
 
     def at_embedding(self, work: Work) -> Moment:
         """The backward of the embedding, when the layers behind it are done."""
         memory, chunk = self.memory, self.chunk(work)
-        counts = memory.counts(self.stage, chunk.start, chunk.stop)
+        counts = self.counts(chunk.start, chunk.stop)
         table = RankWeights.of(memory.embedding.operations[0].weights).all.trainable
         tied, precision = any(operation.borrows for operation in memory.head), memory.training.precision
         # Beside the token table's gradient stand a new one where it is added to or sharded, and of a tied table the head's
@@ -340,22 +378,22 @@ class StageAtWork:
         if memory.fully_sharded:
             # A whole gradient, and of a tied table the sum with the head's part, which is among the copies.
             new = where(self.memory.sharded, precision.compute * (2 if tied else 1), new)
-        found = self.at(
+        return self.at(
             "backward of the embedding",
             Phase.EMBEDDING,
             work,
             self.point("embedding"),
             gradients=self.gradients(self.reduced()),
             transient=new * table + memory.embedding.operations[-1].outputs[0].nbytes,
+            gone=counts,
             **self.held(work, counts),
         )
-        return msgspec.structs.replace(found, gone=counts)
 
     def at_reduction(self) -> Moment:
         """The first unit of whole gradients that is reduced after the last micro-batch of a pipeline, its weights freed."""
         memory, precision = self.memory, self.memory.training.precision
         largest = memory.weighed(self.stage)[0].all.trainable
-        for key in memory.counts(self.stage, self.stage.start, self.stage.stop):
+        for key in self.counts(self.stage.start, self.stage.stop):
             largest = maximum(largest, memory.facts[key].weights.all.trainable)
         return self.at(
             "reduction of the stage's gradients",
@@ -376,10 +414,10 @@ class StageAtWork:
     def at_ends(self, work: Work) -> Moment:
         """The gradients of embedding and head, whole, on their way to their shards when backward is over."""
         memory, chunk = self.memory, self.chunk(work)
-        counts = memory.counts(self.stage, chunk.start, chunk.stop)
+        counts = self.counts(chunk.start, chunk.stop)
         precision, trainable = memory.training.precision, memory.weighed(self.stage)[0].all.trainable
         several = where(self.memory.sharded, 1, 0)
-        found = self.at(
+        return self.at(
             "reduction of the gradients of embedding and head",
             Phase.REDUCTION,
             work,
@@ -387,9 +425,9 @@ class StageAtWork:
             gradients=self.gradients(self.reduced()),
             # In the compute dtype, and in the one that they are reduced in.
             transient=several * (precision.compute + precision.gradient) * trainable,
+            gone=counts,
             **self.held(work, counts),
         )
-        return msgspec.structs.replace(found, gone=counts)
 
     def at_step(self) -> Moment:
         """The optimizer step, when nothing is in flight."""
