@@ -100,7 +100,7 @@ def _within(at_work: StageAtWork, work: Work) -> Iterator[tuple[float, Moment]]:
     memory, stage, chunk = at_work.memory, at_work.stage, at_work.chunk(work)
     layers = max(1, chunk.stop - chunk.start)
     if work.forward:
-        lasts = dict.fromkeys(position for _, position in memory.positions(stage, chunk, "last"))
+        lasts = dict.fromkeys(position for _, position in at_work.positions(chunk, "last"))
         for position in sorted({*lasts, *at_work.between(forward=True)}):
             yield (position - chunk.start + 1) / layers, at_work.forward(work, memory.key(stage, position), position)
         return
@@ -108,8 +108,8 @@ def _within(at_work: StageAtWork, work: Work) -> Iterator[tuple[float, Moment]]:
         yield 0.0, at_work.at_loss(work)
         if memory.prediction is not None:
             yield 0.0, at_work.predicted(work, memory.prediction)
-    places = {position: (key, "last") for key, position in memory.positions(stage, chunk, "last")}
-    for key, position in memory.positions(stage, chunk, "first"):
+    places = {position: (key, "last") for key, position in at_work.positions(chunk, "last")}
+    for key, position in at_work.positions(chunk, "first"):
         places.setdefault(position, (key, "first"))
     for position in at_work.between(forward=False):
         places.setdefault(position, (memory.key(stage, position), ""))

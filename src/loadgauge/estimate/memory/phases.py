@@ -107,7 +107,9 @@ class StageAtWork:
         self.unchanging.update(dict.fromkeys(memory.offloaded, 0))
         self._counts: dict[tuple[int, int], dict[Key, int]] = {}
         self._layers: dict[object, ChunkBytes] = {}
+        self._points: dict[tuple[Pass, int | None], At] = {}
         self._copies: dict[At, Size] = {}
+        self._positions: dict[tuple[int, int, str], list[tuple[Key, int]]] = {}
         self._folded: tuple[Work | None, list[tuple[ChunkBytes, Size, Size, int]]] = (None, [])
 
     def moments(self) -> Iterator[Moment]:
@@ -116,7 +118,7 @@ class StageAtWork:
         for work in forwards:
             for place in self.between(forward=True):
                 yield self.forward(work, self.memory.key(self.stage, place), place)
-            for key, position in self.memory.positions(self.stage, self.chunk(work), "last"):
+            for key, position in self.positions(self.chunk(work), "last"):
                 yield self.forward(work, key, position)
         # The head runs backward as soon as it has run forward; a split backward may find more that waits.
         ways = (True, False) if self.layout.splits_backward else (True,)
@@ -127,7 +129,7 @@ class StageAtWork:
                 yield from (self.predicted(work, self.memory.prediction) for work in backwards if self.chunk(work).last)
         for order in ("last", "first") if self.memory.lazy or self.layout.splits_backward else ("last",):
             for work in reversed(backwards):
-                for key, position in self.memory.positions(self.stage, self.chunk(work), order):
+                for key, position in self.positions(self.chunk(work), order):
                     yield self.backward(work, key, position, order)
         if self.memory.fully_sharded and self.layout.pp > 1:
             yield self.at_reduction()
@@ -139,6 +141,13 @@ class StageAtWork:
                 if self.memory.by_layer:
                     yield self.at_ends(work)
         yield self.at_step()
+
+    def positions(self, chunk: Chunk, order: str) -> list[tuple[Key, int]]:
+        """The last (or first) layer of each kind in a chunk."""
+        key = chunk.start, chunk.stop, order
+        if key not in self._positions:
+            self._positions[key] = list(self.memory.positions(self.stage, chunk, order))
+        return self._positions[key]
 
     def chunk(self, work: Work) -> Chunk:
         """The chunk that some work is on."""
@@ -247,7 +256,9 @@ class StageAtWork:
 
     def point(self, doing: Pass, position: int | None = None) -> At:
         """Where a pass finds its copies."""
-        return at(self.memory, self.stage, doing, position)
+        if (doing, position) not in self._points:
+            self._points[doing, position] = at(self.memory, self.stage, doing, position)
+        return self._points[doing, position]
 
     def gathered(self, point: At) -> Size:
         """Bytes of all copies beside the states at a point of the step."""

@@ -137,8 +137,9 @@ class MemoryModel:
                 self.facts[kind, True] = LayerFacts.of(layer, again, self.backward(layer, again), waits)
         self.embedding, self.head = self.end_layers()
         self.shared = rotary_layer(model, view).saved()
+        self.masks = mask_bytes(model, view)
         if policy.mode == "full":
-            self.shared = self.shared + mask_bytes(model, view)
+            self.shared = self.shared + self.masks
         self.head_kept = self.head.saved()
         self.placeholders = self._placeholders()
         self.prediction = self._prediction() if model.mtp_layers else None
@@ -299,10 +300,11 @@ class MemoryModel:
 
     def around(self, stage: Stage) -> Size:
         """Bytes that the model's forward holds while its layers run, beside what they keep."""
-        total: Size = 0 if self.layout.recompute.mode == "full" else mask_bytes(self.model, self.view)
-        first = None if stage.start == stage.stop else self.facts[stage.kind(stage.start), False]
-        if stage.first and (first is None or all(tensor.name != "input" for tensor in first.layer.kept())):
-            total = total + self.embedding.operations[-1].outputs[0].nbytes
+        total: Size = 0 if self.layout.recompute.mode == "full" else self.masks
+        if stage.first:
+            first = None if stage.start == stage.stop else self.facts[stage.kind(stage.start), False]
+            if first is None or all(tensor.name != "input" for tensor in first.layer.kept()):
+                total = total + self.embedding.operations[-1].outputs[0].nbytes
         return total
 
     def alike(self, stage: Stage) -> object:
