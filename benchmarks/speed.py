@@ -26,8 +26,17 @@ from loadgauge.estimate.schedule.simulate import simulate
 from loadgauge.families.reference import llama_block, llama_model
 from loadgauge.layers import View, block_layer
 from loadgauge.spec.kernels import Kernels
+from loadgauge.web.handlers import Question
+from loadgauge.web.handlers import estimate as answer
+from loadgauge.web.uploads import Uploads
 
 LAYOUTS = 1_000_000
+SMALL_PAGE = {"model": "llama-3.1-8b", "gpu": "h100-sxm5-80gb", "gpus": "8", "zero": "3", "seq-len": "8192"}
+LARGE_PAGE = {
+    "model": "deepseek-v3", "gpu": "h800-sxm5-80gb", "gpus": "2048", "pp": "16", "ep": "64", "zero": "1",
+    "stage-layers": "4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,1", "schedule": "dualpipe", "global-batch": "15360",
+    "seq-len": "4096", "framework": "megatron",
+}  # fmt: skip
 BLOCK = llama_block(8192.0, 64.0, 8.0, 128.0, 28672.0)
 
 
@@ -93,6 +102,10 @@ def main() -> None:
     def played() -> object:
         return simulate("1f1b", 64, 512, forward=1.0, backward=2.0)
 
+    def page_answer(state: dict[str, str]) -> Callable[[], object]:
+        uploads, question = Uploads(), Question(flags=state)
+        return lambda: answer(question, uploads)
+
     small = {"dp": 8, "zero": 3, "seq_len": 8192, "global_batch": 64}
     large = {"dp": 16, "tp": 8, "pp": 9, "zero": 1, "seq_len": 8192, "global_batch": 1152}
     command = ["estimate", "llama-3.1-405b", "--gpus", "1152", "--tp", "8", "--pp", "9", "--seq-len", "8192", "--json"]
@@ -110,6 +123,12 @@ def main() -> None:
             "one estimate with time, 405B on 1,152 GPUs, pp 9, warm",
             seconds(one_estimate_with_time("llama-3.1-405b", **large), 51),
             "< 2 ms",
+        ),
+        ("an answer of the page, 8B on 8 GPUs, warm", seconds(page_answer(SMALL_PAGE), 51), "< 6 ms"),
+        (
+            "an answer of the page, DeepSeek-V3 on 2,048 GPUs, pp 16, warm",
+            seconds(page_answer(LARGE_PAGE), 51),
+            "< 15 ms",
         ),
         ("a 1F1B pipeline of 64 stages and 512 micro-batches, played", seconds(played, 21), "< 50 ms"),
         ("`loadgauge estimate --json`, cold start, CPU time", cold_start(command), "< 200 ms"),

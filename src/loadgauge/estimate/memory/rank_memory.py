@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from loadgauge.algebra import Size, ceil_div, maximum, same, where
-from loadgauge.estimate.memory.in_flight import pending_wgrad, works
+from loadgauge.estimate.memory.in_flight import peak_candidates, pending_wgrad, works
 from loadgauge.estimate.memory.liveness import backward_peak, forward_peak
 from loadgauge.estimate.memory.recompute import applied
 from loadgauge.estimate.memory.states import RankWeights, States, WeightCount, gathered_bytes, model_states
@@ -308,8 +308,21 @@ class MemoryModel:
         return total
 
     def alike(self, stage: Stage) -> object:
-        """The same for stages that need the same memory."""
-        return self.make_up(stage), works(self.layout, stage.index)
+        """The same for stages that need the same memory: their layers, and what is in flight on chunks of the same layers."""
+        make_up = self.make_up(stage)
+        if len(make_up) == 1:
+            return make_up, works(self.layout, stage.index)
+        groups = [make_up.index(chunk) for chunk in make_up]
+        flights = set()
+        for work in peak_candidates(self.layout, stage.index, make_up):
+            sums = [0] * (2 * len(groups))
+            for group, whole, waits in zip(groups, *work.flight, strict=True):
+                sums[2 * group] += whole
+                sums[2 * group + 1] += waits
+            # Gradients that come into being layer by layer are those of the layers behind the chunk, too.
+            place = work.chunk if self.lazy else groups[work.chunk]
+            flights.add((work.forward, place, work.splits, tuple(sums)))
+        return make_up, frozenset(flights)
 
     def weights(self, counts: dict[Key, int]) -> RankWeights:
         """Weights of those layers on this rank."""
