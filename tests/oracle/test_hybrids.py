@@ -18,7 +18,6 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 
 from hybrid_models import CASES, CLASSES, Hybrid
 from loadgauge.errors import NotModelled
-from loadgauge.estimate.flops import kv_cache_bytes
 from loadgauge.families.hf import from_dict
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.builder import Builder
@@ -34,6 +33,7 @@ from loadgauge.spec.model import (
     Mamba2,
     ShortConvolution,
 )
+from published_formulas import kv_cache_bytes
 from recorded import flops, kept_bytes, stored
 from stand_ins import DELTA_CHUNK
 

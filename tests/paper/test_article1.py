@@ -8,7 +8,7 @@ import pytest
 
 from loadgauge.estimate.flops import microbatch_flops
 from loadgauge.estimate.memory.states import model_states
-from loadgauge.estimate.parameters import matrix_parameters, parameters
+from loadgauge.estimate.parameters import parameters
 from loadgauge.families.reference import gpt_block, gpt_model, llama_ffn, llama_model
 from loadgauge.layers import View
 from loadgauge.layers.operations import Layer
@@ -17,6 +17,7 @@ from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.precision import PRECISIONS
 from loadgauge.units import GIB
+from published_formulas import matrix_parameters
 from theory import activations, cases, layer_of, meets, refutes, reproduces
 
 HEADS = {4096: 32, 8192: 64}

@@ -12,17 +12,11 @@ import pytest
 
 import published_formulas as published
 from loadgauge.algebra import ceil_div, shard
-from loadgauge.estimate.flops import (
-    DAY,
-    forward_flops_per_token,
-    gpus_needed,
-    microbatch_flops,
-    rule_of_thumb,
-    training_days,
-)
+from loadgauge.estimate.cost import DAY
+from loadgauge.estimate.flops import microbatch_flops
 from loadgauge.estimate.memory.recompute import applied
 from loadgauge.estimate.memory.states import model_states
-from loadgauge.estimate.parameters import matrix_parameters, parameters
+from loadgauge.estimate.parameters import parameters
 from loadgauge.families.reference import gpt_block, gpt_model
 from loadgauge.layers import View
 from loadgauge.layers.operations import NOTHING, Gemm
@@ -30,6 +24,7 @@ from loadgauge.spec.kernels import PAPER
 from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.precision import PRECISIONS
 from loadgauge.units import GB, GIB, TB
+from published_formulas import forward_flops_per_token, gpus_needed, matrix_parameters, rule_of_thumb, training_days
 from theory import CASES, cases, computed, layer_of, layout_of, meets, refutes, reproduces, rounding
 
 YEAR = 365

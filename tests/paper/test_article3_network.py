@@ -9,13 +9,12 @@ import pytest
 
 import published_formulas as published
 from loadgauge.algebra import shard
+from loadgauge.estimate.cost import DAY
 from loadgauge.estimate.estimate import view_of
-from loadgauge.estimate.flops import DAY, microbatch_flops, rule_of_thumb, training_days
+from loadgauge.estimate.flops import microbatch_flops
 from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
 from loadgauge.estimate.memory.states import RankWeights, WeightCount
-from loadgauge.estimate.parameters import matrix_parameters
-from loadgauge.estimate.time.amdahl import efficiency, speedup
-from loadgauge.estimate.time.bandwidth_needs import bandwidth_needed
+from loadgauge.estimate.time.bandwidth_needs import bandwidth_needed, efficiency
 from loadgauge.estimate.time.collectives import Fabric, bus_factor
 from loadgauge.estimate.time.traffic import Traffic, gradient_traffic, layout_groups, stage_traffic
 from loadgauge.families.reference import gpt_model
@@ -24,6 +23,7 @@ from loadgauge.spec.kernels import PAPER
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.training import training
 from loadgauge.units import GB
+from published_formulas import matrix_parameters, rule_of_thumb, speedup, training_days
 from theory import CASES, cases, layout_of, refutes, reproduces
 
 NONE, FULL = RecomputePolicy(), RecomputePolicy(mode="full")

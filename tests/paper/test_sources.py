@@ -7,18 +7,11 @@ from typing import Any
 import pytest
 
 import published_formulas as published
-from loadgauge.estimate.flops import (
-    DAY,
-    Flops,
-    kv_cache_bytes,
-    microbatch_flops,
-    rule_of_thumb,
-    training_days,
-    utilisation,
-)
+from loadgauge.estimate.cost import DAY
+from loadgauge.estimate.flops import Flops, microbatch_flops
 from loadgauge.estimate.memory.recompute import applied, checkpointed
 from loadgauge.estimate.memory.states import model_states
-from loadgauge.estimate.parameters import matrix_parameters, parameters
+from loadgauge.estimate.parameters import parameters
 from loadgauge.families.catalogue import model as catalogue
 from loadgauge.families.reference import gpt_block, gpt_model
 from loadgauge.layers import View
@@ -28,6 +21,7 @@ from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.precision import PRECISIONS
 from loadgauge.units import GB
+from published_formulas import kv_cache_bytes, matrix_parameters, rule_of_thumb, training_days, utilisation
 from theory import activations, cases, computed, layer_of, meets, refutes, reproduces, rounding
 
 NONE, SELECTIVE, FULL = (RecomputePolicy(mode=mode) for mode in ("none", "selective", "full"))

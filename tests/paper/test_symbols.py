@@ -10,7 +10,6 @@ import pytest
 import sympy
 
 import published_formulas as published
-from loadgauge.estimate.flops import rule_of_thumb
 from loadgauge.estimate.memory.recompute import applied, checkpointed
 from loadgauge.estimate.memory.states import model_states
 from loadgauge.families.reference import gpt_block, gpt_model, llama_block
@@ -20,6 +19,7 @@ from loadgauge.spec.kernels import PAPER, Dtypes, Kernels
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.precision import PRECISIONS
+from published_formulas import rule_of_thumb
 
 B, s, b, h, a, k, d, f, t, l, V, P, N, T, Tp, p = sympy.symbols(
     "B s b h a k d f t l V P N T Tp p", positive=True, integer=True

@@ -13,7 +13,7 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgauge.estimate.flops import kv_cache_bytes, microbatch_flops
+from loadgauge.estimate.flops import microbatch_flops
 from loadgauge.estimate.parameters import parameters
 from loadgauge.families.reference import deepseek_block, mixtral_block
 from loadgauge.layers import View, block_layer
@@ -21,6 +21,7 @@ from loadgauge.layers.attention import CORE
 from loadgauge.layers.operations import Layer, Recompute
 from loadgauge.spec.kernels import Dtypes, Kernels
 from loadgauge.spec.model import Block, ModelSpec, Moe, Norm
+from published_formulas import kv_cache_bytes
 
 DEGREES = st.sampled_from([1, 2, 4])
 

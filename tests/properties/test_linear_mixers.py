@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgauge.errors import LayoutError
-from loadgauge.estimate.flops import forward_flops_per_token, kv_cache_bytes, microbatch_flops
+from loadgauge.estimate.flops import microbatch_flops
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.operations import Layer, Recompute
 from loadgauge.spec.kernels import Dtypes, Kernels
@@ -29,6 +29,7 @@ from loadgauge.spec.model import (
     Norm,
     ShortConvolution,
 )
+from published_formulas import forward_flops_per_token, kv_cache_bytes
 
 CHUNK = 64
 """Whole chunks in every sequence, so that all is linear in their number."""

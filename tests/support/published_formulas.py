@@ -1,6 +1,4 @@
-"""Formulas exactly as they were published, where they are wrong; each names what is wrong and what is right.
-
-They exist to reproduce published tables and to be compared with. Nothing else in the package uses them.
+"""Formulas as they were published, to reproduce published tables with. Where one is wrong, it says what is right.
 
 Legend: B global batch, b micro-batch, l layers, s sequence length, h hidden size, a heads, v vocabulary.
 """
@@ -10,6 +8,21 @@ from __future__ import annotations
 import math
 
 from loadgauge.algebra import Size
+from loadgauge.estimate.cost import DAY
+from loadgauge.estimate.flops import Flops
+from loadgauge.layers import View, block_layer, embedding_layer, head_layer
+from loadgauge.spec.kernels import Kernels
+from loadgauge.spec.model import (
+    Attention,
+    GatedDeltaNet,
+    LatentAttention,
+    LightningAttention,
+    LinearMixer,
+    Mamba1,
+    Mamba2,
+    ModelSpec,
+    ShortConvolution,
+)
 
 
 def korthikanti_hardware_flops(layers: Size, hidden_size: Size, vocab_size: Size, seq_len: Size, batch: Size) -> Size:
@@ -140,3 +153,141 @@ def cluster_tensor_bandwidth(ranks: Size, hidden_size: Size, achieved_flops: Siz
     285
     """
     return (ranks - 1) * achieved_flops / (6 * share * hidden_size)
+
+
+def rule_of_thumb(params: Size, tokens: Size, *, full_recompute: bool = False) -> Flops:
+    """FLOPs by the rule of 2 per parameter and token forward, 4 backward, and 2 again where all is recomputed.
+
+    Holds when s is well below 6 h and the vocabulary below 12 l h (source: narayanan2021, equation 3). Inference is the
+    forward alone; training is 6 P T, or 8 P T with full recomputation. `microbatch_flops` is exact.
+
+    >>> flops = rule_of_thumb(175e9, 300e9, full_recompute=True)
+    >>> flops.model == 6 * 175e9 * 300e9, flops.hardware == 8 * 175e9 * 300e9
+    (True, True)
+    """
+    forward = 2 * params * tokens
+    return Flops(forward, 2 * forward, forward if full_recompute else 0)
+
+
+def forward_flops_per_token(model: ModelSpec, context: Size) -> Size:
+    """FLOPs to infer one token with `context` tokens before it: 2 per matrix parameter and 4 h a layer and token seen.
+
+    >>> from loadgauge.families.reference import gpt_model
+    >>> forward_flops_per_token(gpt_model(96, 12288, 96, 51200), 0) == 2 * (12 * 96 * 12288**2 + 12288 * 51200)
+    True
+    """
+    view = View(tokens=1, pairs=context)
+    counts = model.layer_counts()
+    layers = [block_layer(block, model.hidden_size, view) for block in model.blocks]
+    inside = sum(count * layer.forward_flops for count, layer in zip(counts, layers, strict=True))
+    return inside + embedding_layer(model, view).forward_flops + head_layer(model, view, loss=False).forward_flops
+
+
+def kv_cache_bytes(model: ModelSpec, sequences: Size, length: Size, itemsize: Size = 2) -> Size:
+    """Bytes of keys and values kept for decoding: 2 k d a layer, sequence and token; a window bounds the length.
+
+    Multi-head latent attention keeps the latent and the rotated part of the keys instead (source: deepseek2024v2), and a
+    linear mixer a state that does not grow.
+
+    >>> from loadgauge.families.reference import gpt_model
+    >>> kv_cache_bytes(gpt_model(96, 12288, 96, 50257), 64, 512 + 32)
+    164282499072
+    """
+    total: Size = 0
+    for block, count in zip(model.blocks, model.layer_counts(), strict=True):
+        mixer = block.attention
+        if isinstance(mixer, LatentAttention):
+            width = mixer.kv_lora_rank + mixer.qk_rope_head_dim
+        elif isinstance(mixer, Attention):
+            width = 2 * mixer.num_key_value_heads * mixer.head_dim
+        else:
+            total = total + count * _state_bytes(mixer, model.hidden_size, itemsize)
+            continue
+        held = length if mixer.sliding_window is None else min(length, mixer.sliding_window)
+        total = total + count * (width * held * itemsize + _state_bytes(block.beside, model.hidden_size, itemsize))
+    return total * sequences
+
+
+def _state_bytes(mixer: LinearMixer | None, hidden_size: Size, itemsize: Size) -> Size:
+    """Bytes that a linear mixer keeps of one sequence, however long: the last inputs of its convolution, and its state.
+
+    As transformers' cache holds them: the state in float32, but for lightning attention.
+    """
+    if isinstance(mixer, Mamba2):
+        inner = mixer.num_heads * mixer.head_dim
+        channels = inner + 2 * mixer.n_groups * mixer.state_size
+        return itemsize * channels * mixer.conv_kernel + 4 * inner * mixer.state_size
+    if isinstance(mixer, Mamba1):
+        return mixer.intermediate_size * (itemsize * mixer.conv_kernel + 4 * mixer.state_size)
+    if isinstance(mixer, GatedDeltaNet):
+        keys = mixer.linear_num_key_heads * mixer.linear_key_head_dim
+        values = mixer.linear_num_value_heads * mixer.linear_value_head_dim
+        state = values * mixer.linear_key_head_dim
+        return itemsize * (2 * keys + values) * mixer.linear_conv_kernel_dim + 4 * state
+    if isinstance(mixer, ShortConvolution):
+        return itemsize * hidden_size * mixer.conv_L_cache
+    if isinstance(mixer, LightningAttention):
+        return itemsize * mixer.num_attention_heads * mixer.head_dim**2
+    return 0  # no mixer, no state
+
+
+def training_days(flops: Size, gpus: Size, flops_per_gpu: Size) -> Size:
+    """Days to carry out `flops` at an achieved rate per GPU [FLOP/s] (source: narayanan2021, equation 4).
+
+    >>> round(training_days(8 * 450e9 * 1.008e12, 3072, 163e12))
+    84
+    """
+    return flops / (gpus * flops_per_gpu) / DAY
+
+
+def gpus_needed(flops: Size, days: Size, flops_per_gpu: Size) -> Size:
+    """GPUs to carry out `flops` in so many days at an achieved rate per GPU [FLOP/s]; not rounded.
+
+    >>> round(gpus_needed(6 * 300e9 * 175e9, 23, 150e12))
+    1057
+    """
+    return flops / (days * DAY * flops_per_gpu)
+
+
+def utilisation(flops: Size, seconds: Size, gpus: Size, peak_flops: Size) -> Size:
+    """Share of the peak: MFU of model FLOPs, HFU of hardware FLOPs (source: korthikanti2022, section 6.3).
+
+    >>> utilisation(312e12, 2, 1, 312e12)
+    0.5
+    """
+    return flops / (seconds * gpus * peak_flops)
+
+
+def matrix_parameters(model: ModelSpec) -> Size:
+    """Parameters in the blocks' matrices: without norms, biases and tables. 12 l h^2 for a GPT (source: narayanan2021).
+
+    >>> from loadgauge.families.reference import gpt_model
+    >>> matrix_parameters(gpt_model(96, 12288, 96, 51200)) == 12 * 96 * 12288**2
+    True
+    """
+    view = View(tokens=1, pairs=1, kernels=Kernels())
+    total: Size = 0
+    for block, count in zip(model.blocks, model.layer_counts(), strict=True):
+        weights = block_layer(block, model.hidden_size, view).weights
+        total = total + count * sum(weight.numel for weight in weights if weight.kind == "matrix")
+    return total
+
+
+def training_seconds_by_flops(model_flops: Size, gpus: Size, achieved_flops: Size) -> Size:
+    """Seconds for so many FLOPs on n GPUs that achieve so many FLOP/s each (source: narayanan2021, equation 4).
+
+    >>> round(training_seconds_by_flops(8 * 175e9 * 300e9, 1024, 140e12) / DAY, 1)  # layers run again: 8 P T FLOPs
+    33.9
+    """
+    return model_flops / (gpus * achieved_flops)
+
+
+def speedup(serial: Size, processors: Size) -> Size:
+    """1 / (f + (1 - f)/n): how much faster n processors are where a share f of the work runs on one (source: amdahl1967).
+
+    A share of 0.05 % leaves 512 processors 408 times as fast as one, and no number of them more than 2000 times.
+
+    >>> round(speedup(0.0005, 512), 1), round(speedup(0.0005, 512) / 512, 3), round(speedup(0.0005, 1e12))
+    (407.8, 0.796, 2000)
+    """
+    return 1 / (serial + (1 - serial) / processors)

@@ -27,15 +27,6 @@ def training_seconds(tokens: Size, step_tokens: Size, step_seconds: Size) -> Siz
     return tokens / step_tokens * step_seconds
 
 
-def training_seconds_by_flops(model_flops: Size, gpus: Size, achieved_flops: Size) -> Size:
-    """Seconds for so many FLOPs on n GPUs that achieve so many FLOP/s each (source: narayanan2021, equation 4).
-
-    >>> round(training_seconds_by_flops(8 * 175e9 * 300e9, 1024, 140e12) / DAY, 1)  # layers run again: 8 P T FLOPs
-    33.9
-    """
-    return model_flops / (gpus * achieved_flops)
-
-
 def gpus_needed(model_flops: Size, seconds: Size, achieved_flops: Size) -> Size:
     """GPUs that finish so many FLOPs in that time at so many FLOP/s each; a share of a GPU is not rounded.
 

@@ -68,18 +68,3 @@ def _idle(block: Block, layer: Layer) -> Size:
         return 0
     routed = sum(weight.numel for weight in layer.weights if weight.expert)
     return shard(routed, block.mlp.num_experts) * (block.mlp.num_experts - block.mlp.num_experts_per_tok)
-
-
-def matrix_parameters(model: ModelSpec) -> Size:
-    """Parameters in the blocks' matrices: without norms, biases and tables. 12 l h^2 for a GPT (source: narayanan2021).
-
-    >>> from loadgauge.families.reference import gpt_model
-    >>> matrix_parameters(gpt_model(96, 12288, 96, 51200)) == 12 * 96 * 12288**2
-    True
-    """
-    view = View(tokens=1, pairs=1, kernels=Kernels())
-    total: Size = 0
-    for block, count in zip(model.blocks, model.layer_counts(), strict=True):
-        weights = block_layer(block, model.hidden_size, view).weights
-        total = total + count * sum(weight.numel for weight in weights if weight.kind == "matrix")
-    return total

@@ -13,11 +13,10 @@ from functools import cached_property
 
 import msgspec
 
-from loadgauge.algebra import same
+from loadgauge.algebra import Size, same
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.flops import step_flops
 from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
-from loadgauge.estimate.time.amdahl import efficiency
 from loadgauge.estimate.time.collectives import Fabric
 from loadgauge.estimate.time.roofline import Machine, operation_seconds
 from loadgauge.estimate.time.step import StepModel, StepTime
@@ -136,6 +135,17 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes, seconds and byte/s."""
         plain = {name: getattr(self, name) for name in self.__struct_fields__}
         return {**plain, "needed": self.needed, "reached": self.reached, "hidden": self.hidden, "enough": self.enough}
+
+
+def efficiency(share: Size) -> Size:
+    """1 / (1 + r): the share of time that is compute, where exposed communication takes r of compute's time.
+
+    This is not Amdahl's law, which splits the work of one processor: communication is none of that work.
+
+    >>> round(efficiency(0.05), 3)
+    0.952
+    """
+    return 1 / (1 + share)
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
