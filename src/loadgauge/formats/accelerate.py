@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.formats.coverage import words
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import CPU, NOWHERE, SHARDING
 
@@ -198,9 +199,7 @@ ACCELERATE = Dialect(
     versions="accelerate 0.20 - 1.15",
     syntaxes=("yaml",),
     auto=True,
-    marks=frozenset(
-        {"distributed_type", "num_processes", "num_machines", "compute_environment", "machine_rank", "rdzv_backend"}
-    ),
+    marks=words("distributed_type num_processes num_machines compute_environment machine_rank rdzv_backend"),
     blank={"yaml": "compute_environment: LOCAL_MACHINE\nmachine_rank: 0\nmain_training_function: main\n"},
     ideas=(
         _gpus(),

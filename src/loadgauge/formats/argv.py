@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from loadgauge.errors import ConfigError
+from loadgauge.formats.coverage import words
 from loadgauge.formats.shell import Word, variables_of, words_of
 from loadgauge.formats.table import MISSING
 
@@ -246,22 +247,12 @@ class Argv:
         return self.source
 
 
-LAUNCHER = frozenset(
-    {
-        *("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint"),
-        *("rdzv_id", "num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "tee"),
-        *(
-            "local_ranks_filter",
-            "role",
-            "config_file",
-            "m",
-            "log_dir",
-            "redirects",
-            "num_nodes",
-            "num_gpus",
-            "hostfile",
-        ),
-    }
+LAUNCHER = words(
+    """
+    nproc_per_node nnodes node_rank master_addr master_port rdzv_backend rdzv_endpoint rdzv_id num_processes num_machines
+    machine_rank main_process_ip main_process_port tee local_ranks_filter role config_file m log_dir redirects num_nodes
+    num_gpus hostfile
+    """
 )
 """Options of torchrun, `accelerate launch` and `deepspeed`."""
 

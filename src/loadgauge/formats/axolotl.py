@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.formats.coverage import words
 from loadgauge.formats.huggingface import dropout, sharding, targets
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import ATTENTION, TORCH_OPTIMIZERS
@@ -188,11 +189,11 @@ AXOLOTL = Dialect(
     versions="axolotl 0.8 - 0.19",
     syntaxes=("yaml",),
     auto=True,
-    marks=frozenset(
-        {
-            *("base_model", "sequence_len", "sample_packing", "adapter", "micro_batch_size", "datasets", "num_epochs"),
-            *("dataset_prepared_path", "val_set_size", "lora_target_linear", "flash_attention"),
-        }
+    marks=words(
+        """
+        base_model sequence_len sample_packing adapter micro_batch_size datasets num_epochs dataset_prepared_path
+        val_set_size lora_target_linear flash_attention
+        """
     ),
     blank={"yaml": "num_epochs: 1\nval_set_size: 0.0\n"},
     ideas=(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.formats.coverage import words
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys
 from loadgauge.formats.words import CPU, NOWHERE
 
@@ -162,11 +163,11 @@ DEEPSPEED = Dialect(
     syntaxes=("json",),
     framework="deepspeed",
     auto=True,
-    marks=frozenset(
-        {
-            *("zero_optimization.stage", "train_micro_batch_size_per_gpu", "train_batch_size", "bf16.enabled"),
-            *("fp16.enabled", "zero_optimization.overlap_comm", "gradient_clipping", "zero_allow_untested_optimizer"),
-        }
+    marks=words(
+        """
+        zero_optimization.stage train_micro_batch_size_per_gpu train_batch_size bf16.enabled fp16.enabled
+        zero_optimization.overlap_comm gradient_clipping zero_allow_untested_optimizer
+        """
     ),
     blank={"json": "{\n    \n}\n"},
     ideas=(

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.files import read_start
 from loadgauge.formats.argv import Argv
 from loadgauge.formats.coverage import Uncounted
 from loadgauge.formats.dialects import dialect as dialect_of
@@ -21,16 +22,8 @@ from loadgauge.spec.job import Job
 
 LARGEST_FILE = 100_000
 """Bytes. A job file has some thousands."""
-SYNTAXES = {
-    ".json": "json",
-    ".toml": "toml",
-    ".yaml": "yaml",
-    ".yml": "yaml",
-    ".sh": "argv",
-    ".txt": "argv",
-    ".args": "argv",
-}
-SYNTAXES |= {".bash": "argv", ".slurm": "argv", ".sbatch": "argv"}
+SYNTAXES = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
+SYNTAXES |= dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch"), "argv")
 DERIVED = ("dp", "shards", "nodes", "gpus_per_node", "accumulation")
 """Facts that follow from others, so that a file may leave them out."""
 BESIDE = ("deepspeed", "deepspeed_config.deepspeed_config_file")
@@ -80,16 +73,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 def load(path: str | Path) -> str:
     """The text of a job file. Raises `ConfigError` where it is none: no regular file, too large, or not UTF-8."""
-    place, file = Path(path), str(path)
-    try:
-        if not place.is_file():
-            raise ConfigError("is not a file" if place.exists() else "no such file", file=file)
-        with place.open("rb") as stream:
-            content = stream.read(LARGEST_FILE + 1)
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=file) from None
+    file, content = str(path), read_start(path, LARGEST_FILE)
     if len(content) > LARGEST_FILE:
         raise ConfigError(f"is larger than {LARGEST_FILE // 1000} kB; a job file has some kB", file=file)
     try:

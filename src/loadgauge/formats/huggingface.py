@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.formats import deepspeed
+from loadgauge.formats.coverage import words
 from loadgauge.formats.megatron import launched
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import ATTENTION, SHARDING, TORCH_OPTIMIZERS
@@ -385,9 +386,7 @@ TRANSFORMERS = Dialect(
     syntaxes=("yaml", "json", "argv"),
     auto=True,
     objects=OWN,
-    marks=frozenset(
-        {"per_device_train_batch_size", "output_dir", "per_device_eval_batch_size", "save_strategy", "fsdp"}
-    ),
+    marks=words("per_device_train_batch_size output_dir per_device_eval_batch_size save_strategy fsdp"),
     blank=BLANK,
     ideas=(
         *SHARED,
@@ -408,11 +407,11 @@ TRL = Dialect(
     syntaxes=("yaml", "json", "argv"),
     auto=True,
     objects=OWN,
-    marks=frozenset(
-        {
-            *("max_length", "max_seq_length", "packing", "use_peft", "padding_free", "lora_r", "lora_target_modules"),
-            *("dataset_text_field", "dataset_name", "load_in_4bit", "per_device_train_batch_size", "loss_type"),
-        }
+    marks=words(
+        """
+        max_length max_seq_length packing use_peft padding_free lora_r lora_target_modules dataset_text_field dataset_name
+        load_in_4bit per_device_train_batch_size loss_type
+        """
     ),
     # What is a key of its trainer alone, at its default.
     blank={

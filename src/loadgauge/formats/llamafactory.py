@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.formats.coverage import words
 from loadgauge.formats.huggingface import dropout, half, liger, processes, sharding, targets
 from loadgauge.formats.megatron import launched
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
@@ -88,17 +89,11 @@ LLAMAFACTORY = Dialect(
     syntaxes=("yaml", "json", "argv"),
     auto=True,
     objects=frozenset({"fsdp_config", "deepspeed"}),
-    marks=frozenset(
-        {
-            *("finetuning_type", "cutoff_len", "stage", "template", "lora_rank", "lora_target", "quantization_bit"),
-            *(
-                "overwrite_cache",
-                "dataset_dir",
-                "preprocessing_num_workers",
-                "flash_attn",
-                "per_device_train_batch_size",
-            ),
-        }
+    marks=words(
+        """
+        finetuning_type cutoff_len stage template lora_rank lora_target quantization_bit overwrite_cache dataset_dir
+        preprocessing_num_workers flash_attn per_device_train_batch_size
+        """
     ),
     blank={
         "yaml": "stage: sft\ndo_train: true\noutput_dir: output\n",

@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from loadgauge.errors import ConfigError
@@ -170,7 +171,6 @@ def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
     """YAML 1.2, comments and layout kept; tags, which could name code, are refused."""
     from ruamel.yaml import YAML
     from ruamel.yaml.comments import CommentedMap
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     _refuse_tags(text)
     loader = YAML(typ="rt")
@@ -180,17 +180,8 @@ def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
     if sequence is not None and len(sequence[2]) > len(sequence[1]):
         offset = len(sequence[2].replace("\n", "")) - len(sequence[1].replace("\n", ""))
         loader.indent(mapping=INDENT, sequence=offset + 2, offset=offset)
-    try:
+    with _yaml_errors():
         documents = list(loader.load_all(text)) if text.strip() else [CommentedMap()]
-    except RecursionError:
-        raise ConfigError("is nested too deeply") from None
-    except MarkedYAMLError as error:
-        where = "" if error.problem_mark is None else f" (line {error.problem_mark.line + 1})"
-        raise ConfigError(f"is not valid YAML: {error.problem}{where}") from None
-    except AttributeError:  # of a merge key that names the mapping it stands in
-        raise ConfigError("is not valid YAML: a value holds itself") from None
-    except (YAMLError, ValueError, KeyError, TypeError, NotImplementedError) as error:
-        raise ConfigError(f"is not valid YAML: {_first_line(error)}") from None
     if len(documents) != 1:
         raise ConfigError(f"holds {len(documents)} YAML documents; one job is one document")
     root = CommentedMap() if documents[0] is None else documents[0]
@@ -211,11 +202,10 @@ def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
 def _refuse_tags(text: str) -> None:
     """Looks through the tokens before anything is built of them: for tags, anchors without number, endless nesting."""
     from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
     from ruamel.yaml.tokens import AnchorToken, TagToken
 
     anchors = depth = 0
-    try:
+    with _yaml_errors():
         for token in YAML(typ="safe", pure=True).scan(text):
             kind = type(token).__name__
             if isinstance(token, TagToken):
@@ -225,15 +215,6 @@ def _refuse_tags(text: str) -> None:
             depth -= kind in ("BlockEndToken", "FlowMappingEndToken", "FlowSequenceEndToken")
             if depth > DEEPEST:
                 raise ConfigError("is nested too deeply")
-    except ConfigError:
-        raise
-    except RecursionError:
-        raise ConfigError("is nested too deeply") from None
-    except MarkedYAMLError as error:
-        where = "" if error.problem_mark is None else f" (line {error.problem_mark.line + 1})"
-        raise ConfigError(f"is not valid YAML: {error.problem}{where}") from None
-    except (YAMLError, ValueError) as error:
-        raise ConfigError(f"is not valid YAML: {_first_line(error)}") from None
     if anchors > 100:
         raise ConfigError(f"has {anchors} YAML anchors; a job file has a few")
 
@@ -270,8 +251,25 @@ def _tag(token: Any) -> str:
     return "".join(part or "" for part in value) if isinstance(value, tuple) else str(value)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+@contextmanager
+def _yaml_errors() -> Iterator[None]:
+    """Raises what ruamel.yaml raises for a text as `ConfigError`, in one line."""
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        yield
+    except ConfigError:
+        raise
+    except RecursionError:
+        raise ConfigError("is nested too deeply") from None
+    except MarkedYAMLError as error:
+        where = "" if error.problem_mark is None else f" (line {error.problem_mark.line + 1})"
+        raise ConfigError(f"is not valid YAML: {error.problem}{where}") from None
+    except AttributeError:  # a merge key that names the mapping it is in
+        raise ConfigError("is not valid YAML: a value holds itself") from None
+    except (YAMLError, ValueError, KeyError, TypeError, NotImplementedError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ConfigError(f"is not valid YAML: {line}") from None
 
 
 def _keep_comments(found: Any, key: str) -> None:

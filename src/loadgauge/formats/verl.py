@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.formats.megatron import launched, recompute
-from loadgauge.formats.table import Dialect, Facts, Idea, Keys, Unknown, row
+from loadgauge.formats.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
 
 A = "actor_rollout_ref.actor."
 F, M = f"{A}fsdp_config.", f"{A}megatron."
@@ -33,17 +33,7 @@ def _layout() -> Idea:
     etp, sp, distributed = f"{M}expert_tensor_parallel_size", f"{M}sequence_parallel", f"{M}use_distributed_optimizer"
     ulysses, group, reshard = f"{A}ulysses_sequence_parallel_size", f"{F}fsdp_size", f"{F}reshard_after_forward"
     policy, strategy = f"{F}offload_policy", f"{A}strategy"
-    owned = (
-        *sizes.values(),
-        etp,
-        sp,
-        distributed,
-        ulysses,
-        group,
-        reshard,
-        policy,
-        strategy,
-    )
+    megatron = (*sizes.values(), etp, sp, distributed)
 
     def read(keys: Keys) -> Facts:
         if _engine(keys) == "megatron":
@@ -88,26 +78,15 @@ def _layout() -> Idea:
         if not facts.get("zero"):
             return {}
         replicated = (facts.get("replicas") or 1) > 1 or keys.has(group)
-        megatron = (*sizes.values(), etp, sp, distributed)
         return dict.fromkeys(megatron) | {
             strategy: keys.document.get(strategy) if keys.word(strategy) in ("fsdp", "fsdp2") and moved == "none" else "fsdp2",
             ulysses: ranks, policy: True if moved == "all" else False if keys.has(policy) else None,
             reshard: (facts.get("zero") or 0) == 3, group: shards * ranks if replicated and shards is not None else None,
         }  # fmt: skip
 
-    facts = (
-        *sizes,
-        "etp",
-        "sequence_parallel",
-        "schedule",
-        "zero",
-        "cp_comm",
-        "offload",
-        "shards",
-        "framework",
-        "replicas",
-    )
-    return Idea(keys=owned, facts=facts, read=read, write=write)
+    keys = (*megatron, ulysses, group, reshard, policy, strategy)
+    facts = names_in("etp sequence_parallel schedule zero cp_comm offload shards framework replicas")
+    return Idea(keys=keys, facts=(*sizes, *facts), read=read, write=write)
 
 
 def _actor(keys: Keys) -> bool:
