@@ -1,4 +1,4 @@
-"""JSON, YAML and TOML as documents: keys are paths with dots. They are read as data, and written back as they were."""
+"""JSON, YAML and TOML as documents whose keys are paths with dots. They are read as data and written back as they were."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INDENT = 2
 
 
 class Nested:
-    """Mappings within mappings. `sections`: where a key without dots belongs in a file that has sections.
+    """Mappings within mappings. `sections`: the section of a key without dots, in a file that has sections.
 
     >>> document = json_document('{"zero_optimization": {"stage": 2}, "lr": 1e-5}')
     >>> document.names()
@@ -44,7 +44,7 @@ class Nested:
         self._find()
 
     def _find(self) -> None:
-        """The keys as a table has them, and where they stand."""
+        """Finds the keys as a table names them, and their places."""
         self.paths = {self._named(path): path for path in _leaves(self.root)}
 
     def _named(self, path: tuple[str, ...]) -> str:
@@ -61,47 +61,47 @@ class Nested:
         return tuple(key.split("."))
 
     def names(self) -> tuple[str, ...]:
-        """Every key that has a value, in order."""
+        """The paths of all values, in order."""
         return tuple(self.paths)
 
     def get(self, key: str) -> Any:
         """The value of a key; a mapping where the key is that of a section."""
-        found = self.root
+        node = self.root
         for name in self._place(key):
-            if not isinstance(found, dict) or name not in found:
+            if not isinstance(node, dict) or name not in node:
                 return MISSING
-            found = found[name]
-        return found
+            node = node[name]
+        return node
 
     def put(self, key: str, value: Any) -> None:
-        """Sets a key where it stands, or adds it, with its sections."""
+        """Sets the value of a key in place, or adds the key and the sections around it."""
         place = self._place(key)
-        found = self.root
+        node = self.root
         for name in place[:-1]:
-            if not isinstance(found.get(name), dict):
-                found[name] = self.table()
-            found = found[name]
-        found[place[-1]] = value
+            if not isinstance(node.get(name), dict):
+                node[name] = self.table()
+            node = node[name]
+        node[place[-1]] = value
         self._find()
 
     def drop(self, key: str) -> None:
-        """Takes a key out, if it is there, and leaves the comments that follow it."""
+        """Removes a key if it is there, and keeps the comments after it."""
         place = self._place(key)
         if self.get(key) is MISSING:
             return
-        found = self.root
+        node = self.root
         for name in place[:-1]:
-            found = found[name]
-        _keep_comments(found, place[-1])
-        del found[place[-1]]
+            node = node[name]
+        _keep_comments(node, place[-1])
+        del node[place[-1]]
         self._find()
 
     def shown(self, key: str) -> str:
-        """The key as the file writes it."""
+        """The path of a key as the file spells it, or would."""
         return ".".join(self._place(key))
 
     def text(self) -> str:
-        """The file."""
+        """The file with all changes."""
         return self.dump(self.root)
 
 
@@ -123,7 +123,7 @@ def _leaves(root: Any) -> Iterator[tuple[str, ...]]:
 
 
 def json_document(text: str, sections: dict[str, str] | None = None) -> Nested:
-    """JSON, in the order, the indent and the spelling of numbers that the file has."""
+    """Parses JSON; order, indentation and the spelling of numbers are kept. Raises `ConfigError`."""
     decode(text.encode())  # refuses what is not strict JSON, or names a key twice
     numbers: dict[str, str] = {}
 
@@ -154,7 +154,7 @@ def json_document(text: str, sections: dict[str, str] | None = None) -> Nested:
 
 
 def toml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
-    """TOML, comments and layout kept."""
+    """Parses TOML; comments and layout are kept. Raises `ConfigError`."""
     try:
         tomllib.loads(text)  # stricter, and safe from deep nesting
         import tomlkit
@@ -168,7 +168,7 @@ def toml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
 
 
 def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
-    """YAML 1.2, comments and layout kept; tags, which could name code, are refused."""
+    """Parses YAML 1.2; comments and layout are kept. Raises `ConfigError`, also for tags, which could name code."""
     from ruamel.yaml import YAML
     from ruamel.yaml.comments import CommentedMap
 

@@ -73,7 +73,7 @@ def _sharding() -> Idea:
 
     def read(keys: Keys) -> Facts:
         replicas = keys.whole(copies) or 1
-        number = next((found for key in (shards, old) if (found := keys.whole(key, minimum=-1)) is not None), -1)
+        number = next((facts for key in (shards, old) if (facts := keys.whole(key, minimum=-1)) is not None), -1)
         cp, pp = keys.whole(DEGREES["cp"]) or 1, keys.whole(DEGREES["pp"]) or 1
         again = keys.choice(reshard, {"default": pp == 1, "always": True, "never": False})
         if number == 0:
@@ -140,19 +140,19 @@ def _pipeline() -> Idea:
         name = keys.choice(schedule, SCHEDULES) or keys.choice(old[1], SCHEDULES) or "1f1b"
         if stages == 1:
             return {"pp": 1, "vpp": 1}
-        # Looped schedules take two stages a rank where nothing else is said.
+        # Looped schedules take two stages a rank where nothing else is values.
         return {"pp": stages, "schedule": name, "vpp": 2 if name == "interleaved" and not keys.has(layers) else 1}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         stages = facts.get("pp") or 1
-        said: dict[str, Any] = {pp: stages}
+        values: dict[str, Any] = {pp: stages}
         if stages > 1:
             name = facts.get("schedule") or ("interleaved" if (facts.get("vpp") or 1) > 1 else "1f1b")
             spelled = {ours: theirs for theirs, ours in SCHEDULES.items()}.get(name)
-            said |= {schedule: spelled} if spelled else {}
+            values |= {schedule: spelled} if spelled else {}
             if keys.document.syntax == "argv":
-                said[graphs] = True  # which pipelines do not have yet
-        return said
+                values[graphs] = True  # which pipelines do not have yet
+        return values
 
     return Idea(keys=(pp, schedule, graphs, *old), facts=("pp", "schedule", "vpp"), read=read, write=write)
 

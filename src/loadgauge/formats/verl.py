@@ -37,20 +37,20 @@ def _layout() -> Idea:
 
     def read(keys: Keys) -> Facts:
         if _engine(keys) == "megatron":
-            found: Facts = {name: keys.whole(key) or 1 for name, key in sizes.items()}
+            facts: Facts = {name: keys.whole(key) or 1 for name, key in sizes.items()}
             shared = keys.flag(sp) is not False
-            stages = found["pp"] > 1
-            return found | {
-                "framework": "megatron", "sequence_parallel": shared and found["tp"] > 1,
-                "etp": keys.whole(etp) or (found["tp"] if found["ep"] > 1 else 1), "vpp": found["vpp"] if stages else 1,
-                "schedule": ("interleaved" if found["vpp"] > 1 else "1f1b") if stages else None,
+            stages = facts["pp"] > 1
+            return facts | {
+                "framework": "megatron", "sequence_parallel": shared and facts["tp"] > 1,
+                "etp": keys.whole(etp) or (facts["tp"] if facts["ep"] > 1 else 1), "vpp": facts["vpp"] if stages else 1,
+                "schedule": ("interleaved" if facts["vpp"] > 1 else "1f1b") if stages else None,
                 "zero": 0 if keys.flag(distributed) is False else 1,
             }  # fmt: skip
         ranks = keys.whole(ulysses) or 1
         # param_offload and optimizer_offload move only between the updates; this is FSDP2's own offload.
         moved = "all" if keys.flag(policy) else "none"
         size = keys.whole(group, minimum=-1)
-        found = {
+        facts = {
             "framework": "huggingface", "cp": ranks, "cp_comm": "all_to_all" if ranks > 1 else None, "offload": moved,
             "zero": 2 if keys.flag(reshard) is False else 3, "tp": 1, "pp": 1,
         }  # fmt: skip
@@ -59,18 +59,18 @@ def _layout() -> Idea:
             whole, left = divmod(size, ranks)
             if left or not whole:
                 raise keys.wrong(group, f"{size} does not share out over {keys.document.shown(ulysses)} = {ranks}")
-            found["shards"] = whole
-        return found
+            facts["shards"] = whole
+        return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wide = (facts.get("tp") or 1, facts.get("pp") or 1, facts.get("ep") or 1) != (1, 1, 1)
         if facts.get("framework") == "megatron" or wide:
-            said: dict[str, Any] = dict.fromkeys((ulysses, group, reshard, policy)) | {strategy: "megatron"}
-            said |= {key: facts.get(name) or 1 for name, key in sizes.items() if name != "vpp"}
+            values: dict[str, Any] = dict.fromkeys((ulysses, group, reshard, policy)) | {strategy: "megatron"}
+            values |= {key: facts.get(name) or 1 for name, key in sizes.items() if name != "vpp"}
             virtual, ranks = facts.get("vpp") or 1, facts.get("tp") or 1
             within = facts.get("etp") or 1
             shared = bool(facts.get("sequence_parallel"))
-            return said | {
+            return values | {
                 sizes["vpp"]: virtual if virtual > 1 else None, sp: shared if ranks > 1 else None,
                 etp: within if (facts.get("ep") or 1) > 1 or within > 1 else None, distributed: bool(facts.get("zero")),
             }  # fmt: skip
@@ -141,8 +141,8 @@ def _micro_batch() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         each, dynamic, _ = actor if _actor(keys) else sft
-        said: dict[str, Any] = {dynamic: False} if not _actor(keys) or keys.has(dynamic) else {}
-        return said | {each: facts.get("micro_batch") or 1}
+        values: dict[str, Any] = {dynamic: False} if not _actor(keys) or keys.has(dynamic) else {}
+        return values | {each: facts.get("micro_batch") or 1}
 
     return Idea(keys=(*actor, *sft), facts=("micro_batch",), read=read, write=write)
 
