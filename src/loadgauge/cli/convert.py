@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from loadgauge.cli.options import run_options
-from loadgauge.errors import ConfigError
+from loadgauge.files import write_text
 from loadgauge.formats.dialects import FILES
 from loadgauge.formats.facts import describe
 from loadgauge.resolve.convert import Conversion, convert_files
@@ -60,10 +59,7 @@ def command(
     if out is None:
         click.echo(written.text, nl=not written.text.endswith("\n"))
     else:
-        try:
-            Path(out).write_text(written.text, encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot be written: {getattr(error, 'strerror', None) or error}", file=out) from None
+        write_text(out, written.text)
     lines = []
     for file in result.files:
         lines.append(note(file))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +13,7 @@ import msgspec
 from loadgauge.errors import ConfigError, closest
 from loadgauge.families.common import refuse_unusual
 from loadgauge.families.reader import Reader, shown
+from loadgauge.files import read_start
 from loadgauge.spec.model import ModelSpec
 
 LARGEST_FILE = 10_000_000
@@ -103,26 +105,10 @@ def _near(model_type: str) -> str:
 
 def from_hf(path: str | Path, name: str = "") -> ModelSpec:
     """The model that a `config.json`, or the folder that holds it, describes."""
-    place, file = Path(path), str(path)
-    try:
-        if place.is_dir():
-            place = place / "config.json"
-            file = str(place)
-        # Only a regular file: a pipe would wait for ever, and a device might never end.
-        content = _beginning(place) if place.is_file() else None
-        exists = place.exists()
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot be read: {reason}", file=file) from None
-    if content is None:
-        raise ConfigError("is not a file" if exists else "no such file", file=file)
+    file = str(Path(path) / "config.json" if os.path.isdir(path) else path)
+    place, content = Path(file), read_start(file, LARGEST_FILE)
     own = place.absolute().parent.name if place.name == "config.json" else place.stem
     return from_dict(decode(content, file), file, name or own)
-
-
-def _beginning(place: Path) -> bytes:
-    with place.open("rb") as stream:
-        return stream.read(LARGEST_FILE + 1)
 
 
 def decode(content: bytes, file: str = "") -> Any:

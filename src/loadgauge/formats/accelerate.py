@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.formats.coverage import words
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import CPU, NOWHERE, SHARDING
 
@@ -60,15 +61,15 @@ def _degrees() -> Idea:
                 "sequence_parallel": bool(keys.flag(other["sp"])) and tensor > 1, "cp": 1,
             }  # fmt: skip
         ranks, parts = keys.whole(copies) or 1, keys.whole(shards)
-        found: Facts = {
+        facts: Facts = {
             "tp": keys.whole(tp) or 1,
             "cp": keys.whole(cp) or keys.whole(f"{P}sp_size") or 1,
             "pp": 1,
             "ep": 1,
         }
         if keys.has(copies, shards) and parts is not None:
-            found |= {"dp": ranks * parts, "replicas": ranks if parts > 1 else 1}
-        return found
+            facts |= {"dp": ranks * parts, "replicas": ranks if parts > 1 else 1}
+        return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if facts.get("framework") == "megatron" and _kind(keys) in ("megatron", ""):
@@ -122,12 +123,12 @@ def _engine() -> Idea:
             zero = keys.choice(reshard, SHARDING) if named is None else named
             zero = 3 if zero is None else zero
         full = keys.flag(again)
-        found: Facts = {"framework": "huggingface", "zero": zero, "offload": "all" if keys.flag(offload) else "none"}
+        facts: Facts = {"framework": "huggingface", "zero": zero, "offload": "all" if keys.flag(offload) else "none"}
         word = str(keys.raw(strategy) or keys.raw(reshard) or "").upper()
         if number == 1 and (word.startswith("HYBRID") or word in ("4", "5")):
             # Sharded within a machine, and as many replicas as machines.
-            found["replicas"] = keys.whole("num_machines") or 1
-        return found | {"recompute": "full" if full else None}
+            facts["replicas"] = keys.whole("num_machines") or 1
+        return facts | {"recompute": "full" if full else None}
 
     def read(keys: Keys) -> Facts:
         kind = _kind(keys)
@@ -147,21 +148,21 @@ def _engine() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         zero, moved, word = facts.get("zero") or 0, facts.get("offload") or "none", facts.get("recompute") or "none"
         framework = facts.get("framework")
-        said: dict[str, Any] = dict.fromkeys(owned)
+        values: dict[str, Any] = dict.fromkeys(owned)
         if framework == "megatron":
-            return said | {
+            return values | {
                 "distributed_type": "MEGATRON_LM", distributed: zero > 0, what: word == "selective",
             }  # fmt: skip
         if framework == "deepspeed" or zero == 1 or moved == "optimizer":
             spelled = {param: "cpu" if moved == "all" else "none", state: "none" if moved == "none" else "cpu"}
-            return said | {"distributed_type": "DEEPSPEED", stage: zero} | (spelled if zero else {})
+            return values | {"distributed_type": "DEEPSPEED", stage: zero} | (spelled if zero else {})
         if zero == 0:
-            return said | {"distributed_type": "MULTI_GPU" if (facts.get("gpus") or 1) > 1 else "NO"}
+            return values | {"distributed_type": "MULTI_GPU" if (facts.get("gpus") or 1) > 1 else "NO"}
         old = keys.has(version, strategy) and (keys.whole(version) or 1) == 1
-        said |= {"distributed_type": "FSDP", offload: moved == "all", again: word == "full"}
+        values |= {"distributed_type": "FSDP", offload: moved == "all", again: word == "full"}
         if old:
-            return said | {version: keys.whole(version), strategy: "FULL_SHARD" if zero == 3 else "SHARD_GRAD_OP"}
-        return said | {version: 2, reshard: zero == 3}
+            return values | {version: keys.whole(version), strategy: "FULL_SHARD" if zero == 3 else "SHARD_GRAD_OP"}
+        return values | {version: 2, reshard: zero == 3}
 
     return Idea(keys=owned, facts=("framework", "zero", "offload", "recompute", "replicas"), read=read, write=write)
 
@@ -170,10 +171,10 @@ def _accumulation() -> Idea:
     names = (f"{D}gradient_accumulation_steps", "gradient_accumulation_steps")
 
     def read(keys: Keys) -> Facts:
-        said = [found for key in names if (found := keys.whole(key)) is not None]
-        if len(set(said)) > 1:
-            raise keys.wrong(names[0], f"contradicts {names[1]} = {said[1]}")
-        return {"accumulation": said[0] if said else None}
+        values = [facts for key in names if (facts := keys.whole(key)) is not None]
+        if len(set(values)) > 1:
+            raise keys.wrong(names[0], f"contradicts {names[1]} = {values[1]}")
+        return {"accumulation": values[0] if values else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         # Only DeepSpeed's section has a place for it; elsewhere it is an argument of the trainer.
@@ -198,9 +199,7 @@ ACCELERATE = Dialect(
     versions="accelerate 0.20 - 1.15",
     syntaxes=("yaml",),
     auto=True,
-    marks=frozenset(
-        {"distributed_type", "num_processes", "num_machines", "compute_environment", "machine_rank", "rdzv_backend"}
-    ),
+    marks=words("distributed_type num_processes num_machines compute_environment machine_rank rdzv_backend"),
     blank={"yaml": "compute_environment: LOCAL_MACHINE\nmachine_rank: 0\nmain_training_function: main\n"},
     ideas=(
         _gpus(),

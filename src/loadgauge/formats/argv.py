@@ -1,4 +1,4 @@
-"""A command line, or the shell script that holds one, as a document: its words are found, never run."""
+"""A command line, or the shell script that contains one, as a document. It is parsed and never run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from loadgauge.errors import ConfigError
+from loadgauge.formats.coverage import words
 from loadgauge.formats.shell import Word, variables_of, words_of
 from loadgauge.formats.table import MISSING
 
@@ -19,7 +20,7 @@ SUBCOMMAND = re.compile(r"[a-z][a-z-]*:[a-z][a-z-]*$")
 
 
 class Option(NamedTuple):
-    """An option: its words and their places. `inline`: the value stands in the same word, after an equals sign."""
+    """An option of a command line, its words and their places; `inline`: the value is in the same word, after an equals sign."""
 
     name: str
     shown: str
@@ -33,7 +34,7 @@ class Argv:
     """Options of a command line. Dashes and underscores of a name are the same.
 
     style: `switch` (Megatron: --bf16), `value` (transformers: --bf16 True), `tyro` (torchtitan: --a.b, --a.no-b) or
-        `hydra` (verl: a.b=True), as new options are written
+        `hydra` (verl: a.b=True), in which new options are written
     objects: options whose value is a JSON object
 
     >>> script = "torchrun --nproc-per-node 8 pretrain_gpt.py \\\\\\n  --bf16 \\\\\\n  --micro-batch-size 1  # small\\n"
@@ -68,12 +69,12 @@ class Argv:
         }
 
     def names(self) -> tuple[str, ...]:
-        """Every option, in order; the paths inside one whose value is JSON."""
-        found: list[str] = []
+        """The names of all options, in order; of an option whose value is JSON, the paths inside it."""
+        names: list[str] = []
         for name in self.options:
             inner = self._object(name)
-            found += [name] if inner is None else [f"{name}.{key}" for key in _flat(inner)]
-        return tuple(found)
+            names += [name] if inner is None else [f"{name}.{key}" for key in _flat(inner)]
+        return tuple(names)
 
     def _object(self, name: str) -> dict[str, Any] | None:
         options = self.options.get(name)
@@ -86,16 +87,19 @@ class Argv:
         return value if isinstance(value, dict) else None
 
     def get(self, key: str) -> Any:
-        """True for a switch, one word, or a list of words; False for `--no-key`."""
+        """The value of an option: True for a switch, a word, a list of words, False for `--no-key`, or `MISSING`.
+
+        Raises `ConfigError` where it is given twice with different values.
+        """
         options = self.options.get(key)
         if options is None:
             if _negative(key) in self.options:
                 return False
             name, _, rest = key.partition(".")
-            found: Any = self._object(name) if rest else None
+            node: Any = self._object(name) if rest else None
             for part in rest.split("."):
-                found = found.get(part, MISSING) if isinstance(found, dict) else MISSING
-            return found
+                node = node.get(part, MISSING) if isinstance(node, dict) else MISSING
+            return node
         if key in self.doubtful:
             first, second = (" ".join(word.text for word in option.values) for option in (options[0], options[-1]))
             raise ConfigError(
@@ -111,7 +115,7 @@ class Argv:
         return [word.strip("\"' ") for word in values[0][1:-1].split(",")] if listed else values[0]
 
     def put(self, key: str, value: Any) -> None:
-        """Sets an option where it stands, or adds it after the last one that the tool takes."""
+        """Sets the value of an option in place, or adds the option after the last one of the tool."""
         name, _, rest = key.partition(".")
         if rest and name in self.objects:
             inner = self._object(name) or {}
@@ -129,9 +133,9 @@ class Argv:
         words = [] if value is True and self.style in ("switch", "tyro") else _spelled(value)
         if self.style == "hydra" and isinstance(value, list):
             words = [f"'[{','.join(words)}]'"]
-        found = self.options.get(key)
-        if found:
-            for option in reversed(found):
+        options = self.options.get(key)
+        if options:
+            for option in reversed(options):
                 self._replace(option, words, isinstance(value, list))
         else:
             self._insert(key, words)
@@ -190,7 +194,7 @@ class Argv:
         return self.source.rfind("=(", 0, place) > self.source.rfind(")", 0, place)
 
     def drop(self, key: str) -> None:
-        """Takes an option out, if it is there, with its line where it has one of its own."""
+        """Removes an option if it is there, and its line if nothing else is on it."""
         name, _, rest = key.partition(".")
         inner = self._object(name) if name in self.objects and rest else None
         if inner is not None and self.get(key) is not MISSING:
@@ -228,7 +232,7 @@ class Argv:
             self._parse()
 
     def shown(self, key: str) -> str:
-        """The option as the file writes it."""
+        """The name of an option as the file spells it, or would."""
         options = self.options.get(key) or self.options.get(_negative(key))
         if options:
             return options[0].shown
@@ -238,30 +242,20 @@ class Argv:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The words that are no options: the launcher, the script and its subcommand among them."""
+        """The words that are not options, such as the launcher, the script and its subcommand."""
         return tuple(word.text for word in self.words if not word.text.startswith("-"))
 
     def text(self) -> str:
-        """The script."""
+        """The script with all changes."""
         return self.source
 
 
-LAUNCHER = frozenset(
-    {
-        *("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint"),
-        *("rdzv_id", "num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "tee"),
-        *(
-            "local_ranks_filter",
-            "role",
-            "config_file",
-            "m",
-            "log_dir",
-            "redirects",
-            "num_nodes",
-            "num_gpus",
-            "hostfile",
-        ),
-    }
+LAUNCHER = words(
+    """
+    nproc_per_node nnodes node_rank master_addr master_port rdzv_backend rdzv_endpoint rdzv_id num_processes num_machines
+    machine_rank main_process_ip main_process_port tee local_ranks_filter role config_file m log_dir redirects num_nodes
+    num_gpus hostfile
+    """
 )
 """Options of torchrun, `accelerate launch` and `deepspeed`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.formats.coverage import words
 from loadgauge.formats.huggingface import dropout, sharding, targets
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import ATTENTION, TORCH_OPTIMIZERS
@@ -16,14 +17,14 @@ def _attention() -> Idea:
     word = "attn_implementation"
 
     def read(keys: Keys) -> Facts:
-        said = {kind for key, kind in SWITCHES.items() if keys.flag(key)}
+        values = {kind for key, kind in SWITCHES.items() if keys.flag(key)}
         named = keys.choice(word, ATTENTION | {"xformers": "flash", "sage": "flash"})
-        said |= {named} if named else set()
-        if len(said) > 1:
+        values |= {named} if named else set()
+        if len(values) > 1:
             raise keys.wrong(
                 "eager_attention" if keys.has("eager_attention") else word, "contradicts the other kind of attention"
             )
-        return {"attention": said.pop() if said else None}
+        return {"attention": values.pop() if values else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = facts["attention"]
@@ -61,16 +62,16 @@ def _precision() -> Idea:
     switches = {"bf16": "bf16", "fp16": "fp16", "bfloat16": "bf16-pure", "float16": "fp16", "float32": "fp32"}
 
     def read(keys: Keys) -> Facts:
-        said = {kind for key, kind in switches.items() if keys.raw(key) not in (None, "full") and keys.flag(key)}
+        values = {kind for key, kind in switches.items() if keys.raw(key) not in (None, "full") and keys.flag(key)}
         if keys.raw("bf16") == "full":
-            said |= {"bf16-pure"}
-        if "bf16" in keys.left and not said:
-            said = {"bf16"}
-        if len(said) > 1:
-            raise keys.wrong("bf16", f"contradicts another switch: {', '.join(sorted(said))}")
+            values |= {"bf16-pure"}
+        if "bf16" in keys.left and not values:
+            values = {"bf16"}
+        if len(values) > 1:
+            raise keys.wrong("bf16", f"contradicts another switch: {', '.join(sorted(values))}")
         if keys.flag("fp8"):
             raise keys.wrong("fp8", "8-bit products through torchao in accelerate are not read")
-        return {"precision": said.pop() if said else "bf16" if not keys.has(*switches) else "fp32"}
+        return {"precision": values.pop() if values else "bf16" if not keys.has(*switches) else "fp32"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         name = facts["precision"]
@@ -120,26 +121,26 @@ def _adapter() -> Idea:
             return {"lora_rank": 0, "qlora": False}
         if keys.flag(eight):
             raise keys.wrong(eight, "a base in 8 bits is not read; 4 bits are")
-        found = inner.read(keys)
+        facts = inner.read(keys)
         if keys.flag(linear):
-            found["lora_targets"] = "all"
+            facts["lora_targets"] = "all"
         quantised = kind == "qlora" or bool(keys.flag(four))
         base = "nf4-single" if keys.flag(nested) is False else "nf4"
-        return found | {"qlora": quantised, "base": base if quantised else None}
+        return facts | {"qlora": quantised, "base": base if quantised else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        said = inner.write(facts, keys)
+        values = inner.write(facts, keys)
         if not facts.get("lora_rank"):
-            return said | {"adapter": None, linear: None, four: None, eight: None}
+            return values | {"adapter": None, linear: None, four: None, eight: None}
         base = facts.get("base") or "nf4"
         quantised = bool(facts.get("qlora"))
         if quantised and base not in ("nf4", "nf4-single"):
             return {}
         everything = facts.get("lora_targets") == "all"
-        return said | {
+        return values | {
             "adapter": "qlora" if quantised else "lora", four: True if quantised else None,
             linear: True if everything else None,
-            "lora_target_modules": None if everything else said["lora_target_modules"],
+            "lora_target_modules": None if everything else values["lora_target_modules"],
             nested: False if quantised and base == "nf4-single" else None,
         }  # fmt: skip
 
@@ -158,26 +159,26 @@ def _degrees() -> Idea:
         ranks = [number for key in cp if (number := keys.whole(key)) is not None]
         if len(set(ranks)) > 1:
             raise keys.wrong(cp[1], f"contradicts {cp[0]} = {ranks[0]}")
-        found: Facts = {"tp": keys.whole(tp) or 1, "cp": ranks[0] if ranks else 1}
+        facts: Facts = {"tp": keys.whole(tp) or 1, "cp": ranks[0] if ranks else 1}
         if replicas is not None:
-            found["replicas"] = replicas if parts is None or parts > 1 else 1
+            facts["replicas"] = replicas if parts is None or parts > 1 else 1
         if parts is not None:
-            found["dp"] = parts * (replicas or 1)
-        return found
+            facts["dp"] = parts * (replicas or 1)
+        return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         replicas, ranks, tensor = facts.get("replicas") or 1, facts.get("cp") or 1, facts.get("tp") or 1
-        said: dict[str, Any] = {
+        values: dict[str, Any] = {
             tp: tensor if tensor > 1 or keys.has(tp) else None, cp[0]: ranks if ranks > 1 or keys.has(cp[0]) else None,
             cp[1]: None,
         }  # fmt: skip
         whole = facts.get("dp")
         if not facts.get("zero"):
-            return said | {copies: None, shards: None}
+            return values | {copies: None, shards: None}
         if replicas > 1 or keys.has(shards, copies) or ranks > 1 or tensor > 1:
-            said[copies] = replicas if replicas > 1 or keys.has(copies) else None
-            said[shards] = whole // replicas if whole is not None else None
-        return said
+            values[copies] = replicas if replicas > 1 or keys.has(copies) else None
+            values[shards] = whole // replicas if whole is not None else None
+        return values
 
     return Idea(keys=(copies, shards, tp, *cp), facts=("tp", "cp", "replicas", "dp"), read=read, write=write)
 
@@ -188,11 +189,11 @@ AXOLOTL = Dialect(
     versions="axolotl 0.8 - 0.19",
     syntaxes=("yaml",),
     auto=True,
-    marks=frozenset(
-        {
-            *("base_model", "sequence_len", "sample_packing", "adapter", "micro_batch_size", "datasets", "num_epochs"),
-            *("dataset_prepared_path", "val_set_size", "lora_target_linear", "flash_attention"),
-        }
+    marks=words(
+        """
+        base_model sequence_len sample_packing adapter micro_batch_size datasets num_epochs dataset_prepared_path
+        val_set_size lora_target_linear flash_attention
+        """
     ),
     blank={"yaml": "num_epochs: 1\nval_set_size: 0.0\n"},
     ideas=(

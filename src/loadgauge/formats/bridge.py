@@ -47,12 +47,12 @@ def _zero() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         stage, replicas = (facts.get("zero") or 0), facts.get("replicas") or 1
-        said: dict[str, Any] = {optimizer: stage > 0, fsdp: stage > 1 if stage > 1 or keys.has(fsdp) else None}
-        said[also[1]] = stage > 0 if keys.has(also[1]) else None
-        said[also[0]] = stage > 1 if keys.has(also[0]) else None
-        said[strategy] = {number: word for word, number in STRATEGIES.items()}[stage] if stage > 1 else None
-        said[instances] = replicas if replicas > 1 and stage else None
-        return said
+        values: dict[str, Any] = {optimizer: stage > 0, fsdp: stage > 1 if stage > 1 or keys.has(fsdp) else None}
+        values[also[1]] = stage > 0 if keys.has(also[1]) else None
+        values[also[0]] = stage > 1 if keys.has(also[0]) else None
+        values[strategy] = {number: word for word, number in STRATEGIES.items()}[stage] if stage > 1 else None
+        values[instances] = replicas if replicas > 1 and stage else None
+        return values
 
     return Idea(keys=(optimizer, instances, fsdp, strategy, *also), facts=("zero", "replicas"), read=read, write=write)
 

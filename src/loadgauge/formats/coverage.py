@@ -1,9 +1,9 @@
-"""What is done about a key that no idea of a dialect reads. Nothing is read over in silence: a key is one of
+"""What happens to a key that no idea of a dialect reads. No key is ignored silently; each is one of
 
 harmless: it changes neither memory nor the time of a step (logging, saving, data paths, learning rates)
 stops: it changes the answer in a way that is not modelled, so there is none (`Stop`)
 bounded: it changes the answer by no more than is known (`Bound`): the range is widened by that, and says so
-unknown: no list has it; it stops the answer too where its name suggests memory or time, and is reported otherwise
+unknown: no list has it; it also stops the answer where its name suggests memory or time, and is reported otherwise
 
 The lists are `data/keys/<dialect>.toml`.
 """
@@ -25,7 +25,7 @@ OFF: tuple[Any, ...] = (False, None, 0, "", "none", "no", "off", "null", "disabl
 
 
 def words(text: str, prefix: str = "") -> frozenset[str]:
-    """Names, one after the other, as a set; `prefix` goes before each."""
+    """The names in a text, separated by spaces, as a set; `prefix` is put before each."""
     return frozenset(f"{prefix}{word}" for word in text.split())
 
 
@@ -83,12 +83,12 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 class Uncounted(msgspec.Struct, frozen=True):
-    """Something a job file asks for that is not counted: a line for the report, and how far it may move the memory.
+    """Something a job file asks for that is not counted: a line for the report, and how far it may change the memory.
 
     key: as the file writes it, or the section it stands for; known: whether a list has it
-    low, high: bytes by which the memory of a GPU may be lower, and higher
+    low, high: by how much the memory of a GPU may be lower and higher [bytes]
     kernels: what a part of the model may run in
-    parameter: bytes of each parameter of the model, over all GPUs
+    parameter: of each parameter of the model, over all GPUs [bytes]
     """
 
     note: str
@@ -101,10 +101,10 @@ class Uncounted(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of a dialect that no idea reads. A name that ends in `.*` stands for all of a section, one that
-    ends in `_*` for all names that begin so.
+    """Rules for the keys of a dialect that no idea reads. A name that ends in `.*` matches a whole section, one that
+    ends in `_*` all names that begin so.
 
-    source: where it is said what they do
+    source: the documentation of the keys
     """
 
     harmless: frozenset[str] = frozenset()
@@ -113,28 +113,28 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
 
     def kinds(self, key: str) -> tuple[Kind, ...]:
-        """The lists that have a key; the most exact name counts, so `a.b` goes before `a.*`."""
+        """The lists that contain a key; the most exact pattern counts, so `a.b` goes before `a.*`. Empty where none does."""
         for name in _names(key):
             lists: dict[Kind, Iterable[str]] = {
                 "harmless": self.harmless, "stops": self.stops, "bounded": self.bounded,
             }  # fmt: skip
-            found = tuple(kind for kind, names in lists.items() if name in names)
-            if found:
-                return found
+            matches = tuple(kind for kind, names in lists.items() if name in names)
+            if matches:
+                return matches
         return ()
 
     def stop(self, key: str, value: Any) -> Stop | None:
-        """Why a key with this value stops the answer, if it does; a key in no list too, where its name suggests it."""
-        found: Kind = next(iter(self.kinds(key)), "unknown")
-        if found == "stops":
+        """The rule by which a key with this value stops the answer, or None. A key in no list stops it if its name suggests so."""
+        kind: Kind = next(iter(self.kinds(key)), "unknown")
+        if kind == "stops":
             rule = next(self.stops[name] for name in _names(key) if name in self.stops)
             return None if value is None or _among(value, rule.off) else rule
-        if found == "unknown" and suspect(key) and not _among(value, OFF):
+        if kind == "unknown" and suspect(key) and not _among(value, OFF):
             return Stop("is not known here, and its name suggests that it changes memory or time")
         return None
 
     def bound(self, key: str, value: Any) -> tuple[str, Bound] | None:
-        """The name in the list, and how far a key with this value may move the answer, if it is one of those."""
+        """The pattern that matches a key and its rule, where the effect of this value is bounded; else None."""
         if next(iter(self.kinds(key)), None) != "bounded":
             return None
         name = next(name for name in _names(key) if name in self.bounded)
@@ -142,7 +142,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         return None if value is None or _among(value, rule.off) else (name, rule)
 
     def prefixed(self, prefix: str) -> Coverage:
-        """The same lists for a section of another file."""
+        """The same lists with `prefix` before each key, for a section of another file."""
         return Coverage(
             harmless=frozenset(f"{prefix}{key}" for key in self.harmless),
             stops={f"{prefix}{key}": rule for key, rule in self.stops.items()},
@@ -151,7 +151,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def joined(self, other: Coverage) -> Coverage:
-        """With the lists of a tool that this one is built on; where both have a key, this one's own list counts."""
+        """Merges in the lists of a tool that this one is built on; where both have a key, this one's rule counts."""
         own = {*self.harmless, *self.stops, *self.bounded}
         return Coverage(
             harmless=self.harmless | (other.harmless - own),
@@ -198,7 +198,7 @@ def _plain(value: Any) -> str:
 
 
 def suspect(key: str) -> bool:
-    """Whether a name suggests memory or time.
+    """Whether the name of an unknown key suggests that it affects memory or time.
 
     >>> suspect("model.weightQuantBits"), suspect("project_title")
     (True, False)
@@ -248,7 +248,7 @@ class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def key_lists(name: str) -> Coverage:
-    """The lists of `data/keys/<name>.toml`, with those of the files that it is built on.
+    """Reads the lists of `data/keys/<name>.toml`, merged with those of the files that it is built on.
 
     >>> key_lists("accelerate").kinds("machine_rank")
     ('harmless',)

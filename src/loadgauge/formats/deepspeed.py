@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.formats.coverage import words
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys
 from loadgauge.formats.words import CPU, NOWHERE
 
@@ -15,25 +16,25 @@ REMOVED = ("mics_shard_size", "mics_hierarchical_params_gather")
 
 
 def batch(prefix: str = "") -> Idea:
-    """Sequences of a step, of a micro-batch, and micro-batches: B = b a d."""
+    """The idea of the batch: sequences of a step and of a micro-batch, and micro-batches per step (B = b a d)."""
     whole, micro, count = (
         f"{prefix}{key}"
         for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     )
 
     def read(keys: Keys) -> Facts:
-        found = {"global_batch": keys.whole(whole), "micro_batch": keys.whole(micro), "accumulation": keys.whole(count)}
-        if found["micro_batch"] and not found["global_batch"] and count not in keys.left:
-            found["accumulation"] = found["accumulation"] or 1
-        return found
+        facts = {"global_batch": keys.whole(whole), "micro_batch": keys.whole(micro), "accumulation": keys.whole(count)}
+        if facts["micro_batch"] and not facts["global_batch"] and count not in keys.left:
+            facts["accumulation"] = facts["accumulation"] or 1
+        return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         # What another file says of it, this one need not repeat.
         left = [key for key in (whole, micro, count) if keys.document.get(key) == "auto"]
-        said = {micro: facts.get("micro_batch") or 1, count: facts.get("accumulation") or 1}
+        values = {micro: facts.get("micro_batch") or 1, count: facts.get("accumulation") or 1}
         if "global_batch" in facts and "gpus" in facts:
-            said[whole] = facts["global_batch"]
-        return {key: value for key, value in said.items() if key not in left or len(left) < 3}
+            values[whole] = facts["global_batch"]
+        return {key: value for key, value in values.items() if key not in left or len(left) < 3}
 
     return Idea(
         keys=(whole, micro, count), facts=("global_batch", "micro_batch", "accumulation"), read=read, write=write
@@ -41,7 +42,7 @@ def batch(prefix: str = "") -> Idea:
 
 
 def zero(prefix: str = "") -> Idea:
-    """The stage, and what moves to the host."""
+    """The idea of the ZeRO stage and of what is offloaded to host memory."""
     stage, param, state = (
         f"{prefix}zero_optimization.{key}" for key in ("stage", "offload_param.device", "offload_optimizer.device")
     )
@@ -68,21 +69,21 @@ def zero(prefix: str = "") -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         moved = facts.get("offload") or "none"
-        said: dict[str, Any] = {stage: facts.get("zero") or 0}
+        values: dict[str, Any] = {stage: facts.get("zero") or 0}
         for key, on in ((param, moved == "all"), (state, moved != "none")):
             if on or keys.has(key):
-                said[key] = keys.document.get(key) if on and keys.raw(key) in CPU else ("cpu" if on else "none")
+                values[key] = keys.document.get(key) if on and keys.raw(key) in CPU else ("cpu" if on else "none")
         if keys.has(old):
-            said[old] = None
+            values[old] = None
         if keys.has(share):
-            said[share] = 1.0
-        return said
+            values[share] = 1.0
+        return values
 
     return Idea(keys=(stage, param, state, share, old), facts=("zero", "offload"), read=read, write=write)
 
 
 def precision(prefix: str = "") -> Idea:
-    """`bf16` or `fp16` enabled; gradients in float32 where `grad_accum_dtype` says so."""
+    """The idea of the precision: `bf16` or `fp16` enabled, and the format of gradients (`grad_accum_dtype`)."""
     bf16, fp16, grads = f"{prefix}bf16.enabled", f"{prefix}fp16.enabled", f"{prefix}data_types.grad_accum_dtype"
 
     def read(keys: Keys) -> Facts:
@@ -99,11 +100,11 @@ def precision(prefix: str = "") -> Idea:
         name, _, recipe = facts["precision"].partition("-")
         if name not in ("bf16", "fp16", "fp32") or recipe not in ("", "mixed-16", "mixed-18"):
             return {}
-        said: dict[str, Any] = {grads: {"mixed-18": "fp32", "mixed-16": name}.get(recipe)}
+        values: dict[str, Any] = {grads: {"mixed-18": "fp32", "mixed-16": name}.get(recipe)}
         for word, key in (("bf16", bf16), ("fp16", fp16)):
             if name == word or keys.document.get(key) is True or keys.document.get(key) == "auto":
-                said[key] = name == word
-        return said
+                values[key] = name == word
+        return values
 
     return Idea(keys=(bf16, fp16, grads), facts=("precision",), read=read, write=write)
 
@@ -142,7 +143,7 @@ def _tensor_parallel() -> Idea:
 
 
 def context_parallel(key: str) -> Idea:
-    """Ulysses: heads for tokens."""
+    """The idea of context parallelism as Ulysses does it, by an all-to-all that exchanges heads for tokens."""
 
     def read(keys: Keys) -> Facts:
         ranks = keys.whole(key) or 1
@@ -162,11 +163,11 @@ DEEPSPEED = Dialect(
     syntaxes=("json",),
     framework="deepspeed",
     auto=True,
-    marks=frozenset(
-        {
-            *("zero_optimization.stage", "train_micro_batch_size_per_gpu", "train_batch_size", "bf16.enabled"),
-            *("fp16.enabled", "zero_optimization.overlap_comm", "gradient_clipping", "zero_allow_untested_optimizer"),
-        }
+    marks=words(
+        """
+        zero_optimization.stage train_micro_batch_size_per_gpu train_batch_size bf16.enabled fp16.enabled
+        zero_optimization.overlap_comm gradient_clipping zero_allow_untested_optimizer
+        """
     ),
     blank={"json": "{\n    \n}\n"},
     ideas=(

@@ -1,4 +1,4 @@
-"""The dialects by name. A dialect's file is read when it is needed."""
+"""The dialects by name. A dialect's module is imported when it is needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARK = 10
 
 
 def dialect(name: str) -> Dialect:
-    """A dialect by its name.
+    """The dialect of a name or an alias. Raises `ConfigError` for an unknown one.
 
     >>> dialect("megatron").title
     'Megatron-LM arguments'
@@ -34,20 +34,20 @@ def dialect(name: str) -> Dialect:
     if wanted not in FILES:
         raise ConfigError(f"unknown dialect {name!r} (known: {', '.join(FILES)}){suggest(wanted, FILES)}")
     module = import_module(f"loadgauge.formats.{FILES[wanted]}")
-    found: Dialect = getattr(module, CONSTANTS.get(wanted, wanted.upper()))
-    return found
+    chosen: Dialect = getattr(module, CONSTANTS.get(wanted, wanted.upper()))
+    return chosen
 
 
 def recognise(document: Document) -> Dialect | None:
-    """The dialect that has the most of a document's keys, those that only it has counting most; None where none has any."""
+    """The dialect that has most of a document's keys, where keys of one dialect alone count most; None where none has any."""
     present = set(document.names())
     scores: dict[str, int] = {}
     for name in FILES:
-        found = dialect(name)
-        if document.syntax in found.syntaxes:
-            marks = len(present & found.marks)
+        candidate = dialect(name)
+        if document.syntax in candidate.syntaxes:
+            marks = len(present & candidate.marks)
             if marks and name in BUILT_ON:
-                marks = len(present & (found.marks | dialect(BUILT_ON[name]).marks))
-            scores[name] = MARK * marks + len(present & found.known) if marks else 0
+                marks = len(present & (candidate.marks | dialect(BUILT_ON[name]).marks))
+            scores[name] = MARK * marks + len(present & candidate.known) if marks else 0
     best = max(scores, key=lambda name: scores[name], default=None)
     return dialect(best) if best is not None and scores[best] else None

@@ -1,4 +1,4 @@
-"""Reads a job file of any dialect, and writes one: as a patch of the user's own file, or from nothing."""
+"""Reads a job file of any dialect and writes one, as a patch of the user's own file or a new one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.files import read_start
 from loadgauge.formats.argv import Argv
 from loadgauge.formats.coverage import Uncounted
 from loadgauge.formats.dialects import dialect as dialect_of
@@ -21,16 +22,8 @@ from loadgauge.spec.job import Job
 
 LARGEST_FILE = 100_000
 """Bytes. A job file has some thousands."""
-SYNTAXES = {
-    ".json": "json",
-    ".toml": "toml",
-    ".yaml": "yaml",
-    ".yml": "yaml",
-    ".sh": "argv",
-    ".txt": "argv",
-    ".args": "argv",
-}
-SYNTAXES |= {".bash": "argv", ".slurm": "argv", ".sbatch": "argv"}
+SYNTAXES = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
+SYNTAXES |= dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch"), "argv")
 DERIVED = ("dp", "shards", "nodes", "gpus_per_node", "accumulation")
 """Facts that follow from others, so that a file may leave them out."""
 BESIDE = ("deepspeed", "deepspeed_config.deepspeed_config_file")
@@ -80,16 +73,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 def load(path: str | Path) -> str:
     """The text of a job file. Raises `ConfigError` where it is none: no regular file, too large, or not UTF-8."""
-    place, file = Path(path), str(path)
-    try:
-        if not place.is_file():
-            raise ConfigError("is not a file" if place.exists() else "no such file", file=file)
-        with place.open("rb") as stream:
-            content = stream.read(LARGEST_FILE + 1)
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=file) from None
+    file, content = str(path), read_start(path, LARGEST_FILE)
     if len(content) > LARGEST_FILE:
         raise ConfigError(f"is larger than {LARGEST_FILE // 1000} kB; a job file has some kB", file=file)
     try:
@@ -119,7 +103,7 @@ def _syntax(text: str, file: str) -> str:
 
 
 def document(text: str, syntax: str, chosen: Dialect | None = None, file: str = "") -> Document:
-    """A file's text as keys and values; what cannot be read is a `ConfigError` of one line."""
+    """Parses a file's text into keys and values. Raises a `ConfigError` of one line where it cannot be parsed."""
     if "\0" in text:
         raise ConfigError("holds a zero byte, so it is not text", file=file)
     sections = dict(chosen.sections) if chosen is not None and syntax == "yaml" else None
@@ -152,9 +136,9 @@ def read(
     alone: a DeepSpeed configuration that it names is not looked for on the disk
     keeping: a dialect whose files are only patched: what there is no estimate with stays in them, and is `stopped`
 
-    >>> found = read('{"zero_optimization": {"stage": 3}, "train_batch_size": 64, "gradient_clipping": 1.0,'
+    >>> file = read('{"zero_optimization": {"stage": 3}, "train_batch_size": 64, "gradient_clipping": 1.0,'
     ...              ' "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}')
-    >>> found.dialect, found.job.zero, found.job.gpus, found.unread
+    >>> file.dialect, file.job.zero, file.job.gpus, file.unread
     ('deepspeed', 3, 8, ('gradient_clipping',))
     """
     syntax = _syntax(text, file)
@@ -240,7 +224,7 @@ def _read_named(keys: Keys, file: str, known: frozenset[str]) -> list[JobFile]:
 
 
 def _with(found: Mapping[str, Fact], known: Mapping[str, Fact]) -> dict[str, Fact]:
-    """The facts of a file with those given beside them, which go first; what followed from what they replace goes."""
+    """The facts of a file with those that are given, which go first; facts that followed from replaced ones are dropped."""
     facts = {**found, **known}
     stale: set[str] = set()
     if "gpus" in known:
@@ -322,10 +306,10 @@ def _left_out(job: Job, text: str, chosen: Dialect, syntax: str) -> tuple[str, .
     """Reads what was written, and lists what it does not say as the job does."""
     facts = chosen.read(Keys(document(text, syntax, chosen), "", chosen.auto))
     beyond = {} if job.gpus is None or "gpus" in facts or "nodes" in facts else facts_given({"gpus": job.gpus})
-    found = describe(*solve(_with(facts, beyond)))
+    written = describe(*solve(_with(facts, beyond)))
     lines = [f"--gpus {job.gpus}: is said to the launcher"] if beyond and solve(facts)[0].gpus != job.gpus else []
     for field, asked in describe(job, Extra()).items():
-        got = found.get(field)
+        got = written.get(field)
         if field in ("framework", "gpus_per_node", "gpus"):
             continue
         if field in ("lora_targets", "base", "schedule", "cp_comm") and got is None and _alike(field, asked, job):
@@ -344,7 +328,7 @@ def _alike(field: str, asked: Any, job: Job) -> bool:
 
 
 def combine(files: Sequence[JobFile], given: Mapping[str, Any] | None = None) -> tuple[Job, Extra]:
-    """The job that several files describe together. Raises `ConfigError` where two contradict."""
+    """Works out the job that several files describe together. Raises `ConfigError` where two contradict."""
     facts: dict[str, Fact] = {}
     for file in files:
         named = {

@@ -1,4 +1,4 @@
-"""What a job file says, in words that no tool owns, and the arithmetic by which tools say the same job differently.
+"""What a job file says, in terms that no tool owns, and the arithmetic that connects the ways in which tools say it.
 
 A dialect's table turns the keys of a file into facts: `tp`, or `accumulation`, or `shards`. `solve` makes a `Job` of them
 and finds where two of them contradict; `facts_of` is the way back. A fact is named as the field of `Job` that it fills, if any.
@@ -58,7 +58,7 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 def facts_given(flags: Mapping[str, Any]) -> dict[str, Fact]:
-    """Flags given beside a file, by their names in `Job`, as facts.
+    """The facts of flags that are given alongside a file, by their names in `Job`.
 
     >>> str(facts_given({"micro_batch": 2})["micro_batch"])
     '--micro-batch = 2'
@@ -67,7 +67,7 @@ def facts_given(flags: Mapping[str, Any]) -> dict[str, Fact]:
 
 
 def merge(first: Mapping[str, Fact], second: Mapping[str, Fact], file: str = "") -> dict[str, Fact]:
-    """The facts of two files of one job; a tool's default gives way. Raises `ConfigError` where two values differ."""
+    """Merges the facts of two files of one job; a tool's default gives way. Raises `ConfigError` where two values differ."""
     merged = dict(first)
     for name, fact in second.items():
         other = merged.get(name)
@@ -84,7 +84,7 @@ def ranks_of_replica(job: Job) -> int:
 
 
 def solve(facts: Mapping[str, Fact], file: str = "") -> tuple[Job, Extra]:
-    """The job that facts describe, and what no flag says of it. Raises `ConfigError` where two facts contradict.
+    """Works out the job that facts describe, and what no flag says of it. Raises `ConfigError` where two facts contradict.
 
     The model is empty where no fact names one. Recomputation is as on the command line, or `per-op` (torchtitan), or
     `modules:...` (Megatron), which depend on the model (`formats.recompute`).
@@ -207,13 +207,13 @@ def _joined(given: list[Fact]) -> str:
 
 
 def describe(job: Job, extra: Extra) -> dict[str, Any]:
-    """What a job file says, by name: fields of `Job`, the model's config and the accumulation, as far as they are known."""
+    """What is known of a job, by name: fields of `Job` that files have keys for, the model's config and the accumulation."""
     values = {name: getattr(job if name in FIELDS else extra, name) for name in NAMES}
     return {name: value for name, value in values.items() if value is not None and (name, value) != ("model", "")}
 
 
 def facts_of(job: Job, extra: Extra | None = None) -> dict[str, Any]:
-    """The values that a dialect's table may be asked to say of a job; without a number of GPUs, of one replica.
+    """Works out the facts of a job that a dialect may write; without a number of GPUs, those of one replica.
 
     Raises `ConfigError` where GPUs, replicas or sequences do not divide.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.formats import deepspeed
+from loadgauge.formats.coverage import words
 from loadgauge.formats.megatron import launched
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import ATTENTION, SHARDING, TORCH_OPTIMIZERS
@@ -19,20 +20,23 @@ OTHER_TRAINERS = {
 
 
 def checkpointing(default: Any = None, *, new: str = "activation_checkpointing") -> Idea:
-    """Layers that run again; with `every_n_layers` every n-th. FSDP has a switch of its own."""
+    """The idea of recomputed layers; with `every_n_layers`, every n-th. FSDP has its own switch.
+
+    default: the tool's own, or a function of the keys; new: the key that is written
+    """
     names = tuple(dict.fromkeys((new, "gradient_checkpointing", "activation_checkpointing")))
     every = tuple(f"{name}_kwargs.every_n_layers" for name in names)
     own = ("fsdp_config.activation_checkpointing", "fsdp_config.fsdp_activation_checkpointing")
 
     def read(keys: Keys) -> Facts:
-        said = [flag for key in (*names, *own) if (flag := keys.flag(key)) is not None]
+        values = [flag for key in (*names, *own) if (flag := keys.flag(key)) is not None]
         usual = default(keys) if callable(default) else default
-        on = any(said) if said else usual
+        on = any(values) if values else usual
         if on is None:
             return {"recompute": "none"}
         if not on:
             return {"recompute": "none"}
-        number = next((found for key in every if (found := keys.whole(key)) is not None), 1)
+        number = next((facts for key in every if (facts := keys.whole(key)) is not None), 1)
         return {"recompute": "full" if number == 1 else f"full:every={number}"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -41,18 +45,18 @@ def checkpointing(default: Any = None, *, new: str = "activation_checkpointing")
         if kind not in ("none", "full") or not number.isdecimal():
             return {}
         present = [key for key in (*names, *own) if keys.has(key)] or [names[1] if keys.has(every[1]) else names[0]]
-        said: dict[str, Any] = dict.fromkeys(present, kind == "full")
+        values: dict[str, Any] = dict.fromkeys(present, kind == "full")
         if int(number) > 1:
-            said[every[1] if names[1] in present else every[0]] = int(number)
+            values[every[1] if names[1] in present else every[0]] = int(number)
         else:
-            said |= {key: 1 for key in every if keys.has(key)}
-        return said
+            values |= {key: 1 for key in every if keys.has(key)}
+        return values
 
     return Idea(keys=(*names, *every, *own), facts=("recompute",), read=read, write=write)
 
 
 def sharding(switched: bool = True) -> Idea:
-    """FSDP, or a DeepSpeed configuration within the file; a file of its own is read beside it.
+    """The idea of sharding: FSDP, or a DeepSpeed configuration inside the file (a separate one is read as well).
 
     switched: whether `fsdp` must be on for `fsdp_config` to count; in axolotl it counts by being there
     """
@@ -70,26 +74,26 @@ def sharding(switched: bool = True) -> Idea:
         if switch is False:
             return {"framework": "huggingface", "zero": 0}
         version = keys.whole(first(keys, "version") or keyed["version"][0]) or keys.whole("fsdp_version")
-        zero, found = 3, None
+        zero, facts = 3, None
         for word in words:
             if word.upper() in SHARDING:
                 zero = SHARDING[word.upper()]
         strategy, reshard = first(keys, "sharding_strategy"), first(keys, "reshard_after_forward")
         if strategy is not None:
-            found = keys.choice(strategy, SHARDING)
+            facts = keys.choice(strategy, SHARDING)
         elif reshard is not None:
             raw = str(keys.raw(reshard)).lower()
             if raw in ("true", "false"):
-                found = 3 if raw == "true" else 2
+                facts = 3 if raw == "true" else 2
             else:
-                found = keys.choice(reshard, SHARDING)
+                facts = keys.choice(reshard, SHARDING)
         if strategy is not None and version == 2:
             raise keys.wrong(strategy, "goes with version 1 of FSDP, not with 2")
         moved = "offload" in words or any(
             keys.flag(key) for name in ("cpu_offload", "offload_params") if (key := first(keys, name)) is not None
         )
         return {
-            "framework": "huggingface", "zero": zero if found is None else found, "offload": "all" if moved else "none",
+            "framework": "huggingface", "zero": zero if facts is None else facts, "offload": "all" if moved else "none",
         }  # fmt: skip
 
     def read(keys: Keys) -> Facts:
@@ -109,17 +113,17 @@ def sharding(switched: bool = True) -> Idea:
         beside = keys.raw("deepspeed")
         if isinstance(beside, str) and beside:
             return {}
-        said: dict[str, Any] = dict.fromkeys(owned)
+        values: dict[str, Any] = dict.fromkeys(owned)
         engine = facts.get("framework")
         inside = isinstance(beside, dict) and engine != "huggingface"
         if engine == "deepspeed" or zero == 1 or moved == "optimizer" or inside:
-            said.pop("deepspeed")
+            values.pop("deepspeed")
             auto = {f"{INLINE}{name}": "auto" for name in FILLED if not keys.has(f"{INLINE}{name}")}
             if isinstance(beside, dict):
                 auto = {}
-            return said | auto | inner.write(facts, keys)
+            return values | auto | inner.write(facts, keys)
         if not zero:
-            return said
+            return values
         present = {name: first(keys, name) or pair[0] for name, pair in keyed.items()}
         legacy_words = isinstance(keys.raw("fsdp"), str | list) and str(keys.raw("fsdp")).lower() not in (
             "true",
@@ -128,15 +132,15 @@ def sharding(switched: bool = True) -> Idea:
         if legacy_words:
             word = {3: "full_shard", 2: "shard_grad_op"}[zero]
             text = [word, "auto_wrap", *(["offload"] if moved == "all" else [])]
-            return said | {"fsdp": text if isinstance(keys.raw("fsdp"), list) else " ".join(text)}
+            return values | {"fsdp": text if isinstance(keys.raw("fsdp"), list) else " ".join(text)}
         if not switched:
             old = keys.has("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params")
             moves = present["offload_params"]
-            return said | {
+            return values | {
                 "fsdp_version": 2, present["reshard_after_forward"]: zero == 3,
                 moves: moved == "all" if moved == "all" or old else None,
             }  # fmt: skip
-        return said | {
+        return values | {
             "fsdp": True, present["version"]: 2, present["reshard_after_forward"]: zero == 3,
             present["cpu_offload"]: True if moved == "all" else None,
         }  # fmt: skip
@@ -145,7 +149,7 @@ def sharding(switched: bool = True) -> Idea:
 
 
 def half(default: Any = None, pure: str = "") -> Idea:
-    """`bf16` or `fp16`. `pure`: a switch for 16 bits throughout."""
+    """The idea of the precision: `bf16` or `fp16`; `pure`: a switch for 16 bits throughout; `default`: the tool's own."""
     owned = ("bf16", "fp16", *([pure] if pure else []))
 
     def read(keys: Keys) -> Facts:
@@ -166,11 +170,11 @@ def half(default: Any = None, pure: str = "") -> Idea:
         if name not in ("bf16", "fp16", "fp32") and not (pure and name == "bf16-pure"):
             return {}
         usual = default(keys) if callable(default) else default
-        said: dict[str, Any] = {pure: True if name == "bf16-pure" else None} if pure else {}
+        values: dict[str, Any] = {pure: True if name == "bf16-pure" else None} if pure else {}
         for word in ("bf16", "fp16"):
             off = False if keys.has(word) or word in keys.left or (usual == word and name == "fp32") else None
-            said[word] = True if name == word else off
-        return said
+            values[word] = True if name == word else off
+        return values
 
     return Idea(keys=owned, facts=("precision",), read=read, write=write)
 
@@ -183,14 +187,14 @@ DTYPES = {
 
 
 def weights(*names: str) -> Idea:
-    """What the weights are loaded as: bf16, fp16, fp32, or auto, which is what the checkpoint has (`run.solve`)."""
+    """The idea of the format that weights are loaded in: bf16, fp16, fp32, or auto, which is the checkpoint's (`solve`)."""
 
     def read(keys: Keys) -> Facts:
-        said = {name: word for name in names if (word := _dtype(keys, name)) is not None}
-        if len(set(said.values())) > 1:
-            first, second = list(said)[:2]
-            raise keys.wrong(second, f"{said[second]} contradicts {keys.document.shown(first)} = {said[first]}")
-        return {"weights": next(iter(said.values()), None)}
+        named = {name: word for name in names if (word := _dtype(keys, name)) is not None}
+        if len(set(named.values())) > 1:
+            first, second = list(named)[:2]
+            raise keys.wrong(second, f"{named[second]} contradicts {keys.document.shown(first)} = {named[first]}")
+        return {"weights": next(iter(named.values()), None)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         return {}
@@ -208,12 +212,16 @@ def _dtype(keys: Keys, name: str) -> str | None:
 
 
 def targets(rank: str, modules: str, switch: Any, usual: int, everything: str = "all-linear") -> Idea:
-    """LoRA: its rank and the linear layers it is on. `switch`: key and words (off, on)."""
+    """The idea of LoRA: its rank and the linear layers that get adapters.
+
+    rank, modules: keys; switch: a key with its values for off and on; usual: the tool's default rank
+    everything: the word for all linear layers
+    """
     key, off, on = switch
 
     def read(keys: Keys) -> Facts:
-        said = keys.raw(key)
-        spelled = str(said).lower() if isinstance(said, bool) else said
+        values = keys.raw(key)
+        spelled = str(values).lower() if isinstance(values, bool) else values
         active = spelled not in (None, off) and not (off is False and str(spelled).lower() == "false")
         if not active:
             return {"lora_rank": 0}
@@ -236,7 +244,7 @@ def targets(rank: str, modules: str, switch: Any, usual: int, everything: str = 
 
 
 def processes() -> Idea:
-    """GPUs as `accelerate launch` (all of them) and `deepspeed` (of a node) are told of them."""
+    """The idea of the number of GPUs, as given to `accelerate launch` (in all) and to `deepspeed` (of a node)."""
     count, machines, each, nodes = "num_processes", "num_machines", "num_gpus", "num_nodes"
 
     def read(keys: Keys) -> Facts:
@@ -266,7 +274,7 @@ def processes() -> Idea:
 
 
 def attention(*switches: str) -> Idea:
-    """`attn_implementation`; `switches`: older names for flash attention."""
+    """The idea of the attention kernel, `attn_implementation`; `switches`: older keys that switch flash attention on."""
     key = "attn_implementation"
 
     def read(keys: Keys) -> Facts:
@@ -284,7 +292,7 @@ def attention(*switches: str) -> Idea:
 
 
 def dropout(key: str, switch: str = "", default: float | None = None) -> Idea:
-    """Of the input of adapters. `switch`, `default`: what it is where adapters are on and nothing is said."""
+    """The idea of the dropout of adapters' inputs; `default`: its value where `switch` is on and none is given."""
 
     def read(keys: Keys) -> Facts:
         share = keys.real(key)
@@ -326,8 +334,8 @@ def _trl_loss() -> Idea:
     def read(keys: Keys) -> Facts:
         # Since 1.6 the logits are never whole, with a plain `nll` too from 1.16 on.
         words = {"nll": keys.since(1, 16), "chunked_nll": True, "dft": False}
-        said = keys.choice(key, words)
-        chunked = keys.flag(liger) or keys.flag(old) or (keys.since(1, 6) if said is None else said)
+        values = keys.choice(key, words)
+        chunked = keys.flag(liger) or keys.flag(old) or (keys.since(1, 6) if values is None else values)
         return {"loss": "chunked" if chunked else "auto"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -338,7 +346,7 @@ def _trl_loss() -> Idea:
 
 
 def liger(*names: str) -> Idea:
-    """The switch for Liger's kernels, whose loss is chunked; the first name is written."""
+    """The idea of Liger's kernels, whose loss is chunked; the first name is written."""
 
     def read(keys: Keys) -> Facts:
         return {"loss": "chunked" if any(keys.flag(name) for name in names) else "auto"}
@@ -369,9 +377,9 @@ SHARED = (
 BATCH = (
     row("micro_batch", "per_device_train_batch_size", default=8),
     row("accumulation", "gradient_accumulation_steps", default=1),
-    row("optimizer", "optim", words=TORCH_OPTIMIZERS, default="adamw"),
-    attention("use_flash_attention_2"),
 )
+OPTIMIZER = row("optimizer", "optim", words=TORCH_OPTIMIZERS, default="adamw")
+METHOD = (OPTIMIZER, attention("use_flash_attention_2"))
 
 BLANK = {
     "yaml": "output_dir: output\n",
@@ -385,13 +393,12 @@ TRANSFORMERS = Dialect(
     syntaxes=("yaml", "json", "argv"),
     auto=True,
     objects=OWN,
-    marks=frozenset(
-        {"per_device_train_batch_size", "output_dir", "per_device_eval_batch_size", "save_strategy", "fsdp"}
-    ),
+    marks=words("per_device_train_batch_size output_dir per_device_eval_batch_size save_strategy fsdp"),
     blank=BLANK,
     ideas=(
         *SHARED,
         *BATCH,
+        *METHOD,
         row("seq_len", "block_size", "max_seq_length", "model_max_length", "max_length", add=False),
         checkpointing(),
         half(),
@@ -408,11 +415,11 @@ TRL = Dialect(
     syntaxes=("yaml", "json", "argv"),
     auto=True,
     objects=OWN,
-    marks=frozenset(
-        {
-            *("max_length", "max_seq_length", "packing", "use_peft", "padding_free", "lora_r", "lora_target_modules"),
-            *("dataset_text_field", "dataset_name", "load_in_4bit", "per_device_train_batch_size", "loss_type"),
-        }
+    marks=words(
+        """
+        max_length max_seq_length packing use_peft padding_free lora_r lora_target_modules dataset_text_field dataset_name
+        load_in_4bit per_device_train_batch_size loss_type
+        """
     ),
     # What is a key of its trainer alone, at its default.
     blank={
@@ -423,6 +430,7 @@ TRL = Dialect(
     ideas=(
         *SHARED,
         *BATCH,
+        *METHOD,
         row("seq_len", "max_length", "max_seq_length", default=1024),
         checkpointing(_trl_checkpointing, new="gradient_checkpointing"),
         half(_trl_precision),

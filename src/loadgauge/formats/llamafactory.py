@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.formats.huggingface import dropout, half, liger, processes, sharding, targets
-from loadgauge.formats.megatron import launched
+from loadgauge.formats.coverage import words
+from loadgauge.formats.huggingface import BATCH, OPTIMIZER, SHARED, dropout, half, liger, targets
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
-from loadgauge.formats.words import TORCH_OPTIMIZERS
 
 
 def _checkpointing() -> Idea:
@@ -44,20 +43,23 @@ def _adapter() -> Idea:
             raise keys.wrong(bits, f"a base in {number} bits is not read; 4 bits are")
         keys.choice(kind, {"nf4": True})
         keys.choice(method, {"bnb": True, "bitsandbytes": True})
-        found = {"lora_rank": keys.whole("lora_rank") or 8, "lora_targets": inner.read(keys).get("lora_targets")}
-        found["lora_targets"] = found.get("lora_targets") or "all"
+        facts = {"lora_rank": keys.whole("lora_rank") or 8, "lora_targets": inner.read(keys).get("lora_targets")}
+        facts["lora_targets"] = facts.get("lora_targets") or "all"
         base = "nf4-single" if keys.flag(nested) is False else "nf4"
-        return found | {"qlora": number == 4, "base": base if number == 4 else None}
+        return facts | {"qlora": number == 4, "base": base if number == 4 else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        said = inner.write(facts, keys)
-        if isinstance(said.get("lora_target"), list):
-            said["lora_target"] = ",".join(said["lora_target"])
+        values = inner.write(facts, keys)
+        if isinstance(values.get("lora_target"), list):
+            values["lora_target"] = ",".join(values["lora_target"])
         base, quantised = facts.get("base") or "nf4", bool(facts.get("qlora"))
         if quantised and base not in ("nf4", "nf4-single"):
             return {}
         single = quantised and base == "nf4-single"
-        return said | {bits: 4 if quantised else None, nested: False if single else True if keys.has(nested) else None}
+        return values | {
+            bits: 4 if quantised else None,
+            nested: False if single else True if keys.has(nested) else None,
+        }
 
     return Idea(
         keys=(*inner.keys, bits, kind, nested, method), facts=("lora_rank", "lora_targets", "qlora", "base"),
@@ -66,16 +68,14 @@ def _adapter() -> Idea:
 
 
 def _optimizer() -> Idea:
-    inner = row("optimizer", "optim", words=TORCH_OPTIMIZERS, default="adamw")
-
     def read(keys: Keys) -> Facts:
-        return {"optimizer": "muon"} if keys.flag("use_muon") else inner.read(keys)
+        return {"optimizer": "muon"} if keys.flag("use_muon") else OPTIMIZER.read(keys)
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         muon = facts["optimizer"] == "muon"
-        return ({} if muon else inner.write(facts, keys)) | {"use_muon": True if muon else None}
+        return ({} if muon else OPTIMIZER.write(facts, keys)) | {"use_muon": True if muon else None}
 
-    return Idea(keys=(*inner.keys, "use_muon"), facts=("optimizer",), read=read, write=write)
+    return Idea(keys=(*OPTIMIZER.keys, "use_muon"), facts=("optimizer",), read=read, write=write)
 
 
 ATTENTION = {"fa2": "flash", "auto": "flash", "sdpa": "flash", "fa3": "flash", "disabled": "eager"}
@@ -88,17 +88,11 @@ LLAMAFACTORY = Dialect(
     syntaxes=("yaml", "json", "argv"),
     auto=True,
     objects=frozenset({"fsdp_config", "deepspeed"}),
-    marks=frozenset(
-        {
-            *("finetuning_type", "cutoff_len", "stage", "template", "lora_rank", "lora_target", "quantization_bit"),
-            *(
-                "overwrite_cache",
-                "dataset_dir",
-                "preprocessing_num_workers",
-                "flash_attn",
-                "per_device_train_batch_size",
-            ),
-        }
+    marks=words(
+        """
+        finetuning_type cutoff_len stage template lora_rank lora_target quantization_bit overwrite_cache dataset_dir
+        preprocessing_num_workers flash_attn per_device_train_batch_size
+        """
     ),
     blank={
         "yaml": "stage: sft\ndo_train: true\noutput_dir: output\n",
@@ -106,13 +100,9 @@ LLAMAFACTORY = Dialect(
         "argv": "llamafactory-cli train --stage sft --do_train True --output_dir output\n",
     },
     ideas=(
-        launched(),
-        processes(),
-        row("model", "model_name_or_path", kind="word"),
-        sharding(),
+        *SHARED,
         row("seq_len", "cutoff_len", default=2048),
-        row("micro_batch", "per_device_train_batch_size", default=8),
-        row("accumulation", "gradient_accumulation_steps", default=1),
+        *BATCH,
         _optimizer(),
         _adapter(),
         _checkpointing(),

@@ -16,7 +16,7 @@ MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "sh
 
 
 def machines(facts: Facts, before: int | None) -> tuple[int, int]:
-    """GPUs of a machine, and machines, where the run says only how many there are in all: as before, or eight."""
+    """GPUs per node and nodes. Where only the total is known, a node has as many GPUs as `before`, or eight."""
     gpus: int = facts["gpus"]
     if "nodes" in facts:
         return facts["gpus_per_node"], facts["nodes"]
@@ -27,7 +27,7 @@ def machines(facts: Facts, before: int | None) -> tuple[int, int]:
 
 
 def launched(each: str = "nproc_per_node", nodes: str = "nnodes", *, argv: bool = True) -> Idea:
-    """GPUs as torchrun takes them: processes of a node, and nodes. `argv`: only a command line has them."""
+    """The idea of the number of GPUs as torchrun takes it: processes per node, and nodes; `argv`: on a command line only."""
 
     def read(keys: Keys) -> Facts:
         if (argv and keys.document.syntax != "argv") or not keys.has(each):
@@ -43,7 +43,7 @@ def launched(each: str = "nproc_per_node", nodes: str = "nnodes", *, argv: bool 
 
 
 def tensor_parallel(tp: str, sp: str, default: bool = False) -> Idea:
-    """Tensor parallelism, and sequence parallelism, which Megatron switches off where there is none of it."""
+    """The idea of tensor parallelism, and of sequence parallelism, which Megatron switches off where tp is 1."""
 
     def read(keys: Keys) -> Facts:
         ranks = keys.whole(tp) or 1
@@ -52,16 +52,19 @@ def tensor_parallel(tp: str, sp: str, default: bool = False) -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         shared = bool(facts.get("sequence_parallel"))
-        said: dict[str, Any] = {tp: facts.get("tp") or 1}
+        values: dict[str, Any] = {tp: facts.get("tp") or 1}
         if shared != default or keys.has(sp):
-            said[sp] = shared if shared or default or keys.document.syntax != "argv" else None
-        return said
+            values[sp] = shared if shared or default or keys.document.syntax != "argv" else None
+        return values
 
     return Idea(keys=(tp, sp), facts=("tp", "sequence_parallel"), read=read, write=write)
 
 
 def pipeline(keys_of: dict[str, str]) -> Idea:
-    """Stages, their chunks, and layers that are not shared out evenly."""
+    """The idea of pipeline parallelism: stages, their chunks, and stages with fewer or more layers.
+
+    keys_of: the keys by what they hold: pp, chunks, chunk_layers, layers, first, last, and possibly size
+    """
     pp, chunks, layers = keys_of["pp"], keys_of["chunks"], keys_of["chunk_layers"]
     first, last, count = keys_of["first"], keys_of["last"], keys_of["layers"]
     also = keys_of.get("size")
@@ -82,33 +85,33 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
             if left or not virtual:
                 raise keys.wrong(layers, f"{each} does not divide {total} layers over {stages} stages")
         virtual = virtual or 1
-        found: Facts = {"pp": stages, "vpp": virtual if stages > 1 else 1}
+        facts: Facts = {"pp": stages, "vpp": virtual if stages > 1 else 1}
         if stages > 1:
-            found["schedule"] = "interleaved" if virtual > 1 else "1f1b"
+            facts["schedule"] = "interleaved" if virtual > 1 else "1f1b"
         ends = keys.whole(first), keys.whole(last)
         if stages > 1 and ends != (None, None):
             if total is None:
                 raise keys.wrong(first if ends[0] else last, f"says nothing without {keys.document.shown(count)}")
-            found["stage_layers"] = _stage_layers(keys, total, stages, *ends)
-        return found
+            facts["stage_layers"] = _stage_layers(keys, total, stages, *ends)
+        return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         stages = facts.get("pp") or 1
-        said: dict[str, Any] = {pp: stages, chunks: None, layers: None, first: None, last: None}
-        said |= {} if also is None else {also: None}
+        values: dict[str, Any] = {pp: stages, chunks: None, layers: None, first: None, last: None}
+        values |= {} if also is None else {also: None}
         virtual = facts.get("vpp") or 1
         if stages > 1 and virtual > 1:
             total = keys.whole(count)
             if keys.has(layers) and total and total % (stages * virtual) == 0:
-                said[layers] = total // (stages * virtual)
+                values[layers] = total // (stages * virtual)
             else:
-                said[chunks] = virtual
+                values[chunks] = virtual
         if facts.get("stage_layers") and stages > 2:
             counts = [int(word) for word in facts["stage_layers"].split(",")]
             if len(counts) == stages and len(set(counts[1:-1])) == 1:
-                said[first] = counts[0] if counts[0] != counts[1] else None
-                said[last] = counts[-1] if counts[-1] != counts[1] else None
-        return said
+                values[first] = counts[0] if counts[0] != counts[1] else None
+                values[last] = counts[-1] if counts[-1] != counts[1] else None
+        return values
 
     return Idea(
         keys=(pp, chunks, layers, first, last, *([also] if also is not None else [])),
@@ -127,8 +130,10 @@ def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: 
 
 
 def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> Idea:
-    """`full` with a method and a number of layers, or `selective` with a list of modules. `usual`: the method where none is
-    given; None: `full` needs one."""
+    """The idea of recomputation: `full` with a method and a number of layers, or `selective` with a list of modules.
+
+    usual: the method where none is given; None: `full` needs one
+    """
     what, how, count, modules = (
         f"{prefix}recompute_{word}" for word in ("granularity", "method", "num_layers", "modules")
     )
@@ -154,24 +159,24 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> I
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         word = facts.get("recompute") or "none"
-        said: dict[str, Any] = dict.fromkeys(owned)
+        values: dict[str, Any] = dict.fromkeys(owned)
         kind, _, option = word.partition(":")
         if kind == "none":
-            return said
+            return values
         if kind == "selective":
-            return said | {what: "selective"}
+            return values | {what: "selective"}
         if kind == "modules":
-            return said | {what: "selective", modules: option.split(",")}
+            return values | {what: "selective", modules: option.split(",")}
         key, _, number = option.partition("=")
         if kind != "full" or key == "every":
             return {}
-        return said | {what: "full", how: "block" if key == "layers" else "uniform", count: int(number or 1)}
+        return values | {what: "full", how: "block" if key == "layers" else "uniform", count: int(number or 1)}
 
     return Idea(keys=owned, facts=("recompute",), read=read, write=write)
 
 
 def experts(ep: str, etp: str, tp: str, count: str = "num_experts") -> Idea:
-    """Expert parallelism; the ranks of one expert are those of tensor parallelism where nothing else is said."""
+    """The idea of expert parallelism; an expert is split over tp ranks unless etp is given."""
 
     def read(keys: Keys) -> Facts:
         ranks = keys.whole(ep) or 1
@@ -189,7 +194,7 @@ def experts(ep: str, etp: str, tp: str, count: str = "num_experts") -> Idea:
 
 
 def context(cp: str, comm: str) -> Idea:
-    """Context parallelism, and how its ranks exchange keys and values."""
+    """The idea of context parallelism, and of how its ranks exchange keys and values."""
 
     def read(keys: Keys) -> Facts:
         ranks = keys.whole(cp) or 1
@@ -214,7 +219,7 @@ STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params":
 
 
 def precision() -> Idea:
-    """16 bits, and 8 or 4 bits for the matrix products."""
+    """The idea of the precision: 16 bits, and 8 or 4 bits in the matrix products."""
     owned = names_in(
         """
         bf16 fp16 grad_reduce_in_bf16 fp8_format fp8_recipe fp4_format fp4_recipe fp8_param_gather fp4_param_gather
@@ -238,25 +243,25 @@ def precision() -> Idea:
         return {"precision": half or "fp32"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        said: dict[str, Any] = dict.fromkeys(owned)
+        values: dict[str, Any] = dict.fromkeys(owned)
         asked: str = facts["precision"]
         name = {"bf16-mixed-18": "bf16", "fp16-mixed-18": "fp16", "fp8": "fp8-tensorwise"}.get(asked, asked)
         plain, primary = name.removesuffix("-primary"), name.endswith("-primary")
         backward = {ours: theirs for theirs, ours in FP8.items()}
         if name in ("bf16", "fp16"):
-            return said | {name: True}
+            return values | {name: True}
         if name == "bf16-mixed-16":
-            return said | {"bf16": True, "grad_reduce_in_bf16": True}
+            return values | {"bf16": True, "grad_reduce_in_bf16": True}
         if name == "fp32":
-            return said
+            return values
         if plain == "nvfp4":
             primary_too = {"fp4_param_gather": primary or None}
-            return said | {"bf16": True, "fp4_format": "e2m1", "fp4_recipe": "nvfp4"} | primary_too
+            return values | {"bf16": True, "fp4_format": "e2m1", "fp4_recipe": "nvfp4"} | primary_too
         if plain not in backward:
             return {}
         reuse = True if primary and plain == "mxfp8" else None
         shape = "e4m3" if plain == "mxfp8" else "hybrid"
-        return said | {
+        return values | {
             "bf16": True, "fp8_format": shape, "fp8_recipe": backward[plain], "fp8_param_gather": primary or None,
             "reuse_grad_buf_for_mxfp8_param_ag": reuse,
         }  # fmt: skip
@@ -265,7 +270,7 @@ def precision() -> Idea:
 
 
 def zero() -> Idea:
-    """The distributed optimizer is ZeRO-1; Megatron's and PyTorch's FSDP say their stage."""
+    """The idea of ZeRO: the distributed optimizer is stage 1, Megatron's and PyTorch's FSDP have stages of their own."""
     owned = names_in(
         """
         use_distributed_optimizer use_megatron_fsdp use_custom_fsdp data_parallel_sharding_strategy use_torch_fsdp2
@@ -289,20 +294,20 @@ def zero() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         stage, replicas = facts.get("zero") or 0, facts.get("replicas") or 1
-        said: dict[str, Any] = dict.fromkeys(owned)
+        values: dict[str, Any] = dict.fromkeys(owned)
         if stage:
-            said["use_distributed_optimizer"] = True
-            said["num_distributed_optimizer_instances"] = replicas if replicas > 1 else None
+            values["use_distributed_optimizer"] = True
+            values["num_distributed_optimizer_instances"] = replicas if replicas > 1 else None
         if stage > 1:
             word = {number: name for name, number in STRATEGIES.items()}[stage]
-            said |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": word}
-        return said
+            values |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": word}
+        return values
 
     return Idea(keys=owned, facts=("zero", "replicas"), read=read, write=write)
 
 
 def overlap() -> Idea:
-    """Communication under compute; the ring of context parallelism and FSDP's prefetch have no switch."""
+    """The idea of overlapped communication; the ring of context parallelism and FSDP's prefetch have no switch."""
     owned = names_in(
         """
         overlap_grad_reduce overlap_param_gather tp_comm_overlap overlap_moe_expert_parallel_comm overlap_p2p_comm
@@ -324,18 +329,18 @@ def overlap() -> Idea:
         if not hidden >= {"cp", "prefetch"} or hidden & {"launch"}:
             return {}
         on = {grads: "dp" in hidden, params: "dp" in hidden and bool(facts.get("zero")), tensor: "tp" in hidden}
-        said: dict[str, Any] = on | {experts_too: "ep" in hidden, stages: None}
+        values: dict[str, Any] = on | {experts_too: "ep" in hidden, stages: None}
         if keys.document.syntax == "argv":
-            return {key: value or None for key, value in said.items()} | {
+            return {key: value or None for key, value in values.items()} | {
                 switched_off: None if "pp" in hidden else True
             }
-        return {key: value or None for key, value in said.items()} | {stages: None if "pp" in hidden else False}
+        return {key: value or None for key, value in values.items()} | {stages: None if "pp" in hidden else False}
 
     return Idea(keys=owned, facts=("overlap",), read=read, write=write)
 
 
 def optimizer() -> Idea:
-    """`adam` is AdamW, as weight decay is decoupled."""
+    """The idea of the optimizer; `adam` is AdamW, as weight decay is decoupled."""
     names = {
         "adam": "adamw",
         "adamw": "adamw",
@@ -361,16 +366,16 @@ def optimizer() -> Idea:
         theirs = {"adamw": "adam", "sgd-momentum": "sgd", "sgd": "sgd", "muon": "muon", "lion": "lion"}.get(name)
         if theirs is None:
             return {}
-        said: dict[str, Any] = {"optimizer": theirs}
+        values: dict[str, Any] = {"optimizer": theirs}
         if theirs == "sgd" and (name == "sgd" or keys.has("sgd_momentum")):
-            said["sgd_momentum"] = 0.0 if name == "sgd" else 0.9
-        return said
+            values["sgd_momentum"] = 0.0 if name == "sgd" else 0.9
+        return values
 
     return Idea(keys=owned, facts=("optimizer",), read=read, write=write)
 
 
 def loss(prefix: str = "") -> Idea:
-    """The fused forms of the vocabulary-parallel loss: Megatron's own, and Transformer Engine's."""
+    """The idea of the fused vocabulary-parallel loss: Megatron's own kernel, or Transformer Engine's."""
     switch, kind = f"{prefix}cross_entropy_loss_fusion", f"{prefix}cross_entropy_fusion_impl"
     forms = {"native": "jit", "te": "fused"}
 
@@ -389,7 +394,7 @@ def loss(prefix: str = "") -> Idea:
 
 
 def offload() -> Idea:
-    """The optimizer in host memory, all of it or nothing."""
+    """The idea of the optimizer in host memory, all of it or nothing."""
     owned = ("optimizer_cpu_offload", "optimizer_offload_fraction")
 
     def read(keys: Keys) -> Facts:

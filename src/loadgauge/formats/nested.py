@@ -1,4 +1,4 @@
-"""JSON, YAML and TOML as documents: keys are paths with dots. They are read as data, and written back as they were."""
+"""JSON, YAML and TOML as documents whose keys are paths with dots. They are read as data and written back as they were."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from loadgauge.errors import ConfigError
@@ -20,7 +21,7 @@ INDENT = 2
 
 
 class Nested:
-    """Mappings within mappings. `sections`: where a key without dots belongs in a file that has sections.
+    """Mappings within mappings. `sections`: the section of a key without dots, in a file that has sections.
 
     >>> document = json_document('{"zero_optimization": {"stage": 2}, "lr": 1e-5}')
     >>> document.names()
@@ -43,7 +44,7 @@ class Nested:
         self._find()
 
     def _find(self) -> None:
-        """The keys as a table has them, and where they stand."""
+        """Finds the keys as a table names them, and their places."""
         self.paths = {self._named(path): path for path in _leaves(self.root)}
 
     def _named(self, path: tuple[str, ...]) -> str:
@@ -60,47 +61,47 @@ class Nested:
         return tuple(key.split("."))
 
     def names(self) -> tuple[str, ...]:
-        """Every key that has a value, in order."""
+        """The paths of all values, in order."""
         return tuple(self.paths)
 
     def get(self, key: str) -> Any:
         """The value of a key; a mapping where the key is that of a section."""
-        found = self.root
+        node = self.root
         for name in self._place(key):
-            if not isinstance(found, dict) or name not in found:
+            if not isinstance(node, dict) or name not in node:
                 return MISSING
-            found = found[name]
-        return found
+            node = node[name]
+        return node
 
     def put(self, key: str, value: Any) -> None:
-        """Sets a key where it stands, or adds it, with its sections."""
+        """Sets the value of a key in place, or adds the key and the sections around it."""
         place = self._place(key)
-        found = self.root
+        node = self.root
         for name in place[:-1]:
-            if not isinstance(found.get(name), dict):
-                found[name] = self.table()
-            found = found[name]
-        found[place[-1]] = value
+            if not isinstance(node.get(name), dict):
+                node[name] = self.table()
+            node = node[name]
+        node[place[-1]] = value
         self._find()
 
     def drop(self, key: str) -> None:
-        """Takes a key out, if it is there, and leaves the comments that follow it."""
+        """Removes a key if it is there, and keeps the comments after it."""
         place = self._place(key)
         if self.get(key) is MISSING:
             return
-        found = self.root
+        node = self.root
         for name in place[:-1]:
-            found = found[name]
-        _keep_comments(found, place[-1])
-        del found[place[-1]]
+            node = node[name]
+        _keep_comments(node, place[-1])
+        del node[place[-1]]
         self._find()
 
     def shown(self, key: str) -> str:
-        """The key as the file writes it."""
+        """The path of a key as the file spells it, or would."""
         return ".".join(self._place(key))
 
     def text(self) -> str:
-        """The file."""
+        """The file with all changes."""
         return self.dump(self.root)
 
 
@@ -122,7 +123,7 @@ def _leaves(root: Any) -> Iterator[tuple[str, ...]]:
 
 
 def json_document(text: str, sections: dict[str, str] | None = None) -> Nested:
-    """JSON, in the order, the indent and the spelling of numbers that the file has."""
+    """Parses JSON; order, indentation and the spelling of numbers are kept. Raises `ConfigError`."""
     decode(text.encode())  # refuses what is not strict JSON, or names a key twice
     numbers: dict[str, str] = {}
 
@@ -153,7 +154,7 @@ def json_document(text: str, sections: dict[str, str] | None = None) -> Nested:
 
 
 def toml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
-    """TOML, comments and layout kept."""
+    """Parses TOML; comments and layout are kept. Raises `ConfigError`."""
     try:
         tomllib.loads(text)  # stricter, and safe from deep nesting
         import tomlkit
@@ -167,10 +168,9 @@ def toml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
 
 
 def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
-    """YAML 1.2, comments and layout kept; tags, which could name code, are refused."""
+    """Parses YAML 1.2; comments and layout are kept. Raises `ConfigError`, also for tags, which could name code."""
     from ruamel.yaml import YAML
     from ruamel.yaml.comments import CommentedMap
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     _refuse_tags(text)
     loader = YAML(typ="rt")
@@ -180,17 +180,8 @@ def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
     if sequence is not None and len(sequence[2]) > len(sequence[1]):
         offset = len(sequence[2].replace("\n", "")) - len(sequence[1].replace("\n", ""))
         loader.indent(mapping=INDENT, sequence=offset + 2, offset=offset)
-    try:
+    with _yaml_errors():
         documents = list(loader.load_all(text)) if text.strip() else [CommentedMap()]
-    except RecursionError:
-        raise ConfigError("is nested too deeply") from None
-    except MarkedYAMLError as error:
-        where = "" if error.problem_mark is None else f" (line {error.problem_mark.line + 1})"
-        raise ConfigError(f"is not valid YAML: {error.problem}{where}") from None
-    except AttributeError:  # of a merge key that names the mapping it stands in
-        raise ConfigError("is not valid YAML: a value holds itself") from None
-    except (YAMLError, ValueError, KeyError, TypeError, NotImplementedError) as error:
-        raise ConfigError(f"is not valid YAML: {_first_line(error)}") from None
     if len(documents) != 1:
         raise ConfigError(f"holds {len(documents)} YAML documents; one job is one document")
     root = CommentedMap() if documents[0] is None else documents[0]
@@ -211,11 +202,10 @@ def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
 def _refuse_tags(text: str) -> None:
     """Looks through the tokens before anything is built of them: for tags, anchors without number, endless nesting."""
     from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
     from ruamel.yaml.tokens import AnchorToken, TagToken
 
     anchors = depth = 0
-    try:
+    with _yaml_errors():
         for token in YAML(typ="safe", pure=True).scan(text):
             kind = type(token).__name__
             if isinstance(token, TagToken):
@@ -225,15 +215,6 @@ def _refuse_tags(text: str) -> None:
             depth -= kind in ("BlockEndToken", "FlowMappingEndToken", "FlowSequenceEndToken")
             if depth > DEEPEST:
                 raise ConfigError("is nested too deeply")
-    except ConfigError:
-        raise
-    except RecursionError:
-        raise ConfigError("is nested too deeply") from None
-    except MarkedYAMLError as error:
-        where = "" if error.problem_mark is None else f" (line {error.problem_mark.line + 1})"
-        raise ConfigError(f"is not valid YAML: {error.problem}{where}") from None
-    except (YAMLError, ValueError) as error:
-        raise ConfigError(f"is not valid YAML: {_first_line(error)}") from None
     if anchors > 100:
         raise ConfigError(f"has {anchors} YAML anchors; a job file has a few")
 
@@ -270,8 +251,25 @@ def _tag(token: Any) -> str:
     return "".join(part or "" for part in value) if isinstance(value, tuple) else str(value)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+@contextmanager
+def _yaml_errors() -> Iterator[None]:
+    """Raises what ruamel.yaml raises for a text as `ConfigError`, in one line."""
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        yield
+    except ConfigError:
+        raise
+    except RecursionError:
+        raise ConfigError("is nested too deeply") from None
+    except MarkedYAMLError as error:
+        where = "" if error.problem_mark is None else f" (line {error.problem_mark.line + 1})"
+        raise ConfigError(f"is not valid YAML: {error.problem}{where}") from None
+    except AttributeError:  # a merge key that names the mapping it is in
+        raise ConfigError("is not valid YAML: a value holds itself") from None
+    except (YAMLError, ValueError, KeyError, TypeError, NotImplementedError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ConfigError(f"is not valid YAML: {line}") from None
 
 
 def _keep_comments(found: Any, key: str) -> None:

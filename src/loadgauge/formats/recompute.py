@@ -1,4 +1,4 @@
-"""Words for what runs again that mean operations only once the model is known, both ways."""
+"""Recompute policies whose operations depend on the model: how files say them and what they mean, both ways."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "sh
 
 
 def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
-    """The recompute policy, as on the command line, of a word that a job file says: of `per-op` (torchtitan: attention
-    and every second matrix product keep their outputs) and `modules:...` (Megatron); any other word is a policy already.
+    """Translates a recompute policy of a job file into one of the command line: `per-op` (torchtitan: attention and every
+    second matrix product keep their outputs) and `modules:...` (Megatron) become operations of the model.
 
     >>> from loadgauge.families.reference import llama_model
     >>> from loadgauge.spec.training import training
@@ -34,8 +34,8 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
 
 
 def spell_recompute(policy: str, model: ModelSpec, training: Training) -> str:
-    """The word for a recompute policy: `per-op` or `modules:...` where its operations are what they mean for the model,
-    else the policy itself."""
+    """Translates a recompute policy of the command line into `per-op` or `modules:...` where one means these operations for
+    the model; any other policy stays as it is."""
     if policy.partition(":")[0] in ("none", "selective", "full"):
         return policy
     wanted = {name.strip() for name in policy.split(",")}

@@ -1,4 +1,4 @@
-"""Words and variables of a shell script. Nothing is run; what only a run would tell keeps its dollar sign."""
+"""Words and variables of a shell script. Nothing is run; a value that is only known at run time keeps its dollar sign."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LETTERS = re.compile(
 
 
 class Word(NamedTuple):
-    """A word of the script: as it stands (`raw`) from `start` to `end`, and what it says. `first`: of a line or of a command."""
+    """A word of a script: its `text`, and `raw` as spelled from `start` to `end`; `first`: of a line or of a command."""
 
     start: int
     end: int
@@ -30,7 +30,10 @@ class Word(NamedTuple):
 
 
 def words_of(source: str, variables: dict[str, str]) -> Iterator[Word]:
-    """The words of a script, without its comments; of a quoted "--flag value" the words inside."""
+    """Yields the words of a script without its comments; a quoted "--flag value" yields the words inside.
+
+    Raises `ConfigError` for a script of more than `MOST_WORDS` words.
+    """
     place, count, first = 0, 0, True
     while place < len(source):
         match = LETTERS.match(source, place)
@@ -67,8 +70,8 @@ def _value(text: str, variables: dict[str, str]) -> str:
 
 
 def variables_of(source: str) -> dict[str, str]:
-    """Variables that a script sets once, to a plain value; one set twice to different values is not known."""
-    found: dict[str, str] = {}
+    """The variables of a script, by name, that are set to one plain value; one set to different values is left out."""
+    variables: dict[str, str] = {}
     unknown: set[str] = set()
     for match in ASSIGNED.finditer(source):
         line = source.rfind("\n", 0, match.start()) + 1
@@ -82,11 +85,11 @@ def variables_of(source: str) -> dict[str, str]:
         if source.startswith("$((", start):
             stop = source.find("))", start)
             value = source[start : stop + 2] if 0 < stop - start < 200 else value
-        value = _expanded(value, found)
-        if found.get(name, value) != value:
+        value = _expanded(value, variables)
+        if variables.get(name, value) != value:
             unknown.add(name)
-        found[name] = value
-    return {name: value for name, value in found.items() if name not in unknown and "$" not in value}
+        variables[name] = value
+    return {name: value for name, value in variables.items() if name not in unknown and "$" not in value}
 
 
 def _expanded(text: str, variables: dict[str, str]) -> str:

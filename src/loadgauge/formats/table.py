@@ -1,4 +1,4 @@
-"""What a dialect's table is made of: ideas, each with the keys that say it and both ways between keys and facts."""
+"""What a dialect is made of: ideas, each with its keys and a translation from keys to facts and back."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TRUE, FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", 
 
 
 class Missing:
-    """What a document answers for a key that it does not have."""
+    """The type of `MISSING`, the value of a key that a document does not have."""
 
 
 MISSING = Missing()
 
 
 class Document(Protocol):
-    """A file's text as keys and values, to be patched in place."""
+    """A file as keys and values that can be changed in place."""
 
     syntax: str
 
@@ -37,24 +37,25 @@ class Document(Protocol):
         """The value of a key, or `MISSING`."""
 
     def put(self, key: str, value: Any) -> None:
-        """Sets a key where it stands, or adds it."""
+        """Sets the value of a key in place, or adds the key."""
 
     def drop(self, key: str) -> None:
-        """Takes a key out, if it is there."""
+        """Removes a key if it is there."""
 
     def shown(self, key: str) -> str:
-        """The key as the file writes it."""
+        """The key as the file spells it."""
 
     def text(self) -> str:
-        """The file."""
+        """The file with all changes."""
 
 
 class Unknown(ConfigError):
-    """A value that only whoever starts the job knows, such as `$TP`."""
+    """A value that is known only where the job is started, such as `$TP`."""
 
 
 class Keys:
-    """Typed look-ups in a document. None where a key is absent, empty, or left to another file (`auto`)."""
+    """Typed look-ups in a document. Each gives None where a key is absent, empty or left to another file (`auto`), and raises
+    `ConfigError` with the key and the file where the value is of another kind."""
 
     def __init__(
         self, document: Document, file: str = "", auto: bool = False, version: tuple[int, ...] | None = None
@@ -64,19 +65,19 @@ class Keys:
         """Keys left to another file."""
 
     def wrong(self, key: str, message: str) -> ConfigError:
-        """The error to raise about a key."""
+        """The `ConfigError` to raise about a key."""
         return ConfigError(message, key=self.document.shown(key), file=self.file)
 
     def since(self, *version: int) -> bool:
-        """Whether the file is for this version of the tool, or a later one; the newest unless said otherwise."""
+        """Whether the file is for this version of the tool or a later one; without a version it is for the newest."""
         return self.version is None or self.version >= version
 
     def has(self, *keys: str) -> bool:
-        """Whether any of the keys has a value of its own."""
+        """Whether any of the keys has a value that is not left to another file."""
         return any(self.raw(key) is not None for key in keys)
 
     def raw(self, key: str) -> Any:
-        """The value as it stands."""
+        """The value as parsed, of any type."""
         value = self.document.get(key)
         if value is MISSING or value is None or value == "":
             return None
@@ -87,7 +88,7 @@ class Keys:
         return value
 
     def plain(self, key: str) -> Any:
-        """The value of a key as one word, number or switch where it is one; a switch that is off says False."""
+        """The value of a key, of several words the first; False for a switch that is off. For the lists of `coverage`."""
         try:
             value = self.document.get(key)
         except ConfigError:
@@ -107,7 +108,7 @@ class Keys:
         return value
 
     def whole(self, key: str, minimum: int = 1) -> int | None:
-        """A whole number."""
+        """The value as a whole number of at least `minimum`."""
         value = self._one(key)
         if value is None:
             return None
@@ -123,7 +124,7 @@ class Keys:
         return int(value)
 
     def real(self, key: str) -> float | None:
-        """A number."""
+        """The value as a number."""
         value = self._one(key)
         if value is None:
             return None
@@ -135,7 +136,7 @@ class Keys:
             raise self.wrong(key, f"must be a number, got {short(value)}") from None
 
     def flag(self, key: str) -> bool | None:
-        """True or false; on a command line `--key` and `--no-key` too."""
+        """The value as True or False; on a command line, `--key` and `--no-key` too."""
         value = self._one(key)
         if value is None:
             return None
@@ -148,7 +149,7 @@ class Keys:
         return bool(value)
 
     def word(self, key: str) -> str | None:
-        """Text."""
+        """The value as text."""
         value = self._one(key)
         if value is None:
             return None
@@ -157,7 +158,7 @@ class Keys:
         return str(value)
 
     def words(self, key: str) -> list[str] | None:
-        """A list of texts; one text is split at its commas."""
+        """The value as a list of texts; a text is split at commas and spaces."""
         value = self.raw(key)
         if value is None:
             return None
@@ -170,7 +171,7 @@ class Keys:
         return [part for word in value for part in word.replace(",", " ").split()]
 
     def choice(self, key: str, among: Mapping[str, Any]) -> Any:
-        """What a word means; an unknown one is an error that says which there are."""
+        """The meaning of a word, case ignored; an unknown word is an error that lists the known ones."""
         value = self._one(key)
         if value is None:
             return None
@@ -188,7 +189,7 @@ SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict, SHORT.maxstring, SHORT.maxother = 
 
 
 def short(value: object) -> str:
-    """A value for a message. A hostile one may be huge, so it is never written out whole.
+    """A value for an error message, at most 40 characters; a huge one is never written out whole.
 
     >>> short("x"), short(["y"] * 1_000_000), short(10**5000)
     ("'x'", "['y', 'y', 'y', 'y', ...]", 'a value too long to show')
@@ -221,8 +222,10 @@ Write = Callable[[Facts, Keys], dict[str, Any]]
 
 
 class Idea(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a file says. `read`: facts from keys, the tool's defaults included; `write`: keys from facts, None
-    to take a key out."""
+    """One thing that a file says, in a few keys.
+
+    read: facts from the keys, with the tool's defaults; write: values of keys from facts, None to remove a key
+    """
 
     keys: tuple[str, ...]
     facts: tuple[str, ...]
@@ -231,13 +234,13 @@ class Idea(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool's way to say a run.
+    """The job files of a tool.
 
     versions: which its table was checked against
     syntaxes: of its files, the one that is written first
     marks: keys that no other tool has
     blank: what an export begins from, by syntax
-    framework: whose habits a run of it has, where the file does not say
+    framework: whose defaults apply where the file does not say
     sections: of files with sections, where keys without dots belong
     style, objects: of options on its command line (`Argv`)
     """
@@ -259,7 +262,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def coverage(self) -> Coverage:
-        """What is done about the keys that no idea reads."""
+        """The rules for keys that no idea reads."""
         return key_lists(self.name)
 
     @property
@@ -268,8 +271,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(key for idea in self.ideas for key in idea.keys)
 
     def read(self, keys: Keys, given: frozenset[str] = frozenset()) -> dict[str, Fact]:
-        """The facts of a document. `given`: facts known from elsewhere, whose keys need not be readable."""
-        found: dict[str, Fact] = {}
+        """Reads the facts of a document, by name; keys of facts that are `given` elsewhere need not be readable.
+
+        Raises `ConfigError` for values that cannot be read or contradict each other.
+        """
+        facts: dict[str, Fact] = {}
         for idea in self.ideas:
             try:
                 values = idea.read(keys)
@@ -281,17 +287,17 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(message, key=error.key, file=error.file) from None
             present = [key for key in idea.keys if keys.has(key)]
             there = present or [key for key in idea.keys if keys.document.get(key) is not MISSING]
-            for fact, value in values.items():
+            for name, value in values.items():
                 if value is not None:
-                    found[fact] = Fact(value, _shown(keys, idea, there, value), default=not present)
-        return found
+                    facts[name] = Fact(value, _shown(keys, idea, there, value), default=not present)
+        return facts
 
     def unread(self, document: Document) -> tuple[str, ...]:
-        """Keys of a document that no idea reads, as the file writes them."""
+        """The keys of a document that no idea reads, as the file spells them."""
         return tuple(document.shown(key) for key in self._rest(document))
 
     def covering(self, document: Document) -> Coverage:
-        """What is done about a document's keys: on a command line also about those of what starts the job."""
+        """The rules for a document's keys; on a command line, those for options of the launcher as well."""
         if document.syntax != "argv":
             return self.coverage
         return self.coverage.joined(key_lists("launch"))
@@ -299,66 +305,66 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     def _rest(self, document: Document) -> list[str]:
         """Keys of a document that no idea reads. `--no-x` counts as `x` where it is no option of its own."""
         known, covering = self.known, self.covering(document)
-        found: list[str] = []
+        unread: list[str] = []
         for key in document.names():
             section, dot, last = key.rpartition(".")
             turned = f"{section}{dot}{last.removeprefix('no_')}"
             if document.syntax == "argv" and key not in known and not covering.kinds(key):
                 key = turned if turned in known or covering.kinds(turned) else key
             if key not in known:
-                found.append(key)
-        return found
+                unread.append(key)
+        return unread
 
     def kinds(self, key: str) -> tuple[Kind, ...]:
-        """The lists that a key is in; each key of the tool is in one of them."""
+        """The lists that a key is in, "modelled" where an idea reads it; each key of the tool is in exactly one."""
         return ("modelled",) if key in self.known else self.coverage.kinds(key)
 
     def stopped(self, keys: Keys) -> list[ConfigError]:
-        """The errors to raise about what a document asks for that the answer would be wrong about."""
-        found: list[ConfigError] = []
+        """The errors about what a document asks for that would make an estimate wrong; empty where there is nothing."""
+        errors: list[ConfigError] = []
         covering = self.covering(keys.document)
         for key in self._rest(keys.document):
             value = keys.plain(key)
             rule = covering.stop(key, value)
             if rule is not None:
                 shown = "" if value is True else f"{short(value)} "
-                found.append(keys.wrong(key, f"{shown}{rule.why}; without it there is an estimate"))
+                errors.append(keys.wrong(key, f"{shown}{rule.why}; without it there is an estimate"))
         words = " ".join(getattr(keys.document, "program", ()))
         for pattern, what in self.programs.items():
             match = re.search(pattern, words)
             if match is not None:
-                found.append(ConfigError(f"{what}, which is not modelled", key=match[0].strip(), file=keys.file))
-        return found
+                errors.append(ConfigError(f"{what}, which is not modelled", key=match[0].strip(), file=keys.file))
+        return errors
 
     def uncounted(self, keys: Keys) -> tuple[Uncounted, ...]:
-        """What a document asks for that is not counted: what is bounded, and what no list has."""
-        found: list[Uncounted] = []
+        """What a document asks for that is not counted: keys whose effect is bounded, and keys in no list."""
+        items: list[Uncounted] = []
         covering = self.covering(keys.document)
         for key in self._rest(keys.document):
             value, shown = keys.plain(key), keys.document.shown(key)
             bound = covering.bound(key, value)
             if bound is not None and bound[0].endswith("*"):
                 line = f"{bound[0]}: {bound[1].why}"
-                if line not in (item.note for item in found):  # once for all of a section
-                    found.append(Uncounted(line, bound[0]))
+                if line not in (item.note for item in items):  # once for all of a section
+                    items.append(Uncounted(line, bound[0]))
             elif bound is not None:
                 rule = bound[1]
                 low, high = rule.extra(value)
                 note = f"{shown}: {rule.why}" if value is True else f"{shown} = {short(value)}: {rule.why}"
-                found.append(Uncounted(note, shown, True, low, high, rule.kernels, rule.parameter))
+                items.append(Uncounted(note, shown, True, low, high, rule.kernels, rule.parameter))
             elif not covering.kinds(key) and covering.stop(key, value) is None:
-                found.append(Uncounted(f"{shown}: {UNKNOWN}", shown, known=False))
-        return tuple(found)
+                items.append(Uncounted(f"{shown}: {UNKNOWN}", shown, known=False))
+        return tuple(items)
 
 
 def _shown(keys: Keys, idea: Idea, present: list[str], value: Any) -> str:
-    """The key that says a value: the one that has it, or else the first two of the idea."""
+    """The key to name for a value: the one that has it, else the first two of the idea."""
     own = [key for key in present if str(keys.raw(key)) == str(value)]
     return " and ".join(keys.document.shown(key) for key in (own[:1] or present[:2] or idea.keys[:1]))
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """Names separated by spaces and ends of lines, in order."""
+    """The names in a text, separated by spaces or ends of lines, in order."""
     return tuple(text.split())
 
 
@@ -372,10 +378,11 @@ def row(
     off: Any = None,
     add: bool = True,
 ) -> Idea:
-    """A key that says one fact. Of several keys the first is written, unless the file has one of the others.
+    """The idea of one fact in one key. Of several keys the first is written, unless the file has another.
 
-    words: the tool's words and ours, the one to write first; kind: the look-up of `Keys` for a value without words
-    default: the tool's own, or a function of the keys; off: the value of ours at which the key is taken out
+    words: the tool's words and ours (of several with one meaning the first is written)
+    kind: the look-up of `Keys` for a value without words
+    default: the tool's own, or a function of the keys; off: the value of ours at which the key is removed
     add: whether a file without any of the keys is given one
     """
     backward: dict[Any, str] = {}

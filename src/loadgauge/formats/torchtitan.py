@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.formats.coverage import words
 from loadgauge.formats.megatron import launched
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 
@@ -72,7 +73,7 @@ def _sharding() -> Idea:
 
     def read(keys: Keys) -> Facts:
         replicas = keys.whole(copies) or 1
-        number = next((found for key in (shards, old) if (found := keys.whole(key, minimum=-1)) is not None), -1)
+        number = next((facts for key in (shards, old) if (facts := keys.whole(key, minimum=-1)) is not None), -1)
         cp, pp = keys.whole(DEGREES["cp"]) or 1, keys.whole(DEGREES["pp"]) or 1
         again = keys.choice(reshard, {"default": pp == 1, "always": True, "never": False})
         if number == 0:
@@ -102,18 +103,17 @@ def _batch() -> Idea:
 
     def read(keys: Keys) -> Facts:
         pp = keys.whole(DEGREES["pp"]) or 1
-        local, batch = (found for key in (rank, whole) for found in [keys.whole(key, minimum=-1)])
+        local, batch = keys.whole(rank, minimum=-1), keys.whole(whole, minimum=-1)
         local = local if local is not None else keys.whole(old)
         if local is None:
-            named = {"llama3_8b": 1, "llama3_70b": 8, "llama3_405b": 2}
-            local = named.get(keys.word("config") or "", 8)
+            local = {"llama3_8b": 1, "llama3_405b": 2}.get(keys.word("config") or "", 8)
+        batch = batch if batch and batch > 0 else None
         if pp == 1:
-            return {"micro_batch": local, "global_batch": batch if batch and batch > 0 else None, "accumulation": 1}
+            return {"micro_batch": local, "global_batch": batch, "accumulation": None if batch else 1}
         each = keys.whole(micro) or 1
         if local % each:
             raise keys.wrong(micro, f"{each} does not divide {keys.document.shown(rank)} = {local}")
-        whole_step = batch if batch and batch > 0 else None
-        return {"micro_batch": each, "global_batch": whole_step, "accumulation": None if whole_step else local // each}
+        return {"micro_batch": each, "global_batch": batch, "accumulation": None if batch else local // each}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         pp, each, count = facts.get("pp") or 1, facts.get("micro_batch") or 1, facts.get("accumulation") or 1
@@ -125,26 +125,13 @@ def _batch() -> Idea:
         }
         return local | {micro: each if pp > 1 else None}
 
-    def read_once(keys: Keys) -> Facts:
-        found = read(keys)
-        if found["global_batch"] is not None:
-            found["accumulation"] = None
-        return found
-
-    return Idea(
-        keys=(rank, whole, old, micro),
-        facts=("micro_batch", "global_batch", "accumulation"),
-        read=read_once,
-        write=write,
-    )
+    facts = ("micro_batch", "global_batch", "accumulation")
+    return Idea(keys=(rank, whole, old, micro), facts=facts, read=read, write=write)
 
 
 def _pipeline() -> Idea:
-    pp, schedule, layers = (
-        DEGREES["pp"],
-        "parallelism.pipeline_parallel_schedule",
-        "parallelism.pipeline_parallel_layers_per_stage",
-    )
+    pp, schedule = DEGREES["pp"], "parallelism.pipeline_parallel_schedule"
+    layers = "parallelism.pipeline_parallel_layers_per_stage"
     old = (f"{OLD}pipeline_parallel_degree", f"{OLD}pipeline_parallel_schedule")
     graphs = "training.disable_cuda_graphs"
 
@@ -153,19 +140,19 @@ def _pipeline() -> Idea:
         name = keys.choice(schedule, SCHEDULES) or keys.choice(old[1], SCHEDULES) or "1f1b"
         if stages == 1:
             return {"pp": 1, "vpp": 1}
-        # Looped schedules take two stages a rank where nothing else is said.
+        # Looped schedules take two stages a rank where nothing else is values.
         return {"pp": stages, "schedule": name, "vpp": 2 if name == "interleaved" and not keys.has(layers) else 1}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         stages = facts.get("pp") or 1
-        said: dict[str, Any] = {pp: stages}
+        values: dict[str, Any] = {pp: stages}
         if stages > 1:
             name = facts.get("schedule") or ("interleaved" if (facts.get("vpp") or 1) > 1 else "1f1b")
             spelled = {ours: theirs for theirs, ours in SCHEDULES.items()}.get(name)
-            said |= {schedule: spelled} if spelled else {}
+            values |= {schedule: spelled} if spelled else {}
             if keys.document.syntax == "argv":
-                said[graphs] = True  # which pipelines do not have yet
-        return said
+                values[graphs] = True  # which pipelines do not have yet
+        return values
 
     return Idea(keys=(pp, schedule, graphs, *old), facts=("pp", "schedule", "vpp"), read=read, write=write)
 
@@ -272,12 +259,12 @@ TORCHTITAN = Dialect(
     syntaxes=("argv", "toml"),
     framework="torchtitan",
     style="tyro",
-    marks=frozenset(
-        {
-            *("parallelism.tensor_parallel_degree", "parallelism.data_parallel_shard_degree", "training.seq_len"),
-            *("training.local_batch_size", "training.global_batch_size", "parallelism.pipeline_parallel_degree"),
-            *("activation_checkpoint.mode", "model.flavor", "module", "training.batch_size", "job.dump_folder"),
-        }
+    marks=words(
+        """
+        parallelism.tensor_parallel_degree parallelism.data_parallel_shard_degree training.seq_len training.local_batch_size
+        training.global_batch_size parallelism.pipeline_parallel_degree activation_checkpoint.mode model.flavor module
+        training.batch_size job.dump_folder
+        """
     ),
     blank={"argv": "torchrun --nproc_per_node 1 --nnodes 1 -m torchtitan.train\n", "toml": ""},
     ideas=(

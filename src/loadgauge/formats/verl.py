@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.formats.megatron import launched, recompute
-from loadgauge.formats.table import Dialect, Facts, Idea, Keys, Unknown, row
+from loadgauge.formats.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
 
 A = "actor_rollout_ref.actor."
 F, M = f"{A}fsdp_config.", f"{A}megatron."
@@ -33,34 +33,24 @@ def _layout() -> Idea:
     etp, sp, distributed = f"{M}expert_tensor_parallel_size", f"{M}sequence_parallel", f"{M}use_distributed_optimizer"
     ulysses, group, reshard = f"{A}ulysses_sequence_parallel_size", f"{F}fsdp_size", f"{F}reshard_after_forward"
     policy, strategy = f"{F}offload_policy", f"{A}strategy"
-    owned = (
-        *sizes.values(),
-        etp,
-        sp,
-        distributed,
-        ulysses,
-        group,
-        reshard,
-        policy,
-        strategy,
-    )
+    megatron = (*sizes.values(), etp, sp, distributed)
 
     def read(keys: Keys) -> Facts:
         if _engine(keys) == "megatron":
-            found: Facts = {name: keys.whole(key) or 1 for name, key in sizes.items()}
+            facts: Facts = {name: keys.whole(key) or 1 for name, key in sizes.items()}
             shared = keys.flag(sp) is not False
-            stages = found["pp"] > 1
-            return found | {
-                "framework": "megatron", "sequence_parallel": shared and found["tp"] > 1,
-                "etp": keys.whole(etp) or (found["tp"] if found["ep"] > 1 else 1), "vpp": found["vpp"] if stages else 1,
-                "schedule": ("interleaved" if found["vpp"] > 1 else "1f1b") if stages else None,
+            stages = facts["pp"] > 1
+            return facts | {
+                "framework": "megatron", "sequence_parallel": shared and facts["tp"] > 1,
+                "etp": keys.whole(etp) or (facts["tp"] if facts["ep"] > 1 else 1), "vpp": facts["vpp"] if stages else 1,
+                "schedule": ("interleaved" if facts["vpp"] > 1 else "1f1b") if stages else None,
                 "zero": 0 if keys.flag(distributed) is False else 1,
             }  # fmt: skip
         ranks = keys.whole(ulysses) or 1
         # param_offload and optimizer_offload move only between the updates; this is FSDP2's own offload.
         moved = "all" if keys.flag(policy) else "none"
         size = keys.whole(group, minimum=-1)
-        found = {
+        facts = {
             "framework": "huggingface", "cp": ranks, "cp_comm": "all_to_all" if ranks > 1 else None, "offload": moved,
             "zero": 2 if keys.flag(reshard) is False else 3, "tp": 1, "pp": 1,
         }  # fmt: skip
@@ -69,18 +59,18 @@ def _layout() -> Idea:
             whole, left = divmod(size, ranks)
             if left or not whole:
                 raise keys.wrong(group, f"{size} does not share out over {keys.document.shown(ulysses)} = {ranks}")
-            found["shards"] = whole
-        return found
+            facts["shards"] = whole
+        return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wide = (facts.get("tp") or 1, facts.get("pp") or 1, facts.get("ep") or 1) != (1, 1, 1)
         if facts.get("framework") == "megatron" or wide:
-            said: dict[str, Any] = dict.fromkeys((ulysses, group, reshard, policy)) | {strategy: "megatron"}
-            said |= {key: facts.get(name) or 1 for name, key in sizes.items() if name != "vpp"}
+            values: dict[str, Any] = dict.fromkeys((ulysses, group, reshard, policy)) | {strategy: "megatron"}
+            values |= {key: facts.get(name) or 1 for name, key in sizes.items() if name != "vpp"}
             virtual, ranks = facts.get("vpp") or 1, facts.get("tp") or 1
             within = facts.get("etp") or 1
             shared = bool(facts.get("sequence_parallel"))
-            return said | {
+            return values | {
                 sizes["vpp"]: virtual if virtual > 1 else None, sp: shared if ranks > 1 else None,
                 etp: within if (facts.get("ep") or 1) > 1 or within > 1 else None, distributed: bool(facts.get("zero")),
             }  # fmt: skip
@@ -88,26 +78,15 @@ def _layout() -> Idea:
         if not facts.get("zero"):
             return {}
         replicated = (facts.get("replicas") or 1) > 1 or keys.has(group)
-        megatron = (*sizes.values(), etp, sp, distributed)
         return dict.fromkeys(megatron) | {
             strategy: keys.document.get(strategy) if keys.word(strategy) in ("fsdp", "fsdp2") and moved == "none" else "fsdp2",
             ulysses: ranks, policy: True if moved == "all" else False if keys.has(policy) else None,
             reshard: (facts.get("zero") or 0) == 3, group: shards * ranks if replicated and shards is not None else None,
         }  # fmt: skip
 
-    facts = (
-        *sizes,
-        "etp",
-        "sequence_parallel",
-        "schedule",
-        "zero",
-        "cp_comm",
-        "offload",
-        "shards",
-        "framework",
-        "replicas",
-    )
-    return Idea(keys=owned, facts=facts, read=read, write=write)
+    keys = (*megatron, ulysses, group, reshard, policy, strategy)
+    facts = names_in("etp sequence_parallel schedule zero cp_comm offload shards framework replicas")
+    return Idea(keys=keys, facts=(*sizes, *facts), read=read, write=write)
 
 
 def _actor(keys: Keys) -> bool:
@@ -162,8 +141,8 @@ def _micro_batch() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         each, dynamic, _ = actor if _actor(keys) else sft
-        said: dict[str, Any] = {dynamic: False} if not _actor(keys) or keys.has(dynamic) else {}
-        return said | {each: facts.get("micro_batch") or 1}
+        values: dict[str, Any] = {dynamic: False} if not _actor(keys) or keys.has(dynamic) else {}
+        return values | {each: facts.get("micro_batch") or 1}
 
     return Idea(keys=(*actor, *sft), facts=("micro_batch",), read=read, write=write)
 

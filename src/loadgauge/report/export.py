@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from loadgauge.errors import ConfigError
+from loadgauge.files import write_text
 from loadgauge.formats.dialects import dialect as dialect_of
 from loadgauge.formats.exchange import load, read, write
 from loadgauge.formats.facts import Extra
@@ -52,11 +51,7 @@ def export_plan(plan: Plan, *, as_json: bool) -> dict[str, Any]:
     if request.out is None:
         click.echo(text, nl=not text.endswith("\n"))
     else:
-        try:
-            Path(request.out).write_text(text, encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"cannot be written: {reason}", file=request.out) from None
+        write_text(request.out, text)
     assert estimate.time is not None
     step, memory = seconds(estimate.time.step), estimate.memory.total / GIB
     click.echo(f"loadgauge: {layout_flags(estimate)}: a step of {step}, {memory:,.1f} GiB", err=True)

@@ -1,4 +1,4 @@
-"""A job file of another tool in the place of a MODEL: its run as flags, and the model that it names."""
+"""A job file of another tool in place of a model: its job as flags, and the model that it names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VARIANTS = re.compile(r"^(meta-|unsloth-)|-(hf|instruct|chat|it|base|v\d+(\.\d+)
 
 
 def is_job_file(text: str) -> bool:
-    """Whether a MODEL is a job file: by its ending; JSON that is no `config.json` too.
+    """Whether a model's name is the path of a job file, by its ending; JSON is one where it is no `config.json`.
 
     >>> is_job_file("llama-3.1-8b"), is_job_file("./no-such-file.yaml")
     (False, True)
@@ -45,7 +45,7 @@ def is_job_file(text: str) -> bool:
 
 
 def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...], float]:
-    """Reads the job file that a job has in the place of a model; flags of the job go before those of the file.
+    """Reads the job file that a job names in place of a model; flags of the job go before those of the file.
 
     Returns the job with the file's flags, its model, a line on how the file was read, what it asks for that is not
     counted, and the dropout of its adapters, which no flag says. Raises `ConfigError`.
@@ -65,7 +65,7 @@ def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...],
 
 
 def flags_given(job: Job) -> dict[str, Any]:
-    """The flags of a job that say something, by name, without the model.
+    """The flags of a job that are given, by name, without the model.
 
     >>> flags_given(Job(model="gpt2", tp=2, qlora=False))
     {'tp': 2, 'qlora': False}
@@ -150,15 +150,15 @@ def model_of(file: JobFile) -> tuple[ModelSpec, str]:
 
 
 def find_alike(name: str) -> str | None:
-    """The model of the catalogue that differs from a name by its publisher and its fine-tuning only.
+    """The model of the catalogue whose name differs only by its publisher and its fine-tuning; None where there is none.
 
     >>> find_alike("NousResearch/Meta-Llama-3.1-8B-Instruct"), find_alike("someone/something")
     ('llama-3.1-8b', None)
     """
     wanted = _plain(name)
-    for known in models():
-        if wanted in (_plain(known), _plain(model_sources()[known].repository)):
-            return known
+    for candidate in models():
+        if wanted in (_plain(candidate), _plain(model_sources()[candidate].repository)):
+            return candidate
     return None
 
 

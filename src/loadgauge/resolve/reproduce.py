@@ -43,7 +43,7 @@ KEPT = ("lengths", *WHOLE_RUN)
 
 
 def completer(job: Job) -> Callable[[Estimate], Job]:
-    """Completes the requests of estimates that were made for the same model and job as `job`.
+    """A function that completes the flags of an estimate made for the same model as `job`: each value is written out.
 
     Where the model is another tool's job file, a default is written out if the file says otherwise.
 
@@ -57,7 +57,7 @@ def completer(job: Job) -> Callable[[Estimate], Job]:
 
 
 def documented(result: Estimate, complete: Callable[[Estimate], Job]) -> dict[str, Any]:
-    """An estimate for JSON, with the command line that gives it."""
+    """The estimate as a dictionary for JSON, with the command line that reproduces it under `command`."""
     return {**result.to_dict(), "command": complete(result).command()}
 
 
@@ -68,7 +68,7 @@ def show_command(target: Console, command: str, title: str = "To reproduce it:")
 
 
 def _from_file(job: Job) -> dict[str, Any] | None:
-    """What a job file says by itself; empty where the model is none, None where that cannot be told."""
+    """The flags of the job file alone; empty where the model is no job file, None where it cannot be read alone."""
     if os.path.splitext(job.model)[1].lower().lstrip(".") not in JOB_FILES:
         return {}
     from loadgauge.resolve.job_file import from_job_file, is_job_file  # only then are dialects read
@@ -136,7 +136,7 @@ def _unmeasured(job: Job) -> Job:
 
 
 def _measured(job: Job, result: Estimate, here: Job) -> str:
-    """The measured run by what it differs in from this one, both complete, as no default says the same in both."""
+    """`--measured` with everything in which the measured run differs from this one, both completed."""
     there, name, text = measured_run(job)
     other = _complete(there, resolve_job(there, result.model).estimate(), {})
     words = [f"{name}={text}"]
@@ -168,7 +168,7 @@ def _adapters(job: Job, kind: Training) -> dict[str, Any]:
 
 
 def _links(job: Job, machines: Cluster | None) -> dict[str, Any]:
-    """The flags of the links: those given, where they give this cluster; else what differs from the GPU's own."""
+    """The flags of the links: the given ones if they result in this cluster, else those that differ from the GPU's own."""
     names = ("gpus_per_node", "link_bandwidth", "nic_bandwidth")
     given: dict[str, Any] = {name: getattr(job, name) for name in names}
     if machines is None or _cluster(machines, **given) == machines:
@@ -199,7 +199,7 @@ def _cluster(
 
 
 def layout_flags(result: Estimate) -> str:
-    """The layout alone as flags, to tell it from others of the same run; `completer` writes all flags of a job."""
+    """The layout alone as flags, to tell it from other layouts of a job; `completer` writes all flags."""
     layout = result.layout
     words = [f"--{name} {value}" for name in DEGREES if (value := getattr(layout, name)) > 1]
     words += [f"--zero {layout.zero}"] if layout.zero else []

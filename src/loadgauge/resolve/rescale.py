@@ -1,4 +1,4 @@
-"""`--measured`: what a run of the user's own took over what is predicted for it, which rescales other predictions."""
+"""`--measured`: the ratio of measured to predicted time of a run of the user's own, which rescales other predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEASURES = ("step", "tokens_per_second_per_gpu", "mfu", "tflops")
 
 
 def scale(job: Job, predict: Callable[[Job], Time | None]) -> float:
-    """What a measured run took over what `predict` says of it.
+    """The ratio of the time a measured run took to the time that `predict` gives for it. Raises `ConfigError`.
 
     The text is a measure (`step=12.3s`, `tokens_per_second_per_gpu=9000`, `mfu=0.41`, `tflops=400`) and, after it, the
     flags in which that run differed from this one (`step=12.3s,gpus=64,tp=4`); `tp=` is a flag that was not given there.
@@ -40,7 +40,7 @@ def scale(job: Job, predict: Callable[[Job], Time | None]) -> float:
 
 
 def run(job: Job) -> tuple[Job, str, str]:
-    """The measured run, and its measure: the name and the text of the value."""
+    """The measured run as a job, the name of its measure (one of `MEASURES`) and the text of its value. Raises `ConfigError`."""
     assert job.measured is not None
     words = _words(job.measured)
     measures = [name for name in words if name in MEASURES]
@@ -59,15 +59,15 @@ def run(job: Job) -> tuple[Job, str, str]:
 
 
 def changed(job: Job, change: dict[str, Any]) -> str:
-    """`--measured` of a job with a change: the measured run is described as it was, without the change.
+    """`--measured` for a job after a change, so that it still describes the measured run, without the change.
 
     >>> changed(Job(model="gpt2", measured="step=12s,gpus=64", zero=1), {"zero": 3, "tp": 2, "gpus": 16})
     'step=12s,gpus=64,zero=1,tp='
     """
     assert job.measured is not None
-    known = {name.replace("-", "_") for name in _words(job.measured)}
-    said = {name: getattr(job, name) for name in change if name not in known}
-    pins = (f",{name}={'' if value is None else str(value).lower()}" for name, value in said.items())
+    described = {name.replace("-", "_") for name in _words(job.measured)}
+    pinned = {name: getattr(job, name) for name in change if name not in described}
+    pins = (f",{name}={'' if value is None else str(value).lower()}" for name, value in pinned.items())
     return job.measured + "".join(pins)
 
 

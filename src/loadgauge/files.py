@@ -1,0 +1,32 @@
+"""Reads and writes small files; what goes wrong is a `ConfigError` of one line that names the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loadgauge.errors import ConfigError
+
+
+def read_start(path: str | Path, largest: int) -> bytes:
+    """The first `largest` + 1 bytes of a regular file, so that a longer one can be told from the length.
+
+    Raises `ConfigError` where there is no such file, where it is none (a pipe, a device, a folder) or cannot be read.
+    """
+    place, file = Path(path), str(path)
+    try:
+        if place.is_file():
+            with place.open("rb") as stream:
+                return stream.read(largest + 1)
+        reason = "is not a file" if place.exists() else "no such file"
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    raise ConfigError(reason, file=file)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes a text file in UTF-8. Raises `ConfigError` where it cannot be written."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot be written: {reason}", file=str(path)) from None
