@@ -15,3 +15,11 @@ def test_zero_shards_over_context_parallel_ranks_too() -> None:
     found = {change.flags: change.result for change in advice(given)}
     assert {"--zero 1", "--zero 3"} <= set(found)
     assert all(result.memory.fits for result in found.values())
+
+
+def test_what_fits_precedes_what_is_tight() -> None:
+    given = resolve_job(Job(model="mixtral-8x7b", gpu="h100-sxm5-80gb", gpus=64, ep=8, tp=2, sequence_parallel=True, pp=2,
+                            vpp=2, schedule="interleaved", global_batch=128))  # fmt: skip
+    verdicts = [change.result.memory.verdict for change in advice(given)]
+    assert set(verdicts) == {"fits", "tight"}
+    assert verdicts == sorted(verdicts)

@@ -85,6 +85,11 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     @property
+    def is_default(self) -> bool:
+        """Whether it is the one where none is named and the model is not split."""
+        return self.name == DEFAULT
+
+    @property
     def weights_stage(self) -> int:
         """The ZeRO stage from which on weights are held in shards."""
         return 2 if self.fully_shards else 3
