@@ -32,7 +32,7 @@ def _is_array(*values: Size) -> bool:
 
 
 def shard(size: Size, ranks: Size, dimension: str = "dimension") -> Size:
-    """`size / ranks` for one dimension, never for a product of dimensions; ints stay exact or raise `LayoutError`.
+    """Divide one dimension over ranks (never a product of dimensions). Ints stay exact or raise `LayoutError`.
 
     >>> shard(4096, 8)
     512
@@ -51,7 +51,7 @@ def shard(size: Size, ranks: Size, dimension: str = "dimension") -> Size:
 
 
 def spread(size: Size, ranks: Size) -> Size:
-    """The largest share when `size` is spread over `ranks` that may get unequal parts; a symbol reads the even case.
+    """Return the largest share of `size` over `ranks` whose parts may be unequal; symbols give the even case.
 
     >>> spread(50257, 8), spread(2, 8)
     (6283, 1)
@@ -62,7 +62,7 @@ def spread(size: Size, ranks: Size) -> Size:
 
 
 def ceil_div(size: Size, parts: Size) -> Size:
-    """The smallest whole number not below `size / parts`.
+    """Return `size / parts`, rounded up.
 
     >>> ceil_div(7, 2)
     4
@@ -78,7 +78,7 @@ def ceil_div(size: Size, parts: Size) -> Size:
 
 
 def common_divisor(first: Size, second: Size) -> Size:
-    """The largest whole number that divides both.
+    """Return the greatest common divisor.
 
     >>> common_divisor(12, 8)
     4
@@ -94,7 +94,7 @@ def common_divisor(first: Size, second: Size) -> Size:
 
 
 def same(first: Size, second: Size) -> bool:
-    """Whether two sizes are plainly one: equal numbers, equal expressions, or arrays equal throughout. For structure only.
+    """Whether two sizes are equal: numbers, expressions, or arrays in every element. For decisions about structure only.
 
     >>> same(300, 150 * 2), same(8, 64)
     (True, False)
@@ -107,7 +107,7 @@ def same(first: Size, second: Size) -> bool:
 
 
 def maximum(first: Size, second: Size) -> Size:
-    """The larger of two sizes, element by element for arrays.
+    """Return the larger of two sizes, element by element for arrays.
 
     >>> maximum(3, 4)
     4
@@ -122,7 +122,7 @@ def maximum(first: Size, second: Size) -> Size:
 
 
 def minimum(first: Size, second: Size) -> Size:
-    """The smaller of two sizes, element by element for arrays.
+    """Return the smaller of two sizes, element by element for arrays.
 
     >>> minimum(3, 4)
     3
@@ -137,7 +137,7 @@ def minimum(first: Size, second: Size) -> Size:
 
 
 def several(ranks: Size) -> Size:
-    """1 where there are several ranks, 0 where there is one; a symbol stands for several.
+    """Return 1 where there are several ranks, 0 where there is one; a symbol means several.
 
     >>> several(1), several(8)
     (0, 1)
@@ -146,7 +146,7 @@ def several(ranks: Size) -> Size:
 
 
 def where(condition: Any, yes: Size, no: Size) -> Size:
-    """`yes` where the condition holds, else `no`.
+    """Return `yes` where the condition holds, else `no`; element by element for arrays.
 
     >>> where(3 > 2, 10, 20)
     10

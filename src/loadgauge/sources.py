@@ -1,4 +1,4 @@
-"""Citation keys and what they stand for, read from `data/sources.toml`."""
+"""Citation keys and the works they refer to, read from `data/sources.toml`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadgauge.errors import ConfigError
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One cited work. `title` and `where` (arXiv number, address or repository) find it again."""
+    """One cited work. `where` is an arXiv number, an address or a repository."""
 
     title: str
     where: str
@@ -26,7 +26,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def sources() -> dict[str, Source]:
-    """All cited works by key.
+    """Return all cited works by key.
 
     >>> sources()["korthikanti2022"].where
     'arXiv:2205.05198'
@@ -36,7 +36,7 @@ def sources() -> dict[str, Source]:
 
 
 def cite(key: str) -> Source:
-    """The work behind a citation key; an unknown key raises `ConfigError`."""
+    """Return the work that a citation key refers to. Raises `ConfigError` for an unknown key."""
     try:
         return sources()[key]
     except KeyError:

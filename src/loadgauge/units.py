@@ -30,7 +30,7 @@ _FACTORS: dict[str, tuple[str, float]] = {
 
 
 def parse(text: str) -> tuple[float, str]:
-    """A number with a unit, as (value in base units, kind of unit).
+    """Read a number with a unit and return (value in base units, base unit). Raises `ConfigError`.
 
     >>> parse("3.35 TB/s")
     (3350000000000.0, 'byte/s')
@@ -51,7 +51,7 @@ def parse(text: str) -> tuple[float, str]:
 
 
 def rate(value: float) -> str:
-    """A bandwidth in byte/s as a text that `parse` reads as exactly this number.
+    """Format a bandwidth [byte/s] so that `parse` reads exactly this number.
 
     >>> rate(50e9), rate(1e9 / 3)
     ('50GB/s', '333333333.3333333B/s')
@@ -61,7 +61,7 @@ def rate(value: float) -> str:
 
 
 def parse_count(text: str, key: str = "") -> float:
-    """A plain count, with the letter people use: 15T tokens, 1.4e12, 300_000_000.
+    """Read a count, with or without a letter: 15T tokens, 1.4e12, 300_000_000. Raises `ConfigError`, about the flag `key`.
 
     >>> parse_count("15T"), parse_count("1.4e12"), parse_count("300B")
     (15000000000000.0, 1400000000000.0, 300000000000.0)
@@ -76,7 +76,7 @@ def parse_count(text: str, key: str = "") -> float:
 
 
 def gib(nbytes: float, digits: int = 2) -> str:
-    """Bytes as GiB, for a person.
+    """Format bytes as GiB.
 
     >>> gib(85899345920)
     '80.00 GiB'
@@ -85,7 +85,7 @@ def gib(nbytes: float, digits: int = 2) -> str:
 
 
 def count(value: float) -> str:
-    """A plain count with the letter people use: 8.03 B parameters, 1.9 T tokens.
+    """Format a count with a letter: 8.03 B parameters, 1.9 T tokens.
 
     >>> count(8030261248), count(1500), count(12)
     ('8.03 B', '1.50 K', '12')
@@ -97,7 +97,7 @@ def count(value: float) -> str:
 
 
 def flops(value: float) -> str:
-    """FLOPs with the SI prefix.
+    """Format a number of FLOPs with an SI prefix.
 
     >>> flops(5.2e16)
     '52.00 PFLOP'
@@ -109,7 +109,7 @@ def flops(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Seconds with a unit that suits them.
+    """Format a time [s] in s, ms or us.
 
     >>> seconds(12.345), seconds(0.01234), seconds(0.0000123)
     ('12.3 s', '12.3 ms', '12.3 us')

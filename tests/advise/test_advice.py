@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from loadgauge.advise.advice import advice
+from loadgauge.advise.assumptions import assumptions
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.job import Job
 
@@ -15,3 +16,44 @@ def test_zero_shards_over_context_parallel_ranks_too() -> None:
     found = {change.flags: change.result for change in advice(given)}
     assert {"--zero 1", "--zero 3"} <= set(found)
     assert all(result.memory.fits for result in found.values())
+
+
+def test_what_fits_precedes_what_is_tight() -> None:
+    given = resolve_job(Job(model="mixtral-8x7b", gpu="h100-sxm5-80gb", gpus=64, ep=8, tp=2, sequence_parallel=True, pp=2,
+                            vpp=2, schedule="interleaved", global_batch=128))  # fmt: skip
+    verdicts = [change.result.memory.verdict for change in advice(given)]
+    assert set(verdicts) == {"fits", "tight"}
+    assert verdicts == sorted(verdicts)
+
+
+def test_an_alternative_changes_what_its_flag_changes() -> None:
+    job = Job(model="llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=3, seq_len=8192)
+    setup = resolve_job(job)
+    result = setup.estimate()
+    rows = {row.alternative: row for row in assumptions(setup, result)}
+    assert set(rows) == {"--attention eager", "--loss fused"}
+    for flag, changed in (
+        ("--attention eager", job.replace(attention="eager")),
+        ("--loss fused", job.replace(loss="fused")),
+    ):
+        other = resolve_job(changed).estimate()
+        assert rows[flag].memory == other.memory.total - result.memory.total
+        assert result.time is not None
+        assert other.time is not None
+        assert rows[flag].step == other.time.step - result.time.step
+
+
+def test_an_unfused_optimizer_step_is_reported_where_it_is_the_peak() -> None:
+    """Little is kept for backward here: the step's temporaries, a copy of the weights, decide the peak."""
+    setup = resolve_job(
+        Job(model="llama-3.2-1b", gpu="h100-sxm5-80gb", seq_len=16, precision="bf16-pure", loss="fused")
+    )
+    rows = {row.name: row.memory for row in assumptions(setup, setup.estimate())}
+    assert rows["optimizer step"] > 0
+    given = resolve_job(Job(model="llama-3.2-1b", gpu="h100-sxm5-80gb", framework="megatron"))
+    assert "optimizer step" not in {row.name for row in assumptions(given, given.estimate())}
+
+
+def test_what_was_given_is_not_assumed() -> None:
+    given = resolve_job(Job(model="gpt2", gpu="rtx4090", attention="flash", loss="float32", framework="megatron"))
+    assert not assumptions(given, given.estimate())

@@ -8,12 +8,13 @@ import msgspec
 import pytest
 
 from loadgauge import NothingFits, cluster, gpu, model, training
+from loadgauge.advise.replan import what_would_fit
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.parameters import parameters
 from loadgauge.lengths import Lengths
 from loadgauge.plan import inverse as questions
 from loadgauge.plan.axis_values import space_for
-from loadgauge.plan.changes import reopened, what_would_fit
+from loadgauge.plan.reopen import reopen
 from loadgauge.plan.search import Case, search
 from loadgauge.spec.hardware import gpu as kind_of_gpu
 from spaces import alone, case, every_layout
@@ -189,7 +190,7 @@ def test_a_lock_outlives_a_change() -> None:
     given = Case(space=space, training=kind, cluster=cluster(gpu("h100-sxm5-80gb"), 8), locks=locks)
     assert questions.fewest_gpus(given).best.layout.tp == 2
     assert questions.largest_sequence(given).best.layout.tp == 2
-    assert reopened(given, gpus=16, global_batch=16).space.tp == (2,)
+    assert reopen(given, gpus=16, global_batch=16).space.tp == (2,)
     eight = msgspec.structs.replace(given, cluster=cluster(gpu("rtx4090"), 8))
     assert all(change.best.layout.tp == 2 for change in what_would_fit([eight], 0.0, "time"))
 

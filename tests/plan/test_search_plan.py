@@ -10,7 +10,7 @@ import pytest
 from loadgauge import NothingFits
 from loadgauge.errors import LayoutError
 from loadgauge.plan import inverse as questions
-from loadgauge.plan.changes import reopened
+from loadgauge.plan.reopen import reopen
 from loadgauge.plan.search import OBJECTIVES, _Best, carried, search
 from spaces import alone, case, every_layout
 
@@ -159,4 +159,4 @@ def test_fewer_gpus_do_not_hold_it() -> None:
     answer = questions.fewest_gpus(given)
     smaller = [size for size in questions.sizes(8, 8) if size < answer.value]
     assert smaller
-    assert all(questions.best_of(reopened(given, gpus=size), "time", 0) is None for size in smaller)
+    assert all(questions.best_of(reopen(given, gpus=size), "time", 0) is None for size in smaller)

@@ -148,7 +148,7 @@ def test_ranges_are_those_of_the_time(served: Served) -> None:
 @pytest.mark.parametrize(
     ("change", "kind", "word"),
     [
-        ({"tp": "3"}, "LayoutError", "cannot be shared out"),
+        ({"tp": "3"}, "LayoutError", "are not divisible by"),
         ({"model": "no-such-model"}, "ConfigError", "no model is called"),
         ({"gpu": "h100"}, "ConfigError", "closest: h100"),
         ({"tpp": "2"}, "ConfigError", "did you mean tp"),

@@ -11,12 +11,14 @@ import msgspec
 
 from loadgauge.cli.options import option
 from loadgauge.cli.param_types import Whole
+from loadgauge.spec.axes import TRACED
 from loadgauge.spec.job import Job, fields
+from loadgauge.spec.optimizers import torch_optimizers
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 HELP = {
     "precision": "bf16-pure (the default), bf16-autocast, fp16-autocast, fp32.",
-    "optimizer": "adamw (the default), adamw-fused, adamw-loop, sgd, sgd-momentum, adafactor.",
+    "optimizer": f"{', '.join(torch_optimizers())} (default: adamw).",
     "recompute": "none (the default) or full.",
     "seq_len": "Tokens per sequence (default: 4096).",
     "zero": "0 (the default): DDP; 2 and 3: FSDP2, fully_shard.",
@@ -24,7 +26,7 @@ HELP = {
 }
 """Where PyTorch has fewer choices than an estimate, or a default of its own."""
 STEP = ("seq_len", "micro_batch", "global_batch", "precision", "optimizer", "attention", "recompute")
-SPLIT = ("tp", "sequence_parallel", "pp", "vpp", "schedule", "stage_layers", "zero", "replicas")
+SPLIT = (*TRACED, "sequence_parallel", "schedule", "stage_layers", "zero", "replicas")
 """Fields that split a MODEL over GPUs."""
 COUNT = Whole(1, 10**9)
 

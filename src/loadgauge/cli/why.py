@@ -18,7 +18,7 @@ from loadgauge.optional_deps import needs_torch
 from loadgauge.units import GIB, gib
 
 if TYPE_CHECKING:
-    from loadgauge.advise.advice import Change
+    from loadgauge.advise.try_ import Tried
     from loadgauge.oom.diagnose import Findings
     from loadgauge.oom.message import OutOfMemory
     from loadgauge.oom.remedies import Retraced
@@ -83,13 +83,13 @@ def _run(model: str | None, flags: dict[str, Any]) -> Setup | None:
     return resolve_job(Job(model=model, **flags))
 
 
-def _changes(given: Setup) -> list[Change]:
+def _changes(given: Setup) -> list[Tried]:
     from loadgauge.advise.advice import advice
 
     return advice(given)
 
 
-def _advise(given: Setup, changes: list[Change]) -> None:
+def _advise(given: Setup, changes: list[Tried]) -> None:
     from loadgauge.report.table import console, heading, points
 
     target = console()

@@ -34,7 +34,7 @@ class Lengths(msgspec.Struct, frozen=True):
 
     @classmethod
     def uniform(cls, longest: int) -> Lengths:
-        """Every length from 1 to `longest` alike: U{1..N}.
+        """Return the uniform distribution from 1 to `longest` tokens: U{1..N}.
 
         >>> Lengths.uniform(8192).mean
         4096.5
@@ -44,7 +44,7 @@ class Lengths(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, lengths: Iterable[int]) -> Lengths:
-        """The lengths of a data set, each as likely as it is frequent there.
+        """Return the distribution of the lengths of a data set [tokens].
 
         >>> Lengths.of([512, 512, 1024]).mean_square == (2 * 512**2 + 1024**2) / 3
         True
@@ -53,7 +53,7 @@ class Lengths(msgspec.Struct, frozen=True):
 
     @classmethod
     def histogram(cls, counts: Mapping[int, int], file: str = "") -> Lengths:
-        """So many sequences of each length.
+        """Return the distribution of a histogram: the number of sequences of each length [tokens].
 
         >>> Lengths.histogram({512: 2, 1024: 1}) == Lengths.of([512, 512, 1024])
         True
@@ -66,7 +66,7 @@ class Lengths(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Lengths:
-        """From the words of the command line: `uniform:N`, a file, or `FILE:COLUMN` of a data set.
+        """Read lengths from `uniform:N`, a file, or `FILE:COLUMN` of a data set. Raises `ConfigError`.
 
         >>> Lengths.parse("uniform:8192") == Lengths.uniform(8192)
         True
@@ -84,9 +84,11 @@ class Lengths(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_file(cls, path: str | Path, column: str | None = None) -> Lengths:
-        """From a text file (one whole number a line, or separated by commas), a JSON list, a histogram (CSV with a column
-        `count` beside the lengths, or a JSON object of counts by length), or a data set: CSV, JSON lines, Parquet, Arrow,
-        or a folder of the last two.
+        """Read lengths [tokens] from a file. Raises `ConfigError`.
+
+        The file is a text (one whole number a line, or separated by commas), a JSON list, a histogram (CSV with a column
+        `count` next to the lengths, or a JSON object of counts by length), or a data set: CSV, JSON lines, Parquet, Arrow,
+        or a folder of the last two, of which `column` is read.
 
         A data set's lengths are in `column`, by default `length` or `lengths`; token ids (by default `input_ids`) are
         counted. Told apart by content; anything else raises `ConfigError`, and so does a column of text, whose tokens
@@ -125,7 +127,7 @@ class Lengths(msgspec.Struct, frozen=True):
 
     @property
     def longest(self) -> int:
-        """The longest length there is [tokens]."""
+        """Longest length [tokens]."""
         return self.values[-1]
 
     # -- a batch of b independent draws -------------------------------------------------------------------------------
@@ -163,7 +165,7 @@ class Lengths(msgspec.Struct, frozen=True):
         return _batch(b) * self.mean_square
 
     def padded(self, b: int) -> tuple[float, float]:
-        """Tokens and query-key pairs to expect of a batch padded to its longest: b E[K] and b E[K^2].
+        """Return the expected tokens and query-key pairs of a batch padded to its longest: b E[K] and b E[K^2].
 
         >>> Lengths.of([1, 2]).padded(1)
         (1.5, 2.5)
@@ -171,7 +173,7 @@ class Lengths(msgspec.Struct, frozen=True):
         return b * self.expected_max(b), b * self.expected_max_square(b)
 
     def unpadded(self, b: int) -> tuple[float, float]:
-        """Tokens and query-key pairs to expect of a batch without padding: E[sum s] and E[sum s^2].
+        """Return the expected tokens and query-key pairs of a batch without padding: E[sum s] and E[sum s^2].
 
         >>> Lengths.of([1, 2]).unpadded(2)
         (3.0, 5.0)

@@ -28,7 +28,7 @@ Counted = Iterator[tuple[int, int]]
 
 
 def whole(value: object, key: str = "lengths", file: str = "") -> int:
-    """A length [tokens]; `ConfigError` where it is none."""
+    """Read a length [tokens]. Raises `ConfigError`."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LONGEST:
         shown = repr(value)
         shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
@@ -37,7 +37,7 @@ def whole(value: object, key: str = "lengths", file: str = "") -> int:
 
 
 def read(path: Path, name: str, column: str | None) -> Counted:
-    """Lengths of a file and how often each comes, in any order; one may come again. `name` is for messages."""
+    """Yield the lengths of a file and how often each occurs, in any order, with repetitions. `name` is for messages."""
     files = sorted([*path.glob("*.arrow"), *path.glob("*.parquet")]) if path.is_dir() else []
     if files:
         for file in files:
@@ -176,7 +176,7 @@ def _cells(line: str) -> list[str]:
 
 
 def digits(cell: str) -> bool:
-    """Whether it is written in the digits 0 to 9 alone."""
+    """Whether a text consists of the digits 0 to 9 alone."""
     return cell.isascii() and cell.isdecimal()
 
 

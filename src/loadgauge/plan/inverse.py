@@ -15,7 +15,7 @@ from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits
 from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.result import Estimate
 from loadgauge.plan.axis_values import space_for
-from loadgauge.plan.changes import Progress, reopened
+from loadgauge.plan.reopen import reopen
 from loadgauge.plan.search import Case, Objective, search
 from loadgauge.plan.space import divisors
 from loadgauge.spec.axes import COMMUNICATION
@@ -28,6 +28,9 @@ STEP = 1024
 """Tokens that a sequence length is found to."""
 NICS = (25, 50, 100, 200, 400, 800, 1600, 3200)
 """Gbit/s of network adapters that are sold, per GPU."""
+
+
+Progress = Callable[[str], None]
 
 
 def quiet(text: str) -> None:
@@ -99,12 +102,12 @@ def largest_sequence(
             longer = msgspec.structs.replace(layout, seq_len=tokens)
             if not longer.valid(model) and case.estimate(longer).memory.total <= limit:
                 return True
-        least, new = leanest(reopened(case, seq_len=tokens))
+        least, new = leanest(reopen(case, seq_len=tokens))
         lean.extend([new] if new is not None else [])
         return least <= limit
 
     steps = _most(fits)
-    best = best_of(reopened(case, seq_len=steps * STEP), objective, margin) if steps else None
+    best = best_of(reopen(case, seq_len=steps * STEP), objective, margin) if steps else None
     if best is None:
         raise NothingFits(f"not even {STEP} tokens of {model.name} fit")
     return Answer(f"the longest sequence that fits: {steps * STEP:,} tokens", steps * STEP, best)
@@ -222,7 +225,7 @@ def fewest_gpus(
     for size in sizes(case.space.gpus, case.cluster.gpus_per_node):
         progress(f"{size} GPUs")
         try:
-            fewer = reopened(case, gpus=size)
+            fewer = reopen(case, gpus=size)
         except Error:
             continue
         if leanest(fewer)[0] > case.cluster.gpu.capacity - margin:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadgauge.advise.advice import advice
+from loadgauge.advise.assumptions import assumptions
 from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.result import STRETCHES, Estimate, Memory
@@ -49,6 +50,7 @@ def report(given: Setup, result: Estimate) -> None:
         heading(target, "Assumptions (flags not given)")
         glued = (f"{flag} {value}".replace(" ", GLUE) for flag, value in given.assumed.items())
         points(target, [", ".join(glued)], "")
+        points(target, (assumption.text(result) for assumption in assumptions(given, result)))
     heading(target, "Not counted")
     points(target, _left_out(result))
 

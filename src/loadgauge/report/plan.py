@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from loadgauge.advise.replan import Replanned, what_next, what_would_fit
 from loadgauge.errors import ConfigError, LayoutError, NothingFits
 from loadgauge.estimate.result import Estimate
 from loadgauge.plan.answer import Plan
 from loadgauge.plan.answer import answer as find_plan
 from loadgauge.plan.axis_values import out_of_reach, space_for
-from loadgauge.plan.changes import Change, what_next, what_would_fit
 from loadgauge.plan.request import PlanRequest, file_estimate
 from loadgauge.plan.request import cases as planned_cases
 from loadgauge.plan.search import Case, Objective, SearchResult, carried, search
@@ -78,12 +78,12 @@ def text(plan: Plan) -> str:
     return lines.getvalue().rstrip()
 
 
-def _documents(changes: list[Change], complete: Callable[[Estimate], Job]) -> list[dict[str, Any]]:
+def _documents(changes: list[Replanned], complete: Callable[[Estimate], Job]) -> list[dict[str, Any]]:
     """Changes for JSON, each with its command line."""
     return [change.to_dict() | {"command": complete(change.best).command()} for change in changes]
 
 
-def show(target: Console, plan: Plan, changes: Sequence[Change] = (), refused: Sequence[str] = ()) -> None:
+def show(target: Console, plan: Plan, changes: Sequence[Replanned] = (), refused: Sequence[str] = ()) -> None:
     """Prints a plan: the best layouts, why others are slower, the Pareto front, and what was assumed."""
     request, result, price = plan.request, plan.result, plan.case.price
     shown = result.layouts[: request.top]
@@ -265,7 +265,7 @@ def _why_not(plan: Plan) -> list[str]:
     return [f"the best of them, {layout_flags(other)}: {compare(result.layouts[0], other, result.objective)}"]
 
 
-def change_table(target: Console, changes: Sequence[Change], title: str) -> None:
+def change_table(target: Console, changes: Sequence[Replanned], title: str) -> None:
     """Changes of a job, one a row."""
     compared = any(change.speed is not None for change in changes)
     columns = [
@@ -282,7 +282,7 @@ def change_table(target: Console, changes: Sequence[Change], title: str) -> None
     draw(target, columns, rows, title)
 
 
-def _of_size(changes: list[Change], cases: list[Case], case: Case) -> list[Change]:
+def _of_size(changes: list[Replanned], cases: list[Case], case: Case) -> list[Replanned]:
     """Changes of one case; where several numbers of GPUs were asked about, the flags say which one it has."""
     if len(cases) == 1:
         return changes

@@ -1,4 +1,4 @@
-"""What a user asks for: the flags of a command line, and the run they mean once everything unsaid is filled in."""
+"""Resolving a `Job` into a `Setup`: defaults are filled in and recorded, and what does not go together is refused."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ TARGETS = {
     "query_key_value": "qkv", "out_proj": "output", "gate_proj": "gate", "up_proj": "up", "down_proj": "down",
     "gate_up_proj": "gate_up", "fc1": "up", "fc2": "down", "c_fc": "up",
 }  # fmt: skip
-"""Names of linear layers in transformers' modules, and ours."""
+"""Linear layers by their names in transformers' modules."""
 
 
 def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
-    """The run that a job means; `model` where it is at hand already.
+    """Fill in what a job does not state and return the run; `model`: the model where it is loaded already.
 
-    >>> found = resolve_job(Job(model="llama-3.1-8b", gpus=16, tp=8))
-    >>> found.layout.dp, found.layout.seq_len, found.training.framework.name
+    Raises `ConfigError`, `LayoutError` or `NotModelled`.
+
+    >>> setup = resolve_job(Job(model="llama-3.1-8b", gpus=16, tp=8))
+    >>> setup.layout.dp, setup.layout.seq_len, setup.training.framework.name
     (2, 4096, 'megatron')
     """
     file, dropout = "", 0.0
@@ -107,13 +109,13 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     for key, size in chosen.defaults:
         assumed[key] = f"{size} (not in the config: {chosen.model_type}'s default)"
     machines, untimed = _cluster(job, card, layout)
-    found = Setup(
+    setup = Setup(
         job=job, model=chosen, layout=layout, training=kind, gpu=card, lengths=lengths, assumed=assumed,
         cluster=machines, untimed=untimed, file=file, uncounted=uncounted, dropout=dropout,
     )  # fmt: skip
     if job.measured is None:
-        return found
-    return msgspec.structs.replace(found, scale=scale(job, lambda there: resolve_job(there, chosen).estimate().time))
+        return setup
+    return msgspec.structs.replace(setup, scale=scale(job, lambda there: resolve_job(there, chosen).estimate().time))
 
 
 def _whole_run(job: Job) -> None:
@@ -135,6 +137,7 @@ def _whole_run(job: Job) -> None:
 
 
 def bandwidth(text: str | None, name: str) -> float | None:
+    """Read a bandwidth [byte/s] of the flag `name`; None stays None. Raises `ConfigError`."""
     if text is None:
         return None
     value, unit = parse(text)
@@ -161,7 +164,7 @@ def _applies(job: Job, model: ModelSpec) -> None:
     experts = any(isinstance(block.mlp, Moe) for block in model.blocks)
     for name in ("ep", "etp"):
         if (getattr(job, name) or 1) > 1 and not experts:
-            raise ConfigError(f"{model.name} has no experts to share out", key=name)
+            raise ConfigError(f"{model.name} has no experts to shard", key=name)
 
 
 def _degrees(job: Job, fill: Any) -> tuple[int, dict[str, int]]:
@@ -171,8 +174,8 @@ def _degrees(job: Job, fill: Any) -> tuple[int, dict[str, int]]:
     gpus = fill("gpus", within, "one replica" if within > 1 else "")
     if gpus % within:
         raise LayoutError(
-            f"{gpus} GPUs cannot be shared out: tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']} = {within}"
-            f" leaves {gpus % within}",
+            f"{gpus} GPUs are not divisible by tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']} = {within}:"
+            f" {gpus % within} left",
             dimension="gpus", size=gpus, ranks=within,
         )  # fmt: skip
     return gpus // within, degrees
@@ -183,7 +186,7 @@ def _lengths(path: str | None) -> Lengths | None:
 
 
 def framework_of(job: Job) -> str:
-    """The framework where none is named."""
+    """Return the framework of a job that names none."""
     return default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
 
 
@@ -216,8 +219,8 @@ def _seq_len(job: Job, model: ModelSpec, lengths: Lengths | None, fill: Any) -> 
             raise ConfigError("the lengths file says how long the sequences are; leave --seq-len out", key="seq_len")
         return lengths.longest
     longest = model.max_position_embeddings
-    found: int = fill("seq_len", SEQ_LEN if longest is None else min(SEQ_LEN, longest))
-    return found
+    seq_len: int = fill("seq_len", SEQ_LEN if longest is None else min(SEQ_LEN, longest))
+    return seq_len
 
 
 def _ragged(lengths: Lengths | None, micro_batch: int, kind: Training) -> dict[str, Any]:

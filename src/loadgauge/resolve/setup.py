@@ -1,4 +1,4 @@
-"""`Setup`: a job with everything settled: the model, the layout, how it is trained and on which GPUs."""
+"""`Setup`: a resolved job: the model, the layout, how it is trained and on which GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loadgauge.units import GIB, parse_count
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, ready to be estimated. `assumed`: what the user did not say, by flag."""
+    """A run that can be estimated. `assumed`: the values of flags that were not given, with the reason."""
 
     job: Job
     model: ModelSpec
@@ -32,56 +32,56 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     untimed: str = ""
     """Why there is no cluster, where a GPU is given."""
     scale: float = 1.0
-    """What the user's measured run took, over what was predicted for it."""
+    """Measured over predicted step time of the user's measured run."""
     file: str = ""
     """Where the model is another tool's job file: whose, and how its keys were read."""
     uncounted: tuple[Uncounted, ...] = ()
-    """What a job file asks for that is not counted."""
+    """Settings of a job file that are not counted."""
     dropout: float = 0.0
     """Of the input of a job file's adapters."""
 
     def estimate(self) -> Estimate:
-        """The estimate of the job, its range widened by what a job file asks for that is not counted."""
-        found = estimate(self.model, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
-        found = found.replace(assumed=self.assumed)
+        """Return the estimate; its range is widened by settings of a job file that are not counted."""
+        result = estimate(self.model, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
+        result = result.replace(assumed=self.assumed)
         if self.untimed:
-            found = found.replace(untimed=self.untimed)
+            result = result.replace(untimed=self.untimed)
         if self.uncounted or (self.dropout and self.training.lora is not None):
-            found = widened(self, found)
-        return found
+            result = widened(self, result)
+        return result
 
-    def budget(self, found: Estimate) -> Budget | None:
-        """What the whole run takes, where the user says how many tokens it has."""
+    def budget(self, result: Estimate) -> Budget | None:
+        """Return the time, energy and price of the whole run; None without its number of tokens, or without a step time."""
         job = self.job
-        if job.tokens is None or found.time is None:
+        if job.tokens is None or result.time is None:
             return None
         failures = None
         if job.mtbf_hours is not None:
-            given = {"checkpoint_seconds": job.checkpoint_seconds, "restart_seconds": job.restart_seconds}
+            seconds = {"checkpoint_seconds": job.checkpoint_seconds, "restart_seconds": job.restart_seconds}
             failures = Failures(
                 hours_between_failures_per_gpu=job.mtbf_hours,
-                **{name: value for name, value in given.items() if value is not None},
+                **{name: value for name, value in seconds.items() if value is not None},
             )
         return Budget.of(
             tokens=parse_count(job.tokens, "tokens"),
             gpus=self.layout.gpus,
-            step_tokens=found.time.tokens,
-            step_seconds=found.time.step,
+            step_tokens=result.time.tokens,
+            step_seconds=result.time.step,
             price=job.price,
-            watts=found.time.tdp,
+            watts=result.time.tdp,
             failures=failures,
             wanted_days=job.days,
         )
 
     def worst_case(self) -> Estimate | None:
-        """The estimate where every sequence of the micro-batch is the longest there is; None without lengths."""
+        """Return the estimate with every sequence of the micro-batch as long as the longest; None without lengths."""
         if self.lengths is None:
             return None
         layout = msgspec.structs.replace(self.layout, tokens=None, pairs=None)
         return estimate(self.model, layout, self.training, self.gpu)
 
     def forecast(self, result: Estimate | None = None) -> Forecast | None:
-        """What the lengths need padded and without padding; None without lengths. result: the job's own estimate."""
+        """Return memory and time of the lengths padded and padding-free; None without lengths. result: the own estimate."""
         if self.lengths is None:
             return None
         return forecast(
@@ -90,7 +90,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worst_routing(given: Setup) -> Estimate | None:
-    """The estimate where all tokens that can go to one expert rank do; None where that changes nothing."""
+    """Return the estimate with the worst possible imbalance of experts; None where that changes nothing."""
     worst = given.layout.worst_imbalance(given.model)
     if worst <= given.layout.expert_imbalance:
         return None
@@ -98,9 +98,9 @@ def worst_routing(given: Setup) -> Estimate | None:
     return msgspec.structs.replace(given, layout=layout).estimate()
 
 
-def widened(given: Setup, found: Estimate) -> Estimate:
-    """An estimate with what a job file asks for and is not counted: said first, and the range as wide as that makes it."""
-    memory, items = found.memory, list(given.uncounted)
+def widened(given: Setup, result: Estimate) -> Estimate:
+    """Return an estimate whose range and notes include the settings of a job file that are not counted."""
+    memory, items = result.memory, list(given.uncounted)
     if given.dropout and given.training.lora is not None:
         lora = msgspec.structs.replace(given.training.lora, dropout=given.dropout)
         kind = msgspec.structs.replace(given.training, lora=lora)
@@ -114,8 +114,8 @@ def widened(given: Setup, found: Estimate) -> Estimate:
         )
         change = estimate(given.model, given.layout, kind, given.gpu).memory.total - memory.total
         items.append(Uncounted("", "", low=max(0.0, -change), high=max(0.0, change)))
-    beside = sum(item.parameter for item in items) * found.params / found.layout.gpus
-    low, high = sum(item.low for item in items), sum(item.high for item in items) + beside
+    extra = sum(item.parameter for item in items) * result.params / result.layout.gpus
+    low, high = sum(item.low for item in items), sum(item.high for item in items) + extra
     memory = msgspec.structs.replace(memory, low=max(0.0, memory.low - low), high=memory.high + high)
     notes = tuple(item.note for item in items if item.note)
-    return found.replace(memory=memory, unmodelled=notes)
+    return result.replace(memory=memory, unmodelled=notes)

@@ -1,4 +1,4 @@
-"""What share of its datasheet one GPU achieves, by kind of operation: `data/calibration/<gpu>.toml`, read when asked for.
+"""The share of its datasheet that a GPU achieves, by kind of operation: `data/calibration/<gpu>.toml`, read on demand.
 
 A calibration is data with its source and date, one file per kind of GPU; no constant belongs to a run, a model or a
 source. A GPU without a file gets the stated default, and a wider range.
@@ -16,7 +16,7 @@ from loadgauge.errors import ConfigError
 
 
 class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Efficiencies of one GPU.
+    """Efficiencies of one GPU: shares of its datasheet, unless a unit is given.
 
     matmul: share of the peak that a large matrix product reaches
     wave: how much of the loss by partial waves of tiles shows (0: none, 1: all)
@@ -24,15 +24,15 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     attention, attention_backward: share of the peak in the vendor's fused attention (cuDNN, as Transformer Engine and so
         Megatron use), of the pairs that are not masked; flash2, flash2_backward: in FlashAttention-2 (PyTorch, transformers)
     memory: share of the memory bandwidth; traffic: memory traffic of element-wise operations over the unfused count
-    launch: seconds before an operation starts that nothing hides
+    launch: exposed launch overhead of an operation [s]
     inner_link, outer_link: achieved share of the link inside a domain, and of the network adapter
-    inner_latency, outer_latency: seconds of one step of a collective
-    contention: share of hidden communication's time that the compute beside it loses
+    inner_latency, outer_latency: latency of one step of a collective [s]
+    contention: share of hidden communication's time that the overlapping compute loses
     fp8_matmul, fp4_matmul: as `matmul`, of the 8-bit and the 4-bit peak
-    routing: seconds that an expert layer's routing adds in each direction: many small kernels, and a host that waits to
-        learn how many tokens each expert has
+    routing: time that an expert layer's routing adds in each direction [s]: many small kernels, and a host that waits for
+        the number of tokens of each expert
     multiprocessors: how many tiles of a matrix product are computed at a time
-    low, high: the factors on a predicted time between which 80 % of the rows lie that were not used to fit it
+    low, high: factors on a predicted time that span 80 % of the rows that were not used to fit it
     low_measured, high_measured: the same once a measured run of the same model and machine has rescaled it
     """
 
@@ -76,7 +76,7 @@ of a step of a ring in NCCL's own tables (source: nccl)."""
 
 @functools.cache
 def rates(gpu: str) -> Rates:
-    """The calibration of a GPU, or `DEFAULT` (whose `basis` is assumed).
+    """Return the calibration of a GPU by its id, or `DEFAULT` (whose `basis` is assumed). Raises `ConfigError`.
 
     >>> rates("no-such-gpu").basis
     'assumed'

@@ -1,4 +1,4 @@
-"""A cluster from a kind of GPU: what its file states of links and adapters, and what the user says instead."""
+"""Clusters: a number of GPUs with the links that their file states, unless the user gives others."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from loadgauge.spec.calibration import rates
 from loadgauge.spec.hardware import Cluster, Gpu, Link
 
 GPUS_PER_NODE = 8
-"""Where neither the user nor the GPU's file says."""
+"""Where neither the user nor the GPU's file states it."""
 
 
 def domain_of(gpu: Gpu, gpus_per_node: int | None) -> int:
-    """GPUs that the fast link joins: a rack's (72) whatever the node, else at most those of one node.
+    """Return how many GPUs the fast link joins: those of a rack (72) whatever the node, else at most those of one node.
 
     >>> from loadgauge.spec.hardware import gpu
     >>> domain_of(gpu("gb200-nvl72"), 4), domain_of(gpu("h100-sxm5-80gb"), 4), domain_of(gpu("rtx4090"), None)
@@ -26,7 +26,7 @@ def domain_of(gpu: Gpu, gpus_per_node: int | None) -> int:
 
 
 def evenly(gpus: int, domain: int) -> int:
-    """GPUs taken of each rack: a job fills all its racks alike, 64 of 72 where it runs on 256.
+    """Return how many GPUs of each domain a job uses: it fills all its racks equally, 64 of 72 for 256 GPUs.
 
     >>> evenly(256, 72), evenly(2048, 72), evenly(16, 72), evenly(73, 72)
     (64, 64, 16, 72)
@@ -43,10 +43,10 @@ def cluster(
     nic_bandwidth: float | None = None,
     link_domain: int | None = None,
 ) -> Cluster:
-    """`gpus` of one kind, with the links its file states; bandwidths in byte/s per GPU and direction.
+    """Return a cluster of `gpus` GPUs with the links that their file states; bandwidths in byte/s per GPU and direction.
 
-    Latencies are those of the GPU's calibration. Raises `NotStated` where a link is needed that no source states and
-    the user does not give.
+    Latencies are those of the GPU's calibration. Raises `NotStated` where a bandwidth is needed that no source states and
+    the user does not give, `ConfigError` where the GPUs are not whole nodes.
 
     >>> from loadgauge.spec.hardware import gpu
     >>> [link.domain for link in cluster(gpu("h100-sxm5-80gb"), 64).links]

@@ -31,6 +31,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     fully_shards: ZeRO 2 and 3 are PyTorch's FSDP2. Both hold weights in shards; stage 2 (`reshard_after_forward=False`)
         keeps each layer gathered from its forward to its backward, stage 3 gathers it for each pass
     unit_gradients: the gradients of a layer are whole, in a buffer, until they are scattered (ZeRO 2 and 3)
+    torch_optimizer: it runs PyTorch's own optimizers, of which the fused ones are assumed
     foreach_step: the optimizer step makes a temporary of one weight-sized copy
     float32_step: the optimizer step copies 16-bit gradients to float32
     buckets: elements of each communication bucket under ZeRO; 0: none beyond the gradient buffer
@@ -65,6 +66,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     ddp_copies: bool = False
     fully_shards: bool = False
     unit_gradients: bool = False
+    torch_optimizer: bool = False
     foreach_step: bool = False
     float32_step: bool = False
     buckets: int = 0
@@ -85,6 +87,11 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     @property
+    def is_default(self) -> bool:
+        """Whether it is the one where none is named and the model is not split."""
+        return self.name == DEFAULT
+
+    @property
     def weights_stage(self) -> int:
         """The ZeRO stage from which on weights are held in shards."""
         return 2 if self.fully_shards else 3
@@ -101,7 +108,7 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(
             name="huggingface",
             kernels=TRANSFORMERS,
-            precision="bf16-mixed-16", gradients_persist=False, ddp_copies=True, fully_shards=True,
+            precision="bf16-mixed-16", gradients_persist=False, ddp_copies=True, fully_shards=True, torch_optimizer=True,
             # DDP, and FSDP's SHARD_GRAD_OP and FULL_SHARD; its models checkpoint whole layers, or none.
             splits_model=False, zero_stages=(0, 2, 3), schedules=("1f1b",), recomputes_parts=False,
             source="transformers",
@@ -131,7 +138,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="torchtitan",
             kernels=Kernels(keep_gathered=True, views_pin_storage=True),
             precision="bf16-autocast", low_precisions=tuple(TORCHAO.items()), casts="fsdp",
-            gradients_persist=False, fully_shards=True, reduces_by_layer=True,
+            gradients_persist=False, fully_shards=True, torch_optimizer=True, reduces_by_layer=True,
             # FSDP2 shards everything, or nothing (DDP).
             zero_stages=(0, 3), schedules=("1f1b", "gpipe", "interleaved", "zb-v", "dualpipev"),
             source="pytorch",

@@ -1,7 +1,7 @@
-"""What one GPU can do, with the source of every figure: `data/gpus/*.toml`, one file per GPU, read when asked for.
+"""Datasheets of GPUs, with the source of every figure: `data/gpus/*.toml`, one file per GPU, read on demand.
 
-"GPU" stands for any accelerator of the catalogue (TPU chip, Gaudi, Trainium, Ascend too), in the unit its `name` says:
-a package, a chip, a card. A figure that no source states is absent from the file and raises `NotStated` when asked for.
+"GPU" is any accelerator of the catalogue (TPU chip, Gaudi, Trainium, Ascend too), in the unit its `name` says:
+a package, a chip, a card. A figure that no source states is absent from the file and raises `NotStated` when read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Quantity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return parse(self.text)[1]
 
     def works(self) -> tuple[Source, ...]:
-        """The cited works; an unknown key raises `ConfigError`."""
+        """Return the cited works. Raises `ConfigError` for an unknown key."""
         return tuple(cite(key) for key in self.sources)
 
 
@@ -108,7 +108,7 @@ class Power(_Section, frozen=True):
 
 
 class Measured(_Section, frozen=True):
-    """Rates that somebody measured: `bf16_best` is the best bf16 matrix multiplication found, in FLOP/s."""
+    """Published measurements: `bf16_best` is the best bf16 matrix multiplication found, in FLOP/s."""
 
     bf16_best: Quantity | None = None
 
@@ -140,7 +140,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @staticmethod
     def from_toml(id: str, text: str) -> Gpu:
-        """The GPU that `text` describes, a file as in `data/gpus`. What is wrong in it raises `ConfigError`."""
+        """Read a GPU from a TOML text such as those in `data/gpus`. Raises `ConfigError`."""
         try:
             return msgspec.convert({**tomllib.loads(text), "id": id}, Gpu)
         except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
@@ -158,7 +158,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def capacity(self) -> float:
-        """Memory in bytes: what the driver reports where a source states it, else the label read in its own unit,
+        """Usable memory [bytes]: what the driver reports where a source states it, else the label read in its own unit,
         GB as 10^9 and GiB as 2^30 bytes.
 
         NVIDIA's "80 GB" is loosely 80 GiB: where both are stated, the driver reports between 100 % and 107 % of the
@@ -176,7 +176,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return "reported" if self.memory.reported else "assumed"
 
     def peak(self, precision: str) -> float:
-        """The dense peak in FLOP/s (`int8`: OP/s) at `fp32 tf32 bf16 fp16 fp8 fp4 int8`, from the sources in `peaks`.
+        """Return the dense peak [FLOP/s, `int8`: OP/s] at `fp32 tf32 bf16 fp16 fp8 fp4 int8`.
 
         Raises `NotStated` where none states it (or the GPU cannot: see `notes`), `ConfigError` for another word.
 
@@ -190,7 +190,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def memory_bandwidth(self) -> float:
-        """Bytes per second between the GPU and its memory; `NotStated` where no source states it."""
+        """Memory bandwidth [byte/s]. Raises `NotStated` where no source states it."""
         return self._stated(self.memory.bandwidth, "memory.bandwidth")
 
     @property
@@ -201,22 +201,22 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def link_domain(self) -> int:
-        """How many GPUs the link joins; `NotStated` where no source states it."""
+        """Number of GPUs that the link joins. Raises `NotStated` where no source states it."""
         return int(self._stated(self.interconnect.domain, "link.domain"))
 
     @property
     def nic_bandwidth(self) -> float:
-        """Bytes per second and direction to other nodes, per GPU; `NotStated` where no source states it."""
+        """Bandwidth to other nodes per GPU and direction [byte/s]. Raises `NotStated` where no source states it."""
         return self._stated(self.nic.bandwidth, "nic.bandwidth")
 
     @property
     def tdp(self) -> float:
-        """Thermal design power in watts; `NotStated` where no source states it."""
+        """Thermal design power [W]. Raises `NotStated` where no source states it."""
         return self._stated(self.power.tdp, "power.tdp")
 
     @property
     def bf16_best(self) -> float:
-        """The best bf16 matrix multiplication anybody measured, in FLOP/s; `NotStated` where no source states one."""
+        """The fastest bf16 matrix multiplication measured [FLOP/s]. Raises `NotStated` where no source states one."""
         return self._stated(self.measured.bf16_best, "measured.bf16_best")
 
     def _stated(self, figure: Quantity | None, key: str) -> float:
@@ -265,7 +265,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 def gpu_ids() -> tuple[str, ...]:
-    """The ids of the catalogue, sorted; reads no file.
+    """Return the ids of the catalogue, sorted; reads no file.
 
     >>> "h100-sxm5-80gb" in gpu_ids()
     True
@@ -275,7 +275,7 @@ def gpu_ids() -> tuple[str, ...]:
 
 @functools.cache
 def gpu(id: str) -> Gpu:
-    """The GPU of that id, from its one file. An unknown id raises `ConfigError` with the closest ones.
+    """Read a GPU by its id. Raises `ConfigError` with the closest ids for an unknown one.
 
     >>> gpu("h100-sxm5")
     Traceback (most recent call last):
@@ -288,7 +288,7 @@ def gpu(id: str) -> Gpu:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The whole catalogue in order of id; reads every file."""
+    """Return the whole catalogue in order of id; reads every file."""
     return tuple(gpu(id) for id in gpu_ids())
 
 

@@ -1,7 +1,7 @@
 """How the operations are carried out: which kernels run, and how many bytes the elements have.
 
 The same layer keeps different bytes for backward in plain PyTorch, in Hugging Face's modules and in Megatron's fused
-kernels; this is where the difference is stated, once.
+kernels; the difference is stated here, once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LowPrecision(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def inside(self, x: Size, y: Size, w: Size, *, trained: bool, kept: bool) -> Size:
-        """Bytes alive inside the backward of y = x w only, for so many elements each: what is quantised there.
+        """Return the bytes that exist only inside the backward of y = x w, of `x`, `y` and `w` elements: its quantised copies.
 
         That is the gradient of y, by rows and, for the gradient of a weight that is `trained`, by columns; the weight,
         where no copy of it is held; and x, unless it is `kept` quantised.
@@ -75,7 +75,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     norm: `fused` keeps its input and one or two statistics per token; `upcast` is Hugging Face's RMSNorm module, which
         keeps a float32 copy and the normalised value.
     activation: `fused` recomputes the activation's output from its input; `unfused` keeps what PyTorch keeps.
-    softmax_float32: eager probabilities are computed in float32 and kept so, beside the copy in the compute dtype.
+    softmax_float32: eager probabilities are computed and kept in float32, in addition to the copy in the compute dtype.
     repeat_kv: eager grouped-query attention expands keys and values to all heads.
     views_pin_storage: with flash attention, values kept as a view of the fused projection hold all of its output, and
         an output laid out head by head is copied for the last matrix.

@@ -21,7 +21,7 @@ TWO_CHUNKS = (*V_SHAPED, "dualpipe")
 
 
 class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Which layers run again in backward, and what of them.
+    """Which layers are recomputed in backward, and which of their operations.
 
     mode: `none`, `selective` (the core of attention), `full` (whole layers), or `ops` (the operations named)
     every: only every n-th layer; layers: only the first n of each stage (None: all); group: layers between checkpoints
@@ -35,7 +35,7 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str) -> RecomputePolicy:
-        """From the command line: none, selective, full, full:every=2, full:layers=5, full:group=4, or names of operations.
+        """Read none, selective, full, full:every=2, full:layers=5, full:group=4, or names of operations. Raises `ConfigError`.
 
         >>> RecomputePolicy.parse("full:every=2").every
         2
@@ -73,7 +73,7 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
         return self.mode != "none" and self.every == 1 and self.layers is None
 
     def applies_to(self, layers: int) -> int:
-        """How many of a stage's `layers` it applies to."""
+        """Return how many of a stage's `layers` are recomputed."""
         if self.mode == "none":
             return 0
         if self.layers is not None:
@@ -118,32 +118,32 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpus(self) -> Size:
-        """GPUs in use."""
+        """Number of GPUs: dp x tp x pp x cp."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
     def zero_ranks(self) -> Size:
-        """Ranks that ZeRO shards over: data-parallel ones, as far as they are no replicas, and context-parallel ones."""
+        """Number of ranks that ZeRO shards over: dp over replicas, times cp."""
         return shard(self.dp, self.replicas, "dp over replicas") * self.cp
 
     @property
     def expert_dp(self) -> Size:
-        """Ranks that hold the same experts: what is left of dp x cp x tp beside ep x etp."""
+        """Number of ranks that hold the same experts: dp x cp x tp over ep x etp."""
         return shard(self.dp * self.cp * self.tp, self.ep * self.etp, "dp x cp x tp")
 
     @property
     def expert_zero_ranks(self) -> Size:
-        """Of those, the ranks that ZeRO shards over."""
+        """Number of ranks that ZeRO shards experts over: `expert_dp` over replicas."""
         return shard(self.expert_dp, self.replicas, "ranks with the same experts over replicas")
 
     @property
     def num_microbatches(self) -> Size:
-        """Micro-batches each pipeline runs in one step."""
+        """Number of micro-batches that each pipeline runs in one step."""
         return shard(shard(self.global_batch, self.dp, "global_batch"), self.micro_batch, "global_batch per dp rank")
 
     @property
     def chunks(self) -> int:
-        """Parts of the model that each pipeline stage holds."""
+        """Number of parts of the model that each pipeline stage holds."""
         return 2 if self.schedule in TWO_CHUNKS else self.vpp
 
     @property
@@ -152,7 +152,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return 2 if self.schedule == "dualpipe" else 1
 
     def layers_of(self, model: ModelSpec) -> tuple[int, ...]:
-        """Layers of each pipeline stage, in one direction."""
+        """Return the number of layers of each pipeline stage, in one direction."""
         if self.stage_layers is not None:
             return self.stage_layers
         return (shard(model.num_hidden_layers, self.pp, "num_hidden_layers"),) * self.pp
@@ -205,7 +205,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(tuple(held[stage, chunk] for chunk in range(self.chunks)) for stage in range(self.pp))
 
     def in_flight(self, stage: int) -> Size:
-        """Micro-batches whose activations a stage holds at its fullest, in units of a stage of the model (1/p of it).
+        """Return the most micro-batches whose activations a stage holds at once, in units of a stage of the model (1/p of it).
 
         Counted to the end of backward, the weights' part of it included (`estimate.flight` says what waits for that).
         With m micro-batches, p stages and r this stage:
@@ -240,7 +240,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return minimum(batches, most)
 
     def worst_imbalance(self, model: ModelSpec) -> Size:
-        """The most that `expert_imbalance` can be: every token sends all it can to the experts of one rank.
+        """Return the largest possible `expert_imbalance`: every token sends all it can to the experts of one rank.
 
         A rank has E / e of the E experts, so a token sends it at most min(K, E / e) of its K copies, where K / e is the
         mean: min(e, E / K) times that. (A capacity factor bounds it as well.)
@@ -258,11 +258,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return worst
 
     def valid(self, model: ModelSpec) -> list[str]:
-        """What keeps this layout from existing, a line each; an empty list when it can."""
+        """Return why this layout is invalid for a model, one line per reason; empty where it is valid."""
         return _violations(self, model)
 
     def check(self, model: ModelSpec) -> None:
-        """Raises `LayoutError` with everything that does not divide."""
+        """Raise `LayoutError` with all reasons why the layout is invalid."""
         problems = self.valid(model)
         if problems:
             raise LayoutError("; ".join(problems))

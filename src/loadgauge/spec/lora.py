@@ -30,7 +30,7 @@ BASE_FORMATS: dict[str, BaseFormat] = {
     "nf4": BaseFormat(
         nbytes=0.5 + 1 / 64 + 4 / (64 * 256), words="4.127 bits (NF4, scales quantised too)", source="dettmers2023",
     ),
-    # As bitsandbytes does unless told to quantise the scales: a float32 scale for each block of 64.
+    # As bitsandbytes does unless it is to quantise the scales: a float32 scale for each block of 64.
     "nf4-single": BaseFormat(nbytes=0.5 + 4 / 64, words="4.5 bits (NF4, float32 scales)", source="dettmers2023"),
     # 4 bits and an 8-bit power of two for each block of 32, of the experts that checkpoints hold so.
     "mxfp4": BaseFormat(
@@ -75,7 +75,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def base_format(quantised: bool | str) -> BaseFormat | None:
-    """What `Lora.quantised` says."""
+    """Return the format that `Lora.quantised` names; None where the base is not quantised."""
     if isinstance(quantised, bool):
         return BASE_FORMATS["nf4"] if quantised else None
     return BASE_FORMATS[quantised]

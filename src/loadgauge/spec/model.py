@@ -62,7 +62,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     repeats_kv: bool = False
     """transformers' module repeats keys and values for all query heads whatever the kernel (Falcon-40B)."""
     alibi: bool = False
-    """Distance is a bias on the scores (BLOOM, MPT): made anew from positions, so nothing of it is kept or counted."""
+    """Distance is a bias on the scores (BLOOM, MPT): recomputed from positions, so nothing of it is kept or counted."""
     sinks: bool = False
     """Each head has a learned score that takes part in the softmax and is then dropped (GPT-OSS)."""
     causal: bool = True
@@ -73,7 +73,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     output_gate: bool = False
     """The sigmoid of a gate, made by the queries' matrix, multiplies the output of the heads (Qwen3-Next)."""
     softmax_float32: bool = True
-    """transformers' module computes written-out probabilities in float32 (all but GPT-2's and BERT's kin)."""
+    """transformers' module computes written-out probabilities in float32 (all but the families of GPT-2 and BERT)."""
     scores_float32: bool = False
     """transformers' module casts queries and keys to float32 for the written-out scores (GPT-J, GPT-Neo, CodeGen)."""
     scores_floored: bool = False
@@ -264,7 +264,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     first_norm: bool = True
     """False where the first norm is left out (the first block of ModernBERT)."""
     beside: Mamba2 | None = None
-    """A mixer beside the attention: each reads its own scaled copy of the input, and their outputs are summed
+    """A mixer in parallel to the attention: each reads its own scaled copy of the input, and their outputs are summed
     (Falcon-H1)."""
     residual_in_fp32: bool = False
     """transformers' module keeps the residual stream in float32 (Mamba-2)."""
@@ -288,7 +288,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     softcap: bool = False
     """Logits pass through tanh (Gemma 2)."""
     loss_float32: bool = True
-    """transformers' module computes the loss in float32 (all but BERT's kin)."""
+    """transformers' module computes the loss in float32 (all but the family of BERT)."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,7 +334,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.pattern)
 
     def with_mtp(self, layers: int | None = None) -> ModelSpec:
-        """The model with its multi-token prediction modules, or with so many; each predicts one token more.
+        """Return the model with its multi-token prediction modules, or with a given number; each predicts one token more.
 
         A module is a block like the last layer, behind a matrix that joins the hidden state and the next token's
         embedding; embedding and head are the model's own (source: deepseek2024v3, section 2.2). Raises `ConfigError`
@@ -350,6 +350,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, mtp_layers=count, unused_keys=unread)
 
     def layer_counts(self, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
-        """How many layers of each distinct block lie in `start:stop`."""
+        """Return how many layers of each distinct block are in `start:stop`."""
         part = self.pattern[start:stop]
         return tuple(part.count(index) for index in range(len(self.blocks)))

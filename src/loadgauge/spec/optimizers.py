@@ -31,7 +31,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
     source: str = "rajbhandari2019"
 
     def moment(self, precision: Precision) -> float:
-        """Bytes of one element of a moment.
+        """Return the bytes of one element of a moment.
 
         >>> from loadgauge.spec.precision import PRECISIONS
         >>> OPTIMIZERS["adamw"].moment(PRECISIONS["bf16-pure"]), OPTIMIZERS["adamw-8bit"].moment(PRECISIONS["bf16-pure"])
@@ -40,7 +40,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
         return precision.moment if self.moment_bytes is None else self.moment_bytes
 
     def moved(self, precision: Precision) -> float:
-        """Bytes per parameter that the step reads and writes: gradients read twice (once for their norm), master weights
+        """Return the memory traffic of the step [bytes per parameter]: gradients read twice (once for their norm), master weights
         and moments read and written, the weights of the products written."""
         master = precision.master or precision.weight
         return 2 * precision.gradient + 2 * master + 2 * self.moments * self.moment(precision) + precision.compute
@@ -80,7 +80,7 @@ class TorchOptimizer(msgspec.Struct, frozen=True):
 
 
 def torch_optimizers() -> dict[str, TorchOptimizer]:
-    """The optimizers that PyTorch has, by name, with the variants of each: on CUDA foreach unless the name says otherwise.
+    """Return PyTorch's optimizers and their variants by name: on CUDA foreach unless the name says otherwise.
 
     >>> torch_optimizers()["adamw-fused"].options
     {'lr': 0.0001, 'fused': True}

@@ -1,4 +1,4 @@
-"""Which communication is hidden under which compute; each framework's defaults are in `training.FRAMEWORKS`."""
+"""Which communication is hidden under which compute; each framework's defaults are in `frameworks.FRAMEWORKS`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from loadgauge.errors import ConfigError
 
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True):
-    """Switches, one an axis.
+    """What is hidden under compute, one switch per axis.
 
-    tp: collectives of tensor parallelism run beside their matrix products (Megatron's user buffers, async TP)
-    dp: gradients are reduced bucket by bucket beside the backward of the last micro-batch, weights gathered beside the
+    tp: collectives of tensor parallelism overlap their matrix products (Megatron's user buffers, async TP)
+    dp: gradients are reduced bucket by bucket during the backward of the last micro-batch, weights gathered during the
         first forward
     prefetch: the next layer of ZeRO-3 / FSDP is gathered while one computes
     cp: keys and values of the next ring step travel while one computes
-    ep: dispatch and combine of one half of a micro-batch run beside the other half (DualPipe, batch-level overlap)
+    ep: dispatch and combine of one half of a micro-batch overlap the other half (DualPipe, batch-level overlap)
     pp: activations travel between stages while they compute
     launch: kernels are launched ahead of time, by CUDA graphs
     """
@@ -30,7 +30,7 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str) -> Overlap:
-        """From the command line: what is hidden, as in `dp,pp`; `none` or `all`.
+        """Read switches such as `dp,pp`, or `none` or `all`. Raises `ConfigError`.
 
         >>> Overlap.parse("dp,pp").tp, Overlap.parse("all").tp
         (False, True)
@@ -45,7 +45,7 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**{name: name in names for name in known})
 
     def text(self) -> str:
-        """As `parse` reads it.
+        """Return the text that `parse` reads.
 
         >>> Overlap(tp=True).text(), Overlap.parse("none").text(), Overlap.parse("all").text()
         ('tp,prefetch,cp,pp', 'none', 'all')

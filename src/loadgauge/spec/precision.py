@@ -13,9 +13,9 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes per parameter, by part, and bytes per activation element.
 
     weight: the weights as the framework holds them; compute: as the matrix products read them
-    gradient: where gradients gather over the step; main_gradient: a second, float32 copy beside 16-bit gradients
-    master: float32 weights beside 16-bit ones; moment: one optimizer moment
-    products: the 8- or 4-bit recipe of the blocks' matrix products, in which the rest of the record is of all else
+    gradient: the buffer that gradients accumulate in; main_gradient: an additional float32 copy of 16-bit gradients
+    master: additional float32 weights of 16-bit ones; moment: one optimizer moment
+    products: the 8- or 4-bit recipe of the blocks' matrix products; the rest of the record is that of everything else
     ZeRO-1 shards main_gradient, master and moments; ZeRO-2 the gradients too; ZeRO-3 all of it.
     """
 

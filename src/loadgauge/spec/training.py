@@ -1,4 +1,4 @@
-"""How a model is trained: number formats, optimizer, loss, adapters, and the framework whose habits decide the rest."""
+"""How a model is trained: number formats, optimizer, loss, adapters, and the framework whose defaults decide the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loadgauge.spec.precision import ALIASES, PRECISIONS, Precision
 
 
 def _precision(framework: Framework, name: str) -> Precision:
-    """A recipe by its name, as this framework means it."""
+    """Return the recipe of that name in this framework. Raises `ConfigError` or `NotModelled`."""
     if name in ("bf16", "fp16"):
         name = name + framework.precision[4:]
     name = ALIASES.get(name, name)
@@ -54,7 +54,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     offload: Literal["none", "optimizer", "all"] = "none"
 
     def check(self, model: ModelSpec) -> None:
-        """Raises `ConfigError` where it cannot be applied to the model."""
+        """Raise `ConfigError` where the training cannot be applied to the model."""
         routed = any(isinstance(block.mlp, Moe) for block in model.blocks)
         if self.lora is not None and self.lora.experts_only and not routed:
             raise ConfigError(f"{model.name} has no routed experts, and a base in {self.lora.quantised} is of those")
@@ -66,6 +66,7 @@ LOSSES = get_args(get_type_hints(Kernels)["loss"])
 
 
 def choose(table: dict[str, T], name: str, what: str) -> T:
+    """Look up a name in a table. Raises `ConfigError` that lists the known names and the closest one."""
     try:
         return table[name]
     except KeyError:
@@ -82,7 +83,7 @@ def training(
     lora: Lora | None = None,
     offload: Literal["none", "optimizer", "all"] = "none",
 ) -> Training:
-    """How to train, from the words of the command line. Anything unknown raises `ConfigError`.
+    """Return how to train, from the names that the command line takes. Raises `ConfigError` for an unknown one.
 
     precision: a recipe's name, `bf16` / `fp16` for the framework's usual recipe of that format, or one of
         `LOW_PRECISIONS` (`fp8` is `fp8-tensorwise`); one that the framework does not have raises `NotModelled`

@@ -6,6 +6,8 @@ What PyTorch cannot run is refused here, and only here.
 from __future__ import annotations
 
 import contextlib
+import functools
+import pkgutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,20 +15,18 @@ import msgspec
 import torch
 
 from loadgauge.errors import ConfigError, LayoutError, NotModelled
+from loadgauge.spec.axes import DEGREES, TRACED
 from loadgauge.spec.job import Job
 from loadgauge.spec.layout import Layout, RecomputePolicy
+from loadgauge.spec.optimizers import torch_optimizers
 from loadgauge.spec.training import Training, training
 from loadgauge.trace.checkpointing import DEFAULT_KEEP
 from loadgauge.trace.old_words import translate
 
 Factory = Callable[[Any], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, tuple[str, Factory]] = {
-    "adamw": ("adamw", lambda parameters: torch.optim.AdamW(parameters, lr=1e-4)),
-    "adamw-fused": ("adamw", lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, fused=True)),
-    "adamw-loop": ("adamw", lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, foreach=False)),
-    "sgd": ("sgd", lambda parameters: torch.optim.SGD(parameters, lr=1e-2)),
-    "sgd-momentum": ("sgd-momentum", lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)),
-    "adafactor": ("adafactor", lambda parameters: torch.optim.Adafactor(parameters, lr=1e-2)),
+    name: (known.optimizer, functools.partial(pkgutil.resolve_name(known.factory), **known.options))
+    for name, known in torch_optimizers().items()
 }
 """By name: the optimizer of `loadgauge.spec`, and PyTorch's. PyTorch's own default implementation (on CUDA: foreach)
 unless the name says otherwise."""
@@ -39,8 +39,8 @@ SCHEDULES = {
 }  # fmt: skip
 """Pipeline schedules of torch.distributed.pipelining."""
 REFUSED = {
-    "cp": 1, "ep": 1, "etp": 1, "lengths": None, "loss": "auto", "framework": "huggingface", "lora_rank": None,
-    "qlora": False, "offload": "none", "mtp": False,
+    **{axis: 1 for axis in DEGREES if axis not in TRACED}, "lengths": None, "loss": "auto", "framework": "huggingface",
+    "lora_rank": None, "qlora": False, "offload": "none", "mtp": False,
 }  # fmt: skip
 """Fields of a `Job` that a traced MODEL cannot have, and the value that changes nothing."""
 SINGLE_GPU = {"seq_len", "micro_batch", "global_batch", "precision", "optimizer", "attention", "recompute"}

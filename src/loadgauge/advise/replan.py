@@ -1,0 +1,139 @@
+"""What one change of a job would bring: each is planned again, none is extrapolated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from loadgauge.advise.changes import REPLAN_FIT, REPLAN_NEXT, Change, Kind, Run, changes
+from loadgauge.errors import Error
+from loadgauge.estimate.result import Estimate
+from loadgauge.plan.reopen import reopen
+from loadgauge.plan.search import Case, Objective, search
+from loadgauge.resolve.resolve import LORA_RANK
+from loadgauge.spec.job import Job
+from loadgauge.spec.lora import Lora
+from loadgauge.spec.optimizers import OPTIMIZERS
+from loadgauge.spec.overlap import Overlap
+from loadgauge.spec.training import Training, training
+from loadgauge.units import parse
+
+Progress = Callable[[str], None]
+
+
+class Replanned(NamedTuple):
+    """A change of the job, and the best layout with it. before: seconds that as many tokens take now."""
+
+    what: str
+    flags: str
+    best: Estimate
+    before: float | None = None
+
+    @property
+    def step(self) -> float:
+        """Step time with the change [s]."""
+        assert self.best.time is not None
+        return self.best.time.step
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens per second, over those without the change."""
+        return None if self.before is None else self.before / self.step
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "change": self.what, "flags": self.flags, "step": self.step, "memory": self.best.memory.total,
+            "step_before": self.before, "speed": self.speed, "layout": self.best.to_dict()["layout"],
+        }  # fmt: skip
+
+
+def what_would_fit(
+    cases: Sequence[Case], margin: float, objective: Objective, most: int = 6, progress: Progress | None = None
+) -> list[Replanned]:
+    """Return the changes that make a layout fit, each with the best one; those that cannot be modelled are left out.
+
+    The mildest come first; more GPUs are tried only until they are enough.
+    """
+    rows: list[Replanned] = []
+    for change in changes(Run.of_case(cases[-1]), REPLAN_FIT):
+        best = _best(cases[-1], change, margin, objective, progress)
+        if best is not None:
+            rows.append(Replanned(change.title, _flags(change), best))
+            if len(rows) == most or change.kind is Kind.MORE_GPUS:
+                break
+    return rows
+
+
+def what_next(
+    case: Case, best: Estimate, margin: float, objective: Objective, progress: Progress | None = None
+) -> list[Replanned]:
+    """Return what each change would bring, the one with the most tokens per second first."""
+    assert best.time is not None
+    rows = []
+    for change in changes(Run.of_case(case), REPLAN_NEXT):
+        other = _best(case, change, margin, objective, progress)
+        if other is not None:
+            assert other.time is not None
+            # What the old step would take for as many tokens on as many GPUs as it has.
+            before = best.time.step * other.time.tokens / best.time.tokens
+            rows.append(Replanned(change.title, _flags(change), other, before))
+    return sorted(rows, key=lambda row: -(row.speed or 0))
+
+
+def _best(
+    case: Case, change: Change, margin: float, objective: Objective, progress: Progress | None
+) -> Estimate | None:
+    """The best layout with a change; None where it cannot be modelled, or nothing fits."""
+    if progress is not None:
+        progress(change.title)
+    try:
+        return search([_apply(case, change.fields)], objective=objective, margin=margin, top=1).layouts[0]
+    except Error:
+        return None
+
+
+def _flags(change: Change) -> str:
+    return " ".join(Job(model="", **{name: value}).flags() for name, value in change.fields.items())
+
+
+def _apply(case: Case, fields: dict[str, Any]) -> Case:
+    """The case with some fields of `Job` changed; raises what the framework or the GPU has against it."""
+    for place, name in enumerate(("link_bandwidth", "nic_bandwidth")):
+        if name in fields:
+            links = list(case.cluster.links)
+            links[place] = msgspec.structs.replace(links[place], bandwidth=parse(fields[name])[0])
+            return msgspec.structs.replace(case, cluster=msgspec.structs.replace(case.cluster, links=tuple(links)))
+    sizes = {name: fields.get(name) for name in ("gpus", "global_batch", "seq_len")}
+    return reopen(case, **sizes, training=_training(case, fields))
+
+
+def _training(case: Case, fields: dict[str, Any]) -> Training | None:
+    """How the changed job is trained; None where that does not change."""
+    old = case.training
+    if "precision" in fields:
+        return _recast(case, fields["precision"])
+    if "optimizer" in fields:
+        return msgspec.structs.replace(old, optimizer=OPTIMIZERS[fields["optimizer"]])
+    if "offload" in fields:
+        return msgspec.structs.replace(old, offload=fields["offload"])
+    if "overlap" in fields:
+        return msgspec.structs.replace(old, overlap=Overlap.parse(fields["overlap"]))
+    if "lora_rank" in fields:
+        return msgspec.structs.replace(old, lora=Lora(rank=fields["lora_rank"]))
+    if "qlora" in fields:
+        lora = Lora(rank=LORA_RANK) if old.lora is None else old.lora
+        return msgspec.structs.replace(old, lora=msgspec.structs.replace(lora, quantised=True))
+    return None
+
+
+def _recast(case: Case, precision: str) -> Training:
+    """In another precision; raises where the framework or the GPU has none."""
+    old, kernels = case.training, case.training.kernels
+    if precision == "fp8":
+        case.cluster.gpu.peak("fp8")
+    loss = f"chunked:{kernels.loss_chunks}" if kernels.loss == "chunked" else kernels.loss
+    new = training(old.framework.name, precision, old.optimizer.name, kernels.attention, loss)
+    return msgspec.structs.replace(new, overlap=old.overlap, offload=old.offload)
