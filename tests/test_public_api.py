@@ -108,6 +108,14 @@ def test_none_is_the_same_as_not_given() -> None:
     assert loadgauge.estimate("gpt2", gpus=2, tp=None) == loadgauge.estimate("gpt2", gpus=2)  # type: ignore[call-overload]
 
 
+def test_a_plan_s_flags_give_its_estimate_and_go_into_other_tools_files() -> None:
+    best = loadgauge.plan("llama-3.1-8b", gpu=GPU, gpus=8, seq_len=8192, global_batch=64, tp=(1, 2), pp=1, cp=1).best
+    again = loadgauge.estimate(best.job)
+    assert (again.memory.total, again.time) == (best.estimate.memory.total, best.estimate.time)
+    assert "--framework" in best.flags()
+    assert f"--tensor-model-parallel-size {best.estimate.layout.tp}" in loadgauge.convert(best.job, to="megatron").text
+
+
 def test_a_job_is_the_same_as_its_keywords() -> None:
     job = loadgauge.Job(model="llama-3.1-8b", gpu=GPU, **JOB)
     assert loadgauge.estimate(job) == loadgauge.estimate("llama-3.1-8b", gpu=GPU, **JOB)
@@ -214,6 +222,9 @@ parts: dict[str, float] = result.memory.parts
 model: memory.MemoryModel | None = None
 traced: str = str(lg.trace("gpt2", layers=1, seq_len=16, recompute="full"))
 peak: int = lg.trace(job, device="cpu").peak.total
+best: lg.Job = lg.plan("gpt2", gpu="rtx4090", gpus=1, tp=(1, 2), objective="headroom").best.job
+flags: str = lg.plan(job, top=3).best.flags()
+text: str = lg.convert(job, to="megatron").text
 if result.time is not None:
     step: float = result.time.step
 """
@@ -227,6 +238,8 @@ lg.estimate(5)
 lg.estimate(lg.Job(model="gpt2"), tp=2)
 lg.Job(model="gpt2", tp="2")
 lg.trace("gpt2", seq_length=16)
+lg.plan("gpt2", objective="speed")
+lg.convert(5)
 """
 
 
@@ -245,7 +258,8 @@ def test_a_strangers_file_is_checked(tmp_path: Path) -> None:
         [sys.executable, *words, "stranger.py", "wrong.py"], cwd=tmp_path, capture_output=True, text=True
     )
     errors = {tuple(line.split(":")[:2]) for line in done.stdout.splitlines() if ": error:" in line}
-    assert errors == {("wrong.py", str(number)) for number in (4, 5, 6, 7, 8, 9, 10)}, done.stdout
+    wrong = {str(number) for number, line in enumerate(WRONG.splitlines(), 1) if line.startswith("lg.")}
+    assert errors == {("wrong.py", number) for number in wrong}, done.stdout
 
 
 def test_every_error_is_one_of_ours() -> None:

@@ -40,6 +40,8 @@ from loadgauge.spec.training import training
 if TYPE_CHECKING:
     from loadgauge.api import estimate
     from loadgauge.estimate.equation.equation import equation, equations
+    from loadgauge.plan.answer import plan
+    from loadgauge.resolve.convert import convert
     from loadgauge.trace.call_job import trace
 
 
@@ -56,6 +58,7 @@ __all__ = [
     "NothingFits",
     "RecomputePolicy",
     "cluster",
+    "convert",
     "equation",
     "equations",
     "estimate",
@@ -66,14 +69,23 @@ __all__ = [
     "model",
     "models",
     "parameters",
+    "plan",
     "trace",
     "training",
 ]
 
 
-_LAZY = {name: f"loadgauge.estimate.equation.equation:{name}" for name in ("equation", "equations")}
-"""Names that are imported at first use: few runs need an equation."""
-_CALLABLE = {"estimate": "loadgauge.api:estimate", "trace": "loadgauge.trace.call_job:trace"}
+_LAZY = {
+    "convert": "loadgauge.resolve.convert:convert",
+    "equation": "loadgauge.estimate.equation.equation:equation",
+    "equations": "loadgauge.estimate.equation.equation:equations",
+}
+"""Names that are imported at first use: few runs need them."""
+_CALLABLE = {
+    "estimate": "loadgauge.api:estimate",
+    "plan": "loadgauge.plan.answer:plan",
+    "trace": "loadgauge.trace.call_job:trace",
+}
 """Packages that are functions as well, and the function that answers (see `callable_package`)."""
 
 

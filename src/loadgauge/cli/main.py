@@ -48,8 +48,8 @@ class Commands(click.Group):
         """Import and return the command of that name; None if there is none."""
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = importlib.import_module(f"loadgauge.cli.{cmd_name}").command
-        return found
+        command: click.Command = importlib.import_module(f"loadgauge.cli.{cmd_name}").command
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -20,12 +20,12 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
     from loadgauge.report.catalogue import model_row
     from loadgauge.report.table import Column, console, document, draw, points
 
-    found = [model_row(model(name)) for name in models()]
-    found = [row for row in found if all(word.lower() in f"{row['name']} {row['model_type']}" for word in words)]
-    if not found:
+    chosen = [model_row(model(name)) for name in models()]
+    chosen = [row for row in chosen if all(word.lower() in f"{row['name']} {row['model_type']}" for word in words)]
+    if not chosen:
         raise ConfigError(f"no model in the catalogue matches {' '.join(words)!r}; `loadgauge models` lists them all")
     if as_json:
-        document({"models": found})
+        document({"models": chosen})
         return
     target = console()
     columns = [
@@ -33,7 +33,7 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
         Column("hidden", "right"), Column("vocabulary", "right"), Column("positions", "right", wide=True),
         Column("source", wide=True, wrap=True),
     ]  # fmt: skip
-    rows = [[row["name"], row["model_type"], *_figures(row), row["source"]] for row in found]
+    rows = [[row["name"], row["model_type"], *_figures(row), row["source"]] for row in chosen]
     draw(target, columns, rows)
     target.print()
     points(

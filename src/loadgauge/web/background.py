@@ -104,7 +104,7 @@ class Background:
         """Read a file that was dropped; a model's config and lengths of sequences are kept as uploads."""
         asked = decode(await request.body(), Drop)
         answer = await self.reader.ask(
-            "text", "", name=asked.name, text=asked.text, content=asked.base64, others=dict(self.named)
+            "text", "", name=asked.name, text=asked.text, base64_text=asked.base64, others=dict(self.named)
         )
         document = json.loads(bytes(answer))
         if document["kind"] in ("job", "deepspeed") and asked.text:

@@ -57,11 +57,12 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self.since = self.loop.time()
         self._arm(HEAD_SECONDS)
-        there = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
-        if len(there) > most_connections():
-            quiet = [one for one in there if one.is_quiet and one is not self]
+        opened = [other for other in self.connections
+                  if isinstance(other, Connection) and not other.transport.is_closing()]  # fmt: skip
+        if len(opened) > most_connections():
+            idle = [other for other in opened if other.is_quiet and other is not self]
             # A connection that has asked before belongs to a browser that keeps it: close it last.
-            oldest = min(quiet, key=lambda one: (one.cycle is not None, one.since), default=self)
+            oldest = min(idle, key=lambda other: (other.cycle is not None, other.since), default=self)
             oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:

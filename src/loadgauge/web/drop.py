@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,6 +27,9 @@ from loadgauge.spec.model import ModelSpec
 from loadgauge.web.traces import read_measurement, read_trace
 from loadgauge.web.uploads import own_name, plain_name
 
+if TYPE_CHECKING:
+    from loadgauge.oom.diagnose import Findings
+
 CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config")
 """Keys of which a Hugging Face `config.json` has at least one."""
 LARGEST_DOCUMENT = 200_000_000
@@ -35,8 +38,8 @@ PICKLE = b"\x80"
 """First byte of a pickle."""
 
 
-def text(name: str, text: str = "", content: str = "", others: dict[str, str] | None = None) -> dict[str, Any]:
-    """Read a dropped file: flags, or why memory ran out. Raises `ConfigError`. content: base64, instead of `text`.
+def text(name: str, text: str = "", base64_text: str = "", others: dict[str, str] | None = None) -> dict[str, Any]:
+    """Read a dropped file: flags, or why memory ran out. Raises `ConfigError`. base64_text: instead of `text`.
 
     others: texts of files dropped earlier, by name, because a job file may name one of them
 
@@ -44,8 +47,8 @@ def text(name: str, text: str = "", content: str = "", others: dict[str, str] | 
     questions, to be drawn; model: the config that is to be kept, where there is one
     """
     name = plain_name(name)
-    if content:
-        raw = _bytes(content, name)
+    if base64_text:
+        raw = _bytes(base64_text, name)
         if raw.startswith(PICKLE):
             return _pickled(raw)
         try:
@@ -59,13 +62,13 @@ def text(name: str, text: str = "", content: str = "", others: dict[str, str] | 
     if not start.startswith("{") and "ried to allocate" in text:
         return _oom(text)
     if start.startswith("{"):
-        found = decode(text.encode("utf-8", "replace"), name)
-        if isinstance(found, dict) and any(key in found for key in CONFIG_KEYS):
-            return _config(text, found, name)
-        if isinstance(found, dict) and "at_peak" in found:
+        content = decode(text.encode("utf-8", "replace"), name)
+        if _is_config(content):
+            return _config(text, content, name)
+        if isinstance(content, dict) and "at_peak" in content:
             return _trace(text, name)
-        if isinstance(found, dict) and "backward_peak" in found:
-            return _measured(text, name)
+        if isinstance(content, dict) and "backward_peak" in content:
+            return _answer("measurement", dots=read_measurement(text, name))
     if _is_lengths(start, name):
         return _lengths(text, name)
     return _job(text, name, others or {})
@@ -80,18 +83,28 @@ def snapshot(path: str, device: int = 0) -> dict[str, Any]:
         if file.read(1) == b"{":
             return _document(Path(path))
     try:
-        found, why = of_file(Path(path), device)
+        memory, findings = of_file(Path(path), device)
     except ConfigError as error:
-        # Where the server keeps it says nothing to the user.
+        # The path where the server keeps it means nothing to the user.
         raise ConfigError(str(error).replace(f"{path}: ", "")) from None
-    causes = [msgspec.to_builtins(cause) for cause in why.causes]
-    return {
-        "kind": "snapshot",
-        "flags": {},
-        "unread": [],
-        "message": why.causes[0].name if why.causes else "nothing stands out",
-        "why": {**msgspec.to_builtins(found), "causes": causes, "parts": why.parts},
-    }
+    return _answer("snapshot", _first_cause(findings), why={**msgspec.to_builtins(memory), **_why(findings)})
+
+
+def _answer(kind: str, message: str = "", **more: Any) -> dict[str, Any]:
+    """An answer without flags."""
+    return {"kind": kind, "flags": {}, "unread": [], "message": message, **more}
+
+
+def _first_cause(findings: Findings) -> str:
+    return findings.causes[0].name if findings.causes else "nothing stands out"
+
+
+def _why(findings: Findings) -> dict[str, Any]:
+    return {"causes": msgspec.to_builtins(findings.causes), "parts": findings.parts}
+
+
+def _is_config(content: Any) -> bool:
+    return isinstance(content, dict) and any(key in content for key in CONFIG_KEYS)
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -101,13 +114,13 @@ def _document(path: Path) -> dict[str, Any]:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ConfigError("is neither text (UTF-8) nor a snapshot of PyTorch's allocator") from None
-    if '"at_peak"' not in content and '"backward_peak"' not in content and len(content) <= LARGEST_CONFIG:
-        found = decode(content.encode(), "the document")
-        if isinstance(found, dict) and any(key in found for key in CONFIG_KEYS):
-            raise ConfigError(
-                f"is a config.json of {len(content) / 1e6:.1f} MB; one has some kB, and at most 3 MB here"
-            )
-    return _trace(content, "the document") if '"at_peak"' in content else _measured(content, "the document")
+    is_measured = '"at_peak"' in content or '"backward_peak"' in content
+    if not is_measured and len(content) <= LARGEST_CONFIG and _is_config(decode(content.encode(), "the document")):
+        size = f"{len(content) / 1e6:.1f} MB"
+        raise ConfigError(f"is a config.json of {size}; one has some kB, and at most 3 MB here")
+    if '"at_peak"' in content:
+        return _trace(content, "the document")
+    return _answer("measurement", dots=read_measurement(content, "the document"))
 
 
 def _bytes(content: str, name: str) -> bytes:
@@ -127,9 +140,9 @@ def _pickled(raw: bytes) -> dict[str, Any]:
 def _oom(text: str) -> dict[str, Any]:
     from loadgauge.oom.message import REMEDIES, parse
 
-    found = parse(text)
-    why = {**msgspec.structs.asdict(found), "cause": found.cause}
-    return {"kind": "oom", "flags": {}, "unread": [], "message": f"{found.cause}: {REMEDIES[found.cause]}", "why": why}
+    error = parse(text)
+    why = {**msgspec.structs.asdict(error), "cause": error.cause}
+    return _answer("oom", f"{error.cause}: {REMEDIES[error.cause]}", why=why)
 
 
 def _trace(text: str, name: str) -> dict[str, Any]:
@@ -143,26 +156,15 @@ def _trace(text: str, name: str) -> dict[str, Any]:
         trace = msgspec.json.decode(text, type=Trace)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"is no trace: {error}", file=name) from None
-    found = of_trace(trace)
-    why = {
-        "causes": [msgspec.to_builtins(cause) for cause in found.causes], "parts": found.parts, "peak": trace.peak.total
-    }  # fmt: skip
-    message = found.causes[0].name if found.causes else "nothing stands out"
-    return {"kind": "trace", "flags": {}, "unread": [], "message": message, "why": why, "dots": read_trace(text, name)}
-
-
-def _measured(text: str, name: str) -> dict[str, Any]:
-    found = read_measurement(text, name)
-    return {"kind": "measurement", "flags": {}, "unread": [], "message": "", "dots": found}
+    findings = of_trace(trace)
+    why = {**_why(findings), "peak": trace.peak.total}
+    return _answer("trace", _first_cause(findings), why=why, dots=read_trace(text, name))
 
 
 def _config(text: str, config: dict[str, Any], name: str) -> dict[str, Any]:
     spec = from_dict(config, name, own_name(name))
-    unread = [f"{key}" for key in spec.unused_keys]
-    return {
-        "kind": "config", "flags": {}, "clears": [], "unread": unread, "model": text, "name": name,
-        "message": f"{spec.name}: {spec.model_type}, {spec.num_hidden_layers} layers",
-    }  # fmt: skip
+    message = f"{spec.name}: {spec.model_type}, {spec.num_hidden_layers} layers"
+    return _answer("config", message, clears=[], model=text, name=name) | {"unread": list(spec.unused_keys)}
 
 
 # -- lengths of sequences ----------------------------------------------------------------------------------------------
@@ -183,15 +185,13 @@ def _lengths(text: str, name: str) -> dict[str, Any]:
         place = Path(folder) / "lengths"
         place.write_text(text, encoding="utf-8")
         try:
-            found = Lengths.from_file(place)
+            lengths = Lengths.from_file(place)
         except ConfigError as error:
             raise ConfigError(str(error).replace(str(place), name)) from None
-    counts = [one - before for before, one in itertools.pairwise((0, *found.cumulative))]
-    histogram = {str(length): count for length, count in zip(found.values, counts, strict=True)}
-    return {
-        "kind": "lengths", "flags": {}, "clears": ["seq-len"], "unread": [], "lengths": json.dumps(histogram), "name": name,
-        "message": f"lengths of sequences: mean {found.mean:,.0f}, longest {found.longest:,} tokens",
-    }  # fmt: skip
+    counts = [end - start for start, end in itertools.pairwise((0, *lengths.cumulative))]
+    histogram = {str(length): count for length, count in zip(lengths.values, counts, strict=True)}
+    message = f"lengths of sequences: mean {lengths.mean:,.0f}, longest {lengths.longest:,} tokens"
+    return _answer("lengths", message, clears=["seq-len"], lengths=json.dumps(histogram), name=name)
 
 
 # -- job files ---------------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def _job(text: str, name: str, others: dict[str, str]) -> dict[str, Any]:
         if value is not False
     }
     lines = [*(note(file) for file in jobs), *([remark] if remark else []), *missing]
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "kind": "deepspeed" if jobs[0].dialect == "deepspeed" else "job",
         "dialect": jobs[0].dialect,
         "flags": flags,
@@ -228,10 +228,10 @@ def _job(text: str, name: str, others: dict[str, str]) -> dict[str, Any]:
         "name": name,
     }
     if extra.config is not None:
-        found.update(model=json.dumps(extra.config), name=f"{Path(name).stem}.json")
+        answer.update(model=json.dumps(extra.config), name=f"{Path(name).stem}.json")
     elif model:
         flags["model"] = model
-    return found
+    return answer
 
 
 def _named(text: str, name: str) -> list[str]:

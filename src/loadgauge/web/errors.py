@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
 from loadgauge.errors import CANNOT_TELL, NO, Error, NothingFits
 
 LONGEST = 2000
@@ -53,9 +51,6 @@ def error_answer(error: Exception) -> tuple[int, dict[str, Any]]:
         return 422, error_body(str(error), "NothingFits", NO)
     if isinstance(error, Error):
         return 422, error_body(str(error), type(error).__name__)
-    if isinstance(error, click.ClickException):
-        text = error.format_message()
-        return 422, error_body(text[:1].lower() + text[1:].rstrip("."), "UsageError")
     if isinstance(error, TimeoutError):
         return 503, error_body("takes too long; try it on the command line", "TimeoutError")
     if isinstance(error, RecursionError):

@@ -107,10 +107,10 @@ class Guard:
         """Whether the query string carries the token."""
         query = scope.get("query_string", b"").decode("latin-1")
         try:
-            found = parse_qs(query, max_num_fields=20).get("token", [""])
+            tokens = parse_qs(query, max_num_fields=20).get("token", [""])
         except ValueError:
             return False
-        return self.is_token(found[0])
+        return self.is_token(tokens[0])
 
     def in_cookie(self, headers: dict[str, str]) -> bool:
         """Whether the cookie carries the token."""

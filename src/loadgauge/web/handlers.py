@@ -110,10 +110,10 @@ def what_if(question: WhatIf, uploads: Uploads) -> dict[str, Any]:
     """Estimate the network rows and the step time with another adapter. Raises `ConfigError` without a network."""
     if not 0 < question.nic < float("inf"):
         raise ConfigError("must be a bandwidth above 0 [byte/s]", key="nic")
-    found = adapter(job_of(question.flags, uploads), question.nic)
-    if found is None:
+    answer = adapter(job_of(question.flags, uploads), question.nic)
+    if answer is None:
         raise ConfigError("there is no network to change: a --gpu is needed, and no --measured", key="nic")
-    return found
+    return answer
 
 
 def export(question: Export, uploads: Uploads) -> dict[str, Any]:

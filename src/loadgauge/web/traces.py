@@ -34,31 +34,31 @@ class _Measured(msgspec.Struct, frozen=True):
 
 
 def read_trace(text: str, name: str) -> dict[str, Any]:
-    """The dots of a trace, as the page keeps them. Raises ConfigError for what is no trace."""
-    found = _read(text, _Traced, name, "trace")
-    sizes = found.assumed.get("settings")
+    """Read the dots of a trace as plain values [bytes]. Raises `ConfigError` if the text is not a trace."""
+    trace = _read(text, _Traced, name, "trace")
+    sizes = trace.assumed.get("settings")
     return _plain(
         Found(
-            source="traced", target=_target(found.target), weights=found.peak.categories.get("weights", 0),
-            phases={phase: found.phases[phase] for phase in (FORWARD, BACKWARD, STEP) if phase in found.phases},
-            gpus=_world(found.assumed.get("rank")) if sizes is None else 1, sizes=None if sizes is None else _sizes(sizes, name),
+            source="traced", target=_target(trace.target), weights=trace.peak.categories.get("weights", 0),
+            phases={phase: trace.phases[phase] for phase in (FORWARD, BACKWARD, STEP) if phase in trace.phases},
+            gpus=_world(trace.assumed.get("rank")) if sizes is None else 1, sizes=None if sizes is None else _sizes(sizes, name),
         ),
         name,
     )  # fmt: skip
 
 
 def read_measurement(text: str, name: str) -> dict[str, Any]:
-    """The dots of a measurement. Raises ConfigError for what is none.
+    """Read the dots of a measurement as plain values [bytes]. Raises `ConfigError` if the text is not a measurement.
 
     >>> text = '{"target": "gpt2", "backward_peak": 9, "step_peak": 8, "states": {"weights": 2}}'
     >>> read_measurement(text, "m.json")["phases"]
     {'forward and backward': 9, 'optimizer step': 8}
     """
-    found = _read(text, _Measured, name, "measurement")
+    measurement = _read(text, _Measured, name, "measurement")
     return _plain(
         Found(
-            source="measured", target=_target(found.target), weights=found.states.get("weights", 0), gpus=1,
-            phases={BOTH: found.backward_peak, STEP: found.step_peak},
+            source="measured", target=_target(measurement.target), weights=measurement.states.get("weights", 0), gpus=1,
+            phases={BOTH: measurement.backward_peak, STEP: measurement.step_peak},
         ),
         name,
     )  # fmt: skip
@@ -73,10 +73,10 @@ def _read(text: str, kind: type[Any], name: str, what: str) -> Any:
         raise ConfigError("is nested too deeply", file=name) from None
 
 
-def _plain(found: Found, name: str) -> dict[str, Any]:
+def _plain(dots: Found, name: str) -> dict[str, Any]:
     """Convert to plain values, with the checks that apply when the page sends them back."""
     try:
-        return msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(found), Found))  # type: ignore[no-any-return]
+        return msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(dots), Found))  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:
         raise ConfigError(f"cannot be drawn: {error}", file=name) from None
 
@@ -87,8 +87,8 @@ def _target(target: str) -> str:
 
 def _world(rank: str | None) -> int | None:
     """Of how many a rank is one: `3 of 8: tp 1, data 1, pp 0`. A script does not say it."""
-    found = re.match(r"\d+ of (\d{1,9})\b", rank or "", re.ASCII)
-    return int(found[1]) if found else None
+    match = re.match(r"\d+ of (\d{1,9})\b", rank or "", re.ASCII)
+    return int(match[1]) if match else None
 
 
 def _sizes(text: str, name: str) -> Sizes:

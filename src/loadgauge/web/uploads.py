@@ -83,13 +83,13 @@ class Uploads:
 
     def of(self, flags: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
         """Return the uploads that the flags refer to, for another process: text, name and kind (model or file) by id."""
-        found = {}
+        texts = {}
         for key in map(str, flags.values()):
             if key in self.models:
-                found[key] = self.models[key][2], self.models[key][1], "model"
+                texts[key] = self.models[key][2], self.models[key][1], "model"
             if key in self.files:
-                found[key] = self.files[key][1].read_text(encoding="utf-8"), self.files[key][0], "file"
-        return found
+                texts[key] = self.files[key][1].read_text(encoding="utf-8"), self.files[key][0], "file"
+        return texts
 
     def name(self, key: str) -> str:
         """Return the original file name of an uploaded model, or the key itself."""
@@ -123,10 +123,10 @@ def plain_name(text: str) -> str:
 
 def handed_in(texts: dict[str, list[str]]) -> Uploads:
     """Rebuild `Uploads` in another process from what `Uploads.of` returned."""
-    kept = Uploads()
+    uploads = Uploads()
     for key, (text, name, kind) in texts.items():
         if kind == "model":
-            kept.add_model(text, name)
+            uploads.add_model(text, name)
         else:
-            kept.put_file(key, text, name)
-    return kept
+            uploads.put_file(key, text, name)
+    return uploads

@@ -167,7 +167,7 @@ class Worker:
         """Kill the process."""
         process, self.process = self.process, None
         handle, self.handle = self.handle, -1
-        self.ended = {one for one in self.ended if one.returncode is None}
+        self.ended = {ended for ended in self.ended if ended.returncode is None}
         if process is not None:
             self.ended.add(process)
         if handle >= 0:
