@@ -40,6 +40,7 @@ from loadgauge.spec.training import training
 if TYPE_CHECKING:
     from loadgauge.api import estimate
     from loadgauge.estimate.equation.equation import equation, equations
+    from loadgauge.plan.answer import plan
     from loadgauge.trace.call_job import trace
 
 
@@ -66,6 +67,7 @@ __all__ = [
     "model",
     "models",
     "parameters",
+    "plan",
     "trace",
     "training",
 ]
@@ -73,7 +75,11 @@ __all__ = [
 
 _LAZY = {name: f"loadgauge.estimate.equation.equation:{name}" for name in ("equation", "equations")}
 """Names that are imported at first use: few runs need an equation."""
-_CALLABLE = {"estimate": "loadgauge.api:estimate", "trace": "loadgauge.trace.call_job:trace"}
+_CALLABLE = {
+    "estimate": "loadgauge.api:estimate",
+    "plan": "loadgauge.plan.answer:plan",
+    "trace": "loadgauge.trace.call_job:trace",
+}
 """Packages that are functions as well, and the function that answers (see `callable_package`)."""
 
 
