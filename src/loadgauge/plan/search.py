@@ -15,7 +15,7 @@ import msgspec
 from loadgauge.errors import ConfigError, LayoutError, NothingFits
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.result import Estimate
-from loadgauge.plan.batch.evaluate import Reading
+from loadgauge.plan.batch.evaluate import BatchEvaluator
 from loadgauge.plan.batch.types import Batch, Wanted
 from loadgauge.plan.constraints import Constraints
 from loadgauge.plan.sample import Sampler
@@ -49,23 +49,23 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 1.0
     locks: dict[str, tuple[Any, ...]] | None = None
 
-    def reading(self) -> Reading:
-        """The array reading of all its layouts."""
-        return Reading(self.space, self.training, self.cluster, self.rates or calibrated(self.cluster.gpu.id))
+    def evaluator(self) -> BatchEvaluator:
+        """The evaluator of all its layouts at once."""
+        return BatchEvaluator(self.space, self.training, self.cluster, self.rates or calibrated(self.cluster.gpu.id))
 
     def batches(self, progress: Progress | None = None, wanted: Wanted | None = None) -> Iterator[Batch]:
         """The layouts that can exist, structure by structure, each with its memory and time.
 
         Of lengths that differ, the time of a micro-batch as they come, and the memory of one with the longest only.
         """
-        found = self.reading().batches(progress, wanted)
+        found = self.evaluator().batches(progress, wanted)
         if self.space.lengths is None:
             yield from found
             return
         import numpy
 
         longest = msgspec.structs.replace(self, space=msgspec.structs.replace(self.space, lengths=None))
-        worst = longest.reading().batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool))
+        worst = longest.evaluator().batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool))
         for batch, other in zip(found, worst, strict=True):
             yield batch._replace(memory=numpy.maximum(batch.memory, other.memory))
 

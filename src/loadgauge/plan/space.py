@@ -28,28 +28,6 @@ SIZES = (*COMBINED, "replicas")
 """What the open arrays hold."""
 
 
-class ByIdentity:
-    """A key for dictionaries that is equal for the very same object alone, which it keeps alive.
-
-    Arrays, and records that hold arrays, are no keys themselves.
-
-    >>> one, other = [0], [0]
-    >>> ByIdentity(one) == ByIdentity(one), ByIdentity(one) == ByIdentity(other)
-    (True, False)
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and self.value is other.value
-
-
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
     """What changes the list of operations or the order of work."""
 

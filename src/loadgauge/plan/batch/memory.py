@@ -22,7 +22,7 @@ from loadgauge.estimate.memory.states import RankWeights, States
 from loadgauge.estimate.schedule.stages import Chunk, Stage
 from loadgauge.layers import View
 from loadgauge.layers.operations import Layer
-from loadgauge.plan.space import ByIdentity
+from loadgauge.plan.memo import ByIdentity, Memo
 from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
@@ -65,11 +65,11 @@ class ArrayMemory(MemoryModel):
     later = False
 
     def __init__(
-        self, model: ModelSpec, layout: Layout, training: Training, view: View, listed: dict[object, Any]
+        self, model: ModelSpec, layout: Layout, training: Training, view: View, listed: Memo
     ) -> None:  # fmt: skip
         self.listed = listed
-        self.shared_bytes: dict[object, Any] = {}
-        self.weighing: dict[object, Any] = {}
+        self.shared_bytes = Memo()
+        self.weighing = Memo()
         super().__init__(model, layout, training, view)
         self.facts = {
             key: msgspec.structs.replace(facts, weights=self.weights_of(facts.layer))
@@ -78,11 +78,7 @@ class ArrayMemory(MemoryModel):
 
     def weights_of(self, layer: Layer) -> RankWeights:
         """The weights of a layer, by group; the same object for the same layer."""
-        key = "weights", ByIdentity(layer)
-        if key not in self.listed:
-            self.listed[key] = super().weights_of(layer)
-        weights: RankWeights = self.listed[key]
-        return weights
+        return self.listed.once(("weights", ByIdentity(layer)), super().weights_of, layer)
 
     def under(self, layout: Layout) -> ArrayMemory:
         """The same under another layout of the same structure."""
@@ -106,26 +102,16 @@ class ArrayMemory(MemoryModel):
 
     def block_layers(self) -> list[Layer]:
         """The operations of each of the model's blocks."""
-        if "blocks" not in self.listed:
-            self.listed["blocks"] = super().block_layers()
-        found: list[Layer] = self.listed["blocks"]
-        return found
+        return self.listed.once("blocks", super().block_layers)
 
     def end_layers(self) -> tuple[Layer, Layer]:
         """The operations of the embedding and of the head."""
-        key = "ends", self.layout.ends_together
-        if key not in self.listed:
-            self.listed[key] = super().end_layers()
-        found: tuple[Layer, Layer] = self.listed[key]
-        return found
+        return self.listed.once(("ends", self.layout.ends_together), super().end_layers)
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
         """What one micro-batch keeps on a chunk."""
         key = "chunk", chunk.first, chunk.last, tuple(self.counts(stage, chunk.start, chunk.stop).items())
-        if key not in self.shared_bytes:
-            self.shared_bytes[key] = super().of_chunk(stage, chunk)
-        found: ChunkBytes = self.shared_bytes[key]
-        return found
+        return self.shared_bytes.once(key, super().of_chunk, stage, chunk)
 
     def make_up(self, stage: Stage) -> tuple[object, ...]:
         """For each chunk of a stage what is the same for chunks of the same layers."""
@@ -134,37 +120,30 @@ class ArrayMemory(MemoryModel):
     def around(self, stage: Stage) -> Size:
         """Bytes that the model's forward holds while its layers run, beside what they keep."""
         key = "around", stage.first, stage.start == stage.stop or stage.kind(stage.start)
-        if key not in self.shared_bytes:
-            self.shared_bytes[key] = super().around(stage)
-        return self.shared_bytes[key]
+        return self.shared_bytes.once(key, super().around, stage)
 
     def weighed(self, stage: Stage) -> tuple[RankWeights, RankWeights, States, Size, Size]:
         """Weights and states of the stage, worked out once for all kinds of recomputation."""
         if self.later:
             return RankWeights(), RankWeights(), States(0, 0, 0), 0, 0
-        key = "weighed", weights_key(stage)
-        if key not in self.weighing:
-            self.weighing[key] = super().weighed(stage)
-        found: tuple[RankWeights, RankWeights, States, Size, Size] = self.weighing[key]
-        return found
+        return self.weighing.once(("weighed", weights_key(stage)), super().weighed, stage)
 
     def gathered(self, stage: Stage, point: At) -> Size:
         """Bytes of all copies beside the states."""
         if self.later:
             return Later(point)
         key = "gathered", weights_key(stage), point
-        if key not in self.weighing:
-            self.weighing[key] = sum(copies(self, stage, point).values())
-        return self.weighing[key]
+        return self.weighing.once(key, lambda: sum(copies(self, stage, point).values()))
 
     def states_at(self, stage: Stage, point: At) -> Size:
         """Bytes of all states of a stage on the device, and of what is gathered at a point of the step."""
-        key = "states", weights_key(stage), point
-        if key not in self.weighing:
+
+        def make() -> Size:
             _, _, states, _, _ = self.weighed(stage)
             parts = [getattr(states, part) for part in STATES[:3] if part not in self.offloaded]
-            self.weighing[key] = sum(parts) + self.gathered(stage, point)
-        return self.weighing[key]
+            return sum(parts) + self.gathered(stage, point)
+
+        return self.weighing.once(("states", weights_key(stage), point), make)
 
 
 def weights_key(stage: Stage) -> tuple[object, ...]:

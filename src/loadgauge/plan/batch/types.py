@@ -9,8 +9,6 @@ from loadgauge.plan.space import Grid, Structure
 
 Wanted: TypeAlias = Callable[[Any, Any], Any]
 """Of bytes and of the least seconds of layouts: for which of them the exact time matters."""
-Once: TypeAlias = Callable[[object, Callable[[], Any]], Any]
-"""Works a value out when it is first needed, and keeps it by a key."""
 
 
 class Batch(NamedTuple):
