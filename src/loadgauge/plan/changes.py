@@ -1,4 +1,4 @@
-"""What one change of the job would bring: every row is planned anew, none is extrapolated."""
+"""Single changes of a job and what each gains: every change is re-planned, none is extrapolated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from loadgauge.spec.training import training as default_training
 from loadgauge.units import rate
 
 RANK = 16
-"""Of adapters, where a change brings them in."""
+"""Rank of adapters that a change introduces."""
 Progress = Callable[[str], None]
 
 
@@ -42,7 +42,7 @@ class Kind(Enum):
 
 
 class Variant(NamedTuple):
-    """A change in words, as flags, and the job with it, which may raise what speaks against it."""
+    """A change in words and as flags, and a function that makes the changed job; it raises `Error` where that is impossible."""
 
     kind: Kind
     what: str
@@ -51,7 +51,7 @@ class Variant(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A change of the job, and the best layout with it. before: seconds that as many tokens take now."""
+    """A change of the job and the best layout with it. before: time of as many tokens without the change [s]."""
 
     what: str
     flags: str
@@ -60,17 +60,17 @@ class Change(NamedTuple):
 
     @property
     def step(self) -> float:
-        """Seconds of a step with it."""
+        """Step time with the change [s]."""
         assert self.best.time is not None
         return self.best.time.step
 
     @property
     def speed(self) -> float | None:
-        """Tokens a second, over those without the change."""
+        """Throughput relative to that without the change; None where they are not comparable."""
         return None if self.before is None else self.before / self.step
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The change as plain values: texts, seconds, bytes."""
         return {
             "change": self.what, "flags": self.flags, "step": self.step, "memory": self.best.memory.total,
             "step_before": self.before, "speed": self.speed, "layout": self.best.to_dict()["layout"],
@@ -85,7 +85,7 @@ def reopened(
     seq_len: int | None = None,
     training: Training | None = None,
 ) -> Case:
-    """The same job of another size or kind, its axes as open as the user leaves them. More GPUs: of the same kind and links.
+    """Return the case with another size or training; its open axes are derived again and locks are kept.
 
     >>> from loadgauge import cluster, gpu, model, training
     >>> kind, locks = training("megatron"), {"tp": (2,)}
@@ -110,7 +110,7 @@ def reopened(
 
 
 def wider(case: Case, gpus: int) -> Any:
-    """Another number of GPUs of the same kind, with the same links."""
+    """Return a cluster of another number of the same GPUs with the same links."""
     old = case.cluster
     inner = old.links[0].bandwidth if old.links[0].domain > 1 else None
     outer = old.links[-1].bandwidth if len(old.links) > 1 else None
@@ -119,7 +119,7 @@ def wider(case: Case, gpus: int) -> Any:
 
 
 def variants(case: Case) -> Iterator[Variant]:
-    """Changes of a job that leave less in memory, the smallest change first."""
+    """Yield changes of a job that reduce memory, the smallest change first."""
     kind, space = case.training, case.space
 
     def with_kind(**changes: Any) -> Callable[[], Case]:
@@ -156,7 +156,7 @@ def variants(case: Case) -> Iterator[Variant]:
 
 
 def _more_gpus(case: Case, factor: int, what: str) -> Variant:
-    """More GPUs, each with a sequence at least."""
+    """More GPUs, with a global batch of at least one sequence per GPU."""
     space, name = case.space, case.training.framework.name
     gpus = factor * space.gpus
     batch = max(space.global_batch, gpus)
@@ -168,7 +168,7 @@ def _more_gpus(case: Case, factor: int, what: str) -> Variant:
 def what_would_fit(
     cases: Sequence[Case], margin: float, objective: Objective, most: int = 6, progress: Progress | None = None
 ) -> list[Change]:
-    """The changes that make a layout fit, each with the best one; those that cannot be modelled are left out."""
+    """Return up to `most` changes with which a layout fits, each with the best one; `margin` [bytes] stays free."""
     found: list[Change] = []
     for variant in variants(cases[-1]):
         if progress is not None:
@@ -184,7 +184,7 @@ def what_would_fit(
 
 
 def faster(case: Case) -> Iterator[Variant]:
-    """Changes of a job that may make it faster."""
+    """Yield changes of a job that may make it faster."""
     kind, space, old = case.training, case.space, case.cluster
     for name, flag, place in (
         ("link inside a node", "--link-bandwidth", 0), ("network adapter", "--nic-bandwidth", 1),
@@ -222,13 +222,13 @@ def _recast(case: Case, precision: str) -> Case:
 
 
 OTHER_JOBS = (Kind.ADAPTERS, Kind.SEQUENCE_LENGTH, Kind.MORE_GPUS)
-"""Changes for less memory that make another job of it, whose speed says nothing of this one's."""
+"""Changes that reduce memory by making it another job, whose throughput cannot be compared."""
 
 
 def what_next(
     case: Case, best: Estimate, margin: float, objective: Objective, progress: Progress | None = None
 ) -> list[Change]:
-    """What each change would bring, the one with the most tokens a second first; every row is planned anew."""
+    """Re-plan with each single change; the changes with the highest throughput come first."""
     assert best.time is not None
     found = []
     leaner = (variant for variant in variants(case) if variant.kind not in OTHER_JOBS)

@@ -1,4 +1,4 @@
-"""What keeps layouts of a space from existing, as masks over the arrays of a grid, each with a name; and what is left."""
+"""Which layouts of a grid are valid: a named mask for each constraint, and the places that satisfy all of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Places:
         return len(self.flat)
 
     def of(self, value: Size) -> Any:
-        """What an open array has at these places; an array of one axis has just them."""
+        """The values of an open array at these places [places]; a one-dimensional array is returned as it is."""
         numpy = self.numpy
         array = numpy.asarray(value, dtype="float64")
         if array.ndim == 1:
@@ -38,11 +38,11 @@ class Places:
         return array.reshape(-1)[self.index(tuple(length > 1 for length in array.shape))]
 
     def read_once(self, value: Size) -> Any:
-        """The same, read once for each array; not to be written into."""
+        """As `of`, cached by array; the result is shared and must not be written into."""
         return self._read.once(ByIdentity(value), self.of, value)
 
     def index(self, axes: tuple[bool, ...]) -> Any:
-        """The places in an array that has only these axes."""
+        """The places in a flattened array that has only some of the three axes."""
         return self._indices.once(axes, self._index, axes)
 
     def _index(self, axes: tuple[bool, ...]) -> Any:
@@ -55,12 +55,12 @@ class Places:
 
     @property
     def combinations(self) -> Any:
-        """Which row and micro-batch they have."""
+        """The combination of row and micro-batch at each place."""
         return self.index((True, True, False))
 
 
 class Constraints:
-    """The masks of a grid. Where a rule is about a few small sizes it is `Layout.valid` itself that is asked, once a value."""
+    """The constraints on the layouts of a grid. Rules about few small sizes are `Layout.valid` itself, asked once per value."""
 
     def __init__(self, grid: Grid) -> None:
         import numpy
@@ -70,12 +70,12 @@ class Constraints:
         self.experts = any(isinstance(block.mlp, Moe) for block in self.space.model.blocks)
 
     def masks(self, structure: Structure) -> Iterator[tuple[str, Any]]:
-        """Name and mask (true: possible) of each constraint on the layouts of a structure."""
+        """Yield name and mask (true: satisfied) of each constraint on the layouts of a structure."""
         yield from self.of_sizes(structure)
         yield f"{structure.schedule} runs so many micro-batches", self.of_schedule(structure)
 
     def of_sizes(self, structure: Structure) -> Iterator[tuple[str, Any]]:
-        """Those that do not look at the order of work."""
+        """Yield the constraints that do not depend on the schedule."""
         space, sizes, numpy = self.space, self.sizes, self.numpy
         dp, batches = self._split(structure.pp)
         yield "the GPUs divide over tp x cp x pp", whole(numpy, dp)
@@ -95,7 +95,7 @@ class Constraints:
             yield "ZeRO has several ranks to shard over", numpy.asarray(dp / sizes["replicas"] * sizes["cp"] > 1)
 
     def possible(self, structure: Structure) -> Places:
-        """The layouts of a structure that can exist."""
+        """The places of the valid layouts of a structure."""
         within = structure.pp, structure.sequence_parallel, structure.zero > 0
         runs = self.of_schedule(structure)
 
@@ -115,21 +115,21 @@ class Constraints:
         return self._possible.once((within, runs if runs is True else runs.tobytes()), make)
 
     def forget(self) -> None:
-        """Gives back what `possible` remembers."""
+        """Drop what `possible` has cached."""
         self._possible.clear()
         self._of_schedules.clear()
 
     def count(self, mask: Any) -> int:
-        """Layouts of the grid for which a mask is true."""
+        """The number of layouts of the grid for which a mask is true."""
         return int(self.numpy.broadcast_to(mask, self.grid.dims).sum())
 
     def of_blocks(self, sequence_parallel: bool) -> Any:
-        """By `Layout.valid`, of tp and cp."""
+        """The mask of valid tp and cp, by `Layout.valid`."""
         make = lambda: self.grid.valid(("tp", "cp"), sequence_parallel=sequence_parallel)[:, None, None]  # noqa: E731
         return self._of_blocks.once(sequence_parallel, make)
 
     def of_schedule(self, structure: Structure) -> Any:
-        """What the order of work asks of the number of micro-batches."""
+        """The mask of numbers of micro-batches that the schedule can run; True where it runs any."""
         if structure.pp == 1 or structure.schedule in ("1f1b", "gpipe"):
             return True
         return self._of_schedules.once((structure.pp, structure.vpp, structure.schedule), self._runs, structure)

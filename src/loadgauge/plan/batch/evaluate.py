@@ -1,4 +1,4 @@
-"""Memory and time of every layout of a space: the array reading of the list of operations.
+"""Memory and time of every layout of a space, with arrays of sizes in place of numbers.
 
 The formulas are those of `estimate`, which read open arrays where a single layout has whole numbers. What does not change
 from one structure to the next is worked out once: the operations of a layer for all pipelines, ZeRO stages and kinds of
@@ -37,7 +37,7 @@ Pipeline: TypeAlias = "tuple[Any, ...]"
 
 
 class KnownGroup(Group, frozen=True, dict=True):
-    """A group of ranks whose place on the cluster is worked out once."""
+    """A group of ranks that remembers its place on the cluster."""
 
     def members(self, domain: int) -> Size:
         """As in `Group`."""
@@ -78,10 +78,10 @@ class BatchEvaluator:
     def batches(
         self, progress: Callable[[int, int], None] | None = None, wanted: Wanted | None = None
     ) -> Iterator[Batch]:  # fmt: skip
-        """The layouts that can exist, structure by structure; those with one pipeline are played together.
+        """Yield the valid layouts, structure by structure; the schedules of one pipeline are simulated together.
 
-        wanted: whether the time of a layout matters, given its memory and the least time it can take; that of the others
-        is infinite
+        progress: called with the structures done and their number; wanted: decides from the memory [bytes] and a lower bound
+        of the time [s] whose exact time is needed; the step time of the others is infinite
         """
         families: dict[bool, dict[int, dict[Pipeline, list[Structure]]]] = {}
         for one in self.space.structures():
@@ -118,13 +118,13 @@ class GridEvaluator:
         self.of_grid, self.of_pp, self.of_pipeline = Memo(), Memo(), Memo()
 
     def start(self, pp: int) -> None:
-        """Goes on to another number of stages."""
+        """Move on to another number of pipeline stages and drop what depends on the last one."""
         self.pp = pp
         self.of_pp, self.of_pipeline = Memo(), Memo()
         self.limits.forget()
 
     def evaluate(self, structures: Iterable[Structure], wanted: Wanted | None) -> list[Batch]:
-        """The layouts of structures with one pipeline; those whose time is not wanted are not played."""
+        """Evaluate the valid layouts of structures that share one pipeline; only `wanted` schedules are simulated."""
         self.of_pipeline = Memo()
         steps = []
         for structure in structures:
@@ -146,7 +146,7 @@ class GridEvaluator:
     # -- facts ----------------------------------------------------------------------------------------------------------
 
     def facts_key(self, structure: Structure, layout: Layout) -> tuple[object, ...]:
-        """What the facts of a layer depend on."""
+        """The key under which structures share what one layer needs."""
         lazy = not self.training.framework.gradients_persist
         return (
             structure.recompute,
@@ -156,7 +156,7 @@ class GridEvaluator:
         )
 
     def memory(self, structure: Structure, layout: Layout) -> ArrayMemory:
-        """The memory of a structure; what one layer needs is shared with other structures."""
+        """The memory model of a structure; it shares what one layer needs with other structures."""
         key = self.facts_key(structure, layout)
 
         def make() -> ArrayMemory:
@@ -170,7 +170,7 @@ class GridEvaluator:
         return memory
 
     def groups(self, layout: Layout) -> dict[str, Group]:
-        """The groups of ranks that communicate."""
+        """The groups of ranks that communicate, by name (`layout_groups`)."""
 
         def make() -> dict[str, Group]:
             made = layout_groups(layout)
@@ -184,7 +184,7 @@ class GridEvaluator:
     # -- memory ---------------------------------------------------------------------------------------------------------
 
     def peak_bytes(self, structure: Structure, memory: ArrayMemory, places: Places) -> Any:
-        """Bytes of the worst rank at its peak, without what is outside the step."""
+        """Peak memory of the worst rank at each place [bytes], without `fixed`."""
         most: Any = None
         for peak in self.peaks(structure, memory).values():
             states = memory.states_at(*peak.states) if isinstance(peak.states[0], Stage) else peak.states[0]
@@ -195,7 +195,7 @@ class GridEvaluator:
         return most
 
     def peaks(self, structure: Structure, memory: ArrayMemory) -> dict[object, Peak]:
-        """The moments that may be the peak."""
+        """The phases that may be the peak, by the states they share."""
         left = memory.under(memory.layout)
         left.later = memory.shares
         key = structure.recompute, 3 if memory.shares else memory.layout.zero
@@ -220,7 +220,7 @@ class GridEvaluator:
     def classes(
         self, structure: Structure, memory: ArrayMemory, numbers: tuple[int, ...]
     ) -> list[tuple[tuple[int, ...], list[Stage]]]:
-        """Numbers of micro-batches with which the same is in flight, and the stages that hold the most then."""
+        """Group numbers of micro-batches with the same work in flight; with each group, the stages that can hold the most."""
         pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
         key = pipeline, structure.recompute, numbers
         if key not in self.whole.classes:
@@ -238,7 +238,7 @@ class GridEvaluator:
         return self.whole.classes[key]
 
     def fixed(self, layout: Layout, memory: ArrayMemory) -> Any:
-        """Bytes outside the allocator, which depend on which axes have several ranks, and for good inside it."""
+        """Memory outside PyTorch's allocator plus permanent workspaces, as an open array [bytes]."""
 
         def make() -> Any:
             numpy, code, axes = self.numpy, 0, [name for name in RANK_AXES if name != "pp"]
@@ -260,7 +260,7 @@ class GridEvaluator:
     # -- time -----------------------------------------------------------------------------------------------------------
 
     def time(self, memory: ArrayMemory, places: Places) -> ArrayStep:
-        """The step at some places; the operations are those of all structures with the same recomputation."""
+        """The step model at some places; structures with the same recomputation share the times of operations."""
         order = self.space.base.order
         # Where the pipeline is numbered before other axes, it moves their ranks apart.
         known = "known" if set(order[-2:]) == {"dp", "pp"} else ("known", self.pp)
@@ -270,7 +270,7 @@ class GridEvaluator:
         )  # fmt: skip
 
     def times(self, structure: Structure, memory: ArrayMemory, places: Places) -> PipelineTimes:
-        """The times of a pipeline, which ZeRO stages below 3 share."""
+        """The stage times of a pipeline; ZeRO stages below 3 share one."""
         pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
         whole = structure.zero == 3
         points = places if whole else self.points(structure)
@@ -286,7 +286,7 @@ class GridEvaluator:
         return self.of_pipeline.once(("pace", structure.recompute, whole), make)
 
     def points(self, structure: Structure) -> Places:
-        """One place of each row and micro-batch that layouts of a pipeline have, with ZeRO or without."""
+        """One place for each combination of row and micro-batch that valid layouts of a pipeline have, at any ZeRO stage."""
         both = [
             self.limits.possible(msgspec.structs.replace(structure, zero=zero))
             for zero in {min(zero, 1) for zero in self.space.zero}

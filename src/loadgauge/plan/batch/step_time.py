@@ -25,7 +25,7 @@ from loadgauge.plan.space import Structure
 
 
 class ArrayStep(StepModel):
-    """The step of many layouts, at some places of the arrays: one number for each place.
+    """`StepModel` of many layouts, at some places of the arrays: one number for each place.
 
     operations: the times of operations, in open arrays, for all structures that run them; of each only the sum over lanes
     gathers: the times of ZeRO-3's collectives at these places, by the weights that they carry
@@ -41,18 +41,18 @@ class ArrayStep(StepModel):
         super().__init__(memory, machine, fabric, groups)
 
     def read(self, value: Size) -> Any:
-        """A size at the places."""
+        """The values of an open array at the places."""
         return value if self.places is None else self.places.of(value)
 
     def computed(self, facts: LayerFacts) -> MicroBatch:
-        """Of a layer and micro-batch what does not depend on where its weights are."""
+        """Time of a layer for one micro-batch, without what depends on how its weights are sharded [s]."""
         key = ByIdentity(facts.layer), facts.recompute
         if key not in self.operations:
             self.operations[key] = _sums(super().computed(facts))
         return self._at(*self.operations[key])
 
     def computed_end(self, layer: Layer) -> tuple[MicroBatch, Size, Size]:
-        """The embedding, or the head with its loss, and of it the compute."""
+        """Time of the embedding, or of the head with its loss; then the compute of its forward and backward [s]."""
         key = ByIdentity(layer)
         if key not in self.operations:
             micro, *compute = super().computed_end(layer)
@@ -61,7 +61,7 @@ class ArrayStep(StepModel):
         return self._at(*sums), self._read_once(forward), self._read_once(backward)
 
     def zero_seconds(self, weights: RankWeights) -> tuple[Any, Any]:
-        """Seconds to gather some weights and to scatter their gradients under ZeRO-3."""
+        """Time to gather weights and to reduce-scatter their gradients under ZeRO-3 [s]."""
         return self.gathers.once(ByIdentity(weights), super().zero_seconds, weights)
 
     def _read_once(self, value: Size) -> Any:
@@ -72,13 +72,13 @@ class ArrayStep(StepModel):
         return MicroBatch({"": at(forward)}, {"": at(backward)}, at(weight))
 
     def under(self, memory: ArrayMemory, places: Places | None) -> ArrayStep:
-        """The same under another ZeRO stage, at other places or (None) in open arrays."""
+        """This model for another ZeRO stage, at other places or (None) in open arrays."""
         other = copy.copy(self)
         other.memory, other.layout, other.places, other.chunks = memory, memory.layout, places, Memo()
         return other
 
     def chunk(self, key: object, stage: Stage, chunk: Any) -> tuple[Any, Any, Any]:
-        """Seconds of a chunk: forward, backward, and of that the gradients of the weights."""
+        """Time of a chunk [s]: forward, backward, and the weight-gradient part of the backward."""
         return self.chunks.once(key, lambda: _sums(self.of_chunk(stage, chunk)))
 
 
@@ -88,7 +88,7 @@ def _sums(micro: MicroBatch) -> tuple[Any, Any, Any]:
 
 
 class PipelineTimes:
-    """The times of a pipeline at some points, of which layouts with other ZeRO stages or replicas may have several.
+    """Stage times of a pipeline at some points; layouts that differ in ZeRO stage or replicas share a point.
 
     times: seconds of each chunk: forward, backward, and of that the gradients of the weights: [3, chunks, points]
     slowest: of the slowest stage for one micro-batch; which: what that stage is
@@ -131,24 +131,26 @@ class PipelineTimes:
         """The points whose schedule is to be played."""
 
     def of_stage(self, stage: Stage, part: int) -> Any:
-        """Seconds of one micro-batch on a stage: forward (0) or backward (1)."""
+        """Time of one micro-batch on a stage [s]: forward (part 0) or backward (part 1)."""
         return sum(self.times[part][self.rows[of_it]] for of_it in self.time.memory.make_up(stage))
 
     def back(self, places: Places) -> Any:
-        """Which point each layout has; None where it is the one at the same place."""
+        """The index of each layout's point; None where layouts and points are the same."""
         if not self.shared:
             return None
         numpy, combinations = self.numpy, self.points.combinations
-        return self.memo.once(("back", self.points, places), lambda: numpy.searchsorted(combinations, places.combinations))
+        return self.memo.once(
+            ("back", self.points, places), lambda: numpy.searchsorted(combinations, places.combinations)
+        )
 
     @property
     def short(self) -> Any:
-        """Micro-batches that are played."""
+        """The number of micro-batches that are simulated; the rest repeat a steady state."""
         return self.numpy.minimum(self.batches, ROUNDS * self.structure.pp)
 
     @functools.cached_property
     def least(self) -> Any:
-        """Seconds that the pipeline takes at least."""
+        """A lower bound of the pipeline's duration at each point [s]."""
         structure = self.structure
         if structure.pp == 1:
             return self.batches * self.slowest
@@ -157,7 +159,7 @@ class PipelineTimes:
         )
 
     def seconds(self) -> Any:
-        """Seconds of the pipeline at each point; infinite where it was not played."""
+        """The pipeline's duration at each point [s]; infinite where it was not simulated."""
         if self.structure.pp == 1:
             return self.batches * self.slowest
         rest = self.slowest / self.time.layout.copies
@@ -178,11 +180,11 @@ class Step:
         self.ends = self._ends()
 
     def spread(self, values: Any) -> Any:
-        """From points to layouts."""
+        """Values of points, as values of layouts."""
         return values if self.back is None else values[self.back]
 
     def narrow(self, wanted: Wanted) -> None:
-        """Asks for the schedules of layouts that are wanted."""
+        """Mark the points to simulate: those of layouts for which `wanted` is true."""
         chosen = wanted(self.nbytes, self.spread(self.times.least) + self.ends)
         if self.back is None:
             self.times.needed |= chosen
@@ -190,7 +192,7 @@ class Step:
             self.times.needed[self.back[chosen]] = True
 
     def seconds(self) -> Any:
-        """Seconds of a step, the schedule played."""
+        """Step time of each layout [s]; infinite where its schedule was not simulated."""
         return self.spread(self.times.seconds()) + self.ends
 
     def _ends(self) -> Any:
@@ -226,7 +228,7 @@ class Step:
 
 
 def play_all(pipelines: Iterable[PipelineTimes]) -> None:
-    """Plays the schedules of one pipeline, all together; only where they are needed."""
+    """Simulate the schedules of pipelines of one shape together, at the points that are needed."""
     import numpy
 
     distinct = list(dict.fromkeys(pipelines))
