@@ -103,7 +103,7 @@ def brute_force() -> list[str]:
     for name, gpus, batch, framework, schedules in ORACLES:
         given = case(name, gpus, batch, 4096, framework, schedule=schedules)
         rows, off, late = [], 0.0, 0.0
-        for found in given.reading().batches():
+        for found in given.evaluator().batches():
             for place, memory, step in zip(found.places, found.memory, found.step, strict=True):
                 layout = found.grid.layout(found.structure, int(place))
                 alone = estimate(given.space.model, layout, given.training, cluster=given.cluster)

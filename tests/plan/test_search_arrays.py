@@ -62,7 +62,7 @@ def test_no_step_takes_less_than_the_least(name: str) -> None:
         bounds.append(least)
         return np.ones(len(memory), dtype=bool)
 
-    batches = list(given.reading().batches(None, all_of_them))
+    batches = list(given.evaluator().batches(None, all_of_them))
     assert len(bounds) == len(batches)
     for batch, least in zip(batches, bounds, strict=True):
         assert (least <= batch.step).all()

@@ -92,10 +92,10 @@ def test_the_best_of_many_are_those_of_all_sorted() -> None:
     given = case("llama-3.1-70b", 128, 128, pp=(2, 4, 8), schedule=("1f1b", "interleaved"), vpp=(1, 2, 4))
     limit, count = given.cluster.gpu.capacity, 100
     best = _Best(np, count)
-    for batch in given.reading().batches(None, best.wanted(lambda step, memory: step, limit)):
+    for batch in given.evaluator().batches(None, best.wanted(lambda step, memory: step, limit)):
         best.add(0, batch, batch.step, limit)
     best.trim()
-    steps = [batch.step[batch.memory <= limit] for batch in given.reading().batches()]
+    steps = [batch.step[batch.memory <= limit] for batch in given.evaluator().batches()]
     assert [row.step for row in best.rows] == np.sort(np.concatenate(steps))[:count].tolist()
 
 

@@ -87,7 +87,7 @@ def test_a_table_goes_before_what_stands_above_it() -> None:
         ("qlora = 1", ("qlora: must be true or false, got 1",)),
         ("seq-len = -1", ("seq-len: must be a whole number",)),
         ("price = nan", ("price: must be a number above 0",)),
-        ("schedule = 'zigzag'", ("schedule: unknown 'zigzag'",)),
+        ("schedule = 'zigzag'", ("schedule: 'zigzag' is not one of",)),
         ("objective = 'fame'", ("objective: ", "'fame'")),
         ("model = 7", ("model: must be text, got 7",)),
         ("model = '--help'", ("model: must be text",)),

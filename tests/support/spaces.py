@@ -92,7 +92,7 @@ def every_layout(given: Case) -> Iterator[Layout]:
 def read(given: Case) -> dict[Layout, tuple[float, float]]:
     """Memory and time of every layout, by the array reading."""
     found = {}
-    for batch in given.reading().batches():
+    for batch in given.evaluator().batches():
         for place, memory, step in zip(batch.places, batch.memory, batch.step, strict=True):
             layout = batch.grid.layout(batch.structure, int(place))
             assert layout not in found, "a layout is read twice"

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from loadgauge.callable_package import load
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.result import Estimate
 from loadgauge.plan.axis_values import out_of_reach
@@ -16,6 +17,7 @@ from loadgauge.plan.request import JOB_FIELDS, PlanRequest, cases
 from loadgauge.plan.search import KEPT, Case, Objective, Progress, SearchResult, search
 from loadgauge.resolve.reproduce import completer
 from loadgauge.resolve.setup import Setup
+from loadgauge.spec.hardware import Gpu
 from loadgauge.spec.job import WHOLE_RUN, Job
 from loadgauge.spec.model import ModelSpec
 
@@ -49,6 +51,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     setup: Setup
     cases: tuple[Case, ...]
     result: SearchResult
+
+    def __repr__(self) -> str:
+        return f"<Plan of {self.setup.model.name}: {self.best.flags()}>"
+
+    def __str__(self) -> str:
+        """What `loadgauge plan` prints."""
+        text: str = load("loadgauge.report.plan:text")(self)
+        return text
 
     @cached_property
     def complete(self) -> Callable[[Estimate], Job]:
@@ -109,6 +119,7 @@ def answer(
 def plan(
     model: str | Path | ModelSpec | Job,
     *,
+    gpu: str | Gpu | None = None,
     objective: Objective = "time",
     margin: float = 0.0,
     price: float | None = None,
@@ -121,7 +132,7 @@ def plan(
     a `Job`, whose fields go before `flags`
     objective: what the best layout has the least of (or the most: throughput, headroom)
     margin: memory to be left free on each GPU [GiB]; price: of one GPU-hour, in your currency
-    flags: fields of `Job`, `gpu` among them. tp, pp, vpp, cp, ep, etp, zero, sequence_parallel, micro_batch, recompute,
+    flags: fields of `Job`. tp, pp, vpp, cp, ep, etp, zero, sequence_parallel, micro_batch, recompute,
     schedule and replicas are open: a value locks one, a tuple of values narrows it down. `gpus` may be a tuple too.
 
     Raises `NothingFits`, with the nearest layout, where none fits; `LayoutError` where none is valid; `ConfigError` for
@@ -133,6 +144,7 @@ def plan(
     ('megatron', True)
     """
     spec = model if isinstance(model, ModelSpec) else None
+    flags["gpu"] = gpu.id if isinstance(gpu, Gpu) else gpu
     if isinstance(model, Job):
         given = {name: value for name in Job.__struct_fields__[1:] if (value := getattr(model, name)) is not None}
         flags, model = {**flags, **given}, model.model

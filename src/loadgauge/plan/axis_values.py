@@ -22,7 +22,7 @@ ALL = "all"
 
 
 def narrowed(framework: Framework) -> dict[str, tuple[Any, ...]]:
-    """Values of the axes that a framework does not leave open; the user's own go before these."""
+    """Return the values of the axes that a framework restricts, by axis; values that the user locks take precedence."""
     narrow: dict[str, tuple[Any, ...]] = {} if framework.splits_model else dict.fromkeys(MODEL_PARALLEL, (1,))
     if not framework.hybrid_shards:
         narrow["replicas"] = (1,)
@@ -45,7 +45,11 @@ def space_for(
     lengths: Lengths | None = None,
     base: Layout | None = None,
 ) -> Space:
-    """Every layout that the framework can run. locks: values of an axis that the user wants, by its name.
+    """Return the space of all layouts that the framework can run.
+
+    locks: the values that an axis may have, by its name; base: a layout whose order of axes, cp exchange and expert imbalance
+    all layouts share
+
 
     >>> from loadgauge import model, training
     >>> space = space_for(model("llama-3.1-8b"), training("megatron"), 8, 16, 4096, locks={"tp": (2,)})
@@ -79,7 +83,7 @@ def _common(layout: Layout) -> Layout:
 
 
 def trimmed(space: Space, keep: set[str]) -> Space:
-    """Without values that no layout can have whatever its other sizes, so that the arrays are smaller; never a user's own.
+    """Return the space without values that no valid layout has, whatever its other sizes; axes in `keep` stay as they are.
 
     >>> from loadgauge import model
     >>> trimmed(Space(model=model("llama-3.1-8b"), gpus=96, global_batch=96, seq_len=4096, tp=(1, 3, 8, 96)), set()).tp
@@ -112,8 +116,8 @@ def trimmed(space: Space, keep: set[str]) -> Space:
 
 
 def out_of_reach(space: Space) -> list[str]:
-    """Why tensor, context and expert parallelism go no further than the values of a space: the next larger value that the
-    GPUs divide by, and what `Layout.valid` has against it.
+    """Explain why tp, cp, ep and etp stop at the largest values of a space: for each axis the next divisor of the GPUs and
+    what `Layout.valid` objects to.
 
     >>> from loadgauge import model
     >>> space = Space(model=model("llama-3.1-8b"), gpus=64, global_batch=64, seq_len=4096, tp=(1, 2, 4, 8, 16, 32))

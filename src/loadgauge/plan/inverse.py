@@ -1,4 +1,4 @@
-"""Questions the other way round: the most, the fewest, the smallest that will do. Each answer is planned, none is solved for.
+"""Inverse questions: the longest sequence, the fewest GPUs, the slowest network that suffices. Each answer is a plan.
 
 Whether something fits is asked of the memory of every layout, without its time. Where an answer is sought by halving, it
 rests on what is longer never needing less memory, which tests check.
@@ -34,7 +34,7 @@ Progress = Callable[[str], None]
 
 
 def quiet(text: str) -> None:
-    """Says nothing of how far an answer is."""
+    """Report no progress."""
 
 
 class Answer(NamedTuple):
@@ -53,7 +53,7 @@ class Answer(NamedTuple):
 
 
 def best_of(case: Case, objective: Objective, margin: float) -> Estimate | None:
-    """The best layout; None where none can exist, or none fits."""
+    """Return the best layout of a case; None where none is valid or fits. margin: memory to be left free [bytes]."""
     try:
         return search([case], objective=objective, margin=margin, top=1).layouts[0]
     except (NothingFits, LayoutError):
@@ -61,7 +61,7 @@ def best_of(case: Case, objective: Objective, margin: float) -> Estimate | None:
 
 
 def leanest(case: Case) -> tuple[float, Layout | None]:
-    """Bytes of the layout that needs least, and that layout; of every layout only the memory is worked out.
+    """Return the least memory of all layouts [bytes] and the layout that needs it; no times are computed.
 
     >>> from loadgauge import gpu, model, training
     >>> kind = training("torchtitan")
@@ -81,14 +81,14 @@ def leanest(case: Case) -> tuple[float, Layout | None]:
 
 
 def with_space(case: Case, **changes: Any) -> Case:
-    """The same case with another batch, length or model, all axes as open as they were."""
+    """Return the case with fields of its space replaced; the other axes keep their values."""
     return msgspec.structs.replace(case, space=msgspec.structs.replace(case.space, **changes))
 
 
 def largest_sequence(
     case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet
 ) -> Answer:  # fmt: skip
-    """The longest sequence that some layout fits, to `STEP` tokens; raises `NothingFits` where not one step fits."""
+    """Find the longest sequence with which a layout fits, in steps of `STEP` tokens; raises `NothingFits` below one step."""
     model, limit = case.space.model, case.cluster.gpu.capacity - margin
     longest = model.max_position_embeddings if model.learned_positions else None
     lean: list[Layout] = []
@@ -131,7 +131,7 @@ def _most(fits: Callable[[int], bool]) -> int:
 def largest_micro_batch(
     case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet, batch: int | None = None
 ) -> Answer:
-    """The most sequences that one rank can run at once, of all whole numbers, and the curve up to there.
+    """Find the largest micro-batch [sequences] with which a layout fits, and the best layouts of smaller ones.
 
     A micro-batch of n is planned with the least global batch of at least `batch` that suits every layout, a multiple of
     n x GPUs; where n divides `batch` and a layout fits with it, with `batch` itself. batch: what the user gave, if any
@@ -209,7 +209,7 @@ def _largest_divisor(case: Case, limit: float) -> int:
 
 
 def sizes(most: int, node: int) -> Iterator[int]:
-    """Numbers of GPUs to try: all up to a node that divide it, then whole nodes.
+    """Yield the numbers of GPUs to try: divisors of a node, then whole nodes, up to `most`.
 
     >>> list(sizes(32, 8))
     [1, 2, 4, 8, 16, 24, 32]
@@ -221,7 +221,7 @@ def sizes(most: int, node: int) -> Iterator[int]:
 def fewest_gpus(
     case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet
 ) -> Answer:  # fmt: skip
-    """The fewest GPUs on which some layout fits, of a part of a node or whole nodes; at most those of the case."""
+    """Find the fewest GPUs on which a layout fits, at most those of the case. Raises `NothingFits`."""
     for size in sizes(case.space.gpus, case.cluster.gpus_per_node):
         progress(f"{size} GPUs")
         try:
@@ -239,7 +239,7 @@ def fewest_gpus(
 def smallest_nic(
     case: Case, share: float, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet
 ) -> Answer:
-    """The slowest network adapter with which communication that nothing hides takes at most a share of the step.
+    """Find the slowest network adapter with which exposed communication takes at most `share` of the step.
 
     Raises `NothingFits` where no adapter is enough, with what takes the most of the step then, and over which link.
     """
@@ -280,7 +280,7 @@ def _dominant(found: Estimate) -> str:
 
 
 def exposed(found: Estimate) -> float:
-    """The share of a step that is communication which nothing hides."""
+    """Return exposed communication as a share of the step time (0 to 1)."""
     assert found.time is not None
     return sum(found.time.parts[lane] for lane in COMMUNICATION) / found.time.step
 
@@ -292,7 +292,7 @@ def largest_model(
     margin: float = 0.0,
     progress: Progress = quiet,
 ) -> Answer:
-    """Of several models the one with the most parameters that fits; those that are not modelled are passed over."""
+    """Find the model with the most parameters that fits; models that cannot be estimated are skipped. Raises `NothingFits`."""
     limit, space = case.cluster.gpu.capacity - margin, case.space
     for model in sorted(models, key=lambda model: -parameters(model).total):
         if parameters(model).total * held_bytes(case) > limit * space.gpus:
@@ -315,7 +315,7 @@ def largest_model(
 
 
 def held_bytes(case: Case) -> float:
-    """Bytes of a parameter that all GPUs together hold at least, whatever the layout: nothing is sharded over more ranks.
+    """Return the least bytes per parameter that all GPUs together hold, whatever the layout.
 
     >>> from loadgauge import gpu, model, training
     >>> kind = training("megatron")
@@ -336,8 +336,9 @@ def held_bytes(case: Case) -> float:
 def cheapest_gpu(
     cases: Sequence[Case], prices: dict[str, float], margin: float = 0.0, progress: Progress = quiet
 ) -> tuple[list[Answer], list[str]]:
-    """Kinds of GPU, each at its price of an hour and on the number of GPUs that is best of the cases, the cheapest first;
-    and those on which nothing fits, or of which too little is known, with the reason.
+    """Rank kinds of GPU by the cost of a billion tokens, the cheapest first, each on the best number of GPUs of the cases.
+
+    prices: of one GPU-hour, by GPU. Returns the answers, and for kinds without one the reason. Raises `NothingFits`.
     """
     found, rest = [], []
     for name, price in prices.items():

@@ -15,7 +15,7 @@ import msgspec
 from loadgauge.errors import ConfigError, LayoutError, NothingFits
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.result import Estimate
-from loadgauge.plan.batch.evaluate import Reading
+from loadgauge.plan.batch.evaluate import BatchEvaluator
 from loadgauge.plan.batch.types import Batch, Wanted
 from loadgauge.plan.constraints import Constraints
 from loadgauge.plan.sample import Sampler
@@ -29,9 +29,9 @@ from loadgauge.spec.training import Training
 Objective = Literal["time", "throughput", "money", "gpus", "headroom", "network"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 KEPT = 20
-"""Layouts that are estimated again one by one, beside the front."""
+"""Best layouts that are estimated one by one, besides the Pareto front."""
 NETWORK_KEPT, NETWORK_SLACK = 1000, 1.05
-"""For the least need of network: so many of the fastest layouts are asked, as far as they take at most so much longer."""
+"""For the objective network: how many of the fastest layouts are compared, and how much longer they may take."""
 Progress = Callable[[int, int], None]
 
 
@@ -49,28 +49,28 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 1.0
     locks: dict[str, tuple[Any, ...]] | None = None
 
-    def reading(self) -> Reading:
-        """The array reading of all its layouts."""
-        return Reading(self.space, self.training, self.cluster, self.rates or calibrated(self.cluster.gpu.id))
+    def evaluator(self) -> BatchEvaluator:
+        """The evaluator of all layouts of the case at once."""
+        return BatchEvaluator(self.space, self.training, self.cluster, self.rates or calibrated(self.cluster.gpu.id))
 
     def batches(self, progress: Progress | None = None, wanted: Wanted | None = None) -> Iterator[Batch]:
-        """The layouts that can exist, structure by structure, each with its memory and time.
+        """Yield the valid layouts, structure by structure, with memory [bytes] and step time [s].
 
-        Of lengths that differ, the time of a micro-batch as they come, and the memory of one with the longest only.
+        With sequence lengths, the time is of a mean micro-batch and the memory of one with the longest sequences only.
         """
-        found = self.reading().batches(progress, wanted)
+        found = self.evaluator().batches(progress, wanted)
         if self.space.lengths is None:
             yield from found
             return
         import numpy
 
         longest = msgspec.structs.replace(self, space=msgspec.structs.replace(self.space, lengths=None))
-        worst = longest.reading().batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool))
+        worst = longest.evaluator().batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool))
         for batch, other in zip(found, worst, strict=True):
             yield batch._replace(memory=numpy.maximum(batch.memory, other.memory))
 
     def estimate(self, layout: Layout) -> Estimate:
-        """The exact estimate of one layout; of lengths that differ, the memory is that of the longest."""
+        """Estimate one layout exactly; with sequence lengths, the memory is that of the longest."""
         found = estimate(
             self.space.model, layout, self.training, cluster=self.cluster, rates=self.rates, scale=self.scale
         )
@@ -82,7 +82,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The best layouts, best first, the Pareto front of time and memory, and how many were looked at.
+    """The best layouts, best first, the Pareto front of step time and memory, and how many layouts were searched.
 
     evaluated: combinations of all axes; valid: those that can exist; of each the memory was worked out, and its time or,
     for so many as `bounded` says, the least that it can take, which was too long to play its schedule
@@ -103,7 +103,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(NamedTuple):
-    """A layout among the best: what is minimised, seconds, bytes, the number of its case, and where it is."""
+    """A layout among the best: the score (minimised), step time [s], memory [bytes], the number of its case, its place."""
 
     score: float
     step: float
@@ -131,7 +131,7 @@ class _Best:
         self.valid = self.fitting = self.bounded = 0
 
     def add(self, number: int, batch: Batch, score: Any, limit: float) -> None:
-        """Takes in the layouts of one structure; `limit`: bytes that they may need."""
+        """Add the layouts of one structure; limit: memory that they may need [bytes]."""
         numpy = self.numpy
         self.valid += len(batch.places)
         self.bounded += int(numpy.isinf(batch.step).sum())
@@ -211,14 +211,15 @@ def search(
     progress: Progress | None = None,
     sampler: Sampler | None = None,
 ) -> SearchResult:
-    """The best layouts of all cases together.
+    """Search the layouts of all cases together and return the best ones and the Pareto front.
 
-    objective: network asks the fastest `NETWORK_KEPT`, as far as they are at most `NETWORK_SLACK` as slow as the fastest, and
-    takes the one whose adapters carry least; the others look at every layout
-    margin: bytes to be left free on each GPU; exhaustive: play the schedule of every layout, also of those that do not fit
-    or whose slowest stage alone takes longer than the layouts found so far (which cannot change the answer)
+    objective: network compares the `NETWORK_KEPT` fastest layouts within `NETWORK_SLACK` of the best time; the others
+    compare all layouts
+    margin: memory to be left free on each GPU [bytes]; top: how many layouts to return
+    exhaustive: simulate every schedule, even of layouts that do not fit or cannot be among the best by a lower bound of
+    their time, which cannot change the answer
 
-    Raises `LayoutError` where no layout can exist, and `NothingFits` where none fits.
+    Raises `LayoutError` where no layout is valid, and `NothingFits` where none fits.
 
     >>> from loadgauge import cluster, gpu, model, training
     >>> space = Space(model=model("llama-3.1-8b"), gpus=8, global_batch=8, seq_len=4096)
@@ -277,7 +278,7 @@ def _score(objective: Objective, case: Case, step: Any, memory: Any) -> Any:
 
 
 def score(objective: Objective, case: Case, found: Estimate) -> float:
-    """The same of an exact estimate."""
+    """Return what an objective minimises, for an exact estimate."""
     if objective == "headroom":
         return found.memory.total - case.cluster.gpu.capacity
     if objective == "network":
@@ -290,7 +291,7 @@ def score(objective: Objective, case: Case, found: Estimate) -> float:
 
 
 def carried(found: Estimate) -> float:
-    """What a GPU's network adapter carries [byte/s], in the mean of a step."""
+    """Return the mean traffic of a GPU's network adapter over a step [byte/s]."""
     nbytes: float = sum(row.adapter * row.calls_per_step for row in found.network)
     return nbytes / _seconds(found)
 
@@ -327,7 +328,7 @@ def _simplicity(layout: Layout) -> tuple[int, ...]:
 
 
 def no_layout(cases: Sequence[Case]) -> str:
-    """Why no layout can exist, in one line: what each constraint leaves."""
+    """Explain in one line why no layout is valid: the constraints that none satisfies."""
     reasons: dict[str, None] = {}
     for case in cases:
         space = case.space
@@ -352,7 +353,7 @@ def no_layout(cases: Sequence[Case]) -> str:
 
 
 def example(space: Space) -> str:
-    """What `Layout.valid` says where each axis has its only value; empty where several are open."""
+    """Return what `Layout.valid` objects to where tp, pp and cp have one value each; empty where they are open."""
     if len(space.tp) > 1 or len(space.pp) > 1 or len(space.cp) > 1:
         return ""
     for structure in space.structures():
@@ -371,7 +372,7 @@ def _list(values: Sequence[int]) -> str:
 
 
 def nothing_fits(cases: Sequence[Case], layout: Layout, number: int, margin: float) -> NothingFits:
-    """What to raise where nothing fits: the layout that needs least, and how much it lacks."""
+    """Make the error for when nothing fits, with the layout that needs least and the memory it lacks [bytes]."""
     case = cases[number]
     nearest = case.estimate(layout)
     missing = nearest.memory.total + margin - case.cluster.gpu.capacity

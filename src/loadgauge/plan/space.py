@@ -28,28 +28,6 @@ SIZES = (*COMBINED, "replicas")
 """What the open arrays hold."""
 
 
-class ByIdentity:
-    """A key for dictionaries that is equal for the very same object alone, which it keeps alive.
-
-    Arrays, and records that hold arrays, are no keys themselves.
-
-    >>> one, other = [0], [0]
-    >>> ByIdentity(one) == ByIdentity(one), ByIdentity(one) == ByIdentity(other)
-    (True, False)
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and self.value is other.value
-
-
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
     """What changes the list of operations or the order of work."""
 
@@ -63,7 +41,7 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def splits(self) -> bool:
-        """Whether the gradients of the weights are made apart."""
+        """Whether the schedule splits the backward into input and weight gradients."""
         return self.schedule not in ("1f1b", "gpipe", "interleaved")
 
 
@@ -111,7 +89,7 @@ class Grid:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Of each combination, the value of each of `COMBINED`."""
+        """The value of each of `COMBINED` at each combination of row and micro-batch."""
         numpy, (rows, batches, _) = self.numpy, self.dims
         found = {name: numpy.repeat(column, batches) for name, column in self.rows.items()}
         return {**found, "micro_batch": numpy.tile(self.micro_batches, rows)}
@@ -150,7 +128,7 @@ class Grid:
         return found, self.replicas <= most
 
     def valid(self, names: tuple[str, str], **rest: Any) -> Any:
-        """What `Layout.valid` says of two sizes, the batch and the schedule left out, for each row."""
+        """Ask `Layout.valid` about two sizes of each row, batch and schedule left out; a mask [rows]."""
         numpy, space = self.numpy, self.space
         pairs = numpy.stack([self.rows[name] for name in names], axis=1).astype("int64")
         if not len(pairs):
@@ -169,12 +147,12 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """Layouts of the grid, possible or not."""
+        """The number of layouts of the grid, valid or not."""
         return math.prod(self.dims)
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
-    """Every layout of a model on so many GPUs: for each axis the values it may have.
+    """All layouts of a model on a number of GPUs: the values that each axis may have.
 
     lengths: a histogram of sequence lengths (padding-free batches) instead of `seq_len` alike ones
     base: what is the same for all layouts (how keys and values travel, the order of the axes)
@@ -204,7 +182,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     # -- structures -----------------------------------------------------------------------------------------------------
 
     def splits(self, pp: int, parts: int) -> tuple[tuple[int, ...] | None, ...]:
-        """How the layers may be split over pp stages of so many parts: evenly, else the best split there is."""
+        """How layers may be split over pp stages of `parts` chunks: evenly (None), else by the best split; empty for no way."""
         if self.stage_layers is not None:
             return (self.stage_layers,) if len(self.stage_layers) == pp else ()
         layers = self.model.num_hidden_layers
@@ -217,7 +195,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         return (split,) if parts == 1 or (max(split) % parts == 0 and min(split) >= parts - 1) else ()
 
     def structures(self) -> Iterator[Structure]:
-        """All of them, those of one split of the layers together."""
+        """Yield all structures; those with the same split of layers are adjacent."""
         shared = any(block.shares_weights for block in self.model.blocks)
         for pp in self.pp:
             if pp > 1 and shared:
@@ -235,7 +213,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
     def _schedules(self, pp: int) -> Iterator[tuple[Schedule, int]]:
         if pp == 1:
-            # One stage has no schedule; whoever asks for one asks for a pipeline.
+            # One stage has no schedule: locking another one asks for a pipeline.
             if "1f1b" in self.schedule and 1 in self.vpp:
                 yield "1f1b", 1
             return
@@ -252,7 +230,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Combinations of all axes, possible or not."""
+        """The number of combinations of all axes, valid or not."""
         return len(list(self.structures())) * math.prod(len(getattr(self, name)) for name in SIZES)
 
     def grids(self, spread: bool | None = None) -> Iterator[Grid]:
@@ -292,7 +270,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def batch_of(lengths: Lengths, micro_batch: int, padded: bool) -> dict[str, float]:
-    """Expected tokens and query-key pairs of a micro-batch: of the sequences alone, or padded to the longest."""
+    """Return the expected tokens and query-key pairs of a micro-batch, of the sequences alone or padded to the longest."""
     if not padded:
         return {"tokens": lengths.expected_sum(micro_batch), "pairs": lengths.expected_sum_square(micro_batch)}
     longest, square = lengths.expected_max(micro_batch), lengths.expected_max_square(micro_batch)
@@ -300,12 +278,12 @@ def batch_of(lengths: Lengths, micro_batch: int, padded: bool) -> dict[str, floa
 
 
 def whole(numpy: Any, value: Any) -> Any:
-    """Where a value is a whole number above 0."""
+    """Return the mask of values that are whole numbers above 0."""
     return numpy.asarray((numpy.floor(value) == value) & (value >= 1))
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, rising.
+    """Return all divisors of a number, ascending.
 
     >>> divisors(12)
     (1, 2, 3, 4, 6, 12)

@@ -25,7 +25,11 @@ def best_split(
     last: float = 0.0,
     most: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """Layers of each stage. costs: of each layer; first, last: of the embedding and of the head; most: layers that fit.
+    """Return the layers of each stage of the best split.
+
+    costs: of each layer; first, last: of the embedding and of the head, in the same unit; most: layers that fit on each
+    stage
+
 
     Raises `LayoutError` where not every stage can have a layer.
 
@@ -85,7 +89,7 @@ def _solve(
 
 @functools.lru_cache(maxsize=512)
 def balanced(model: ModelSpec, stages: int, seq_len: int) -> tuple[int, ...]:
-    """The best split by the FLOPs of each layer and of the ends.
+    """Return the layers of each stage of the best split by the FLOPs of layers, embedding and head.
 
     >>> from loadgauge.families.catalogue import model
     >>> balanced(model("llama-3.1-405b"), 16, 8192)  # as it was trained (source: dubey2024)

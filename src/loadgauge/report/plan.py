@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 CLOSE = 1e-4
-"""Relative difference of two steps that are called as fast as each other."""
+"""Relative difference below which two step times count as equal."""
 KINDS = (*MODEL_PARALLEL, "zero")
-"""Axes by which two layouts are of another kind."""
+"""Axes that make two layouts of a different kind."""
 LEAST = ("tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
 """Columns that a narrow terminal does without, the first ones first."""
 
@@ -129,7 +129,7 @@ def assumptions(target: Console, setup: Setup) -> None:
 
 
 def headline(result: SearchResult) -> list[str]:
-    """The best layout as flags, and what it takes."""
+    """Return two lines: the best layout as flags, and its step time, throughput and memory."""
     best = result.layouts[0]
     assert best.time is not None
     memory, time = best.memory, best.time
@@ -161,7 +161,7 @@ def _of_file(own: Estimate, best: Estimate) -> str:
 def table(
     target: Console, results: tuple[Estimate, ...] | list[Estimate], title: str, *, price: float | None = None
 ) -> None:
-    """Layouts, one a row; axes that none of them uses are left out, and what can be told from the rest where it is narrow."""
+    """Print layouts, one per row, without axes that none uses; a narrow terminal drops the columns in `LEAST`."""
     every = [result.layout for result in results]
     several = len({layout.gpus for layout in every}) > 1
     cells: dict[str, list[str]] = {"#": [str(number) for number in range(1, len(every) + 1)]}
@@ -219,7 +219,7 @@ def why(result: SearchResult) -> list[str]:
 
 
 def compare(best: Estimate, other: Estimate, objective: Objective) -> str:
-    """What a layout spends more time on than the best, and what less; its memory where that decided."""
+    """Explain in one line where a layout takes more time than the best and where less, or what else decided."""
     assert best.time is not None
     assert other.time is not None
     less = other.memory.total - best.memory.total
@@ -266,7 +266,7 @@ def _why_not(plan: Plan) -> list[str]:
 
 
 def change_table(target: Console, changes: Sequence[Replanned], title: str) -> None:
-    """Changes of a job, one a row."""
+    """Print changes of a job, one per row."""
     compared = any(change.speed is not None for change in changes)
     columns = [
         *([Column("tokens/s", "right")] if compared else []), Column("step", "right"), Column("GiB", "right"),

@@ -1,4 +1,4 @@
-"""Progress of long work, on a terminal only."""
+"""Progress of long searches on stderr, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import sys
 
 
 def say(text: str) -> None:
-    """What is being looked at, on a terminal only."""
+    """Show what is being searched, on one line that the next call replaces."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r{text}\x1b[K")
         sys.stderr.flush()
 
 
 def progress(done: int, whole: int) -> None:
-    """How far the search is, on a terminal only."""
+    """Show a bar of `done` out of `whole` structures."""
     if sys.stderr.isatty():
         width = 30
         full = done * width // max(whole, 1)
@@ -22,7 +22,7 @@ def progress(done: int, whole: int) -> None:
 
 
 def clear() -> None:
-    """Takes the progress away again."""
+    """Erase the line of progress."""
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 MOST_ROWS, MOST_REASONS = 40, 12
 INPUTS = ("gpu", "nic_bandwidth", "link_bandwidth", "seq_len", "global_batch", "precision", "framework", "optimizer")
-"""Inputs that are worth a word in the table, first ones first, where they differ from cell to cell."""
+"""Inputs with a column in the table where they differ from cell to cell."""
 
 
 class Progress:
-    """How far a sweep is: a bar on stderr, on a terminal only."""
+    """A progress bar of a sweep on stderr, shown only on a terminal."""
 
     def __init__(self, whole: int, there: Iterable[Row]) -> None:
         self.failed, self.bar, self.task = 0, None, None
@@ -53,7 +53,7 @@ class Progress:
             self.bar.stop()
 
     def add(self, row: Row) -> None:
-        """One more cell has its result."""
+        """Count one more finished cell."""
         self.failed += row["code"] == 2
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, advance=1, description=self._failures())
@@ -131,10 +131,10 @@ def show(
 
 
 def leaders(rows: Iterable[Row]) -> list[Row]:
-    """The best cell for each model and number of GPUs, in the order of the sweep.
+    """Return the best cell for each model and number of GPUs, in the order of the sweep.
 
-    Of cells that were planned for money the cheapest token, for headroom the most memory left, else the most tokens a
-    second: what these are compared by, batches and lengths may differ in.
+    Cells planned for money are compared by the cost of a token, for headroom by free memory, all others by throughput, as
+    their batches and lengths may differ.
 
     >>> slow, fast = (dict(model="m", gpus=8, objective="time", code=0, tokens_per_second_per_gpu=n) for n in (1, 2))
     >>> leaders([slow, fast, {**fast, "code": 1}]) == [fast]

@@ -1,4 +1,4 @@
-"""Memory and time of every layout of a space: the array reading of the list of operations.
+"""Memory and time of every layout of a space, with arrays of sizes in place of numbers.
 
 The formulas are those of `estimate`, which read open arrays where a single layout has whole numbers. What does not change
 from one structure to the next is worked out once: the operations of a layer for all pipelines, ZeRO stages and kinds of
@@ -22,10 +22,11 @@ from loadgauge.estimate.time.collectives import Fabric, Group
 from loadgauge.estimate.time.roofline import Machine
 from loadgauge.estimate.time.traffic import layout_groups
 from loadgauge.plan.batch.memory import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks, without_layers
-from loadgauge.plan.batch.step_time import ArrayStep, Pace, play_all
+from loadgauge.plan.batch.step_time import ArrayStep, PipelineTimes, Step, play_all
 from loadgauge.plan.batch.types import Batch, Wanted
 from loadgauge.plan.constraints import Constraints, Places
-from loadgauge.plan.space import ByIdentity, Grid, Space, Structure
+from loadgauge.plan.memo import ByIdentity, Memo
+from loadgauge.plan.space import Grid, Space, Structure
 from loadgauge.spec.axes import RANK_AXES
 from loadgauge.spec.calibration import Rates
 from loadgauge.spec.hardware import Cluster
@@ -36,7 +37,7 @@ Pipeline: TypeAlias = "tuple[Any, ...]"
 
 
 class KnownGroup(Group, frozen=True, dict=True):
-    """A group of ranks whose place on the cluster is worked out once."""
+    """A group of ranks that remembers its place on the cluster."""
 
     def members(self, domain: int) -> Size:
         """As in `Group`."""
@@ -57,8 +58,8 @@ class KnownGroup(Group, frozen=True, dict=True):
         return self.__dict__[key]
 
 
-class Reading:
-    """The array reading of one space on one cluster."""
+class BatchEvaluator:
+    """Evaluates all layouts of one space on one cluster, as arrays."""
 
     def __init__(self, space: Space, training: Training, cluster: Cluster, rates: Rates) -> None:
         import numpy
@@ -77,10 +78,10 @@ class Reading:
     def batches(
         self, progress: Callable[[int, int], None] | None = None, wanted: Wanted | None = None
     ) -> Iterator[Batch]:  # fmt: skip
-        """The layouts that can exist, structure by structure; those with one pipeline are played together.
+        """Yield the valid layouts, structure by structure; the schedules of one pipeline are simulated together.
 
-        wanted: whether the time of a layout matters, given its memory and the least time it can take; that of the others
-        is infinite
+        progress: called with the structures done and their number; wanted: decides from the memory [bytes] and a lower bound
+        of the time [s] whose exact time is needed; the step time of the others is infinite
         """
         families: dict[bool, dict[int, dict[Pipeline, list[Structure]]]] = {}
         for one in self.space.structures():
@@ -89,83 +90,63 @@ class Reading:
         done, count = 0, sum(map(len, families.values()))
         for spread, by_pp in families.items():
             for part, grid in enumerate(self.space.grids(spread)):
-                each = GridReading(self, grid)
+                evaluator = GridEvaluator(self, grid)
                 for pp, pipelines in by_pp.items():
                     if progress is not None:
                         progress(min(done, count), count)
                     done += not part
-                    each.start(pp)
+                    evaluator.start(pp)
                     for structures in pipelines.values():
                         with self.numpy.errstate(all="ignore"):
-                            found = each.read(structures, wanted)
-                        yield from found
+                            batches = evaluator.evaluate(structures, wanted)
+                        yield from batches
 
 
-class GridReading:
-    """The array reading of one grid. The caches are keyed by what their values depend on.
+class GridEvaluator:
+    """Evaluates all layouts of one grid. The caches are keyed by what their values depend on.
 
     of_grid: what all numbers of stages share; of_pp: what those with one number of stages share; of_pipeline: what structures
     with one pipeline share
     """
 
-    def __init__(self, reading: Reading, grid: Grid) -> None:
+    def __init__(self, whole: BatchEvaluator, grid: Grid) -> None:
         import numpy
 
-        self.reading, self.grid, self.numpy = reading, grid, numpy
-        self.space, self.training = reading.space, reading.training
+        self.whole, self.grid, self.numpy = whole, grid, numpy
+        self.space, self.training = whole.space, whole.training
         self.limits = Constraints(grid)
-        self.of_grid: dict[object, Any] = {}
-        self.of_pp: dict[object, Any] = {}
-        self.of_pipeline: dict[object, Any] = {}
+        self.of_grid, self.of_pp, self.of_pipeline = Memo(), Memo(), Memo()
 
     def start(self, pp: int) -> None:
-        """Goes on to another number of stages."""
+        """Move on to another number of pipeline stages and drop what depends on the last one."""
         self.pp = pp
-        self.of_pp, self.of_pipeline = {}, {}
+        self.of_pp, self.of_pipeline = Memo(), Memo()
         self.limits.forget()
 
-    def in_grid(self, key: object, make: Callable[[], Any]) -> Any:
-        """A value that is worked out when it is first needed, for all numbers of stages."""
-        if key not in self.of_grid:
-            self.of_grid[key] = make()
-        return self.of_grid[key]
-
-    def once(self, key: object, make: Callable[[], Any]) -> Any:
-        """The same for one number of stages."""
-        if key not in self.of_pp:
-            self.of_pp[key] = make()
-        return self.of_pp[key]
-
-    def in_pipeline(self, key: object, make: Callable[[], Any]) -> Any:
-        """The same for one pipeline."""
-        if key not in self.of_pipeline:
-            self.of_pipeline[key] = make()
-        return self.of_pipeline[key]
-
-    def read(self, structures: Iterable[Structure], wanted: Wanted | None) -> list[Batch]:
-        """The layouts of structures with one pipeline; those whose time is not wanted are not played."""
-        self.of_pipeline = {}
+    def evaluate(self, structures: Iterable[Structure], wanted: Wanted | None) -> list[Batch]:
+        """Evaluate the valid layouts of structures that share one pipeline; only `wanted` schedules are simulated."""
+        self.of_pipeline = Memo()
         steps = []
-        for one in structures:
-            places = self.limits.possible(one)
+        for structure in structures:
+            places = self.limits.possible(structure)
             if not len(places):
                 continue
-            layout = self.space.layout(one, self.grid.sizes, self.grid.ragged)
-            memory = self.memory(one, layout)
-            held = self.held(one, memory, places) + places.known(self.fixed(layout, memory))
-            steps.append(self.pace(one, memory, places).step(one, memory, places, held))
+            layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
+            memory = self.memory(structure, layout)
+            nbytes = self.peak_bytes(structure, memory, places) + places.read_once(self.fixed(layout, memory))
+            steps.append(Step(self.times(structure, memory, places), structure, memory, places, nbytes))
         for step in steps:
             if wanted is None:
-                step.pace.needed[:] = True
+                step.times.needed[:] = True
             else:
                 step.narrow(wanted)
-        play_all([step.pace for step in steps])
-        return [Batch(step.structure, self.grid, step.places.flat, step.held, step.seconds()) for step in steps]
+        play_all([step.times for step in steps])
+        return [Batch(step.structure, self.grid, step.places.flat, step.nbytes, step.seconds()) for step in steps]
 
     # -- facts ----------------------------------------------------------------------------------------------------------
 
     def facts_key(self, structure: Structure, layout: Layout) -> tuple[object, ...]:
-        """What the facts of a layer depend on."""
+        """The key under which structures share what one layer needs."""
         lazy = not self.training.framework.gradients_persist
         return (
             structure.recompute,
@@ -175,21 +156,21 @@ class GridReading:
         )
 
     def memory(self, structure: Structure, layout: Layout) -> ArrayMemory:
-        """The memory of a structure; what one layer needs is shared with other structures."""
+        """The memory model of a structure; it shares what one layer needs with other structures."""
         key = self.facts_key(structure, layout)
 
         def make() -> ArrayMemory:
-            view = self.in_grid("view", lambda: view_of(layout, self.training))
-            listed = self.in_grid("listed", dict)
+            view = self.of_grid.once("view", lambda: view_of(layout, self.training))
+            listed = self.of_grid.once("listed", Memo)
             return ArrayMemory(self.space.model, layout, self.training, view, listed)
 
-        memory: ArrayMemory = self.in_grid(("facts", key), make).under(layout)
+        memory: ArrayMemory = self.of_grid.once(("facts", key), make).under(layout)
         # Weights depend on the pipeline and on ZeRO, not on what is kept of activations.
-        memory.weighing = self.once(("weights", layout.ends_together, layout.zero, memory.lazy and key), dict)
+        memory.weighing = self.of_pp.once(("weights", layout.ends_together, layout.zero, memory.lazy and key), Memo)
         return memory
 
     def groups(self, layout: Layout) -> dict[str, Group]:
-        """The groups of ranks that communicate."""
+        """The groups of ranks that communicate, by name (`layout_groups`)."""
 
         def make() -> dict[str, Group]:
             made = layout_groups(layout)
@@ -198,24 +179,23 @@ class GridReading:
                 for name, group in made.items()
             }
 
-        found: dict[str, Group] = self.once("groups", make)
-        return found
+        return self.of_pp.once("groups", make)
 
     # -- memory ---------------------------------------------------------------------------------------------------------
 
-    def held(self, structure: Structure, memory: ArrayMemory, places: Places) -> Any:
-        """Bytes of the worst rank at its peak, without what is outside the step."""
+    def peak_bytes(self, structure: Structure, memory: ArrayMemory, places: Places) -> Any:
+        """Peak memory of the worst rank at each place [bytes], without `fixed`."""
         most: Any = None
         for peak in self.peaks(structure, memory).values():
             states = memory.states_at(*peak.states) if isinstance(peak.states[0], Stage) else peak.states[0]
-            value = places.known(states) + self.in_pipeline(
-                (places, ByIdentity(peak.rest)), functools.partial(places.of, peak.rest)
+            value = places.read_once(states) + self.of_pipeline.once(
+                (places, ByIdentity(peak.rest)), places.of, peak.rest
             )
             most = value if most is None else self.numpy.maximum(most, value, out=most)
         return most
 
     def peaks(self, structure: Structure, memory: ArrayMemory) -> dict[object, Peak]:
-        """The moments that may be the peak."""
+        """The phases that may be the peak, by the states they share."""
         left = memory.under(memory.layout)
         left.later = memory.shares
         key = structure.recompute, 3 if memory.shares else memory.layout.zero
@@ -232,33 +212,33 @@ class GridReading:
                 found = joined(found, more, numpy.isin(short, some)) if len(some) < len(numbers) else more
             return found
 
-        found: dict[object, Peak] = self.in_pipeline(("peaks", key), make)
+        found: dict[object, Peak] = self.of_pipeline.once(("peaks", key), make)
         if memory.shares and memory.layout.zero < 2:
-            found = self.in_pipeline(("peaks", key, "whole"), lambda: without_layers(found))
+            found = self.of_pipeline.once(("peaks", key, "whole"), lambda: without_layers(found))
         return found
 
     def classes(
         self, structure: Structure, memory: ArrayMemory, numbers: tuple[int, ...]
     ) -> list[tuple[tuple[int, ...], list[Stage]]]:
-        """Numbers of micro-batches with which the same is in flight, and the stages that hold the most then."""
+        """Group numbers of micro-batches with the same work in flight; with each group, the stages that can hold the most."""
         pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
         key = pipeline, structure.recompute, numbers
-        if key not in self.reading.classes:
-            each = self.reading.stages(*pipeline)
+        if key not in self.whole.classes:
+            each = self.whole.stages(*pipeline)
             if structure.schedule in ("1f1b", "gpipe"):
-                self.reading.classes[key] = [(numbers, fullest(memory, each))]
-                return self.reading.classes[key]
+                self.whole.classes[key] = [(numbers, fullest(memory, each))]
+                return self.whole.classes[key]
             alike: dict[object, tuple[list[int], list[Stage]]] = {}
             for number in numbers:
                 some = memory.under(SomeBatches.of(memory.layout, number))
                 kept = fullest(some, each)
                 held = tuple((stage.index, works(some.layout, stage.index)) for stage in kept)
                 alike.setdefault((held, number > 1), ([], kept))[0].append(number)
-            self.reading.classes[key] = [(tuple(some), kept) for some, kept in alike.values()]
-        return self.reading.classes[key]
+            self.whole.classes[key] = [(tuple(some), kept) for some, kept in alike.values()]
+        return self.whole.classes[key]
 
     def fixed(self, layout: Layout, memory: ArrayMemory) -> Any:
-        """Bytes outside the allocator, which depend on which axes have several ranks, and for good inside it."""
+        """Memory outside PyTorch's allocator plus permanent workspaces, as an open array [bytes]."""
 
         def make() -> Any:
             numpy, code, axes = self.numpy, 0, [name for name in RANK_AXES if name != "pp"]
@@ -272,25 +252,25 @@ class GridReading:
                 for number in range(2 ** len(axes))
             ]
             return numpy.array(values)[code] + workspaces(
-                self.reading.cluster.gpu, self.training, grouped=memory.has_experts
+                self.whole.cluster.gpu, self.training, grouped=memory.has_experts
             )
 
-        return self.once("outside", make)
+        return self.of_pp.once("outside", make)
 
     # -- time -----------------------------------------------------------------------------------------------------------
 
     def time(self, memory: ArrayMemory, places: Places) -> ArrayStep:
-        """The step at some places; the operations are those of all structures with the same recomputation."""
+        """The step model at some places; structures with the same recomputation share the times of operations."""
         order = self.space.base.order
         # Where the pipeline is numbered before other axes, it moves their ranks apart.
         known = "known" if set(order[-2:]) == {"dp", "pp"} else ("known", self.pp)
         return ArrayStep(
-            memory, self.reading.machine, self.reading.fabric, self.groups(memory.layout), places,
-            self.in_grid(known, dict), self.once(("gathers", places), dict),
+            memory, self.whole.machine, self.whole.fabric, self.groups(memory.layout), places,
+            self.of_grid.once(known, Memo), self.of_pp.once(("gathers", places), Memo),
         )  # fmt: skip
 
-    def pace(self, structure: Structure, memory: ArrayMemory, places: Places) -> Pace:
-        """The times of a pipeline, which ZeRO stages below 3 share."""
+    def times(self, structure: Structure, memory: ArrayMemory, places: Places) -> PipelineTimes:
+        """The stage times of a pipeline; ZeRO stages below 3 share one."""
         pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
         whole = structure.zero == 3
         points = places if whole else self.points(structure)
@@ -298,16 +278,15 @@ class GridReading:
         def step() -> ArrayStep:
             return self.time(memory, points)
 
-        def make() -> Pace:
+        def make() -> PipelineTimes:
             key = "step", structure.recompute, memory.layout.ends_together, whole, points
-            time = self.once(key, step).under(memory, points)
-            return Pace(self.once, structure, time, self.reading.stages(*pipeline), points, shared=not whole)
+            time = self.of_pp.once(key, step).under(memory, points)
+            return PipelineTimes(self.of_pp, structure, time, self.whole.stages(*pipeline), points, shared=not whole)
 
-        found: Pace = self.in_pipeline(("pace", structure.recompute, whole), make)
-        return found
+        return self.of_pipeline.once(("pace", structure.recompute, whole), make)
 
     def points(self, structure: Structure) -> Places:
-        """One place of each row and micro-batch that layouts of a pipeline have, with ZeRO or without."""
+        """One place for each combination of row and micro-batch that valid layouts of a pipeline have, at any ZeRO stage."""
         both = [
             self.limits.possible(msgspec.structs.replace(structure, zero=zero))
             for zero in {min(zero, 1) for zero in self.space.zero}
@@ -319,5 +298,4 @@ class GridReading:
                 mark[places.combinations] = True
             return Places(self.numpy.flatnonzero(mark) * self.grid.shape[1], self.grid.dims)
 
-        found: Places = self.once(("points", *both), make)
-        return found
+        return self.of_pp.once(("points", *both), make)

@@ -22,7 +22,7 @@ from loadgauge.estimate.memory.states import RankWeights, States
 from loadgauge.estimate.schedule.stages import Chunk, Stage
 from loadgauge.layers import View
 from loadgauge.layers.operations import Layer
-from loadgauge.plan.space import ByIdentity
+from loadgauge.plan.memo import ByIdentity, Memo
 from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
@@ -33,7 +33,7 @@ REST = tuple(part for part in PARTS if part not in STATES)
 
 
 class SomeBatches(Layout, frozen=True, kw_only=True):
-    """Layouts that run the same number of micro-batches, where the order of work needs a whole number."""
+    """Layouts with one number of micro-batches, for orders of work that need a whole number."""
 
     batches: int = 1
 
@@ -44,18 +44,18 @@ class SomeBatches(Layout, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, layout: Layout, batches: int) -> SomeBatches:
-        """The same layouts with so many micro-batches."""
+        """The same layouts with `batches` micro-batches."""
         return cls(**{name: getattr(layout, name) for name in Layout.__struct_fields__}, batches=batches)
 
 
 class Later(NamedTuple):
-    """What is gathered at a point of the step, to be worked out for each ZeRO stage."""
+    """A placeholder for what is gathered at a point of the step, computed later for each ZeRO stage."""
 
     point: At
 
 
 class ArrayMemory(MemoryModel):
-    """The memory of many layouts. What several structures need is worked out once.
+    """`MemoryModel` of many layouts; what several structures need is computed once.
 
     listed: the operations of the model's parts; shared_bytes: what depends on the facts of the layers alone; weighing: on
     the pipeline and the ZeRO stage
@@ -65,11 +65,11 @@ class ArrayMemory(MemoryModel):
     later = False
 
     def __init__(
-        self, model: ModelSpec, layout: Layout, training: Training, view: View, listed: dict[object, Any]
+        self, model: ModelSpec, layout: Layout, training: Training, view: View, listed: Memo
     ) -> None:  # fmt: skip
         self.listed = listed
-        self.shared_bytes: dict[object, Any] = {}
-        self.weighing: dict[object, Any] = {}
+        self.shared_bytes = Memo()
+        self.weighing = Memo()
         super().__init__(model, layout, training, view)
         self.facts = {
             key: msgspec.structs.replace(facts, weights=self.weights_of(facts.layer))
@@ -78,14 +78,10 @@ class ArrayMemory(MemoryModel):
 
     def weights_of(self, layer: Layer) -> RankWeights:
         """The weights of a layer, by group; the same object for the same layer."""
-        key = "weights", ByIdentity(layer)
-        if key not in self.listed:
-            self.listed[key] = super().weights_of(layer)
-        weights: RankWeights = self.listed[key]
-        return weights
+        return self.listed.once(("weights", ByIdentity(layer)), super().weights_of, layer)
 
     def under(self, layout: Layout) -> ArrayMemory:
-        """The same under another layout of the same structure."""
+        """This model for another layout of the same structure."""
         other = copy.copy(self)
         other.layout, other._weighed = layout, {}
         if (layout.zero == 3) != (self.layout.zero == 3):
@@ -94,81 +90,64 @@ class ArrayMemory(MemoryModel):
 
     @property
     def sharded(self) -> Any:
-        """Whether there are several ranks to shard over; no search looks at ZeRO over one."""
+        """Whether ZeRO shards over several ranks; layouts with ZeRO over one rank are not valid in a search."""
         return True if self.layout.zero else super().sharded
 
     @property
     def shares(self) -> bool:
-        """Whether all that is not a state is the same for all ZeRO stages."""
+        """Whether everything except states is the same for all ZeRO stages."""
         framework, precision = self.training.framework, self.training.precision
         apart = self.lazy or framework.foreach_step or framework.float32_step
         return not apart and precision.compute == precision.weight
 
     def block_layers(self) -> list[Layer]:
         """The operations of each of the model's blocks."""
-        if "blocks" not in self.listed:
-            self.listed["blocks"] = super().block_layers()
-        found: list[Layer] = self.listed["blocks"]
-        return found
+        return self.listed.once("blocks", super().block_layers)
 
     def end_layers(self) -> tuple[Layer, Layer]:
         """The operations of the embedding and of the head."""
-        key = "ends", self.layout.ends_together
-        if key not in self.listed:
-            self.listed[key] = super().end_layers()
-        found: tuple[Layer, Layer] = self.listed[key]
-        return found
+        return self.listed.once(("ends", self.layout.ends_together), super().end_layers)
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
-        """What one micro-batch keeps on a chunk."""
+        """What one micro-batch keeps on a chunk [bytes]."""
         key = "chunk", chunk.first, chunk.last, tuple(self.counts(stage, chunk.start, chunk.stop).items())
-        if key not in self.shared_bytes:
-            self.shared_bytes[key] = super().of_chunk(stage, chunk)
-        found: ChunkBytes = self.shared_bytes[key]
-        return found
+        return self.shared_bytes.once(key, super().of_chunk, stage, chunk)
 
     def make_up(self, stage: Stage) -> tuple[object, ...]:
-        """For each chunk of a stage what is the same for chunks of the same layers."""
+        """A key for each chunk of a stage, equal for chunks with the same layers."""
         return _make_up(self.layout.recompute, stage)
 
     def around(self, stage: Stage) -> Size:
-        """Bytes that the model's forward holds while its layers run, beside what they keep."""
+        """Memory that the model's forward holds while its layers run, besides what they keep [bytes]."""
         key = "around", stage.first, stage.start == stage.stop or stage.kind(stage.start)
-        if key not in self.shared_bytes:
-            self.shared_bytes[key] = super().around(stage)
-        return self.shared_bytes[key]
+        return self.shared_bytes.once(key, super().around, stage)
 
     def weighed(self, stage: Stage) -> tuple[RankWeights, RankWeights, States, Size, Size]:
-        """Weights and states of the stage, worked out once for all kinds of recomputation."""
+        """Weights and states of the stage, computed once for all recomputation policies."""
         if self.later:
             return RankWeights(), RankWeights(), States(0, 0, 0), 0, 0
-        key = "weighed", weights_key(stage)
-        if key not in self.weighing:
-            self.weighing[key] = super().weighed(stage)
-        found: tuple[RankWeights, RankWeights, States, Size, Size] = self.weighing[key]
-        return found
+        return self.weighing.once(("weighed", weights_key(stage)), super().weighed, stage)
 
     def gathered(self, stage: Stage, point: At) -> Size:
-        """Bytes of all copies beside the states."""
+        """Gathered and cast copies of weights and gradients at a point of the step [bytes]."""
         if self.later:
             return Later(point)
         key = "gathered", weights_key(stage), point
-        if key not in self.weighing:
-            self.weighing[key] = sum(copies(self, stage, point).values())
-        return self.weighing[key]
+        return self.weighing.once(key, lambda: sum(copies(self, stage, point).values()))
 
     def states_at(self, stage: Stage, point: At) -> Size:
-        """Bytes of all states of a stage on the device, and of what is gathered at a point of the step."""
-        key = "states", weights_key(stage), point
-        if key not in self.weighing:
+        """All states of a stage on the device, with what is gathered at a point of the step [bytes]."""
+
+        def make() -> Size:
             _, _, states, _, _ = self.weighed(stage)
             parts = [getattr(states, part) for part in STATES[:3] if part not in self.offloaded]
-            self.weighing[key] = sum(parts) + self.gathered(stage, point)
-        return self.weighing[key]
+            return sum(parts) + self.gathered(stage, point)
+
+        return self.weighing.once(("states", weights_key(stage), point), make)
 
 
 def weights_key(stage: Stage) -> tuple[object, ...]:
-    """The same for stages with the same weights."""
+    """A key that is equal for stages with the same weights."""
     return stage.first, stage.last, *((kind, stage.pattern.count(kind)) for kind in sorted(set(stage.pattern)))
 
 
@@ -181,20 +160,20 @@ def _make_up(policy: RecomputePolicy, stage: Stage) -> tuple[object, ...]:
 
 
 class Choice(NamedTuple):
-    """Layouts for which the same work finds the most in flight: a mask, and the bytes of each work at one of them."""
+    """Layouts whose peak is at the same work: their mask, and the bytes in flight of each work at one of them."""
 
     mask: Any
     nbytes: dict[ByIdentity, float]
 
 
 class ArrayStage(StageAtWork):
-    """A stage of many layouts. Which work finds the most may differ between them, so each choice is read in turn."""
+    """A stage of many layouts. The work with the most in flight may differ between them; each `Choice` is evaluated in turn."""
 
     memory: ArrayMemory
     chosen: Choice | None = None
 
     def choices(self) -> list[Choice]:
-        """The choices there are."""
+        """Group the layouts by which work has the most in flight."""
         import numpy
 
         if self.layout.schedule in ("1f1b", "gpipe"):
@@ -223,16 +202,16 @@ class ArrayStage(StageAtWork):
         ]
 
     def gathered(self, point: At) -> Size:
-        """As in `StageAtWork`, worked out once for stages with the same weights."""
+        """As in `StageAtWork` [bytes], computed once for stages with the same weights."""
         return self.memory.gathered(self.stage, point)
 
     def nbytes(self, work: Work) -> Size:
-        """Bytes of all that is in flight, at one of the layouts of the choice at hand; less where another holds more."""
+        """Memory in flight at one layout of the current choice [bytes]; -1 for works that are never its peak."""
         return -1.0 if self.chosen is None else self.chosen.nbytes.get(ByIdentity(work), -1.0)
 
 
 class Peak(NamedTuple):
-    """The most that moments with the same states hold beside them; -infinity where other moments are meant.
+    """The most that phases with the same states hold besides them [bytes]; -infinity for layouts without these phases.
 
     states: bytes of the states, or where to work them out: a stage and a point of the step
     """
@@ -242,7 +221,7 @@ class Peak(NamedTuple):
 
 
 def peaks(memory: ArrayMemory, kept: list[Stage]) -> dict[object, Peak]:
-    """The moments of these stages, as few as have states of their own."""
+    """Return the phases of these stages merged by their states: for each key of states one `Peak`."""
     import numpy
 
     found: dict[object, Peak] = {}
@@ -274,7 +253,7 @@ def _states(moment: Moment, stage: Stage) -> tuple[object, Any]:
 
 
 def without_layers(found: dict[object, Peak]) -> dict[object, Peak]:
-    """The same where nothing is gathered layer by layer, so that more moments have the same states."""
+    """Merge peaks for ZeRO stages that gather nothing layer by layer, where more phases share their states."""
     import numpy
 
     both: dict[object, Peak] = {}
@@ -287,7 +266,7 @@ def without_layers(found: dict[object, Peak]) -> dict[object, Peak]:
 
 
 def joined(found: dict[object, Peak], more: dict[object, Peak], mask: Any) -> dict[object, Peak]:
-    """Moments of other layouts, those of the mask, beside what is there of the others."""
+    """Join the peaks of two groups of layouts: `more` where the mask is true, `found` elsewhere."""
     import numpy
 
     nothing = -numpy.inf
@@ -299,7 +278,7 @@ def joined(found: dict[object, Peak], more: dict[object, Peak], mask: Any) -> di
 
 
 def fullest(memory: MemoryModel, every: list[Stage]) -> list[Stage]:
-    """The stages that no other one with the same chunks exceeds in what is in flight."""
+    """Drop stages that hold no more in flight than another stage with the same chunks."""
     alike: dict[object, list[Stage]] = {}
     for stage in every:
         alike.setdefault(memory.make_up(stage), []).append(stage)

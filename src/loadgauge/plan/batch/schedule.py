@@ -47,7 +47,7 @@ class Waits(NamedTuple):
 
 @functools.lru_cache(maxsize=128)
 def waits(schedule: str, stages: int, batches: int, chunks: int | None) -> Waits:
-    """What waits for what, by levels."""
+    """Sort the entries of a schedule into levels of entries that do not wait for one another (`order_of_work`)."""
     import numpy
 
     order = order_of_work(schedule, stages, batches, chunks)
@@ -186,7 +186,7 @@ def play(
     *,
     overlap_send: bool,
 ) -> Any:
-    """Seconds of a schedule for each layout.
+    """Simulate a schedule and return its duration for each layout [s]; raises nothing, the order of work being valid.
 
     kinds: of each chunk, stage after stage, which row of `forward`, `backward` and `weight` has its times; those are
     [kinds, layouts], `backward` the gradient of the input where the schedule splits it, else the whole; send: [layouts]
@@ -229,7 +229,7 @@ def play(
 def least(
     schedule: str, stages: int, batches: Any, kinds: Sequence[int], forward: Any, backward: Any, send: Any
 ) -> Any:
-    """Seconds that a schedule takes at least, for each layout, however many micro-batches it runs.
+    """Return a lower bound of a schedule's duration for each layout [s], without simulating it.
 
     A stage is busy for all micro-batches. Before, the first one has passed the stages before it; and where a backward is
     not split, the last one passes them after it. Rounding is allowed for.

@@ -18,15 +18,16 @@ from loadgauge.estimate.time.traffic import weight_traffic
 from loadgauge.layers.operations import Layer
 from loadgauge.plan.batch.memory import ArrayMemory, weights_key
 from loadgauge.plan.batch.schedule import least, play
-from loadgauge.plan.batch.types import Once, Wanted
+from loadgauge.plan.batch.types import Wanted
 from loadgauge.plan.constraints import Places
-from loadgauge.plan.space import ByIdentity, Structure
+from loadgauge.plan.memo import ByIdentity, Memo
+from loadgauge.plan.space import Structure
 
 
 class ArrayStep(StepModel):
-    """The step of many layouts, at some places of the arrays: one number for each place.
+    """`StepModel` of many layouts, at some places of the arrays: one number for each place.
 
-    known: the times of operations, in open arrays, for all structures that run them; of each only the sum over lanes
+    operations: the times of operations, in open arrays, for all structures that run them; of each only the sum over lanes
     gathers: the times of ZeRO-3's collectives at these places, by the weights that they carry
     """
 
@@ -34,81 +35,76 @@ class ArrayStep(StepModel):
 
     def __init__(
         self, memory: ArrayMemory, machine: Machine, fabric: Fabric, groups: dict[str, Group], places: Places | None,
-        known: dict[object, Any], gathers: dict[ByIdentity, Any],
+        operations: Memo, gathers: Memo,
     ) -> None:  # fmt: skip
-        self.places, self.known, self.gathers = places, known, gathers
-        self.chunks: dict[object, tuple[Any, Any, Any]] = {}
+        self.places, self.operations, self.gathers, self.chunks = places, operations, gathers, Memo()
         super().__init__(memory, machine, fabric, groups)
 
     def read(self, value: Size) -> Any:
-        """A size at the places."""
+        """The values of an open array at the places."""
         return value if self.places is None else self.places.of(value)
 
     def computed(self, facts: LayerFacts) -> MicroBatch:
-        """Of a layer and micro-batch what does not depend on where its weights are."""
+        """Time of a layer for one micro-batch, without what depends on how its weights are sharded [s]."""
         key = ByIdentity(facts.layer), facts.recompute
-        if key not in self.known:
-            micro = super().computed(facts)
-            self.known[key] = sum(micro.forward.values()), sum(micro.backward.values()), micro.weight
-        return self._at(*self.known[key])
+        if key not in self.operations:
+            self.operations[key] = _sums(super().computed(facts))
+        return self._at(*self.operations[key])
 
     def computed_end(self, layer: Layer) -> tuple[MicroBatch, Size, Size]:
-        """The embedding, or the head with its loss, and of it the compute."""
+        """Time of the embedding, or of the head with its loss; then the compute of its forward and backward [s]."""
         key = ByIdentity(layer)
-        if key not in self.known:
+        if key not in self.operations:
             micro, *compute = super().computed_end(layer)
-            sums = sum(micro.forward.values()), sum(micro.backward.values()), micro.weight
-            self.known[key] = sums, compute
-        sums, (forward, backward) = self.known[key]
-        return self._at(*sums), self._known(forward), self._known(backward)
+            self.operations[key] = _sums(micro), compute
+        sums, (forward, backward) = self.operations[key]
+        return self._at(*sums), self._read_once(forward), self._read_once(backward)
 
     def zero_seconds(self, weights: RankWeights) -> tuple[Any, Any]:
-        """Seconds to gather some weights and to scatter their gradients under ZeRO-3."""
-        key = ByIdentity(weights)
-        if key not in self.gathers:
-            self.gathers[key] = super().zero_seconds(weights)
-        seconds: tuple[Any, Any] = self.gathers[key]
-        return seconds
+        """Time to gather weights and to reduce-scatter their gradients under ZeRO-3 [s]."""
+        return self.gathers.once(ByIdentity(weights), super().zero_seconds, weights)
 
-    def _known(self, value: Size) -> Any:
-        return value if self.places is None else self.places.known(value)
+    def _read_once(self, value: Size) -> Any:
+        return value if self.places is None else self.places.read_once(value)
 
     def _at(self, forward: Size, backward: Size, weight: Size) -> MicroBatch:
-        at = self._known
+        at = self._read_once
         return MicroBatch({"": at(forward)}, {"": at(backward)}, at(weight))
 
     def under(self, memory: ArrayMemory, places: Places | None) -> ArrayStep:
-        """The same under another ZeRO stage, at other places or (None) in open arrays."""
+        """This model for another ZeRO stage, at other places or (None) in open arrays."""
         other = copy.copy(self)
-        other.memory, other.layout, other.places, other.chunks = memory, memory.layout, places, {}
+        other.memory, other.layout, other.places, other.chunks = memory, memory.layout, places, Memo()
         return other
 
     def chunk(self, key: object, stage: Stage, chunk: Any) -> tuple[Any, Any, Any]:
-        """Seconds of a chunk: forward, backward, and of that the gradients of the weights."""
-        if key not in self.chunks:
-            one = self.of_chunk(stage, chunk)
-            self.chunks[key] = sum(one.forward.values()), sum(one.backward.values()), one.weight
-        return self.chunks[key]
+        """Time of a chunk [s]: forward, backward, and the weight-gradient part of the backward."""
+        return self.chunks.once(key, lambda: _sums(self.of_chunk(stage, chunk)))
 
 
-class Pace:
-    """The times of a pipeline at some points, of which layouts with other ZeRO stages or replicas may have several.
+def _sums(micro: MicroBatch) -> tuple[Any, Any, Any]:
+    """Seconds of all components: forward, backward, and of that the gradients of the weights."""
+    return sum(micro.forward.values()), sum(micro.backward.values()), micro.weight
+
+
+class PipelineTimes:
+    """Stage times of a pipeline at some points; layouts that differ in ZeRO stage or replicas share a point.
 
     times: seconds of each chunk: forward, backward, and of that the gradients of the weights: [3, chunks, points]
     slowest: of the slowest stage for one micro-batch; which: what that stage is
     """
 
     def __init__(
-        self, once: Once, structure: Structure, time: ArrayStep, each: list[Stage], points: Places, *,
+        self, memo: Memo, structure: Structure, time: ArrayStep, stages: list[Stage], points: Places, *,
         shared: bool,
     ) -> None:  # fmt: skip
         import numpy
 
-        self.once, self.structure, self.time, self.points, self.shared = once, structure, time, points, shared
+        self.memo, self.structure, self.time, self.points, self.shared = memo, structure, time, points, shared
         self.numpy = numpy
-        makes = [time.memory.make_up(stage) for stage in each]
+        makes = [time.memory.make_up(stage) for stage in stages]
         chunks: dict[object, tuple[Any, Any, Any]] = {}
-        for stage, make in zip(each, makes, strict=True):
+        for stage, make in zip(stages, makes, strict=True):
             for chunk, of_it in zip(stage.chunks, make, strict=True):
                 if of_it not in chunks:
                     chunks[of_it] = time.chunk(of_it, stage, chunk)
@@ -120,13 +116,13 @@ class Pace:
         firsts: dict[object, int] = {}
         for index, make in enumerate(makes):
             firsts.setdefault(make, index)
-        self.stages = [each[index] for index in sorted(firsts.values())]
+        self.stages = [stages[index] for index in sorted(firsts.values())]
         shape = len(points)
         self.times = numpy.array(
             [[numpy.broadcast_to(one[part], shape) for one in chunks.values()] for part in range(3)]
         )
-        self.batches = points.known(once("batches", lambda: time.layout.num_microbatches))
-        self.send: Any = points.known(once(("send", structure.schedule), time.send_seconds))
+        self.batches = points.read_once(memo.once("batches", lambda: time.layout.num_microbatches))
+        self.send: Any = points.read_once(memo.once(("send", structure.schedule), time.send_seconds))
         self.busy = numpy.array([self.of_stage(stage, 0) + self.of_stage(stage, 1) for stage in self.stages])
         self.which = self.busy.argmax(axis=0)
         self.slowest = self.busy.max(axis=0)
@@ -135,28 +131,26 @@ class Pace:
         """The points whose schedule is to be played."""
 
     def of_stage(self, stage: Stage, part: int) -> Any:
-        """Seconds of one micro-batch on a stage: forward (0) or backward (1)."""
+        """Time of one micro-batch on a stage [s]: forward (part 0) or backward (part 1)."""
         return sum(self.times[part][self.rows[of_it]] for of_it in self.time.memory.make_up(stage))
 
-    def step(self, structure: Structure, memory: ArrayMemory, places: Places, held: Any) -> Step:
-        """The layouts of one ZeRO stage."""
-        return Step(self, structure, memory, places, held)
-
     def back(self, places: Places) -> Any:
-        """Which point each layout has; None where it is the one at the same place."""
+        """The index of each layout's point; None where layouts and points are the same."""
         if not self.shared:
             return None
         numpy, combinations = self.numpy, self.points.combinations
-        return self.once(("back", self.points, places), lambda: numpy.searchsorted(combinations, places.combinations))
+        return self.memo.once(
+            ("back", self.points, places), lambda: numpy.searchsorted(combinations, places.combinations)
+        )
 
     @property
     def short(self) -> Any:
-        """Micro-batches that are played."""
+        """The number of micro-batches that are simulated; the rest repeat a steady state."""
         return self.numpy.minimum(self.batches, ROUNDS * self.structure.pp)
 
     @functools.cached_property
     def least(self) -> Any:
-        """Seconds that the pipeline takes at least."""
+        """A lower bound of the pipeline's duration at each point [s]."""
         structure = self.structure
         if structure.pp == 1:
             return self.batches * self.slowest
@@ -165,7 +159,7 @@ class Pace:
         )
 
     def seconds(self) -> Any:
-        """Seconds of the pipeline at each point; infinite where it was not played."""
+        """The pipeline's duration at each point [s]; infinite where it was not simulated."""
         if self.structure.pp == 1:
             return self.batches * self.slowest
         rest = self.slowest / self.time.layout.copies
@@ -178,92 +172,93 @@ class Pace:
 class Step:
     """The time of the layouts of one structure, as `StepModel.step` adds it up."""
 
-    def __init__(self, pace: Pace, structure: Structure, memory: ArrayMemory, places: Places, held: Any) -> None:
-        self.pace, self.structure, self.places, self.held = pace, structure, places, held
-        self.memory, self.numpy, self.back = memory, pace.numpy, pace.back(places)
+    def __init__(
+        self, times: PipelineTimes, structure: Structure, memory: ArrayMemory, places: Places, nbytes: Any
+    ) -> None:
+        self.times, self.structure, self.places, self.nbytes = times, structure, places, nbytes
+        self.memory, self.numpy, self.back = memory, times.numpy, times.back(places)
         self.ends = self._ends()
 
     def spread(self, values: Any) -> Any:
-        """From points to layouts."""
+        """Values of points, as values of layouts."""
         return values if self.back is None else values[self.back]
 
     def narrow(self, wanted: Wanted) -> None:
-        """Asks for the schedules of layouts that are wanted."""
-        chosen = wanted(self.held, self.spread(self.pace.least) + self.ends)
+        """Mark the points to simulate: those of layouts for which `wanted` is true."""
+        chosen = wanted(self.nbytes, self.spread(self.times.least) + self.ends)
         if self.back is None:
-            self.pace.needed |= chosen
+            self.times.needed |= chosen
         else:
-            self.pace.needed[self.back[chosen]] = True
+            self.times.needed[self.back[chosen]] = True
 
     def seconds(self) -> Any:
-        """Seconds of a step, the schedule played."""
-        return self.spread(self.pace.seconds()) + self.ends
+        """Step time of each layout [s]; infinite where its schedule was not simulated."""
+        return self.spread(self.times.seconds()) + self.ends
 
     def _ends(self) -> Any:
         """Seconds that a step has once, on its slowest stage: gradients, new weights and the update."""
-        numpy, pace = self.numpy, self.pace
-        slow = numpy.flatnonzero(numpy.bincount(pace.which, minlength=len(pace.stages)))
-        each = [self._end(pace.stages[number]) for number in slow]
-        if len(each) == 1:
-            return each[0]
-        which = self.spread(pace.which)
-        found = each[0]
-        for number, other in zip(slow[1:], each[1:], strict=True):
-            found = numpy.where(which == number, other, found)
-        return found
+        numpy, times = self.numpy, self.times
+        slow = numpy.flatnonzero(numpy.bincount(times.which, minlength=len(times.stages)))
+        ends = [self._end(times.stages[number]) for number in slow]
+        if len(ends) == 1:
+            return ends[0]
+        which, seconds = self.spread(times.which), ends[0]
+        for number, other in zip(slow[1:], ends[1:], strict=True):
+            seconds = numpy.where(which == number, other, seconds)
+        return seconds
 
     def _end(self, stage: Stage) -> Any:
         """The same on one stage."""
-        pace, once, memory, places = self.pace, self.pace.once, self.memory, self.places
-        layout, overlaps = memory.layout, pace.time.overlap.dp
+        times, memo, memory, places = self.times, self.times.memo, self.memory, self.places
+        layout, overlaps = memory.layout, times.time.overlap.dp
         key = weights_key(stage), layout.zero, layout.copies, layout.ends_together
-        open_time = pace.time.under(memory, None)
-        rows = once(
+        open_time = times.time.under(memory, None)
+        rows = memo.once(
             ("rows", key),
             lambda: tuple(weight_traffic(memory, open_time.fabric, stage, open_time.groups, once=True)),
         )
-        update = once(("update", key), lambda: open_time.optimizer(stage))
+        update = memo.once(("update", key), lambda: open_time.optimizer(stage))
         if overlaps:
-            forward, backward = (self.spread(pace.of_stage(stage, part)) for part in (0, 1))
+            forward, backward = (self.spread(times.of_stage(stage, part)) for part in (0, 1))
             micro = MicroBatch({"": forward}, {"": backward})
-            return sum(pace.time.under(memory, places).once(rows, stage, micro).values()) + places.known(update)
+            return sum(times.time.under(memory, places).once(rows, stage, micro).values()) + places.read_once(update)
         nothing = MicroBatch({}, {})
-        whole = once(("ends", key), lambda: sum(open_time.once(rows, stage, nothing).values()) + update)
-        return places.known(whole)
+        whole = memo.once(("ends", key), lambda: sum(open_time.once(rows, stage, nothing).values()) + update)
+        return places.read_once(whole)
 
 
-def play_all(paces: Iterable[Pace]) -> None:
-    """Plays the schedules of one pipeline, all together; only where they are needed."""
+def play_all(pipelines: Iterable[PipelineTimes]) -> None:
+    """Simulate the schedules of pipelines of one shape together, at the points that are needed."""
     import numpy
 
-    each = list(dict.fromkeys(paces))
-    if not each or each[0].structure.pp == 1:
+    distinct = list(dict.fromkeys(pipelines))
+    if not distinct or distinct[0].structure.pp == 1:
         return
-    groups: dict[tuple[int, ...], list[Pace]] = {}
-    for pace in each:
-        groups.setdefault(pace.kinds, []).append(pace)
+    groups: dict[tuple[int, ...], list[PipelineTimes]] = {}
+    for times in distinct:
+        groups.setdefault(times.kinds, []).append(times)
     for kinds, alike in groups.items():
         structure = alike[0].structure
         forward, backward, weight = (
-            numpy.concatenate([pace.times[n][:, pace.needed] for pace in alike], axis=1) for n in range(3)
+            numpy.concatenate([times.times[n][:, times.needed] for times in alike], axis=1) for n in range(3)
         )
         if structure.splits:
             backward = backward - weight
         else:
             weight = numpy.zeros_like(weight)
         send, short = (
-            numpy.concatenate([getattr(pace, name)[pace.needed] for pace in alike]) for name in ("send", "short")
+            numpy.concatenate([getattr(times, name)[times.needed] for times in alike]) for name in ("send", "short")
         )
-        found = numpy.empty(len(short))
+        seconds = numpy.empty(len(short))
         for number in numpy.unique(short):
             mine = short == number
-            found[mine] = play(
+            seconds[mine] = play(
                 structure.schedule, structure.pp, int(number), kinds, forward[:, mine], backward[:, mine],
                 weight[:, mine], send[mine], overlap_send=alike[0].time.sends_hidden,
             )  # fmt: skip
         start = 0
-        for pace in alike:
-            pace.played = numpy.full(len(pace.points), numpy.inf)
-            count = int(pace.needed.sum())
-            pace.played[pace.needed] = found[start : start + count]
+        for times in alike:
+            times.played = numpy.full(len(times.points), numpy.inf)
+            count = int(times.needed.sum())
+            times.played[times.needed] = seconds[start : start + count]
             start += count

@@ -8,13 +8,11 @@ from typing import Any, NamedTuple, TypeAlias
 from loadgauge.plan.space import Grid, Structure
 
 Wanted: TypeAlias = Callable[[Any, Any], Any]
-"""Of bytes and of the least seconds of layouts: for which of them the exact time matters."""
-Once: TypeAlias = Callable[[object, Callable[[], Any]], Any]
-"""Works a value out when it is first needed, and keeps it by a key."""
+"""From memory [bytes] and lower bounds of the step time [s] to a mask: whose exact time matters."""
 
 
 class Batch(NamedTuple):
-    """Layouts of one structure: places in the arrays of a grid, bytes on the worst rank, seconds of a step."""
+    """Layouts of one structure: places in a grid, memory of the worst rank [bytes], step time [s]; one entry per layout."""
 
     structure: Structure
     grid: Grid

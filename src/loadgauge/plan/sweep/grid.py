@@ -1,7 +1,7 @@
 """Many plans in one go: the cells that a sweep's file spans, and the loop that has workers plan them.
 
 A sweep's file is TOML. A key is a flag of `plan` without its dashes, a value what would be typed after it, and a list
-sweeps. Tables `[[with]]` each span cells of their own, over what stands above them:
+sweeps. Tables `[[with]]` each span cells of their own, in addition to the keys above them:
 
     model = ["llama-3.1-8b", "llama-3.1-70b"]
     gpus = [64, 128]
@@ -53,7 +53,7 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 def key(*parts: Any) -> str:
-    """A hash of what a result rests on: the same on every machine, whatever the order of a mapping.
+    """Hash everything a result depends on; the same on every machine, whatever the order of a mapping.
 
     >>> key({"gpus": "8", "model": "gpt2"}) == key({"model": "gpt2", "gpus": "8"}) != key({"model": "gpt2"})
     True
@@ -66,7 +66,7 @@ def key(*parts: Any) -> str:
 
 
 def read(text: str, flags: Mapping[str, Check], file: str = "") -> list[dict[str, Value]]:
-    """The values of every cell, by the key's name with underscores; each cell once, in the order of the file.
+    """Read the values of every cell by field name, each cell once, in the order of the file.
 
     flags: the keys that are known. Raises `ConfigError` with the key, the file and (where it can be told) the line.
 
@@ -147,23 +147,23 @@ def _where(file: str, text: str, word: str, number: int) -> str:
 
 
 class Workers(Protocol):
-    """Whoever plans cells: processes of this machine, or a Ray cluster."""
+    """What plans cells: processes of this machine, or a Ray cluster."""
 
     @property
     def slots(self) -> int:
-        """How many cells are worth having in hand at a time."""
+        """How many cells to submit at a time."""
         ...
 
     def submit(self, number: int, cell: Cell) -> None:
-        """Begins with a cell; `number` names it."""
+        """Start a cell; `number` identifies it."""
         ...
 
     def finished(self, seconds: float) -> list[tuple[int, Row | None]]:
-        """What has finished, after waiting for so long at most; None for a cell whose worker died under it."""
+        """Wait up to `seconds` and return finished cells by number with their rows; None for a cell whose worker died."""
         ...
 
     def close(self) -> None:
-        """Stops all workers at once, whatever they are at."""
+        """Stop all workers at once, even while they plan."""
         ...
 
 
@@ -174,7 +174,7 @@ def run(
     lost: Callable[[Cell], Row],
     version: str,
 ) -> Iterator[Row]:
-    """Has every cell planned and gives each result, in the order in which they finish.
+    """Plan every cell and yield the results in the order in which they finish.
 
     keep: writes results; it is given each of them once, at the latest when this ends, however it ends
     lost: the row of a cell under which `DEATHS` workers died; that is no result, and is not kept: a sweep that goes on

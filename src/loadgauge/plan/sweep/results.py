@@ -26,8 +26,8 @@ CODES = (0, 1, 2)
 class Results:
     """A folder of results. columns: their names and kinds; every file has them all.
 
-    As long as it is open nobody else writes there. A file is written beside its place, and then put there in one go: so a
-    sweep that is killed leaves whole files only.
+    While it is open, no other sweep can write there. Files are written under another name and renamed, so a sweep that is
+    killed leaves only whole files.
     """
 
     def __init__(self, folder: str | Path, columns: Mapping[str, Kind]) -> None:
@@ -48,7 +48,7 @@ class Results:
         self.close()
 
     def close(self) -> None:
-        """Lets others write there."""
+        """Release the lock on the folder."""
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
@@ -59,7 +59,7 @@ class Results:
         return sorted(found, key=lambda path: self._number(path) or 0)
 
     def rows(self) -> dict[str, Row]:
-        """Every result that is there, by the key of its cell.
+        """Read every result of the folder, by the key of its cell.
 
         Raises `ConfigError` for a file that is none of a sweep, or whose rows are not those that were written.
         """
@@ -91,7 +91,7 @@ class Results:
         return found
 
     def add(self, rows: Sequence[Row]) -> Path:
-        """Writes results as one more file."""
+        """Write results as one more file and return its path."""
         import pyarrow
         import pyarrow.parquet
 
@@ -119,7 +119,7 @@ class Results:
 
 
 def digest(rows: Sequence[Row]) -> bytes:
-    """Of the rows of a file, by their columns: what a flipped bit or another hand changes."""
+    """Hash the rows of a file, to detect damage and edits."""
     text = json.dumps(rows, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest().encode()
 

@@ -51,7 +51,7 @@ class _Process:
         theirs.close()
 
     def end(self) -> None:
-        """Ends it, whatever it does."""
+        """Kill the process."""
         self.process.kill()
         self.process.join()
         self.process.close()
@@ -68,7 +68,7 @@ class Processes:
         """By its pipe: the number of its cell."""
 
     def submit(self, number: int, cell: Cell) -> None:
-        """Gives a cell to a process that has none, which is started where there is none."""
+        """Send a cell to an idle process; one is started if there is none."""
         while self.idle:
             one = self.idle.pop()
             if one.process.is_alive():
@@ -82,7 +82,7 @@ class Processes:
         self.busy[one.pipe] = number, one
 
     def finished(self, seconds: float) -> list[tuple[int, Row | None]]:
-        """What has finished; None for a cell whose process died."""
+        """Finished cells by number with their rows; None for a cell whose process died."""
         rows: list[tuple[int, Row | None]] = []
         for pipe in wait(list(self.busy), seconds):
             number, one = self.busy.pop(pipe)
@@ -95,7 +95,7 @@ class Processes:
         return rows
 
     def close(self) -> None:
-        """Ends all processes."""
+        """Kill all processes."""
         for one in (*self.idle, *(one for _, one in self.busy.values())):
             one.end()
         self.idle, self.busy = [], {}
@@ -140,7 +140,7 @@ class Interrupt:
         raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Raises `KeyboardInterrupt` where Ctrl-C was pressed and nothing came of it."""
+        """Raise `KeyboardInterrupt` if Ctrl-C was pressed and its exception was lost."""
         if self.heard:
             raise KeyboardInterrupt
 
@@ -195,11 +195,11 @@ class OnRay:
         return found
 
     def submit(self, number: int, cell: Cell) -> None:
-        """Gives a cell to the cluster."""
+        """Submit a cell to the cluster."""
         self.busy[self.task.options(name=f"loadgauge {cell.key}").remote(cell, self.files)] = number
 
     def finished(self, seconds: float) -> list[tuple[int, Row | None]]:
-        """What has finished; None for a cell whose worker or node died, or ran out of memory."""
+        """Finished cells by number with their rows; None for a cell whose worker or node died, or ran out of memory."""
         done, _ = self.ray.wait(list(self.busy), num_returns=1, timeout=seconds, fetch_local=False)
         more, _ = self.ray.wait(list(self.busy), num_returns=len(self.busy), timeout=0, fetch_local=False)
         rows: list[tuple[int, Row | None]] = []
@@ -214,7 +214,7 @@ class OnRay:
         return rows
 
     def close(self) -> None:
-        """Cancels what runs, and leaves the cluster."""
+        """Cancel running cells and disconnect from the cluster."""
         for task in self.busy:
             self.ray.cancel(task, force=True)
         self.busy = {}
