@@ -186,7 +186,6 @@ def test_quantiles_of_equal_weights_are_those_of_the_sorted_list(values: list[fl
 def test_sources_may_weigh_the_same() -> None:
     rows = [record(0.1, ("a", number), source="A") for number in range(9)] + [record(0.5, "b", source="B")]
     assert errors(rows).mean == pytest.approx(0.14)
-    assert errors(rows, equal_sources=True).mean == pytest.approx(0.3)
 
 
 def test_reasons_are_counted_by_kind() -> None:

@@ -23,7 +23,7 @@ Quantity = Literal["time", "memory"]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured number and what is predicted for it: seconds of a step, or bytes.
+    """One measured number and its prediction: step time [s] or peak memory [bytes].
 
     `low` and `high` bound the prediction: over every plausible value of what the row does not state, and over the range
     of the estimate itself. `error` is predicted / measured - 1. Without a prediction there is a `reason`.
@@ -44,19 +44,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     assumed: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """The row of `validate --json`."""
-        names = ("id", "quantity", "measured", "predicted", "low", "high", "error", "reason")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "source": self.source,
-            "quality": self.quality,
-            "gpu": self.gpu,
-            "assumed": list(self.assumed),
-        }
+        """Return the row of `validate --json`."""
+        fields = msgspec.structs.asdict(self)
+        del fields["configuration"]
+        return fields
 
 
 RatesOf = Callable[[str], Rates]
-"""The calibration of a GPU, by its id; where it is given it stands in for the one that comes with loadgauge."""
+"""The efficiencies of a GPU by its id, in place of those that come with loadgauge."""
 
 
 def validate(
@@ -65,9 +60,9 @@ def validate(
     rates: RatesOf | None = None,
     progress: Callable[[], object] | None = None,
 ) -> tuple[Record, ...]:
-    """A record for each number that the runs measured, in their order; rows that could not be read come last.
+    """Predict every measured number of the runs: a `Record` each, in their order; rows that could not be read come last.
 
-    `progress` is called after each run.
+    `progress` is called after each run. A run that cannot be predicted gives a record with a `reason`; nothing is raised.
 
     >>> from loadgauge.validate.runs import parse
     >>> text = "id,model,gpu,gpus,seq_len,zero,framework,peak_memory_gib,memory_kind"
@@ -114,15 +109,10 @@ def _checked(
         assumed = () if setup is None else tuple(f"{name}: {value}" for name, value in setup.assumed.items())
     peak = run.measured.peak_memory_gib
     record = Record(
-        id=run.id,
-        quantity=quantity,
-        source=run.series,
-        quality=run.quality,
-        configuration=run.configuration,
-        gpu="" if setup is None or setup.gpu is None else setup.gpu.id,
-        assumed=assumed,
+        id=run.id, quantity=quantity, source=run.series, quality=run.quality, configuration=run.configuration,
+        gpu="" if setup is None or setup.gpu is None else setup.gpu.id, assumed=assumed,
         measured=peak * GIB if quantity == "memory" and peak else run.measured.step_time_s,
-    )
+    )  # fmt: skip
     if setup is None or reason:
         return msgspec.structs.replace(record, reason=reason)
     try:
@@ -184,7 +174,7 @@ def _by_knob(others: Sequence[Alternative], value: Callable[[Setup], float]) -> 
 
 
 def machine(setup: Setup) -> Cluster:
-    """The cluster that a run used; `NotModelled` where its card or a link of it is not known."""
+    """Return the cluster that a run used. Raises `NotModelled` where its GPU or one of its links is not known."""
     if setup.gpu is None:
         raise NotModelled("hardware: not in the catalogue")
     if setup.cluster is None:
