@@ -21,7 +21,7 @@ from loadgauge.validate.validate import Record
 
 
 def ideal_seconds(setup: Setup) -> float:
-    """Step time [s] at the full 16-bit peak, with the 1F1B bubble (p - 1) / (v m) (source: narayanan2021)."""
+    """Return the step time [s] at the full 16-bit peak, with the 1F1B bubble (p - 1) / (v m) (source: narayanan2021)."""
     assert setup.gpu is not None
     layout = setup.layout
     flops = step_flops(setup.model, layout, setup.training.kernels, view_of(layout, setup.training)).model

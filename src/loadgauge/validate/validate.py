@@ -1,4 +1,4 @@
-"""Predicted against published runs: a record for each number that a row measured."""
+"""Predictions compared with measured runs: a record for each number that was measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loadgauge.units import GIB
 from loadgauge.validate.counters import reading
 from loadgauge.validate.measured import step_seconds
 from loadgauge.validate.runs import Run, Runs
-from loadgauge.validate.setups import Alternative, alternatives, setup_of
+from loadgauge.validate.setups import setup_of, variant_setups
 
 Quantity = Literal["time", "memory"]
 
@@ -50,6 +50,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return fields
 
 
+Others = Sequence[tuple[str, Setup]]
+"""The setups of a run's variants, each with its open question (knob)."""
 RatesOf = Callable[[str], Rates]
 """The efficiencies of a GPU by its id, in place of those that come with loadgauge."""
 
@@ -88,11 +90,11 @@ def _records(run: Run, quantities: Sequence[Quantity], rates: RatesOf | None) ->
     if not timed and not weighed:
         return
     setup: Setup | None = None
-    others: tuple[Alternative, ...] = ()
+    others: Others = ()
     reason = run.reason
     if run.job is not None:
         try:
-            setup, others = setup_of(run), tuple(alternatives(run))
+            setup, others = setup_of(run), tuple(variant_setups(run))
         except Error as error:
             reason = str(error)
     if timed:
@@ -102,7 +104,7 @@ def _records(run: Run, quantities: Sequence[Quantity], rates: RatesOf | None) ->
 
 
 def _checked(
-    run: Run, quantity: Quantity, setup: Setup | None, others: Sequence[Alternative], reason: str, rates: RatesOf | None
+    run: Run, quantity: Quantity, setup: Setup | None, others: Others, reason: str, rates: RatesOf | None
 ) -> Record:
     assumed = run.assumed
     if assumed is None:
@@ -123,7 +125,7 @@ def _checked(
         return msgspec.structs.replace(record, reason=str(error))
 
 
-def _memory(run: Run, setup: Setup, others: Sequence[Alternative], record: Record) -> Record:
+def _memory(run: Run, setup: Setup, others: Others, record: Record) -> Record:
     low, predicted, high = reading(run.counter, _estimate(setup))
     # Each open question alone, and all of them together in the direction that each one pulls.
     for values in _by_knob(others, lambda other: reading(run.counter, _estimate(other))[1] - predicted):
@@ -133,7 +135,7 @@ def _memory(run: Run, setup: Setup, others: Sequence[Alternative], record: Recor
     return _with(record, record.measured, predicted, max(low, 0.0), high)
 
 
-def _time(run: Run, setup: Setup, others: Sequence[Alternative], record: Record, rates: RatesOf | None) -> Record:
+def _time(run: Run, setup: Setup, others: Others, record: Record, rates: RatesOf | None) -> Record:
     measured = step_seconds(run, setup)
     place = machine(setup)
     fitted = None if rates is None else rates(place.gpu.id)
@@ -160,13 +162,13 @@ def _with(record: Record, measured: float, predicted: float, low: float, high: f
     )
 
 
-def _by_knob(others: Sequence[Alternative], value: Callable[[Setup], float]) -> Iterator[list[float]]:
-    for knob in dict.fromkeys(other.knob for other in others):
+def _by_knob(others: Others, value: Callable[[Setup], float]) -> Iterator[list[float]]:
+    for knob in dict.fromkeys(knob for knob, _ in others):
         values: list[float] = []
-        for other in others:
-            if other.knob == knob:
+        for other, setup in others:
+            if other == knob:
                 try:
-                    values.append(value(other.setup))
+                    values.append(value(setup))
                 except Error:
                     continue  # a value that the estimate refuses is not plausible
         if values:
