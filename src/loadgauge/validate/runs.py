@@ -237,8 +237,8 @@ def parse(text: str, file: str = "") -> Runs:
     r"""Read the runs in a CSV. A cell may hold several values, such as `none | full`: the first is the job's, each other
     one widens the range.
 
-    >>> found = parse("id,model,tp,colour\nT-X-1,gpt2,2,red\nT-X-2,gpt2,many,blue\n")
-    >>> found.runs[0].job.tp, found.rejected[0].reason, found.ignored
+    >>> runs = parse("id,model,tp,colour\nT-X-1,gpt2,2,red\nT-X-2,gpt2,many,blue\n")
+    >>> runs.runs[0].job.tp, runs.rejected[0].reason, runs.ignored
     (2, "tp: must be a whole number from 1 to 1000000, got 'many'", ('colour',))
     """
     header, runs, rejected = read_rows(text, file, _run)
