@@ -16,7 +16,7 @@ from loadgauge.spec.optimizers import OPTIMIZERS
 from loadgauge.validate.overrides import apply
 from loadgauge.validate.runs import Measured, Run
 from loadgauge.validate.runs import published as packaged
-from loadgauge.validate.setups import alternatives, setup_of
+from loadgauge.validate.setups import setup_of, variant_setups
 from published_runs import vocabulary
 from published_runs.convert import main
 from published_runs.counters import counter
@@ -173,12 +173,12 @@ def test_a_row_of_the_package_resolves_to_what_the_source_s_row_means() -> None:
         assert (run.job is None) == (meant.job is None)
         if meant.job is None or number % 13:
             continue
-        setup, others = setup_of(run), list(alternatives(run))
+        setup, others = setup_of(run), list(variant_setups(run))
         assert (setup.layout, setup.training, setup.gpu) == (meant.job.layout, meant.job.training, meant.job.gpu), id
         assert setup.model.blocks == meant.job.model.blocks
         assert setup.model.pattern == meant.job.model.pattern
-        assert [(other.knob, other.value) for other in others] == [(one.knob, one.value) for one in meant.variants]
-        assert [other.setup.layout for other in others] == [one.job.layout for one in meant.variants]
+        expected = [(variant.knob, variant.job.layout, variant.job.training) for variant in meant.variants]
+        assert [(knob, other.layout, other.training) for knob, other in others] == expected
         checked += 1
     assert checked > 80
 

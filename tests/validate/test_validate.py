@@ -183,12 +183,6 @@ def test_quantiles_of_equal_weights_are_those_of_the_sorted_list(values: list[fl
     assert sum(value < found for value in values) < share * len(values)
 
 
-def test_sources_may_weigh_the_same() -> None:
-    rows = [record(0.1, ("a", number), source="A") for number in range(9)] + [record(0.5, "b", source="B")]
-    assert errors(rows).mean == pytest.approx(0.14)
-    assert errors(rows, equal_sources=True).mean == pytest.approx(0.3)
-
-
 def test_reasons_are_counted_by_kind() -> None:
     rows = [record(None, reason="gpus: 12 over 8"), record(None, reason="gpus: 100 over 16"), record(0.1)]
     assert reasons(rows) == {"gpus: N over N": 2}

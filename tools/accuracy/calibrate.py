@@ -40,17 +40,17 @@ def fitted(runs: Sequence[Run], chip: str, date: str) -> dict[str, Rates]:
     """The calibration of each GPU of a chip, with the rows it comes from and its range.
 
     The range is that of rows which the fit had not seen: each source predicted by the fit to the others. Where there is
-    one source only, it is the default's.
+    record source only, it is the default's.
     """
-    found = samples([run for run in runs if run.quality == QUALITY])
-    own: Mapping[str, list[Sample]] = {gpu: [s for _, s in found[gpu]] for gpu in CHIPS[chip] if gpu in found}
+    by_gpu = samples([run for run in runs if run.quality == QUALITY])
+    own: Mapping[str, list[Sample]] = {gpu: [s for _, s in by_gpu[gpu]] for gpu in CHIPS[chip] if gpu in by_gpu}
     made = fit_chip(own, chip)
-    members = [run for gpu in own for run, _ in found[gpu]]
+    members = [run for gpu in own for run, _ in by_gpu[gpu]]
     low, high = DEFAULT.low, DEFAULT.high
     if len({run.series for run in members}) > 1:
         unseen = [record for record in held_out(members, say=print) if record.error is not None]
         weights = configuration_weights(unseen)
-        low, high = spread([(1 + (one.error or 0), weight) for one, weight in zip(unseen, weights, strict=True)])
+        low, high = spread([(1 + (record.error or 0), weight) for record, weight in zip(unseen, weights, strict=True)])
     every = tuple(sample.id for gpu in own for sample in own[gpu])
     finished = {}
     for gpu, known in made.items():

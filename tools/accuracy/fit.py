@@ -111,10 +111,12 @@ def fit(
 
     def rates_of(point: Any) -> Rates:
         values = numpy.clip(centre + spread * point, low, high)
-        found = dict(zip(chosen, (float(value) for value in values), strict=True))
+        values_by_name = dict(zip(chosen, (float(value) for value in values), strict=True))
         if shared:
-            found.update(attention=found["flash2"], attention_backward=found["flash2_backward"])
-        return msgspec.structs.replace(start, gpu=gpu, **found)
+            values_by_name.update(
+                attention=values_by_name["flash2"], attention_backward=values_by_name["flash2_backward"]
+            )
+        return msgspec.structs.replace(start, gpu=gpu, **values_by_name)
 
     def residuals(point: Any) -> Any:
         known = rates_of(point)
@@ -127,14 +129,14 @@ def fit(
         return numpy.sign(scaled) * numpy.sqrt(2 * (numpy.sqrt(1 + scaled**2) - 1))
 
     margin = 1e-9
-    found = least_squares(
+    solution = least_squares(
         residuals,
         numpy.clip(numpy.zeros(len(chosen)), (low - centre) / spread + margin, (high - centre) / spread - margin),
         bounds=((low - centre) / spread, (high - centre) / spread),
         diff_step=1e-3,
         max_nfev=rounds,
     )
-    return rates_of(found.x)
+    return rates_of(solution.x)
 
 
 def fit_pooled(samples: Mapping[str, Sequence[Sample]], chip: str, rounds: int = 8) -> Rates | None:

@@ -20,7 +20,7 @@ Refit = Callable[[Mapping[str, Sequence[Sample]], str], Rates | None]
 
 def samples(runs: Iterable[Run]) -> dict[str, list[tuple[Run, Sample]]]:
     """The measured steps of the runs that can be expressed, by GPU; each configuration weighs 1 in all."""
-    found: dict[str, list[tuple[Run, Sample]]] = {}
+    by_gpu: dict[str, list[tuple[Run, Sample]]] = {}
     for run in runs:
         if run.job is None or run.untimed or not run.measured.timed:
             continue
@@ -32,8 +32,8 @@ def samples(runs: Iterable[Run]) -> dict[str, list[tuple[Run, Sample]]]:
         sample = Sample(
             id=run.id, model=setup.model, layout=setup.layout, training=setup.training, cluster=place, seconds=seconds
         )
-        found.setdefault(place.gpu.id, []).append((run, sample))
-    return {gpu: _weighted(pairs) for gpu, pairs in found.items()}
+        by_gpu.setdefault(place.gpu.id, []).append((run, sample))
+    return {gpu: _weighted(pairs) for gpu, pairs in by_gpu.items()}
 
 
 def _weighted(pairs: Sequence[tuple[Run, Sample]]) -> list[tuple[Run, Sample]]:
@@ -51,15 +51,17 @@ def held_out(runs: Sequence[Run], refit: Refit = fit_pooled, say: Progress | Non
     """
     same = {"MMFU": "KOR", "MJAN": "SC21"}
     records: list[Record] = []
-    found = samples(runs)
+    by_gpu = samples(runs)
     for chip, gpus in CHIPS.items():
-        pairs = {gpu: found[gpu] for gpu in gpus if gpu in found}
-        for source in dict.fromkeys(run.series for each in pairs.values() for run, _ in each):
-            kin = {source, *(name for name, of in same.items() if of == source), same.get(source, source)}
-            rest = {gpu: [sample for run, sample in each if run.series not in kin] for gpu, each in pairs.items()}
+        pairs = {gpu: by_gpu[gpu] for gpu in gpus if gpu in by_gpu}
+        for source in dict.fromkeys(run.series for members in pairs.values() for run, _ in members):
+            related = {source, *(name for name, of in same.items() if of == source), same.get(source, source)}
+            rest = {
+                gpu: [sample for run, sample in members if run.series not in related] for gpu, members in pairs.items()
+            }
             if say is not None:
                 say(f"{chip} without {source}: {sum(map(len, rest.values()))} rows")
-            known = refit(rest, chip) or rates("")
-            own = [run for each in pairs.values() for run, _ in each if run.series == source]
-            records += validate(own, ("time",), rates=lambda _, known=known: known)  # type: ignore[misc]
+            fitted = refit(rest, chip) or rates("")
+            own = [run for members in pairs.values() for run, _ in members if run.series == source]
+            records += validate(own, ("time",), rates=lambda _, fitted=fitted: fitted)  # type: ignore[misc]
     return tuple(records)

@@ -16,7 +16,6 @@ from published_runs.source_rows import published as source_rows
 
 TARGETS = {"time": (0.06, 0.15), "memory": (0.02, 0.06)}
 """Median and 90th percentile of the absolute error that quality A is to stay below."""
-KORTHIKANTI = ("22B", "175B", "530B", "1T")
 PEERS = (
     "calculon 3.65 % (8.9 %), with a system file tuned on this very table; SimuMax 3.1 % (6.0 %); llm-analysis 8.7 %"
     " (23 %) with an efficiency given by hand; llm-cluster-simulator 9.3 % (23.0 %)"
@@ -73,10 +72,10 @@ error is predicted / measured - 1. Medians and percentiles are of the absolute e
 model, hardware, number of GPUs and layout) the same, however many rows it has."""
 
 
-def _line(name: str, found: Errors) -> list[str]:
+def _line(name: str, group: Errors) -> list[str]:
     return [
-        name, str(found.rows), f"{found.expressible} ({percent(found.share)})", str(found.configurations),
-        percent(found.median), percent(found.p90), percent(found.bias, "+"),
+        name, str(group.rows), f"{group.expressible} ({percent(group.share)})", str(group.configurations),
+        percent(group.median), percent(group.p90), percent(group.bias, "+"),
     ]  # fmt: skip
 
 
@@ -149,8 +148,8 @@ def _simumax(records: Sequence[Record], runs: Sequence[Run]) -> str:
         ("time", [record for record in _of(records, "time") if record.source == "SM"]),
         ("memory", _counted([record for record in _of(records, "memory") if record.source == "SM"], runs, "allocated")),
     ):
-        found = errors(of)
-        rows.append([f"{quantity}: loadgauge", percent(found.median), percent(found.p90), percent(found.largest)])
+        group = errors(of)
+        rows.append([f"{quantity}: loadgauge", percent(group.median), percent(group.p90), percent(group.largest)])
         rows.append([f"{quantity}: SimuMax", *SIMUMAX[quantity]])
     return f"""## SimuMax's own cases
 

@@ -162,7 +162,7 @@ def _training(
     if run.task in ("lora", "qlora"):
         lora = _lora(run, flags, model, int(values["lora_rank"]))
         word = "bf16-pure" if word == "bf16" and run.task == "qlora" else word
-    found = trained(
+    kind = trained(
         framework,
         word,
         optimizer=optimizer,
@@ -171,9 +171,9 @@ def _training(
         lora=lora,
         offload=offload,
     )
-    if recipe == "mixed-16" and found.precision.master and found.precision.gradient == 4:
-        found = msgspec.structs.replace(found, precision=msgspec.structs.replace(found.precision, gradient=2))
-    return with_overlap(run, flags, found, performance_recipe=tuned)
+    if recipe == "mixed-16" and kind.precision.master and kind.precision.gradient == 4:
+        kind = msgspec.structs.replace(kind, precision=msgspec.structs.replace(kind.precision, gradient=2))
+    return with_overlap(run, flags, kind, performance_recipe=tuned)
 
 
 def _loss(run: SourceRow, flags: Flags, framework: str) -> str:

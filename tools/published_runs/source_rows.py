@@ -118,16 +118,16 @@ def read(path: Path) -> SourceRows:
 
 def read_memory(path: Path) -> SourceRows:
     """The rows of a CSV of memory: a run that reports its speed too is in the file of speed, where that counts."""
-    found = read(path)
+    table = read(path)
     untimed = dict.fromkeys(name for name in MEASURED if name != "peak_memory_gib")
-    return msgspec.structs.replace(found, rows=tuple(msgspec.structs.replace(row, **untimed) for row in found.rows))
+    return msgspec.structs.replace(table, rows=tuple(msgspec.structs.replace(row, **untimed) for row in table.rows))
 
 
 def parse(text: str, file: str = "") -> SourceRows:
     r"""The rows in the text of a CSV.
 
-    >>> found = parse("id,model,layers,colour\nT-X-1,gpt,12,red\nT-X-2,gpt,many,blue\n")
-    >>> found.rows[0].layers, found.rejected[0].reason, found.ignored
+    >>> table = parse("id,model,layers,colour\nT-X-1,gpt,12,red\nT-X-2,gpt,many,blue\n")
+    >>> table.rows[0].layers, table.rejected[0].reason, table.ignored
     (12, "layers: must be a whole number, got 'many'", ('colour',))
     """
     header, rows, rejected = read_rows(text, file, _row)

@@ -1,9 +1,9 @@
-"""`loadgauge validate`: predicted against published runs."""
+"""`loadgauge validate`: predictions compared with published runs."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,7 @@ import msgspec
 from loadgauge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from loadgauge.validate.runs import Run, Runs
-    from loadgauge.validate.summary import Errors
-    from loadgauge.validate.validate import Record
-
-UNITS = {"time": (1.0, "s"), "memory": (2.0**30, "GiB")}
 
 
 @click.command("validate")
@@ -27,7 +21,8 @@ UNITS = {"time": (1.0, "s"), "memory": (2.0**30, "GiB")}
     "--runs",
     "path",
     metavar="FILE",
-    help="Your own runs: a CSV with a row each, or the JSON of `make gpu`; default: the published ones.",
+    help="Your own runs: a CSV with a row each (its columns: fields of a job and what was measured), rows in JSON"
+    " (.jsonl), or the JSON of `make gpu`; default: the published ones.",
 )
 @click.option("--source", multiple=True, help="Only rows of this source (the second part of the id); may be repeated.")
 @click.option("--quality", default="ABC", show_default=True, help="Only rows of these qualities, such as A or AB.")
@@ -37,10 +32,10 @@ UNITS = {"time": (1.0, "s"), "memory": (2.0**30, "GiB")}
 def command(
     path: str | None, source: tuple[str, ...], quality: str, quantity: str | None, show_rows: bool | None, as_json: bool
 ) -> int:
-    """Predict runs whose measurements are published, and say how far off the predictions are.
+    """Predict published runs, and report how far off the predictions are.
 
-    Nothing measured is an input. What a row does not state is a range; a row that cannot be expressed says why. Medians
-    and percentiles weight by configuration, not by row.
+    No measurement is an input. Values that a row does not state widen its range; a row that cannot be predicted is listed
+    with the reason. Medians and percentiles weight by configuration, not by row.
 
     \b
     loadgauge validate --quality A
@@ -64,7 +59,9 @@ def command(
         rows = [record.to_dict() for record in records]
         document({"rows": rows, "summary": summary(records), "ignored_columns": list(runs.ignored)})
     else:
-        _report(records, runs, bool(path) if show_rows is None else show_rows)
+        from loadgauge.report.validation import print_validation
+
+        print_validation(records, runs, rows=bool(path) if show_rows is None else show_rows)
     return 0 if any(record.error is not None for record in records) else 2
 
 
@@ -97,100 +94,3 @@ def _progress(total: int) -> Iterator[Callable[[], object] | None]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("predicting", total=total)
         yield lambda: bar.advance(task)
-
-
-def _report(records: Sequence[Record], runs: Runs, show_rows: bool) -> None:
-    from loadgauge.report.table import console, points
-    from loadgauge.validate.summary import reasons
-
-    target = console()
-    for quantity in ("time", "memory"):
-        of = [record for record in records if record.quantity == quantity]
-        if of:
-            if show_rows:
-                _rows(target, of, quantity)
-            _table(target, of, quantity, runs)
-    missing = reasons(records)
-    if missing:
-        from loadgauge.report.table import heading
-
-        heading(target, "Not predicted")
-        points(target, [f"{count} x {reason}" for reason, count in missing.items()])
-    notes = [
-        "median, p90: of the absolute error, each configuration weighing the same; bias: median of the signed error",
-    ]
-    if any(record.assumed for record in records):
-        notes.append("what rows do not state is assumed by rule and widens their range; --json lists it for each row")
-    if runs.ignored:
-        notes.append(f"columns that were not read: {', '.join(runs.ignored)}")
-    target.print()
-    points(target, notes)
-
-
-def _rows(target: Console, records: Sequence[Record], quantity: str) -> None:
-    from loadgauge.report.table import Column, draw
-
-    unit, name = UNITS[quantity]
-
-    def number(value: float | None) -> str:
-        return "" if value is None else f"{value / unit:,.3g}" if value / unit < 100 else f"{value / unit:,.0f}"
-
-    columns = [
-        Column("row"), Column(f"measured {name}", "right"), Column(f"predicted {name}", "right"),
-        Column("low", "right", wide=True), Column("high", "right", wide=True), Column("error", "right"),
-        Column("why there is no prediction", wrap=True),
-    ]  # fmt: skip
-    draw(
-        target, columns,
-        [
-            [
-                record.id, number(record.measured), number(record.predicted), number(record.low), number(record.high),
-                _percent(record.error, "+"), record.reason,
-            ]
-            for record in records
-        ],
-        title={"time": "Step time, row by row", "memory": "Peak memory, row by row"}[quantity],
-    )  # fmt: skip
-
-
-def _table(target: Console, records: Sequence[Record], quantity: str, runs: Runs) -> None:
-    from loadgauge.report.table import Column, draw
-    from loadgauge.validate.baseline import baseline, rescaled
-    from loadgauge.validate.summary import errors, grouped
-
-    columns = [
-        Column(""), Column("rows", "right"), Column("predicted", "right"), Column("configurations", "right", wide=True),
-        Column("median", "right"), Column("p90", "right"), Column("bias", "right"),
-    ]  # fmt: skip
-    lines = [_line("all", errors(records))]
-    by_quality = grouped(records, lambda record: record.quality)
-    if len(by_quality) > 1:
-        lines += [_line(f"quality {name or '-'}", errors(group)) for name, group in sorted(by_quality.items())]
-    strong = range(len(lines))
-    by_source = grouped(records, lambda record: record.source)
-    lines += [_line(name, errors(group)) for name, group in sorted(by_source.items())] if len(by_source) > 1 else []
-    if quantity == "time":
-        constant = baseline(records, runs.runs)
-        if constant:
-            lines.append(_line("one constant and the bubble", errors(constant)))
-        own = rescaled(records)
-        if own:
-            lines.append(_line("after one run of one's own", errors(own)))
-    title = {"time": "Step time", "memory": "Peak memory"}[quantity]
-    draw(target, columns, lines, title=title, strong=tuple(strong))
-
-
-def _line(name: str, found: Errors) -> list[str]:
-    return [
-        name,
-        str(found.rows),
-        str(found.expressible),
-        str(found.configurations),
-        _percent(found.median),
-        _percent(found.p90),
-        _percent(found.bias, "+"),
-    ]
-
-
-def _percent(value: float | None, sign: str = "") -> str:
-    return "" if value is None else f"{100 * value:{sign}.1f} %"

@@ -1,7 +1,7 @@
-"""What a time model must beat, and what one measured run of one's own brings.
+"""What a time model must beat, and what one measured run of the user's own brings.
 
-The baseline: model FLOPs at one constant share of the 16-bit peak, times the 1F1B bubble. The constant is fitted to all
-rows of a kind of GPU that are judged, which is generous to it.
+The baseline: model FLOPs at one constant share of the 16-bit peak, times the 1F1B bubble. The constant is fitted to the very
+rows that it is judged by, for each kind of GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from loadgauge.validate.validate import Record
 
 
 def ideal_seconds(setup: Setup) -> float:
-    """Step time [s] at the full 16-bit peak, with the 1F1B bubble (p - 1) / (v m) (source: narayanan2021)."""
+    """Return the step time [s] at the full 16-bit peak, with the 1F1B bubble (p - 1) / (v m) (source: narayanan2021)."""
     assert setup.gpu is not None
     layout = setup.layout
     flops = step_flops(setup.model, layout, setup.training.kernels, view_of(layout, setup.training)).model
@@ -30,28 +30,28 @@ def ideal_seconds(setup: Setup) -> float:
 
 
 def baseline(records: Sequence[Record], runs: Sequence[Run]) -> tuple[Record, ...]:
-    """The records of time that have a prediction, with the baseline's in its place."""
+    """Return the records of time that have a prediction, with the baseline's instead."""
     by_id = {run.id: run for run in runs}
-    found: list[tuple[Record, float]] = []
+    timed: list[tuple[Record, float]] = []
     for record in records:
         if record.quantity != "time" or record.error is None or record.id not in by_id:
             continue
         try:
-            found.append((record, ideal_seconds(setup_of(by_id[record.id]))))
+            timed.append((record, ideal_seconds(setup_of(by_id[record.id]))))
         except Error:
             continue
-    kinds = grouped([record for record, _ in found], lambda record: record.gpu)
-    ideal = {record.id: seconds for record, seconds in found}
+    kinds = grouped([record for record, _ in timed], lambda record: record.gpu)
+    ideal = {record.id: seconds for record, seconds in timed}
     share = {}
     for gpu, group in kinds.items():
         ratios = [ideal[record.id] / record.measured for record in group if record.measured]
         share[gpu] = quantile(ratios, configuration_weights(group), 0.5) or 1.0
-    return tuple(_replaced(record, seconds / share[record.gpu]) for record, seconds in found)
+    return tuple(_replaced(record, seconds / share[record.gpu]) for record, seconds in timed)
 
 
 def rescaled(records: Sequence[Record]) -> tuple[Record, ...]:
-    """The predictions after one measured run of the user's own: the first row of each source, model and hardware tells
-    the scale, and the others are judged by it.
+    """Return the records of time, rescaled by one measured run: the first row of each source, model and hardware gives the
+    scale and is left out.
     """
     result: list[Record] = []
     predicted = [record for record in records if record.quantity == "time" and record.error is not None]

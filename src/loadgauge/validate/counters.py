@@ -1,4 +1,4 @@
-"""Counters of memory: which of our figures a measured peak is to be compared with.
+"""Counters of memory: which predicted figure a measured peak is compared with.
 
 Allocated, reserved and what the driver shows are three readings of one run; each is compared with its own.
 """
@@ -27,7 +27,7 @@ class Counter(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     @classmethod
     def parse(cls, text: str) -> Counter:
-        """From a cell: a kind, perhaps followed by `last stage`; `ConfigError` where it is another word.
+        """Read a counter from text: a kind, perhaps followed by `last stage`. Raises `ConfigError` for any other word.
 
         >>> Counter.parse("allocated, last stage"), Counter.parse("")
         (Counter(kind='allocated', last_stage=True), Counter(kind='unknown', last_stage=False))
@@ -42,7 +42,7 @@ UNKNOWN = Counter()
 
 
 def reading(counter: Counter, estimate: Estimate) -> tuple[float, float, float]:
-    """What the counter would show [bytes]: low, predicted, high. An unknown one is between allocated and device."""
+    """Return what the counter would show [bytes]: low, predicted, high. An unknown one is between allocated and device."""
     memory = estimate.memory
     outside = memory.parts["outside"] - memory.workspaces
     allocated = (memory.stages[-1] if counter.last_stage else memory.total) - outside

@@ -14,10 +14,9 @@ TERA = 1e12
 
 
 def step_seconds(run: Run, setup: Setup) -> float:
-    """Time of one optimizer step [s]: as printed, or from tokens/s, or from FLOP/s by the source's own count of FLOPs.
+    """Return the measured time of one optimizer step [s]: as printed, or from tokens/s, or from FLOP/s by the source's count.
 
-    `setup` is what the run is taken for; a batch or FLOPs that the run does not state come from it. `NotModelled` where
-    nothing is printed that a time follows from.
+    `setup` gives the batch and the FLOPs of the step. Raises `NotModelled` where no time follows from what is printed.
     """
     layout, measured = setup.layout, run.measured
     if measured.step_time_s is not None:
@@ -37,7 +36,7 @@ def step_seconds(run: Run, setup: Setup) -> float:
 
 
 def counted_flops(run: Run, setup: Setup) -> Flops:
-    """FLOPs of a step as the run's source counts them: most count all query-key pairs, some the causal half."""
+    """Return the FLOPs of a step as the run's source counts them: most count all query-key pairs, some the causal half."""
     view = view_of(setup.layout, setup.training)
     if run.causal_flops:
         view = msgspec.structs.replace(view, pairs=view.pairs / 2)

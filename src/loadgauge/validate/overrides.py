@@ -1,4 +1,4 @@
-"""What a published run has that no field of `Job` says, as changes of the records that the job resolves to.
+"""Facts of a published run that no field of `Job` can say, as changes of the records that the job resolves to.
 
 Changes name the fields of `ModelSpec`, `Layout` and `Training`, as deep as needed: `{"blocks": [{"mlp": {"gated": false}}]}`.
 """
@@ -20,7 +20,7 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 KINDS: dict[str, type[msgspec.Struct]] = {
     kind.__name__: kind for kind in (Attention, LatentAttention, Mlp, Moe, Norm, Lora)
 }
-"""Records that may stand in for one of another kind, by the word in `type`."""
+"""Kinds of records that a change may name in `type`, to replace a record of another kind."""
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -38,7 +38,7 @@ UNCHANGED = Overrides()
 
 
 def apply(record: Record, changes: Mapping[str, Any]) -> Record:
-    """The record with its fields changed; `ConfigError` where a field does not exist or cannot hold the value.
+    """Return the record with its fields changed. Raises `ConfigError` where a field does not exist or cannot hold the value.
 
     >>> apply(Moe(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64), {"num_experts": 16}).num_experts
     16

@@ -8,9 +8,8 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -129,47 +128,55 @@ class Runs(msgspec.Struct, frozen=True):
 
 
 def published() -> Runs:
-    """The runs that come with loadgauge.
+    """Return the runs that come with loadgauge.
 
     >>> len(published().runs) > 1500
     True
     """
     folder = resources.files("loadgauge").joinpath("data/runs")
-    timed, weighed = (_of_lines(read_text(folder.joinpath(name))) for name in FILES)
+    timed, weighed = (_of_lines(folder.joinpath(name).read_text(encoding="utf-8")) for name in FILES)
     return timed + weighed
 
 
 def read(path: str | Path) -> Runs:
-    """The runs of a file: a CSV whose columns are fields of `Job` and what was measured, the JSON that `make gpu` writes,
-    or rows as `data/runs` has them (.jsonl). A file that is none of them raises `ConfigError`; a row that is wrong is in
-    `rejected`."""
-    text = read_text(Path(path))
-    if str(path).endswith(".jsonl"):
+    """Read the runs of a file: a CSV whose columns are fields of `Job` and what was measured, the JSON that `make gpu`
+    writes, or rows as `data/runs` has them (.jsonl).
+
+    Raises `ConfigError` for a file that is none of them; a row that is wrong is in `rejected`.
+    """
+    text, file = read_text(Path(path)), str(path)
+    if file.endswith(".jsonl"):
         return _of_lines(text)
-    return _of_report(text, str(path)) if text.lstrip().startswith("{") else parse(text, str(path))
-
-
-def read_text(place: Path | Traversable) -> str:
-    """The text of a file in UTF-8, of at most `LARGEST_FILE` bytes; else `ConfigError`."""
-
-    def refuse(message: str) -> NoReturn:
-        raise ConfigError(message, file=str(place)) from None
-
+    if not text.lstrip().startswith("{"):
+        return parse(text, file)
     try:
-        if isinstance(place, Path):
-            if not place.exists():
-                refuse("no such file")
-            if not place.is_file():
-                refuse("is not a file")
-            if place.stat().st_size > LARGEST_FILE:
-                refuse(f"is larger than {LARGEST_FILE // 10**6} MB")
-        return place.read_text(encoding="utf-8-sig")
+        runs = msgspec.json.decode(text, type=_Report).runs
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"is no result of `make gpu`: {error}", file=file) from None
+    if not runs:
+        raise ConfigError("has no runs: none of its trainings was measured on a GPU of the catalogue", file=file)
+    return Runs(runs)
+
+
+class _Report(msgspec.Struct):
+    """What is read of the JSON of `make gpu`."""
+
+    runs: tuple[Run, ...]
+
+
+def read_text(path: Path) -> str:
+    """Read a text file in UTF-8 of at most `LARGEST_FILE` bytes. Raises `ConfigError` where it cannot be read."""
+    file = str(path)
+    try:
+        if not path.is_file():
+            raise ConfigError("is not a file" if path.exists() else "no such file", file=file)
+        if path.stat().st_size > LARGEST_FILE:
+            raise ConfigError(f"is larger than {LARGEST_FILE // 10**6} MB", file=file)
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        refuse("is not text in UTF-8")
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        if isinstance(error, ConfigError):
-            raise
-        refuse(f"cannot be read: {getattr(error, 'strerror', None) or error}")
+        raise ConfigError("is not text in UTF-8", file=file) from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror or error}", file=file) from None
 
 
 def _of_lines(text: str) -> Runs:
@@ -185,26 +192,10 @@ def _of_lines(text: str) -> Runs:
     return Runs(tuple(runs), tuple(rejected))
 
 
-class _Report(msgspec.Struct):
-    """What is read of the JSON of `make gpu`."""
-
-    runs: list[Run]
-
-
-def _of_report(text: str, file: str) -> Runs:
-    try:
-        runs = msgspec.json.decode(text, type=_Report).runs
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"is no result of `make gpu`: {error}", file=file) from None
-    if not runs:
-        raise ConfigError("has no runs: none of its trainings was measured on a GPU of the catalogue", file=file)
-    return Runs(tuple(runs))
-
-
 def read_rows(
     text: str, file: str, make: Callable[[str, dict[str, str]], Row]
 ) -> tuple[tuple[str, ...], tuple[Row, ...], tuple[Rejected, ...]]:
-    """The columns of a CSV, what `make(id, cells)` makes of each row, and the rows for which that raises `ConfigError`.
+    """Read a CSV: its columns, what `make(id, cells)` makes of each row, and the rows for which that raises `ConfigError`.
 
     A row without an id gets its line as one. Raises `ConfigError` where the text is no CSV with a column `id`.
     """
@@ -243,11 +234,11 @@ OWN = ("id", "quality", "source", "hardware", "sharding", "memory_kind", *Measur
 
 
 def parse(text: str, file: str = "") -> Runs:
-    r"""The runs in a CSV. A cell may hold several values, such as `none | full`: the first is the job's, each other one
-    widens the range.
+    r"""Read the runs in a CSV. A cell may hold several values, such as `none | full`: the first is the job's, each other
+    one widens the range.
 
-    >>> found = parse("id,model,tp,colour\nT-X-1,gpt2,2,red\nT-X-2,gpt2,many,blue\n")
-    >>> found.runs[0].job.tp, found.rejected[0].reason, found.ignored
+    >>> runs = parse("id,model,tp,colour\nT-X-1,gpt2,2,red\nT-X-2,gpt2,many,blue\n")
+    >>> runs.runs[0].job.tp, runs.rejected[0].reason, runs.ignored
     (2, "tp: must be a whole number from 1 to 1000000, got 'many'", ('colour',))
     """
     header, runs, rejected = read_rows(text, file, _run)

@@ -1,9 +1,8 @@
-"""From a measured run to what is estimated: its job resolved, with the overrides that no field of a job can say."""
+"""From a measured run to a `Setup`: its job is resolved, then its overrides are applied."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import msgspec
 
@@ -17,19 +16,11 @@ from loadgauge.validate.overrides import Overrides, apply
 from loadgauge.validate.runs import Run
 
 NIC = "50GB/s"
-"""Of one GPU to other nodes, where no source states it: 400 Gbit/s, the usual adapter since 2022."""
-
-
-class Alternative(NamedTuple):
-    """The setup of a run with another plausible value of something it does not state."""
-
-    knob: str
-    value: str
-    setup: Setup
+"""Bandwidth of one GPU to other nodes where no source states it: 400 Gbit/s, the usual adapter since 2022."""
 
 
 def setup_of(run: Run) -> Setup:
-    """What a run is taken for. `ConfigError` and its kin where it cannot be; the run must have a job.
+    """Resolve the job of a run, with its overrides. Raises an `Error` where that is not possible; the run must have a job.
 
     >>> from loadgauge.validate.runs import published
     >>> kor = next(run for run in published().runs if run.id == "T-KOR-002")
@@ -40,20 +31,20 @@ def setup_of(run: Run) -> Setup:
     return resolve(run.job, run.overrides)
 
 
-def alternatives(run: Run) -> Iterator[Alternative]:
-    """The setups of the other values that are plausible, one open question at a time; those refused are left out."""
+def variant_setups(run: Run) -> Iterator[tuple[str, Setup]]:
+    """Yield the setups of a run's variants, each with its open question (knob); variants that are refused are left out."""
     assert run.job is not None
     for variant in run.variants:
         try:
             setup = resolve(run.job.replace(**variant.job), run.overrides, variant.overrides)
         except Error:
             continue  # a value that this job cannot have is not plausible
-        yield Alternative(variant.knob, variant.value, setup)
+        yield variant.knob, setup
 
 
 def resolve(job: Job, *overrides: Overrides) -> Setup:
-    """The setup of a job, with overrides applied in order. A node has no more GPUs than the job, and an adapter that
-    nobody states is taken as `NIC`."""
+    """Resolve a job and apply overrides in order. A node has at most the job's GPUs; a network adapter whose bandwidth no
+    source states has that of `NIC`."""
     model = find_model(job.model)
     for changes in overrides:
         model = apply(model, changes.model)

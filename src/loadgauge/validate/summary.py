@@ -12,10 +12,10 @@ from loadgauge.validate.validate import Record
 
 
 class Errors(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the rows of a group: how many are expressible, and median and 90th percentile of the absolute error.
+    """Of the rows of a group: how many have a prediction, and median and 90th percentile of the absolute error [share of 1].
 
-    Each configuration weighs 1, shared by its rows; `bias` is the weighted median of the signed error. None where no
-    row has a prediction.
+    Each configuration weighs 1, split evenly over its rows; `bias` is the weighted median of the signed error. None where
+    no row has a prediction.
     """
 
     rows: int
@@ -29,40 +29,31 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Expressible rows over all rows."""
+        """Rows with a prediction over all rows."""
         return self.expressible / self.rows if self.rows else 0.0
 
 
-def errors(records: Iterable[Record], equal_sources: bool = False) -> Errors:
-    """The errors of a group of records. `equal_sources`: each source weighs the same, its configurations share that."""
+def errors(records: Iterable[Record]) -> Errors:
+    """Summarise the errors of a group of records."""
     every = tuple(records)
-    found = [record for record in every if record.error is not None]
-    weights = configuration_weights(found)
-    if equal_sources:
-        total: dict[str, float] = {}
-        for record, weight in zip(found, weights, strict=True):
-            total[record.source] = total.get(record.source, 0.0) + weight
-        weights = [weight / total[record.source] for record, weight in zip(found, weights, strict=True)]
-    signed = [record.error for record in found if record.error is not None]
+    predicted = [record for record in every if record.error is not None]
+    weights = configuration_weights(predicted)
+    signed = [record.error for record in predicted if record.error is not None]
     sizes = [abs(error) for error in signed]
     return Errors(
         rows=len(every),
-        expressible=len(found),
-        configurations=len({record.configuration for record in found}),
+        expressible=len(predicted),
+        configurations=len({record.configuration for record in predicted}),
         median=quantile(sizes, weights, 0.5),
         p90=quantile(sizes, weights, 0.9),
         bias=quantile(signed, weights, 0.5),
-        mean=sum(map(_product, sizes, weights)) / sum(weights) if found else None,
+        mean=sum(size * weight for size, weight in zip(sizes, weights, strict=True)) / sum(weights) if sizes else None,
         largest=max(sizes, default=None),
     )
 
 
-def _product(left: float, right: float) -> float:
-    return left * right
-
-
 def configuration_weights(records: Sequence[Record]) -> list[float]:
-    """1 for each configuration, shared by its rows."""
+    """Return the weight of each record: 1 over the number of records of its configuration."""
     count: dict[object, int] = {}
     for record in records:
         count[record.configuration] = count.get(record.configuration, 0) + 1
@@ -70,7 +61,7 @@ def configuration_weights(records: Sequence[Record]) -> list[float]:
 
 
 def quantile(values: Sequence[float], weights: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` of the weight does not exceed; None of nothing.
+    """Return the weighted quantile: the smallest value that at least `share` of the weight does not exceed; None of nothing.
 
     >>> quantile([0.1, 0.2, 0.9], [1, 1, 1], 0.5), quantile([0.1, 0.9], [1, 3], 0.5), quantile([], [], 0.5)
     (0.2, 0.9, None)
@@ -88,7 +79,7 @@ def quantile(values: Sequence[float], weights: Sequence[float], share: float) ->
 
 
 def grouped(records: Iterable[Record], key: Callable[[Record], str]) -> dict[str, tuple[Record, ...]]:
-    """The records by a key, in order of first appearance."""
+    """Group records by a key, in order of first appearance."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(key(record), []).append(record)
@@ -96,7 +87,7 @@ def grouped(records: Iterable[Record], key: Callable[[Record], str]) -> dict[str
 
 
 def reasons(records: Iterable[Record]) -> dict[str, int]:
-    """Why rows have no prediction, and how many; numbers and names inside a reason are taken out of it."""
+    """Count why rows have no prediction, the most frequent reason first; numbers in a reason are replaced by N."""
     count: dict[str, int] = {}
     for record in records:
         if record.reason:
@@ -106,7 +97,7 @@ def reasons(records: Iterable[Record]) -> dict[str, int]:
 
 
 def reason_kind(reason: str) -> str:
-    """A reason without its particulars.
+    """Return a reason without its particulars, so that equal kinds compare equal.
 
     >>> reason_kind("micro-batches over pp (interleaved schedule): 5 over 4 leaves 1")
     'micro-batches over pp (interleaved schedule): N over N leaves N'
@@ -116,13 +107,13 @@ def reason_kind(reason: str) -> str:
 
 
 def summary(records: Sequence[Record]) -> dict[str, object]:
-    """The `summary` of `validate --json`: overall, by quality and by source, for each quantity."""
-    found: dict[str, object] = {}
+    """Return the `summary` of `validate --json`: `Errors` overall, by quality and by source, for each quantity."""
+    document: dict[str, object] = {}
     for quantity in ("time", "memory"):
         of = [record for record in records if record.quantity == quantity]
         if not of:
             continue
-        found[quantity] = {
+        document[quantity] = {
             "all": msgspec.to_builtins(errors(of)),
             "by_quality": {
                 name: msgspec.to_builtins(errors(group))
@@ -134,4 +125,4 @@ def summary(records: Sequence[Record]) -> dict[str, object]:
             },
             "reasons": reasons(of),
         }
-    return found
+    return document

@@ -1,4 +1,4 @@
-"""Predicted against published runs: a record for each number that a row measured."""
+"""Predictions compared with measured runs: a record for each number that was measured."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from loadgauge.units import GIB
 from loadgauge.validate.counters import reading
 from loadgauge.validate.measured import step_seconds
 from loadgauge.validate.runs import Run, Runs
-from loadgauge.validate.setups import Alternative, alternatives, setup_of
+from loadgauge.validate.setups import setup_of, variant_setups
 
 Quantity = Literal["time", "memory"]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured number and what is predicted for it: seconds of a step, or bytes.
+    """One measured number and its prediction: step time [s] or peak memory [bytes].
 
     `low` and `high` bound the prediction: over every plausible value of what the row does not state, and over the range
     of the estimate itself. `error` is predicted / measured - 1. Without a prediction there is a `reason`.
@@ -44,19 +44,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     assumed: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """The row of `validate --json`."""
-        names = ("id", "quantity", "measured", "predicted", "low", "high", "error", "reason")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "source": self.source,
-            "quality": self.quality,
-            "gpu": self.gpu,
-            "assumed": list(self.assumed),
-        }
+        """Return the row of `validate --json`."""
+        fields = msgspec.structs.asdict(self) | {"assumed": list(self.assumed)}
+        del fields["configuration"]
+        return fields
 
 
+Others = Sequence[tuple[str, Setup]]
+"""The setups of a run's variants, each with its open question (knob)."""
 RatesOf = Callable[[str], Rates]
-"""The calibration of a GPU, by its id; where it is given it stands in for the one that comes with loadgauge."""
+"""The efficiencies of a GPU by its id, in place of those that come with loadgauge."""
 
 
 def validate(
@@ -65,9 +62,9 @@ def validate(
     rates: RatesOf | None = None,
     progress: Callable[[], object] | None = None,
 ) -> tuple[Record, ...]:
-    """A record for each number that the runs measured, in their order; rows that could not be read come last.
+    """Predict every measured number of the runs: a `Record` each, in their order; rows that could not be read come last.
 
-    `progress` is called after each run.
+    `progress` is called after each run. A run that cannot be predicted gives a record with a `reason`; nothing is raised.
 
     >>> from loadgauge.validate.runs import parse
     >>> text = "id,model,gpu,gpus,seq_len,zero,framework,peak_memory_gib,memory_kind"
@@ -93,11 +90,11 @@ def _records(run: Run, quantities: Sequence[Quantity], rates: RatesOf | None) ->
     if not timed and not weighed:
         return
     setup: Setup | None = None
-    others: tuple[Alternative, ...] = ()
+    others: Others = ()
     reason = run.reason
     if run.job is not None:
         try:
-            setup, others = setup_of(run), tuple(alternatives(run))
+            setup, others = setup_of(run), tuple(variant_setups(run))
         except Error as error:
             reason = str(error)
     if timed:
@@ -107,22 +104,17 @@ def _records(run: Run, quantities: Sequence[Quantity], rates: RatesOf | None) ->
 
 
 def _checked(
-    run: Run, quantity: Quantity, setup: Setup | None, others: Sequence[Alternative], reason: str, rates: RatesOf | None
+    run: Run, quantity: Quantity, setup: Setup | None, others: Others, reason: str, rates: RatesOf | None
 ) -> Record:
     assumed = run.assumed
     if assumed is None:
         assumed = () if setup is None else tuple(f"{name}: {value}" for name, value in setup.assumed.items())
     peak = run.measured.peak_memory_gib
     record = Record(
-        id=run.id,
-        quantity=quantity,
-        source=run.series,
-        quality=run.quality,
-        configuration=run.configuration,
-        gpu="" if setup is None or setup.gpu is None else setup.gpu.id,
-        assumed=assumed,
+        id=run.id, quantity=quantity, source=run.series, quality=run.quality, configuration=run.configuration,
+        gpu="" if setup is None or setup.gpu is None else setup.gpu.id, assumed=assumed,
         measured=peak * GIB if quantity == "memory" and peak else run.measured.step_time_s,
-    )
+    )  # fmt: skip
     if setup is None or reason:
         return msgspec.structs.replace(record, reason=reason)
     try:
@@ -133,7 +125,7 @@ def _checked(
         return msgspec.structs.replace(record, reason=str(error))
 
 
-def _memory(run: Run, setup: Setup, others: Sequence[Alternative], record: Record) -> Record:
+def _memory(run: Run, setup: Setup, others: Others, record: Record) -> Record:
     low, predicted, high = reading(run.counter, _estimate(setup))
     # Each open question alone, and all of them together in the direction that each one pulls.
     for values in _by_knob(others, lambda other: reading(run.counter, _estimate(other))[1] - predicted):
@@ -143,7 +135,7 @@ def _memory(run: Run, setup: Setup, others: Sequence[Alternative], record: Recor
     return _with(record, record.measured, predicted, max(low, 0.0), high)
 
 
-def _time(run: Run, setup: Setup, others: Sequence[Alternative], record: Record, rates: RatesOf | None) -> Record:
+def _time(run: Run, setup: Setup, others: Others, record: Record, rates: RatesOf | None) -> Record:
     measured = step_seconds(run, setup)
     place = machine(setup)
     fitted = None if rates is None else rates(place.gpu.id)
@@ -170,13 +162,13 @@ def _with(record: Record, measured: float, predicted: float, low: float, high: f
     )
 
 
-def _by_knob(others: Sequence[Alternative], value: Callable[[Setup], float]) -> Iterator[list[float]]:
-    for knob in dict.fromkeys(other.knob for other in others):
+def _by_knob(others: Others, value: Callable[[Setup], float]) -> Iterator[list[float]]:
+    for knob in dict.fromkeys(knob for knob, _ in others):
         values: list[float] = []
-        for other in others:
-            if other.knob == knob:
+        for other, setup in others:
+            if other == knob:
                 try:
-                    values.append(value(other.setup))
+                    values.append(value(setup))
                 except Error:
                     continue  # a value that the estimate refuses is not plausible
         if values:
@@ -184,7 +176,7 @@ def _by_knob(others: Sequence[Alternative], value: Callable[[Setup], float]) -> 
 
 
 def machine(setup: Setup) -> Cluster:
-    """The cluster that a run used; `NotModelled` where its card or a link of it is not known."""
+    """Return the cluster that a run used. Raises `NotModelled` where its GPU or one of its links is not known."""
     if setup.gpu is None:
         raise NotModelled("hardware: not in the catalogue")
     if setup.cluster is None:
