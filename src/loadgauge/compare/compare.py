@@ -1,4 +1,4 @@
-"""Formula, trace and measurement side by side, and every difference over one percent put down to operations.
+"""Formula, trace and measurement side by side, with every difference over one percent attributed to operations.
 
 What the list of operations keeps and what autograd keeps are matched tensor by tensor: first alike sizes in the same
 half of the same block, then sums (a view holds the storage of several), then alike sizes anywhere, then one tensor that is
@@ -31,7 +31,7 @@ HIDDEN = "hidden from tracers"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One quantity, three ways; None where a way does not tell. `unit`: bytes, FLOP or parameters."""
+    """One quantity by formula, trace and measurement; None where a source does not have it. `unit`: bytes or FLOP."""
 
     quantity: str
     unit: str
@@ -41,7 +41,10 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """What one operation has more of (`amount` above 0) or less than the way it is compared with."""
+    """How much more (or, negative, less) one operation has in the second source than in the first [bytes or FLOP].
+
+    where: the block or blocks; count: how many operations are summed
+    """
 
     op: str
     where: str
@@ -50,7 +53,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Two ways that differ: `amount` is the second less the first, and `causes` add up to it but for `unexplained`."""
+    """Two sources that differ by `amount`, second minus first; `causes` and `unexplained` add up to it. `share`: of the first."""
 
     quantity: str
     ways: tuple[str, str]
@@ -60,13 +63,15 @@ class Difference(msgspec.Struct, frozen=True):
 
     @property
     def unexplained(self) -> float:
-        """What no operation accounts for."""
+        """The part of `amount` that no operation accounts for [the unit of the row]."""
         return self.amount - sum(cause.amount for cause in self.causes)
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The table, and why its columns differ. `measured_on`: the device, or "" without a measurement. `hidden`: memory of
-    CUDA that no tracer sees, line by line."""
+    """The table of quantities, and why its columns differ.
+
+    measured_on: the device, or "" without a measurement; hidden: CUDA memory that no tracer sees, line by line
+    """
 
     target: str
     device: str
@@ -196,7 +201,7 @@ def place_of(module: str) -> tuple[str, str]:
 
 
 def saved_lines(traced: Recorded) -> list[Line]:
-    """Storages that the graph keeps, inputs included, parameters not, each at the module that saved it first."""
+    """The storages that autograd keeps [bytes], inputs included, parameters not, each at the module that saved it first."""
     found, seen = [], set()
     for one in traced.trace.saved:
         if one.storage in seen or one.owner not in ("", "inputs"):
@@ -219,7 +224,7 @@ def _in(module: str) -> str:
 
 
 def match(listed: Sequence[Line], kept: Sequence[Line]) -> list[Cause]:
-    """What is on one side only. The amounts add up to the difference of the sums, to the byte.
+    """Matches two lists of sizes and returns what is on one side only; the amounts add up to the difference, to the byte.
 
     >>> a = [Line("block 0", "mlp", "up keeps x", 8), Line("block 0", "mlp", "down keeps y", 4)]
     >>> match(a, [Line("block 0", "mlp", "MmBackward0 keeps self", 8), Line("block 0", "mlp", "SiluBackward0", 6)])
@@ -280,7 +285,7 @@ def _made_of(wholes: list[Line], pieces: list[Line]) -> tuple[list[Line], list[L
 
 
 def by_part(listed: Sequence[Line], done: Sequence[Line]) -> list[Cause]:
-    """Differences of the sums by half of a block, named by the operations that differ; alike blocks together."""
+    """Differences of the sums over each half of a block, named by the operations that differ; similar blocks are merged."""
     left, right = _alike(list(listed), list(done), lambda one: (one.place, one.part, one.nbytes))
     sums: dict[tuple[str, str], int] = defaultdict(int)
     names: dict[tuple[str, str], list[str]] = defaultdict(list)

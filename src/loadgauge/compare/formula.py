@@ -1,4 +1,4 @@
-"""What the list of operations says of a job that is also traced and measured: the same model, settings and moment."""
+"""The estimate, layer by layer, of a job that is also traced and measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK, END = "block {}", "ends"
 
 
 class Line(NamedTuple):
-    """Something of some size: `place` is a block or what stands around the blocks, `part` a half of it, `op` who."""
+    """A tensor [bytes] or an operation [FLOP]. `place`: the block, or the ends of the model; `part`: the half of the block."""
 
     place: str
     part: str
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
 
 class Formula:
-    """A job as `estimate` and the layers see it."""
+    """The estimate of a traced job, and its layers. Raises NotModelled for what has no formula."""
 
     def __init__(self, config: Any, run: TorchRun) -> None:
         if run.keep:
@@ -46,7 +46,7 @@ class Formula:
         return estimate(self.spec, self.layout, self.training)
 
     def layers(self) -> Iterator[tuple[str, Layer, Recompute]]:
-        """Every layer of the model in order, and what of it runs again: (its place, the layer, the operations)."""
+        """Every layer of the model in order, and the operations of it that are recomputed: (place, layer, operations)."""
         blocks = [block_layer(block, self.spec.hidden_size, self.view) for block in self.spec.blocks]
         again = [applied(self.policy, layer) if self.policy.mode != "none" else NOTHING for layer in blocks]
         yield END, embedding_layer(self.spec, self.view), NOTHING
@@ -56,7 +56,7 @@ class Formula:
         yield END, head_layer(self.spec, self.view), NOTHING
 
     def saved(self) -> list[Line]:
-        """The tensors that are kept for backward, at the operation that keeps each first."""
+        """The tensors kept for backward [bytes], each at the operation that keeps it first."""
         found = []
         for place, layer, again in self.layers():
             keeper: dict[str, str] = {}
@@ -72,7 +72,7 @@ class Formula:
         return found
 
     def flops(self) -> list[Line]:
-        """FLOPs of a step by operation, those included that run again."""
+        """FLOPs of a step by operation, recomputation included."""
         found = []
         for place, layer, again in self.layers():
             for one in layer:

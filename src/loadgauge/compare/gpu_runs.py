@@ -80,7 +80,7 @@ ON_CPU = (
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of a training, or why nothing did."""
+    """The comparison of a training, or the error that stopped it."""
 
     name: str
     comparison: Comparison | None = None
@@ -88,7 +88,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What `make gpu` writes."""
+    """The document that `make gpu` writes."""
 
     device: str
     gpu: str
@@ -108,7 +108,10 @@ def report(
     sizes: Sizes | None = None,
     timed: int = TIMED,
 ) -> Report:
-    """Calibrates, then runs every case in a process of its own. `card`: which GPU it is; None on a CPU."""
+    """Calibrates the device, then runs every case in a process of its own.
+
+    card: the GPU; None on a CPU. timed: steps of each case that are timed
+    """
     import transformers
 
     calibration = calibrate(device, card, sizes)
@@ -155,13 +158,13 @@ def row(case: Case, taken: MeasuredSteps, card: Gpu, number: int) -> dict[str, A
 
 
 def write(found: Report, path: Path) -> None:
-    """The JSON, which `validate --runs` reads; and beside it the efficiencies, as a file for `data/calibration`."""
+    """Writes the JSON, which `validate --runs` reads, and next to it the efficiencies as a file for `data/calibration`."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
     path.with_suffix(".toml").write_text(text(found.calibration), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m loadgauge.compare.gpu_runs --gpu NAME FILE.json`; `--device cpu` tries the whole way out, with less."""
+    """`python -m loadgauge.compare.gpu_runs --gpu NAME FILE.json`; `--device cpu` tries it with less work."""
     parser = argparse.ArgumentParser(prog="loadgauge.compare.gpu_runs", description=main.__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--gpu", help="which GPU it is (`loadgauge gpus` lists them); default: by its name")

@@ -65,7 +65,7 @@ def fit_efficiencies(
     taken: Sequence[Timing], *, peak: float, bandwidth: float, gpu: str = "", device: str = "cpu",
     multiprocessors: int = 132, fp8_peak: float | None = None, link: float | None = None,
 ) -> Calibration:  # fmt: skip
-    """The efficiencies that make the roofline give these times."""
+    """Fits the efficiencies with which the roofline reproduces these times."""
     found: dict[str, float] = {"launch": _of(taken, "launch", lambda one: one.seconds)}
     found["memory"] = min(1.0, _of(taken, "copy", lambda one: one.nbytes / one.seconds / bandwidth))
     for kind in ("flash2", "flash2_backward", "attention", "attention_backward"):
@@ -157,7 +157,7 @@ def _link(reduced: Sequence[Timing], link: float | None) -> dict[str, float]:
 
 
 def text(found: Calibration) -> str:
-    """The efficiencies as the TOML that `rates` reads."""
+    """The efficiencies as TOML, which `spec.calibration` reads."""
     known = found.rates
     lines = [
         f"# Efficiencies of {found.device}, by `loadgauge calibrate`: PyTorch {found.torch}, CUDA {found.cuda or 'none'}.",

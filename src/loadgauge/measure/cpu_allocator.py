@@ -51,7 +51,7 @@ def profiler() -> profile:
 
 
 def events(stopped: profile) -> list[Event]:
-    """What a profiler saw, in order of time; scratch is marked as such."""
+    """The allocations and releases that a stopped profiler recorded, in order of time; scratch is marked."""
     kind = torch._C._profiler._EventType.Allocation
     results: Any = stopped.profiler
     waiting: list[tuple[Any, str, str, int]] = [
@@ -93,7 +93,7 @@ def is_kernel(name: str) -> bool:
 
 
 def mark_scratch(stream: Sequence[Event]) -> list[Event]:
-    """The events, those of scratch marked: allocated in a kernel and released before its end."""
+    """The same events, with `scratch` set where memory was allocated in a kernel and released before its end."""
     found = list(stream)
     owners: dict[int, int] = {}
     for number, event in enumerate(found):
@@ -106,7 +106,7 @@ def mark_scratch(stream: Sequence[Event]) -> list[Event]:
 
 
 def tensors(stream: Sequence[Event]) -> list[Event]:
-    """The events without scratch: what the program's own tensors take.
+    """The events without scratch: those of the program's own tensors.
 
     >>> tensors(mark_scratch([Event(1, 10, 8, "aten::mm", "", 5), Event(2, 20, 64, "aten::mm", "", 5),
     ...                 Event(3, 20, -64, "aten::mm", "", 5), Event(9, 10, -8, "", "")]))[0].change
@@ -129,7 +129,7 @@ def ranges(stopped: profile) -> list[Range]:
 
 
 class Live(NamedTuple):
-    """What was live when most was: `peak` and `end` are bytes above the start, `held` the allocations at the peak."""
+    """The allocations at the peak: `peak` and `end` are bytes above the start, `held` the allocations at the peak."""
 
     peak: int
     end: int
@@ -175,14 +175,14 @@ def _counted(event: Event, held: dict[int, Event]) -> int:
 
 
 class Use(NamedTuple):
-    """What a stretch of time took [bytes]: the most above its beginning, and what was left of it at its end."""
+    """Memory of a stretch of time above its beginning [bytes]: the maximum, and what remains at its end."""
 
     peak: int
     persistent: int
 
 
 def uses(stream: Sequence[Event], stretches: Sequence[Range]) -> dict[str, Use]:
-    """By name, the largest peak and the largest remainder of the stretches; stream and stretches in order of time."""
+    """The largest peak and the largest remainder of the stretches of each name [bytes]; both lists in order of time."""
     times = [event.time for event in stream]
     levels = [0]
     held: dict[int, Event] = {}

@@ -40,14 +40,14 @@ from loadgauge.trace.subprocess import Request
 
 
 class ModuleUse(msgspec.Struct, frozen=True):
-    """What the forward of a module takes beside what was there [bytes]: at most, and still after it."""
+    """Memory of the forward of a module above what was allocated before it [bytes]: the maximum, and what remains."""
 
     peak: int
     persistent: int
 
 
 class Held(msgspec.Struct, frozen=True):
-    """An allocation that was live at the peak of the steps."""
+    """An allocation that was live at the peak of the steps [bytes]."""
 
     op: str
     module: str
@@ -55,7 +55,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class MeasuredSteps(msgspec.Struct, frozen=True):
-    """What real steps took. Bytes are the allocator's, of all that the job has made; seconds are those of plain steps.
+    """Memory, time and FLOPs of real steps. Bytes are the allocator's, of the whole job; seconds are those of plain steps.
 
     On a CPU no figure includes the scratch of kernels, which depends on the CPU's instructions and on the library that
     computes: `scratch` is how much higher the allocator's own peak was with it (None on CUDA, where the counters cannot
@@ -87,7 +87,7 @@ class MeasuredSteps(msgspec.Struct, frozen=True):
 
     @property
     def overhead(self) -> float | None:
-        """What the instruments that take memory cost of a step, as a share of one without any."""
+        """The overhead of the memory instruments, as a share of a step without them."""
         return self.watched / self.step - 1 if self.watched and self.step else None
 
     def by_op(self) -> dict[str, int]:
@@ -105,7 +105,7 @@ class MeasuredSteps(msgspec.Struct, frozen=True):
 
     @property
     def flops_per_second(self) -> float | None:
-        """Model FLOP/s achieved."""
+        """Achieved model FLOP/s: model FLOPs of a step over its median time."""
         return self.model_flops / self.step if self.step else None
 
     def mfu(self, peak_flops: float) -> float | None:
@@ -114,7 +114,7 @@ class MeasuredSteps(msgspec.Struct, frozen=True):
 
 
 def measure_steps(job: Traceable, device: str = "cpu", timed: int = 3) -> MeasuredSteps:
-    """Runs a job's training: two steps for memory, one for FLOPs, one to warm up and `timed` ones for time.
+    """Measures a job's training: two steps for memory, one for FLOPs, one to warm up and `timed` ones for time.
 
     Raises ConfigError for a device that is not there, and whatever the job raises.
     """
@@ -182,6 +182,7 @@ class States:
         self.highest: dict[str, int] = {}
 
     def note(self, optimizer: torch.optim.Optimizer, buffers: list[Any]) -> None:
+        """Updates the largest sizes from an optimizer, its parameters and the model's buffers."""
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         states = [value for state in optimizer.state.values() for value in state.values()]
         for name, sized in (
@@ -337,13 +338,13 @@ Recorder = _OnCpu | _OnCuda
 
 
 def recorder(device: str, before: int = 0) -> Recorder:
-    """What takes down memory on a device; `before`: bytes that were there, and are not the job's."""
+    """The memory recorder of a device. `before`: bytes allocated before the job."""
     return _OnCuda(before) if device == "cuda" else _OnCpu()
 
 
 @contextlib.contextmanager
 def watch_steps(observer: Observer, memory: Recorder, sizes: States) -> Iterator[None]:
-    """Marks forwards of modules and steps of optimizers."""
+    """Reports forwards of modules and steps of optimizers in its body to the recorder and the observer."""
     open_: list[Any] = []
     steps: list[Any] = []
     buffers: list[Any] = []

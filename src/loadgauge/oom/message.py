@@ -54,7 +54,7 @@ REMEDIES = {
 
 
 class OutOfMemory(msgspec.Struct, frozen=True):
-    """What the error says [bytes]; None where it does not. `idle` is reserved by PyTorch, but not allocated; `others`
+    """The figures of an out-of-memory error [bytes]; None where it has none. `idle` is reserved by PyTorch, not allocated; `others`
     is what other processes use, `beside` what this one uses beside PyTorch's allocator (context, NCCL); `pools` are
     allocated in private pools (CUDA graphs); `allowed` is the share that `set_per_process_memory_fraction` leaves.
 
@@ -96,7 +96,7 @@ class OutOfMemory(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> OutOfMemory:
-    """The first out-of-memory error in a text. Raises ConfigError where there is none.
+    """Reads the first out-of-memory error in a text. Raises ConfigError where there is none.
 
     >>> found = parse("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity"
     ...     " of 79.15 GiB of which 1.15 GiB is free. Including non-PyTorch memory, this process has 78.00 GiB memory in"

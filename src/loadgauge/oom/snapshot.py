@@ -101,7 +101,7 @@ def _size(value: Any, of: str) -> int:
 
 
 def check_device(content: Mapping[str, Any], device: int) -> None:
-    """Raises ConfigError where a snapshot knows no such device."""
+    """Raises ConfigError where a snapshot does not have this device."""
     known = {one.get("device", 0) for one in content["segments"]}
     known |= {number for number, events in enumerate(content.get("device_traces") or ()) if events}
     if device < 0 or (device not in known and device > 0):
@@ -110,7 +110,7 @@ def check_device(content: Mapping[str, Any], device: int) -> None:
 
 
 def read(path: Path, device: int = 0) -> Snapshot:
-    """What a snapshot file says of a device."""
+    """Reads a snapshot file and summarizes one of its devices. Raises ConfigError."""
     content = load(path)
     try:
         check_device(content, device)
@@ -122,7 +122,7 @@ def read(path: Path, device: int = 0) -> Snapshot:
 
 
 def summary(content: Mapping[str, Any], device: int = 0) -> Snapshot:
-    """What a snapshot says: replays its events, beginning with what was there before they were recorded."""
+    """Summarizes one device of a snapshot by replaying its events, starting from what was allocated before them."""
     segments = [one for one in content["segments"] if one.get("device", 0) == device]
     idle = [block["size"] for block in _blocks(segments) if block["state"] == "inactive"]
     events, live, peak, at_peak = replay(content, device)
@@ -254,7 +254,7 @@ def _short(line: str) -> str:
 
 
 def line_of(frame: Any) -> str:
-    """A frame in words: function (file:line)."""
+    """A stack frame as text: `function (file:line)`."""
     line = frame.get("line", 0)
     place = f"{frame['filename']}:{line}" if line else str(frame["filename"])
     return f"{frame['name']} ({place})"

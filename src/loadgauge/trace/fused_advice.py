@@ -10,7 +10,7 @@ from loadgauge.trace.record.allocations import SAVED, Record, Stream, op_name
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """An operator of `loadgauge.train.fused`, where it fits, and what it would save of the saved activations."""
+    """An operator of `loadgauge.train.fused`, the modules it fits, and the saved activations it would avoid [bytes]."""
 
     operator: str
     modules: tuple[str, ...]
@@ -19,7 +19,9 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 def advise(stream: Stream, kinds: Mapping[str, str], live: Sequence[int], multiplied: Set[int]) -> tuple[Advice, ...]:
-    """What the saved activations in `live` (numbers of storages) say. `kinds`: class of each module; `multiplied`: storages
+    """Finds operators that would save fewer activations, largest saving first.
+
+    live: numbers of the storages that are live at the peak. `kinds`: class of each module; `multiplied`: storages
     that a multiplication keeps."""
     kept = [stream.records[number] for number in live if stream.category(number) == SAVED]
     found = []

@@ -1,4 +1,4 @@
-"""Two training steps on fake tensors, as PyTorch itself would run them: nothing is allocated, no GPU is needed."""
+"""Two training steps on fake tensors, as PyTorch itself would run them: nothing is allocated and no GPU is needed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Flops(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """What a training step would take, of the last step traced unless said otherwise [bytes].
+    """Memory, work and communication of a training step; of the last step traced unless stated otherwise [bytes].
 
     `peak` is in tensors' own bytes; `allocated` the same with each storage rounded as CUDA's allocator does (on a CPU
     it does not round). `at_peak` is what was live then, alike storages together. `saved` are the tensors that the largest
@@ -96,7 +96,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """A trace, and the stream of events that it was made from."""
+    """A trace, and the stream of allocations from which it was made."""
 
     trace: Trace
     stream: Stream

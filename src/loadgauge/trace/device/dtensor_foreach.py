@@ -50,7 +50,7 @@ class Parts:
         )
 
     def wrapped(self, out: Any) -> Any:
-        """The result as DTensors again."""
+        """Wraps the result as DTensors."""
         if self.changes or out is None:
             return out
         from torch.distributed.tensor import DTensor

@@ -50,7 +50,7 @@ def no_packed_sequences() -> Iterator[None]:
 
 @contextlib.contextmanager
 def modules_that_move() -> Iterator[None]:
-    """`module.to(...)` and its kin would swap the insides of fake parameters, which PyTorch cannot; here they are
+    """`module.to(...)` and similar calls would swap the insides of fake parameters, which PyTorch cannot; here they are
     replaced, tied ones together."""
     original = nn.Module._apply
     moved: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}

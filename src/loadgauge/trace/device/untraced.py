@@ -22,7 +22,7 @@ class Hidden(msgspec.Struct, frozen=True):
 
 
 def hidden(records: Iterable[Record], groups: int = 0) -> tuple[Hidden, ...]:
-    """What to add to a traced peak on a real GPU. `groups`: process groups that send anything."""
+    """The memory to add to a traced peak on a real GPU. `groups`: process groups that communicate."""
     lines = [
         Hidden("CUDA context and kernels", int(CONTEXT.value), int(CONTEXT.low), int(CONTEXT.high), "beside", "assumed"),
         Hidden(

@@ -1,4 +1,4 @@
-"""One process plays one rank of many: FSDP, DDP, tensor, sequence and pipeline parallel code runs as it stands.
+"""Simulates one rank of many in one process: FSDP, DDP, tensor, sequence and pipeline parallel code runs unchanged.
 
 PyTorch's fake process group answers every collective at once, with nothing. What would look at values, or count shapes
 of the whole instead of the rank's own, is kept from doing so. Private parts of PyTorch are patched (`simulated.PINNED`).

@@ -74,7 +74,7 @@ def cut(model: Any, config: Any, run: TorchRun) -> list[Any]:
 
 
 class Chunk(nn.Module):
-    """Takes ids or hidden states, and gives hidden states or logits."""
+    """A chunk of the model: takes ids or hidden states and returns hidden states or logits."""
 
     def __init__(self, model: Any, number: int, chunks: int, autocast: Callable[[], Any], positions: Any) -> None:
         super().__init__()
@@ -95,8 +95,10 @@ class Chunk(nn.Module):
 def pipeline(
     run: TorchRun, group: Any, models: list[Any], ids: torch.Tensor, hidden: torch.Tensor
 ) -> Callable[[], None]:
-    """A function that runs every micro-batch of `ids` [sequences, tokens] through the chunks of one stage, which may
-    be wrapped. `hidden` is like what goes from stage to stage."""
+    """Returns a function that runs every micro-batch of `ids` [sequences, tokens] through the chunks of one stage.
+
+    hidden: a tensor like those that go from stage to stage
+    """
     from torch.distributed import pipelining
     from torch.distributed.pipelining import schedules
 

@@ -41,7 +41,7 @@ class Work(msgspec.Struct):
 
 
 class Observer:
-    """What was seen. Use `observing`."""
+    """Records a training: allocations, FLOPs, collectives and saved tensors. Use `observing`."""
 
     def __init__(self, device: str | None, stacks: bool = False) -> None:
         self.tracker = Tracker(device, stacks)
@@ -140,13 +140,13 @@ class Observer:
                     self.stream.records[number].op = func
 
     def sent(self, kind: str, ranks: int, payload: int) -> None:
-        """Takes down a collective that is not dispatched [bytes]."""
+        """Records a collective that is not dispatched. `payload`: [bytes]."""
         self.collectives.append(Collective(kind, ranks, payload, self._phase, self.tracker.module, self.steps))
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def begin(self, phase: str) -> None:
-        """What follows belongs to this phase of the step."""
+        """Begins a phase of the step."""
         self._phase = phase
         self.tracker.begin(phase)
 
@@ -231,7 +231,7 @@ class Observer:
         self.begin(FORWARD)
 
     def finish(self) -> None:
-        """Gives what backward allocated the module of the node that asked for it."""
+        """Attributes what backward allocated to the module of the node that asked for it."""
         for record in self.stream.records:
             if record.node >= 0 and not record.module:
                 record.module = self.module_of(record.node)
@@ -250,7 +250,7 @@ _next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
 
 @contextlib.contextmanager
 def observing(device: str | None, stacks: bool = False) -> Iterator[Observer]:
-    """Watches the code in its body; the preparation lasts until `begin` is called."""
+    """Records the code in its body and yields the observer; preparation lasts until `begin` is called."""
     observer = Observer(device, stacks)
     original, grad = torch.autograd.backward, torch.autograd.grad
     handles = [
