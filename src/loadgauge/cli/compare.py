@@ -23,7 +23,7 @@ SHORT = {"peak of forward and backward": "peak fwd + bwd", "peak of the optimize
 @click.command("compare", cls=TorchCommand)
 @click.argument("target")
 @click.option(
-    "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True, help="What the trace stands for."
+    "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True, help="Device to simulate."
 )
 @job_options(STEP)
 @click.option(
@@ -81,7 +81,8 @@ def _report(found: Comparison) -> None:
     if found.hidden:
         heading(target, "Hidden from tracers: to be added on a GPU")
         points(
-            target, [f"{_number(one.nbytes, 'bytes')}: {one.name} ({_range(one)}; {one.basis})" for one in found.hidden]
+            target,
+            [f"{_number(line.nbytes, 'bytes')}: {line.name} ({_range(line)}; {line.basis})" for line in found.hidden],
         )
     heading(target, "Not counted by the trace" + (" or the measurement" if found.measured_on == "cpu" else ""))
     points(target, found.not_counted)

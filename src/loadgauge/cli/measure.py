@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MOST_MODULES, MOST_OPS = 15, 8
 PEAKS = {"fp32": "tf32", "bf16-pure": "bf16", "bf16-autocast": "bf16", "fp16-autocast": "fp16"}
-"""Which peak of a GPU a precision can reach; PyTorch uses TF32 only where it is told to."""
+"""The peak FLOP/s of a GPU that a precision can reach; PyTorch uses TF32 only on request."""
 
 
 @click.command("measure", cls=TorchCommand)

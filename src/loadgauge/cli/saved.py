@@ -97,13 +97,13 @@ def _report(found: Saved) -> None:
     target.print(f"KEPT  {found.total:,} bytes in {several}, beside inputs and parameters")
     rows = [
         [
-            f"{one.node}.{one.field}",
-            "x".join(str(size) for size in one.shape) or "scalar",
-            one.dtype,
-            f"{one.nbytes:,}",
-            f"{one.storage}: {one.owner}" if one.owner else f"{one.storage}",
+            f"{tensor.node}.{tensor.field}",
+            "x".join(str(size) for size in tensor.shape) or "scalar",
+            tensor.dtype,
+            f"{tensor.nbytes:,}",
+            f"{tensor.storage}: {tensor.owner}" if tensor.owner else f"{tensor.storage}",
         ]
-        for one in found.tensors
+        for tensor in found.tensors
     ]
     columns = [
         Column("kept as"), Column("shape"), Column("dtype"), Column("bytes", "right"), Column("storage", wrap=True),
@@ -119,6 +119,6 @@ def _report(found: Saved) -> None:
         notes.append(f"parameters and buffers that backward reads: {found.of_parameters:,} bytes")
     if found.made_again:
         names = ", ".join(f"{node}.{field}" for node, field in found.made_again)
-        notes.append(f"not kept, made again in backward: {names}")
+        notes.append(f"not kept, recomputed in backward: {names}")
     notes.append(f"names and sizes are those of PyTorch {torch.__version__}; its saved fields are private")
     points(target, notes)

@@ -37,7 +37,7 @@ SCARCE = 0.1
 @click.argument("file")
 @click.option("--gpu-index", default=0, show_default=True, type=Whole(0, 10**6), help="Which device of a snapshot.")
 @click.option(
-    "--model", metavar="MODEL", help="What was trained: changes are then estimated anew, with the flags of the run."
+    "--model", metavar="MODEL", help="What was trained: changes are then estimated too, with the flags of the run."
 )
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, in bytes.")
@@ -60,8 +60,13 @@ def command(file: str, gpu_index: int, model: str | None, as_json: bool, **flags
 
         if given is not None:
             document["changes"] = [
-                {"flags": one.flags, "note": one.note, "total": one.result.memory.total, "fits": one.result.memory.fits}
-                for one in changes
+                {
+                    "flags": change.flags,
+                    "note": change.note,
+                    "total": change.result.memory.total,
+                    "fits": change.result.memory.fits,
+                }
+                for change in changes
             ]
         printed(document)
     elif given is not None:
@@ -98,7 +103,10 @@ def _advise(given: Setup, changes: list[Change]) -> None:
     heading(target, f"Estimated: {gib(memory.total)} at {memory.moment}, {memory.verdict} on {given.job.gpu}")
     points(
         target,
-        (f"{one.flags}: {gib(one.result.memory.total)}, {one.result.memory.verdict} ({one.note})" for one in changes),
+        (
+            f"{change.flags}: {gib(change.result.memory.total)}, {change.result.memory.verdict} ({change.note})"
+            for change in changes
+        ),
     )
     if not changes:
         points(target, ["no change that was tried makes it smaller"])
@@ -163,7 +171,7 @@ def _check(trace: Trace, path: Path) -> None:
     """Raises ConfigError for bytes that cannot be."""
     sizes = [trace.allocated, trace.peak.total, trace.saved_nbytes, *trace.peak.categories.values()]
     sizes += [piece.nbytes for piece in trace.at_peak]
-    wrong = next((one for one in sizes if one < 0), None)
+    wrong = next((size for size in sizes if size < 0), None)
     if wrong is not None:
         raise ConfigError(f"is no trace: {wrong:,} bytes", file=str(path))
     if not trace.allocated:
@@ -186,20 +194,22 @@ def _causes(found: Findings) -> None:
 
     target = console()
     target.print(f"CAUSE  {found.causes[0].name}" if found.causes else "CAUSE  nothing stands out")
-    points(target, [f"{one.evidence}" for one in found.causes[:1]])
+    points(target, [f"{cause.evidence}" for cause in found.causes[:1]])
     whole = max(1, sum(found.parts.values()))
     rows = [[f"{nbytes / GIB:,.2f}", f"{nbytes / whole:.0%}", name] for name, nbytes in found.parts.items()
             if nbytes >= LEAST * whole]  # fmt: skip
     draw(target, [Column("GiB", "right"), Column("", "right"), Column("what was held")], rows, title="At the peak")
-    replayed = any(one.leaves is not None for one in found.causes)
+    replayed = any(cause.leaves is not None for cause in found.causes)
     if not replayed:
         heading(target, "What would free most, by what was held")
-        points(target, [f"up to {gib(one.frees)}: {one.name}; {one.remedy}" for one in found.causes[:MOST_CAUSES]])
+        points(
+            target, [f"up to {gib(cause.frees)}: {cause.name}; {cause.remedy}" for cause in found.causes[:MOST_CAUSES]]
+        )
         return
-    rows = [["" if one.leaves is None else f"{one.leaves / GIB:,.2f}", FITS[one.fits], f"{one.name}: {one.remedy}"]
-            for one in found.causes[:MOST_CAUSES]]  # fmt: skip
+    rows = [["" if cause.leaves is None else f"{cause.leaves / GIB:,.2f}", FITS[cause.fits], f"{cause.name}: {cause.remedy}"]
+            for cause in found.causes[:MOST_CAUSES]]  # fmt: skip
     columns = [Column("peak, GiB", "right"), Column("fits"), Column("against", wrap=True)]
-    if all(one.fits is None for one in found.causes):  # nothing failed
+    if all(cause.fits is None for cause in found.causes):  # nothing failed
         rows, columns = [[row[0], row[2]] for row in rows], [columns[0], columns[2]]
     draw(target, columns, rows, title="The same events with a remedy, replayed on a simulated allocator")
 
@@ -235,7 +245,7 @@ def _text(text: str, as_json: bool) -> dict[str, Any]:
             f"process {found.own} is this one: beside it there is no room for what PyTorch holds (in a container a"
             " process does not know its own number)"
         )
-    notes += [f"contradiction in the error: {one}" for one in found.contradictions]
+    notes += [f"contradiction in the error: {contradiction}" for contradiction in found.contradictions]
     points(target, notes)
     return document
 
@@ -250,9 +260,9 @@ def _snapshot(found: Snapshot, why: Findings, as_json: bool) -> dict[str, Any]:
     target = console()
     target.print(f"\nPEAK  {gib(found.peak)} allocated at once, over {found.events:,} events")
     merged: dict[str, list[int]] = {}
-    for one in found.holders:
-        nbytes, blocks = merged.get(one.where, [0, 0])
-        merged[one.where] = [nbytes + one.nbytes, blocks + one.blocks]
+    for holder in found.holders:
+        nbytes, blocks = merged.get(holder.where, [0, 0])
+        merged[holder.where] = [nbytes + holder.nbytes, blocks + holder.blocks]
     ordered = sorted(merged.items(), key=lambda item: -item[1][0])
     rows = [
         [f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, found.peak):.0%}", f"{blocks:,}", where]

@@ -57,7 +57,7 @@ class Formula:
 
     def saved(self) -> list[Line]:
         """The tensors kept for backward [bytes], each at the operation that keeps it first."""
-        found = []
+        result = []
         for place, layer, again in self.layers():
             keeper: dict[str, str] = {}
             for operation in layer:
@@ -65,21 +65,21 @@ class Formula:
                     keeper.setdefault(tensor.name, operation.name)
             for tensor in layer.kept(again):
                 op = keeper.get(tensor.name, tensor.name)
-                found.append(Line(place, _part(op), f"{op} keeps {tensor.name}", int(tensor.nbytes)))
+                result.append(Line(place, _part(op), f"{op} keeps {tensor.name}", int(tensor.nbytes)))
         masks = int(mask_bytes(self.spec, self.view)) if self.policy.mode == "full" else 0
         if masks:
-            found.append(Line(END, "attention", "checkpoints keep the mask", masks))
-        return found
+            result.append(Line(END, "attention", "checkpoints keep the mask", masks))
+        return result
 
     def flops(self) -> list[Line]:
         """FLOPs of a step by operation, recomputation included."""
-        found = []
+        result = []
         for place, layer, again in self.layers():
             for one in layer:
                 flops = one.forward_flops * (2 if one.name in again else 1) + one.backward_flops + one.rerun_flops
                 if flops:
-                    found.append(Line(place, _part(one.name), one.name, int(flops * self.run.accumulate)))
-        return found
+                    result.append(Line(place, _part(one.name), one.name, int(flops * self.run.accumulate)))
+        return result
 
 
 def _part(operation: str) -> str:

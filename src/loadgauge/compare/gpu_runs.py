@@ -33,7 +33,7 @@ TIMED = 5
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A training: a model of the catalogue with so many of its layers, and how it is trained."""
+    """A training: a model of the catalogue, its number of layers, and how it is trained."""
 
     job: Job
     layers: int

@@ -79,7 +79,7 @@ def fit_efficiencies(
     found |= fit
     eights = [one for one in taken if one.kind == "matmul-fp8"]
     if eights and fp8_peak is not None:
-        found["fp8_matmul"] = _median([one.flops / one.seconds / fp8_peak for one in eights])
+        found["fp8_matmul"] = _median([eight.flops / eight.seconds / fp8_peak for eight in eights])
     found |= _link([one for one in taken if one.kind == "all_reduce"], link)
     measured = {"multiprocessors", "gpu", "basis", "date", "rows", *found}
     rates = msgspec.structs.replace(
@@ -139,8 +139,10 @@ def _products(
 
 def _logs(products: Sequence[Timing], machine: Machine) -> list[float]:
     return [
-        math.log(gemm_seconds(Gemm(one.sizes["m"], one.sizes["n"], one.sizes["k"]), machine) / one.seconds)
-        for one in products
+        math.log(
+            gemm_seconds(Gemm(product.sizes["m"], product.sizes["n"], product.sizes["k"]), machine) / product.seconds
+        )
+        for product in products
     ]
 
 
@@ -150,10 +152,10 @@ def _link(reduced: Sequence[Timing], link: float | None) -> dict[str, float]:
         return {}
     ranks = reduced[0].sizes["ranks"]
     small, large = min(reduced, key=lambda one: one.nbytes), max(reduced, key=lambda one: one.nbytes)
-    found = {"inner_latency": small.seconds / (2 * (ranks - 1))}
+    result = {"inner_latency": small.seconds / (2 * (ranks - 1))}
     if link is not None:
-        found["inner_link"] = min(1.0, large.nbytes / max(1e-12, large.seconds - small.seconds) / link)
-    return found
+        result["inner_link"] = min(1.0, large.nbytes / max(1e-12, large.seconds - small.seconds) / link)
+    return result
 
 
 def text(found: Calibration) -> str:

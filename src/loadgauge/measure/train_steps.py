@@ -92,10 +92,10 @@ class MeasuredSteps(msgspec.Struct, frozen=True):
 
     def by_op(self) -> dict[str, int]:
         """Bytes at the peak by the operation that asked for them, largest first (on a CPU)."""
-        found: Counter[str] = Counter()
-        for one in self.held:
-            found[one.op] += one.nbytes
-        return dict(found.most_common())
+        result: Counter[str] = Counter()
+        for block in self.held:
+            result[block.op] += block.nbytes
+        return dict(result.most_common())
 
     @property
     def step(self) -> float | None:
@@ -187,7 +187,7 @@ class States:
         states = [value for state in optimizer.state.values() for value in state.values()]
         for name, sized in (
             (WEIGHTS, [*parameters, *buffers]),
-            (GRADIENTS, [one.grad for one in parameters]),
+            (GRADIENTS, [parameter.grad for parameter in parameters]),
             (OPTIMIZER, states),
         ):
             storages = {}
@@ -233,19 +233,19 @@ class _OnCpu:
     def result(self) -> _Result:
         everything, stretches = events(self.profiler), ranges(self.profiler)
         stream = tensors(everything)
-        trained = [one for one in stretches if one.name == PHASE + "training"]
-        steps = [one for one in stretches if one.name == PHASE + STEP]
+        trained = [stretch for stretch in stretches if stretch.name == PHASE + "training"]
+        steps = [stretch for stretch in stretches if stretch.name == PHASE + STEP]
         outside = list(_between(trained, steps))
         backward = max((live(stream, one.begin, one.end) for one in outside), key=lambda one: one.peak)
         step = max(
             (live(stream, one.begin, one.end) for one in steps), key=lambda one: one.peak, default=Live(0, 0, ())
         )
         highest = max(backward, step, key=lambda one: one.peak)
-        found = uses(stream, [one for one in stretches if one.name.startswith(MODULE)])
+        found = uses(stream, [stretch for stretch in stretches if stretch.name.startswith(MODULE)])
         named = {name.removeprefix(MODULE): ModuleUse(*use) for name, use in found.items()}
-        held = tuple(_held(one) for one in highest.held if one.time >= trained[0].begin)
+        held = tuple(_held(block) for block in highest.held if block.time >= trained[0].begin)
         whole = max((live(everything, one.begin, one.end) for one in trained), key=lambda one: one.peak)
-        ops = tuple(dict.fromkeys(one.op for one in whole.held if one.scratch))
+        ops = tuple(dict.fromkeys(block.op for block in whole.held if block.scratch))
         return _Result(
             backward.peak, step.peak, named, held, scratch=whole.peak - highest.peak, scratch_ops=ops
         )  # fmt: skip

@@ -133,8 +133,8 @@ def causes(parts: Parts) -> tuple[Cause, ...]:
     >>> [(one.name, one.frees) for one in found[:2]]
     [('optimizer states', 60), ('logits and loss', 17)]
     """
-    found = [*_structural(parts), *_plain(parts)]
-    return tuple(sorted((one for one in found if one.frees > 0), key=lambda one: -one.frees))
+    result = [*_structural(parts), *_plain(parts)]
+    return tuple(sorted((one for one in result if one.frees > 0), key=lambda one: -one.frees))
 
 
 def _structural(parts: Parts) -> Iterable[Cause]:
@@ -241,7 +241,7 @@ def of_snapshot(content: Mapping[str, Any], device: int = 0) -> Findings:
         held.append(Block(one["size"], one.get("frames") or [], number))
     passes = _passes(events)
     parts = Parts(failed=said.failed, idle=said.idle, free=said.free)
-    parts.checkpointed = any(CHECKPOINT in frame["filename"] for one in events for frame in one.get("frames") or ())
+    parts.checkpointed = any(CHECKPOINT in frame["filename"] for event in events for frame in event.get("frames") or ())
     last = max((passes[block.event] for block in held if block.event >= 0), default=0)
     recorded = any(block.frames for block in held)
     purposes: dict[int, str] = {}
@@ -250,20 +250,20 @@ def of_snapshot(content: Mapping[str, Any], device: int = 0) -> Findings:
         parts.add(purpose, block.nbytes, tuple(line_of(frame) for frame in (block.frames or [])[:6]))
         if block.event >= 0:
             purposes[block.event] = purpose
-    found = causes(parts)
+    result = causes(parts)
     if events:
         again = Replay(content, device, lambda block: purpose_of(block, 0, recorded), purposes)
-        peaks = [again.peak(one.scale, expandable=not one.scale) for one in found]
-        found = tuple(
+        peaks = [again.peak(one.scale, expandable=not one.scale) for one in result]
+        result = tuple(
             msgspec.structs.replace(one, leaves=leaves, fits=fits)
-            for one, (leaves, fits) in zip(found, peaks, strict=True)
+            for one, (leaves, fits) in zip(result, peaks, strict=True)
         )
-    return Findings(found, parts.table())
+    return Findings(result, parts.table())
 
 
 def _passes(events: Sequence[Any]) -> list[int]:
     """Of each event, how many forwards came before: one begins after every backward or step."""
-    found, count, forward = [], 0, True
+    result, count, forward = [], 0, True
     for event in events:
         if event["action"] == "alloc":
             lines = [line_of(frame) for frame in event.get("frames") or ()]
@@ -272,8 +272,8 @@ def _passes(events: Sequence[Any]) -> list[int]:
                 forward = False
             elif kind == "forward" and not forward:
                 count, forward = count + 1, True
-        found.append(count)
-    return found
+        result.append(count)
+    return result
 
 
 def _kind(lines: Sequence[str]) -> str:
@@ -336,7 +336,7 @@ def _evaluates(lines: Sequence[str]) -> bool:
 def of_trace(trace: Trace) -> Findings:
     """The causes that a trace shows, from its categories, modules and operations."""
     parts = Parts()
-    parts.checkpointed = any(one.node == "checkpoint" for one in trace.saved)
+    parts.checkpointed = any(tensor.node == "checkpoint" for tensor in trace.saved)
     trained = trace.flops.by_phase.get("backward", 0) > 0
     largest: Counter[tuple[str, ...]] = Counter()
     for piece in trace.at_peak:

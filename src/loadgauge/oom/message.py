@@ -77,7 +77,7 @@ class OutOfMemory(msgspec.Struct, frozen=True):
 
     @property
     def cause(self) -> str:
-        """What stands out: a single tensor, a limit, fragmentation, other processes, memory beside the allocator, CUDA
+        """The most likely cause: a single tensor, a limit, fragmentation, other processes, memory beside the allocator, CUDA
         graphs, or plain need."""
         capacity = self.capacity or 0
         if capacity and self.tried > capacity:
@@ -117,25 +117,25 @@ def parse(text: str) -> OutOfMemory:
     passage = " ".join(text[begun.start() : begun.start() + 2000].split())
     # A second error, of another rank, would mix its figures in.
     passage = re.split(r"(?<=.)[Tt]ried to allocate", passage)[0]
-    found = {name: _first(patterns, passage) for name, patterns in PATTERNS.items()}
-    if found["tried"] is None:
+    figures = {name: _first(patterns, passage) for name, patterns in PATTERNS.items()}
+    if figures["tried"] is None:
         raise ConfigError("the size that it tried to allocate cannot be read")
-    if found["tried"] > LARGEST:
+    if figures["tried"] > LARGEST:
         raise ConfigError("the size that it tried to allocate is more than any computer has")
     listed = {int(number): _bytes(*size) for number, *size in re.findall(OTHERS, passage)}
-    wrong = [*_beyond(found, listed)]
-    capacity = found["capacity"]
-    allocated, idle = found["allocated"], found["idle"]
-    if idle is None and allocated is not None and found["reserved"] is not None:
-        idle = found["reserved"] - allocated
+    wrong = [*_beyond(figures, listed)]
+    capacity = figures["capacity"]
+    allocated, idle = figures["allocated"], figures["idle"]
+    if idle is None and allocated is not None and figures["reserved"] is not None:
+        idle = figures["reserved"] - allocated
         if -ROUNDING < idle < 0:
             idle = 0
         elif idle < 0:
-            wrong.append(f"{gib(found['reserved'])} are reserved by PyTorch, and {gib(allocated)} of them allocated")
+            wrong.append(f"{gib(figures['reserved'])} are reserved by PyTorch, and {gib(allocated)} of them allocated")
             idle = None
-    process, own = found["process"], None
+    process, own = figures["process"], None
     if process is None and allocated is not None:
-        own = _own(listed, allocated + (idle or 0), capacity, found["free"])
+        own = _own(listed, allocated + (idle or 0), capacity, figures["free"])
         process = listed.pop(own) if own is not None else None
     beside = process - allocated - idle if None not in (process, allocated, idle) else None  # type: ignore[operator]
     if beside is not None and beside < 0:
@@ -147,16 +147,16 @@ def parse(text: str) -> OutOfMemory:
         else:
             beside = 0
     return OutOfMemory(
-        tried=found["tried"],
-        capacity=found["capacity"],
-        free=found["free"],
+        tried=figures["tried"],
+        capacity=figures["capacity"],
+        free=figures["free"],
         allocated=allocated,
         idle=idle,
         process=process,
         others=sum(listed.values()),
         beside=beside,
-        pools=found["pools"],
-        allowed=found["allowed"],
+        pools=figures["pools"],
+        allowed=figures["allowed"],
         own=own,
         contradictions=tuple(wrong),
     )

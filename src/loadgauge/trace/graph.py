@@ -21,7 +21,7 @@ class Field(NamedTuple):
     field: str
     tensor: torch.Tensor
     packed: Any
-    """What stands for the tensor where saved-tensor hooks were active; None where none were."""
+    """The placeholder of the tensor where saved-tensor hooks were active; None where none were."""
 
 
 class Hidden(NamedTuple):

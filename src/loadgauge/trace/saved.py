@@ -49,8 +49,10 @@ class Saved(msgspec.Struct, frozen=True):
     @property
     def storages(self) -> tuple[Storage, ...]:
         """Each storage once, in the order of the tensors."""
-        found = {one.storage: Storage(one.storage, one.storage_nbytes, one.owner) for one in self.tensors}
-        return tuple(found.values())
+        result = {
+            tensor.storage: Storage(tensor.storage, tensor.storage_nbytes, tensor.owner) for tensor in self.tensors
+        }
+        return tuple(result.values())
 
     @property
     def total(self) -> int:
@@ -151,11 +153,11 @@ def find_owners(
     function: Any, inputs: tuple[Any, ...], keywords: Mapping[str, Any], names: Mapping[str, Any]
 ) -> dict[int, str]:
     """The other holder of each storage, by `key`: named tensors, parameters and buffers of modules, inputs."""
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
 
     def claim(value: Any, name: str) -> None:
         if isinstance(value, torch.Tensor):
-            found.setdefault(key(value), name)
+            result.setdefault(key(value), name)
 
     for name, value in names.items():
         claim(value, name)
@@ -173,7 +175,7 @@ def find_owners(
     for name, value in keywords.items():
         for leaf in tree_leaves(value):
             claim(leaf, f"input {name}")
-    return found
+    return result
 
 
 def key(tensor: torch.Tensor) -> int:
@@ -190,7 +192,7 @@ def _leaves(outputs: list[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def _is_number(tensor: torch.Tensor) -> bool:
-    """Whether it stands for a Python number, as in `2 * x`: such tensors have a Python number's type and no hooks."""
+    """Whether it is a Python number, as in `2 * x`: such tensors have a Python number's type and no hooks."""
     plain = (torch.int64, torch.float64, torch.complex128, torch.bool)
     return tensor.dim() == 0 and tensor.device.type == "cpu" and tensor.dtype in plain
 

@@ -171,7 +171,7 @@ class _Renamed(TorchFunctionMode):
         return value
 
     def numbered(self, index: int | None) -> torch.device:
-        """The device that stands for `cuda:index`."""
+        """The device in place of `cuda:index`."""
         if index is not None:
             self.asked.add(index)
         return torch.device(self.device, 0)

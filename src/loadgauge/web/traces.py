@@ -35,13 +35,13 @@ class _Measured(msgspec.Struct, frozen=True):
 
 def read_trace(text: str, name: str) -> dict[str, Any]:
     """The dots of a trace, as the page keeps them. Raises ConfigError for what is no trace."""
-    found = _read(text, _Traced, name, "trace")
-    sizes = found.assumed.get("settings")
+    result = _read(text, _Traced, name, "trace")
+    sizes = result.assumed.get("settings")
     return _plain(
         Found(
-            source="traced", target=_target(found.target), weights=found.peak.categories.get("weights", 0),
-            phases={phase: found.phases[phase] for phase in (FORWARD, BACKWARD, STEP) if phase in found.phases},
-            gpus=_world(found.assumed.get("rank")) if sizes is None else 1, sizes=None if sizes is None else _sizes(sizes, name),
+            source="traced", target=_target(result.target), weights=result.peak.categories.get("weights", 0),
+            phases={phase: result.phases[phase] for phase in (FORWARD, BACKWARD, STEP) if phase in result.phases},
+            gpus=_world(result.assumed.get("rank")) if sizes is None else 1, sizes=None if sizes is None else _sizes(sizes, name),
         ),
         name,
     )  # fmt: skip
@@ -54,11 +54,11 @@ def read_measurement(text: str, name: str) -> dict[str, Any]:
     >>> read_measurement(text, "m.json")["phases"]
     {'forward and backward': 9, 'optimizer step': 8}
     """
-    found = _read(text, _Measured, name, "measurement")
+    result = _read(text, _Measured, name, "measurement")
     return _plain(
         Found(
-            source="measured", target=_target(found.target), weights=found.states.get("weights", 0), gpus=1,
-            phases={BOTH: found.backward_peak, STEP: found.step_peak},
+            source="measured", target=_target(result.target), weights=result.states.get("weights", 0), gpus=1,
+            phases={BOTH: result.backward_peak, STEP: result.step_peak},
         ),
         name,
     )  # fmt: skip
@@ -87,8 +87,8 @@ def _target(target: str) -> str:
 
 def _world(rank: str | None) -> int | None:
     """Of how many a rank is one: `3 of 8: tp 1, data 1, pp 0`. A script does not say it."""
-    found = re.match(r"\d+ of (\d{1,9})\b", rank or "", re.ASCII)
-    return int(found[1]) if found else None
+    result = re.match(r"\d+ of (\d{1,9})\b", rank or "", re.ASCII)
+    return int(result[1]) if result else None
 
 
 def _sizes(text: str, name: str) -> Sizes:

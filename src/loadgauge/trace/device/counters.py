@@ -16,7 +16,7 @@ from loadgauge.trace.record.caching_allocator import SMALLEST, Allocator
 from loadgauge.units import GIB, MIB
 
 DEVICES = 8
-"""How many GPUs the code is told there are."""
+"""Number of GPUs that the code sees."""
 NAME = "NVIDIA H100 80GB HBM3"
 CAPABILITY = (9, 0)
 TOTAL = round(gpu("h100-sxm5-80gb").capacity)
@@ -119,20 +119,20 @@ class Counters:
         """`memory_stats`: the keys that the simulation has [bytes, counts]."""
         self.catch_up()
         here = self.is_here(device)
-        found: dict[str, int] = collections.OrderedDict()
+        result: dict[str, int] = collections.OrderedDict()
         for name, source in (("allocated", "allocated"), ("active", "allocated"), ("requested", "requested"),
                              ("reserved", "reserved")):  # fmt: skip
-            found[f"{name}_bytes.all.current"] = self._now()[source] if here else 0
-            found[f"{name}_bytes.all.peak"] = self.highest[source] if here else 0
+            result[f"{name}_bytes.all.current"] = self._now()[source] if here else 0
+            result[f"{name}_bytes.all.peak"] = self.highest[source] if here else 0
         idle = self.allocator.reserved - self.allocated if here else 0
-        found |= {"inactive_split_bytes.all.current": idle, "num_alloc_retries": 0, "num_ooms": 0}
-        return found
+        result |= {"inactive_split_bytes.all.current": idle, "num_alloc_retries": 0, "num_ooms": 0}
+        return result
 
     def summary(self, device: Any = None, abbreviated: bool = False) -> str:
         """`memory_summary`: four lines of text [GiB]."""
-        found = self.statistics(device)
+        result = self.statistics(device)
         return "simulated device (loadgauge trace), GiB: now, peak\n" + "\n".join(
-            f"{name:>9} {found[f'{name}_bytes.all.current'] / GIB:9.3f} {found[f'{name}_bytes.all.peak'] / GIB:9.3f}"
+            f"{name:>9} {result[f'{name}_bytes.all.current'] / GIB:9.3f} {result[f'{name}_bytes.all.peak'] / GIB:9.3f}"
             for name in ("allocated", "requested", "reserved")
         )
 

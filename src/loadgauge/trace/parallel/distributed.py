@@ -57,7 +57,7 @@ def fake_process_group(gpus: int, rank: int, observer: Observer) -> Iterator[Non
 
 
 def _forget() -> None:
-    """DTensor remembers how it shared out operations, and with that groups of ranks that are there no longer."""
+    """Clears the sharding caches of DTensor, which hold process groups that no longer exist."""
     from torch.distributed.tensor import _redistribute, debug
 
     clear = getattr(debug, "_clear_sharding_prop_cache", None)

@@ -121,8 +121,8 @@ def pipeline(
         )
     except ValueError as error:  # of how many micro-batches go with how many stages
         raise LayoutError(f"{name}: {error} Micro-batches are global_batch over dp x micro_batch.") from None
-    inputs = [ids] if any(one.is_first for one in stages) else []
-    target = ids if any(one.is_last for one in stages) else None
+    inputs = [ids] if any(stage.is_first for stage in stages) else []
+    target = ids if any(stage.is_last for stage in stages) else None
 
     def work() -> None:
         schedule.step(*inputs, target=target, return_outputs=False)

@@ -81,7 +81,7 @@ class Stream:
     def walk(self, each: Callable[[int, int, int], None], rounded: int = 1) -> int:
         """Calls `each(event, storage, live bytes)` after every event; returns the highest live bytes.
 
-        `rounded`: every storage takes a multiple of so many bytes.
+        rounded: each storage takes a multiple of this many bytes
         """
         live = highest = 0
         sizes: dict[int, int] = {}
@@ -141,11 +141,11 @@ class Stream:
             record = self.records[number]
             kind = (self.category(number), op_name(record.op), record.module, tuple(record.shape), record.dtype)
             groups.setdefault(kind, []).append(nbytes)
-        found = [
+        result = [
             Piece(category, op, module, tuple(map(int, shape)), dtype_name(dtype), len(sizes), sum(sizes))
             for (category, op, module, shape, dtype), sizes in groups.items()
         ]
-        return sorted(found, key=lambda piece: -piece.nbytes)
+        return sorted(result, key=lambda piece: -piece.nbytes)
 
     def by_phase(self) -> dict[str, int]:
         """The highest live bytes in each phase, by name."""

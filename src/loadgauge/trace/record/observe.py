@@ -132,10 +132,10 @@ class Observer:
                     self._gathered(func, [*tree_leaves(args), *tree_leaves(out)], sent.payload)
 
     def _gathered(self, func: Any, tensors: list[Any], payload: int) -> None:
-        """What a collective fills is what it makes, whoever made room for it."""
-        for one in tensors:
-            if isinstance(one, torch.Tensor) and one.nbytes == payload:
-                number = self.tracker.take(one, func)
+        """Attributes the buffer that an all-gather fills to the all-gather."""
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and tensor.nbytes == payload:
+                number = self.tracker.take(tensor, func)
                 if number is not None and self.stream.records[number].category == "":
                     self.stream.records[number].op = func
 
@@ -187,7 +187,7 @@ class Observer:
         for node in sorted(nodes(roots), key=lambda node: int(node._sequence_nr())):
             module = self.module_of(int(node._sequence_nr()))
             for field in fields(node):
-                if not isinstance(field, Field):  # made again in backward
+                if not isinstance(field, Field):  # recomputed in backward
                     if id(field.region) not in regions:
                         regions.add(id(field.region))
                         for tensor in field.inputs:
@@ -242,7 +242,7 @@ class Observer:
 
 def kept_bytes(saved: Iterable[SavedTensor]) -> int:
     """Bytes of the storages of saved activations, each once: neither parameters nor inputs."""
-    return sum({one.storage: one.storage_nbytes for one in saved if not one.owner}.values())
+    return sum({tensor.storage: tensor.storage_nbytes for tensor in saved if not tensor.owner}.values())
 
 
 _next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]

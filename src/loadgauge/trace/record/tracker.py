@@ -32,7 +32,7 @@ Watcher = Callable[[Any, Any, Any, Any], None]
 class Tracker(TorchDispatchMode):
     """Writes a `Stream`. `device`: only storages on devices of this type count; None: all of them.
 
-    `stacks`: the lines of the program that ask for each storage are taken down too.
+    `stacks`: record the lines of the program that ask for each storage.
 
     Use it as a context manager around the code; mark phases with `stream.begin` and claim tensors with `claim`.
     """
@@ -232,7 +232,7 @@ OWN = str(Path(__file__).parents[1])
 
 def stack(node: Any) -> tuple[Frame, ...]:
     """The lines that are being run, innermost first, as CUDA's allocator records them: in backward, which CUDA runs on
-    a thread of its own, the node of the graph stands before what hooks run. Lines of this package are left out."""
+    a thread of its own, the node of the graph precedes what hooks run. Lines of this package are left out."""
     frames = []
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         code = frame.f_code
