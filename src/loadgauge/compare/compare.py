@@ -103,8 +103,10 @@ def compare(job: ConfigJob, device: str = "cuda", measure: str = "", timed: int 
         ):
             if first is None or second is None or abs(second - first) <= TOLERANCE * abs(first):
                 continue
-            found = tuple(why()) if why else ()
-            differences.append(Difference(row.quantity, ways, second - first, (second - first) / max(1, first), found))
+            explained = tuple(why()) if why else ()
+            differences.append(
+                Difference(row.quantity, ways, second - first, (second - first) / max(1, first), explained)
+            )
 
     for row, causes, more in _rows(formula, traced, taken):
         add(row, causes, more)

@@ -117,10 +117,10 @@ def report(
     calibration = calibrate(device, card, sizes)
     outcomes, runs = [], []
     for number, case in enumerate(cases):
-        found = _ran(case, device, timed)
-        outcomes.append(found)
-        print(f"{case.name}: {found.error or 'done'}", file=sys.stderr, flush=True)
-        taken = None if found.comparison is None else found.comparison.real
+        outcome = _ran(case, device, timed)
+        outcomes.append(outcome)
+        print(f"{case.name}: {outcome.error or 'done'}", file=sys.stderr, flush=True)
+        taken = None if outcome.comparison is None else outcome.comparison.real
         if taken is not None and card is not None:
             runs.append(row(case, taken, card, number))
     return Report(
@@ -157,10 +157,10 @@ def row(case: Case, taken: MeasuredSteps, card: Gpu, number: int) -> dict[str, A
     }  # fmt: skip
 
 
-def write(found: Report, path: Path) -> None:
+def write(document: Report, path: Path) -> None:
     """Writes the JSON, which `validate --runs` reads, and next to it the efficiencies as a file for `data/calibration`."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
-    path.with_suffix(".toml").write_text(text(found.calibration), encoding="utf-8")
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2))
+    path.with_suffix(".toml").write_text(text(document.calibration), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -174,12 +174,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not given.file.resolve().parent.is_dir():
             raise ConfigError("no such folder", file=str(given.file.parent))
         if given.device == "cpu":
-            found = report(None, "cpu", ON_CPU, timed=1)
+            document = report(None, "cpu", ON_CPU, timed=1)
         elif not torch.cuda.is_available():
             raise ConfigError("there is no CUDA device here; --device cpu tries the whole way out, with less")
         else:
-            found = report(gpu(given.gpu) if given.gpu else find_gpu_by_name(torch.cuda.get_device_name()))
-        write(found, given.file)
+            document = report(gpu(given.gpu) if given.gpu else find_gpu_by_name(torch.cuda.get_device_name()))
+        write(document, given.file)
     except Error as error:
         print(f"loadgauge: {error}", file=sys.stderr)
         return 2

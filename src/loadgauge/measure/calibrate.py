@@ -66,25 +66,27 @@ def fit_efficiencies(
     multiprocessors: int = 132, fp8_peak: float | None = None, link: float | None = None,
 ) -> Calibration:  # fmt: skip
     """Fits the efficiencies with which the roofline reproduces these times."""
-    found: dict[str, float] = {"launch": _of(taken, "launch", lambda one: one.seconds)}
-    found["memory"] = min(1.0, _of(taken, "copy", lambda one: one.nbytes / one.seconds / bandwidth))
+    efficiencies: dict[str, float] = {"launch": _of(taken, "launch", lambda one: one.seconds)}
+    efficiencies["memory"] = min(1.0, _of(taken, "copy", lambda one: one.nbytes / one.seconds / bandwidth))
     for kind in ("flash2", "flash2_backward", "attention", "attention_backward"):
         if any(one.kind == kind for one in taken):
-            found[kind] = _of(taken, kind, lambda one: one.flops / one.seconds / peak)
-    moved = [_traffic(one, bandwidth * found["memory"]) for one in taken if one.kind in ("add", "mul", "silu", "gelu")]
-    found["traffic"] = _median(moved)
-    known = msgspec.structs.replace(DEFAULT, multiprocessors=multiprocessors, **found)
+            efficiencies[kind] = _of(taken, kind, lambda one: one.flops / one.seconds / peak)
+    moved = [
+        _traffic(one, bandwidth * efficiencies["memory"]) for one in taken if one.kind in ("add", "mul", "silu", "gelu")
+    ]
+    efficiencies["traffic"] = _median(moved)
+    known = msgspec.structs.replace(DEFAULT, multiprocessors=multiprocessors, **efficiencies)
     products = [one for one in taken if one.kind == "matmul"]
     fit, error = _products(products, known, peak, bandwidth)
-    found |= fit
+    efficiencies |= fit
     eights = [one for one in taken if one.kind == "matmul-fp8"]
     if eights and fp8_peak is not None:
-        found["fp8_matmul"] = _median([eight.flops / eight.seconds / fp8_peak for eight in eights])
-    found |= _link([one for one in taken if one.kind == "all_reduce"], link)
-    measured = {"multiprocessors", "gpu", "basis", "date", "rows", *found}
+        efficiencies["fp8_matmul"] = _median([eight.flops / eight.seconds / fp8_peak for eight in eights])
+    efficiencies |= _link([one for one in taken if one.kind == "all_reduce"], link)
+    measured = {"multiprocessors", "gpu", "basis", "date", "rows", *efficiencies}
     rates = msgspec.structs.replace(
         DEFAULT, gpu=gpu or device, multiprocessors=multiprocessors, basis="measured", date=_today(),
-        rows=tuple(one.name for one in taken), **found,
+        rows=tuple(one.name for one in taken), **efficiencies,
     )  # fmt: skip
     return Calibration(
         rates=rates,
@@ -158,14 +160,15 @@ def _link(reduced: Sequence[Timing], link: float | None) -> dict[str, float]:
     return result
 
 
-def text(found: Calibration) -> str:
+def text(calibration: Calibration) -> str:
     """The efficiencies as TOML, which `spec.calibration` reads."""
-    known = found.rates
+    known = calibration.rates
     lines = [
-        f"# Efficiencies of {found.device}, by `loadgauge calibrate`: PyTorch {found.torch}, CUDA {found.cuda or 'none'}.",
-        f"# Shares of {found.peak / 1e12:.4g} TFLOP/s and {found.bandwidth / 1e9:.4g} GB/s. Of the time of the matrix"
-        f" products, these are off by {math.expm1(found.error):.1%} on average.",
-        f"# Defaults, not measured here: {', '.join(found.kept)}.",
+        f"# Efficiencies of {calibration.device}, by `loadgauge calibrate`: PyTorch {calibration.torch},"
+        f" CUDA {calibration.cuda or 'none'}.",
+        f"# Shares of {calibration.peak / 1e12:.4g} TFLOP/s and {calibration.bandwidth / 1e9:.4g} GB/s. Of the time of the matrix"
+        f" products, these are off by {math.expm1(calibration.error):.1%} on average.",
+        f"# Defaults, not measured here: {', '.join(calibration.kept)}.",
     ]
     for name in Rates.__struct_fields__:
         value = getattr(known, name)

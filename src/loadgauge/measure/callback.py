@@ -106,14 +106,14 @@ class MeasureCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Adds `step_seconds`, `tflops` and `mfu` to the log and its history (reporters called earlier do not see them)."""
-        found = self.result
-        if found.step is None:
+        measured = self.result
+        if measured.step is None:
             return
-        more = {"step_seconds": found.step}
-        if found.flops_per_second:
-            more["tflops"] = found.flops_per_second / 1e12
-        if found.mfu is not None:
-            more["mfu"] = found.mfu
+        more = {"step_seconds": measured.step}
+        if measured.flops_per_second:
+            more["tflops"] = measured.flops_per_second / 1e12
+        if measured.mfu is not None:
+            more["mfu"] = measured.mfu
         for log in (logs, state.log_history[-1] if state.log_history else None):
             if log is not None:
                 log.update(more)

@@ -101,15 +101,15 @@ def _on_cpu(model: nn.Module | None) -> Iterator[Block]:
         yield block
         seconds = time.perf_counter() - start
     everything = events(observed)
-    found = live(tensors(everything))
+    memory = live(tensors(everything))
     block._usage = Usage(
         device="cpu",
-        persistent=found.end,
-        peak=found.peak,
+        persistent=memory.end,
+        peak=memory.peak,
         seconds=seconds,
-        by_op=found.by_op(),
-        by_module=found.by_module() if model is not None else {},
-        scratch=live(everything).peak - found.peak,
+        by_op=memory.by_op(),
+        by_module=memory.by_module() if model is not None else {},
+        scratch=live(everything).peak - memory.peak,
     )
 
 

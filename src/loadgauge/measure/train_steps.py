@@ -241,8 +241,8 @@ class _OnCpu:
             (live(stream, one.begin, one.end) for one in steps), key=lambda one: one.peak, default=Live(0, 0, ())
         )
         highest = max(backward, step, key=lambda one: one.peak)
-        found = uses(stream, [stretch for stretch in stretches if stretch.name.startswith(MODULE)])
-        named = {name.removeprefix(MODULE): ModuleUse(*use) for name, use in found.items()}
+        module_uses = uses(stream, [stretch for stretch in stretches if stretch.name.startswith(MODULE)])
+        named = {name.removeprefix(MODULE): ModuleUse(*use) for name, use in module_uses.items()}
         held = tuple(_held(block) for block in highest.held if block.time >= trained[0].begin)
         whole = max((live(everything, one.begin, one.end) for one in trained), key=lambda one: one.peak)
         ops = tuple(dict.fromkeys(block.op for block in whole.held if block.scratch))

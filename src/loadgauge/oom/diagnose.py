@@ -129,8 +129,8 @@ class Findings(msgspec.Struct, frozen=True):
 def causes(parts: Parts) -> tuple[Cause, ...]:
     """The causes that the parts show, largest saving first.
 
-    >>> found = causes(Parts(weights=10, optimizer=80, loss=20))
-    >>> [(one.name, one.frees) for one in found[:2]]
+    >>> ranked = causes(Parts(weights=10, optimizer=80, loss=20))
+    >>> [(one.name, one.frees) for one in ranked[:2]]
     [('optimizer states', 60), ('logits and loss', 17)]
     """
     result = [*_structural(parts), *_plain(parts)]

@@ -98,11 +98,11 @@ class OutOfMemory(msgspec.Struct, frozen=True):
 def parse(text: str) -> OutOfMemory:
     """Reads the first out-of-memory error in a text. Raises ConfigError where there is none.
 
-    >>> found = parse("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity"
+    >>> error = parse("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity"
     ...     " of 79.15 GiB of which 1.15 GiB is free. Including non-PyTorch memory, this process has 78.00 GiB memory in"
     ...     " use. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 7.50 GiB is reserved by PyTorch but"
     ...     " unallocated.")
-    >>> found.tried / 2**30, found.beside / 2**30, found.cause
+    >>> error.tried / 2**30, error.beside / 2**30, error.cause
     (2.0, 0.5, 'fragmentation')
     """
     begun = re.search(r"[Tt]ried to allocate", text)
@@ -162,19 +162,19 @@ def parse(text: str) -> OutOfMemory:
     )
 
 
-def _beyond(found: dict[str, int | None], listed: dict[int, int]) -> Iterator[str]:
+def _beyond(figures: dict[str, int | None], listed: dict[int, int]) -> Iterator[str]:
     """What is larger than the GPU, or than any computer, and is taken out. (In WSL a process has 2^64 bytes.)"""
-    if (found["capacity"] or 0) > LARGEST:
-        found["capacity"] = None
-    limit = found["capacity"] or LARGEST
+    if (figures["capacity"] or 0) > LARGEST:
+        figures["capacity"] = None
+    limit = figures["capacity"] or LARGEST
     words = {"free": "free", "process": "in use by this process", "allocated": "allocated by PyTorch",
              "idle": "reserved by PyTorch and not allocated", "reserved": "reserved by PyTorch",
              "pools": "in private pools", "allowed": "allowed"}  # fmt: skip
     for name, said in words.items():
-        value = found[name]
+        value = figures[name]
         if value is not None and value > limit + ROUNDING:
-            found[name] = None
-            yield f"{gib(value)} {said}, on a GPU of {gib(limit)}" if found["capacity"] else f"{gib(value)} {said}"
+            figures[name] = None
+            yield f"{gib(value)} {said}, on a GPU of {gib(limit)}" if figures["capacity"] else f"{gib(value)} {said}"
     for number in [number for number, value in listed.items() if value > limit + ROUNDING]:
         yield f"process {number} with {gib(listed.pop(number))}"
 

@@ -37,8 +37,8 @@ def trace_call(function: Callable[..., Any], *inputs: Any, device: str = "cuda")
 
     >>> import torch
     >>> x = torch.empty(2**29, dtype=torch.float16, device="meta", requires_grad=True)
-    >>> found = trace_call(lambda x: 1 / (1 + torch.exp(-x)), x)
-    >>> [part / 2**30 for part in found.extra]  # in units of one tensor
+    >>> call = trace_call(lambda x: 1 / (1 + torch.exp(-x)), x)
+    >>> [part / 2**30 for part in call.extra]  # in units of one tensor
     [2.0, 3.0]
     """
     place = where(device)

@@ -110,12 +110,12 @@ def _compiled(text: str) -> Any:
 @contextmanager
 def _owned() -> Iterator[dict[int, tuple[str, torch.Tensor]]]:
     """The parameters and buffers of the modules that are made in its body, by storage. They are held until the end."""
-    found: dict[int, tuple[str, torch.Tensor]] = {}
+    owned: dict[int, tuple[str, torch.Tensor]] = {}
 
     def note(kind: str) -> Any:
         def registered(module: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
             if tensor is not None:
-                found[key(tensor)] = (f"{kind} {type(module).__name__}.{name}", tensor)
+                owned[key(tensor)] = (f"{kind} {type(module).__name__}.{name}", tensor)
 
         return registered
 
@@ -124,7 +124,7 @@ def _owned() -> Iterator[dict[int, tuple[str, torch.Tensor]]]:
         modules.register_module_buffer_registration_hook(note("buffer")),
     ]
     try:
-        yield found
+        yield owned
     finally:
         for handle in handles:
             handle.remove()

@@ -59,10 +59,10 @@ def function(target: str) -> Callable[[], Any]:
         raise ConfigError(f"{type(error).__name__}: {_first_line(error)}", file=str(file)) from error
     finally:
         sys.argv = arguments
-    found = getattr(module, name, None)
-    if not callable(found):
+    attribute = getattr(module, name, None)
+    if not callable(attribute):
         raise ConfigError(f"has no function {name!r}", file=str(file))
-    result: Callable[[], Any] = found
+    result: Callable[[], Any] = attribute
     return result
 
 

@@ -107,11 +107,11 @@ def trace(job: Traceable, device: str = "cuda", steps: int = STEPS, gpus: int | 
 
     >>> import torch
     >>> from loadgauge.trace.jobs import of_module
-    >>> found = trace(of_module(torch.nn.Linear(1024, 1024), torch.empty(64, 1024), optimizer="sgd"))
+    >>> result = trace(of_module(torch.nn.Linear(1024, 1024), torch.empty(64, 1024), optimizer="sgd"))
     >>> weights = 4 * (1024 * 1024 + 1024)
-    >>> found.peak.categories["weights"] == found.peak.categories["gradients"] == weights
+    >>> result.peak.categories["weights"] == result.peak.categories["gradients"] == weights
     True
-    >>> found.flops.total == 2 * 2 * 64 * 1024 * 1024  # the input needs no gradient
+    >>> result.flops.total == 2 * 2 * 64 * 1024 * 1024  # the input needs no gradient
     True
     """
     return record(job, device, steps, gpus, rank).trace

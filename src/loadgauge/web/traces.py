@@ -73,10 +73,10 @@ def _read(text: str, kind: type[Any], name: str, what: str) -> Any:
         raise ConfigError("is nested too deeply", file=name) from None
 
 
-def _plain(found: Found, name: str) -> dict[str, Any]:
+def _plain(document: Found, name: str) -> dict[str, Any]:
     """Convert to plain values, with the checks that apply when the page sends them back."""
     try:
-        return msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(found), Found))  # type: ignore[no-any-return]
+        return msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(document), Found))  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:
         raise ConfigError(f"cannot be drawn: {error}", file=name) from None
 

@@ -85,10 +85,10 @@ class Chunk(nn.Module):
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         """Runs the layers of the chunk."""
         with self.autocast():
-            found: Any = self.model(
+            output: Any = self.model(
                 **{"input_ids" if self.first else "inputs_embeds": given, "position_ids": self.positions}
             )
-        result: torch.Tensor = found.logits if self.last else found
+        result: torch.Tensor = output.logits if self.last else output
         return result
 
 

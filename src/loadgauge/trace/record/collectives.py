@@ -34,12 +34,12 @@ class Sum(msgspec.Struct, frozen=True):
 
 def sum_by_kind(calls: Iterable[Collective]) -> tuple[Sum, ...]:
     """Sums calls and bytes by kind and group size, most bytes first."""
-    found: dict[tuple[str, int], list[int]] = {}
+    totals: dict[tuple[str, int], list[int]] = {}
     for call in calls:
-        entry = found.setdefault((call.kind, call.ranks), [0, 0])
+        entry = totals.setdefault((call.kind, call.ranks), [0, 0])
         entry[0] += 1
         entry[1] += call.payload
-    sums = [Sum(kind, ranks, calls, payload) for (kind, ranks), (calls, payload) in found.items()]
+    sums = [Sum(kind, ranks, calls, payload) for (kind, ranks), (calls, payload) in totals.items()]
     return tuple(sorted(sums, key=lambda one: (-one.payload, one.kind)))
 
 
