@@ -34,14 +34,14 @@ def command(device: str, gpu: str | None, output: str | None, as_json: bool) -> 
     if output is not None and not Path(output).resolve().parent.is_dir():
         raise click.UsageError(f"--output: no such folder: {Path(output).parent}")
     with join_ranks(device) as rank:
-        found = calibrate(device, None if gpu is None else known(gpu))
+        calibration = calibrate(device, None if gpu is None else known(gpu))
     if rank:
         return
     if output is not None:
-        Path(output).write_text(text(found), encoding="utf-8")
+        Path(output).write_text(text(calibration), encoding="utf-8")
     if as_json:
         from loadgauge.report.table import document
 
-        document(found)
+        document(calibration)
     elif output is None:
-        click.echo(text(found), nl=False)
+        click.echo(text(calibration), nl=False)

@@ -23,7 +23,7 @@ SHORT = {"peak of forward and backward": "peak fwd + bwd", "peak of the optimize
 @click.command("compare", cls=TorchCommand)
 @click.argument("target")
 @click.option(
-    "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True, help="What the trace stands for."
+    "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True, help="Device to simulate."
 )
 @job_options(STEP)
 @click.option(
@@ -46,16 +46,16 @@ def command(target: str, as_json: bool, device: str, layers: int | None, measure
 
     job = make_job(target, **given)
     TorchRun.of(job)  # raises in this process
-    found = in_child(compare_request, Request(job, device, layers), measure=measure or "", timed=0)
+    comparison = in_child(compare_request, Request(job, device, layers), measure=measure or "", timed=0)
     if as_json:
         from loadgauge.report.table import document
 
-        document(found)
+        document(comparison)
     else:
-        _report(found)
+        _report(comparison)
 
 
-def _report(found: Comparison) -> None:
+def _report(comparison: Comparison) -> None:
     from loadgauge.report.table import Column, console, draw, heading, points
 
     target = console()
@@ -65,30 +65,34 @@ def _report(found: Comparison) -> None:
             _number(row.trace, row.unit), _share(row.formula, row.trace),
             _number(row.measured, row.unit), _share(row.trace, row.measured),
         ]
-        for row in found.rows
+        for row in comparison.rows
     ]  # fmt: skip
     columns = [Column(""), *(Column(name, "right") for name in ("formula", "trace", "", "measured", ""))]
-    ways = f"formula, trace as on {found.device}"
-    if found.measured_on:
-        ways += f", measured on {found.measured_on}"
+    ways = f"formula, trace as on {comparison.device}"
+    if comparison.measured_on:
+        ways += f", measured on {comparison.measured_on}"
     else:
         rows, columns = [row[:4] for row in rows], columns[:4]
-    draw(target, columns, rows, title=f"{found.target}: {ways}; percent: against the column to the left")
-    heading(target, "Differences over 1 %, by operation" if found.differences else "No difference is over 1 %")
-    for one in found.differences:
+    draw(target, columns, rows, title=f"{comparison.target}: {ways}; percent: against the column to the left")
+    heading(target, "Differences over 1 %, by operation" if comparison.differences else "No difference is over 1 %")
+    for one in comparison.differences:
         points(target, [_difference(one)])
         points(target, _why(one), mark=" " * 4)
-    if found.hidden:
+    if comparison.hidden:
         heading(target, "Hidden from tracers: to be added on a GPU")
         points(
-            target, [f"{_number(one.nbytes, 'bytes')}: {one.name} ({_range(one)}; {one.basis})" for one in found.hidden]
+            target,
+            [
+                f"{_number(line.nbytes, 'bytes')}: {line.name} ({_range(line)}; {line.basis})"
+                for line in comparison.hidden
+            ],
         )
-    heading(target, "Not counted by the trace" + (" or the measurement" if found.measured_on == "cpu" else ""))
-    points(target, found.not_counted)
-    if found.real is not None and found.real.scratch:
+    heading(target, "Not counted by the trace" + (" or the measurement" if comparison.measured_on == "cpu" else ""))
+    points(target, comparison.not_counted)
+    if comparison.real is not None and comparison.real.scratch:
         from loadgauge.cli.measure import scratch_note
 
-        points(target, [scratch_note(found.real.scratch, found.real.scratch_ops)])
+        points(target, [scratch_note(comparison.real.scratch, comparison.real.scratch_ops)])
 
 
 def _range(one: Hidden) -> str:

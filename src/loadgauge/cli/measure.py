@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MOST_MODULES, MOST_OPS = 15, 8
 PEAKS = {"fp32": "tf32", "bf16-pure": "bf16", "bf16-autocast": "bf16", "fp16-autocast": "fp16"}
-"""Which peak of a GPU a precision can reach; PyTorch uses TF32 only where it is told to."""
+"""The peak FLOP/s of a GPU that a precision can reach; PyTorch uses TF32 only on request."""
 
 
 @click.command("measure", cls=TorchCommand)
@@ -48,53 +48,56 @@ def command(
     precision = TorchRun.of(job).training.precision.name
     peak = None if gpu is None else find_gpu(gpu).peak(PEAKS[precision])
     request = Request(job, device, layers)
-    found = in_child(measure_request, request, script_output(target, as_json), timed=steps)
+    measured = in_child(measure_request, request, script_output(target, as_json), timed=steps)
     if as_json:
         import msgspec
 
         from loadgauge.report.table import document
 
-        more = {"step": found.step, "flops_per_second": found.flops_per_second, "overhead": found.overhead}
-        document({**msgspec.to_builtins(found), **more, "mfu": found.mfu(peak) if peak else None})
+        more = {"step": measured.step, "flops_per_second": measured.flops_per_second, "overhead": measured.overhead}
+        document({**msgspec.to_builtins(measured), **more, "mfu": measured.mfu(peak) if peak else None})
     else:
-        _report(found, peak)
+        _report(measured, peak)
 
 
-def _report(found: MeasuredSteps, peak: float | None) -> None:
+def _report(measured: MeasuredSteps, peak: float | None) -> None:
     from loadgauge.report.table import Column, console, draw, heading, points
 
     target = console()
-    target.print(f"PEAK  {found.peak / GIB:,.3f} GiB on {found.device} (PyTorch {found.torch})")
-    sizes = {"forward and backward, at most": found.backward_peak, "optimizer step, at most": found.step_peak}
-    sizes |= found.states
-    if found.reserved is not None and found.device_total is not None:
-        sizes |= {"reserved by the allocator": found.reserved, "on the device, of all processes": found.device_total}
+    target.print(f"PEAK  {measured.peak / GIB:,.3f} GiB on {measured.device} (PyTorch {measured.torch})")
+    sizes = {"forward and backward, at most": measured.backward_peak, "optimizer step, at most": measured.step_peak}
+    sizes |= measured.states
+    if measured.reserved is not None and measured.device_total is not None:
+        sizes |= {
+            "reserved by the allocator": measured.reserved,
+            "on the device, of all processes": measured.device_total,
+        }
     rows = [[f"{nbytes / GIB:,.3f}", name] for name, nbytes in sizes.items()]
     draw(target, [Column("GiB", "right"), Column("allocated")], rows, title="What it takes")
-    if found.held:
+    if measured.held:
         rows = [
-            [f"{nbytes / MIB:,.1f}", f"{nbytes / found.peak:.0%}", op]
-            for op, nbytes in list(found.by_op().items())[:MOST_OPS]
+            [f"{nbytes / MIB:,.1f}", f"{nbytes / measured.peak:.0%}", op]
+            for op, nbytes in list(measured.by_op().items())[:MOST_OPS]
         ]
         columns = [Column("MiB", "right"), Column("", "right"), Column("made by")]
         draw(target, columns, rows, title="Alive at the peak, beside what was made before the training")
-    if found.scratch:
-        points(target, [f"not counted: {scratch_note(found.scratch, found.scratch_ops)}"])
+    if measured.scratch:
+        points(target, [f"not counted: {scratch_note(measured.scratch, measured.scratch_ops)}"])
     heading(target, "Work")
-    again = "" if found.flops == found.model_flops else f", {flops(found.model_flops)} of them the model's"
-    work = [f"FLOPs of a step: {flops(found.flops)}{again}"]
-    if found.step and found.flops_per_second:
-        share = found.mfu(peak) if peak else None
+    again = "" if measured.flops == measured.model_flops else f", {flops(measured.model_flops)} of them the model's"
+    work = [f"FLOPs of a step: {flops(measured.flops)}{again}"]
+    if measured.step and measured.flops_per_second:
+        share = measured.mfu(peak) if peak else None
         mfu = "" if share is None else f", MFU {share:.1%}" if share >= 0.001 else f", MFU {share:.1e}"
         work.append(
-            f"a step takes {found.step:.3g} s (median of {len(found.seconds)}), {flops(found.flops_per_second)}/s{mfu}"
+            f"a step takes {measured.step:.3g} s (median of {len(measured.seconds)}), {flops(measured.flops_per_second)}/s{mfu}"
         )
-    if found.overhead is not None:
-        cost = f"{found.overhead:+.0%}" if found.overhead > 0 else "no more"
-        work.append(f"with the instruments that take memory it took {found.watched:.3g} s ({cost})")
-    work += [f"FLOPs of {name} are not counted" for name in found.uncounted]
+    if measured.overhead is not None:
+        cost = f"{measured.overhead:+.0%}" if measured.overhead > 0 else "no more"
+        work.append(f"with the instruments that take memory it took {measured.watched:.3g} s ({cost})")
+    work += [f"FLOPs of {name} are not counted" for name in measured.uncounted]
     points(target, work)
-    ordered = sorted(found.modules.items(), key=lambda item: -item[1].peak)
+    ordered = sorted(measured.modules.items(), key=lambda item: -item[1].peak)
     if not ordered:
         return
     rows = [[f"{use.peak / MIB:,.2f}", f"{use.persistent / MIB:,.2f}", name] for name, use in ordered[:MOST_MODULES]]

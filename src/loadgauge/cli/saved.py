@@ -60,14 +60,14 @@ def command(expression: str, as_json: bool, **given: Any) -> None:
         shapes={name: given[name] for name in ("x", "y", "z") if given[name] is not None},
         device=given["device"],
     )
-    found = saved_by_expression(expression, inputs)
+    saved = saved_by_expression(expression, inputs)
     if as_json:
-        _document(expression, found)
+        _document(expression, saved)
     else:
-        _report(found)
+        _report(saved)
 
 
-def _document(expression: str, found: Saved) -> None:
+def _document(expression: str, saved: Saved) -> None:
     import torch
 
     from loadgauge.report.table import document
@@ -76,34 +76,34 @@ def _document(expression: str, found: Saved) -> None:
         {
             "expression": expression,
             "torch": str(torch.__version__),
-            "total": found.total,
-            "beyond_result": found.beyond_result,
-            "of_parameters": found.of_parameters,
-            "tensors": found.tensors,
-            "storages": found.storages,
-            "made_again": [{"node": node, "field": field} for node, field in found.made_again],
+            "total": saved.total,
+            "beyond_result": saved.beyond_result,
+            "of_parameters": saved.of_parameters,
+            "tensors": saved.tensors,
+            "storages": saved.storages,
+            "made_again": [{"node": node, "field": field} for node, field in saved.made_again],
         }
     )
 
 
-def _report(found: Saved) -> None:
+def _report(saved: Saved) -> None:
     import torch
 
     from loadgauge.report.table import Column, console, draw, points
 
     target = console()
-    beside = [storage for storage in found.storages if storage.owner in ("", "result")]
+    beside = [storage for storage in saved.storages if storage.owner in ("", "result")]
     several = f"{len(beside)} storage{'' if len(beside) == 1 else 's'}"
-    target.print(f"KEPT  {found.total:,} bytes in {several}, beside inputs and parameters")
+    target.print(f"KEPT  {saved.total:,} bytes in {several}, beside inputs and parameters")
     rows = [
         [
-            f"{one.node}.{one.field}",
-            "x".join(str(size) for size in one.shape) or "scalar",
-            one.dtype,
-            f"{one.nbytes:,}",
-            f"{one.storage}: {one.owner}" if one.owner else f"{one.storage}",
+            f"{tensor.node}.{tensor.field}",
+            "x".join(str(size) for size in tensor.shape) or "scalar",
+            tensor.dtype,
+            f"{tensor.nbytes:,}",
+            f"{tensor.storage}: {tensor.owner}" if tensor.owner else f"{tensor.storage}",
         ]
-        for one in found.tensors
+        for tensor in saved.tensors
     ]
     columns = [
         Column("kept as"), Column("shape"), Column("dtype"), Column("bytes", "right"), Column("storage", wrap=True),
@@ -114,11 +114,11 @@ def _report(found: Saved) -> None:
     target.print()
     notes = []
     if any(storage.owner == "result" for storage in beside):
-        notes.append(f"without the result, which its reader holds anyway: {found.beyond_result:,} bytes")
-    if found.of_parameters:
-        notes.append(f"parameters and buffers that backward reads: {found.of_parameters:,} bytes")
-    if found.made_again:
-        names = ", ".join(f"{node}.{field}" for node, field in found.made_again)
-        notes.append(f"not kept, made again in backward: {names}")
+        notes.append(f"without the result, which its reader holds anyway: {saved.beyond_result:,} bytes")
+    if saved.of_parameters:
+        notes.append(f"parameters and buffers that backward reads: {saved.of_parameters:,} bytes")
+    if saved.made_again:
+        names = ", ".join(f"{node}.{field}" for node, field in saved.made_again)
+        notes.append(f"not kept, recomputed in backward: {names}")
     notes.append(f"names and sizes are those of PyTorch {torch.__version__}; its saved fields are private")
     points(target, notes)

@@ -37,7 +37,7 @@ SCARCE = 0.1
 @click.argument("file")
 @click.option("--gpu-index", default=0, show_default=True, type=Whole(0, 10**6), help="Which device of a snapshot.")
 @click.option(
-    "--model", metavar="MODEL", help="What was trained: changes are then estimated anew, with the flags of the run."
+    "--model", metavar="MODEL", help="What was trained: changes are then estimated too, with the flags of the run."
 )
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, in bytes.")
@@ -60,8 +60,13 @@ def command(file: str, gpu_index: int, model: str | None, as_json: bool, **flags
 
         if given is not None:
             document["changes"] = [
-                {"flags": one.flags, "note": one.note, "total": one.result.memory.total, "fits": one.result.memory.fits}
-                for one in changes
+                {
+                    "flags": change.flags,
+                    "note": change.note,
+                    "total": change.result.memory.total,
+                    "fits": change.result.memory.fits,
+                }
+                for change in changes
             ]
         printed(document)
     elif given is not None:
@@ -98,7 +103,10 @@ def _advise(given: Setup, changes: list[Tried]) -> None:
     heading(target, f"Estimated: {gib(memory.total)} at {memory.moment}, {memory.verdict} on {given.job.gpu}")
     points(
         target,
-        (f"{one.flags}: {gib(one.result.memory.total)}, {one.result.memory.verdict} ({one.note})" for one in changes),
+        (
+            f"{change.flags}: {gib(change.result.memory.total)}, {change.result.memory.verdict} ({change.note})"
+            for change in changes
+        ),
     )
     if not changes:
         points(target, ["no change that was tried makes it smaller"])
@@ -150,12 +158,12 @@ def _trace(path: Path, text: str, as_json: bool) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise ConfigError(f"is no trace: {error}", file=str(path)) from None
     _check(trace, path)
-    found = of_trace(trace)
+    findings = of_trace(trace)
     again = retrace(trace)
     if not as_json:
-        _causes(found)
+        _causes(findings)
         _again(trace, again)
-    document = {"causes": msgspec.to_builtins(found.causes), "parts": found.parts, "peak": trace.peak.total}
+    document = {"causes": msgspec.to_builtins(findings.causes), "parts": findings.parts, "peak": trace.peak.total}
     return {**document, "retraced": msgspec.to_builtins(again)}
 
 
@@ -163,7 +171,7 @@ def _check(trace: Trace, path: Path) -> None:
     """Raises ConfigError for bytes that cannot be."""
     sizes = [trace.allocated, trace.peak.total, trace.saved_nbytes, *trace.peak.categories.values()]
     sizes += [piece.nbytes for piece in trace.at_peak]
-    wrong = next((one for one in sizes if one < 0), None)
+    wrong = next((size for size in sizes if size < 0), None)
     if wrong is not None:
         raise ConfigError(f"is no trace: {wrong:,} bytes", file=str(path))
     if not trace.allocated:
@@ -181,25 +189,28 @@ def _again(trace: Trace, again: Sequence[Retraced]) -> None:
     draw(console(), columns, rows, title="Traced again, with other flags")
 
 
-def _causes(found: Findings) -> None:
+def _causes(findings: Findings) -> None:
     from loadgauge.report.table import Column, console, draw, heading, points
 
     target = console()
-    target.print(f"CAUSE  {found.causes[0].name}" if found.causes else "CAUSE  nothing stands out")
-    points(target, [f"{one.evidence}" for one in found.causes[:1]])
-    whole = max(1, sum(found.parts.values()))
-    rows = [[f"{nbytes / GIB:,.2f}", f"{nbytes / whole:.0%}", name] for name, nbytes in found.parts.items()
+    target.print(f"CAUSE  {findings.causes[0].name}" if findings.causes else "CAUSE  nothing stands out")
+    points(target, [f"{cause.evidence}" for cause in findings.causes[:1]])
+    whole = max(1, sum(findings.parts.values()))
+    rows = [[f"{nbytes / GIB:,.2f}", f"{nbytes / whole:.0%}", name] for name, nbytes in findings.parts.items()
             if nbytes >= LEAST * whole]  # fmt: skip
     draw(target, [Column("GiB", "right"), Column("", "right"), Column("what was held")], rows, title="At the peak")
-    replayed = any(one.leaves is not None for one in found.causes)
+    replayed = any(cause.leaves is not None for cause in findings.causes)
     if not replayed:
         heading(target, "What would free most, by what was held")
-        points(target, [f"up to {gib(one.frees)}: {one.name}; {one.remedy}" for one in found.causes[:MOST_CAUSES]])
+        points(
+            target,
+            [f"up to {gib(cause.frees)}: {cause.name}; {cause.remedy}" for cause in findings.causes[:MOST_CAUSES]],
+        )
         return
-    rows = [["" if one.leaves is None else f"{one.leaves / GIB:,.2f}", FITS[one.fits], f"{one.name}: {one.remedy}"]
-            for one in found.causes[:MOST_CAUSES]]  # fmt: skip
+    rows = [["" if cause.leaves is None else f"{cause.leaves / GIB:,.2f}", FITS[cause.fits], f"{cause.name}: {cause.remedy}"]
+            for cause in findings.causes[:MOST_CAUSES]]  # fmt: skip
     columns = [Column("peak, GiB", "right"), Column("fits"), Column("against", wrap=True)]
-    if all(one.fits is None for one in found.causes):  # nothing failed
+    if all(cause.fits is None for cause in findings.causes):  # nothing failed
         rows, columns = [[row[0], row[2]] for row in rows], [columns[0], columns[2]]
     draw(target, columns, rows, title="The same events with a remedy, replayed on a simulated allocator")
 
@@ -208,71 +219,73 @@ def _text(text: str, as_json: bool) -> dict[str, Any]:
     from loadgauge.oom.message import REMEDIES, parse
     from loadgauge.report.table import Column, console, draw, points
 
-    found: OutOfMemory = parse(text)
-    document = {**msgspec.structs.asdict(found), "cause": found.cause}
+    error: OutOfMemory = parse(text)
+    document = {**msgspec.structs.asdict(error), "cause": error.cause}
     if as_json:
         return document
     target = console()
-    target.print(f"CAUSE  {found.cause}")
+    target.print(f"CAUSE  {error.cause}")
     rows = [
         [gib(value), label] for label, value in (
-            ("tried to allocate", found.tried), ("the GPU has", found.capacity), ("free", found.free),
-            ("allowed to this process", found.allowed), ("allocated by PyTorch", found.allocated),
-            ("of that in private pools", found.pools), ("reserved by PyTorch, not allocated", found.idle),
-            ("by this process beside PyTorch", found.beside), ("by other processes", found.others or None),
+            ("tried to allocate", error.tried), ("the GPU has", error.capacity), ("free", error.free),
+            ("allowed to this process", error.allowed), ("allocated by PyTorch", error.allocated),
+            ("of that in private pools", error.pools), ("reserved by PyTorch, not allocated", error.idle),
+            ("by this process beside PyTorch", error.beside), ("by other processes", error.others or None),
         ) if value is not None
     ]  # fmt: skip
     target.print()
     draw(target, [Column("", "right"), Column("what the error says")], rows)
     target.print()
-    notes = [REMEDIES[found.cause]]
-    if found.cause == "fragmentation" and found.allocated and found.idle is not None:
-        share = found.idle / (found.allocated + found.idle)
+    notes = [REMEDIES[error.cause]]
+    if error.cause == "fragmentation" and error.allocated and error.idle is not None:
+        share = error.idle / (error.allocated + error.idle)
         if share < SCARCE:
             notes.append(f"only {share:.0%} of what PyTorch holds lies idle: a little more, and the tensors do not fit")
-    if found.own is not None:
+    if error.own is not None:
         notes.append(
-            f"process {found.own} is this one: beside it there is no room for what PyTorch holds (in a container a"
+            f"process {error.own} is this one: beside it there is no room for what PyTorch holds (in a container a"
             " process does not know its own number)"
         )
-    notes += [f"contradiction in the error: {one}" for one in found.contradictions]
+    notes += [f"contradiction in the error: {contradiction}" for contradiction in error.contradictions]
     points(target, notes)
     return document
 
 
-def _snapshot(found: Snapshot, why: Findings, as_json: bool) -> dict[str, Any]:
+def _snapshot(snapshot: Snapshot, why: Findings, as_json: bool) -> dict[str, Any]:
     from loadgauge.report.table import Column, console, draw, points
 
-    document = {**msgspec.to_builtins(found), "causes": msgspec.to_builtins(why.causes), "parts": why.parts}
+    document = {**msgspec.to_builtins(snapshot), "causes": msgspec.to_builtins(why.causes), "parts": why.parts}
     if as_json:
         return document
     _causes(why)
     target = console()
-    target.print(f"\nPEAK  {gib(found.peak)} allocated at once, over {found.events:,} events")
+    target.print(f"\nPEAK  {gib(snapshot.peak)} allocated at once, over {snapshot.events:,} events")
     merged: dict[str, list[int]] = {}
-    for one in found.holders:
-        nbytes, blocks = merged.get(one.where, [0, 0])
-        merged[one.where] = [nbytes + one.nbytes, blocks + one.blocks]
+    for holder in snapshot.holders:
+        nbytes, blocks = merged.get(holder.where, [0, 0])
+        merged[holder.where] = [nbytes + holder.nbytes, blocks + holder.blocks]
     ordered = sorted(merged.items(), key=lambda item: -item[1][0])
     rows = [
-        [f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, found.peak):.0%}", f"{blocks:,}", where]
+        [f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, snapshot.peak):.0%}", f"{blocks:,}", where]
         for where, (nbytes, blocks) in ordered[:MOST_HOLDERS]
     ]
     rest = ordered[MOST_HOLDERS:]
     if rest:
         nbytes = sum(size for _, (size, _) in rest)
         blocks = sum(many for _, (_, many) in rest)
-        rows.append([f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, found.peak):.0%}", f"{blocks:,}", f"{len(rest)} more"])
+        rows.append(
+            [f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, snapshot.peak):.0%}", f"{blocks:,}", f"{len(rest)} more"]
+        )
     columns = [Column("GiB", "right"), Column("", "right"), Column("blocks", "right"), Column("held by", wrap=True)]
     draw(target, columns, rows, title="What was held at the peak, by line (--json: by stack)")
     target.print()
-    share = found.idle / found.reserved if found.reserved else 0
+    share = snapshot.idle / snapshot.reserved if snapshot.reserved else 0
     notes = [
-        f"at the end: {gib(found.allocated)} allocated of {gib(found.reserved)} reserved; {share:.0%} lies idle, in"
-        f" pieces of up to {gib(found.largest_idle)}"
+        f"at the end: {gib(snapshot.allocated)} allocated of {gib(snapshot.reserved)} reserved; {share:.0%} lies idle, in"
+        f" pieces of up to {gib(snapshot.largest_idle)}"
     ]
-    if found.failed:
-        pieces = "in pieces that are too small: fragmentation" if found.idle >= found.failed else "which is less"
-        notes.append(f"{gib(found.failed)} did not fit; idle were {gib(found.idle)}, {pieces}")
+    if snapshot.failed:
+        pieces = "in pieces that are too small: fragmentation" if snapshot.idle >= snapshot.failed else "which is less"
+        notes.append(f"{gib(snapshot.failed)} did not fit; idle were {gib(snapshot.idle)}, {pieces}")
     points(target, notes)
     return document

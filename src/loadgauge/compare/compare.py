@@ -1,4 +1,4 @@
-"""Formula, trace and measurement side by side, and every difference over one percent put down to operations.
+"""Formula, trace and measurement side by side, with every difference over one percent attributed to operations.
 
 What the list of operations keeps and what autograd keeps are matched tensor by tensor: first alike sizes in the same
 half of the same block, then sums (a view holds the storage of several), then alike sizes anywhere, then one tensor that is
@@ -31,7 +31,7 @@ HIDDEN = "hidden from tracers"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One quantity, three ways; None where a way does not tell. `unit`: bytes, FLOP or parameters."""
+    """One quantity by formula, trace and measurement; None where a source does not have it. `unit`: bytes or FLOP."""
 
     quantity: str
     unit: str
@@ -41,7 +41,10 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """What one operation has more of (`amount` above 0) or less than the way it is compared with."""
+    """How much more (or, negative, less) one operation has in the second source than in the first [bytes or FLOP].
+
+    where: the block or blocks; count: how many operations are summed
+    """
 
     op: str
     where: str
@@ -50,7 +53,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Two ways that differ: `amount` is the second less the first, and `causes` add up to it but for `unexplained`."""
+    """Two sources that differ by `amount`, second minus first; `causes` and `unexplained` add up to it. `share`: of the first."""
 
     quantity: str
     ways: tuple[str, str]
@@ -60,13 +63,15 @@ class Difference(msgspec.Struct, frozen=True):
 
     @property
     def unexplained(self) -> float:
-        """What no operation accounts for."""
+        """The part of `amount` that no operation accounts for [the unit of the row]."""
         return self.amount - sum(cause.amount for cause in self.causes)
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The table, and why its columns differ. `measured_on`: the device, or "" without a measurement. `hidden`: memory of
-    CUDA that no tracer sees, line by line."""
+    """The table of quantities, and why its columns differ.
+
+    measured_on: the device, or "" without a measurement; hidden: CUDA memory that no tracer sees, line by line
+    """
 
     target: str
     device: str
@@ -98,8 +103,10 @@ def compare(job: ConfigJob, device: str = "cuda", measure: str = "", timed: int 
         ):
             if first is None or second is None or abs(second - first) <= TOLERANCE * abs(first):
                 continue
-            found = tuple(why()) if why else ()
-            differences.append(Difference(row.quantity, ways, second - first, (second - first) / max(1, first), found))
+            explained = tuple(why()) if why else ()
+            differences.append(
+                Difference(row.quantity, ways, second - first, (second - first) / max(1, first), explained)
+            )
 
     for row, causes, more in _rows(formula, traced, taken):
         add(row, causes, more)
@@ -129,19 +136,19 @@ Causes = Callable[[], list[Cause]]
 def _rows(formula: Formula, traced: Recorded, taken: MeasuredSteps | None) -> list[tuple[Row, Causes, Causes | None]]:
     trace, stream = traced.trace, traced.stream
     parts = formula.estimate.memory
-    found: list[tuple[Row, Causes, Causes | None]] = []
+    rows: list[tuple[Row, Causes, Causes | None]] = []
     states = {name: _highest(stream, name) for name in STATES}
     for category, part in STATES.items():
         predicted = max(moment.parts[part] for moment in parts.moments)
         row = Row(category, "bytes", predicted, states[category], taken.states.get(category) if taken else None)
-        found.append((row, list, None))
+        rows.append((row, list, None))
     listed, kept = formula.saved(), saved_lines(traced)
-    row = Row("saved for backward", "bytes", sum(one.nbytes for one in listed), sum(one.nbytes for one in kept))
-    found.append((row, lambda: match(listed, kept), None))
+    row = Row("saved for backward", "bytes", sum(line.nbytes for line in listed), sum(one.nbytes for one in kept))
+    rows.append((row, lambda: match(listed, kept), None))
     counted, done = formula.flops(), _flop_lines(traced)
-    row = Row("FLOPs of a step", "FLOP", sum(one.nbytes for one in counted), sum(one.nbytes for one in done),
+    row = Row("FLOPs of a step", "FLOP", sum(one.nbytes for one in counted), sum(line.nbytes for line in done),
               None if taken is None else taken.flops)  # fmt: skip
-    found.append((row, lambda: by_part(counted, done), None))
+    rows.append((row, lambda: by_part(counted, done), None))
     for name, chosen in (("peak of forward and backward", False), ("peak of the optimizer step", True)):
         moments = [one for one in parts.moments if (one.phase is Phase.STEP) == chosen]
         moment = max(moments, key=lambda one: one.total - one.parts["outside"])
@@ -153,23 +160,23 @@ def _rows(formula: Formula, traced: Recorded, taken: MeasuredSteps | None) -> li
         row = Row(name, "bytes", moment.total - moment.parts["outside"], at.total, measured)
         causes = functools.partial(_at_peak, own, rest, stream, place)
         more = functools.partial(_measured_causes, stream, place, taken) if taken and not chosen else None
-        found.append((row, causes, more))
+        rows.append((row, causes, more))
     predicted = max(one.total - one.parts["outside"] for one in parts.moments)
     peak = Row("peak", "bytes", predicted, trace.peak.total, None if taken is None else taken.peak)
-    largest = max(found[-2:], key=lambda one: one[0].trace or 0)
+    largest = max(rows[-2:], key=lambda one: one[0].trace or 0)
     lower = int(predicted - (largest[0].formula or 0))
 
     def of_peak() -> list[Cause]:
         moved = [Cause(f"the formula's peak is not the {largest[0].quantity.removeprefix('peak of the ')}", "", -lower)]
         return [*(moved if lower else []), *largest[1]()]
 
-    found.append((peak, of_peak, largest[2]))
+    rows.append((peak, of_peak, largest[2]))
     if trace.hidden:
         outside = parts.moments[0].parts["outside"]
-        seen = [one for one in trace.hidden if one.where == "allocated"]
-        row = Row(HIDDEN, "bytes", outside, sum(one.nbytes for one in trace.hidden))
-        found.append((row, lambda: [Cause(one.name, "", one.nbytes) for one in seen], None))
-    return found
+        seen = [line for line in trace.hidden if line.where == "allocated"]
+        row = Row(HIDDEN, "bytes", outside, sum(line.nbytes for line in trace.hidden))
+        rows.append((row, lambda: [Cause(one.name, "", one.nbytes) for one in seen], None))
+    return rows
 
 
 # -- the trace, as lines -----------------------------------------------------------------------------------------------
@@ -183,28 +190,30 @@ def place_of(module: str) -> tuple[str, str]:
     >>> place_of("lm_head")
     ('ends', 'head')
     """
-    found = re.search(r"(?:^|\.)(\d+)(?:\.(.*))?$", re.sub(r"(\.\d+\..*?)\.\d+(?=\.|$)", r"\1", module))
-    if found is None:
+    block = re.search(r"(?:^|\.)(\d+)(?:\.(.*))?$", re.sub(r"(\.\d+\..*?)\.\d+(?=\.|$)", r"\1", module))
+    if block is None:
         if re.search(r"norm|ln_", module.rpartition(".")[2], re.IGNORECASE):
             return END, "norm"
         return END, "embedding" if re.search(r"emb|wte|wpe", module) else "head"
-    rest = found[2] or ""
+    rest = block[2] or ""
     last = rest.rpartition(".")[2]
     if re.search(r"norm|^ln_", last, re.IGNORECASE):
-        return BLOCK.format(found[1]), "norm"
-    return BLOCK.format(found[1]), "attention" if re.search(r"attn|attention|mixer|mamba", rest) else "mlp"
+        return BLOCK.format(block[1]), "norm"
+    return BLOCK.format(block[1]), "attention" if re.search(r"attn|attention|mixer|mamba", rest) else "mlp"
 
 
 def saved_lines(traced: Recorded) -> list[Line]:
-    """Storages that the graph keeps, inputs included, parameters not, each at the module that saved it first."""
-    found, seen = [], set()
-    for one in traced.trace.saved:
-        if one.storage in seen or one.owner not in ("", "inputs"):
+    """The storages that autograd keeps [bytes], inputs included, parameters not, each at the module that saved it first."""
+    result, seen = [], set()
+    for tensor in traced.trace.saved:
+        if tensor.storage in seen or tensor.owner not in ("", "inputs"):
             continue
-        seen.add(one.storage)
-        place, part = place_of(one.module)
-        found.append(Line(place, part, f"{one.node} keeps {one.field}{_in(one.module)}", one.storage_nbytes))
-    return found
+        seen.add(tensor.storage)
+        place, part = place_of(tensor.module)
+        result.append(
+            Line(place, part, f"{tensor.node} keeps {tensor.field}{_in(tensor.module)}", tensor.storage_nbytes)
+        )
+    return result
 
 
 def _flop_lines(traced: Recorded) -> list[Line]:
@@ -219,7 +228,7 @@ def _in(module: str) -> str:
 
 
 def match(listed: Sequence[Line], kept: Sequence[Line]) -> list[Cause]:
-    """What is on one side only. The amounts add up to the difference of the sums, to the byte.
+    """Matches two lists of sizes and returns what is on one side only; the amounts add up to the difference, to the byte.
 
     >>> a = [Line("block 0", "mlp", "up keeps x", 8), Line("block 0", "mlp", "down keeps y", 4)]
     >>> match(a, [Line("block 0", "mlp", "MmBackward0 keeps self", 8), Line("block 0", "mlp", "SiluBackward0", 6)])
@@ -232,7 +241,7 @@ def match(listed: Sequence[Line], kept: Sequence[Line]) -> list[Cause]:
     left, right = _alike(left, right, lambda one: one.nbytes)
     left, right = _made_of(left, right)
     right, left = _made_of(right, left)
-    return _causes([*((one, 1) for one in right), *((one, -1) for one in left)])
+    return _causes([*((line, 1) for line in right), *((line, -1) for line in left)])
 
 
 def _alike(left: list[Line], right: list[Line], key: Callable[[Line], object]) -> tuple[list[Line], list[Line]]:
@@ -242,11 +251,11 @@ def _alike(left: list[Line], right: list[Line], key: Callable[[Line], object]) -
     def rest(lines: list[Line]) -> list[Line]:
         taken = Counter(common)
         kept = []
-        for one in lines:
-            if taken[key(one)]:
-                taken[key(one)] -= 1
+        for line in lines:
+            if taken[key(line)]:
+                taken[key(line)] -= 1
             else:
-                kept.append(one)
+                kept.append(line)
         return kept
 
     return rest(left), rest(right)
@@ -259,7 +268,7 @@ def _sums(left: list[Line], right: list[Line]) -> tuple[list[Line], list[Line]]:
         for one in lines:
             groups[one.place, one.part] += sign * one.nbytes
     open_ = {group for group, rest in groups.items() if rest}
-    return [one for one in left if one[:2] in open_], [one for one in right if one[:2] in open_]
+    return [line for line in left if line[:2] in open_], [line for line in right if line[:2] in open_]
 
 
 def _made_of(wholes: list[Line], pieces: list[Line]) -> tuple[list[Line], list[Line]]:
@@ -280,7 +289,7 @@ def _made_of(wholes: list[Line], pieces: list[Line]) -> tuple[list[Line], list[L
 
 
 def by_part(listed: Sequence[Line], done: Sequence[Line]) -> list[Cause]:
-    """Differences of the sums by half of a block, named by the operations that differ; alike blocks together."""
+    """Differences of the sums over each half of a block, named by the operations that differ; similar blocks are merged."""
     left, right = _alike(list(listed), list(done), lambda one: (one.place, one.part, one.nbytes))
     sums: dict[tuple[str, str], int] = defaultdict(int)
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -297,12 +306,12 @@ def _causes(lines: Iterable[tuple[Line, int]]) -> list[Cause]:
     groups: dict[tuple[str, int], list[Line]] = defaultdict(list)
     for one, sign in lines:
         groups[re.sub(r"\.\d+(?=\.|$)", ".*", one.op), sign].append(one)
-    found = []
+    result = []
     for (op, sign), members in groups.items():
-        places = list(dict.fromkeys(one.place for one in members))
+        places = list(dict.fromkeys(line.place for line in members))
         where = places[0] if len(places) == 1 else f"{places[0]} to {places[-1].removeprefix('block ')}"
-        found.append(Cause(op, where, sign * sum(one.nbytes for one in members), len(members)))
-    return sorted(found, key=lambda cause: -abs(cause.amount))
+        result.append(Cause(op, where, sign * sum(line.nbytes for line in members), len(members)))
+    return sorted(result, key=lambda cause: -abs(cause.amount))
 
 
 # -- peaks -------------------------------------------------------------------------------------------------------------
@@ -359,9 +368,9 @@ def _merged(causes: list[Cause]) -> list[Cause]:
     groups: dict[tuple[str, str], list[Cause]] = defaultdict(list)
     for cause in causes:
         groups[cause.op, re.sub(r"\.\d+(?=\.|$)", ".*", cause.where)].append(cause)
-    found = [Cause(op, where, sum(one.amount for one in members), sum(one.count for one in members))
+    result = [Cause(op, where, sum(line.amount for line in members), sum(line.count for line in members))
              for (op, where), members in groups.items()]  # fmt: skip
-    return sorted(found, key=lambda cause: -abs(cause.amount))
+    return sorted(result, key=lambda cause: -abs(cause.amount))
 
 
 def _measured_causes(stream: Stream, place: int, taken: MeasuredSteps) -> list[Cause]:
@@ -373,5 +382,5 @@ def _measured_causes(stream: Stream, place: int, taken: MeasuredSteps) -> list[C
         if piece.category not in (WEIGHTS, INPUTS):
             name = f"{piece.op} ({piece.category}), traced"
             mine += [Line(*place_of(piece.module), name, piece.nbytes // piece.count)] * piece.count
-    theirs = [Line(*place_of(one.module), f"{one.op}, measured", one.nbytes) for one in taken.held]
+    theirs = [Line(*place_of(block.module), f"{block.op}, measured", block.nbytes) for block in taken.held]
     return match(mine, theirs)

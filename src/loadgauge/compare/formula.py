@@ -1,4 +1,4 @@
-"""What the list of operations says of a job that is also traced and measured: the same model, settings and moment."""
+"""The estimate, layer by layer, of a job that is also traced and measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK, END = "block {}", "ends"
 
 
 class Line(NamedTuple):
-    """Something of some size: `place` is a block or what stands around the blocks, `part` a half of it, `op` who."""
+    """A tensor [bytes] or an operation [FLOP]. `place`: the block, or the ends of the model; `part`: the half of the block."""
 
     place: str
     part: str
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
 
 class Formula:
-    """A job as `estimate` and the layers see it."""
+    """The estimate of a traced job, and its layers. Raises NotModelled for what has no formula."""
 
     def __init__(self, config: Any, run: TorchRun) -> None:
         if run.keep:
@@ -46,7 +46,7 @@ class Formula:
         return estimate(self.spec, self.layout, self.training)
 
     def layers(self) -> Iterator[tuple[str, Layer, Recompute]]:
-        """Every layer of the model in order, and what of it runs again: (its place, the layer, the operations)."""
+        """Every layer of the model in order, and the operations of it that are recomputed: (place, layer, operations)."""
         blocks = [block_layer(block, self.spec.hidden_size, self.view) for block in self.spec.blocks]
         again = [applied(self.policy, layer) if self.policy.mode != "none" else NOTHING for layer in blocks]
         yield END, embedding_layer(self.spec, self.view), NOTHING
@@ -56,8 +56,8 @@ class Formula:
         yield END, head_layer(self.spec, self.view), NOTHING
 
     def saved(self) -> list[Line]:
-        """The tensors that are kept for backward, at the operation that keeps each first."""
-        found = []
+        """The tensors kept for backward [bytes], each at the operation that keeps it first."""
+        result = []
         for place, layer, again in self.layers():
             keeper: dict[str, str] = {}
             for operation in layer:
@@ -65,21 +65,21 @@ class Formula:
                     keeper.setdefault(tensor.name, operation.name)
             for tensor in layer.kept(again):
                 op = keeper.get(tensor.name, tensor.name)
-                found.append(Line(place, _part(op), f"{op} keeps {tensor.name}", int(tensor.nbytes)))
+                result.append(Line(place, _part(op), f"{op} keeps {tensor.name}", int(tensor.nbytes)))
         masks = int(mask_bytes(self.spec, self.view)) if self.policy.mode == "full" else 0
         if masks:
-            found.append(Line(END, "attention", "checkpoints keep the mask", masks))
-        return found
+            result.append(Line(END, "attention", "checkpoints keep the mask", masks))
+        return result
 
     def flops(self) -> list[Line]:
-        """FLOPs of a step by operation, those included that run again."""
-        found = []
+        """FLOPs of a step by operation, recomputation included."""
+        result = []
         for place, layer, again in self.layers():
             for one in layer:
                 flops = one.forward_flops * (2 if one.name in again else 1) + one.backward_flops + one.rerun_flops
                 if flops:
-                    found.append(Line(place, _part(one.name), one.name, int(flops * self.run.accumulate)))
-        return found
+                    result.append(Line(place, _part(one.name), one.name, int(flops * self.run.accumulate)))
+        return result
 
 
 def _part(operation: str) -> str:

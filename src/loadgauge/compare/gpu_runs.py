@@ -33,7 +33,7 @@ TIMED = 5
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A training: a model of the catalogue with so many of its layers, and how it is trained."""
+    """A training: a model of the catalogue, its number of layers, and how it is trained."""
 
     job: Job
     layers: int
@@ -80,7 +80,7 @@ ON_CPU = (
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of a training, or why nothing did."""
+    """The comparison of a training, or the error that stopped it."""
 
     name: str
     comparison: Comparison | None = None
@@ -88,7 +88,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What `make gpu` writes."""
+    """The document that `make gpu` writes."""
 
     device: str
     gpu: str
@@ -108,16 +108,19 @@ def report(
     sizes: Sizes | None = None,
     timed: int = TIMED,
 ) -> Report:
-    """Calibrates, then runs every case in a process of its own. `card`: which GPU it is; None on a CPU."""
+    """Calibrates the device, then runs every case in a process of its own.
+
+    card: the GPU; None on a CPU. timed: steps of each case that are timed
+    """
     import transformers
 
     calibration = calibrate(device, card, sizes)
     outcomes, runs = [], []
     for number, case in enumerate(cases):
-        found = _ran(case, device, timed)
-        outcomes.append(found)
-        print(f"{case.name}: {found.error or 'done'}", file=sys.stderr, flush=True)
-        taken = None if found.comparison is None else found.comparison.real
+        outcome = _ran(case, device, timed)
+        outcomes.append(outcome)
+        print(f"{case.name}: {outcome.error or 'done'}", file=sys.stderr, flush=True)
+        taken = None if outcome.comparison is None else outcome.comparison.real
         if taken is not None and card is not None:
             runs.append(row(case, taken, card, number))
     return Report(
@@ -154,14 +157,14 @@ def row(case: Case, taken: MeasuredSteps, card: Gpu, number: int) -> dict[str, A
     }  # fmt: skip
 
 
-def write(found: Report, path: Path) -> None:
-    """The JSON, which `validate --runs` reads; and beside it the efficiencies, as a file for `data/calibration`."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
-    path.with_suffix(".toml").write_text(text(found.calibration), encoding="utf-8")
+def write(document: Report, path: Path) -> None:
+    """Writes the JSON, which `validate --runs` reads, and next to it the efficiencies as a file for `data/calibration`."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2))
+    path.with_suffix(".toml").write_text(text(document.calibration), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m loadgauge.compare.gpu_runs --gpu NAME FILE.json`; `--device cpu` tries the whole way out, with less."""
+    """`python -m loadgauge.compare.gpu_runs --gpu NAME FILE.json`; `--device cpu` tries it with less work."""
     parser = argparse.ArgumentParser(prog="loadgauge.compare.gpu_runs", description=main.__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--gpu", help="which GPU it is (`loadgauge gpus` lists them); default: by its name")
@@ -171,12 +174,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not given.file.resolve().parent.is_dir():
             raise ConfigError("no such folder", file=str(given.file.parent))
         if given.device == "cpu":
-            found = report(None, "cpu", ON_CPU, timed=1)
+            document = report(None, "cpu", ON_CPU, timed=1)
         elif not torch.cuda.is_available():
             raise ConfigError("there is no CUDA device here; --device cpu tries the whole way out, with less")
         else:
-            found = report(gpu(given.gpu) if given.gpu else find_gpu_by_name(torch.cuda.get_device_name()))
-        write(found, given.file)
+            document = report(gpu(given.gpu) if given.gpu else find_gpu_by_name(torch.cuda.get_device_name()))
+        write(document, given.file)
     except Error as error:
         print(f"loadgauge: {error}", file=sys.stderr)
         return 2

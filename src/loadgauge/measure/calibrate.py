@@ -65,26 +65,28 @@ def fit_efficiencies(
     taken: Sequence[Timing], *, peak: float, bandwidth: float, gpu: str = "", device: str = "cpu",
     multiprocessors: int = 132, fp8_peak: float | None = None, link: float | None = None,
 ) -> Calibration:  # fmt: skip
-    """The efficiencies that make the roofline give these times."""
-    found: dict[str, float] = {"launch": _of(taken, "launch", lambda one: one.seconds)}
-    found["memory"] = min(1.0, _of(taken, "copy", lambda one: one.nbytes / one.seconds / bandwidth))
+    """Fits the efficiencies with which the roofline reproduces these times."""
+    efficiencies: dict[str, float] = {"launch": _of(taken, "launch", lambda one: one.seconds)}
+    efficiencies["memory"] = min(1.0, _of(taken, "copy", lambda one: one.nbytes / one.seconds / bandwidth))
     for kind in ("flash2", "flash2_backward", "attention", "attention_backward"):
         if any(one.kind == kind for one in taken):
-            found[kind] = _of(taken, kind, lambda one: one.flops / one.seconds / peak)
-    moved = [_traffic(one, bandwidth * found["memory"]) for one in taken if one.kind in ("add", "mul", "silu", "gelu")]
-    found["traffic"] = _median(moved)
-    known = msgspec.structs.replace(DEFAULT, multiprocessors=multiprocessors, **found)
+            efficiencies[kind] = _of(taken, kind, lambda one: one.flops / one.seconds / peak)
+    moved = [
+        _traffic(one, bandwidth * efficiencies["memory"]) for one in taken if one.kind in ("add", "mul", "silu", "gelu")
+    ]
+    efficiencies["traffic"] = _median(moved)
+    known = msgspec.structs.replace(DEFAULT, multiprocessors=multiprocessors, **efficiencies)
     products = [one for one in taken if one.kind == "matmul"]
     fit, error = _products(products, known, peak, bandwidth)
-    found |= fit
+    efficiencies |= fit
     eights = [one for one in taken if one.kind == "matmul-fp8"]
     if eights and fp8_peak is not None:
-        found["fp8_matmul"] = _median([one.flops / one.seconds / fp8_peak for one in eights])
-    found |= _link([one for one in taken if one.kind == "all_reduce"], link)
-    measured = {"multiprocessors", "gpu", "basis", "date", "rows", *found}
+        efficiencies["fp8_matmul"] = _median([eight.flops / eight.seconds / fp8_peak for eight in eights])
+    efficiencies |= _link([one for one in taken if one.kind == "all_reduce"], link)
+    measured = {"multiprocessors", "gpu", "basis", "date", "rows", *efficiencies}
     rates = msgspec.structs.replace(
         DEFAULT, gpu=gpu or device, multiprocessors=multiprocessors, basis="measured", date=_today(),
-        rows=tuple(one.name for one in taken), **found,
+        rows=tuple(one.name for one in taken), **efficiencies,
     )  # fmt: skip
     return Calibration(
         rates=rates,
@@ -139,8 +141,10 @@ def _products(
 
 def _logs(products: Sequence[Timing], machine: Machine) -> list[float]:
     return [
-        math.log(gemm_seconds(Gemm(one.sizes["m"], one.sizes["n"], one.sizes["k"]), machine) / one.seconds)
-        for one in products
+        math.log(
+            gemm_seconds(Gemm(product.sizes["m"], product.sizes["n"], product.sizes["k"]), machine) / product.seconds
+        )
+        for product in products
     ]
 
 
@@ -150,20 +154,21 @@ def _link(reduced: Sequence[Timing], link: float | None) -> dict[str, float]:
         return {}
     ranks = reduced[0].sizes["ranks"]
     small, large = min(reduced, key=lambda one: one.nbytes), max(reduced, key=lambda one: one.nbytes)
-    found = {"inner_latency": small.seconds / (2 * (ranks - 1))}
+    result = {"inner_latency": small.seconds / (2 * (ranks - 1))}
     if link is not None:
-        found["inner_link"] = min(1.0, large.nbytes / max(1e-12, large.seconds - small.seconds) / link)
-    return found
+        result["inner_link"] = min(1.0, large.nbytes / max(1e-12, large.seconds - small.seconds) / link)
+    return result
 
 
-def text(found: Calibration) -> str:
-    """The efficiencies as the TOML that `rates` reads."""
-    known = found.rates
+def text(calibration: Calibration) -> str:
+    """The efficiencies as TOML, which `spec.calibration` reads."""
+    known = calibration.rates
     lines = [
-        f"# Efficiencies of {found.device}, by `loadgauge calibrate`: PyTorch {found.torch}, CUDA {found.cuda or 'none'}.",
-        f"# Shares of {found.peak / 1e12:.4g} TFLOP/s and {found.bandwidth / 1e9:.4g} GB/s. Of the time of the matrix"
-        f" products, these are off by {math.expm1(found.error):.1%} on average.",
-        f"# Defaults, not measured here: {', '.join(found.kept)}.",
+        f"# Efficiencies of {calibration.device}, by `loadgauge calibrate`: PyTorch {calibration.torch},"
+        f" CUDA {calibration.cuda or 'none'}.",
+        f"# Shares of {calibration.peak / 1e12:.4g} TFLOP/s and {calibration.bandwidth / 1e9:.4g} GB/s. Of the time of the matrix"
+        f" products, these are off by {math.expm1(calibration.error):.1%} on average.",
+        f"# Defaults, not measured here: {', '.join(calibration.kept)}.",
     ]
     for name in Rates.__struct_fields__:
         value = getattr(known, name)

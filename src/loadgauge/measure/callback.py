@@ -17,7 +17,7 @@ from loadgauge.trace.record.observe import Observer
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What a training took. `seconds`: of each step without an instrument; FLOPs are those of one step of one rank.
+    """Time, FLOPs and memory of a training. `seconds`: of each step without an instrument; FLOPs are those of one step of one rank.
 
     `peak` is that of the step that was watched, on a CPU beside what was there before it, on CUDA in all [bytes].
     """
@@ -67,7 +67,7 @@ class MeasureCallback(TrainerCallback):
 
     @property
     def result(self) -> Measured:
-        """What was measured so far."""
+        """The measurements so far."""
         memory = None if self._recorder is None else self._recorder.result()
         step = sorted(self.seconds)[len(self.seconds) // 2] if self.seconds else None
         model = 0 if self.counter is None else self.counter.model
@@ -83,7 +83,7 @@ class MeasureCallback(TrainerCallback):
         )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Puts the instruments in place where this step is to be watched."""
+        """Starts the FLOP counter or the memory recorder if this step is to be measured."""
         if state.global_step == self.count_at:
             self.counter = self._open.enter_context(FlopCounter())
         elif state.global_step == self.watch_at:
@@ -96,7 +96,7 @@ class MeasureCallback(TrainerCallback):
             self._before = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Takes the instruments away; the time of a step that had none counts."""
+        """Stops the instruments; counts the time of a step that ran without any."""
         done = state.global_step - 1
         self._open.close()
         now = time.perf_counter()
@@ -105,19 +105,19 @@ class MeasureCallback(TrainerCallback):
         self._before = now
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Adds what is known to the log and to its history; reporters that come before have seen it without."""
-        found = self.result
-        if found.step is None:
+        """Adds `step_seconds`, `tflops` and `mfu` to the log and its history (reporters called earlier do not see them)."""
+        measured = self.result
+        if measured.step is None:
             return
-        more = {"step_seconds": found.step}
-        if found.flops_per_second:
-            more["tflops"] = found.flops_per_second / 1e12
-        if found.mfu is not None:
-            more["mfu"] = found.mfu
+        more = {"step_seconds": measured.step}
+        if measured.flops_per_second:
+            more["tflops"] = measured.flops_per_second / 1e12
+        if measured.mfu is not None:
+            more["mfu"] = measured.mfu
         for log in (logs, state.log_history[-1] if state.log_history else None):
             if log is not None:
                 log.update(more)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A training that ends in the middle leaves no instrument behind."""
+        """Stops the instruments if the training ends early."""
         self._open.close()

@@ -51,18 +51,18 @@ def profiler() -> profile:
 
 
 def events(stopped: profile) -> list[Event]:
-    """What a profiler saw, in order of time; scratch is marked as such."""
+    """The allocations and releases that a stopped profiler recorded, in order of time; scratch is marked."""
     kind = torch._C._profiler._EventType.Allocation
     results: Any = stopped.profiler
     waiting: list[tuple[Any, str, str, int]] = [
         (event, "", "", 0) for event in results.kineto_results.experimental_event_tree()
     ]
-    found = []
+    result = []
     while waiting:
         event, op, module, until = waiting.pop()
         what, fields = event.typed
         if what == kind:
-            found.append(Event(event.start_time_ns, fields.ptr or 0, fields.alloc_size, op, module, until))
+            result.append(Event(event.start_time_ns, fields.ptr or 0, fields.alloc_size, op, module, until))
             continue
         name = event.name
         if name.startswith(MODULE):
@@ -71,8 +71,8 @@ def events(stopped: profile) -> list[Event]:
             op = op or name
             until = until or (event.end_time_ns if is_kernel(name) else 0)
         waiting.extend((child, op, module, until) for child in event.children)
-    found.sort(key=lambda event: event.time)
-    return mark_scratch(found)
+    result.sort(key=lambda event: event.time)
+    return mark_scratch(result)
 
 
 @functools.cache
@@ -86,27 +86,27 @@ def is_kernel(name: str) -> bool:
     if "::" not in name:
         return False
     overloads = [one.overload_name for one in torch._C._jit_get_schemas_for_operator(name)]
-    names = [f"{name}.{one}" if one else name for one in overloads if not one.endswith("out")]
+    names = [f"{name}.{overload}" if overload else name for overload in overloads if not overload.endswith("out")]
     dispatched = [one for one in names if torch._C._dispatch_has_kernel(one)]  # others are TorchScript's
     composite = "CompositeImplicitAutograd"
     return any(not torch._C._dispatch_has_kernel_for_dispatch_key(one, composite) for one in dispatched)
 
 
 def mark_scratch(stream: Sequence[Event]) -> list[Event]:
-    """The events, those of scratch marked: allocated in a kernel and released before its end."""
-    found = list(stream)
+    """The same events, with `scratch` set where memory was allocated in a kernel and released before its end."""
+    result = list(stream)
     owners: dict[int, int] = {}
-    for number, event in enumerate(found):
+    for number, event in enumerate(result):
         if event.change > 0:
             owners[event.address] = number
-        elif (owner := owners.pop(event.address, None)) is not None and event.time <= found[owner].until:
-            found[owner] = found[owner]._replace(scratch=True)
-            found[number] = event._replace(scratch=True)
-    return found
+        elif (owner := owners.pop(event.address, None)) is not None and event.time <= result[owner].until:
+            result[owner] = result[owner]._replace(scratch=True)
+            result[number] = event._replace(scratch=True)
+    return result
 
 
 def tensors(stream: Sequence[Event]) -> list[Event]:
-    """The events without scratch: what the program's own tensors take.
+    """The events without scratch: those of the program's own tensors.
 
     >>> tensors(mark_scratch([Event(1, 10, 8, "aten::mm", "", 5), Event(2, 20, 64, "aten::mm", "", 5),
     ...                 Event(3, 20, -64, "aten::mm", "", 5), Event(9, 10, -8, "", "")]))[0].change
@@ -119,17 +119,17 @@ def ranges(stopped: profile) -> list[Range]:
     """The modules and phases that a profiler saw, in order of their beginnings."""
     results: Any = stopped.profiler
     waiting = list(results.kineto_results.experimental_event_tree())
-    found = []
+    result = []
     while waiting:
         event = waiting.pop()
         if event.name.startswith((MODULE, PHASE)):
-            found.append(Range(event.name, event.start_time_ns, event.end_time_ns))
+            result.append(Range(event.name, event.start_time_ns, event.end_time_ns))
         waiting.extend(event.children)
-    return sorted(found, key=lambda one: one.begin)
+    return sorted(result, key=lambda one: one.begin)
 
 
 class Live(NamedTuple):
-    """What was live when most was: `peak` and `end` are bytes above the start, `held` the allocations at the peak."""
+    """The allocations at the peak: `peak` and `end` are bytes above the start, `held` the allocations at the peak."""
 
     peak: int
     end: int
@@ -175,27 +175,27 @@ def _counted(event: Event, held: dict[int, Event]) -> int:
 
 
 class Use(NamedTuple):
-    """What a stretch of time took [bytes]: the most above its beginning, and what was left of it at its end."""
+    """Memory of a stretch of time above its beginning [bytes]: the maximum, and what remains at its end."""
 
     peak: int
     persistent: int
 
 
 def uses(stream: Sequence[Event], stretches: Sequence[Range]) -> dict[str, Use]:
-    """By name, the largest peak and the largest remainder of the stretches; stream and stretches in order of time."""
+    """The largest peak and the largest remainder of the stretches of each name [bytes]; both lists in order of time."""
     times = [event.time for event in stream]
     levels = [0]
     held: dict[int, Event] = {}
     for event in stream:
         levels.append(levels[-1] + _counted(event, held))
-    found: dict[str, Use] = {}
-    for one in stretches:
-        first, last = bisect.bisect_left(times, one.begin), bisect.bisect_right(times, one.end)
+    result: dict[str, Use] = {}
+    for stretch in stretches:
+        first, last = bisect.bisect_left(times, stretch.begin), bisect.bisect_right(times, stretch.end)
         peak = max(levels[first : last + 1]) - levels[first]
         left = levels[last] - levels[first]
-        before = found.get(one.name, Use(peak, left))
-        found[one.name] = Use(max(before.peak, peak), max(before.persistent, left))
-    return found
+        before = result.get(stretch.name, Use(peak, left))
+        result[stretch.name] = Use(max(before.peak, peak), max(before.persistent, left))
+    return result
 
 
 def _summed(pairs: Iterator[tuple[str, int]]) -> dict[str, int]:

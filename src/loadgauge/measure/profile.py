@@ -20,14 +20,14 @@ R = TypeVar("R")
 
 
 class Block:
-    """A block that is being measured; `usage` is there once it is over."""
+    """A measured block of code; `usage` is available after its end."""
 
     def __init__(self) -> None:
         self._usage: Usage | None = None
 
     @property
     def usage(self) -> Usage:
-        """What it took."""
+        """The memory and time of the block. Raises ConfigError before its end."""
         if self._usage is None:
             raise ConfigError("the block is not over: read its usage after the `with`")
         return self._usage
@@ -35,11 +35,12 @@ class Block:
 
 @contextmanager
 def measured(device: str | None = None, model: nn.Module | None = None) -> Iterator[Block]:
-    """Measures the code in its body.
+    """Measures the memory and time of the code in its body.
 
     On a CPU the truth is the allocator's own event stream (PyTorch's profiler: measured 10 % of a step of 0.45 s, and
     about a second once per process); on CUDA the allocator's own counters (no cost but a synchronization at both ends).
-    `model` tells the module of each allocation, on a CPU. Two blocks on a CPU cannot be nested.
+    `model` attributes each allocation to a module, on a CPU. Two blocks on a CPU cannot be nested. Raises ConfigError for an
+    unknown or missing device.
 
     >>> import torch
     >>> x = torch.ones(1024, requires_grad=True)
@@ -100,15 +101,15 @@ def _on_cpu(model: nn.Module | None) -> Iterator[Block]:
         yield block
         seconds = time.perf_counter() - start
     everything = events(observed)
-    found = live(tensors(everything))
+    memory = live(tensors(everything))
     block._usage = Usage(
         device="cpu",
-        persistent=found.end,
-        peak=found.peak,
+        persistent=memory.end,
+        peak=memory.peak,
         seconds=seconds,
-        by_op=found.by_op(),
-        by_module=found.by_module() if model is not None else {},
-        scratch=live(everything).peak - found.peak,
+        by_op=memory.by_op(),
+        by_module=memory.by_module() if model is not None else {},
+        scratch=live(everything).peak - memory.peak,
     )
 
 

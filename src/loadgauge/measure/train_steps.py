@@ -40,14 +40,14 @@ from loadgauge.trace.subprocess import Request
 
 
 class ModuleUse(msgspec.Struct, frozen=True):
-    """What the forward of a module takes beside what was there [bytes]: at most, and still after it."""
+    """Memory of the forward of a module above what was allocated before it [bytes]: the maximum, and what remains."""
 
     peak: int
     persistent: int
 
 
 class Held(msgspec.Struct, frozen=True):
-    """An allocation that was live at the peak of the steps."""
+    """An allocation that was live at the peak of the steps [bytes]."""
 
     op: str
     module: str
@@ -55,7 +55,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class MeasuredSteps(msgspec.Struct, frozen=True):
-    """What real steps took. Bytes are the allocator's, of all that the job has made; seconds are those of plain steps.
+    """Memory, time and FLOPs of real steps. Bytes are the allocator's, of the whole job; seconds are those of plain steps.
 
     On a CPU no figure includes the scratch of kernels, which depends on the CPU's instructions and on the library that
     computes: `scratch` is how much higher the allocator's own peak was with it (None on CUDA, where the counters cannot
@@ -87,15 +87,15 @@ class MeasuredSteps(msgspec.Struct, frozen=True):
 
     @property
     def overhead(self) -> float | None:
-        """What the instruments that take memory cost of a step, as a share of one without any."""
+        """The overhead of the memory instruments, as a share of a step without them."""
         return self.watched / self.step - 1 if self.watched and self.step else None
 
     def by_op(self) -> dict[str, int]:
         """Bytes at the peak by the operation that asked for them, largest first (on a CPU)."""
-        found: Counter[str] = Counter()
-        for one in self.held:
-            found[one.op] += one.nbytes
-        return dict(found.most_common())
+        result: Counter[str] = Counter()
+        for block in self.held:
+            result[block.op] += block.nbytes
+        return dict(result.most_common())
 
     @property
     def step(self) -> float | None:
@@ -105,7 +105,7 @@ class MeasuredSteps(msgspec.Struct, frozen=True):
 
     @property
     def flops_per_second(self) -> float | None:
-        """Model FLOP/s achieved."""
+        """Achieved model FLOP/s: model FLOPs of a step over its median time."""
         return self.model_flops / self.step if self.step else None
 
     def mfu(self, peak_flops: float) -> float | None:
@@ -114,7 +114,7 @@ class MeasuredSteps(msgspec.Struct, frozen=True):
 
 
 def measure_steps(job: Traceable, device: str = "cpu", timed: int = 3) -> MeasuredSteps:
-    """Runs a job's training: two steps for memory, one for FLOPs, one to warm up and `timed` ones for time.
+    """Measures a job's training: two steps for memory, one for FLOPs, one to warm up and `timed` ones for time.
 
     Raises ConfigError for a device that is not there, and whatever the job raises.
     """
@@ -182,11 +182,12 @@ class States:
         self.highest: dict[str, int] = {}
 
     def note(self, optimizer: torch.optim.Optimizer, buffers: list[Any]) -> None:
+        """Updates the largest sizes from an optimizer, its parameters and the model's buffers."""
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         states = [value for state in optimizer.state.values() for value in state.values()]
         for name, sized in (
             (WEIGHTS, [*parameters, *buffers]),
-            (GRADIENTS, [one.grad for one in parameters]),
+            (GRADIENTS, [parameter.grad for parameter in parameters]),
             (OPTIMIZER, states),
         ):
             storages = {}
@@ -232,19 +233,19 @@ class _OnCpu:
     def result(self) -> _Result:
         everything, stretches = events(self.profiler), ranges(self.profiler)
         stream = tensors(everything)
-        trained = [one for one in stretches if one.name == PHASE + "training"]
-        steps = [one for one in stretches if one.name == PHASE + STEP]
+        trained = [stretch for stretch in stretches if stretch.name == PHASE + "training"]
+        steps = [stretch for stretch in stretches if stretch.name == PHASE + STEP]
         outside = list(_between(trained, steps))
         backward = max((live(stream, one.begin, one.end) for one in outside), key=lambda one: one.peak)
         step = max(
             (live(stream, one.begin, one.end) for one in steps), key=lambda one: one.peak, default=Live(0, 0, ())
         )
         highest = max(backward, step, key=lambda one: one.peak)
-        found = uses(stream, [one for one in stretches if one.name.startswith(MODULE)])
-        named = {name.removeprefix(MODULE): ModuleUse(*use) for name, use in found.items()}
-        held = tuple(_held(one) for one in highest.held if one.time >= trained[0].begin)
+        module_uses = uses(stream, [stretch for stretch in stretches if stretch.name.startswith(MODULE)])
+        named = {name.removeprefix(MODULE): ModuleUse(*use) for name, use in module_uses.items()}
+        held = tuple(_held(block) for block in highest.held if block.time >= trained[0].begin)
         whole = max((live(everything, one.begin, one.end) for one in trained), key=lambda one: one.peak)
-        ops = tuple(dict.fromkeys(one.op for one in whole.held if one.scratch))
+        ops = tuple(dict.fromkeys(block.op for block in whole.held if block.scratch))
         return _Result(
             backward.peak, step.peak, named, held, scratch=whole.peak - highest.peak, scratch_ops=ops
         )  # fmt: skip
@@ -337,13 +338,13 @@ Recorder = _OnCpu | _OnCuda
 
 
 def recorder(device: str, before: int = 0) -> Recorder:
-    """What takes down memory on a device; `before`: bytes that were there, and are not the job's."""
+    """The memory recorder of a device. `before`: bytes allocated before the job."""
     return _OnCuda(before) if device == "cuda" else _OnCpu()
 
 
 @contextlib.contextmanager
 def watch_steps(observer: Observer, memory: Recorder, sizes: States) -> Iterator[None]:
-    """Marks forwards of modules and steps of optimizers."""
+    """Reports forwards of modules and steps of optimizers in its body to the recorder and the observer."""
     open_: list[Any] = []
     steps: list[Any] = []
     buffers: list[Any] = []

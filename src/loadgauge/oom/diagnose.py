@@ -2,7 +2,7 @@
 
 A snapshot has stacks, a trace has categories; both become `Parts`. Each cause has what its remedy would free, and they
 are ranked by that. What a remedy frees is a bound that the parts themselves give (of the k tensors that a layer keeps, a
-checkpoint keeps one), not a measured figure: with a config at hand, the changes are estimated anew.
+checkpoint keeps one), not a measured figure: with a config at hand, the changes are estimated.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Parts(msgspec.Struct, kw_only=True):
     free: int = 0
 
     def add(self, purpose: str, nbytes: int, place: tuple[str, ...] = ()) -> None:
-        """Puts bytes to a purpose, which is a field; `place` says who made an activation."""
+        """Adds bytes to a purpose (a field of this class); `place`: the stack of an activation."""
         if purpose == "kept":
             self.kept[place] += nbytes
         else:
@@ -86,11 +86,11 @@ class Parts(msgspec.Struct, kw_only=True):
 
     @property
     def activations(self) -> int:
-        """Those of the forward that is under way, without loss and scores."""
+        """Activations of the current forward, without loss and attention scores [bytes]."""
         return sum(self.kept.values())
 
     def table(self) -> dict[str, int]:
-        """By name, largest first."""
+        """Bytes by name of the purpose, largest first, without zeros."""
         rows = {
             "weights": self.weights, "gradients": self.gradients, "optimizer states": self.optimizer,
             "gathered from other ranks": self.gathered, "logits and loss": self.loss, "attention scores": self.scores,
@@ -120,21 +120,21 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """The causes, the likeliest first, and what was held by purpose."""
+    """The causes, the most likely first, and the bytes held by purpose."""
 
     causes: tuple[Cause, ...]
     parts: dict[str, int]
 
 
 def causes(parts: Parts) -> tuple[Cause, ...]:
-    """Every cause that the parts show, by what its remedy would free.
+    """The causes that the parts show, largest saving first.
 
-    >>> found = causes(Parts(weights=10, optimizer=80, loss=20))
-    >>> [(one.name, one.frees) for one in found[:2]]
+    >>> ranked = causes(Parts(weights=10, optimizer=80, loss=20))
+    >>> [(one.name, one.frees) for one in ranked[:2]]
     [('optimizer states', 60), ('logits and loss', 17)]
     """
-    found = [*_structural(parts), *_plain(parts)]
-    return tuple(sorted((one for one in found if one.frees > 0), key=lambda one: -one.frees))
+    result = [*_structural(parts), *_plain(parts)]
+    return tuple(sorted((one for one in result if one.frees > 0), key=lambda one: -one.frees))
 
 
 def _structural(parts: Parts) -> Iterable[Cause]:
@@ -219,7 +219,7 @@ def _kept_per_layer(kept: Counter[tuple[str, ...]]) -> int:
 
 
 def of_file(path: Path, device: int = 0) -> tuple[Snapshot, Findings]:
-    """What a snapshot file says of a device, and why. Raises ConfigError for whatever is no snapshot; runs nothing."""
+    """Reads a snapshot file and finds the causes on one device. Raises ConfigError for what is no snapshot; runs nothing."""
     content = load(path)
     try:
         check_device(content, device)
@@ -231,7 +231,7 @@ def of_file(path: Path, device: int = 0) -> tuple[Snapshot, Findings]:
 
 
 def of_snapshot(content: Mapping[str, Any], device: int = 0) -> Findings:
-    """The causes that a snapshot shows (see `snapshot.load`), each with what its remedy would have left."""
+    """The causes that a snapshot shows (see `snapshot.load`), each with the peak that its remedy would have left [bytes]."""
     events, _, _, at_peak = replay(content, device, failure=True)
     said = summary(content, device)
     held = list(at_peak)
@@ -241,7 +241,7 @@ def of_snapshot(content: Mapping[str, Any], device: int = 0) -> Findings:
         held.append(Block(one["size"], one.get("frames") or [], number))
     passes = _passes(events)
     parts = Parts(failed=said.failed, idle=said.idle, free=said.free)
-    parts.checkpointed = any(CHECKPOINT in frame["filename"] for one in events for frame in one.get("frames") or ())
+    parts.checkpointed = any(CHECKPOINT in frame["filename"] for event in events for frame in event.get("frames") or ())
     last = max((passes[block.event] for block in held if block.event >= 0), default=0)
     recorded = any(block.frames for block in held)
     purposes: dict[int, str] = {}
@@ -250,20 +250,20 @@ def of_snapshot(content: Mapping[str, Any], device: int = 0) -> Findings:
         parts.add(purpose, block.nbytes, tuple(line_of(frame) for frame in (block.frames or [])[:6]))
         if block.event >= 0:
             purposes[block.event] = purpose
-    found = causes(parts)
+    result = causes(parts)
     if events:
         again = Replay(content, device, lambda block: purpose_of(block, 0, recorded), purposes)
-        peaks = [again.peak(one.scale, expandable=not one.scale) for one in found]
-        found = tuple(
+        peaks = [again.peak(one.scale, expandable=not one.scale) for one in result]
+        result = tuple(
             msgspec.structs.replace(one, leaves=leaves, fits=fits)
-            for one, (leaves, fits) in zip(found, peaks, strict=True)
+            for one, (leaves, fits) in zip(result, peaks, strict=True)
         )
-    return Findings(found, parts.table())
+    return Findings(result, parts.table())
 
 
 def _passes(events: Sequence[Any]) -> list[int]:
     """Of each event, how many forwards came before: one begins after every backward or step."""
-    found, count, forward = [], 0, True
+    result, count, forward = [], 0, True
     for event in events:
         if event["action"] == "alloc":
             lines = [line_of(frame) for frame in event.get("frames") or ()]
@@ -272,8 +272,8 @@ def _passes(events: Sequence[Any]) -> list[int]:
                 forward = False
             elif kind == "forward" and not forward:
                 count, forward = count + 1, True
-        found.append(count)
-    return found
+        result.append(count)
+    return result
 
 
 def _kind(lines: Sequence[str]) -> str:
@@ -334,9 +334,9 @@ def _evaluates(lines: Sequence[str]) -> bool:
 
 
 def of_trace(trace: Trace) -> Findings:
-    """The causes that a trace shows: its categories, modules and operations."""
+    """The causes that a trace shows, from its categories, modules and operations."""
     parts = Parts()
-    parts.checkpointed = any(one.node == "checkpoint" for one in trace.saved)
+    parts.checkpointed = any(tensor.node == "checkpoint" for tensor in trace.saved)
     trained = trace.flops.by_phase.get("backward", 0) > 0
     largest: Counter[tuple[str, ...]] = Counter()
     for piece in trace.at_peak:

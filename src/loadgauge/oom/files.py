@@ -1,4 +1,4 @@
-"""Files that a person names: only ordinary ones, and not larger than what they should be."""
+"""Reads files that a user names: only regular ones, up to a size limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNSTATED = 1 << 16
 
 
 def content_of(path: Path, largest: int) -> bytes:
-    """What is in a regular file. Raises ConfigError for anything else (a folder, a device, a pipe), which is not opened,
+    """Reads a regular file. Raises ConfigError for anything else (a folder, a device, a pipe), which is not opened,
     and for more than `largest` bytes; OSError where it cannot be read.
 
     >>> content_of(Path("/dev/zero"), 10)

@@ -54,7 +54,7 @@ REMEDIES = {
 
 
 class OutOfMemory(msgspec.Struct, frozen=True):
-    """What the error says [bytes]; None where it does not. `idle` is reserved by PyTorch, but not allocated; `others`
+    """The figures of an out-of-memory error [bytes]; None where it has none. `idle` is reserved by PyTorch, not allocated; `others`
     is what other processes use, `beside` what this one uses beside PyTorch's allocator (context, NCCL); `pools` are
     allocated in private pools (CUDA graphs); `allowed` is the share that `set_per_process_memory_fraction` leaves.
 
@@ -77,7 +77,7 @@ class OutOfMemory(msgspec.Struct, frozen=True):
 
     @property
     def cause(self) -> str:
-        """What stands out: a single tensor, a limit, fragmentation, other processes, memory beside the allocator, CUDA
+        """The most likely cause: a single tensor, a limit, fragmentation, other processes, memory beside the allocator, CUDA
         graphs, or plain need."""
         capacity = self.capacity or 0
         if capacity and self.tried > capacity:
@@ -96,13 +96,13 @@ class OutOfMemory(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> OutOfMemory:
-    """The first out-of-memory error in a text. Raises ConfigError where there is none.
+    """Reads the first out-of-memory error in a text. Raises ConfigError where there is none.
 
-    >>> found = parse("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity"
+    >>> error = parse("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity"
     ...     " of 79.15 GiB of which 1.15 GiB is free. Including non-PyTorch memory, this process has 78.00 GiB memory in"
     ...     " use. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 7.50 GiB is reserved by PyTorch but"
     ...     " unallocated.")
-    >>> found.tried / 2**30, found.beside / 2**30, found.cause
+    >>> error.tried / 2**30, error.beside / 2**30, error.cause
     (2.0, 0.5, 'fragmentation')
     """
     begun = re.search(r"[Tt]ried to allocate", text)
@@ -117,25 +117,25 @@ def parse(text: str) -> OutOfMemory:
     passage = " ".join(text[begun.start() : begun.start() + 2000].split())
     # A second error, of another rank, would mix its figures in.
     passage = re.split(r"(?<=.)[Tt]ried to allocate", passage)[0]
-    found = {name: _first(patterns, passage) for name, patterns in PATTERNS.items()}
-    if found["tried"] is None:
+    figures = {name: _first(patterns, passage) for name, patterns in PATTERNS.items()}
+    if figures["tried"] is None:
         raise ConfigError("the size that it tried to allocate cannot be read")
-    if found["tried"] > LARGEST:
+    if figures["tried"] > LARGEST:
         raise ConfigError("the size that it tried to allocate is more than any computer has")
     listed = {int(number): _bytes(*size) for number, *size in re.findall(OTHERS, passage)}
-    wrong = [*_beyond(found, listed)]
-    capacity = found["capacity"]
-    allocated, idle = found["allocated"], found["idle"]
-    if idle is None and allocated is not None and found["reserved"] is not None:
-        idle = found["reserved"] - allocated
+    wrong = [*_beyond(figures, listed)]
+    capacity = figures["capacity"]
+    allocated, idle = figures["allocated"], figures["idle"]
+    if idle is None and allocated is not None and figures["reserved"] is not None:
+        idle = figures["reserved"] - allocated
         if -ROUNDING < idle < 0:
             idle = 0
         elif idle < 0:
-            wrong.append(f"{gib(found['reserved'])} are reserved by PyTorch, and {gib(allocated)} of them allocated")
+            wrong.append(f"{gib(figures['reserved'])} are reserved by PyTorch, and {gib(allocated)} of them allocated")
             idle = None
-    process, own = found["process"], None
+    process, own = figures["process"], None
     if process is None and allocated is not None:
-        own = _own(listed, allocated + (idle or 0), capacity, found["free"])
+        own = _own(listed, allocated + (idle or 0), capacity, figures["free"])
         process = listed.pop(own) if own is not None else None
     beside = process - allocated - idle if None not in (process, allocated, idle) else None  # type: ignore[operator]
     if beside is not None and beside < 0:
@@ -147,34 +147,34 @@ def parse(text: str) -> OutOfMemory:
         else:
             beside = 0
     return OutOfMemory(
-        tried=found["tried"],
-        capacity=found["capacity"],
-        free=found["free"],
+        tried=figures["tried"],
+        capacity=figures["capacity"],
+        free=figures["free"],
         allocated=allocated,
         idle=idle,
         process=process,
         others=sum(listed.values()),
         beside=beside,
-        pools=found["pools"],
-        allowed=found["allowed"],
+        pools=figures["pools"],
+        allowed=figures["allowed"],
         own=own,
         contradictions=tuple(wrong),
     )
 
 
-def _beyond(found: dict[str, int | None], listed: dict[int, int]) -> Iterator[str]:
+def _beyond(figures: dict[str, int | None], listed: dict[int, int]) -> Iterator[str]:
     """What is larger than the GPU, or than any computer, and is taken out. (In WSL a process has 2^64 bytes.)"""
-    if (found["capacity"] or 0) > LARGEST:
-        found["capacity"] = None
-    limit = found["capacity"] or LARGEST
+    if (figures["capacity"] or 0) > LARGEST:
+        figures["capacity"] = None
+    limit = figures["capacity"] or LARGEST
     words = {"free": "free", "process": "in use by this process", "allocated": "allocated by PyTorch",
              "idle": "reserved by PyTorch and not allocated", "reserved": "reserved by PyTorch",
              "pools": "in private pools", "allowed": "allowed"}  # fmt: skip
     for name, said in words.items():
-        value = found[name]
+        value = figures[name]
         if value is not None and value > limit + ROUNDING:
-            found[name] = None
-            yield f"{gib(value)} {said}, on a GPU of {gib(limit)}" if found["capacity"] else f"{gib(value)} {said}"
+            figures[name] = None
+            yield f"{gib(value)} {said}, on a GPU of {gib(limit)}" if figures["capacity"] else f"{gib(value)} {said}"
     for number in [number for number, value in listed.items() if value > limit + ROUNDING]:
         yield f"process {number} with {gib(listed.pop(number))}"
 

@@ -106,7 +106,7 @@ def _within(count: int, left: int) -> None:
 
 
 def plain(data: bytes) -> Any:
-    """What a pickle holds. Raises ConfigError for whatever is not plain data; runs nothing."""
+    """Decodes a pickle of plain data (numbers, text, containers). Raises ConfigError for anything else; runs no code."""
     check(data)
     try:
         return _Plain(io.BytesIO(data)).load()

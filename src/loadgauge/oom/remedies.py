@@ -1,4 +1,4 @@
-"""What a remedy would have left: the same events, or the same training, with it.
+"""The effect of a remedy: the same events, or the same training, with it.
 
 The events of a snapshot are replayed through a simulated allocator, what a remedy shrinks made smaller; a model that was
 traced is traced again, with other flags.

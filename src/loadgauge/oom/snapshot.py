@@ -101,7 +101,7 @@ def _size(value: Any, of: str) -> int:
 
 
 def check_device(content: Mapping[str, Any], device: int) -> None:
-    """Raises ConfigError where a snapshot knows no such device."""
+    """Raises ConfigError where a snapshot does not have this device."""
     known = {one.get("device", 0) for one in content["segments"]}
     known |= {number for number, events in enumerate(content.get("device_traces") or ()) if events}
     if device < 0 or (device not in known and device > 0):
@@ -110,7 +110,7 @@ def check_device(content: Mapping[str, Any], device: int) -> None:
 
 
 def read(path: Path, device: int = 0) -> Snapshot:
-    """What a snapshot file says of a device."""
+    """Reads a snapshot file and summarizes one of its devices. Raises ConfigError."""
     content = load(path)
     try:
         check_device(content, device)
@@ -122,21 +122,21 @@ def read(path: Path, device: int = 0) -> Snapshot:
 
 
 def summary(content: Mapping[str, Any], device: int = 0) -> Snapshot:
-    """What a snapshot says: replays its events, beginning with what was there before they were recorded."""
+    """Summarizes one device of a snapshot by replaying its events, starting from what was allocated before them."""
     segments = [one for one in content["segments"] if one.get("device", 0) == device]
     idle = [block["size"] for block in _blocks(segments) if block["state"] == "inactive"]
     events, live, peak, at_peak = replay(content, device)
-    failures = [one for one in events if one["action"] == "oom"]
+    failures = [event for event in events if event["action"] == "oom"]
     return Snapshot(
         device=device,
         peak=peak,
         holders=tuple(_holders(at_peak)),
         allocated=sum(block.nbytes for block in live.values()),
-        reserved=sum(one["total_size"] for one in segments),
+        reserved=sum(segment["total_size"] for segment in segments),
         idle=sum(idle),
         largest_idle=max(idle, default=0),
-        failed=max((one["size"] for one in failures), default=0),
-        free=min((one.get("device_free", 0) for one in failures), default=0),
+        failed=max((failure["size"] for failure in failures), default=0),
+        free=min((failure.get("device_free", 0) for failure in failures), default=0),
         events=len(events),
     )
 
@@ -221,8 +221,8 @@ def _holders(held: list[Block]) -> list[Holder]:
         stack = tuple(line_of(frame) for frame in (frames or [])[:8])
         where = BEFORE if frames is None else _own(frames) if frames else UNSTATED
         groups.setdefault((where, stack), []).append(size)
-    found = [Holder(where, sum(sizes), len(sizes), stack) for (where, stack), sizes in groups.items()]
-    return sorted(found, key=lambda one: -one.nbytes)
+    result = [Holder(where, sum(sizes), len(sizes), stack) for (where, stack), sizes in groups.items()]
+    return sorted(result, key=lambda one: -one.nbytes)
 
 
 def _own(frames: list[Any]) -> str:
@@ -254,7 +254,7 @@ def _short(line: str) -> str:
 
 
 def line_of(frame: Any) -> str:
-    """A frame in words: function (file:line)."""
+    """A stack frame as text: `function (file:line)`."""
     line = frame.get("line", 0)
     place = f"{frame['filename']}:{line}" if line else str(frame["filename"])
     return f"{frame['name']} ({place})"

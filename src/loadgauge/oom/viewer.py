@@ -89,10 +89,10 @@ class _Frames:
             lines = self.stream.stacks.get(number, ())
             if self.described and self.stream.records[number].op == "external":
                 lines = ()  # of who introduced it to the trace, not of who made it
-            found = [{"name": one.name, "filename": one.filename, "line": one.line} for one in lines]
+            frames = [{"name": one.name, "filename": one.filename, "line": one.line} for one in lines]
             if self.described or not lines:
-                found += [{"name": line, "filename": TRACED, "line": 0} for line in self._described(number)]
-            self.known[number] = found
+                frames += [{"name": line, "filename": TRACED, "line": 0} for line in self._described(number)]
+            self.known[number] = frames
         return self.known[number]
 
     def _described(self, number: int) -> tuple[str, ...]:

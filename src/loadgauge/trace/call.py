@@ -1,4 +1,4 @@
-"""One call of a function, traced on fake tensors: what it would take, at any size, on a CPU or as on CUDA."""
+"""The memory of one call of a function, traced on fake tensors of any size, as on a CPU or on CUDA."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ DEVICES = ("cuda", "cpu")
 
 
 class Call(Usage, frozen=True):
-    """As a measured `Usage`; `made` are the bytes of the result that the function made itself."""
+    """A traced `Usage`; `made`: bytes of the result that the function allocated itself."""
 
     made: int = 0
 
     @property
     def extra(self) -> tuple[int, int]:
-        """(persistent, peak) without the result, as article 5 counts."""
+        """(persistent, peak) without the result [bytes], as article 5 counts."""
         return self.persistent - self.made, self.peak - self.made
 
 
 def trace_call(function: Callable[..., Any], *inputs: Any, device: str = "cuda") -> Call:
-    """What a call takes beside its inputs; nothing is allocated and nothing computed.
+    """Traces the memory of one call of a function above its inputs; nothing is allocated or computed.
 
     Tensors among the inputs may be real or on the device `meta`; they stand for tensors on `device`. Raises what the
     function raises.
 
     >>> import torch
     >>> x = torch.empty(2**29, dtype=torch.float16, device="meta", requires_grad=True)
-    >>> found = trace_call(lambda x: 1 / (1 + torch.exp(-x)), x)
-    >>> [part / 2**30 for part in found.extra]  # in units of one tensor
+    >>> call = trace_call(lambda x: 1 / (1 + torch.exp(-x)), x)
+    >>> [part / 2**30 for part in call.extra]  # in units of one tensor
     [2.0, 3.0]
     """
     place = where(device)
@@ -77,7 +77,7 @@ def trace_call(function: Callable[..., Any], *inputs: Any, device: str = "cuda")
 
 
 def where(device: str) -> str:
-    """PyTorch's name for the device that stands for `device`."""
+    """PyTorch's name of the simulated device for `device` (cuda or cpu). Raises ConfigError for another."""
     if device not in DEVICES:
         raise ConfigError(f"device: traces as on {' or '.join(DEVICES)}, got {device!r}")
     return simulated_device() if device == "cuda" else "cpu"

@@ -36,7 +36,7 @@ def contexts(names: Iterable[str]) -> Callable[[], Any]:
 def _operation(name: str) -> Any:
     space, _, short = name.strip().rpartition("::")
     for where in (space,) if space else ("aten", "_c10d_functional"):
-        found = getattr(getattr(torch.ops, where), short, None)
-        if found is not None:
-            return found
+        result = getattr(getattr(torch.ops, where), short, None)
+        if result is not None:
+            return result
     raise ConfigError(f"keep: PyTorch has no operation {name!r}")

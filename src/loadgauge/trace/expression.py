@@ -36,11 +36,11 @@ class Inputs(msgspec.Struct, frozen=True):
     device: str = "cpu"
 
     def of(self, name: str) -> tuple[int, ...]:
-        """The shape of one of them [elements]."""
+        """The shape of the tensor of this name [elements]."""
         return self.shapes.get(name, self.shape)
 
     def made(self, used: set[str]) -> dict[str, torch.Tensor]:
-        """Random values: no operation can be left out as trivial."""
+        """Creates the tensors that are used, with random values. Raises ConfigError for an unusable shape, dtype or device."""
         unknown = (set(self.constant) | set(self.shapes)) - set(NAMES)
         if unknown:
             raise ConfigError(f"the tensors are called x, y and z, not {', '.join(sorted(unknown))}")
@@ -61,7 +61,7 @@ class Inputs(msgspec.Struct, frozen=True):
 
 
 def saved_by_expression(text: str, inputs: Inputs | None = None) -> Saved:
-    """What an expression of `x`, `y`, `z`, `torch`, `nn` and `F` keeps for backward.
+    """Evaluates an expression of `x`, `y`, `z`, `torch`, `nn` and `F` and returns what it keeps for backward.
 
     The expression is Python and runs as such: evaluate only what you would run. Raises ConfigError, in one line, for
     whatever goes wrong in it.
@@ -110,12 +110,12 @@ def _compiled(text: str) -> Any:
 @contextmanager
 def _owned() -> Iterator[dict[int, tuple[str, torch.Tensor]]]:
     """The parameters and buffers of the modules that are made in its body, by storage. They are held until the end."""
-    found: dict[int, tuple[str, torch.Tensor]] = {}
+    owned: dict[int, tuple[str, torch.Tensor]] = {}
 
     def note(kind: str) -> Any:
         def registered(module: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
             if tensor is not None:
-                found[key(tensor)] = (f"{kind} {type(module).__name__}.{name}", tensor)
+                owned[key(tensor)] = (f"{kind} {type(module).__name__}.{name}", tensor)
 
         return registered
 
@@ -124,7 +124,7 @@ def _owned() -> Iterator[dict[int, tuple[str, torch.Tensor]]]:
         modules.register_module_buffer_registration_hook(note("buffer")),
     ]
     try:
-        yield found
+        yield owned
     finally:
         for handle in handles:
             handle.remove()

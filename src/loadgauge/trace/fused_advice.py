@@ -10,7 +10,7 @@ from loadgauge.trace.record.allocations import SAVED, Record, Stream, op_name
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """An operator of `loadgauge.train.fused`, where it fits, and what it would save of the saved activations."""
+    """An operator of `loadgauge.train.fused`, the modules it fits, and the saved activations it would avoid [bytes]."""
 
     operator: str
     modules: tuple[str, ...]
@@ -19,21 +19,23 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 def advise(stream: Stream, kinds: Mapping[str, str], live: Sequence[int], multiplied: Set[int]) -> tuple[Advice, ...]:
-    """What the saved activations in `live` (numbers of storages) say. `kinds`: class of each module; `multiplied`: storages
+    """Finds operators that would save fewer activations, largest saving first.
+
+    live: numbers of the storages that are live at the peak. `kinds`: class of each module; `multiplied`: storages
     that a multiplication keeps."""
     kept = [stream.records[number] for number in live if stream.category(number) == SAVED]
-    found = []
+    result = []
     norms = [record for record in kept if "rmsnorm" in kinds.get(record.module, "").lower()]
-    found.append(_of_norms([one for one in norms if op_name(one.op) != "external"]))
+    result.append(_of_norms([norm for norm in norms if op_name(norm.op) != "external"]))
     factors = (stream.records[number] for number in live if number in multiplied)
     gates = [record for record in factors if op_name(record.op) == "aten::silu"]
-    found.append(_advice("swiglu", gates, "silu(gate), which is cheap to work out again"))
+    result.append(_advice("swiglu", gates, "silu(gate), which is cheap to work out again"))
     losses = [record for record in kept if op_name(record.op) in ("aten::_log_softmax", "aten::log_softmax")]
-    found.append(_advice("linear_cross_entropy", losses, "log-softmax of all logits"))
+    result.append(_advice("linear_cross_entropy", losses, "log-softmax of all logits"))
     sigmoids = [record for record in kept if op_name(record.op) == "aten::sigmoid"]
     if len(sigmoids) > 1:
-        found.append(_advice("sigmoid_chain", sigmoids[:-1], "every output but the last"))
-    return tuple(sorted((one for one in found if one is not None), key=lambda one: -one.saves))
+        result.append(_advice("sigmoid_chain", sigmoids[:-1], "every output but the last"))
+    return tuple(sorted((one for one in result if one is not None), key=lambda one: -one.saves))
 
 
 def _advice(operator: str, records: Sequence[Record], why: str) -> Advice | None:

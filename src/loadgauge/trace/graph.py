@@ -21,20 +21,20 @@ class Field(NamedTuple):
     field: str
     tensor: torch.Tensor
     packed: Any
-    """What stands for the tensor where saved-tensor hooks were active; None where none were."""
+    """The placeholder of the tensor where saved-tensor hooks were active; None where none were."""
 
 
 class Hidden(NamedTuple):
-    """A tensor that a node needs, but that its saved-tensor hooks do not keep: checkpointing makes it again."""
+    """A tensor that a node needs, but that its saved-tensor hooks do not keep: checkpointing recomputes it."""
 
     node: str
     field: str
     region: Any = None
-    """What knows of the checkpointed region."""
+    """The checkpointed region."""
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that the region is made again from."""
+        """The tensors from which the region is recomputed."""
         given = getattr(self.region, "get_inputs", None)
         return tuple(one for one in given() if isinstance(one, torch.Tensor)) if callable(given) else ()
 

@@ -93,7 +93,7 @@ def build_model(config: Any, run: TorchRun, device: str, values: bool = False) -
         raise ConfigError(f"seq_len: {run.layout.seq_len} is more than the model's {longest}")
     names = getattr(config, "architectures", None) or []
     classes = [getattr(transformers, name) for name in names if hasattr(transformers, name)]
-    fitting = [each for each in classes if each.__name__.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM"))]
+    fitting = [cls for cls in classes if cls.__name__.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM"))]
     attention = ATTENTIONS[run.training.kernels.attention]
     config.use_cache = False
     default = torch.get_default_dtype()

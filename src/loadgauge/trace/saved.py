@@ -33,7 +33,7 @@ class SavedTensor(msgspec.Struct, frozen=True):
 
 
 class Storage(msgspec.Struct, frozen=True):
-    """A piece of memory that one or several saved tensors lie in."""
+    """A storage that one or several saved tensors share [bytes]."""
 
     number: int
     nbytes: int
@@ -48,23 +48,25 @@ class Saved(msgspec.Struct, frozen=True):
 
     @property
     def storages(self) -> tuple[Storage, ...]:
-        """Every storage once."""
-        found = {one.storage: Storage(one.storage, one.storage_nbytes, one.owner) for one in self.tensors}
-        return tuple(found.values())
+        """Each storage once, in the order of the tensors."""
+        result = {
+            tensor.storage: Storage(tensor.storage, tensor.storage_nbytes, tensor.owner) for tensor in self.tensors
+        }
+        return tuple(result.values())
 
     @property
     def total(self) -> int:
-        """Bytes that are kept beside inputs, parameters and buffers, each storage once; the result counts if kept."""
+        """Bytes kept in addition to inputs, parameters and buffers, each storage once; the result counts if kept."""
         return sum(storage.nbytes for storage in self.storages if storage.owner in ("", "result"))
 
     @property
     def beyond_result(self) -> int:
-        """Bytes that nothing else would keep: without inputs, parameters, buffers and the result."""
+        """Bytes kept for backward alone: without inputs, parameters, buffers and the result."""
         return sum(storage.nbytes for storage in self.storages if not storage.owner)
 
     @property
     def of_parameters(self) -> int:
-        """Bytes of parameters and buffers that backward needs; they are there anyway."""
+        """Bytes of parameters and buffers that backward reads."""
         return sum(storage.nbytes for storage in self.storages if storage.owner.startswith(("parameter ", "buffer ")))
 
 
@@ -83,7 +85,7 @@ torch.utils._pytree.register_pytree_node(
 
 
 def saved(function: Callable[..., Any], *inputs: Any, names: Mapping[str, Any] | None = None, **keywords: Any) -> Saved:
-    """Runs a function or a module, and says what its result keeps for backward.
+    """Runs a function or a module and returns what its result keeps for backward.
 
     `names` gives a name to tensors and modules; inputs without one are called `input 0`, ... Raises what the function
     raises. Sources: PyTorch's own graph; the names of its fields are private and may change between versions.
@@ -105,7 +107,7 @@ def saved(function: Callable[..., Any], *inputs: Any, names: Mapping[str, Any] |
 
 @contextlib.contextmanager
 def record_saved() -> Iterator[list[weakref.ref[_Packed]]]:
-    """Takes down every tensor that is saved in its body; what nothing holds any more is let go."""
+    """Yields weak references to all tensors saved for backward in its body."""
     packed: list[weakref.ref[_Packed]] = []
 
     def pack(tensor: torch.Tensor) -> _Packed:
@@ -120,7 +122,7 @@ def record_saved() -> Iterator[list[weakref.ref[_Packed]]]:
 def saved_by(
     result: Any, owners: Mapping[int, str] | None = None, packed: Sequence[weakref.ref[_Packed]] = ()
 ) -> Saved:
-    """What a result that is already there keeps for backward. `owners` names storages by `key`.
+    """What an existing result keeps for backward. `owners` names storages by `key`.
 
     Raises ConfigError where backward has freed the graph.
     """
@@ -150,12 +152,12 @@ def saved_by(
 def find_owners(
     function: Any, inputs: tuple[Any, ...], keywords: Mapping[str, Any], names: Mapping[str, Any]
 ) -> dict[int, str]:
-    """Who else holds which storage: named tensors, parameters and buffers of modules, inputs."""
-    found: dict[int, str] = {}
+    """The other holder of each storage, by `key`: named tensors, parameters and buffers of modules, inputs."""
+    result: dict[int, str] = {}
 
     def claim(value: Any, name: str) -> None:
         if isinstance(value, torch.Tensor):
-            found.setdefault(key(value), name)
+            result.setdefault(key(value), name)
 
     for name, value in names.items():
         claim(value, name)
@@ -173,11 +175,11 @@ def find_owners(
     for name, value in keywords.items():
         for leaf in tree_leaves(value):
             claim(leaf, f"input {name}")
-    return found
+    return result
 
 
 def key(tensor: torch.Tensor) -> int:
-    """Which storage a tensor lies in: equal for all views of it, for as long as any lives."""
+    """The identity of a tensor's storage: equal for all its views while any of them lives."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -190,7 +192,7 @@ def _leaves(outputs: list[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def _is_number(tensor: torch.Tensor) -> bool:
-    """Whether it stands for a Python number, as in `2 * x`: such tensors have a Python number's type and no hooks."""
+    """Whether it is a Python number, as in `2 * x`: such tensors have a Python number's type and no hooks."""
     plain = (torch.int64, torch.float64, torch.complex128, torch.bool)
     return tensor.dim() == 0 and tensor.device.type == "cpu" and tensor.dtype in plain
 

@@ -1,4 +1,4 @@
-"""A function of one's own, `script.py:function`, traced as it stands: what it asks of `cuda` goes to the simulated device."""
+"""A function of one's own, `script.py:function`, traced unchanged: its `cuda` is the simulated device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def check(target: str) -> tuple[Path, str]:
-    """The script and the name of the function that `path/to/script.py:name` names. Raises ConfigError."""
+    """Splits `path/to/script.py:name` into the path and the name. Raises ConfigError where there is no such file."""
     path, _, name = target.rpartition(":")
     if not path.endswith(".py") or not name.isidentifier():
         raise ConfigError(f"{target!r} is not script.py:function")
@@ -59,10 +59,10 @@ def function(target: str) -> Callable[[], Any]:
         raise ConfigError(f"{type(error).__name__}: {_first_line(error)}", file=str(file)) from error
     finally:
         sys.argv = arguments
-    found = getattr(module, name, None)
-    if not callable(found):
+    attribute = getattr(module, name, None)
+    if not callable(attribute):
         raise ConfigError(f"has no function {name!r}", file=str(file))
-    result: Callable[[], Any] = found
+    result: Callable[[], Any] = attribute
     return result
 
 
@@ -102,7 +102,7 @@ class FunctionJob:
                 yield once
 
     def introduce(self, observer: Observer) -> None:
-        """Calls the function. If it returns a step, what it did was the preparation."""
+        """Calls the function; if it returns a step, the call itself was the preparation."""
         self.counters.follow(observer.stream)
         if self.run is None:
             self.run = function(self.target)
@@ -171,7 +171,7 @@ class _Renamed(TorchFunctionMode):
         return value
 
     def numbered(self, index: int | None) -> torch.device:
-        """The device that stands for `cuda:index`."""
+        """The device in place of `cuda:index`."""
         if index is not None:
             self.asked.add(index)
         return torch.device(self.device, 0)
@@ -182,7 +182,7 @@ _IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
 
 
 def is_program(frame: Any) -> bool:
-    """Whether a line belongs to the program that is traced, rather than to a library or to loadgauge."""
+    """Whether a line belongs to the traced program rather than to a library or to loadgauge."""
     return _is_own_file(frame.f_code.co_filename)
 
 
@@ -197,7 +197,7 @@ LIBRARIES = ("site-packages", "dist-packages", f"{os.sep}torch{os.sep}")
 
 @contextlib.contextmanager
 def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[None]:
-    """Code that asks for `cuda` gets another device, and `counters` as its memory."""
+    """Redirects `cuda` to another device in its body; `counters` answer questions about its memory."""
     counters = counters or Counters()
     mode = _Renamed(device, counters.asked)
     to, to_empty, autocast, default = (
@@ -282,7 +282,7 @@ def always_step() -> Iterator[None]:
 
 @contextlib.contextmanager
 def real_tensors_in_imports(folder: Path) -> Iterator[None]:
-    """What is imported, but for modules that lie in `folder`, makes ordinary tensors, if any."""
+    """Modules imported in its body create real tensors, except those in `folder`."""
     bootstrap: Any = sys.modules["_frozen_importlib"]
     original, local = bootstrap._find_and_load, f"{folder}{os.sep}"
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 class Request(msgspec.Struct, frozen=True):
     """A job to work on in a child process. `job.model` may be `script.py:function`; `layers`, `rank` and `keep` as for
-    `find_job` and `TorchRun`; device: what the trace stands for, or where a measurement runs."""
+    `find_job` and `TorchRun`; device: the device to simulate, or where a measurement runs."""
 
     job: Job
     device: str = "cuda"

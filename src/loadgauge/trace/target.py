@@ -1,4 +1,4 @@
-"""What a person names on the command line, as a job to trace."""
+"""Finds the job to trace for a name on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two training steps on fake tensors, as PyTorch itself would run them: nothing is allocated, no GPU is needed."""
+"""Two training steps on fake tensors, as PyTorch itself would run them: nothing is allocated and no GPU is needed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS = 2
 MUCH_ELSEWHERE = 0.05
 """Share of the peak from which tensors of the CPU are mentioned."""
 BLOCK = 512
-"""CUDA's allocator hands out multiples of so many bytes."""
+"""Granularity of CUDA's allocator [bytes]."""
 
 
 class Flops(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Flops(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """What a training step would take, of the last step traced unless said otherwise [bytes].
+    """Memory, work and communication of a training step; of the last step traced unless stated otherwise [bytes].
 
     `peak` is in tensors' own bytes; `allocated` the same with each storage rounded as CUDA's allocator does (on a CPU
     it does not round). `at_peak` is what was live then, alike storages together. `saved` are the tensors that the largest
@@ -86,17 +86,17 @@ class Trace(msgspec.Struct, frozen=True):
     @property
     def kept(self) -> dict[str, int]:
         """Bytes of saved activations by module, each storage once, at the module that saved it first."""
-        found: Counter[str] = Counter()
+        result: Counter[str] = Counter()
         seen: set[int] = set()
-        for one in self.saved:
-            if not one.owner and one.storage not in seen:
-                seen.add(one.storage)
-                found[one.module] += one.storage_nbytes
-        return dict(found.most_common())
+        for tensor in self.saved:
+            if not tensor.owner and tensor.storage not in seen:
+                seen.add(tensor.storage)
+                result[tensor.module] += tensor.storage_nbytes
+        return dict(result.most_common())
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """A trace, and the stream of events that it was made from."""
+    """A trace, and the stream of allocations from which it was made."""
 
     trace: Trace
     stream: Stream
@@ -107,11 +107,11 @@ def trace(job: Traceable, device: str = "cuda", steps: int = STEPS, gpus: int | 
 
     >>> import torch
     >>> from loadgauge.trace.jobs import of_module
-    >>> found = trace(of_module(torch.nn.Linear(1024, 1024), torch.empty(64, 1024), optimizer="sgd"))
+    >>> result = trace(of_module(torch.nn.Linear(1024, 1024), torch.empty(64, 1024), optimizer="sgd"))
     >>> weights = 4 * (1024 * 1024 + 1024)
-    >>> found.peak.categories["weights"] == found.peak.categories["gradients"] == weights
+    >>> result.peak.categories["weights"] == result.peak.categories["gradients"] == weights
     True
-    >>> found.flops.total == 2 * 2 * 64 * 1024 * 1024  # the input needs no gradient
+    >>> result.flops.total == 2 * 2 * 64 * 1024 * 1024  # the input needs no gradient
     True
     """
     return record(job, device, steps, gpus, rank).trace
@@ -127,7 +127,7 @@ def record(
 ) -> Recorded:
     """As `trace`, with the stream of allocations that the allocator's simulation and the memory viewer read.
 
-    gpus, rank: this process simulates one rank of so many (FSDP, DDP, tensor, sequence and pipeline parallel code);
+    gpus, rank: this process simulates `rank` of `gpus` ranks (FSDP, DDP, tensor, sequence and pipeline parallel code);
         None: there is no process group
     stacks: record the lines of the program with each allocation, for the memory viewer and for `why`
     """
@@ -161,7 +161,7 @@ def _read(job: Traceable, device: str, observer: Observer, attention: dict[str, 
     last = max(0, observer.steps - 1)
     sent = [call for call in observer.collectives if call.step == last]
     groups = len({call.ranks for call in sent if call.ranks > 1})
-    found = Trace(
+    result = Trace(
         target=job.target,
         device=device,
         torch=str(torch.__version__),
@@ -185,7 +185,7 @@ def _read(job: Traceable, device: str, observer: Observer, attention: dict[str, 
         seconds=seconds,
         elsewhere=observer.tracker.elsewhere[1],
     )
-    return Recorded(found, stream)
+    return Recorded(result, stream)
 
 
 def _step_peaks(stream: Stream, observer: Observer) -> tuple[int, ...]:

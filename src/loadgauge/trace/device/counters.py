@@ -1,4 +1,4 @@
-"""What `torch.cuda` and `torch.accelerator` answer inside the simulated device: its memory, from the trace itself."""
+"""`torch.cuda` and `torch.accelerator` of the simulated device; its memory counters follow the trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadgauge.trace.record.caching_allocator import SMALLEST, Allocator
 from loadgauge.units import GIB, MIB
 
 DEVICES = 8
-"""How many GPUs the code is told there are."""
+"""Number of GPUs that the code sees."""
 NAME = "NVIDIA H100 80GB HBM3"
 CAPABILITY = (9, 0)
 TOTAL = round(gpu("h100-sxm5-80gb").capacity)
@@ -42,12 +42,12 @@ class Counters:
         self._at = 0
 
     def follow(self, stream: Allocations) -> None:
-        """Counts what happens in a stream, from its beginning on."""
+        """Resets the counters and follows a stream from its beginning."""
         self.__init__()  # type: ignore[misc]
         self.stream = stream
 
     def catch_up(self) -> None:
-        """Counts what has happened since the last question."""
+        """Counts the events since the last call."""
         if self.stream is None:
             return
         ids, changes = self.stream.ids, self.stream.changes
@@ -75,14 +75,14 @@ class Counters:
     # -- as torch.cuda has them ----------------------------------------------------------------------------------------
 
     def is_here(self, device: Any = None) -> bool:
-        """Whether a device, by index, name or object, is the one that this process has; None is."""
+        """Whether a device (index, name, object or None) is the one that this process uses."""
         index = index_of(device)
         if index is None or index == self.device:
             return True
         return self.asked == {index}  # the code uses another than the current one
 
     def now(self, name: str) -> Callable[..., int]:
-        """A function of a device: its bytes now."""
+        """A function of a device that returns its current bytes. `name`: allocated, requested or reserved."""
 
         def answer(device: Any = None) -> int:
             self.catch_up()
@@ -91,7 +91,7 @@ class Counters:
         return answer
 
     def most(self, name: str) -> Callable[..., int]:
-        """A function of a device: its most bytes since the last reset."""
+        """A function of a device that returns its maximum since the last reset [bytes]."""
 
         def answer(device: Any = None) -> int:
             self.catch_up()
@@ -100,49 +100,49 @@ class Counters:
         return answer
 
     def reset(self, device: Any = None) -> None:
-        """`reset_peak_memory_stats`."""
+        """Resets the maxima, as `reset_peak_memory_stats`."""
         self.catch_up()
         if self.is_here(device):
             self.highest = self._now()
 
     def empty_cache(self) -> None:
-        """Gives segments without a live tensor back to the driver."""
+        """Releases segments without a live tensor, as `torch.cuda.empty_cache`."""
         self.catch_up()
         self.allocator.empty_cache()
 
     def info(self, device: Any = None) -> tuple[int, int]:
-        """(free, total) bytes. The simulated device never runs out: free is 0 from there on."""
+        """`mem_get_info`: (free, total) [bytes]. The simulated device never runs out of memory: free stays at 0."""
         self.catch_up()
         return max(0, TOTAL - (self.allocator.reserved if self.is_here(device) else 0)), TOTAL
 
     def statistics(self, device: Any = None) -> dict[str, int]:
-        """`memory_stats`: those of its keys that the simulation knows."""
+        """`memory_stats`: the keys that the simulation has [bytes, counts]."""
         self.catch_up()
         here = self.is_here(device)
-        found: dict[str, int] = collections.OrderedDict()
+        result: dict[str, int] = collections.OrderedDict()
         for name, source in (("allocated", "allocated"), ("active", "allocated"), ("requested", "requested"),
                              ("reserved", "reserved")):  # fmt: skip
-            found[f"{name}_bytes.all.current"] = self._now()[source] if here else 0
-            found[f"{name}_bytes.all.peak"] = self.highest[source] if here else 0
+            result[f"{name}_bytes.all.current"] = self._now()[source] if here else 0
+            result[f"{name}_bytes.all.peak"] = self.highest[source] if here else 0
         idle = self.allocator.reserved - self.allocated if here else 0
-        found |= {"inactive_split_bytes.all.current": idle, "num_alloc_retries": 0, "num_ooms": 0}
-        return found
+        result |= {"inactive_split_bytes.all.current": idle, "num_alloc_retries": 0, "num_ooms": 0}
+        return result
 
     def summary(self, device: Any = None, abbreviated: bool = False) -> str:
-        """`memory_summary`, in four lines."""
-        found = self.statistics(device)
+        """`memory_summary`: four lines of text [GiB]."""
+        result = self.statistics(device)
         return "simulated device (loadgauge trace), GiB: now, peak\n" + "\n".join(
-            f"{name:>9} {found[f'{name}_bytes.all.current'] / GIB:9.3f} {found[f'{name}_bytes.all.peak'] / GIB:9.3f}"
+            f"{name:>9} {result[f'{name}_bytes.all.current'] / GIB:9.3f} {result[f'{name}_bytes.all.peak'] / GIB:9.3f}"
             for name in ("allocated", "requested", "reserved")
         )
 
     def set_device(self, device: Any) -> None:
-        """`set_device`: which of the devices this process has."""
+        """`set_device`: chooses the device of this process."""
         index = index_of(device)
         self.device = self.device if index is None else index
 
     def cuda(self) -> dict[str, Any]:
-        """Functions of `torch.cuda` by name."""
+        """The functions to put into `torch.cuda`, by name."""
         return {
             **self._both(),
             "is_available": _answer(True), "is_initialized": _answer(True), "init": _answer(None),
@@ -162,7 +162,7 @@ class Counters:
         }  # fmt: skip
 
     def accelerator(self) -> dict[str, Any]:
-        """Functions of `torch.accelerator` by name."""
+        """The functions to put into `torch.accelerator`, by name."""
         set_device = self.set_device
         return {
             **self._both(),
@@ -215,7 +215,7 @@ def index_of(device: Any) -> int | None:
 
 
 def properties() -> Any:
-    """What `torch.cuda.get_device_properties` says of the simulated device."""
+    """`torch.cuda.get_device_properties` of the simulated device: those of an H100 SXM."""
     return types.SimpleNamespace(
         name=NAME, total_memory=TOTAL, major=CAPABILITY[0], minor=CAPABILITY[1],
         multi_processor_count=MULTIPROCESSORS, warp_size=32, max_threads_per_multi_processor=2048,

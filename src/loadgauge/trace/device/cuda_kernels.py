@@ -217,9 +217,9 @@ def _single_unless_told(op: Any, device: str) -> Any:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with _excluded():
-            told = kwargs.get("dtype") if len(args) <= place else args[place]
+            dtype = kwargs.get("dtype") if len(args) <= place else args[place]
             first = args[0]
-            if told is None and first.is_floating_point() and first.dtype != torch.float64:
+            if dtype is None and first.is_floating_point() and first.dtype != torch.float64:
                 if len(args) > place:
                     args = (*args[:place], torch.float32, *args[place + 1 :])
                 else:

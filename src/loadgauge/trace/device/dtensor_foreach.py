@@ -29,13 +29,13 @@ class Parts:
         self.whole = list(args[0])
         self.changes = name.endswith("_")
         self.args = []
-        for one in args:
-            if isinstance(one, list | tuple) and one and isinstance(one[0], torch.Tensor):
-                self.ready = self.ready and self._alike(one)
-                self.args.append([part._local_tensor for part in one] if self.ready else one)
+        for arg in args:
+            if isinstance(arg, list | tuple) and arg and isinstance(arg[0], torch.Tensor):
+                self.ready = self.ready and self._alike(arg)
+                self.args.append([part._local_tensor for part in arg] if self.ready else arg)
             else:
-                self.ready = self.ready and not _shared(one)
-                self.args.append(one)
+                self.ready = self.ready and not _shared(arg)
+                self.args.append(arg)
 
     def _alike(self, others: Any) -> bool:
         """Whether a list is shared as the first one is, element by element."""
@@ -50,19 +50,19 @@ class Parts:
         )
 
     def wrapped(self, out: Any) -> Any:
-        """The result as DTensors again."""
+        """Wraps the result as DTensors."""
         if self.changes or out is None:
             return out
         from torch.distributed.tensor import DTensor
         from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
         make: Any = DTensor
-        found = []
+        result = []
         for one, whole in zip(out, self.whole, strict=True):
             meta = TensorMeta(whole.shape, whole.stride(), one.dtype)
             spec = DTensorSpec(whole._spec.mesh, whole._spec.placements, tensor_meta=meta)
-            found.append(make(one, spec, requires_grad=False))
-        return found
+            result.append(make(one, spec, requires_grad=False))
+        return result
 
 
 def _shared(one: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Fake tensors, fast: what an operation makes of arguments of known shapes is worked out once, then made again.
+"""Fake tensors, fast: what an operation makes of arguments of known shapes is worked out once, then reused.
 
 PyTorch's own cache does the same, but spends longer on the key of an entry than on all the rest. This one keeps only
 operations that read no values, change no shapes in place, and give new tensors, views or their own arguments; everything
@@ -30,7 +30,7 @@ class FakeMode(FakeTensorMode):
         self._suits: dict[Any, bool] = {}
         self._template: dict[str, Any] | None = None
         self.cuda: torch.device | None = None
-        """What stands for `cuda`, where the code itself names devices."""
+        """The device in place of `cuda`, where the code itself names devices."""
 
     @property
     def avoid_device_init(self) -> bool:
@@ -70,9 +70,9 @@ class FakeMode(FakeTensorMode):
         plan = self.plans.get(key)
         if plan is not None:
             return self._carry_out(plan, tensors)
-        before = [one.shape for one in tensors]
+        before = [tensor.shape for tensor in tensors]
         out = super().dispatch(func, types, args, kwargs or {})
-        if before == [one.shape for one in tensors]:
+        if before == [tensor.shape for tensor in tensors]:
             plan = self._plan(out, tensors)
             if plan is not None:
                 self.plans[key] = plan
@@ -104,7 +104,7 @@ class FakeMode(FakeTensorMode):
     def _plan(self, out: Any, tensors: list[Any]) -> Any:
         """How to make such a result again; None where it cannot be."""
         several = isinstance(out, tuple | list)
-        found, fresh = [], 0
+        result, fresh = [], 0
         storages = {one.untyped_storage()._cdata: place for place, one in enumerate(tensors)}
         made = {one.untyped_storage()._cdata for one in (out if several else (out,)) if isinstance(one, FakeTensor)}
         for one in out if several else (out,):
@@ -112,10 +112,10 @@ class FakeMode(FakeTensorMode):
             if step is None:
                 return None
             fresh += step[0] == _FRESH
-            found.append(step)
+            result.append(step)
         if fresh != len(made - storages.keys()):  # two results in one new storage
             return None
-        return (list if isinstance(out, list) else tuple, found) if several else (None, found[0])
+        return (list if isinstance(out, list) else tuple, result) if several else (None, result[0])
 
     def _step(self, one: Any, tensors: list[Any], storages: dict[int, int]) -> Any:
         if type(one) in _PLAIN:

@@ -18,7 +18,7 @@ def no_packed_sequences() -> Iterator[None]:
     """transformers builds a whole attention mask where it cannot see that sequences are not packed into one row; a
     real run without packing sees it, and builds none. It may be imported in the body, at the latest before the first
     module runs."""
-    found: list[tuple[Any, Any]] = []
+    replaced: list[tuple[Any, Any]] = []
     waiting: list[Any] = []
 
     def none(position_ids: Any) -> None:
@@ -27,22 +27,22 @@ def no_packed_sequences() -> Iterator[None]:
     def replace(*_: Any) -> None:
         masking: Any = sys.modules.get("transformers.masking_utils")
         original = getattr(masking, "find_packed_sequence_indices", None)
-        if original is not None and not found:
-            found.append((masking, original))
+        if original is not None and not replaced:
+            replaced.append((masking, original))
             masking.find_packed_sequence_indices = none
-        if found and waiting:
+        if replaced and waiting:
             waiting.pop().remove()
 
     if "transformers" in sys.modules:
         with contextlib.suppress(ImportError):
             importlib.import_module("transformers.masking_utils")
     replace()
-    if not found:
+    if not replaced:
         waiting.append(register_module_forward_pre_hook(replace))
     try:
         yield
     finally:
-        for masking, original in found:
+        for masking, original in replaced:
             masking.find_packed_sequence_indices = original
         for handle in waiting:
             handle.remove()
@@ -50,7 +50,7 @@ def no_packed_sequences() -> Iterator[None]:
 
 @contextlib.contextmanager
 def modules_that_move() -> Iterator[None]:
-    """`module.to(...)` and its kin would swap the insides of fake parameters, which PyTorch cannot; here they are
+    """`module.to(...)` and similar calls would swap the insides of fake parameters, which PyTorch cannot; here they are
     replaced, tied ones together."""
     original = nn.Module._apply
     moved: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}

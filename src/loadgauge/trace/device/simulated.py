@@ -1,4 +1,4 @@
-"""A device that is none: fake tensors on it take the decisions that CUDA would take, without a GPU.
+"""A simulated device: fake tensors on it take the decisions that CUDA would take, without a GPU.
 
 PyTorch without CUDA cannot run backward on fake `cuda` tensors (the CPU build ends the process). Its key for devices of
 others, PrivateUse1, can; where an operation asks whether it is on the CPU, it takes the other branch, as CUDA does. What
@@ -26,7 +26,7 @@ PINNED = ("2.13",)
 
 
 class Stream:
-    """There is one stream, and it is always done."""
+    """The only stream of the simulated device; it is always idle."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device, self.device_index, self.stream_id = torch.device(NAME, 0), 0, 0
@@ -51,6 +51,8 @@ class Stream:
 
 
 class Event:
+    """An event of the simulated device; it is always complete."""
+
     def __init__(self, *_: Any, **__: Any) -> None: ...
     def record(self, stream: Any = None) -> None: ...
     def wait(self, stream: Any = None) -> None: ...
@@ -127,7 +129,7 @@ def simulated_device() -> str:
 
 @contextlib.contextmanager
 def fake_tensors() -> Iterator[FakeMode]:
-    """Fake tensors in its body, and nothing in PyTorch or transformers that would ask for their values.
+    """Makes tensors in its body fake, and patches what would ask for their values in PyTorch and transformers.
 
     Backward runs on the calling thread: a thread of its own for the simulated device would abort at exit.
     """

@@ -22,7 +22,7 @@ class Hidden(msgspec.Struct, frozen=True):
 
 
 def hidden(records: Iterable[Record], groups: int = 0) -> tuple[Hidden, ...]:
-    """What to add to a traced peak on a real GPU. `groups`: process groups that send anything."""
+    """The memory to add to a traced peak on a real GPU. `groups`: process groups that communicate."""
     lines = [
         Hidden("CUDA context and kernels", int(CONTEXT.value), int(CONTEXT.low), int(CONTEXT.high), "beside", "assumed"),
         Hidden(
@@ -49,7 +49,7 @@ def _flash_backward(records: Iterable[Record]) -> int:
     """Its largest workspace, by the rules of mha_bwd in flash_api.cpp: an accumulator of four bytes for each element of
     the queries, rows rounded up to 128 and head widths to 32, with one number a row; and where several query heads share
     a key head, a gradient of keys and values for each query head. Its own results are in the trace."""
-    made = [one for one in records if len(one.shape) == 4 and "flash_attention_backward" in op_name(one.op)]
+    made = [record for record in records if len(record.shape) == 4 and "flash_attention_backward" in op_name(record.op)]
     largest = 0
     for of_q, of_k, _ in zip(*[iter(made)] * 3, strict=False):  # a call's results, in this order
         batch, heads, rows, width = (int(size) for size in of_q.shape)

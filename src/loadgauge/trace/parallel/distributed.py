@@ -1,4 +1,4 @@
-"""One process plays one rank of many: FSDP, DDP, tensor, sequence and pipeline parallel code runs as it stands.
+"""Simulates one rank of many in one process: FSDP, DDP, tensor, sequence and pipeline parallel code runs unchanged.
 
 PyTorch's fake process group answers every collective at once, with nothing. What would look at values, or count shapes
 of the whole instead of the rank's own, is kept from doing so. Private parts of PyTorch are patched (`simulated.PINNED`).
@@ -57,7 +57,7 @@ def fake_process_group(gpus: int, rank: int, observer: Observer) -> Iterator[Non
 
 
 def _forget() -> None:
-    """DTensor remembers how it shared out operations, and with that groups of ranks that are there no longer."""
+    """Clears the sharding caches of DTensor, which hold process groups that no longer exist."""
     from torch.distributed.tensor import _redistribute, debug
 
     clear = getattr(debug, "_clear_sharding_prop_cache", None)
@@ -78,15 +78,15 @@ def _patches(observer: Observer) -> Iterator[tuple[Any, str, Any]]:
     yield dist, "init_process_group", lambda *_, **__: None
     yield dist, "destroy_process_group", lambda *_, **__: None
     yield dist, "all_gather_object", _everybodys
-    yield dist, "gather_object", lambda one, found=None, *_, **__: None if found is None else _everybodys(found, one)
+    yield dist, "gather_object", lambda one, value=None, *_, **__: None if value is None else _everybodys(value, one)
     yield dist, "broadcast_object_list", lambda *_, **__: None
     yield dist, "monitored_barrier", lambda *_, **__: None
     for name in MESH:
-        found = vars(DeviceMesh).get(name)
-        if isinstance(found, staticmethod | classmethod):
-            yield DeviceMesh, name, type(found)(_with_values(found.__func__))
-        elif found is not None:
-            yield DeviceMesh, name, _with_values(found)
+        value = vars(DeviceMesh).get(name)
+        if isinstance(value, staticmethod | classmethod):
+            yield DeviceMesh, name, type(value)(_with_values(value.__func__))
+        elif value is not None:
+            yield DeviceMesh, name, _with_values(value)
     mesh = vars(DeviceMesh).get("mesh")
     if isinstance(mesh, property) and mesh.fget is not None:
         yield DeviceMesh, "mesh", property(_with_values(mesh.fget))
@@ -139,9 +139,9 @@ class _Work:
         return getattr(self._work, name)
 
 
-def _everybodys(found: list[Any], one: Any, *_: Any, **__: Any) -> None:
+def _everybodys(value: list[Any], one: Any, *_: Any, **__: Any) -> None:
     """What is not known of other ranks is as it is here."""
-    found[:] = [one] * len(found)
+    value[:] = [one] * len(value)
 
 
 def _hooked(original: Any, observer: Observer) -> Any:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ParallelJob:
-    """Trains a model of transformers on token ids, one rank of a world: the labels are the ids."""
+    """Trains one rank's part of a transformers model on token ids; the labels are the ids."""
 
     def __init__(self, config: Any, run: TorchRun, target: str = "") -> None:
         self.config, self.run, self.layout, self.place = config, run, run.layout, run.place
@@ -60,7 +60,7 @@ class ParallelJob:
 
     @contextlib.contextmanager
     def prepared(self, mode: FakeMode | None, device: str) -> Iterator[Callable[[Any], None]]:
-        """Makes the whole model, with values where there is no fake mode; `introduce` takes the rank's part of it."""
+        """Builds the whole model, with values where there is no fake mode; `introduce` takes the rank's part of it."""
         self._device = device
         self._built = build_model(self.config, self.run, device, values=mode is None)
 
@@ -78,7 +78,7 @@ class ParallelJob:
         return loss_parallel()
 
     def introduce(self, observer: Observer) -> None:
-        """Takes the rank's part of the model and shares it out, as PyTorch's own tools do."""
+        """Cuts the rank's part out of the model and shards it with PyTorch's own tools."""
         tracker = observer.tracker
         tracker.suspended += 1  # the whole model, which no rank holds
         mesh = self._mesh()

@@ -74,7 +74,7 @@ def cut(model: Any, config: Any, run: TorchRun) -> list[Any]:
 
 
 class Chunk(nn.Module):
-    """Takes ids or hidden states, and gives hidden states or logits."""
+    """A chunk of the model: takes ids or hidden states and returns hidden states or logits."""
 
     def __init__(self, model: Any, number: int, chunks: int, autocast: Callable[[], Any], positions: Any) -> None:
         super().__init__()
@@ -85,18 +85,20 @@ class Chunk(nn.Module):
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         """Runs the layers of the chunk."""
         with self.autocast():
-            found: Any = self.model(
+            output: Any = self.model(
                 **{"input_ids" if self.first else "inputs_embeds": given, "position_ids": self.positions}
             )
-        result: torch.Tensor = found.logits if self.last else found
+        result: torch.Tensor = output.logits if self.last else output
         return result
 
 
 def pipeline(
     run: TorchRun, group: Any, models: list[Any], ids: torch.Tensor, hidden: torch.Tensor
 ) -> Callable[[], None]:
-    """A function that runs every micro-batch of `ids` [sequences, tokens] through the chunks of one stage, which may
-    be wrapped. `hidden` is like what goes from stage to stage."""
+    """Returns a function that runs every micro-batch of `ids` [sequences, tokens] through the chunks of one stage.
+
+    hidden: a tensor like those that go from stage to stage
+    """
     from torch.distributed import pipelining
     from torch.distributed.pipelining import schedules
 
@@ -119,8 +121,8 @@ def pipeline(
         )
     except ValueError as error:  # of how many micro-batches go with how many stages
         raise LayoutError(f"{name}: {error} Micro-batches are global_batch over dp x micro_batch.") from None
-    inputs = [ids] if any(one.is_first for one in stages) else []
-    target = ids if any(one.is_last for one in stages) else None
+    inputs = [ids] if any(stage.is_first for stage in stages) else []
+    target = ids if any(stage.is_last for stage in stages) else None
 
     def work() -> None:
         schedule.step(*inputs, target=target, return_outputs=False)

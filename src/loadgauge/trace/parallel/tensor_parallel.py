@@ -1,4 +1,4 @@
-"""Tensor and sequence parallelism by DTensor: transformers' plan of which product is shared how, put on by PyTorch."""
+"""Tensor and sequence parallelism by DTensor: transformers' plan of how each matrix product is sharded, applied by PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KNOWN = ("colwise", "rowwise", "colwise_gather_output", "replicated_with_grad_al
 
 
 def shard_layers(model: Any, mesh: Any, sequence_parallel: bool) -> None:
-    """Shares a model's products over a mesh of one axis, in place. The embedding and the logits are shared over the
+    """Shards a model's matrix products over a mesh of one axis, in place. The embedding and the logits are sharded over the
     vocabulary; with `sequence_parallel` norms work on their part of the sequence.
 
     Raises NotModelled for models whose plan has other styles, LayoutError for heads that do not divide.

@@ -67,21 +67,21 @@ class Stream:
         self.records: list[Record] = []
         self.phases: list[tuple[int, str]] = []
         self.stacks: dict[int, tuple[Frame, ...]] = {}
-        """The lines that asked for each storage, where they were taken down; the innermost first."""
+        """The lines that asked for each storage, where they were recorded; innermost first."""
 
     def begin(self, phase: str) -> None:
-        """What follows belongs to this phase."""
+        """Begins a phase; the events that follow belong to it."""
         self.phases.append((len(self.ids), phase))
 
     def category(self, number: int) -> str:
-        """What a storage is for; what nobody claimed is an input if made before the first step, else temporary."""
+        """What a storage is for; without a claim, an input if made before the first step, else temporary."""
         record = self.records[number]
         return record.category or (INPUTS if record.phase == 0 else TEMPORARIES)
 
     def walk(self, each: Callable[[int, int, int], None], rounded: int = 1) -> int:
         """Calls `each(event, storage, live bytes)` after every event; returns the highest live bytes.
 
-        `rounded`: every storage takes a multiple of so many bytes.
+        rounded: each storage takes a multiple of this many bytes
         """
         live = highest = 0
         sizes: dict[int, int] = {}
@@ -96,7 +96,7 @@ class Stream:
         return highest
 
     def peak(self, begin: int = 0, rounded: int = 1) -> Moment:
-        """The moment with most live bytes, among the events from `begin` on."""
+        """The moment with the most live bytes from event `begin` on; storages are rounded up to multiples of `rounded`."""
         highest, at = -1, 0
 
         def look(event: int, number: int, live: int) -> None:
@@ -108,7 +108,7 @@ class Stream:
         return self.moment(at, rounded)
 
     def moment(self, event: int, rounded: int = 1) -> Moment:
-        """What was live after an event."""
+        """The bytes that were live after an event, by category; storages are rounded up to multiples of `rounded`."""
         if not self.ids:
             return Moment(0, 0, "", "", "", {})
         categories: Counter[str] = Counter()
@@ -135,20 +135,20 @@ class Stream:
         return name
 
     def pieces(self, event: int) -> list[Piece]:
-        """What was live after an event, alike storages together, largest first."""
+        """The storages that were live after an event, similar ones grouped, largest first."""
         groups: dict[tuple[Any, ...], list[int]] = {}
         for number, nbytes in self.live(event).items():
             record = self.records[number]
             kind = (self.category(number), op_name(record.op), record.module, tuple(record.shape), record.dtype)
             groups.setdefault(kind, []).append(nbytes)
-        found = [
+        result = [
             Piece(category, op, module, tuple(map(int, shape)), dtype_name(dtype), len(sizes), sum(sizes))
             for (category, op, module, shape, dtype), sizes in groups.items()
         ]
-        return sorted(found, key=lambda piece: -piece.nbytes)
+        return sorted(result, key=lambda piece: -piece.nbytes)
 
     def by_phase(self) -> dict[str, int]:
-        """The highest live bytes in each phase; phases of the same name count as one."""
+        """The highest live bytes in each phase, by name."""
         starts = [*self.phases, (len(self.ids), "")]
         highest: dict[str, int] = {}
         live, current = 0, 0
@@ -161,7 +161,7 @@ class Stream:
         return highest
 
     def timeline(self, points: int = 1000) -> list[Moment]:
-        """At most so many moments, evenly spread, and of each stretch the highest; the peak is among them."""
+        """The highest moment of each of at most `points` equal stretches of events; the peak is among them."""
         if not self.ids:
             return []
         stretch = max(1, -(-len(self.ids) // points))

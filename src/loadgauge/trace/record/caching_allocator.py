@@ -27,7 +27,7 @@ SPAN = 1 << 44
 
 
 class Event(NamedTuple):
-    """What the allocator did; `storage` is -1 for segments."""
+    """An action of the allocator; `storage` is -1 for segments."""
 
     action: str
     address: int
@@ -36,7 +36,7 @@ class Event(NamedTuple):
 
 
 class Block:
-    """A piece of a segment, free or not, between its neighbours. `unmapped`: a hole, whose pages the driver has back."""
+    """A piece of a segment, free or in use, linked to its neighbours. `unmapped`: its pages are returned to the driver."""
 
     __slots__ = ("address", "free", "next", "previous", "requested", "segment", "size", "storage", "unmapped")
 
@@ -69,7 +69,7 @@ class Reserved(msgspec.Struct, frozen=True):
 
     @property
     def idle(self) -> float:
-        """Share of the reserved peak that was never allocated at once."""
+        """Share of the reserved peak that the allocated peak does not fill, from 0 to 1."""
         return 1 - self.allocated / self.reserved if self.reserved else 0.0
 
 
@@ -92,12 +92,12 @@ class Allocator:
         self._grown: dict[bool, Segment] = {}
 
     def result(self) -> Reserved:
-        """The peaks so far."""
+        """The peaks so far [bytes]."""
         requested, allocated, reserved = self.peaks
         return Reserved(requested, allocated, reserved, self.made, self.retries)
 
     def rounded(self, nbytes: int) -> int:
-        """The size of a block for a request.
+        """The size of the block that serves a request [bytes].
 
         >>> Allocator().rounded(1), Allocator().rounded(513), Allocator(roundup=4).rounded(1200 * 2**20) // 2**20
         (512, 1024, 1280)
@@ -110,7 +110,7 @@ class Allocator:
         return -(-nbytes // SMALLEST) * SMALLEST
 
     def allocate(self, storage: int, nbytes: int) -> None:
-        """Serves a request. Raises NothingFits where the limit leaves no room, even without cached segments."""
+        """Serves a request of `nbytes`. Raises NothingFits beyond the limit, after the cached segments were released."""
         if not nbytes:
             self.live[storage] = None
             return
@@ -128,7 +128,7 @@ class Allocator:
         self.trace.append(Event("alloc", block.address, block.size, storage))
 
     def release(self, storage: int) -> None:
-        """Gives a block back to its pool, together with free neighbours."""
+        """Frees the block of a storage and merges it with free neighbours."""
         block = self.live.pop(storage)
         if block is None:
             return
@@ -308,7 +308,7 @@ def _missing(size: int, tail: Block | None, small: bool) -> int:
 
 
 def replay(stream: Stream, allocator: Allocator | None = None) -> Allocator:
-    """Serves a traced stream. A storage that changes its size is released and allocated anew.
+    """Serves a traced stream. A storage that changes its size is released and allocated again.
 
     Raises NothingFits where the allocator's limit leaves no room; the allocator is then as it was at that moment.
     """

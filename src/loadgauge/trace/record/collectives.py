@@ -24,7 +24,7 @@ class Collective(msgspec.Struct, frozen=True):
 
 
 class Sum(msgspec.Struct, frozen=True):
-    """All calls of one kind in groups of one size."""
+    """The calls of one kind in groups of one size: their number, and their bytes in total."""
 
     kind: str
     ranks: int
@@ -33,20 +33,20 @@ class Sum(msgspec.Struct, frozen=True):
 
 
 def sum_by_kind(calls: Iterable[Collective]) -> tuple[Sum, ...]:
-    """Calls and bytes by kind and group size, most bytes first."""
-    found: dict[tuple[str, int], list[int]] = {}
+    """Sums calls and bytes by kind and group size, most bytes first."""
+    totals: dict[tuple[str, int], list[int]] = {}
     for call in calls:
-        entry = found.setdefault((call.kind, call.ranks), [0, 0])
+        entry = totals.setdefault((call.kind, call.ranks), [0, 0])
         entry[0] += 1
         entry[1] += call.payload
-    sums = [Sum(kind, ranks, calls, payload) for (kind, ranks), (calls, payload) in found.items()]
+    sums = [Sum(kind, ranks, calls, payload) for (kind, ranks), (calls, payload) in totals.items()]
     return tuple(sorted(sums, key=lambda one: (-one.payload, one.kind)))
 
 
 def collective(
     func: Any, args: Any, kwargs: Any, out: Any, phase: str = "", module: str = "", step: int = 0
 ) -> Collective | None:
-    """What a dispatched operation sends; None where it sends nothing."""
+    """The collective that a dispatched operation is; None where it sends nothing."""
     name: str = func._opname
     if name in _QUIET:
         return None

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def _grouped_mm(a: Any, b: Any, offs: Any = None, *_: Any, **__: Any) -> int:
-    """Each row of `a` meets one matrix of `b`; of two matrices, the columns are shared out over groups."""
+    """Each row of `a` meets one matrix of `b`; of two matrices, the columns are split over groups."""
     if len(a) == 2 and len(b) == 3:
         return int(2 * a[0] * a[1] * b[-1])
     if len(a) == 2 and len(b) == 2:
@@ -60,15 +60,15 @@ def formula(func: Any) -> Callable[[Any, Any, Any], int] | str | None:
     known; None where it does not count."""
     if func not in _KNOWN:
         _KNOWN[func] = _formula(func)
-    found: Callable[[Any, Any, Any], int] | str | None = _KNOWN[func]
-    return found
+    result: Callable[[Any, Any, Any], int] | str | None = _KNOWN[func]
+    return result
 
 
 def _formula(func: Any) -> Callable[[Any, Any, Any], int] | str | None:
     packet = getattr(func, "_overloadpacket", None)
     if packet in _SHAPED:
         own = _SHAPED[packet]
-        return lambda args, kwargs, out: own(*(_shape(one) for one in args), **(kwargs or {}))
+        return lambda args, kwargs, out: own(*(_shape(arg) for arg in args), **(kwargs or {}))
     if packet in flop_registry:
         counted: Any = flop_registry[packet]
         return lambda args, kwargs, out: int(counted(*args, **(kwargs or {}), out_val=out))

@@ -41,7 +41,7 @@ class Work(msgspec.Struct):
 
 
 class Observer:
-    """What was seen. Use `observing`."""
+    """Records a training: allocations, FLOPs, collectives and saved tensors. Use `observing`."""
 
     def __init__(self, device: str | None, stacks: bool = False) -> None:
         self.tracker = Tracker(device, stacks)
@@ -132,21 +132,21 @@ class Observer:
                     self._gathered(func, [*tree_leaves(args), *tree_leaves(out)], sent.payload)
 
     def _gathered(self, func: Any, tensors: list[Any], payload: int) -> None:
-        """What a collective fills is what it makes, whoever made room for it."""
-        for one in tensors:
-            if isinstance(one, torch.Tensor) and one.nbytes == payload:
-                number = self.tracker.take(one, func)
+        """Attributes the buffer that an all-gather fills to the all-gather."""
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and tensor.nbytes == payload:
+                number = self.tracker.take(tensor, func)
                 if number is not None and self.stream.records[number].category == "":
                     self.stream.records[number].op = func
 
     def sent(self, kind: str, ranks: int, payload: int) -> None:
-        """Takes down a collective that is not dispatched [bytes]."""
+        """Records a collective that is not dispatched. `payload`: [bytes]."""
         self.collectives.append(Collective(kind, ranks, payload, self._phase, self.tracker.module, self.steps))
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def begin(self, phase: str) -> None:
-        """What follows belongs to this phase of the step."""
+        """Begins a phase of the step."""
         self._phase = phase
         self.tracker.begin(phase)
 
@@ -187,7 +187,7 @@ class Observer:
         for node in sorted(nodes(roots), key=lambda node: int(node._sequence_nr())):
             module = self.module_of(int(node._sequence_nr()))
             for field in fields(node):
-                if not isinstance(field, Field):  # made again in backward
+                if not isinstance(field, Field):  # recomputed in backward
                     if id(field.region) not in regions:
                         regions.add(id(field.region))
                         for tensor in field.inputs:
@@ -231,7 +231,7 @@ class Observer:
         self.begin(FORWARD)
 
     def finish(self) -> None:
-        """Gives what backward allocated the module of the node that asked for it."""
+        """Attributes what backward allocated to the module of the node that asked for it."""
         for record in self.stream.records:
             if record.node >= 0 and not record.module:
                 record.module = self.module_of(record.node)
@@ -242,7 +242,7 @@ class Observer:
 
 def kept_bytes(saved: Iterable[SavedTensor]) -> int:
     """Bytes of the storages of saved activations, each once: neither parameters nor inputs."""
-    return sum({one.storage: one.storage_nbytes for one in saved if not one.owner}.values())
+    return sum({tensor.storage: tensor.storage_nbytes for tensor in saved if not tensor.owner}.values())
 
 
 _next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
@@ -250,7 +250,7 @@ _next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
 
 @contextlib.contextmanager
 def observing(device: str | None, stacks: bool = False) -> Iterator[Observer]:
-    """Watches the code in its body; the preparation lasts until `begin` is called."""
+    """Records the code in its body and yields the observer; preparation lasts until `begin` is called."""
     observer = Observer(device, stacks)
     original, grad = torch.autograd.backward, torch.autograd.grad
     handles = [

@@ -1,4 +1,4 @@
-"""Sees every operation that PyTorch dispatches, on real or fake tensors, and takes down what it allocates.
+"""Sees every operation that PyTorch dispatches, on real or fake tensors, and records what it allocates.
 
 A storage is live from the operation that returns it until Python and C++ have both let it go, which a weak reference
 tells. What an operation allocates and frees inside itself is not seen (its kernel's scratch).
@@ -32,7 +32,7 @@ Watcher = Callable[[Any, Any, Any, Any], None]
 class Tracker(TorchDispatchMode):
     """Writes a `Stream`. `device`: only storages on devices of this type count; None: all of them.
 
-    `stacks`: the lines of the program that ask for each storage are taken down too.
+    `stacks`: record the lines of the program that ask for each storage.
 
     Use it as a context manager around the code; mark phases with `stream.begin` and claim tensors with `claim`.
     """
@@ -65,7 +65,7 @@ class Tracker(TorchDispatchMode):
         self.stream.begin(phase)
 
     def claim(self, tensors: Iterable[Any], category: str) -> None:
-        """Says what tensors are for; unknown ones are taken down as live from now on. A claim is not changed later,
+        """Says what tensors are for; unknown ones are recorded as live from now on. A claim is not changed later,
         except that of an activation."""
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
@@ -77,7 +77,7 @@ class Tracker(TorchDispatchMode):
                     record.category = category
 
     def claim_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Takes down the parameters, gradients and states of an optimizer."""
+        """Claims the parameters, gradients and states of an optimizer."""
         for group in optimizer.param_groups:
             self.claim(group["params"], WEIGHTS)
             self.claim((parameter.grad for parameter in group["params"]), GRADIENTS)
@@ -92,7 +92,7 @@ class Tracker(TorchDispatchMode):
     # -- what PyTorch says ---------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation and takes down the storages of its results."""
+        """Runs an operation and records the storages of its results."""
         if func is _DEVICE_OF and type(args[0]) is FakeTensor:
             return args[0].fake_device
         for kind in types:
@@ -124,7 +124,7 @@ class Tracker(TorchDispatchMode):
                     self._take_all(one, func)
 
     def take(self, tensor: torch.Tensor, op: Any) -> int | None:
-        """The number of a tensor's storage; a new one is an allocation by `op`."""
+        """The number of a tensor's storage; a new storage is recorded as an allocation by `op`. None off the device."""
         tensor = own(tensor)
         if self.device is not None and tensor.device.type != self.device:
             self._note_elsewhere(tensor)
@@ -185,7 +185,7 @@ class Tracker(TorchDispatchMode):
         record.nbytes = max(record.nbytes, nbytes)
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """Notes that a tensor is saved for backward. What was there before the first step stays an input."""
+        """Marks a tensor as saved for backward, unless it existed before the first step, and returns it."""
         number = self.take(tensor, "external")
         if number is not None:
             record = self.stream.records[number]
@@ -222,7 +222,7 @@ class Tracker(TorchDispatchMode):
 
 
 def own(tensor: Any) -> Any:
-    """The rank's own part of a DTensor, and what an asynchronous collective will have filled."""
+    """The local part of a DTensor, or the tensor that an asynchronous collective fills; other tensors unchanged."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     return tensor.elem if type(tensor).__name__ == "AsyncCollectiveTensor" else tensor
 
@@ -232,7 +232,7 @@ OWN = str(Path(__file__).parents[1])
 
 def stack(node: Any) -> tuple[Frame, ...]:
     """The lines that are being run, innermost first, as CUDA's allocator records them: in backward, which CUDA runs on
-    a thread of its own, the node of the graph stands before what hooks run. Lines of this package are left out."""
+    a thread of its own, the node of the graph precedes what hooks run. Lines of this package are left out."""
     frames = []
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         code = frame.f_code
@@ -249,7 +249,7 @@ _DISPATCH = ("_python_dispatch.py", "_ops.py", "fake_tensor.py", "overrides.py",
 
 
 def node_key(node: Any) -> int:
-    """The number in which a node of the graph was made; -1 outside backward."""
+    """The sequence number of a node of the graph; -1 outside backward."""
     return -1 if node is None else int(node._sequence_nr())
 
 
