@@ -8,7 +8,7 @@ from pathlib import Path
 
 from loadgauge.cli.equation import arguments as command_arguments
 from loadgauge.cli.equation import command
-from loadgauge.estimate.equation.equation import Equation, equations
+from loadgauge.equation.equation import Equation, equations
 from loadgauge.estimate.parameters import parameters
 from loadgauge.families import model, model_sources, model_types, models
 from loadgauge.sources import cite
@@ -204,7 +204,7 @@ def equations_page() -> str:
         "# Equations",
         "",
         "Made by `make docs`: each is what the command above it prints, read off the same list of operations that gives",
-        "the numbers of `loadgauge estimate`. `tests/estimate/test_equation.py`, `tests/estimate/test_equation_experts.py` and",
+        "the numbers of `loadgauge estimate`. `tests/equation/test_equation.py`, `tests/equation/test_equation_experts.py` and",
         "`tests/paper/` compare them with the papers' and with derivations by hand. `loadgauge equation` takes any model",
         "of [the catalogue](models.md) as `--layer` too, a number in place of each letter of ranks (`--tp 8`), and",
         "prints LaTeX (`--latex`) and JSON (`--json`).",

@@ -27,7 +27,7 @@ SLOW = {
         "plan/test_sweep_processes.py", "plan/test_sweep_ray.py", "paper/test_article5.py",
         # much to compute
         "plan/test_search_arrays.py", "plan/test_search_plan.py", "plan/test_planned_choices.py", "plot",
-        "estimate/test_equation.py", "estimate/test_equation_experts.py", "formats/test_formats_round_trip.py",
+        "equation/test_equation.py", "equation/test_equation_experts.py", "formats/test_formats_round_trip.py",
         "test_docs.py",
     )
 }  # fmt: skip

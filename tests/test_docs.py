@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from loadgauge.estimate.equation.equation import QUANTITIES
-from loadgauge.estimate.equation.layers import LAYERS
+from loadgauge.equation.equation import QUANTITIES
+from loadgauge.equation.layers import LAYERS
 from loadgauge.families import model_types, models
 from loadgauge.sources import cite
 

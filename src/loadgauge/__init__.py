@@ -39,7 +39,7 @@ from loadgauge.spec.training import training
 
 if TYPE_CHECKING:
     from loadgauge.api import estimate
-    from loadgauge.estimate.equation.equation import equation, equations
+    from loadgauge.equation.equation import equation, equations
     from loadgauge.plan.answer import plan
     from loadgauge.resolve.convert import convert
     from loadgauge.trace.call_job import trace
@@ -77,11 +77,11 @@ __all__ = [
 
 _LAZY = {
     "convert": "loadgauge.resolve.convert:convert",
-    "equation": "loadgauge.estimate.equation.equation:equation",
-    "equations": "loadgauge.estimate.equation.equation:equations",
+    "equations": "loadgauge.equation.equation:equations",
 }
 """Names that are imported at first use: few runs need them."""
 _CALLABLE = {
+    "equation": "loadgauge.equation.equation:equation",
     "estimate": "loadgauge.api:estimate",
     "plan": "loadgauge.plan.answer:plan",
     "trace": "loadgauge.trace.call_job:trace",

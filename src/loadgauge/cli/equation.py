@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from loadgauge.cli.param_types import Whole
+from loadgauge.equation.equation import QUANTITIES
 from loadgauge.errors import ConfigError, suggest
-from loadgauge.estimate.equation.equation import QUANTITIES
 from loadgauge.spec.axes import AXES, STAGE_AXES
 
 if TYPE_CHECKING:
-    from loadgauge.estimate.equation.equation import Equation
+    from loadgauge.equation.equation import Equation
 
 
 @click.command("equation")
@@ -60,7 +60,7 @@ def command(quantity: str, latex: bool, as_json: bool, **flags: Any) -> None:
     """
     if latex and as_json:
         raise ConfigError("--latex and --json exclude one another; the JSON document has the LaTeX too")
-    from loadgauge.estimate.equation.equation import equations
+    from loadgauge.equation.equation import equations
     from loadgauge.report.table import document
 
     found = equations(quantity, **arguments(quantity, flags))
@@ -124,7 +124,7 @@ def _ranks(axis: str, text: str) -> int | str:
 
 
 def _show(found: Equation) -> None:
-    from loadgauge.estimate.equation.symbols import text
+    from loadgauge.estimate.symbols import text
     from loadgauge.report.table import console, points
 
     target = console()

@@ -13,7 +13,12 @@ import msgspec
 
 from loadgauge.algebra import Size
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.equation.symbols import (
+from loadgauge.estimate.memory.ledger import NOT_ITEMISED, READ_OFF, Ledger
+from loadgauge.estimate.memory.peak import Memory, When
+from loadgauge.estimate.memory.phases import PARTS, Phase
+from loadgauge.estimate.memory.recompute import applied
+from loadgauge.estimate.schedule.stages import Key
+from loadgauge.estimate.symbols import (
     MEANING,
     letter,
     substitute,
@@ -22,11 +27,6 @@ from loadgauge.estimate.equation.symbols import (
     symbolic_view,
     text,
 )
-from loadgauge.estimate.memory.ledger import NOT_ITEMISED, READ_OFF, Ledger
-from loadgauge.estimate.memory.peak import Memory, When
-from loadgauge.estimate.memory.phases import PARTS, Phase
-from loadgauge.estimate.memory.recompute import applied
-from loadgauge.estimate.schedule.stages import Key
 from loadgauge.estimate.workings import Workings
 from loadgauge.layers import block_layer, head_layer
 from loadgauge.layers.operations import NOTHING, Layer, Recompute

@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.equation.symbols import latex, letter
 from loadgauge.estimate.explain import Explanation, Formula, Kept
 from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.result import Estimate
+from loadgauge.estimate.symbols import latex, letter
 from loadgauge.figures.treemap import Node, treemap
 from loadgauge.report.explanation import whole
 from loadgauge.units import gib

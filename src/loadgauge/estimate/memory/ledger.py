@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from loadgauge.algebra import Size
-from loadgauge.estimate.equation.symbols import kinds
 from loadgauge.estimate.memory.gathered import copies
 from loadgauge.estimate.memory.in_flight import Work
 from loadgauge.estimate.memory.overhead import COMMUNICATOR, CONTEXT, communicators
@@ -21,6 +20,7 @@ from loadgauge.estimate.memory.phases import PARTS, Holding, Moment, Phase, Stag
 from loadgauge.estimate.memory.rank_memory import End, Kept
 from loadgauge.estimate.memory.states import RankWeights, States, WeightCount, model_states
 from loadgauge.estimate.schedule.stages import Key
+from loadgauge.estimate.symbols import kinds
 from loadgauge.layers.operations import NOTHING, Layer, Recompute, Tensor
 from loadgauge.sources import cite
 from loadgauge.spec.lora import base_format

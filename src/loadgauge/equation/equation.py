@@ -7,14 +7,14 @@ from typing import Any, Literal
 import msgspec
 
 from loadgauge.algebra import Size
+from loadgauge.equation.layers import LAYERS, subject
+from loadgauge.equation.options import AXES, Choice, chosen
+from loadgauge.equation.parts import by_part, listed, natural, written, written_latex
+from loadgauge.equation.validity import origin, validity
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.equation.layers import LAYERS, subject
-from loadgauge.estimate.equation.options import AXES, Choice, chosen
-from loadgauge.estimate.equation.parts import by_part, listed, natural, written, written_latex
-from loadgauge.estimate.equation.symbols import MEANING, factored, kinds, latex, letter, substitute, terms, text
-from loadgauge.estimate.equation.validity import origin, validity
 from loadgauge.estimate.memory.recompute import applied
 from loadgauge.estimate.memory.states import model_states
+from loadgauge.estimate.symbols import MEANING, factored, kinds, latex, letter, substitute, terms, text
 from loadgauge.layers import block_layer, embedding_layer, head_layer
 from loadgauge.sources import cite
 from loadgauge.spec.optimizers import OPTIMIZERS

@@ -7,9 +7,9 @@ from typing import Literal
 import msgspec
 
 from loadgauge.algebra import Size
+from loadgauge.equation.layers import Subject, subject
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.equation.layers import Subject, subject
-from loadgauge.estimate.equation.symbols import letter
+from loadgauge.estimate.symbols import letter
 from loadgauge.layers import View
 from loadgauge.spec import axes
 from loadgauge.spec.kernels import PAPER, Dtypes, Kernels

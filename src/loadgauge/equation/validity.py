@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadgauge.estimate.equation.options import WEIGHTS, Choice
+from loadgauge.equation.options import WEIGHTS, Choice
 from loadgauge.sources import cite
 
 READ_OFF = "read off the list of operations"

@@ -11,7 +11,7 @@ import msgspec
 
 from loadgauge.algebra import Size
 from loadgauge.errors import ConfigError, closest
-from loadgauge.estimate.equation.symbols import Symbolic, letter, symbolic_block, symbolic_ends
+from loadgauge.estimate.symbols import Symbolic, letter, symbolic_block, symbolic_ends
 from loadgauge.families.catalogue import find_model
 from loadgauge.families.reference import deepseek_block, gpt_model, llama_block, llama_model, mixtral_block
 from loadgauge.spec.model import Block, Mlp, ModelSpec, Moe

@@ -105,7 +105,7 @@ def _part(operation: Operation, experts: bool, core_apart: bool) -> str:
 def natural(whole: Any) -> Any:
     """A sum with its terms of one power of s, over the same ranks, together; common factors before a bracket.
 
-    >>> from loadgauge.estimate.equation.symbols import letter
+    >>> from loadgauge.estimate.symbols import letter
     >>> h, a, k, d, s, t = (letter(name) for name in "hakdst")
     >>> natural(2 * h * a * d + 2 * h * k * d)
     2*d*h*(a + k)
@@ -147,7 +147,7 @@ def in_order(expression: Any) -> list[Any]:
 def written(expression: Any) -> str:
     """A sum as it was built, in one line that Python can read.
 
-    >>> from loadgauge.estimate.equation.symbols import letter
+    >>> from loadgauge.estimate.symbols import letter
     >>> h, a, d, s = (letter(name) for name in "hads")
     >>> written(natural(h * s + 2 * a * d * s + a * s**2))
     's*(2*a*d + h) + a*s**2'

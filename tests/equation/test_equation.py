@@ -10,9 +10,9 @@ import sympy
 
 import loadgauge
 from command_line import document
+from loadgauge.equation.equation import QUANTITIES, Equation, equation, equations
 from loadgauge.errors import ConfigError, Error
-from loadgauge.estimate.equation.equation import QUANTITIES, Equation, equation, equations
-from loadgauge.estimate.equation.symbols import factored, letter, substitute, text
+from loadgauge.estimate.symbols import factored, letter, substitute, text
 from loadgauge.layers import View, block_layer
 from loadgauge.spec.kernels import PAPER, Kernels
 

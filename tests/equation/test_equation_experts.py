@@ -21,10 +21,10 @@ import sympy
 
 import loadgauge
 from command_line import document, typed
-from loadgauge.estimate.equation import layers as equation_layers
-from loadgauge.estimate.equation.equation import QUANTITIES, Equation, equation, equations
-from loadgauge.estimate.equation.symbols import letter, substitute
+from loadgauge.equation import layers as equation_layers
+from loadgauge.equation.equation import QUANTITIES, Equation, equation, equations
 from loadgauge.estimate.memory.recompute import applied
+from loadgauge.estimate.symbols import letter, substitute
 from loadgauge.families.reference import llama_model
 from loadgauge.layers import View, block_layer
 from loadgauge.sources import cite
