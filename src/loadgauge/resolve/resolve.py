@@ -175,7 +175,7 @@ def _degrees(job: Job, fill: Any) -> tuple[int, dict[str, int]]:
     if gpus % within:
         raise LayoutError(
             f"{gpus} GPUs are not divisible by tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']} = {within}:"
-            f" {gpus % within} left",
+            f" leaves {gpus % within}",
             dimension="gpus", size=gpus, ranks=within,
         )  # fmt: skip
     return gpus // within, degrees

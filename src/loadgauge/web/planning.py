@@ -20,7 +20,7 @@ MOST = 4000
 EACH = 6
 """Layouts of one structure that are timed for the scatter, besides those that matter for the answer."""
 COLUMNS = (
-    "memory", "mfu", "step", *RANK_AXES[1:], "dp", "vpp", "zero", "micro_batch", "recompute", "schedule", "etp",
+    "memory", "mfu", "step", *RANK_AXES[1:], RANK_AXES[0], "vpp", "zero", "micro_batch", "recompute", "schedule", "etp",
     "replicas", "sequence_parallel", "stage_layers",
 )  # fmt: skip
 NEEDED = {"stage_layers": "pp", "cp_comm": ""}
