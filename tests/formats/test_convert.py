@@ -13,7 +13,7 @@ from loadgauge.formats.exchange import Written, read
 from loadgauge.resolve.convert import convert
 from loadgauge.spec.job import Job
 
-SCRIPT = "torchrun --nproc-per-node 8 --nnodes 1 pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1 --bf16  # mine\n"
+SCRIPT = "torchrun --nproc-per-node 8 --nnodes 1 pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1  # mine\n"
 
 
 @pytest.fixture
