@@ -332,11 +332,11 @@ def test_defaults_are_those_of_the_version(
             ARGUMENTS + "fsdp: full_shard\ndeepspeed: {zero_optimization: {stage: 2}}\n",
             "deepspeed: contradicts fsdp",
         ),
-        ("a.yaml", ACCELERATE.replace("num_processes: 16", "num_processes: 15"), "15 do not share out over 2 machines"),
+        ("a.yaml", ACCELERATE.replace("num_processes: 16", "num_processes: 15"), "15 cannot be split over 2 machines"),
         (
             "a.yaml",
             ACCELERATE + "parallelism_config:\n  parallelism_config_tp_size: 3\n",
-            "16 GPUs do not share out over 3",
+            "16 GPUs cannot be split over 3",
         ),
         (
             "a.yaml",

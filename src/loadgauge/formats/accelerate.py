@@ -36,7 +36,7 @@ def _gpus() -> Idea:
         if nodes is None or nodes == 1:
             return {"gpus": gpus}
         if gpus % nodes:
-            raise keys.wrong(count, f"{gpus} do not share out over {nodes} machines")
+            raise keys.wrong(count, f"{gpus} cannot be split over {nodes} machines")
         return {"gpus": gpus, "nodes": nodes, "gpus_per_node": gpus // nodes}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:

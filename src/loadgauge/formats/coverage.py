@@ -82,24 +82,6 @@ class Bound(msgspec.Struct, frozen=True):
         return max(0.0, -change), max(0.0, change)
 
 
-class Uncounted(msgspec.Struct, frozen=True):
-    """Something a job file asks for that is not counted: a line for the report, and how far it may change the memory.
-
-    key: as the file writes it, or the section it stands for; known: whether a list has it
-    low, high: by how much the memory of a GPU may be lower and higher [bytes]
-    kernels: what a part of the model may run in
-    parameter: of each parameter of the model, over all GPUs [bytes]
-    """
-
-    note: str
-    key: str
-    known: bool = True
-    low: float = 0.0
-    high: float = 0.0
-    kernels: Mapping[str, str] = {}
-    parameter: float = 0.0
-
-
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """Rules for the keys of a dialect that no idea reads. A name that ends in `.*` matches a whole section, one that
     ends in `_*` all names that begin so.

@@ -11,12 +11,12 @@ import msgspec
 from loadgauge.errors import ConfigError
 from loadgauge.files import read_start
 from loadgauge.formats.argv import Argv
-from loadgauge.formats.coverage import Uncounted
 from loadgauge.formats.dialects import dialect as dialect_of
 from loadgauge.formats.dialects import recognise
 from loadgauge.formats.facts import SPLITS, Extra, Fact, describe, facts_given, facts_of, merge, solve
 from loadgauge.formats.nested import json_document, toml_document, yaml_document
 from loadgauge.formats.table import Dialect, Document, Keys, Missing
+from loadgauge.formats.uncounted import Uncounted
 from loadgauge.spec.axes import DEGREES, RANK_ORDER
 from loadgauge.spec.job import Job
 

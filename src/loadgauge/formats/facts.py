@@ -188,7 +188,7 @@ def _data_parallel(facts: Mapping[str, Fact], job: Job, gpus: int | None, file: 
         whole, left = divmod(gpus, ranks_of_replica(job))
         given = [facts[name] for name in ("gpus", "nodes", "gpus_per_node", *SPLITS) if name in facts]
         if left or whole == 0:
-            raise ConfigError(f"{_joined(given)}: {gpus} GPUs do not share out over {ranks_of_replica(job)}", file=file)
+            raise ConfigError(f"{_joined(given)}: {gpus} GPUs cannot be split over {ranks_of_replica(job)}", file=file)
         if ranks is not None and ranks != whole:
             given += [fact for fact in (dp, replicas, shards) if fact is not None]
             raise ConfigError(f"{_joined(given)}: {ranks_of_replica(job)} x {ranks} GPUs are not {gpus}", file=file)
@@ -230,7 +230,7 @@ def facts_of(job: Job, extra: Extra | None = None) -> dict[str, Any]:
         dp, left = divmod(job.gpus, ranks_of_replica(job))
         if left:
             raise ConfigError(
-                f"{job.gpus} GPUs do not share out over tp x pp x cp = {ranks_of_replica(job)}", key="gpus"
+                f"{job.gpus} GPUs cannot be split over tp x pp x cp = {ranks_of_replica(job)}", key="gpus"
             )
         if dp % (job.replicas or 1):
             raise ConfigError(f"{job.replicas} replicas do not divide {dp} data-parallel ranks", key="replicas")
@@ -243,7 +243,7 @@ def facts_of(job: Job, extra: Extra | None = None) -> dict[str, Any]:
         accumulation, left = divmod(job.global_batch, micro * dp)
         if left or not accumulation:
             raise ConfigError(
-                f"{job.global_batch} sequences do not share out over {dp} data-parallel ranks x {micro}",
+                f"{job.global_batch} sequences cannot be split over {dp} data-parallel ranks x {micro}",
                 key="global_batch",
             )
         values["accumulation"] = accumulation

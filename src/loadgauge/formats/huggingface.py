@@ -256,7 +256,7 @@ def processes() -> Idea:
         if gpus is None:
             return {}
         if gpus % hosts:
-            raise keys.wrong(count, f"{gpus} do not share out over {hosts} machines")
+            raise keys.wrong(count, f"{gpus} cannot be split over {hosts} machines")
         return {"gpus": gpus} if hosts == 1 else {"gpus": gpus, "nodes": hosts, "gpus_per_node": gpus // hosts}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:

@@ -123,7 +123,9 @@ def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: 
     ends = [end for end in (first, last) if end is not None]
     each, left = divmod(total - sum(ends), max(1, stages - len(ends)))
     if left or each < 0:
-        raise keys.wrong("num_layers", f"{total} layers less {sum(ends)} of the ends do not share out over the rest")
+        raise keys.wrong(
+            "num_layers", f"{total} layers less {sum(ends)} of the ends cannot be split evenly over the rest"
+        )
     middle = [each] * (stages - len(ends))
     counts = ([first] if first is not None else []) + middle + ([last] if last is not None else [])
     return ",".join(str(count) for count in counts)

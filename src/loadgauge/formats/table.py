@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.formats.coverage import Coverage, Kind, Uncounted, key_lists
+from loadgauge.formats.coverage import Coverage, Kind, key_lists
 from loadgauge.formats.facts import Fact
+from loadgauge.formats.uncounted import Uncounted
 
 LARGEST = 10**9
 UNKNOWN = "a key that is not known here, so whatever it does is not counted"

@@ -58,7 +58,7 @@ def _layout() -> Idea:
             # A group of the device mesh counts Ulysses' ranks among its own.
             whole, left = divmod(size, ranks)
             if left or not whole:
-                raise keys.wrong(group, f"{size} does not share out over {keys.document.shown(ulysses)} = {ranks}")
+                raise keys.wrong(group, f"{size} cannot be split over {keys.document.shown(ulysses)} = {ranks}")
             facts["shards"] = whole
         return facts
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from loadgauge.errors import ConfigError
 from loadgauge.families.catalogue import find_model, model_sources, models
-from loadgauge.formats.coverage import Uncounted
 from loadgauge.formats.exchange import SYNTAXES, JobFile, load, read
 from loadgauge.formats.facts import FIELDS, Extra, ranks_of_replica
 from loadgauge.formats.recompute import resolve_recompute
+from loadgauge.formats.uncounted import Uncounted
 from loadgauge.spec.axes import MODEL_PARALLEL
 from loadgauge.spec.frameworks import default_framework
 from loadgauge.spec.job import Job

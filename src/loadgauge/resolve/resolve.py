@@ -9,7 +9,7 @@ import msgspec
 
 from loadgauge.errors import ConfigError, LayoutError, NotStated
 from loadgauge.families.catalogue import find_model
-from loadgauge.formats.coverage import Uncounted
+from loadgauge.formats.uncounted import Uncounted
 from loadgauge.layers import View, block_layer
 from loadgauge.lengths import Lengths
 from loadgauge.resolve.rescale import scale

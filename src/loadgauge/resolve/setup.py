@@ -8,7 +8,7 @@ from loadgauge.estimate.cost import Budget, Failures
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.padding import Forecast, forecast
 from loadgauge.estimate.result import Estimate
-from loadgauge.formats.coverage import Uncounted
+from loadgauge.formats.uncounted import Uncounted
 from loadgauge.lengths import Lengths
 from loadgauge.spec.hardware import Cluster, Gpu
 from loadgauge.spec.job import Job
