@@ -16,7 +16,7 @@ from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.result import Estimate
 from loadgauge.plan.axis_values import space_for
 from loadgauge.plan.reopen import reopen
-from loadgauge.plan.search import Case, Objective, search
+from loadgauge.plan.search import Case, Objective, cost_per_billion_tokens, search
 from loadgauge.plan.space import divisors
 from loadgauge.spec.axes import COMMUNICATION
 from loadgauge.spec.cluster import cluster
@@ -72,12 +72,12 @@ def leanest(case: Case) -> tuple[float, Layout | None]:
     """
     import numpy
 
-    found, where = float("inf"), None
+    least, where = float("inf"), None
     for batch in case.batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool)):
         place = int(numpy.argmin(batch.memory))
-        if batch.memory[place] < found:
-            found, where = float(batch.memory[place]), (batch.grid, batch.structure, int(batch.places[place]))
-    return found, None if where is None else where[0].layout(*where[1:])
+        if batch.memory[place] < least:
+            least, where = float(batch.memory[place]), (batch.grid, batch.structure, int(batch.places[place]))
+    return least, None if where is None else where[0].layout(*where[1:])
 
 
 def with_space(case: Case, **changes: Any) -> Case:
@@ -189,9 +189,9 @@ def largest_micro_batch(
     return Answer(text, most, best, points, roomy, dividing or None)
 
 
-def _batches(found: Estimate) -> str:
+def _batches(best: Estimate) -> str:
     """The global batch of a layout, and what it must be a multiple of."""
-    multiple, batch = found.layout.dp * found.layout.micro_batch, found.layout.global_batch
+    multiple, batch = best.layout.dp * best.layout.micro_batch, best.layout.global_batch
     return f"{batch:,}" if multiple == batch else f"{batch:,} (any multiple of {multiple:,} will do)"
 
 
@@ -268,21 +268,21 @@ def smallest_nic(
     )
 
 
-def _dominant(found: Estimate) -> str:
+def _dominant(best: Estimate) -> str:
     """What takes the most of a step of all communication that nothing hides, and over which link, in words."""
-    assert found.time is not None
-    parts = found.time.parts
+    assert best.time is not None
+    parts = best.time.parts
     lane = max(COMMUNICATION, key=parts.__getitem__)
-    rows = [row for row in found.network if row.lane == lane]
+    rows = [row for row in best.network if row.lane == lane]
     outer, inner = (sum(row.exposed_seconds for row in rows if row.link == link) for link in ("outer", "inner"))
     why = "over the network, latency included" if outer > inner else "inside a node, where no adapter changes it"
-    return f"most of it is {lane}, {parts[lane] / found.time.step:.1%} of the step, {why}"
+    return f"most of it is {lane}, {parts[lane] / best.time.step:.1%} of the step, {why}"
 
 
-def exposed(found: Estimate) -> float:
+def exposed(best: Estimate) -> float:
     """Return exposed communication as a share of the step time (0 to 1)."""
-    assert found.time is not None
-    return sum(found.time.parts[lane] for lane in COMMUNICATION) / found.time.step
+    assert best.time is not None
+    return sum(best.time.parts[lane] for lane in COMMUNICATION) / best.time.step
 
 
 def largest_model(
@@ -340,7 +340,7 @@ def cheapest_gpu(
 
     prices: of one GPU-hour, by GPU. Returns the answers, and for kinds without one the reason. Raises `NothingFits`.
     """
-    found, rest = [], []
+    answers, rest = [], []
     for name, price in prices.items():
         card = kind_of_gpu(name)
         progress(card.name)
@@ -353,9 +353,8 @@ def cheapest_gpu(
         except Error as error:
             rest.append(f"{card.name}: {error}")
             continue
-        assert best.time is not None
-        cost = price * best.layout.gpus * best.time.step / 3600 / best.time.tokens * 1e9
-        found.append(Answer(f"{card.name}: {cost:,.2f} for a billion tokens", cost, best))
-    if not found:
+        cost = cost_per_billion_tokens(price, best)
+        answers.append(Answer(f"{card.name}: {cost:,.2f} for a billion tokens", cost, best))
+    if not answers:
         raise NothingFits(f"{cases[0].space.model.name} fits none of {', '.join(prices)}: {'; '.join(rest)}")
-    return sorted(found, key=lambda answer: answer.value), rest
+    return sorted(answers, key=lambda answer: answer.value), rest

@@ -18,6 +18,7 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.plan.batch.evaluate import BatchEvaluator
 from loadgauge.plan.batch.types import Batch, Wanted
 from loadgauge.plan.constraints import Constraints
+from loadgauge.plan.memo import Memo
 from loadgauge.plan.sample import Sampler
 from loadgauge.plan.space import SIZES, Grid, Space, Structure
 from loadgauge.spec.calibration import Rates
@@ -58,27 +59,27 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
         With sequence lengths, the time is of a mean micro-batch and the memory of one with the longest sequences only.
         """
-        found = self.evaluator().batches(progress, wanted)
+        batches = self.evaluator().batches(progress, wanted)
         if self.space.lengths is None:
-            yield from found
+            yield from batches
             return
         import numpy
 
         longest = msgspec.structs.replace(self, space=msgspec.structs.replace(self.space, lengths=None))
         worst = longest.evaluator().batches(None, lambda memory, least: numpy.zeros(len(memory), dtype=bool))
-        for batch, other in zip(found, worst, strict=True):
+        for batch, other in zip(batches, worst, strict=True):
             yield batch._replace(memory=numpy.maximum(batch.memory, other.memory))
 
     def estimate(self, layout: Layout) -> Estimate:
         """Estimate one layout exactly; with sequence lengths, the memory is that of the longest."""
-        found = estimate(
+        mean = estimate(
             self.space.model, layout, self.training, cluster=self.cluster, rates=self.rates, scale=self.scale
         )
         if self.space.lengths is None:
-            return found
+            return mean
         alike = msgspec.structs.replace(layout, tokens=None, pairs=None)
         worst = estimate(self.space.model, alike, self.training, self.cluster.gpu)
-        return found if worst.memory.total < found.memory.total else msgspec.structs.replace(found, memory=worst.memory)
+        return mean if worst.memory.total < mean.memory.total else msgspec.structs.replace(mean, memory=worst.memory)
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,13 +253,13 @@ def search(
     if objective == "network":
         slowest = NETWORK_SLACK * min(row.step for row in best.rows)
         best.rows = [row for row in best.rows if row.step <= slowest]
-    known: dict[tuple[int, Layout], Estimate] = {}
-    ranked = _exact(cases, objective, known, [(row.case, row.layout) for row in best.rows])
+    estimates = Memo()
+    ranked = _exact(cases, objective, estimates, best.rows)
     moved = sum(1 for place, (index, _) in enumerate(ranked) if place != index)
-    front = _exact(cases, objective, known, [(row.case, row.layout) for row in best.front])
+    front = _exact(cases, objective, estimates, best.front)
     return SearchResult(
-        cases=tuple(cases), objective=objective, margin=margin, layouts=tuple(found for _, found in ranked[:top]),
-        pareto=tuple(sorted((found for _, found in front), key=lambda found: _seconds(found))), evaluated=evaluated,
+        cases=tuple(cases), objective=objective, margin=margin, layouts=tuple(exact for _, exact in ranked[:top]),
+        pareto=tuple(sorted((exact for _, exact in front), key=_seconds)), evaluated=evaluated,
         valid=best.valid, fitting=best.fitting, seconds=time.perf_counter() - started, moved=moved, bounded=best.bounded,
     )  # fmt: skip
 
@@ -277,46 +278,43 @@ def _score(objective: Objective, case: Case, step: Any, memory: Any) -> Any:
     }[objective]
 
 
-def score(objective: Objective, case: Case, found: Estimate) -> float:
+def score(objective: Objective, case: Case, estimate: Estimate) -> float:
     """Return what an objective minimises, for an exact estimate."""
-    if objective == "headroom":
-        return found.memory.total - case.cluster.gpu.capacity
     if objective == "network":
-        return carried(found)
-    step, gpus = _seconds(found), case.space.gpus
-    return {
-        "time": step, "throughput": step * gpus, "money": step * gpus * (1.0 if case.price is None else case.price),
-        "gpus": gpus + 1 - 1 / (step + 1),
-    }[objective]  # fmt: skip
+        return carried(estimate)
+    return float(_score(objective, case, _seconds(estimate), estimate.memory.total))
 
 
-def carried(found: Estimate) -> float:
+def cost_per_billion_tokens(price: float, estimate: Estimate) -> float:
+    """Return the cost of training on 10^9 tokens, in the currency of `price`, that of one GPU-hour."""
+    assert estimate.time is not None
+    cost: float = price * estimate.layout.gpus * estimate.time.step / 3600 / estimate.time.tokens * 1e9
+    return cost
+
+
+def carried(estimate: Estimate) -> float:
     """Return the mean traffic of a GPU's network adapter over a step [byte/s]."""
-    nbytes: float = sum(row.adapter * row.calls_per_step for row in found.network)
-    return nbytes / _seconds(found)
+    nbytes: float = sum(row.adapter * row.calls_per_step for row in estimate.network)
+    return nbytes / _seconds(estimate)
 
 
-def _seconds(found: Estimate) -> float:
-    assert found.time is not None
-    return found.time.step
+def _seconds(estimate: Estimate) -> float:
+    assert estimate.time is not None
+    return estimate.time.step
 
 
 def _exact(
-    cases: Sequence[Case],
-    objective: Objective,
-    known: dict[tuple[int, Layout], Estimate],
-    found: Iterable[tuple[int, Layout]],
+    cases: Sequence[Case], objective: Objective, estimates: Memo, rows: Iterable[Row]
 ) -> list[tuple[int, Estimate]]:
-    """Exact estimates, best first, each with the place that the array reading gave it. known: those made already."""
-    rows = []
-    for place, (number, layout) in enumerate(found):
-        if (number, layout) not in known:
-            known[number, layout] = cases[number].estimate(layout)
-        result = known[number, layout]
-        second = _seconds(result) if objective == "network" else result.memory.total
-        rows.append(((score(objective, cases[number], result), second, _simplicity(layout)), place, result))
-    rows.sort(key=lambda row: (row[0], row[1]))
-    return [(place, result) for _, place, result in rows]
+    """Exact estimates of rows, best first, each with its place among the rows. estimates: those made already."""
+    ranked = []
+    for place, row in enumerate(rows):
+        case, layout = cases[row.case], row.layout
+        exact = estimates.once((row.case, layout), case.estimate, layout)
+        second = _seconds(exact) if objective == "network" else exact.memory.total
+        ranked.append(((score(objective, case, exact), second, _simplicity(layout)), place, exact))
+    ranked.sort(key=lambda entry: entry[:2])
+    return [(place, exact) for _, place, exact in ranked]
 
 
 def _simplicity(layout: Layout) -> tuple[int, ...]:

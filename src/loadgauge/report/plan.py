@@ -15,7 +15,7 @@ from loadgauge.plan.answer import answer as find_plan
 from loadgauge.plan.axis_values import out_of_reach, space_for
 from loadgauge.plan.request import PlanRequest, file_estimate
 from loadgauge.plan.request import cases as planned_cases
-from loadgauge.plan.search import Case, Objective, SearchResult, carried, search
+from loadgauge.plan.search import Case, Objective, SearchResult, carried, cost_per_billion_tokens, search
 from loadgauge.report.progress import clear, progress, say
 from loadgauge.report.step_time import LANES
 from loadgauge.report.table import GLUE, Column, console, document, draw, heading, points
@@ -173,11 +173,7 @@ def table(
     cells["MFU"] = [f"{time.mfu:.1%}" for time in times]
     cells["GiB"] = [f"{result.memory.total / GIB:,.1f}" for result in results]
     if price is not None:
-        costs = [
-            price * time.step * layout.gpus / 3600 / time.tokens * 1e9
-            for time, layout in zip(times, every, strict=True)
-        ]
-        cells["cost/1B"] = [f"{cost:,.2f}" for cost in costs]
+        cells["cost/1B"] = [f"{cost_per_billion_tokens(price, result):,.2f}" for result in results]
     for name in ("dp", *DEGREES, "zero"):
         if any(getattr(layout, name) > int(name != "zero") for layout in every):
             cells[name] = [_degree(layout, name) for layout in every]

@@ -25,6 +25,7 @@ from loadgauge.plan.request import (
     questions,
     read_values,
 )
+from loadgauge.plan.search import cost_per_billion_tokens
 from loadgauge.plan.sweep.grid import LONGEST_FILE, Cell, Row, Value, key, read
 from loadgauge.plan.sweep.results import Kind
 from loadgauge.resolve.reproduce import layout_flags
@@ -224,9 +225,7 @@ def _best(cell: Cell, plan: Plan) -> Row:
     best, case, given = plan.best.estimate, plan.case, _given(cell.words)
     layout, memory, time_, links = best.layout, best.memory, best.time, case.cluster.links
     assert time_ is not None
-    cost = None
-    if case.price is not None:
-        cost = case.price * layout.gpus * time_.step / 3600 / time_.tokens * 1e9
+    cost = None if case.price is None else cost_per_billion_tokens(case.price, best)
     command = plan.best.job.replace(model=given["model"], lengths=given.get("lengths")).command()
     return {
         "assumed": ", ".join(f"{flag} {value}" for flag, value in plan.setup.assumed.items()), "estimate": command,
