@@ -23,6 +23,7 @@ from loadgauge.trace.torch_run import TorchRun
 from loadgauge.units import GIB
 from loadgauge.validate.runs import read
 from loadgauge.validate.validate import validate
+from once import once
 
 SMALL = Sizes(
     matmul=((128, 128, 64),), attention=((1, 64, 2, 32),), elements=(2**16,), parameters=2**12, payloads=(2**12,)
@@ -46,10 +47,11 @@ def test_the_list() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> Report:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Report:
     good = case("electra-small", 1, 16, precision="fp32")
     bad = case("electra-small", 1, 100_000)
-    return report(None, "cpu", (good, bad), SMALL, timed=1)
+    made = once(tmp_path_factory, "gpu", lambda: msgspec.to_builtins(report(None, "cpu", (good, bad), SMALL, timed=1)))
+    return msgspec.convert(made, Report)
 
 
 def test_a_report(found: Report, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def task(reader: Reader, classes: Mapping[str, str]) -> str:
 
 
 def refuse_unusual(reader: Reader) -> None:
-    """Refuses what transformers allows in a config of any family, and no family here models."""
+    """Raises `NotModelled` for what transformers allows in a config of any family and no reader here models."""
     if reader.raw("per_layer_config", default=None):
         raise reader.unmodelled("per_layer_config", "layers that differ one by one are not modelled")
     if reader.flag("is_encoder_decoder", default=False):
@@ -90,7 +90,9 @@ def num_labels(reader: Reader) -> int:
 
 
 def decoder_head(reader: Reader, classes: Mapping[str, str], *, softcap: bool = False, bias: Switch = False) -> Head:
-    """The head of a decoder: no layer before it, and a bias only over the vocabulary."""
+    """The head that the class in `architectures` has: a matrix over the vocabulary (with a bias where `bias` says so), one
+    over the labels, or none; no layer before it. `softcap`: the logits are capped.
+    """
     wanted = task(reader, classes)
     biased = switch(reader, bias)
     if wanted == LANGUAGE:
@@ -101,19 +103,21 @@ def decoder_head(reader: Reader, classes: Mapping[str, str], *, softcap: bool = 
 
 
 def layers(reader: Reader, *keys: str) -> int:
-    """The number of layers."""
+    """The number of layers, under any of these names of the key; `ConfigError` above `MOST_LAYERS`."""
     return reader.whole(*keys, maximum=MOST_LAYERS)
 
 
 def head_width(reader: Reader, hidden_size: int, heads: int, key: str = "hidden_size") -> int:
-    """`hidden_size` over the number of heads, which must divide it."""
+    """Channels of a head: `hidden_size` over the number of heads; `ConfigError`, naming `key`, where that leaves a rest."""
     if hidden_size % heads:
         raise reader.wrong(key, f"{hidden_size} is not divisible by {heads} attention heads, and no head_dim is given")
     return hidden_size // heads
 
 
 def key_value_heads(reader: Reader, heads: int, default: UnsetType | None = UNSET) -> int:
-    """`num_key_value_heads`; null means one per query head. It must divide the number of heads."""
+    """The number of key-value heads: `num_key_value_heads`, or `heads` where it is null; `ConfigError` where it does not
+    divide `heads`.
+    """
     count = reader.optional_whole("num_key_value_heads", default=default)
     if count is None:
         if not reader.has("num_key_value_heads"):
@@ -141,7 +145,7 @@ def rotary_dim(reader: Reader, head_dim: int, default: float, *names: str) -> in
 
 
 def next_token_layers(reader: Reader) -> int:
-    """Layers of multi-token prediction that come with the model."""
+    """The number of multi-token prediction layers that come with the model, by `num_nextn_predict_layers`."""
     keys = ("num_nextn_predict_layers", "num_mtp_layers")
     return reader.whole(*keys, default=reader.class_default(*keys) or 0, minimum=0, maximum=MOST_LAYERS)
 
@@ -189,7 +193,10 @@ RENAMED = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def types_of(reader: Reader, count: int, linear: str = "linear_attention") -> tuple[str, ...] | None:
-    """`layer_types`, each full_attention or the family's other kind; None where the config has none."""
+    """The type of each of `count` layers by `layer_types`: full_attention or `linear`; None where the config does not say.
+
+    Raises `ConfigError` for a wrong number of entries, `NotModelled` for another type.
+    """
     key = "layers_block_type" if reader.has("layers_block_type") and not reader.has("layer_types") else "layer_types"
     types = reader.texts(key)
     if types is None:
@@ -204,7 +211,7 @@ def types_of(reader: Reader, count: int, linear: str = "linear_attention") -> tu
 
 
 def rebuilt(spec: ModelSpec, change: Callable[[int, Block], Block]) -> ModelSpec:
-    """The model with each layer's block changed, by its place."""
+    """The model with the block of layer i replaced by `change(i, block)`."""
     blocks, pattern = distinct([change(i, spec.blocks[kind]) for i, kind in enumerate(spec.pattern)])
     return msgspec.structs.replace(spec, blocks=blocks, pattern=pattern)
 
@@ -219,6 +226,6 @@ def interleaved(spec: ModelSpec, types: Sequence[str], mixer: LinearMixer) -> Mo
 
 
 def language(prefix: str, *, classifier: bool = False) -> dict[str, str]:
-    """transformers' classes of a family, most of which have none for classification."""
+    """As `decoder_classes`, without the class for classification, which most hybrids do not have."""
     names = decoder_classes(prefix)
     return names if classifier else {name: use for name, use in names.items() if use != CLASSIFY}

@@ -12,7 +12,7 @@ EXPERTS = Experts(count=("moe_num_experts",), per_token=("moe_top_k",), width="f
 
 
 def dbrx(reader: Reader) -> ModelSpec:
-    """The model that a config of this family describes."""
+    """Reads a config of DBRX into a model."""
     hidden_size = reader.whole("d_model", "hidden_size")
     heads = reader.whole("n_heads", "num_attention_heads")
     count = parts.layers(reader, "n_layers", "num_hidden_layers")

@@ -26,17 +26,17 @@ Rotated = Callable[[Reader, Sequence[int | None]], Sequence[bool]]
 
 
 def no_windows(reader: Reader, count: int) -> list[int | None]:
-    """Every layer attends to all keys."""
+    """The windows of `count` layers that attend to all keys: None for each."""
     return [None] * count
 
 
 def one_window(reader: Reader, count: int) -> list[int | None]:
-    """Every layer has the window `sliding_window`."""
+    """The windows of `count` layers [tokens]: `sliding_window` for each."""
     return [reader.optional_whole("sliding_window")] * count
 
 
 def typed_windows(every: Callable[[Reader], int]) -> Windows:
-    """`layer_types`; where it is missing, each `every`-th layer attends to all keys and the others have the window."""
+    """A reader of the windows by `layer_types`, or else: all keys in each `every`-th layer, `sliding_window` in the others."""
 
     def read_windows(reader: Reader, count: int) -> list[int | None]:
         window = reader.optional_whole("sliding_window")
@@ -50,7 +50,7 @@ def typed_windows(every: Callable[[Reader], int]) -> Windows:
 
 
 def all_rotate(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:
-    """Every layer rotates."""
+    """Whether each layer rotates queries and keys: all do."""
     return [True] * len(windows)
 
 
@@ -124,30 +124,30 @@ class Decoder(msgspec.Struct, frozen=True, kw_only=True):
     """Defaults of keys that the class does not declare."""
 
 
-def read(reader: Reader, kin: Decoder) -> ModelSpec:
-    """The model that a config of this family describes."""
-    reader.ignore(*kin.ignored)
+def read(reader: Reader, family: Decoder) -> ModelSpec:
+    """Reads a config of the family `family` into a model."""
+    reader.ignore(*family.ignored)
     hidden_size = reader.whole("hidden_size")
     count = parts.layers(reader, "num_hidden_layers")
     attention_softcap, final_softcap = (
-        kin.softcaps and reader.optional_real(key) is not None
+        family.softcaps and reader.optional_real(key) is not None
         for key in ("attn_logit_softcapping", "final_logit_softcapping")
     )
-    attention = kin.latent(reader) if kin.latent else _attention(reader, kin, hidden_size, attention_softcap)
-    mlp = _mlp(reader, kin)
+    attention = family.latent(reader) if family.latent else _attention(reader, family, hidden_size, attention_softcap)
+    mlp = _mlp(reader, family)
     moes: Sequence[Moe | None] = [None] * count
-    if kin.experts is not None:
-        moes = expert_layers(reader, kin.experts, count, mlp)
-    dropout = reader.rate(kin.residual_dropout) if kin.residual_dropout else 0.0
-    scaled = switch(reader, kin.unrotated_query_scale)
-    parallel = kin.placement == "parallel" or switch(reader, kin.parallel)
+    if family.experts is not None:
+        moes = expert_layers(reader, family.experts, count, mlp)
+    dropout = reader.rate(family.residual_dropout) if family.residual_dropout else 0.0
+    scaled = switch(reader, family.unrotated_query_scale)
+    parallel = family.placement == "parallel" or switch(reader, family.parallel)
 
     def block(window: int | None, rotates: bool, moe: Moe | None) -> Block:
         mixer: Attention | LatentAttention = attention
         if isinstance(mixer, Attention):
             # A window counts the query itself; without a causal mask it reaches as far ahead as back.
             keys = window if window is None or mixer.causal else 2 * window - 1
-            normed = rotates or not kin.rotated_only
+            normed = rotates or not family.rotated_only
             mixer = msgspec.structs.replace(
                 mixer,
                 sliding_window=keys,
@@ -158,18 +158,18 @@ def read(reader: Reader, kin: Decoder) -> ModelSpec:
         return Block(
             attention=mixer,
             mlp=mlp if moe is None else moe,
-            norm=kin.norm,
-            placement="parallel" if parallel else kin.placement,
+            norm=family.norm,
+            placement="parallel" if parallel else family.placement,
             shared_norm=parallel,
             dropout=dropout,
-            dropout_after_attention=kin.dropout_after_attention,
+            dropout_after_attention=family.dropout_after_attention,
         )
 
-    windows = kin.windows(reader, count)
-    layers = list(zip(windows, kin.rotated(reader, windows), moes, strict=True))
+    windows = family.windows(reader, count)
+    layers = list(zip(windows, family.rotated(reader, windows), moes, strict=True))
     made = {kind: block(*kind) for kind in dict.fromkeys(layers)}
     blocks, pattern = parts.distinct([made[kind] for kind in layers])
-    following = parts.next_token_layers(reader) if kin.next_tokens else 0
+    following = parts.next_token_layers(reader) if family.next_tokens else 0
     return ModelSpec(
         name=reader.name,
         model_type=reader.model_type,
@@ -179,56 +179,56 @@ def read(reader: Reader, kin: Decoder) -> ModelSpec:
         pattern=pattern,
         tie_word_embeddings=reader.flag("tie_word_embeddings"),
         max_position_embeddings=reader.whole("max_position_embeddings"),
-        rotary_tables=len(set(windows)) if kin.own_angles else 1,
-        embedding_dropout=reader.rate(kin.embedding_dropout) if kin.embedding_dropout else 0.0,
-        final_norm=kin.norm,
-        head=parts.decoder_head(reader, kin.classes, softcap=final_softcap, bias=kin.head_bias),
+        rotary_tables=len(set(windows)) if family.own_angles else 1,
+        embedding_dropout=reader.rate(family.embedding_dropout) if family.embedding_dropout else 0.0,
+        final_norm=family.norm,
+        head=parts.decoder_head(reader, family.classes, softcap=final_softcap, bias=family.head_bias),
         num_nextn_predict_layers=following,
         unused_keys=("num_nextn_predict_layers (not counted unless asked)",) if following else (),
     )
 
 
-def _attention(reader: Reader, kin: Decoder, hidden_size: int, softcap: bool) -> Attention:
+def _attention(reader: Reader, family: Decoder, hidden_size: int, softcap: bool) -> Attention:
     heads = reader.whole("num_attention_heads")
     key_value_heads = parts.key_value_heads(reader, heads)
     head_dim = reader.optional_whole("head_dim")
     if head_dim is None:
-        whole = hidden_size - hidden_size % heads if kin.head_dim_rounded and hidden_size >= heads else hidden_size
+        whole = hidden_size - hidden_size % heads if family.head_dim_rounded and hidden_size >= heads else hidden_size
         head_dim = parts.head_width(reader, whole, heads)
     return Attention(
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads,
         head_dim=head_dim,
-        qkv_bias=switch(reader, kin.qkv_bias),
-        output_bias=switch(reader, kin.output_bias),
-        fused_qkv=kin.fused_qkv,
-        clip=bool(kin.clip_key) and reader.optional_real(kin.clip_key) is not None,
-        qk_norm=kin.qk_norm if kin.qk_norm is not None and switch(reader, kin.qk_normed) else None,
-        qk_norm_over=kin.qk_norm_over,
-        rotary_dim=None if kin.rotary_factor is None else parts.rotary_dim(reader, head_dim, kin.rotary_factor),
-        sinks=kin.sinks,
-        causal=not (kin.bidirectional_key and reader.flag("use_bidirectional_attention", nullable=True)),
+        qkv_bias=switch(reader, family.qkv_bias),
+        output_bias=switch(reader, family.output_bias),
+        fused_qkv=family.fused_qkv,
+        clip=bool(family.clip_key) and reader.optional_real(family.clip_key) is not None,
+        qk_norm=family.qk_norm if family.qk_norm is not None and switch(reader, family.qk_normed) else None,
+        qk_norm_over=family.qk_norm_over,
+        rotary_dim=None if family.rotary_factor is None else parts.rotary_dim(reader, head_dim, family.rotary_factor),
+        sinks=family.sinks,
+        causal=not (family.bidirectional_key and reader.flag("use_bidirectional_attention", nullable=True)),
         softcap=softcap,
-        softmax_float32=kin.softmax_float32,
-        heads_first=kin.heads_first or kin.rotary_factor is not None,
-        own_tables=kin.own_tables,
-        tables_float32=kin.tables_float32,
-        query_scale=kin.query_scale,
+        softmax_float32=family.softmax_float32,
+        heads_first=family.heads_first or family.rotary_factor is not None,
+        own_tables=family.own_tables,
+        tables_float32=family.tables_float32,
+        query_scale=family.query_scale,
         dropout=reader.rate("attention_dropout"),
     )
 
 
-def _mlp(reader: Reader, kin: Decoder) -> Mlp:
-    activation = reader.text(kin.activation_key, default=kin.own.get(kin.activation_key, UNSET))
+def _mlp(reader: Reader, family: Decoder) -> Mlp:
+    activation = reader.text(family.activation_key, default=family.own.get(family.activation_key, UNSET))
     return Mlp(
-        intermediate_size=reader.whole(kin.dense_size_key, default=kin.own.get(kin.dense_size_key, UNSET)),
-        gated=kin.gated,
-        bias=switch(reader, kin.mlp_bias),
-        activation=kin.renamed_activations.get(activation, activation),
-        fused_gate_up=kin.fused_gate_up,
+        intermediate_size=reader.whole(family.dense_size_key, default=family.own.get(family.dense_size_key, UNSET)),
+        gated=family.gated,
+        bias=switch(reader, family.mlp_bias),
+        activation=family.renamed_activations.get(activation, activation),
+        fused_gate_up=family.fused_gate_up,
     )
 
 
-def readers(kin: Mapping[str, Decoder]) -> dict[str, Callable[[Reader], ModelSpec]]:
-    """A reader for each model_type."""
-    return {model_type: partial(read, kin=one) for model_type, one in kin.items()}
+def readers(family: Mapping[str, Decoder]) -> dict[str, Callable[[Reader], ModelSpec]]:
+    """The function that reads a config, for each `model_type` of `family`."""
+    return {model_type: partial(read, family=one) for model_type, one in family.items()}

@@ -14,7 +14,7 @@ from loadgauge.spec.model import Attention, Block, Head, Mlp, ModelSpec, Norm
 
 
 def encoder_classes(prefix: str) -> dict[str, str]:
-    """transformers' names for an encoder's classes, and what each one's head does."""
+    """The classes that transformers has for the encoder `prefix`, and what the head of each does."""
     return {f"{prefix}ForMaskedLM": parts.LANGUAGE, f"{prefix}ForCausalLM": parts.LANGUAGE, **_shared(prefix)}
 
 
@@ -33,8 +33,8 @@ class Encoder(msgspec.Struct, frozen=True, kw_only=True):
     """Of the masked-LM head; None: `hidden_act`."""
 
 
-def read(reader: Reader, kin: Encoder) -> ModelSpec:
-    """The model that a config of BERT's kin describes."""
+def read(reader: Reader, family: Encoder) -> ModelSpec:
+    """Reads a config of the BERT family `family` into a model."""
     if reader.flag("add_cross_attention"):
         raise reader.unmodelled("add_cross_attention", "an encoder that attends to another is not modelled")
     if reader.text("position_embedding_type", default="absolute") != "absolute":
@@ -44,13 +44,13 @@ def read(reader: Reader, kin: Encoder) -> ModelSpec:
     count = parts.layers(reader, "num_hidden_layers")
     rows = reader.whole("max_position_embeddings")
     longest = rows
-    if kin.spare_positions:
+    if family.spare_positions:
         longest -= 1 + (reader.optional_whole("pad_token_id", default=1, minimum=0) or 0)
         if longest < 1:
             raise reader.wrong("max_position_embeddings", f"{rows} rows leave no position after pad_token_id")
     activation = reader.text("hidden_act")
     dropout = reader.rate("hidden_dropout_prob")
-    post = kin.placement == "post"
+    post = family.placement == "post"
     block = Block(
         attention=Attention(
             num_attention_heads=heads,
@@ -70,12 +70,12 @@ def read(reader: Reader, kin: Encoder) -> ModelSpec:
             activation=activation,
         ),
         norm=parts.LAYER_NORM,
-        placement=kin.placement,
+        placement=family.placement,
         dropout=dropout,
         dropout_after_mlp=post,  # transformers' XLM-RoBERTa-XL drops the attention's output only
     )
     tied = reader.flag("tie_word_embeddings")
-    head = _head(reader, kin, activation)
+    head = _head(reader, family, activation)
     if head.kind == "lm" and not tied:
         raise reader.unmodelled(
             "tie_word_embeddings", "false is not modelled here: transformers then keeps a second bias that nothing uses"
@@ -98,13 +98,13 @@ def read(reader: Reader, kin: Encoder) -> ModelSpec:
     )
 
 
-def _head(reader: Reader, kin: Encoder, activation: str) -> Head:
-    wanted = parts.task(reader, kin.classes)
+def _head(reader: Reader, family: Encoder, activation: str) -> Head:
+    wanted = parts.task(reader, family.classes)
     if wanted == parts.LANGUAGE:
         return Head(
             transform=True,
             transform_norm=parts.LAYER_NORM,
-            activation=kin.head_activation or activation,
+            activation=family.head_activation or activation,
             bias=True,
             loss_float32=False,
         )
@@ -196,17 +196,17 @@ def _modernbert_head(reader: Reader, norm: Norm) -> Head:
 READERS = {
     "bert": partial(
         read,
-        kin=Encoder(
+        family=Encoder(
             classes={"BertForMaskedLM": parts.LANGUAGE, "BertLMHeadModel": parts.LANGUAGE, **_shared("Bert")},
             spare_positions=False,
             head_activation=None,
         ),
     ),
-    "roberta": partial(read, kin=Encoder(classes=encoder_classes("Roberta"))),
-    "xlm-roberta": partial(read, kin=Encoder(classes=encoder_classes("XLMRoberta"))),
+    "roberta": partial(read, family=Encoder(classes=encoder_classes("Roberta"))),
+    "xlm-roberta": partial(read, family=Encoder(classes=encoder_classes("XLMRoberta"))),
     "xlm-roberta-xl": partial(
         read,
-        kin=Encoder(
+        family=Encoder(
             classes=encoder_classes("XLMRobertaXL"),
             placement="pre",
         ),

@@ -21,12 +21,12 @@ Shared = Callable[[Reader, int], int]
 
 
 def every_layer(reader: Reader, count: int) -> Sequence[bool]:
-    """All of them."""
+    """Whether each of `count` layers has experts: all of them do."""
     return [True] * count
 
 
 def after_first(reader: Reader, count: int) -> Sequence[bool]:
-    """All but the first `first_k_dense_replace`."""
+    """Whether each of `count` layers has experts: all but the first `first_k_dense_replace` (DeepSeek)."""
     if reader.whole("moe_layer_freq", default=1) != 1:
         raise reader.unmodelled("moe_layer_freq", "experts in some layers only are not modelled for this family")
     first = reader.optional_whole("first_k_dense_replace", minimum=0) or 0
@@ -34,21 +34,23 @@ def after_first(reader: Reader, count: int) -> Sequence[bool]:
 
 
 def stepped(reader: Reader, count: int) -> Sequence[bool]:
-    """Each `decoder_sparse_step`-th layer, without those in `mlp_only_layers` (Qwen)."""
+    """Whether each of `count` layers has experts: each `decoder_sparse_step`-th, except those in `mlp_only_layers` (Qwen)."""
     dense = set(reader.wholes("mlp_only_layers") or ())
     step = reader.whole("decoder_sparse_step")
     return [i not in dense and not (i + 1) % step for i in range(count)]
 
 
 def listed(reader: Reader, count: int) -> Sequence[bool]:
-    """Those in `moe_layers`, or else each `interleave_moe_layer_step`-th (Llama 4)."""
+    """Whether each of `count` layers has experts: those in `moe_layers`, or else each `interleave_moe_layer_step`-th
+    (Llama 4).
+    """
     step = reader.whole("interleave_moe_layer_step", default=1)
     chosen = reader.wholes("moe_layers")
     return [not (i + 1) % step if chosen is None else i in chosen for i in range(count)]
 
 
 def typed(reader: Reader, count: int) -> Sequence[bool]:
-    """`mlp_layer_types`; where it is missing, all but the first (GLM-4.7 Flash)."""
+    """Whether each of `count` layers has experts: by `mlp_layer_types`, or else all but the first (GLM-4.7 Flash)."""
     reader.ignore("first_k_dense_replace")
     types = reader.texts("mlp_layer_types")
     if types is None:
@@ -59,7 +61,9 @@ def typed(reader: Reader, count: int) -> Sequence[bool]:
 
 
 def between(reader: Reader, count: int) -> Sequence[bool]:
-    """Each `moe_layer_interval`-th from `moe_layer_start_index` to `moe_layer_end_index` (ERNIE 4.5)."""
+    """Whether each of `count` layers has experts: each `moe_layer_interval`-th from `moe_layer_start_index` to
+    `moe_layer_end_index` (ERNIE 4.5).
+    """
     first, step = (
         reader.whole(f"moe_layer_{n}", default=1, minimum=m) for n, m in (("start_index", 0), ("interval", 1))
     )
@@ -71,12 +75,12 @@ def between(reader: Reader, count: int) -> Sequence[bool]:
 
 
 def no_shared(reader: Reader, width: int) -> int:
-    """Nothing."""
+    """Width of the shared experts of a family that has none: 0."""
     return 0
 
 
 def counted(key: str) -> Shared:
-    """As many experts of the same width as `key` says; their widths add up."""
+    """A reader of the width of the shared experts: `key` is how many there are, each as wide as a routed one."""
 
     def shared(reader: Reader, width: int) -> int:
         return width * (reader.optional_whole(key, minimum=0) or 0)
@@ -85,7 +89,7 @@ def counted(key: str) -> Shared:
 
 
 def wide(key: str) -> Shared:
-    """One expert of a width of its own."""
+    """A reader of the width of the shared expert: the value of `key`."""
 
     def shared(reader: Reader, width: int) -> int:
         return reader.whole(key, minimum=0)
@@ -94,7 +98,7 @@ def wide(key: str) -> Shared:
 
 
 def one_more(reader: Reader, width: int) -> int:
-    """One expert of the same width."""
+    """Width of one shared expert that is as wide as a routed one."""
     return width
 
 
@@ -124,32 +128,35 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     weights_float32: bool = False
 
 
-def expert_layers(reader: Reader, kin: Experts, count: int, dense: Mlp) -> list[Moe | None]:
+def expert_layers(reader: Reader, family: Experts, count: int, dense: Mlp) -> list[Moe | None]:
     """The experts of each layer; None where it has none, and `dense` is its MLP."""
-    experts = _needed(reader, kin.count)
-    width = reader.whole(kin.width)
-    together = kin.shared(reader, width)
+    experts = _needed(reader, family.count)
+    width = reader.whole(family.width)
+    together = family.shared(reader, width)
     shared = Mlp(
-        intermediate_size=together, gated=dense.gated, bias=dense.bias and kin.shared_bias, activation=dense.activation
+        intermediate_size=together,
+        gated=dense.gated,
+        bias=dense.bias and family.shared_bias,
+        activation=dense.activation,
     )
     moe = Moe(
         num_experts=experts,
         num_experts_per_tok=1,
         moe_intermediate_size=width,
         gated=dense.gated,
-        activation=kin.activation or dense.activation,
-        expert_bias=kin.expert_bias,
-        router_bias=kin.router_bias,
-        correction_bias=kin.correction_bias,
-        router_score=kin.router_score,
-        scores_float32=kin.scores_float32,
-        norm_topk_prob=switch(reader, kin.norm_topk_prob),
-        router_float32=kin.router_float32,
-        weights_float32=kin.weights_float32,
+        activation=family.activation or dense.activation,
+        expert_bias=family.expert_bias,
+        router_bias=family.router_bias,
+        correction_bias=family.correction_bias,
+        router_score=family.router_score,
+        scores_float32=family.scores_float32,
+        norm_topk_prob=switch(reader, family.norm_topk_prob),
+        router_float32=family.router_float32,
+        weights_float32=family.weights_float32,
         shared=shared if together else None,
-        shared_gate=kin.shared_gate,
+        shared_gate=family.shared_gate,
     )
-    layers = zip(_chosen(reader, kin, count, experts), kin.sparse(reader, count), strict=True)
+    layers = zip(_chosen(reader, family, count, experts), family.sparse(reader, count), strict=True)
     return [msgspec.structs.replace(moe, num_experts_per_tok=chosen) if sparse else None for chosen, sparse in layers]
 
 
@@ -159,9 +166,9 @@ def _needed(reader: Reader, names: Sequence[str]) -> int:
     return reader.whole(*names)
 
 
-def _chosen(reader: Reader, kin: Experts, count: int, experts: int) -> list[int]:
+def _chosen(reader: Reader, family: Experts, count: int, experts: int) -> list[int]:
     """Experts that a token is sent to, in each layer; some families may list them layer by layer."""
-    names = kin.per_token
+    names = family.per_token
     key = next((name for name in names if reader.has(name)), names[0])
     if isinstance(reader.raw(*names), list):
         chosen = list(reader.wholes(key) or ())

@@ -27,7 +27,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(reader: Reader, names: Names) -> ModelSpec:
-    """The model that a config of either family describes."""
+    """Reads a config of XGLM or BioGPT, which call keys by their own `names`, into a model."""
     if reader.flag("add_cross_attention"):
         raise reader.unmodelled("add_cross_attention", "a decoder that attends to an encoder is not modelled")
     hidden_size = reader.whole(*names.hidden_size)

@@ -1,4 +1,4 @@
-"""GPT-J, CodeGen, GPT-Neo and GPTBigCode (StarCoder): kin of GPT-2 with other positions, or one key-value head."""
+"""GPT-J, CodeGen, GPT-Neo and GPTBigCode (StarCoder): relatives of GPT-2 with other positions, or one key-value head."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from loadgauge.spec.model import Block, Mamba1, Mamba2, ModelSpec, Moe
 
 
 def no_rotation(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:
-    """Attention without positions: the other layers know the order."""
+    """Whether each attention layer rotates: none does, as the state-space layers know the order."""
     return [False] * len(windows)
 
 
@@ -30,7 +30,7 @@ BAMBA = Decoder(classes=language("Bamba"), rotary_factor=0.5)
 
 
 def bamba(reader: Reader) -> ModelSpec:
-    """Mamba-2 but for the layers in `attn_layer_indices`."""
+    """Reads Bamba: Mamba-2, and attention in the layers of `attn_layer_indices`."""
     spec = decoder.read(reader, BAMBA)
     chosen = set(reader.wholes("attn_layer_indices") or ())
     types = ["full_attention" if i in chosen else "linear_attention" for i in range(spec.num_hidden_layers)]
@@ -54,7 +54,7 @@ GRANITE = Decoder(
 
 
 def granite(reader: Reader) -> ModelSpec:
-    """Mamba-2 by `layer_types`; without experts the shared MLP is all there is."""
+    """Reads Granite 4.0 hybrids: Mamba-2 by `layer_types`; without experts, the shared MLP alone."""
     dense = reader.whole("num_local_experts", minimum=0) == 0
     if dense:
         reader.ignore("num_experts_per_tok", "intermediate_size")
@@ -82,7 +82,7 @@ FALCON_H1 = Decoder(
 
 
 def falcon_h1(reader: Reader) -> ModelSpec:
-    """Mamba-2 beside the attention of every layer."""
+    """Reads Falcon-H1: Mamba-2 in parallel with the attention of every layer."""
     spec = decoder.read(reader, FALCON_H1)
     inner = reader.optional_whole("mamba_d_ssm")
     mixer: Mamba2 = msgspec.structs.replace(
@@ -120,7 +120,7 @@ def _periodic(reader: Reader, what: str, count: int) -> list[int]:
 
 
 def jamba(reader: Reader) -> ModelSpec:
-    """Mamba but for one layer in `attn_layer_period`; experts in one of `expert_layer_period`."""
+    """Reads Jamba: Mamba, and attention in one layer of `attn_layer_period`; experts in one of `expert_layer_period`."""
     single = reader.whole("num_experts", "num_local_experts") == 1
     if single:
         reader.ignore("num_experts_per_tok", "expert_layer_period", "expert_layer_offset")

@@ -57,9 +57,9 @@ QWEN3_5_MOE = msgspec.structs.replace(
 )
 
 
-def _delta_nets(reader: Reader, kin: Decoder, *, separate: bool) -> ModelSpec:
+def _delta_nets(reader: Reader, family: Decoder, *, separate: bool) -> ModelSpec:
     """Delta nets by `layer_types`, or but for each `full_attention_interval`-th layer; attention has a gate."""
-    spec = decoder.read(reader, kin)
+    spec = decoder.read(reader, family)
     every = reader.whole("full_attention_interval", default=4)
     types = types_of(reader, spec.num_hidden_layers) or tuple(
         "linear_attention" if (i + 1) % every else "full_attention" for i in range(spec.num_hidden_layers)
@@ -88,8 +88,8 @@ def _delta_nets(reader: Reader, kin: Decoder, *, separate: bool) -> ModelSpec:
 def qwen3_next(reader: Reader) -> ModelSpec:
     """Qwen3-Next; its multi-token prediction layer is published with it but not part of transformers' class."""
     dense = reader.whole("num_experts", minimum=0) == 0
-    kin = msgspec.structs.replace(QWEN3_NEXT, experts=None) if dense else QWEN3_NEXT
-    return _delta_nets(reader, kin, separate=False)
+    family = msgspec.structs.replace(QWEN3_NEXT, experts=None) if dense else QWEN3_NEXT
+    return _delta_nets(reader, family, separate=False)
 
 
 # Short convolutions, and lightning attention
@@ -132,7 +132,9 @@ def _convolutions(reader: Reader, spec: ModelSpec, types: Sequence[str]) -> Mode
 
 
 def lfm2(reader: Reader) -> ModelSpec:
-    """Convolutions by `layer_types`, or but for `full_attn_idxs`; the MLP has two thirds of the width stated, or so."""
+    """Reads LFM2: short convolutions by `layer_types`, or everywhere but in `full_attn_idxs`; with
+    `block_auto_adjust_ff_dim` the MLP has two thirds of the stated width, rounded up.
+    """
     key = "block_ff_dim" if reader.has("block_ff_dim") else "intermediate_size"
     spec = decoder.read(reader, msgspec.structs.replace(LFM2, dense_size_key=key))
     count = spec.num_hidden_layers
@@ -159,7 +161,7 @@ def lfm2(reader: Reader) -> ModelSpec:
 
 
 def lfm2_moe(reader: Reader) -> ModelSpec:
-    """Convolutions by `layer_types`, and experts but for the first `num_dense_layers`."""
+    """Reads LFM2-MoE: short convolutions by `layer_types`, experts in all but the first `num_dense_layers`."""
     spec = decoder.read(reader, LFM2_MOE)
     types = types_of(reader, spec.num_hidden_layers, "conv")
     if types is None:

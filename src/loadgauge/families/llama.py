@@ -46,7 +46,7 @@ def smollm3_windows(reader: Reader, count: int) -> list[int | None]:
 
 
 def smollm3_rotated(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:
-    """Three layers of four."""
+    """Whether each layer rotates: three of four, or as `no_rope_layers` lists them (SmolLM3)."""
     return rope_layers(reader, len(windows))
 
 

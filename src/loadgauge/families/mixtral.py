@@ -29,7 +29,7 @@ def chunks(reader: Reader, count: int) -> list[int | None]:
 
 
 def some_rotate(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:
-    """Llama 4: `no_rope_layers`."""
+    """Whether each layer rotates, by `no_rope_layers` (Llama 4)."""
     return rope_layers(reader, len(windows))
 
 

@@ -65,7 +65,7 @@ WRAPPERS = {
 
 
 def read(reader: Reader, wrapper: Wrapper) -> ModelSpec:
-    """The text tower of a multimodal model, with its head."""
+    """Reads the text tower of a multimodal config, with its head, into a model; the vision tower is left out."""
     wanted = parts.task(
         reader,
         {f"{wrapper.prefix}ForConditionalGeneration": parts.LANGUAGE, f"{wrapper.prefix}Model": parts.BODY},

@@ -50,7 +50,7 @@ def window_before_some(reader: Reader, count: int) -> list[int | None]:
 
 
 def one_switched_window(reader: Reader, count: int) -> list[int | None]:
-    """Every layer has the window where `use_sliding_window` is set."""
+    """The windows of `count` layers: `sliding_window` for each where `use_sliding_window` is set, else None."""
     reader.ignore("max_window_layers")
     switched_on = reader.flag("use_sliding_window")
     window = reader.optional_whole("sliding_window", default=4096)

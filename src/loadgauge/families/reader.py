@@ -131,19 +131,19 @@ class Reader:
         """What the class declares for this part of a config; None: what that of the config's `model_type` declares."""
 
     def wrong(self, key: str, message: str) -> ConfigError:
-        """The error that `message` makes of `key`."""
+        """A `ConfigError` that names `key`, its place and the file; for the caller to raise."""
         return ConfigError(message, key=f"{self.path}.{key}" if self.path else key, file=self.file)
 
     def unmodelled(self, key: str, message: str) -> NotModelled:
-        """The error of a value that is valid but outside the model."""
+        """A `NotModelled` for a value that is valid but outside the model; for the caller to raise."""
         return NotModelled(str(self.wrong(key, message)))
 
     def has(self, key: str) -> bool:
-        """Whether the config has the key."""
+        """Whether the config states the key, be it null."""
         return key in self.config
 
     def ignore(self, *keys: str) -> None:
-        """Counts keys as read."""
+        """Counts keys as read, so that `unused` does not name them."""
         self._read.update(keys)
 
     @property

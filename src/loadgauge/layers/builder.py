@@ -30,7 +30,7 @@ class Builder:
         self.local_tokens = shard(view.tokens, view.token_shards, "tokens of a micro-batch")
 
     def layer(self, name: str) -> Layer:
-        """The list written so far."""
+        """The operations written so far, as a `Layer`."""
         return Layer(name, tuple(self.operations))
 
     # -- tensors ------------------------------------------------------------------------------------------------------

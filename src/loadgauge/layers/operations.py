@@ -206,7 +206,7 @@ class Layer(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of all operations."""
+        """The names of all operations, in forward order."""
         return frozenset(operation.name for operation in self.operations)
 
     @property
@@ -216,17 +216,17 @@ class Layer(msgspec.Struct, frozen=True):
 
     @property
     def params(self) -> Size:
-        """Parameters on one rank."""
+        """Parameters of the layer on one rank."""
         return sum(weight.numel for weight in self.weights)
 
     @property
     def forward_flops(self) -> Size:
-        """FLOPs of one forward of one micro-batch, on one rank."""
+        """FLOPs of one forward of one micro-batch on one rank [FLOP]."""
         return sum(operation.forward_flops for operation in self.operations)
 
     @property
     def backward_flops(self) -> Size:
-        """Model FLOPs of one backward, on one rank."""
+        """Model FLOPs of one backward of one micro-batch on one rank, without recomputation [FLOP]."""
         return sum(operation.backward_flops for operation in self.operations)
 
     def recompute_flops(self, recompute: Recompute = NOTHING) -> Size:
@@ -269,7 +269,7 @@ class Layer(msgspec.Struct, frozen=True):
         )
 
     def saved(self, recompute: Recompute = NOTHING) -> Size:
-        """Bytes held from forward to backward."""
+        """Bytes held from forward to backward by one micro-batch on one rank [bytes]."""
         return sum(tensor.nbytes for tensor in self.kept(recompute))
 
     @property
