@@ -58,7 +58,6 @@ def uploads() -> Iterator[Uploads]:
     [
         ("--json --tokens 1T --explain activations", ONCE),
         ("--explain gradients --at backward", ONCE),
-        ("", ONCE),
         # Padded batches, and one in which every sequence is the longest, are other layouts.
         ("--lengths uniform:4096 --json", {"MemoryModel": 3, "StepModel": 2}),
     ],
