@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 import loadgauge
-from command_line import document
+from command_line import document, typed
 from loadgauge.api import Flags
 from loadgauge.errors import ConfigError, Error, LayoutError
 from loadgauge.spec.job import Job, fields
@@ -142,6 +142,8 @@ def test_every_flag_of_the_command_is_a_keyword() -> None:
 
 def test_an_estimate_prints_as_a_page_and_shows_as_a_line() -> None:
     result = loadgauge.estimate("llama-3.1-8b", gpu=GPU, **JOB)
+    assert str(result) == typed(f"estimate llama-3.1-8b --gpu {GPU} --gpus 8 --zero 3 --seq-len 2048").out.rstrip("\n")
+    result = copy.copy(result)  # as from specifications: without what was asked
     text = str(result)
     assert len(text) < 2500
     assert all(len(line) <= 120 for line in text.splitlines()[:-2])

@@ -105,9 +105,13 @@ def _html(result: Estimate) -> str:
 
 
 def _text(result: Estimate) -> str:
-    from loadgauge.report.notebook import text
+    if result.setup is not None:
+        from loadgauge.report.estimate import text
 
-    return text(result)
+        return text(result.setup, result)
+    from loadgauge.report import notebook
+
+    return notebook.text(result)
 
 
 def _line(result: Estimate) -> str:

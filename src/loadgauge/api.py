@@ -187,7 +187,8 @@ def _of_flags(model: str | Path | ModelSpec, gpu: str | Gpu | None, flags: Mappi
     if isinstance(gpu, Gpu) and gpu_of(gpu.id) != gpu:
         raise ConfigError(f"a changed {gpu.id} goes with a Layout; without one, give an id", key="gpu")
     job = Job.of(spec.name if spec else str(model), flags)
-    return resolve_job(job.replace(gpu=None if card is None else card.id), spec).estimate()
+    name = gpu if isinstance(gpu, str) else None if card is None else card.id
+    return resolve_job(job.replace(gpu=name), spec).estimate()
 
 
 def _model(model: str | Path | ModelSpec) -> ModelSpec:

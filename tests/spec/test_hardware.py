@@ -6,11 +6,13 @@ import csv
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import loadgauge
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.sources import sources
 from loadgauge.spec.hardware import Cluster, Gpu, Link, Peaks, Quantity, gpu, gpu_ids, gpus
@@ -249,14 +251,26 @@ def test_a_wrong_file_is_refused_by_name_and_key(change, says):
 
 
 def test_an_unknown_id_names_the_closest():
-    with pytest.raises(ConfigError, match=r"'h100'.*h100-nvl-94gb, h100-pcie-80gb, h100-sxm-96gb-500w, h100-sxm5-80gb"):
-        gpu("h100")
+    with pytest.raises(ConfigError, match=r"'h100-\?'.*h100-nvl-94gb, h100-sxm5-80gb"):
+        gpu("h100-?")
     with pytest.raises(ConfigError, match=r"'rtx490'.*rtx4090"):
         gpu("rtx490")
     with pytest.raises(ConfigError, match=r"'\.\./gpus/l4'"):
         gpu("../gpus/l4")
     with pytest.raises(ConfigError, match=r"precision.*'fp7'.*fp8"):
         gpu("l4").peak("fp7")
+
+
+def test_a_short_name_is_the_commonest_variant():
+    """As nvidia-smi prints it, too; every name in the file is of a GPU that is there, and none hides an id."""
+    for text, id in {
+        "H100": "h100-sxm5-80gb", "a100": "a100-sxm4-80gb", "4090": "rtx4090", "NVIDIA A100-SXM4-80GB": "a100-sxm4-80gb",
+        "NVIDIA H100 80GB HBM3": "h100-sxm5-80gb", "NVIDIA H100 PCIe": "h100-pcie-80gb", "NVIDIA L40S": "l40s",
+    }.items():  # fmt: skip
+        assert gpu(text).id == id
+    names = tomllib.loads((Path(loadgauge.__file__).parent / "data/gpu_names.toml").read_text())
+    assert set(names.values()) <= set(gpu_ids())
+    assert not set(names) & set(gpu_ids())
 
 
 def test_one_gpu_reads_one_file():

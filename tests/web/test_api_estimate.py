@@ -150,7 +150,7 @@ def test_ranges_are_those_of_the_time(served: Served) -> None:
     [
         ({"tp": "3"}, "LayoutError", "are not divisible by"),
         ({"model": "no-such-model"}, "ConfigError", "no model is called"),
-        ({"gpu": "h100"}, "ConfigError", "closest: h100"),
+        ({"gpu": "h1000"}, "ConfigError", "closest: h100"),
         ({"tpp": "2"}, "ConfigError", "did you mean tp"),
         ({"tp": "two"}, "ConfigError", "must be a whole number"),
         ({"schedule": "2f2b"}, "ConfigError", "2f2b"),

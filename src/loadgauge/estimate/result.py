@@ -72,6 +72,11 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The same estimate with other notes or another range, and with its workings."""
         return msgspec.structs.replace(self, **changes).keep(self.workings)
 
+    @property
+    def setup(self) -> Any:
+        """The `Setup` whose estimate this is; None where it was made from specifications, or was copied."""
+        return self.__dict__.get("setup")
+
     def keep(self, workings: Workings) -> Estimate:
         """Itself, with what it was worked out from."""
         self.__dict__["workings"] = workings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
 from loadgauge.advise.advice import advice
@@ -29,9 +30,9 @@ WORDS = {
 """The verdict, and its colour."""
 
 
-def report(given: Setup, result: Estimate) -> None:
-    """Prints the whole estimate."""
-    target = console()
+def report(given: Setup, result: Estimate, target: Console | None = None) -> None:
+    """Print the whole estimate to `target`, by default the terminal."""
+    target = target or console()
     _verdict(target, given, result)
     if result.memory.fits is False:
         _advice(target, given, result)
@@ -53,6 +54,13 @@ def report(given: Setup, result: Estimate) -> None:
         points(target, (assumption.text(result) for assumption in assumptions(given, result)))
     heading(target, "Not counted")
     points(target, _left_out(result))
+
+
+def text(given: Setup, result: Estimate) -> str:
+    """Return what `loadgauge estimate` prints, at its default width and without colours."""
+    out = io.StringIO()
+    report(given, result, console(out))
+    return out.getvalue().rstrip("\n")
 
 
 def gib(nbytes: float, digits: int = 2) -> str:

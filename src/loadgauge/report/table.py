@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import msgspec
 
@@ -58,13 +58,13 @@ def printable(text: str) -> str:
     )
 
 
-def console() -> Console:
-    """The terminal, or what stands in for it. No colour where it is not one."""
+def console(file: TextIO | None = None) -> Console:
+    """The terminal, or a file of the default width. No colour where it is not a terminal."""
     from rich.console import Console
 
-    width = _columns() or _terminal() or DEFAULT
+    width = DEFAULT if file is not None else _columns() or _terminal() or DEFAULT
     # With a height too, for rich takes a terminal without one for 80 columns if it is dumb.
-    return Console(highlight=False, markup=False, emoji=False, width=width, height=25)
+    return Console(file=file, highlight=False, markup=False, emoji=False, width=width, height=25)
 
 
 def _columns() -> int | None:

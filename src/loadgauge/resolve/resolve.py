@@ -57,6 +57,8 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     chosen = find_model(job.model) if model is None else model
     card = None if job.gpu is None else gpu(job.gpu)
     assumed: dict[str, str] = {}
+    if card is not None and job.gpu != card.id:
+        assumed["--gpu"] = f"{card.id} (the commonest {job.gpu})"
 
     def fill(name: str, default: Any, why: str = "") -> Any:
         value = getattr(job, name)

@@ -48,6 +48,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             result = result.replace(untimed=self.untimed)
         if self.uncounted or (self.dropout and self.training.lora is not None):
             result = widened(self, result)
+        result.__dict__["setup"] = self
         return result
 
     def budget(self, result: Estimate) -> Budget | None:

@@ -7,6 +7,7 @@ a package, a chip, a card. A figure that no source states is absent from the fil
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from collections.abc import Iterable
 from importlib import resources
@@ -275,16 +276,34 @@ def gpu_ids() -> tuple[str, ...]:
 
 @functools.cache
 def gpu(id: str) -> Gpu:
-    """Read a GPU by its id. Raises `ConfigError` with the closest ids for an unknown one.
+    """Read a GPU by its id, or by a name that people give it, which means the commonest variant (`data/gpu_names.toml`).
 
-    >>> gpu("h100-sxm5")
+    Raises `ConfigError` with the closest ids for an unknown one.
+
+    >>> gpu("H100").id, gpu("NVIDIA GeForce RTX 4090").id
+    ('h100-sxm5-80gb', 'rtx4090')
+    >>> gpu("h100-sxm6")
     Traceback (most recent call last):
-    loadgauge.errors.ConfigError: gpu: unknown GPU 'h100-sxm5' (closest: h100-sxm5-80gb, b100-sxm, h800-sxm5-80gb)
+    loadgauge.errors.ConfigError: gpu: unknown GPU 'h100-sxm6' (closest: h100-sxm5-80gb, b100-sxm, h800-sxm5-80gb)
     """
     ids = gpu_ids()
     if id not in ids:
-        raise _unknown("GPU", id, ids)
+        named = _named(id, ids)
+        if named is None:
+            raise _unknown("GPU", id, ids)
+        return gpu(named)
     return Gpu.from_toml(id, _folder().joinpath(f"{id}.toml").read_text(encoding="utf-8"))
+
+
+def _named(text: str, ids: tuple[str, ...]) -> str | None:
+    """The id that a name without regard to case, spaces, hyphens and the maker's words stands for; None for none."""
+    name = re.sub(r"nvidia|geforce|tesla|amd|instinct|intel|google|[\s_-]", "", text.lower())
+    plain = {re.sub(r"[\s_-]", "", id): id for id in ids}
+    known: dict[str, str] = tomllib.loads(_folder().joinpath("../gpu_names.toml").read_text(encoding="utf-8"))
+    for word in (name, f"rtx{name}", f"tpu{name}"):
+        if (id := known.get(word) or plain.get(word)) is not None:
+            return id
+    return None
 
 
 def gpus() -> tuple[Gpu, ...]:
