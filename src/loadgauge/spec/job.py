@@ -70,22 +70,27 @@ def _degree(help: str, high: int = 10**6) -> msgspec.Meta:
     return _field("whole", "layout", help, low=1, high=high)
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True,
+class _OfModel(msgspec.Struct, frozen=True):
+    """What of a job may be given without its name."""
+
+    model: Annotated[
+        str, _field("text", "model", "A name in the catalogue, a config.json, or another tool's job file.")
+    ]
+
+
+class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True,
           repr_omit_defaults=True):  # fmt: skip
     """A training job as asked for. None: not given, so the default applies, which `Estimate.assumed` lists.
 
     `loadgauge.estimate`, `plan` and `convert` take one; `words`, `flags` and `command` write it for a shell.
 
-    >>> job = Job(model="llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=3)
+    >>> job = Job("llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=3)
     >>> job.flags()
     '--gpu h100-sxm5-80gb --gpus 8 --zero 3'
     >>> job.replace(tp=4, zero=None).flags()
     '--gpu h100-sxm5-80gb --gpus 8 --tp 4'
     """
 
-    model: Annotated[
-        str, _field("text", "model", "A name in the catalogue, a config.json, or another tool's job file.")
-    ]
     gpu: Annotated[
         str | None,
         _field(
