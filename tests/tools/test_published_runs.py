@@ -13,6 +13,7 @@ from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.hardware import gpu_ids
 from loadgauge.spec.job import Job
 from loadgauge.spec.optimizers import OPTIMIZERS
+from loadgauge.validate import runs
 from loadgauge.validate.overrides import apply
 from loadgauge.validate.runs import Measured, Run
 from loadgauge.validate.runs import published as packaged
@@ -330,3 +331,21 @@ def test_every_column_of_the_tables_has_a_meaning() -> None:
         table = read(RAW / file)
         assert not table.rejected
         assert not table.ignored
+
+
+@pytest.mark.parametrize("name", ["throughput", "memory"])
+def test_validate_reads_tables_in_the_words_of_their_sources(name: str) -> None:
+    """`validate --runs` of a source's table is what the package has of it; columns of neither kind are reported."""
+    rows = [run for run in runs.published().runs if run.id.startswith("T-" if name == "throughput" else "M-")]
+    table = runs.read(RAW / f"{name}.csv")
+    assert not table.rejected
+    ours = {run.id: msgspec.structs.replace(run, measured=runs.Measured()) for run in rows}
+    assert {run.id: msgspec.structs.replace(run, measured=runs.Measured()) for run in table.runs} == ours
+
+
+def test_a_table_with_a_wrong_cell_and_an_unknown_column(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("id,task,framework,model,hardware,gpus,colour\nT-X-1,pretrain,Megatron-LM,gpt2,H100,many,red\n")
+    table = runs.read(file)
+    assert (table.runs, table.ignored) == ((), ("colour",))
+    assert "gpus: must be a whole number" in table.rejected[0].reason

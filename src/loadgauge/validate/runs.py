@@ -6,8 +6,9 @@ The published ones are in `data/runs/*.jsonl`, written by `tools/published_runs`
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Callable
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +25,8 @@ LARGEST_FILE = 100_000_000
 """Bytes; the largest file that is read."""
 FILES = ("throughput.jsonl", "memory.jsonl")
 """The published runs, in `data/runs`."""
+SOURCE_COLUMNS = frozenset({"split", "task", "layers", "hidden", "other_flags", "arch_source", "moe_experts"})
+"""Columns by which a table in the words of its sources is known."""
 SHARDINGS = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "fsdp2": 3}
 """Words of the column `sharding`, as ZeRO stages."""
 WORDS = {"yes": "true", "no": "false"}
@@ -139,8 +142,9 @@ def published() -> Runs:
 
 
 def read(path: str | Path) -> Runs:
-    """Read the runs of a file: a CSV whose columns are fields of `Job` and what was measured, the JSON that `make gpu`
-    writes, or rows as `data/runs` has them (.jsonl).
+    """Read the runs of a file: a CSV whose columns are fields of `Job` and what was measured, a CSV in the words of its
+    sources (the columns of tools/published_runs/README.md), the JSON that `make gpu` writes, or rows as `data/runs` has
+    them (.jsonl).
 
     Raises `ConfigError` for a file that is none of them; a row that is wrong is in `rejected`.
     """
@@ -148,7 +152,7 @@ def read(path: str | Path) -> Runs:
     if file.endswith(".jsonl"):
         return _of_lines(text)
     if not text.lstrip().startswith("{"):
-        return parse(text, file)
+        return _of_source(text, file) if _in_source_words(text) else parse(text, file)
     try:
         runs = msgspec.json.decode(text, type=_Report).runs
     except msgspec.DecodeError as error:
@@ -177,6 +181,28 @@ def read_text(path: Path) -> str:
         raise ConfigError("is not text in UTF-8", file=file) from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror or error}", file=file) from None
+
+
+def _in_source_words(text: str) -> bool:
+    """Whether a CSV has columns that only tables in the words of their sources have."""
+    header = text.partition("\n")[0].strip()
+    return not SOURCE_COLUMNS.isdisjoint(name.strip().strip('"') for name in header.split(","))
+
+
+def _of_source(text: str, file: str) -> Runs:
+    """The runs of a table in the words of its sources, converted as the published ones are."""
+    package = Path(__file__).parents[1]
+    for folder in (package / "tools", package.parents[1] / "tools"):  # as installed, and in the source tree
+        if (folder / "published_runs").is_dir() and str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    try:
+        table = import_module("published_runs.source_rows").parse(text, file)
+        row_of = import_module("published_runs.rows").row_of
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"has columns in the words of its sources, and {error.name} is not there", file=file
+        ) from None
+    return Runs(tuple(row_of(row) for row in table.rows), table.rejected, table.ignored)
 
 
 def _of_lines(text: str) -> Runs:
