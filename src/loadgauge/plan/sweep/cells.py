@@ -64,7 +64,7 @@ def cells(file: str) -> tuple[list[Cell], dict[str, bytes]]:
             raise ConfigError("is missing: every cell needs one", key=name, file=file)
     files: dict[str, bytes] = {}
     hashes: dict[str, str] = {}
-    found: dict[str, Cell] = {}
+    unique: dict[str, Cell] = {}
     for span in spans:
         for name in ("model", "lengths"):
             path = span.get(name)
@@ -75,8 +75,8 @@ def cells(file: str) -> tuple[list[Cell], dict[str, bytes]]:
         read_from = {name: hashes[path] for name in ("model", "lengths") if isinstance(path := span.get(name), str)}
         given = {name: value for name, value in span.items() if (name, value) != ("objective", "time")}
         cell = Cell(key(__version__, given, read_from), _words(given))
-        found.setdefault(cell.key, cell)
-    return list(found.values()), files
+        unique.setdefault(cell.key, cell)
+    return list(unique.values()), files
 
 
 def _model(value: Any) -> Value:

@@ -55,8 +55,8 @@ class Results:
 
     def files(self) -> list[Path]:
         """The files with results, in the order of writing."""
-        found = (path for path in self.folder.glob(f"{PREFIX}*{SUFFIX}") if self._number(path) is not None)
-        return sorted(found, key=lambda path: self._number(path) or 0)
+        parts = (path for path in self.folder.glob(f"{PREFIX}*{SUFFIX}") if self._number(path) is not None)
+        return sorted(parts, key=lambda path: self._number(path) or 0)
 
     def rows(self) -> dict[str, Row]:
         """Read every result of the folder, by the key of its cell.
@@ -66,7 +66,7 @@ class Results:
         import pyarrow
         import pyarrow.parquet
 
-        found: dict[str, Row] = {}
+        results: dict[str, Row] = {}
         for path in self.files():
             try:
                 table = pyarrow.parquet.ParquetFile(path).read()
@@ -87,8 +87,8 @@ class Results:
             for row in rows:
                 if row.get("code", 0) not in CODES:
                     raise ConfigError(f"code must be 0, 1 or 2, got {row['code']!r}", file=str(path))
-                found.setdefault(row[KEY], row)
-        return found
+                results.setdefault(row[KEY], row)
+        return results
 
     def add(self, rows: Sequence[Row]) -> Path:
         """Write results as one more file and return its path."""
