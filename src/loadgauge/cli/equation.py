@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "--layer", help="gpt, llama, mixtral (or moe), deepseek (or mla): sizes open; or a MODEL of the catalogue. [gpt]"
 )
 @click.option("--tp", is_flag=False, flag_value="t", help="Tensor parallelism: alone for the letter t, or a number.")
-@click.option("--sequence-parallel", is_flag=True, help="Share norms and dropouts over tp as well; implies --tp.")
+@click.option("--sequence-parallel", is_flag=True, help="Shard norms and dropouts over tp as well; implies --tp.")
 @click.option("--cp", is_flag=False, flag_value="c", help="Context parallelism: alone for the letter c, or a number.")
 @click.option("--ep", is_flag=False, flag_value="e", help="Expert parallelism: alone for the letter e, or a number.")
 @click.option(
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.option("--latex", is_flag=True, help="Print LaTeX and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(quantity: str, latex: bool, as_json: bool, **flags: Any) -> None:
-    """The closed form of QUANTITY, read off the list of operations.
+    """Print the closed form of QUANTITY, read off the list of operations.
 
     \b
     params, model-params                 parameters of a layer, of the model

@@ -28,14 +28,18 @@ from loadgauge.units import parse
     type=Positive(),
     default=SHARE,
     show_default=True,
-    help="Of compute's time, what an axis may take that nothing hides.",
+    help="Exposed communication that an axis may have, as a share of compute time.",
 )
 @click.option(
-    "--achieved", metavar="TFLOP/s", help="What each GPU achieves, as in 150TFLOP/s, instead of the calibrated time."
+    "--achieved",
+    metavar="TFLOP/s",
+    help="Rate that each GPU achieves, such as 150TFLOP/s, instead of the calibrated time.",
 )
-@click.option("--oversubscription", type=Positive(), help="How much less the network gives when everybody sends.")
-@click.option("--pod", type=Whole(1, 10**7), help="GPUs that reach one another without passing what is oversubscribed.")
-@click.option("--rails", is_flag=True, help="GPUs of the same place in their nodes share a switch.")
+@click.option(
+    "--oversubscription", type=Positive(), help="Factor by which bandwidth falls when all nodes send at once."
+)
+@click.option("--pod", type=Whole(1, 10**7), help="GPUs that reach one another without passing oversubscribed links.")
+@click.option("--rails", is_flag=True, help="GPUs at the same position in their nodes share a switch.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, seconds, byte/s and plain counts.")
 def command(
     model: str,
@@ -47,11 +51,11 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> int:
-    """Bytes on each axis per step and GPU, and the bandwidth they need against what the links reach, training MODEL.
+    """Compare the bandwidth that training MODEL needs on each axis with what the links reach.
 
-    Communication that runs beside compute must be hidden by it, other communication may take 5 % of its time (--share).
-    Then: what other links and nodes would change, the largest tp these links carry, the smallest batch that makes up for
-    data parallelism. Exit code: 0 the links are enough, 1 they are not, 2 cannot tell.
+    Communication that overlaps compute must be hidden by it; other communication may take 5 % of its time (--share).
+    Also reported: what other links and nodes would change, the largest tp that these links carry, and the smallest batch
+    that makes up for data parallelism. Exit code: 0 the links are enough, 1 they are not, 2 cannot tell.
 
     \b
     loadgauge network llama-3.1-70b --gpu h100-sxm5-80gb --gpus 256 --tp 8 --pp 4 --sequence-parallel --global-batch 512
