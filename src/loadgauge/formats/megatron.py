@@ -395,24 +395,24 @@ def loss(prefix: str = "") -> Idea:
     return Idea(keys=(switch, kind), facts=("loss",), read=read, write=write)
 
 
-def offload() -> Idea:
-    """The idea of the optimizer in host memory, all of it or nothing."""
-    owned = ("optimizer_cpu_offload", "optimizer_offload_fraction")
+def offload(prefix: str = "", share: float | None = None) -> Idea:
+    """The idea of the optimizer in host memory, all of it or nothing; `share`: what is written where it is offloaded."""
+    switch, part = f"{prefix}optimizer_cpu_offload", f"{prefix}optimizer_offload_fraction"
 
     def read(keys: Keys) -> Facts:
-        share = keys.real("optimizer_offload_fraction")
-        if not keys.flag("optimizer_cpu_offload") or share == 0:
+        given = keys.real(part)
+        if not keys.flag(switch) or given == 0:
             return {"offload": "none"}
-        if share not in (None, 1.0):
-            raise keys.wrong("optimizer_offload_fraction", f"a part ({share}) is not read; 0 or 1 is")
+        if given not in (None, 1.0):
+            raise keys.wrong(part, f"a part ({given}) is not read; 0 or 1 is")
         return {"offload": "optimizer"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if facts["offload"] == "optimizer":
-            return {"optimizer_cpu_offload": True, "optimizer_offload_fraction": None}
-        return dict.fromkeys(owned) if facts["offload"] == "none" else {}
+            return {switch: True, part: share}
+        return {switch: None, part: None} if facts["offload"] == "none" else {}
 
-    return Idea(keys=owned, facts=("offload",), read=read, write=write)
+    return Idea(keys=(switch, part), facts=("offload",), read=read, write=write)
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------

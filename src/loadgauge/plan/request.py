@@ -6,7 +6,6 @@ values narrow it down. The questions of a plan are fields of `PlanRequest`, with
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -20,7 +19,7 @@ from loadgauge.families.catalogue import models as catalogue
 from loadgauge.plan.axis_values import ALL, space_for
 from loadgauge.plan.search import OBJECTIVES, Case, Objective
 from loadgauge.plan.space import Space
-from loadgauge.resolve.resolve import JOB_FILES, resolve_job
+from loadgauge.resolve.resolve import names_job_file, resolve_job
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.axes import AXES, MODEL_PARALLEL
 from loadgauge.spec.frameworks import default_framework
@@ -306,11 +305,7 @@ def file_estimate(request: PlanRequest) -> Estimate | None:
 
 def _setup_of_file(job: Job, sizes: tuple[int, ...]) -> Setup | None:
     """The run of another tool's job file on the first of some numbers of GPUs, or else on as many as its own layout has."""
-    if os.path.splitext(job.model)[1].lower().lstrip(".") not in JOB_FILES:
-        return None
-    from loadgauge.resolve.job_file import is_job_file  # only then are dialects read
-
-    if not is_job_file(job.model):
+    if not names_job_file(job.model):
         return None
     try:
         return resolve_job(job.replace(gpus=sizes[0] if sizes else None))

@@ -271,10 +271,8 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
 def batch_of(lengths: Lengths, micro_batch: int, padded: bool) -> dict[str, float]:
     """Return the expected tokens and query-key pairs of a micro-batch, of the sequences alone or padded to the longest."""
-    if not padded:
-        return {"tokens": lengths.expected_sum(micro_batch), "pairs": lengths.expected_sum_square(micro_batch)}
-    longest, square = lengths.expected_max(micro_batch), lengths.expected_max_square(micro_batch)
-    return {"tokens": micro_batch * longest, "pairs": micro_batch * square}
+    tokens, pairs = lengths.padded(micro_batch) if padded else lengths.unpadded(micro_batch)
+    return {"tokens": tokens, "pairs": pairs}
 
 
 def whole(numpy: Any, value: Any) -> Any:

@@ -21,6 +21,8 @@ from loadgauge.spec.training import training
 
 WITH_GPU = ("gpus_per_node", "order", "overlap")
 """Flags that say nothing without --gpu."""
+CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config")
+"""Keys of which a Hugging Face `config.json` has at least one."""
 VARIANTS = re.compile(r"^(meta-|unsloth-)|-(hf|instruct|chat|it|base|v\d+(\.\d+)?|bnb|4bit|unsloth|bf16|sft)\b")
 
 
@@ -41,7 +43,7 @@ def is_job_file(text: str) -> bool:
         start = load(text)
     except ConfigError:
         return False
-    return not any(f'"{key}"' in start for key in ("model_type", "architectures", "hidden_size", "text_config"))
+    return not any(f'"{key}"' in start for key in CONFIG_KEYS)
 
 
 def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...], float]:

@@ -15,6 +15,7 @@ from typing import Any
 from loadgauge._version import __version__
 from loadgauge.errors import ConfigError, Error, NothingFits
 from loadgauge.families.catalogue import models
+from loadgauge.files import read_text
 from loadgauge.plan.answer import Plan, answer
 from loadgauge.plan.request import (
     JOB_FIELDS,
@@ -51,13 +52,7 @@ def _asked() -> dict[str, Field]:
 
 def cells(file: str) -> tuple[list[Cell], dict[str, bytes]]:
     """The cells of a sweep's file, and the files that they name. Raises `ConfigError` for what no `plan` would take."""
-    if os.path.exists(file) and not os.path.isfile(file):
-        raise ConfigError("is not a regular file", file=file)
-    try:
-        with open(file, "rb") as opened:
-            text = opened.read(4 * LONGEST_FILE).decode()
-    except (UnicodeDecodeError, ValueError):
-        raise ConfigError("is no text in UTF-8", file=file) from None
+    text = read_text(file, 4 * LONGEST_FILE)
     spans = read(text, {"model": _model, **{name: _check(name) for name in _asked()}}, file)
     for name in ("model", "gpu"):
         if any(name not in span for span in spans):
