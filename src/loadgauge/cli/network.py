@@ -65,14 +65,14 @@ def command(
     setup = _setup(
         given, share=share, achieved=_achieved(achieved), oversubscription=oversubscription, pod=pod, rails=rails
     )
-    found = setup.answer()
+    answer = setup.answer()
     if as_json:
         from loadgauge.report.table import document
 
-        document(_plain(given, setup, found))
+        document(_plain(given, setup, answer))
     else:
-        report(given, setup, found)
-    return 0 if found.enough else 1
+        report(given, setup, answer)
+    return 0 if answer.enough else 1
 
 
 def _setup(given: Setup, *, oversubscription: float | None, pod: int | None, rails: bool, **how: Any) -> NetworkCase:
@@ -102,7 +102,7 @@ def _achieved(text: str | None) -> float | None:
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _plain(given: Setup, setup: NetworkCase, found: Network) -> dict[str, Any]:
+def _plain(given: Setup, setup: NetworkCase, answer: Network) -> dict[str, Any]:
     """The JSON document, in bytes, seconds, byte/s and plain counts."""
     layout = given.layout
     batch = smallest_batch(setup)
@@ -119,20 +119,20 @@ def _plain(given: Setup, setup: NetworkCase, found: Network) -> dict[str, Any]:
             "seq_len": layout.seq_len,
             "gpus": layout.gpus,
         },
-        "enough": found.enough,
+        "enough": answer.enough,
         "share": setup.share,
-        "step": found.step,
-        "stage": found.stage,
-        "exposed": found.exposed,
-        "efficiency": found.efficiency,
-        "compute": msgspec.structs.asdict(found.compute),
+        "step": answer.step,
+        "stage": answer.stage,
+        "exposed": answer.exposed,
+        "efficiency": answer.efficiency,
+        "compute": msgspec.structs.asdict(answer.compute),
         "fabric": msgspec.structs.asdict(setup.fabric),
-        "network": [row.to_dict() for row in found.traffic],
-        "needs": [need.to_dict() for need in found.needs],
+        "network": [row.to_dict() for row in answer.traffic],
+        "needs": [need.to_dict() for need in answer.needs],
         "what_if": [
             {"name": change.name, "step": change.result.step, "exposed": change.result.exposed,
              "enough": change.result.enough}
-            for change in what_if(setup, found)
+            for change in what_if(setup, answer)
         ],
         "limits": {
             "largest_tp": largest_tp(setup),

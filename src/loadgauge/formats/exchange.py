@@ -162,8 +162,8 @@ def read(
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
     keys = Keys(document(text, syntax, chosen, file), file, chosen.auto, _version(version))
     known = facts_given(given or {})
-    found = _read_alone(chosen, keys, frozenset(known), keeping=keeping == chosen.name)
-    facts, unread, uncounted = found.facts, found.unread, found.uncounted
+    reading = _read_alone(chosen, keys, frozenset(known), keeping=keeping == chosen.name)
+    facts, unread, uncounted = reading.facts, reading.unread, reading.uncounted
     facts.setdefault("framework", Fact(chosen.framework, chosen.name, True))
     if not alone:
         for other in _read_named(keys, file, frozenset(known)):
@@ -171,7 +171,7 @@ def read(
             unread += tuple(f"{other.file}: {key}" for key in other.unread)
             uncounted += other.uncounted
     job, extra = solve(_with(facts, known), file)
-    return msgspec.structs.replace(found, job=job, extra=extra, facts=facts, unread=unread, uncounted=uncounted)
+    return msgspec.structs.replace(reading, job=job, extra=extra, facts=facts, unread=unread, uncounted=uncounted)
 
 
 def _read_alone(chosen: Dialect, keys: Keys, known: frozenset[str], *, keeping: bool = False) -> JobFile:
@@ -231,19 +231,19 @@ def _read_named(keys: Keys, file: str, known: frozenset[str]) -> list[JobFile]:
     return files
 
 
-def _with(found: Mapping[str, Fact], known: Mapping[str, Fact]) -> dict[str, Fact]:
+def _with(of_file: Mapping[str, Fact], given: Mapping[str, Fact]) -> dict[str, Fact]:
     """The facts of a file with those that are given, which go first; facts that followed from replaced ones are dropped."""
-    facts = {**found, **known}
+    facts = {**of_file, **given}
     stale: set[str] = set()
-    if "gpus" in known:
+    if "gpus" in given:
         stale |= {"nodes", "gpus_per_node", "dp", "shards"}
-    if known.keys() & set(SPLITS):
+    if given.keys() & set(SPLITS):
         stale |= {"dp", "shards"}
-    if "global_batch" in known or ("global_batch" in found and known.keys() & {"gpus", *SPLITS, "micro_batch"}):
+    if "global_batch" in given or ("global_batch" in of_file and given.keys() & {"gpus", *SPLITS, "micro_batch"}):
         stale |= {"accumulation"}
-    if "replicas" in known:
+    if "replicas" in given:
         stale |= {"shards", "dp"}
-    return {name: fact for name, fact in facts.items() if name not in stale or name in known}
+    return {name: fact for name, fact in facts.items() if name not in stale or name in given}
 
 
 def write(

@@ -94,12 +94,12 @@ def sharding(switched: bool = True) -> Idea:
         }  # fmt: skip
 
     def read(keys: Keys) -> Facts:
-        beside = keys.raw("deepspeed")
-        if beside is not None and keys.has("fsdp") and keys.raw("fsdp") is not False:
+        configuration = keys.raw("deepspeed")
+        if configuration is not None and keys.has("fsdp") and keys.raw("fsdp") is not False:
             raise keys.wrong("deepspeed", f"contradicts {keys.document.shown('fsdp')}")
-        if isinstance(beside, dict):
+        if isinstance(configuration, dict):
             return {"framework": "deepspeed"} | inner.read(keys)
-        if beside is not None and beside is not False:
+        if configuration is not None and configuration is not False:
             return {"framework": "deepspeed"}
         if keys.has("fsdp") or (not switched and any(keys.has(*pair) for pair in keyed.values())):
             return of_fsdp(keys)
@@ -107,16 +107,16 @@ def sharding(switched: bool = True) -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         zero, moved = facts.get("zero") or 0, facts.get("offload") or "none"
-        beside = keys.raw("deepspeed")
-        if isinstance(beside, str) and beside:
+        configuration = keys.raw("deepspeed")
+        if isinstance(configuration, str) and configuration:
             return {}
         values: dict[str, Any] = dict.fromkeys(owned)
         engine = facts.get("framework")
-        inside = isinstance(beside, dict) and engine != "huggingface"
+        inside = isinstance(configuration, dict) and engine != "huggingface"
         if engine == "deepspeed" or zero == 1 or moved == "optimizer" or inside:
             values.pop("deepspeed")
             auto = {f"{INLINE}{name}": "auto" for name in FILLED if not keys.has(f"{INLINE}{name}")}
-            if isinstance(beside, dict):
+            if isinstance(configuration, dict):
                 auto = {}
             return values | auto | inner.write(facts, keys)
         if not zero:

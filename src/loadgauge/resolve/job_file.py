@@ -136,12 +136,12 @@ def model_of(file: JobFile) -> tuple[ModelSpec, str]:
     if not name:
         raise ConfigError(
             "says how a model is trained, and not which in a way that is read; `loadgauge convert FILE --to flags`"
-            " prints the flags to give beside a MODEL",
+            " prints the flags to give with a MODEL",
             file=file.file,
         )
-    beside = Path(file.file).parent / name
-    if not os.path.exists(name) and beside.exists():
-        return find_model(str(beside)), ""
+    next_to_it = Path(file.file).parent / name
+    if not os.path.exists(name) and next_to_it.exists():
+        return find_model(str(next_to_it)), ""
     try:
         return find_model(name), ""
     except ConfigError as error:

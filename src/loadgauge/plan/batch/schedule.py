@@ -24,7 +24,7 @@ KINDS = 5
 
 
 class Level(NamedTuple):
-    """Entries that do not wait for one another, as rows of the table of times, which are used again when nobody reads them.
+    """Entries that do not wait for one another, as rows of the table of times, which are reused after their last reader.
 
     before: the entry before on the same stage; source: whose output they read (row 0: nothing to wait for); own: their own
     cost: (stage x chunks + chunk) x `KINDS` + whose time; leaves: whether the output goes to another stage (None: all do)

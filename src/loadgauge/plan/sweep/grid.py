@@ -131,7 +131,7 @@ def _hint(name: str, flags: Mapping[str, Any]) -> str:
 
 
 def _where(file: str, text: str, word: str, number: int) -> str:
-    """The file, and the line on which a key of the n-th table stands (0: above all tables), where it can be found."""
+    """The file, and the line with a key of the n-th table (0: above all tables), where it can be found."""
     table = 0
     for row, line in enumerate(text.splitlines(), 1):
         if re.match(r"\s*\[", line) and re.match(rf"\s*\[+\s*[\"']?{TABLES}\b", line):

@@ -98,18 +98,18 @@ class Results:
         last = self.files()[-1:]
         number = 1 + (0 if not last else self._number(last[0]) or 0)
         path = self.folder / f"{PREFIX}{number:06d}{SUFFIX}"
-        beside = self.folder / f".{path.name}.unfinished"
+        unfinished = self.folder / f".{path.name}.unfinished"
         columns = {
             name: pyarrow.array([row.get(name) for row in rows], _type(pyarrow, kind))
             for name, kind in self.columns.items()
         }
-        with open(beside, "wb") as file:
+        with open(unfinished, "wb") as file:
             table = pyarrow.table(columns)
             marked = table.replace_schema_metadata({DIGEST: digest(table.to_pylist())})
             pyarrow.parquet.write_table(marked, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(unfinished, path)
         return path
 
     @staticmethod

@@ -23,7 +23,7 @@ from loadgauge.errors import ConfigError, Error
 from loadgauge.plan.sweep.grid import Cell, Row
 
 Work = Callable[[Cell, dict[str, bytes]], Row]
-"""Plans a cell. The files that cells name come beside it where the worker may not see them. Raises nothing."""
+"""Plans a cell. The files that cells name are passed along, as the worker may not see them. Raises nothing."""
 ASK_AGAIN = 5.0
 """Seconds after which a cluster is asked again how large it is."""
 
