@@ -35,12 +35,12 @@ Of each layout the memory is worked out, to the byte that a single estimate give
 
 - exact where there is no pipeline, and where the schedule was played: the event simulation, for many layouts at once;
 - else bounded: its pipeline takes at least what its slowest stage is busy, with the first micro-batch on its way there
-  and the last one on its way back (a closed form; `search/timeline.py`, `least`). By that bound it cannot be among the
-  20 best layouts nor on the front of time and memory, or it does not fit, so nobody needs its exact time. The answer is
+  and the last one on its way back (a closed form; `plan/batch/schedule.py`, `least`). By that bound it cannot be among the
+  20 best layouts nor on the front of time and memory, or it does not fit, so its exact time is not needed. The answer is
   that of the second table (tests/plan/test_search_plan.py).
 
-No closed form stands for a time that is reported or ranked: the 20 best layouts and the front are estimated one by one in
-the end, and `Plan.moved` counts those that then change places.
+No closed form replaces a time that is reported or ranked: the 20 best layouts and the front are estimated one by one in
+the end, and `SearchResult.moved` counts those that then change places.
 
 CPU seconds (user + system) of one core, of the whole search with these estimates, each search in a process of its own
 that has done nothing before; GiB: the most memory that the process ever had, Python and NumPy included. A dense model's
@@ -55,8 +55,8 @@ ORACLES = [
 
 
 def case(name: str, gpus: int, batch: int, length: int, framework: str = "megatron", **locks: object) -> Case:
-    known, kind = model(name), training(framework)
-    space = space_for(known, kind, gpus, batch, length, locks=locks)  # type: ignore[arg-type]
+    spec, kind = model(name), training(framework)
+    space = space_for(spec, kind, gpus, batch, length, locks=locks)  # type: ignore[arg-type]
     return Case(space=space, training=kind, cluster=cluster(gpu("h100-sxm5-80gb"), gpus))
 
 
@@ -64,10 +64,10 @@ def measured(number: int, exhaustive: bool) -> dict[str, float]:
     """One search in this process, which has done nothing before."""
     given = case(*SPACES[number])
     started = time.process_time()
-    found = search([given], exhaustive=exhaustive)
+    result = search([given], exhaustive=exhaustive)
     return {
-        "combinations": found.evaluated, "layouts": found.valid, "bounded": found.bounded, "fit": found.fitting,
-        "moved": found.moved, "estimates": len({each.layout for each in (*found.layouts, *found.pareto)}),
+        "combinations": result.evaluated, "layouts": result.valid, "bounded": result.bounded, "fit": result.fitting,
+        "moved": result.moved, "estimates": len({exact.layout for exact in (*result.layouts, *result.pareto)}),
         "cpu": time.process_time() - started,
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }  # fmt: skip

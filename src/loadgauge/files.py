@@ -23,6 +23,21 @@ def read_start(path: str | Path, largest: int) -> bytes:
     raise ConfigError(reason, file=file)
 
 
+def read_text(path: str | Path, largest: int) -> str:
+    """The text of a file in UTF-8, without a byte-order mark.
+
+    Raises `ConfigError` as `read_start` does, for more than `largest` bytes, and for anything else than UTF-8.
+    """
+    file, content = str(path), read_start(path, largest)
+    if len(content) > largest:
+        size = f"{largest // 1000} kB" if largest < 10**6 else f"{largest // 10**6} MB"
+        raise ConfigError(f"is larger than {size}", file=file)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError("is not text in UTF-8", file=file) from None
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Writes a text file in UTF-8. Raises `ConfigError` where it cannot be written."""
     try:

@@ -95,7 +95,7 @@ def test_a_table_goes_before_what_stands_above_it() -> None:
         ("model = 'gpt2'\n[[with]]\ngpu = 'l4'\n[[with]]\ngpus = 1", ("gpu: is missing",)),
         (f"{HEAD}seq-len = {list(range(1, 1100))}\nglobal-batch = {list(range(1, 1100))}", ("1,207,801 cells",)),
         ("a = " + "[" * 5000, ("no TOML",)),
-        ("# \ud800", ("no text in UTF-8",)),
+        ("# \ud800", ("not text in UTF-8",)),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_one_clear_line(text: str, words: tuple[str, ...], tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_bad_file_is_one_clear_line(text: str, words: tuple[str, ...], tmp_pat
         ("plan gpt2 --output there", "goes with --sweep"),
         ("plan gpt2 --workers 2", "goes with --sweep"),
         ("plan gpt2 --ray auto", "goes with --sweep"),
-        ("plan --sweep /no/such/file.toml", "No such file"),
+        ("plan --sweep /no/such/file.toml", "no such file"),
         ("plan gpt2 --sweep a.toml", "model: belongs in the sweep's file"),
         ("plan --sweep a.toml --gpus 8", "gpus: belongs in the sweep's file"),
         ("plan --sweep a.toml --objective time", "objective: belongs in the sweep's file"),
@@ -212,7 +212,7 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     found = typed(["plan", "--sweep", str(tmp_path / "pipe.toml"), "--output", str(tmp_path / "out")])
     assert (found.code, found.out) == (2, "")
-    assert "is not a regular file" in found.err
+    assert "is not a file" in found.err
 
 
 def test_what_is_there_is_not_planned_again(small: tuple[Path, dict[str, Any]]) -> None:

@@ -9,7 +9,8 @@ from typing import Any, get_type_hints
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.validate.runs import Rejected, read_rows, read_text
+from loadgauge.files import read_text
+from loadgauge.validate.runs import LARGEST_FILE, Rejected, read_rows
 
 RAW = Path(__file__).with_name("raw")
 
@@ -113,7 +114,7 @@ class SourceRows(msgspec.Struct, frozen=True):
 
 def read(path: Path) -> SourceRows:
     """The rows of a CSV. A file that is none raises `ConfigError`; a row that is wrong is in `rejected`."""
-    return parse(read_text(path), str(path))
+    return parse(read_text(path, LARGEST_FILE), str(path))
 
 
 def read_memory(path: Path) -> SourceRows:

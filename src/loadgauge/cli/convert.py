@@ -19,11 +19,11 @@ from loadgauge.spec.job import Job
 @click.command("convert")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--to", "target", required=True, metavar="DIALECT", help=f"{', '.join(FILES)}, or {FLAGS}.")
-@click.option("--from", "source", metavar="DIALECT", help="Whose the file is, where its keys do not tell.")
-@click.option("--version", metavar="1.6", help="Of the tool that the file is for; the newest unless given.")
+@click.option("--from", "source", metavar="DIALECT", help="Dialect of FILE, if its keys do not tell.")
+@click.option("--version", metavar="1.6", help="Version of the tool that FILE is for (default: the newest).")
 @click.option("--onto", metavar="FILE", help="A file of DIALECT to patch; its comments and all else in it stay.")
-@click.option("--model", metavar="MODEL", help="Instead of the one that the file names.")
-@click.option("--out", metavar="FILE", help="Write there and not to the terminal.")
+@click.option("--model", metavar="MODEL", help="MODEL to use instead of the one that FILE names.")
+@click.option("--out", metavar="FILE", help="File to write, instead of to the terminal.")
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: the text, and what was not read or written.")
 def command(
@@ -40,8 +40,8 @@ def command(
     """Write the run of a job FILE as a job file of another tool, or as the flags of `loadgauge estimate`.
 
     Several FILEs are one job, such as accelerate's configuration and the trainer's arguments. Flags change the run. What
-    was not read, and what DIALECT cannot say, is listed on stderr: never dropped in silence. Files are data; nothing in
-    them is run.
+    was not read, and what DIALECT cannot express, is listed on stderr; nothing is dropped silently. Files are data;
+    nothing in them is run.
 
     \b
     loadgauge convert axolotl.yaml --to llamafactory

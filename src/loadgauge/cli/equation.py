@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "--layer", help="gpt, llama, mixtral (or moe), deepseek (or mla): sizes open; or a MODEL of the catalogue. [gpt]"
 )
 @click.option("--tp", is_flag=False, flag_value="t", help="Tensor parallelism: alone for the letter t, or a number.")
-@click.option("--sequence-parallel", is_flag=True, help="Share norms and dropouts over tp as well; implies --tp.")
+@click.option("--sequence-parallel", is_flag=True, help="Shard norms and dropouts over tp as well; implies --tp.")
 @click.option("--cp", is_flag=False, flag_value="c", help="Context parallelism: alone for the letter c, or a number.")
 @click.option("--ep", is_flag=False, flag_value="e", help="Expert parallelism: alone for the letter e, or a number.")
 @click.option(
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.option("--latex", is_flag=True, help="Print LaTeX and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(quantity: str, latex: bool, as_json: bool, **flags: Any) -> None:
-    """The closed form of QUANTITY, read off the list of operations.
+    """Print the closed form of QUANTITY, read off the list of operations.
 
     \b
     params, model-params                 parameters of a layer, of the model
@@ -63,18 +63,18 @@ def command(quantity: str, latex: bool, as_json: bool, **flags: Any) -> None:
     from loadgauge.equation.equation import equations
     from loadgauge.report.table import document
 
-    found = equations(quantity, **arguments(quantity, flags))
+    forms = equations(quantity, **arguments(quantity, flags))
     if as_json:
-        document({"equations": [one.to_dict() for one in found]})
+        document({"equations": [form.to_dict() for form in forms]})
     elif latex:
-        for one in found:
-            click.echo(one.latex)
+        for form in forms:
+            click.echo(form.latex)
     elif quantity == "states":
-        _states(found)
+        _states(forms)
     else:
-        for one in found:
-            _show(one)
-        _ending(found[0])
+        for form in forms:
+            _show(form)
+        _ending(forms[0])
 
 
 _AXES = {name: AXES[name].symbol for name in STAGE_AXES}
@@ -123,57 +123,57 @@ def _ranks(axis: str, text: str) -> int | str:
     return int(text)
 
 
-def _show(found: Equation) -> None:
+def _show(form: Equation) -> None:
     from loadgauge.estimate.symbols import text
     from loadgauge.report.table import console, points
 
     target = console()
-    target.print(f"{found.what} [{found.unit}]", style="bold", soft_wrap=True)
+    target.print(f"{form.what} [{form.unit}]", style="bold", soft_wrap=True)
     click.echo()
     # Formulas are never broken inside a part: they are there to be copied.
-    if not found.is_long:
-        click.echo(f"  {found.text}")
-        if found.factored:
-            click.echo(f"  = {found.factored}")
+    if not form.is_long:
+        click.echo(f"  {form.text}")
+        if form.factored:
+            click.echo(f"  = {form.factored}")
     else:
-        _lines(found)
-    if found.numbers:
-        click.echo(f"  = {text(found.substitute)}    with the numbers of {found.layer}")
-    if not found.is_long and len(found.parts) > 1:
+        _lines(form)
+    if form.numbers:
+        click.echo(f"  = {text(form.substitute)}    with the numbers of {form.layer}")
+    if not form.is_long and len(form.parts) > 1:
         click.echo("\n  part by part:\n")
-        _lines(found)
+        _lines(form)
     click.echo()
     lines = [
-        f"{name}: {meaning}" + (f" = {found.numbers[name]:,}" if name in found.numbers else "")
-        for name, meaning in found.legend.items()
+        f"{name}: {meaning}" + (f" = {form.numbers[name]:,}" if name in form.numbers else "")
+        for name, meaning in form.legend.items()
     ]
     points(target, lines, mark="  ")
     if lines:
         click.echo()
 
 
-def _lines(found: Equation) -> None:
-    for line in found.lines:
+def _lines(form: Equation) -> None:
+    for line in form.lines:
         click.echo(f"  {line}")
 
 
-def _states(found: tuple[Equation, ...]) -> None:
+def _states(forms: tuple[Equation, ...]) -> None:
     from loadgauge.report.table import Column, console, draw
 
     target = console()
-    target.print(f"{found[0].what.rpartition(',')[0]} [{found[0].unit}]", style="bold", soft_wrap=True)
+    target.print(f"{forms[0].what.rpartition(',')[0]} [{forms[0].unit}]", style="bold", soft_wrap=True)
     click.echo()
-    rows = [[one.what.rpartition(" ")[2], one.text] for one in found]
+    rows = [[form.what.rpartition(" ")[2], form.text] for form in forms]
     draw(target, [Column("ZeRO stage", "right"), Column("bytes a parameter")], rows)
     click.echo("\n  d: data-parallel ranks\n")
-    _ending(found[0])
+    _ending(forms[0])
 
 
-def _ending(found: Equation) -> None:
+def _ending(form: Equation) -> None:
     """Where it holds, and who says so."""
     from loadgauge.report.table import console, points
 
     target = console()
-    if found.validity:
-        points(target, [f"Holds for: {'; '.join(found.validity)}."], mark="")
-    points(target, [f"Source: {found.source}."], mark="")
+    if form.validity:
+        points(target, [f"Holds for: {'; '.join(form.validity)}."], mark="")
+    points(target, [f"Source: {form.source}."], mark="")

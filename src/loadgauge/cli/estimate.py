@@ -26,17 +26,19 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 @click.option(
     "--at", type=click.Choice(get_args(When)), help="With --explain: the moment of the step (default: largest)."
 )
-@click.option("--plot", "file", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: .svg, .png or .pdf.")
+@click.option(
+    "--plot", "file", type=click.Path(path_type=Path), metavar="FILE", help="Draw the estimate: .svg, .png or .pdf."
+)
 @click.option(
     "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all on one sheet)."
 )
 def command(
     model: str, as_json: bool, part: str | None, at: When | None, file: Path | None, figure: str, **flags: Any
 ) -> int:
-    """Memory of the worst rank at its peak moment, FLOPs, time and money of training MODEL.
+    """Estimate the memory of the fullest rank at its peak, FLOPs, time and cost of training MODEL.
 
     MODEL is a name in the catalogue (`loadgauge models`), a Hugging Face config.json, its folder, or another tool's job
-    file, whose run the flags change (`loadgauge convert --help` lists the tools). Flags that are not given get
+    file, whose run the flags change (`loadgauge convert --help` lists the tools). Flags that are not given have
     defaults, which are listed. Exit code: 0 it fits (or no --gpu is given), 1 it does not, 2 cannot tell.
 
     \b

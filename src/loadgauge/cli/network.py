@@ -28,14 +28,18 @@ from loadgauge.units import parse
     type=Positive(),
     default=SHARE,
     show_default=True,
-    help="Of compute's time, what an axis may take that nothing hides.",
+    help="Exposed communication that an axis may have, as a share of compute time.",
 )
 @click.option(
-    "--achieved", metavar="TFLOP/s", help="What each GPU achieves, as in 150TFLOP/s, instead of the calibrated time."
+    "--achieved",
+    metavar="TFLOP/s",
+    help="Rate that each GPU achieves, such as 150TFLOP/s, instead of the calibrated time.",
 )
-@click.option("--oversubscription", type=Positive(), help="How much less the network gives when everybody sends.")
-@click.option("--pod", type=Whole(1, 10**7), help="GPUs that reach one another without passing what is oversubscribed.")
-@click.option("--rails", is_flag=True, help="GPUs of the same place in their nodes share a switch.")
+@click.option(
+    "--oversubscription", type=Positive(), help="Factor by which bandwidth falls when all nodes send at once."
+)
+@click.option("--pod", type=Whole(1, 10**7), help="GPUs that reach one another without passing oversubscribed links.")
+@click.option("--rails", is_flag=True, help="GPUs at the same position in their nodes share a switch.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, seconds, byte/s and plain counts.")
 def command(
     model: str,
@@ -47,11 +51,11 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> int:
-    """Bytes on each axis per step and GPU, and the bandwidth they need against what the links reach, training MODEL.
+    """Compare the bandwidth that training MODEL needs on each axis with what the links reach.
 
-    Communication that runs beside compute must be hidden by it, other communication may take 5 % of its time (--share).
-    Then: what other links and nodes would change, the largest tp these links carry, the smallest batch that makes up for
-    data parallelism. Exit code: 0 the links are enough, 1 they are not, 2 cannot tell.
+    Communication that overlaps compute must be hidden by it; other communication may take 5 % of its time (--share).
+    Also reported: what other links and nodes would change, the largest tp that these links carry, and the smallest batch
+    that makes up for data parallelism. Exit code: 0 the links are enough, 1 they are not, 2 cannot tell.
 
     \b
     loadgauge network llama-3.1-70b --gpu h100-sxm5-80gb --gpus 256 --tp 8 --pp 4 --sequence-parallel --global-batch 512
@@ -61,14 +65,14 @@ def command(
     setup = _setup(
         given, share=share, achieved=_achieved(achieved), oversubscription=oversubscription, pod=pod, rails=rails
     )
-    found = setup.answer()
+    answer = setup.answer()
     if as_json:
         from loadgauge.report.table import document
 
-        document(_plain(given, setup, found))
+        document(_plain(given, setup, answer))
     else:
-        report(given, setup, found)
-    return 0 if found.enough else 1
+        report(given, setup, answer)
+    return 0 if answer.enough else 1
 
 
 def _setup(given: Setup, *, oversubscription: float | None, pod: int | None, rails: bool, **how: Any) -> NetworkCase:
@@ -98,7 +102,7 @@ def _achieved(text: str | None) -> float | None:
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _plain(given: Setup, setup: NetworkCase, found: Network) -> dict[str, Any]:
+def _plain(given: Setup, setup: NetworkCase, answer: Network) -> dict[str, Any]:
     """The JSON document, in bytes, seconds, byte/s and plain counts."""
     layout = given.layout
     batch = smallest_batch(setup)
@@ -115,20 +119,20 @@ def _plain(given: Setup, setup: NetworkCase, found: Network) -> dict[str, Any]:
             "seq_len": layout.seq_len,
             "gpus": layout.gpus,
         },
-        "enough": found.enough,
+        "enough": answer.enough,
         "share": setup.share,
-        "step": found.step,
-        "stage": found.stage,
-        "exposed": found.exposed,
-        "efficiency": found.efficiency,
-        "compute": msgspec.structs.asdict(found.compute),
+        "step": answer.step,
+        "stage": answer.stage,
+        "exposed": answer.exposed,
+        "efficiency": answer.efficiency,
+        "compute": msgspec.structs.asdict(answer.compute),
         "fabric": msgspec.structs.asdict(setup.fabric),
-        "network": [row.to_dict() for row in found.traffic],
-        "needs": [need.to_dict() for need in found.needs],
+        "network": [row.to_dict() for row in answer.traffic],
+        "needs": [need.to_dict() for need in answer.needs],
         "what_if": [
             {"name": change.name, "step": change.result.step, "exposed": change.result.exposed,
              "enough": change.result.enough}
-            for change in what_if(setup, found)
+            for change in what_if(setup, answer)
         ],
         "limits": {
             "largest_tp": largest_tp(setup),

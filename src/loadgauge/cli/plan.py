@@ -45,17 +45,17 @@ def _options(command: Any) -> Any:
 @click.argument("model", required=False)
 @_options
 @click.option("--sweep", metavar="FILE", help="Plan every cell of a TOML file: lists of models, GPUs, sizes, links.")
-@click.option("--output", metavar="FOLDER", help="Where the results of a sweep go, as Parquet (FILE-results).")
-@click.option("--workers", type=Whole(1, 10**5), help="Plans of a sweep at a time (one per processor).")
+@click.option("--output", metavar="FOLDER", help="Folder for the results of a sweep, as Parquet (FILE-results).")
+@click.option("--workers", type=Whole(1, 10**5), help="How many plans of a sweep run at a time (one per processor).")
 @click.option("--ray", metavar="ADDRESS", help="Plan a sweep on this Ray cluster: auto, or HOST:PORT.")
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON document: layouts (best first), pareto, evaluated, valid."
 )
 def command(model: str | None, as_json: bool, **flags: Any) -> int:
-    """The fastest (cheapest, smallest, ...) layout of MODEL, found by exhaustive search over all valid layouts.
+    """Find the fastest (cheapest, smallest, ...) layout of MODEL by exhaustive search over all valid layouts.
 
-    A flag of a layout (--tp 8) locks it, or narrows it down (--tp 4,8); all others are open. Exit code: 0 there is a
-    layout, 1 none fits (the nearest miss is printed), 2 cannot tell.
+    A layout flag locks its axis (--tp 8) or narrows it down (--tp 4,8); all other axes are open. Exit code: 0 a layout
+    fits, 1 none fits (the nearest miss is printed), 2 cannot tell.
 
     \b
     loadgauge plan llama-3.1-70b --gpu h100-sxm5-80gb --gpus 64 --seq-len 8192 --global-batch 512

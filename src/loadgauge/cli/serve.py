@@ -17,11 +17,13 @@ PORT = 8417
 
 
 @click.command("serve")
-@click.option("--port", type=Whole(0, 65535), default=PORT, show_default=True, help="Where to listen; 0: any free one.")
+@click.option(
+    "--port", type=Whole(0, 65535), default=PORT, show_default=True, help="Port to listen on; 0: any free one."
+)
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as one JSON document.")
 def command(port: int, no_browser: bool, as_json: bool) -> None:
-    """The page: what the commands answer, at a glance, recomputed while a slider moves.
+    """Serve the page: what the commands answer, at a glance, recomputed while a slider moves.
 
     It listens on 127.0.0.1 only and answers only requests with the token in the printed address. Nothing leaves this
     machine. Ctrl-C ends it.

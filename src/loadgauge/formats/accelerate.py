@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.formats.coverage import words
+from loadgauge.formats.huggingface import processes
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import CPU, NOWHERE, SHARDING
 
@@ -20,31 +21,10 @@ SPELLED = dict.fromkeys(CPU, True) | dict.fromkeys(NOWHERE, False)
 
 def _kind(keys: Keys) -> str:
     """Which of its engines a file asks for."""
-    said = keys.choice("distributed_type", KINDS)
-    if said is not None:
-        return str(said)
+    kind = keys.choice("distributed_type", KINDS)
+    if kind is not None:
+        return str(kind)
     return "fsdp" if keys.has(f"{F}version") else "deepspeed" if keys.has(f"{D}zero_stage") else ""
-
-
-def _gpus() -> Idea:
-    count, machines = "num_processes", "num_machines"
-
-    def read(keys: Keys) -> Facts:
-        gpus, nodes = keys.whole(count, minimum=-1), keys.whole(machines)
-        if gpus is None or gpus < 1:
-            return {}
-        if nodes is None or nodes == 1:
-            return {"gpus": gpus}
-        if gpus % nodes:
-            raise keys.wrong(count, f"{gpus} cannot be split over {nodes} machines")
-        return {"gpus": gpus, "nodes": nodes, "gpus_per_node": gpus // nodes}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if "gpus" not in facts:
-            return {}
-        return {count: facts["gpus"], machines: facts.get("nodes") or keys.whole(machines) or 1}
-
-    return Idea(keys=(count, machines), facts=("gpus", "nodes", "gpus_per_node"), read=read, write=write)
 
 
 def _degrees() -> Idea:
@@ -171,10 +151,7 @@ def _accumulation() -> Idea:
     names = (f"{D}gradient_accumulation_steps", "gradient_accumulation_steps")
 
     def read(keys: Keys) -> Facts:
-        values = [facts for key in names if (facts := keys.whole(key)) is not None]
-        if len(set(values)) > 1:
-            raise keys.wrong(names[0], f"contradicts {names[1]} = {values[1]}")
-        return {"accumulation": values[0] if values else None}
+        return {"accumulation": keys.agreed(names, keys.whole)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         # Only DeepSpeed's section has a place for it; elsewhere it is an argument of the trainer.
@@ -185,12 +162,9 @@ def _accumulation() -> Idea:
 
 
 def _named() -> Idea:
-    """DeepSpeed's configuration in a file of its own, which is read beside this one."""
+    """DeepSpeed's configuration in a file of its own, which is read alongside this one."""
 
-    def nothing(*_: object) -> dict[str, Any]:
-        return {}
-
-    return Idea(keys=(f"{D}deepspeed_config_file",), facts=(), read=nothing, write=nothing)
+    return Idea(keys=(f"{D}deepspeed_config_file",), facts=(), read=lambda keys: {}, write=lambda facts, keys: {})
 
 
 ACCELERATE = Dialect(
@@ -202,7 +176,7 @@ ACCELERATE = Dialect(
     marks=words("distributed_type num_processes num_machines compute_environment machine_rank rdzv_backend"),
     blank={"yaml": "compute_environment: LOCAL_MACHINE\nmachine_rank: 0\nmain_training_function: main\n"},
     ideas=(
-        _gpus(),
+        processes(argv=False),
         _engine(),
         _degrees(),
         _accumulation(),

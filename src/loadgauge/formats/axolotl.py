@@ -156,10 +156,7 @@ def _degrees() -> Idea:
 
     def read(keys: Keys) -> Facts:
         replicas, parts = keys.whole(copies), keys.whole(shards)
-        ranks = [number for key in cp if (number := keys.whole(key)) is not None]
-        if len(set(ranks)) > 1:
-            raise keys.wrong(cp[1], f"contradicts {cp[0]} = {ranks[0]}")
-        facts: Facts = {"tp": keys.whole(tp) or 1, "cp": ranks[0] if ranks else 1}
+        facts: Facts = {"tp": keys.whole(tp) or 1, "cp": keys.agreed(cp, keys.whole) or 1}
         if replicas is not None:
             facts["replicas"] = replicas if parts is None or parts > 1 else 1
         if parts is not None:

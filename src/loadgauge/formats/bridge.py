@@ -12,6 +12,7 @@ from loadgauge.formats.megatron import (
     experts,
     launched,
     loss,
+    offload,
     pipeline,
     recompute,
     tensor_parallel,
@@ -88,26 +89,6 @@ def _lora() -> Idea:
     return Idea(keys=(rank, modules, "peft._target_"), facts=("lora_rank", "lora_targets"), read=read, write=write)
 
 
-def _offload() -> Idea:
-    switch, share = "optimizer.optimizer_cpu_offload", "optimizer.optimizer_offload_fraction"
-
-    def read(keys: Keys) -> Facts:
-        if not keys.flag(switch):
-            return {"offload": "none"}
-        part = keys.real(share)
-        if part not in (1.0, None):
-            raise keys.wrong(share, f"a part ({part}) is not read; 1 is")
-        return {"offload": "optimizer"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        moved = facts["offload"] == "optimizer"
-        if facts["offload"] == "all":
-            return {}
-        return {switch: True if moved else None, share: 1.0 if moved else None}
-
-    return Idea(keys=(switch, share), facts=("offload",), read=read, write=write)
-
-
 BRIDGE = Dialect(
     name="megatron-bridge",
     title="Megatron-Bridge configuration",
@@ -145,7 +126,7 @@ BRIDGE = Dialect(
         row("precision", "mixed_precision", words=RECIPES),
         row("optimizer", "optimizer.optimizer", words={"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "lion": "lion"}),
         row("attention", "model.attention_backend", words=BACKENDS),
-        _offload(),
+        offload("optimizer.", share=1.0),
         _lora(),
         loss("model."),
         row("model", "model.hf_model_id", kind="word", add=False),

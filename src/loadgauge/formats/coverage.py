@@ -199,7 +199,7 @@ class _Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keys with one rule, separated by spaces, each after `prefix`. `off`: in the place of the usual values of a switch
-    that is off; `also_off`: beside them."""
+    that is off; `also_off`: more of them."""
 
     keys: str
     prefix: str = ""

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.files import read_start
+from loadgauge.files import read_text
 from loadgauge.formats.argv import Argv
 from loadgauge.formats.dialects import dialect as dialect_of
 from loadgauge.formats.dialects import recognise
@@ -73,13 +73,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 def load(path: str | Path) -> str:
     """The text of a job file. Raises `ConfigError` where it is none: no regular file, too large, or not UTF-8."""
-    file, content = str(path), read_start(path, LARGEST_FILE)
-    if len(content) > LARGEST_FILE:
-        raise ConfigError(f"is larger than {LARGEST_FILE // 1000} kB; a job file has some kB", file=file)
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ConfigError("is not text (UTF-8)", file=file) from None
+    return read_text(path, LARGEST_FILE)
 
 
 def _syntax(text: str, file: str) -> str:
@@ -117,6 +111,25 @@ def document(text: str, syntax: str, chosen: Dialect | None = None, file: str = 
         raise ConfigError(str(error), file="" if str(error).startswith(f"{file}:") else file) from None
 
 
+def recognise_text(text: str, syntax: str, file: str = "") -> Dialect | None:
+    """The dialect whose keys a text has; None where it has those of none. Raises `ConfigError` where it cannot be parsed."""
+    chosen = recognise(document(text, syntax, None, file))
+    if chosen is None and syntax == "yaml":  # Megatron's sections are not part of its keys
+        chosen = recognise(document(text, syntax, dialect_of("megatron"), file))
+    return chosen
+
+
+def named_documents(text: str, file: str = "") -> list[str]:
+    """The DeepSpeed configurations that a job file names; empty where no dialect knows the file."""
+    syntax = _syntax(text, file)
+    chosen = recognise_text(text, syntax, file)
+    if chosen is None:
+        return []
+    keys = Keys(document(text, syntax, chosen, file), file, chosen.auto)
+    values = [keys.raw(key) for key in BESIDE]
+    return [value for value in values if isinstance(value, str) and value.endswith(".json")]
+
+
 def read(
     text: str,
     name: str | None = None,
@@ -142,20 +155,15 @@ def read(
     ('deepspeed', 3, 8, ('gradient_clipping',))
     """
     syntax = _syntax(text, file)
-    chosen = None if name is None else dialect_of(name)
+    chosen = recognise_text(text, syntax, file) if name is None else dialect_of(name)
     if chosen is None:
-        chosen = recognise(document(text, syntax, None, file))
-        if chosen is None and syntax == "yaml":
-            flat = dialect_of("megatron")
-            chosen = recognise(document(text, syntax, flat, file))
-        if chosen is None:
-            raise ConfigError("has no keys of a job file that is known; say whose it is with --from", file=file)
-    elif syntax not in chosen.syntaxes:
+        raise ConfigError("has no keys of a job file that is known; say whose it is with --from", file=file)
+    if syntax not in chosen.syntaxes:
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
     keys = Keys(document(text, syntax, chosen, file), file, chosen.auto, _version(version))
     known = facts_given(given or {})
-    found = _read_alone(chosen, keys, frozenset(known), keeping=keeping == chosen.name)
-    facts, unread, uncounted = found.facts, found.unread, found.uncounted
+    reading = _read_alone(chosen, keys, frozenset(known), keeping=keeping == chosen.name)
+    facts, unread, uncounted = reading.facts, reading.unread, reading.uncounted
     facts.setdefault("framework", Fact(chosen.framework, chosen.name, True))
     if not alone:
         for other in _read_named(keys, file, frozenset(known)):
@@ -163,7 +171,7 @@ def read(
             unread += tuple(f"{other.file}: {key}" for key in other.unread)
             uncounted += other.uncounted
     job, extra = solve(_with(facts, known), file)
-    return msgspec.structs.replace(found, job=job, extra=extra, facts=facts, unread=unread, uncounted=uncounted)
+    return msgspec.structs.replace(reading, job=job, extra=extra, facts=facts, unread=unread, uncounted=uncounted)
 
 
 def _read_alone(chosen: Dialect, keys: Keys, known: frozenset[str], *, keeping: bool = False) -> JobFile:
@@ -223,19 +231,19 @@ def _read_named(keys: Keys, file: str, known: frozenset[str]) -> list[JobFile]:
     return files
 
 
-def _with(found: Mapping[str, Fact], known: Mapping[str, Fact]) -> dict[str, Fact]:
+def _with(of_file: Mapping[str, Fact], given: Mapping[str, Fact]) -> dict[str, Fact]:
     """The facts of a file with those that are given, which go first; facts that followed from replaced ones are dropped."""
-    facts = {**found, **known}
+    facts = {**of_file, **given}
     stale: set[str] = set()
-    if "gpus" in known:
+    if "gpus" in given:
         stale |= {"nodes", "gpus_per_node", "dp", "shards"}
-    if known.keys() & set(SPLITS):
+    if given.keys() & set(SPLITS):
         stale |= {"dp", "shards"}
-    if "global_batch" in known or ("global_batch" in found and known.keys() & {"gpus", *SPLITS, "micro_batch"}):
+    if "global_batch" in given or ("global_batch" in of_file and given.keys() & {"gpus", *SPLITS, "micro_batch"}):
         stale |= {"accumulation"}
-    if "replicas" in known:
+    if "replicas" in given:
         stale |= {"shards", "dp"}
-    return {name: fact for name, fact in facts.items() if name not in stale or name in known}
+    return {name: fact for name, fact in facts.items() if name not in stale or name in given}
 
 
 def write(

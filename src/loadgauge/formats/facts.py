@@ -104,9 +104,9 @@ def solve(facts: Mapping[str, Fact], file: str = "") -> tuple[Job, Extra]:
     if batch is not None and micro is not None and accumulation is not None and not facts["accumulation"].default:
         ranks, left = divmod(batch, micro * accumulation)
         if left or ranks == 0 or (dp is not None and dp != ranks):
-            known = "" if dp is None else f" x {dp} data-parallel ranks"
+            ranks_too = "" if dp is None else f" x {dp} data-parallel ranks"
             raise ConfigError(
-                f"{facts['global_batch']} contradicts {facts['micro_batch']} x {facts['accumulation']}{known}",
+                f"{facts['global_batch']} contradicts {facts['micro_batch']} x {facts['accumulation']}{ranks_too}",
                 file=file,
             )
         dp = ranks
@@ -167,12 +167,12 @@ def _value(facts: Mapping[str, Fact], name: str) -> Any:
 
 
 def _gpus(facts: Mapping[str, Fact], file: str) -> int | None:
-    gpus, nodes, each = (facts.get(name) for name in ("gpus", "nodes", "gpus_per_node"))
-    if nodes is None or each is None:
+    gpus, nodes, per_node = (facts.get(name) for name in ("gpus", "nodes", "gpus_per_node"))
+    if nodes is None or per_node is None:
         return None if gpus is None else int(gpus.value)
-    product = int(nodes.value * each.value)
+    product = int(nodes.value * per_node.value)
     if gpus is not None and gpus.value != product:
-        raise ConfigError(f"{gpus} contradicts {nodes} x {each}", file=file)
+        raise ConfigError(f"{gpus} contradicts {nodes} x {per_node}", file=file)
     return product
 
 

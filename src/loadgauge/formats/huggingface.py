@@ -31,10 +31,7 @@ def checkpointing(default: Any = None, *, new: str = "activation_checkpointing")
     def read(keys: Keys) -> Facts:
         values = [flag for key in (*names, *own) if (flag := keys.flag(key)) is not None]
         usual = default(keys) if callable(default) else default
-        on = any(values) if values else usual
-        if on is None:
-            return {"recompute": "none"}
-        if not on:
+        if not (any(values) if values else usual):
             return {"recompute": "none"}
         number = next((facts for key in every if (facts := keys.whole(key)) is not None), 1)
         return {"recompute": "full" if number == 1 else f"full:every={number}"}
@@ -97,12 +94,12 @@ def sharding(switched: bool = True) -> Idea:
         }  # fmt: skip
 
     def read(keys: Keys) -> Facts:
-        beside = keys.raw("deepspeed")
-        if beside is not None and keys.has("fsdp") and keys.raw("fsdp") is not False:
+        configuration = keys.raw("deepspeed")
+        if configuration is not None and keys.has("fsdp") and keys.raw("fsdp") is not False:
             raise keys.wrong("deepspeed", f"contradicts {keys.document.shown('fsdp')}")
-        if isinstance(beside, dict):
+        if isinstance(configuration, dict):
             return {"framework": "deepspeed"} | inner.read(keys)
-        if beside is not None and beside is not False:
+        if configuration is not None and configuration is not False:
             return {"framework": "deepspeed"}
         if keys.has("fsdp") or (not switched and any(keys.has(*pair) for pair in keyed.values())):
             return of_fsdp(keys)
@@ -110,16 +107,16 @@ def sharding(switched: bool = True) -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         zero, moved = facts.get("zero") or 0, facts.get("offload") or "none"
-        beside = keys.raw("deepspeed")
-        if isinstance(beside, str) and beside:
+        configuration = keys.raw("deepspeed")
+        if isinstance(configuration, str) and configuration:
             return {}
         values: dict[str, Any] = dict.fromkeys(owned)
         engine = facts.get("framework")
-        inside = isinstance(beside, dict) and engine != "huggingface"
+        inside = isinstance(configuration, dict) and engine != "huggingface"
         if engine == "deepspeed" or zero == 1 or moved == "optimizer" or inside:
             values.pop("deepspeed")
             auto = {f"{INLINE}{name}": "auto" for name in FILLED if not keys.has(f"{INLINE}{name}")}
-            if isinstance(beside, dict):
+            if isinstance(configuration, dict):
                 auto = {}
             return values | auto | inner.write(facts, keys)
         if not zero:
@@ -190,11 +187,7 @@ def weights(*names: str) -> Idea:
     """The idea of the format that weights are loaded in: bf16, fp16, fp32, or auto, which is the checkpoint's (`solve`)."""
 
     def read(keys: Keys) -> Facts:
-        named = {name: word for name in names if (word := _dtype(keys, name)) is not None}
-        if len(set(named.values())) > 1:
-            first, second = list(named)[:2]
-            raise keys.wrong(second, f"{named[second]} contradicts {keys.document.shown(first)} = {named[first]}")
-        return {"weights": next(iter(named.values()), None)}
+        return {"weights": keys.agreed(names, lambda name: _dtype(keys, name))}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         return {}
@@ -207,8 +200,8 @@ def _dtype(keys: Keys, name: str) -> str | None:
     value = keys.document.get(name)
     if isinstance(value, str) and value.lower() == "auto":
         return "auto"
-    found = keys.choice(name, DTYPES)
-    return None if found is None else str(found)
+    word: str | None = keys.choice(name, DTYPES)
+    return word
 
 
 def targets(rank: str, modules: str, switch: Any, usual: int, everything: str = "all-linear") -> Idea:
@@ -243,34 +236,37 @@ def targets(rank: str, modules: str, switch: Any, usual: int, everything: str = 
     return Idea(keys=(rank, modules, key), facts=("lora_rank", "lora_targets"), read=read, write=write)
 
 
-def processes() -> Idea:
-    """The idea of the number of GPUs, as given to `accelerate launch` (in all) and to `deepspeed` (of a node)."""
-    count, machines, each, nodes = "num_processes", "num_machines", "num_gpus", "num_nodes"
+def processes(*, argv: bool = True) -> Idea:
+    """The idea of the number of GPUs, as given to accelerate (in all) and, on a command line, to `deepspeed` (of a node).
+
+    argv: of a command line alone; else of accelerate's own file, which always has them
+    """
+    count, machines, per_node, nodes = "num_processes", "num_machines", "num_gpus", "num_nodes"
 
     def read(keys: Keys) -> Facts:
-        if keys.document.syntax != "argv":
+        if argv and keys.document.syntax != "argv":
             return {}
-        if keys.has(each):
-            return {"gpus_per_node": keys.whole(each), "nodes": keys.whole(nodes) or 1}
-        gpus, hosts = keys.whole(count), keys.whole(machines) or 1
-        if gpus is None:
+        if argv and keys.has(per_node):
+            return {"gpus_per_node": keys.whole(per_node), "nodes": keys.whole(nodes) or 1}
+        gpus, hosts = keys.whole(count, minimum=1 if argv else -1), keys.whole(machines) or 1
+        if gpus is None or gpus < 1:
             return {}
         if gpus % hosts:
             raise keys.wrong(count, f"{gpus} cannot be split over {hosts} machines")
         return {"gpus": gpus} if hosts == 1 else {"gpus": gpus, "nodes": hosts, "gpus_per_node": gpus // hosts}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if keys.document.syntax != "argv" or "gpus" not in facts:
+        if (argv and keys.document.syntax != "argv") or "gpus" not in facts:
             return {}
-        gpus: int = facts["gpus"]
-        if keys.has(each):
-            hosts, per = facts.get("nodes"), facts.get("gpus_per_node")
-            return {each: per, nodes: hosts} if hosts is not None else {each: gpus, nodes: None}
-        if not keys.has(count):
-            return {}
-        return {count: gpus, machines: facts.get("nodes") if keys.has(machines) else None}
+        gpus, hosts = facts["gpus"], facts.get("nodes")
+        if not argv:
+            return {count: gpus, machines: hosts or keys.whole(machines) or 1}
+        if keys.has(per_node):
+            return {per_node: facts.get("gpus_per_node"), nodes: hosts} if hosts else {per_node: gpus, nodes: None}
+        return {count: gpus, machines: hosts if keys.has(machines) else None} if keys.has(count) else {}
 
-    return Idea(keys=(count, machines, each, nodes), facts=("gpus", "gpus_per_node", "nodes"), read=read, write=write)
+    keys = (count, machines, per_node, nodes) if argv else (count, machines)
+    return Idea(keys=keys, facts=("gpus", "gpus_per_node", "nodes"), read=read, write=write)
 
 
 def attention(*switches: str) -> Idea:

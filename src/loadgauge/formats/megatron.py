@@ -20,26 +20,27 @@ def machines(facts: Facts, before: int | None) -> tuple[int, int]:
     gpus: int = facts["gpus"]
     if "nodes" in facts:
         return facts["gpus_per_node"], facts["nodes"]
-    each = next(
-        each for each in (before if before != 1 else None, 8, gpus if gpus < 8 else 1, 1) if each and gpus % each == 0
-    )
-    return each, gpus // each
+    sizes = (before if before != 1 else None, 8, gpus if gpus < 8 else 1)
+    per_node = next((size for size in sizes if size and gpus % size == 0), 1)
+    return per_node, gpus // per_node
 
 
-def launched(each: str = "nproc_per_node", nodes: str = "nnodes", *, argv: bool = True) -> Idea:
+def launched(per_node: str = "nproc_per_node", nodes: str = "nnodes", *, argv: bool = True) -> Idea:
     """The idea of the number of GPUs as torchrun takes it: processes per node, and nodes; `argv`: on a command line only."""
 
     def read(keys: Keys) -> Facts:
-        if (argv and keys.document.syntax != "argv") or not keys.has(each):
+        if (argv and keys.document.syntax != "argv") or not keys.has(per_node):
             return {}
-        return {"gpus_per_node": keys.whole(each), "nodes": keys.whole(nodes) or 1}
+        return {"gpus_per_node": keys.whole(per_node), "nodes": keys.whole(nodes) or 1}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if (argv and keys.document.syntax != "argv") or "gpus" not in facts:
             return {}
-        return dict(zip((each, nodes), machines(facts, keys.whole(each) if keys.has(each) else None), strict=True))
+        return dict(
+            zip((per_node, nodes), machines(facts, keys.whole(per_node) if keys.has(per_node) else None), strict=True)
+        )
 
-    return Idea(keys=(each, nodes), facts=("gpus", "gpus_per_node", "nodes"), read=read, write=write)
+    return Idea(keys=(per_node, nodes), facts=("gpus", "gpus_per_node", "nodes"), read=read, write=write)
 
 
 def tensor_parallel(tp: str, sp: str, default: bool = False) -> Idea:
@@ -71,19 +72,19 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
 
     def read(keys: Keys) -> Facts:
         stages, total = keys.whole(pp) or 1, keys.whole(count)
-        virtual, each = keys.whole(chunks), keys.whole(layers)
+        virtual, per_chunk = keys.whole(chunks), keys.whole(layers)
         if also is not None and keys.has(also):
             if virtual is not None and virtual != keys.whole(also):
                 raise keys.wrong(also, f"contradicts {keys.document.shown(chunks)} = {virtual}")
             virtual = keys.whole(also)
-        if virtual is not None and each is not None:
+        if virtual is not None and per_chunk is not None:
             raise keys.wrong(layers, f"goes against {keys.document.shown(chunks)}")
-        if each is not None:
+        if per_chunk is not None:
             if total is None:
                 raise keys.wrong(layers, f"says nothing without {keys.document.shown(count)}")
-            virtual, left = divmod(total, stages * each)
+            virtual, left = divmod(total, stages * per_chunk)
             if left or not virtual:
-                raise keys.wrong(layers, f"{each} does not divide {total} layers over {stages} stages")
+                raise keys.wrong(layers, f"{per_chunk} does not divide {total} layers over {stages} stages")
         virtual = virtual or 1
         facts: Facts = {"pp": stages, "vpp": virtual if stages > 1 else 1}
         if stages > 1:
@@ -121,12 +122,12 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
 
 def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: int | None) -> str:
     ends = [end for end in (first, last) if end is not None]
-    each, left = divmod(total - sum(ends), max(1, stages - len(ends)))
-    if left or each < 0:
+    per_stage, left = divmod(total - sum(ends), max(1, stages - len(ends)))
+    if left or per_stage < 0:
         raise keys.wrong(
             "num_layers", f"{total} layers less {sum(ends)} of the ends cannot be split evenly over the rest"
         )
-    middle = [each] * (stages - len(ends))
+    middle = [per_stage] * (stages - len(ends))
     counts = ([first] if first is not None else []) + middle + ([last] if last is not None else [])
     return ",".join(str(count) for count in counts)
 
@@ -395,24 +396,24 @@ def loss(prefix: str = "") -> Idea:
     return Idea(keys=(switch, kind), facts=("loss",), read=read, write=write)
 
 
-def offload() -> Idea:
-    """The idea of the optimizer in host memory, all of it or nothing."""
-    owned = ("optimizer_cpu_offload", "optimizer_offload_fraction")
+def offload(prefix: str = "", share: float | None = None) -> Idea:
+    """The idea of the optimizer in host memory, all of it or nothing; `share`: what is written where it is offloaded."""
+    switch, part = f"{prefix}optimizer_cpu_offload", f"{prefix}optimizer_offload_fraction"
 
     def read(keys: Keys) -> Facts:
-        share = keys.real("optimizer_offload_fraction")
-        if not keys.flag("optimizer_cpu_offload") or share == 0:
+        given = keys.real(part)
+        if not keys.flag(switch) or given == 0:
             return {"offload": "none"}
-        if share not in (None, 1.0):
-            raise keys.wrong("optimizer_offload_fraction", f"a part ({share}) is not read; 0 or 1 is")
+        if given not in (None, 1.0):
+            raise keys.wrong(part, f"a part ({given}) is not read; 0 or 1 is")
         return {"offload": "optimizer"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if facts["offload"] == "optimizer":
-            return {"optimizer_cpu_offload": True, "optimizer_offload_fraction": None}
-        return dict.fromkeys(owned) if facts["offload"] == "none" else {}
+            return {switch: True, part: share}
+        return {switch: None, part: None} if facts["offload"] == "none" else {}
 
-    return Idea(keys=owned, facts=("offload",), read=read, write=write)
+    return Idea(keys=(switch, part), facts=("offload",), read=read, write=write)
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
@@ -515,16 +516,16 @@ def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
         return {}
     routed, heads = config["model_type"] == "mixtral", config["num_attention_heads"]
     groups = config.get("num_key_value_heads") or heads
-    found: dict[str, Any] = {ours: config[theirs] for ours, theirs in SIZES.items() if config.get(theirs) is not None}
+    values: dict[str, Any] = {ours: config[theirs] for ours, theirs in SIZES.items() if config.get(theirs) is not None}
     if routed:
-        found |= {"moe_ffn_hidden_size": config["intermediate_size"], "moe_router_topk": config["num_experts_per_tok"]}
-    found |= {
+        values |= {"moe_ffn_hidden_size": config["intermediate_size"], "moe_router_topk": config["num_experts_per_tok"]}
+    values |= {
         "normalization": "RMSNorm", "position_embedding_type": "rope", "swiglu": True, "disable_bias_linear": True,
         "untie_embeddings_and_output_weights": not config.get("tie_word_embeddings") or None,
         "group_query_attention": True if groups != heads else None, "num_query_groups": groups if groups != heads else None,
         "qk_layernorm": True if config["model_type"] == "qwen3" else None,
     }  # fmt: skip
-    return found
+    return values
 
 
 MODEL = Idea(

@@ -222,7 +222,7 @@ def _refuse_tags(text: str) -> None:
 def _refuse_bombs(root: Any) -> None:
     """Refuses values that hold themselves, and those that are huge once their aliases are written out.
 
-    An alias is one object however often it stands there, so each is counted once, by a stack of its own.
+    An alias is one object however often it is used, so each is counted once, by a stack of its own.
     """
     sizes: dict[int, int] = {}
     open_values: set[int] = set()
@@ -272,16 +272,16 @@ def _yaml_errors() -> Iterator[None]:
         raise ConfigError(f"is not valid YAML: {line}") from None
 
 
-def _keep_comments(found: Any, key: str) -> None:
+def _keep_comments(mapping: Any, key: str) -> None:
     """Hands the comment lines after a key to the key before it; ruamel.yaml would take them out with the key."""
-    comments: Any = getattr(found, "ca", None)
+    comments: Any = getattr(mapping, "ca", None)
     tokens = None if comments is None else comments.items.get(key)
     if not tokens or tokens[2] is None:
         return
     _, newline, rest = tokens[2].value.partition("\n")
     if not rest.strip():
         return
-    names = list(found)
+    names = list(mapping)
     index = names.index(key)
     from ruamel.yaml.error import CommentMark
     from ruamel.yaml.tokens import CommentToken
@@ -290,7 +290,7 @@ def _keep_comments(found: Any, key: str) -> None:
         after = names[1] if len(names) > 1 else None
         if after is not None:
             lines = [line.strip().removeprefix("#").removeprefix(" ") for line in rest.splitlines() if line.strip()]
-            found.yaml_set_comment_before_after_key(
+            mapping.yaml_set_comment_before_after_key(
                 after, before="\n".join(lines), indent=tokens[2].start_mark.column * 0
             )
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -183,6 +183,15 @@ class Keys:
         if name.lower() in folded:
             return folded[name.lower()]
         raise self.wrong(key, f"{short(value)} is not one that is read (read: {', '.join(among)})")
+
+    def agreed(self, names: Sequence[str], read: Callable[[str], Any]) -> Any:
+        """The value that `read` gives for these keys, None where they have none. Raises `ConfigError` where two differ."""
+        values = {name: value for name in names if (value := read(name)) is not None}
+        for other, value in values.items():
+            name, first = next(iter(values.items()))
+            if value != first:
+                raise self.wrong(other, f"{value} contradicts {self.document.shown(name)} = {first}")
+        return next(iter(values.values()), None)
 
 
 SHORT = reprlib.Repr()
@@ -390,25 +399,22 @@ def row(
     for theirs, ours in (words or {}).items():
         backward.setdefault(ours, theirs)
 
-    def read(found: Keys) -> Facts:
-        said = {}
-        for key in keys:
-            value = (
-                found.choice(key, words) if words is not None else getattr(found, kind)(key, **_limits(kind, minimum))
-            )
-            if value is not None:
-                said[key] = value
-        if len(set(said.values())) > 1:
-            first, second = list(said)[:2]
-            raise found.wrong(second, f"{said[second]} contradicts {found.document.shown(first)} = {said[first]}")
-        usual = default(found) if callable(default) else default
-        return {fact: next(iter(said.values()), usual)}
+    limits = {"minimum": minimum} if kind == "whole" else {}
 
-    def write(facts: Facts, found: Keys) -> dict[str, Any]:
-        if not add and not found.has(*keys):
+    def read(document: Keys) -> Facts:
+        def value_of(key: str) -> Any:
+            return document.choice(key, words) if words is not None else getattr(document, kind)(key, **limits)
+
+        value = document.agreed(keys, value_of)
+        if value is None:
+            value = default(document) if callable(default) else default
+        return {fact: value}
+
+    def write(facts: Facts, document: Keys) -> dict[str, Any]:
+        if not add and not document.has(*keys):
             return {}
         value = facts.get(fact)
-        present = [key for key in keys if found.document.get(key) is not MISSING]
+        present = [key for key in keys if document.document.get(key) is not MISSING]
         target = present[0] if present else keys[0]
         if value is None or value == off:
             return dict.fromkeys(keys)
@@ -420,7 +426,3 @@ def row(
         return {target: theirs} | dict.fromkeys(present[1:])
 
     return Idea(keys=keys, facts=(fact,), read=read, write=write)
-
-
-def _limits(kind: str, minimum: int) -> dict[str, int]:
-    return {"minimum": minimum} if kind == "whole" else {}

@@ -110,20 +110,20 @@ def _batch() -> Idea:
         batch = batch if batch and batch > 0 else None
         if pp == 1:
             return {"micro_batch": local, "global_batch": batch, "accumulation": None if batch else 1}
-        each = keys.whole(micro) or 1
-        if local % each:
-            raise keys.wrong(micro, f"{each} does not divide {keys.document.shown(rank)} = {local}")
-        return {"micro_batch": each, "global_batch": batch, "accumulation": None if batch else local // each}
+        sequences = keys.whole(micro) or 1
+        if local % sequences:
+            raise keys.wrong(micro, f"{sequences} does not divide {keys.document.shown(rank)} = {local}")
+        return {"micro_batch": sequences, "global_batch": batch, "accumulation": None if batch else local // sequences}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        pp, each, count = facts.get("pp") or 1, facts.get("micro_batch") or 1, facts.get("accumulation") or 1
+        pp, sequences, count = facts.get("pp") or 1, facts.get("micro_batch") or 1, facts.get("accumulation") or 1
         batch = facts.get("global_batch")
         target = old if keys.has(old) else rank
         local: dict[str, Any] = {
-            target: each if pp == 1 else each * count,
+            target: sequences if pp == 1 else sequences * count,
             whole: batch if "gpus" in facts or batch else None,
         }
-        return local | {micro: each if pp > 1 else None}
+        return local | {micro: sequences if pp > 1 else None}
 
     facts = ("micro_batch", "global_batch", "accumulation")
     return Idea(keys=(rank, whole, old, micro), facts=facts, read=read, write=write)

@@ -17,9 +17,9 @@ T = f"{M}override_transformer_config."
 
 def _engine(keys: Keys) -> str:
     """`fsdp` or `megatron`."""
-    said = keys.choice(f"{A}strategy", {"fsdp": "fsdp", "fsdp2": "fsdp", "megatron": "megatron"})
-    if said is not None:
-        return str(said)
+    strategy = keys.choice(f"{A}strategy", {"fsdp": "fsdp", "fsdp2": "fsdp", "megatron": "megatron"})
+    if strategy is not None:
+        return str(strategy)
     inside = any(key.startswith(M) for key in keys.document.names())
     return "megatron" if inside else "fsdp"
 

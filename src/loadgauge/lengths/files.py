@@ -119,17 +119,17 @@ def _from_rows(lines: Iterable[str], name: str, column: str | None) -> Counted:
         yield whole(value, f"line {number}", name), 1
 
 
-def _column(known: list[str], column: str | None, name: str) -> str:
+def _column(names: list[str], column: str | None, name: str) -> str:
     """The column that holds the lengths, of those there are."""
     wanted = (*COLUMNS, IDS) if column is None else (column,)
-    for one in wanted:
-        if one in known:
-            return one
+    for candidate in wanted:
+        if candidate in names:
+            return candidate
     if column is not None:
-        raise ConfigError(f"has no such column (it has: {', '.join(known)[:80]})", key=column, file=name)
+        raise ConfigError(f"has no such column (it has: {', '.join(names)[:80]})", key=column, file=name)
     raise ConfigError(
         f"has no column named {', '.join(COLUMNS)} or {IDS}; name one as FILE:COLUMN"
-        f" (it has: {', '.join(known)[:60]})", file=name,
+        f" (it has: {', '.join(names)[:60]})", file=name,
     )  # fmt: skip
 
 

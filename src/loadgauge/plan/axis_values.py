@@ -125,7 +125,7 @@ def out_of_reach(space: Space) -> list[str]:
     'tp 64: num_attention_heads over tp: 32 over 64 leaves 32'
     """
     base = msgspec.structs.replace(space.base, seq_len=space.seq_len, expert_imbalance=1.0)
-    found = []
+    reasons = []
     experts = any(isinstance(block.mlp, Moe) for block in space.model.blocks)
     for name in (axis for axis in STAGE_AXES if experts or not AXES[axis].experts):
         most = max(getattr(space, name))
@@ -133,6 +133,6 @@ def out_of_reach(space: Space) -> list[str]:
             with_dp = {"dp": value, "global_batch": value} if AXES[name].experts else {"global_batch": 1}
             problems = msgspec.structs.replace(base, **{name: value}, **with_dp).valid(space.model)
             if problems:
-                found.append(f"{name} {value}: {problems[0]}")
+                reasons.append(f"{name} {value}: {problems[0]}")
                 break
-    return found
+    return reasons

@@ -272,17 +272,17 @@ def _dominant(best: Estimate) -> str:
     """What takes the most of a step of all communication that nothing hides, and over which link, in words."""
     assert best.time is not None
     parts = best.time.parts
-    lane = max(COMMUNICATION, key=parts.__getitem__)
-    rows = [row for row in best.network if row.lane == lane]
+    component = max(COMMUNICATION, key=parts.__getitem__)
+    rows = [row for row in best.network if row.lane == component]
     outer, inner = (sum(row.exposed_seconds for row in rows if row.link == link) for link in ("outer", "inner"))
     why = "over the network, latency included" if outer > inner else "inside a node, where no adapter changes it"
-    return f"most of it is {lane}, {parts[lane] / best.time.step:.1%} of the step, {why}"
+    return f"most of it is {component}, {parts[component] / best.time.step:.1%} of the step, {why}"
 
 
 def exposed(best: Estimate) -> float:
     """Return exposed communication as a share of the step time (0 to 1)."""
     assert best.time is not None
-    return sum(best.time.parts[lane] for lane in COMMUNICATION) / best.time.step
+    return sum(best.time.parts[component] for component in COMMUNICATION) / best.time.step
 
 
 def largest_model(

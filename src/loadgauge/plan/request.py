@@ -6,7 +6,6 @@ values narrow it down. The questions of a plan are fields of `PlanRequest`, with
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -20,7 +19,7 @@ from loadgauge.families.catalogue import models as catalogue
 from loadgauge.plan.axis_values import ALL, space_for
 from loadgauge.plan.search import OBJECTIVES, Case, Objective
 from loadgauge.plan.space import Space
-from loadgauge.resolve.resolve import JOB_FILES, resolve_job
+from loadgauge.resolve.resolve import names_job_file, resolve_job
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.axes import AXES, MODEL_PARALLEL
 from loadgauge.spec.frameworks import default_framework
@@ -67,12 +66,12 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     locks: dict[str, tuple[Any, ...]] = {}
     # fmt: off
     objective: Annotated[Objective, _question(
-        "choice", "What the best layout has the least (or most) of (time); network: of those within 5 % of the fastest.",
+        "choice", "What makes a layout the best (time); network: least traffic, of those within 5 % of the fastest.",
         choices=OBJECTIVES,
     )] = "time"
     margin: Annotated[float, _question(
-        "positive", "Memory to be left free on each GPU.", unit="GiB", metavar="GiB")] = 0.0
-    price: Annotated[float | None, _question("positive", "Of one GPU-hour, in your currency.", metavar="MONEY")] = None
+        "positive", "Memory to leave free on each GPU.", unit="GiB", metavar="GiB")] = 0.0
+    price: Annotated[float | None, _question("positive", "Price of one GPU-hour, in your currency.", metavar="MONEY")] = None
     top: Annotated[int, _question("whole", "How many layouts to print (5).", low=1, high=100)] = 5
     find: Annotated[Find | None, _question(
         "choice",
@@ -84,16 +83,16 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     exposed: Annotated[float | None, _question(
         "positive", "Largest share of the step for exposed communication (0.1).", metavar="SHARE", needs="find")] = None
     prices: Annotated[str | None, _question(
-        "text", "Kinds of GPU with the price of an hour, for --find gpu.", metavar="GPU=2.5,GPU=1.8")] = None
+        "text", "Prices of one GPU-hour by kind of GPU, for --find gpu.", metavar="GPU=2.5,GPU=1.8")] = None
     why_not: Annotated[str | None, _question(
-        "text", "Why no layout with these values is the best.", metavar="tp=16,pp=4")] = None
+        "text", "Explain why no layout with these values is the best.", metavar="tp=16,pp=4")] = None
     what_next: Annotated[bool, _question("switch", "Re-plan with each single change and show the gain.")] = False
     export: Annotated[str | None, _question(
         "text", "Write the best layout as another tool's job file (see `convert`), or as flags.", metavar="DIALECT")] = None
     onto: Annotated[str | None, _question(
-        "text", "Your own file, which --export patches; its comments stay.", metavar="FILE", needs="export")] = None
+        "text", "Your own file for --export to patch; its comments stay.", metavar="FILE", needs="export")] = None
     out: Annotated[str | None, _question(
-        "text", "Where --export writes, if not to the terminal.", metavar="FILE", needs="export")] = None
+        "text", "File that --export writes, instead of to the terminal.", metavar="FILE", needs="export")] = None
     # fmt: on
     why_not_locks: dict[str, tuple[Any, ...]] = {}
     gpu_prices: dict[str, float] = {}
@@ -306,11 +305,7 @@ def file_estimate(request: PlanRequest) -> Estimate | None:
 
 def _setup_of_file(job: Job, sizes: tuple[int, ...]) -> Setup | None:
     """The run of another tool's job file on the first of some numbers of GPUs, or else on as many as its own layout has."""
-    if os.path.splitext(job.model)[1].lower().lstrip(".") not in JOB_FILES:
-        return None
-    from loadgauge.resolve.job_file import is_job_file  # only then are dialects read
-
-    if not is_job_file(job.model):
+    if not names_job_file(job.model):
         return None
     try:
         return resolve_job(job.replace(gpus=sizes[0] if sizes else None))

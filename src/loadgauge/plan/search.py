@@ -77,17 +77,17 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         )
         if self.space.lengths is None:
             return mean
-        alike = msgspec.structs.replace(layout, tokens=None, pairs=None)
-        worst = estimate(self.space.model, alike, self.training, self.cluster.gpu)
+        equal_lengths = msgspec.structs.replace(layout, tokens=None, pairs=None)
+        worst = estimate(self.space.model, equal_lengths, self.training, self.cluster.gpu)
         return mean if worst.memory.total < mean.memory.total else msgspec.structs.replace(mean, memory=worst.memory)
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The best layouts, best first, the Pareto front of step time and memory, and how many layouts were searched.
 
-    evaluated: combinations of all axes; valid: those that can exist; of each the memory was worked out, and its time or,
-    for so many as `bounded` says, the least that it can take, which was too long to play its schedule
-    fitting: of those, how many fit; moved: places that exact estimates took another order than the array reading
+    evaluated: combinations of all axes; valid: those that can exist, each with its memory and step time
+    bounded: of these, how many have only a lower bound of their step time, which was too long for the answer
+    fitting: of the valid ones, how many fit; moved: how many of the best changed places with their exact estimates
     """
 
     cases: tuple[Case, ...]
@@ -259,7 +259,7 @@ def search(
     front = _exact(cases, objective, estimates, best.front)
     return SearchResult(
         cases=tuple(cases), objective=objective, margin=margin, layouts=tuple(exact for _, exact in ranked[:top]),
-        pareto=tuple(sorted((exact for _, exact in front), key=_seconds)), evaluated=evaluated,
+        pareto=tuple(sorted((exact for _, exact in front), key=seconds)), evaluated=evaluated,
         valid=best.valid, fitting=best.fitting, seconds=time.perf_counter() - started, moved=moved, bounded=best.bounded,
     )  # fmt: skip
 
@@ -282,7 +282,7 @@ def score(objective: Objective, case: Case, estimate: Estimate) -> float:
     """Return what an objective minimises, for an exact estimate."""
     if objective == "network":
         return carried(estimate)
-    return float(_score(objective, case, _seconds(estimate), estimate.memory.total))
+    return float(_score(objective, case, seconds(estimate), estimate.memory.total))
 
 
 def cost_per_billion_tokens(price: float, estimate: Estimate) -> float:
@@ -295,10 +295,11 @@ def cost_per_billion_tokens(price: float, estimate: Estimate) -> float:
 def carried(estimate: Estimate) -> float:
     """Return the mean traffic of a GPU's network adapter over a step [byte/s]."""
     nbytes: float = sum(row.adapter * row.calls_per_step for row in estimate.network)
-    return nbytes / _seconds(estimate)
+    return nbytes / seconds(estimate)
 
 
-def _seconds(estimate: Estimate) -> float:
+def seconds(estimate: Estimate) -> float:
+    """Return the step time of an estimate that has one [s]."""
     assert estimate.time is not None
     return estimate.time.step
 
@@ -311,7 +312,7 @@ def _exact(
     for place, row in enumerate(rows):
         case, layout = cases[row.case], row.layout
         exact = estimates.once((row.case, layout), case.estimate, layout)
-        second = _seconds(exact) if objective == "network" else exact.memory.total
+        second = seconds(exact) if objective == "network" else exact.memory.total
         ranked.append(((score(objective, case, exact), second, _simplicity(layout)), place, exact))
     ranked.sort(key=lambda entry: entry[:2])
     return [(place, exact) for _, place, exact in ranked]

@@ -83,22 +83,22 @@ class Grid:
             self.sizes[name] = int(column[0]) if alike else open_array
         self.ragged: dict[str, Size] = {}
         if space.lengths is not None:
-            each = [batch_of(space.lengths, int(n), space.padded) for n in self.micro_batches]
+            batches = [batch_of(space.lengths, int(n), space.padded) for n in self.micro_batches]
             for name in ("tokens", "pairs"):
-                self.ragged[name] = numpy.array([one[name] for one in each])[None, :, None]
+                self.ragged[name] = numpy.array([batch[name] for batch in batches])[None, :, None]
 
     @property
     def columns(self) -> dict[str, Any]:
         """The value of each of `COMBINED` at each combination of row and micro-batch."""
         numpy, (rows, batches, _) = self.numpy, self.dims
-        found = {name: numpy.repeat(column, batches) for name, column in self.rows.items()}
-        return {**found, "micro_batch": numpy.tile(self.micro_batches, rows)}
+        sizes = {name: numpy.repeat(column, batches) for name, column in self.rows.items()}
+        return {**sizes, "micro_batch": numpy.tile(self.micro_batches, rows)}
 
     def at(self, place: int) -> dict[str, int]:
         """The sizes at a place of the arrays."""
         row, batch, replica = map(int, self.numpy.unravel_index(place, self.dims))
-        found = {name: int(column[row]) for name, column in self.rows.items()}
-        return {**found, "micro_batch": int(self.micro_batches[batch]), "replicas": int(self.replicas[replica])}
+        sizes = {name: int(column[row]) for name, column in self.rows.items()}
+        return {**sizes, "micro_batch": int(self.micro_batches[batch]), "replicas": int(self.replicas[replica])}
 
     def layout(self, structure: Structure, place: int) -> Layout:
         """The layout of a structure at a place of the arrays, in whole numbers."""
@@ -117,15 +117,15 @@ class Grid:
         """Rows that can exist with some number of stages, and the replicas that one of them can have."""
         numpy, space, rows = self.numpy, self.space, self.rows
         valid = self.valid(("ep", "etp")) & self.valid(("tp", "cp"), sequence_parallel=spread)
-        found, most = numpy.zeros(len(valid), dtype=bool), 0
+        possible, most = numpy.zeros(len(valid), dtype=bool), 0
         for pp in space.pp:
             dp = space.gpus / (rows["tp"] * rows["cp"] * pp)
             own = space.gpus / pp / (rows["ep"] * rows["etp"])
             batches = space.global_batch / numpy.maximum(dp, 1e-9)
             these = valid & whole(numpy, dp) & whole(numpy, own) & whole(numpy, batches)
             most = max(most, dp[these].max() if these.any() else 0)
-            found |= these
-        return found, self.replicas <= most
+            possible |= these
+        return possible, self.replicas <= most
 
     def valid(self, names: tuple[str, str], **rest: Any) -> Any:
         """Ask `Layout.valid` about two sizes of each row, batch and schedule left out; a mask [rows]."""
@@ -271,10 +271,8 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
 def batch_of(lengths: Lengths, micro_batch: int, padded: bool) -> dict[str, float]:
     """Return the expected tokens and query-key pairs of a micro-batch, of the sequences alone or padded to the longest."""
-    if not padded:
-        return {"tokens": lengths.expected_sum(micro_batch), "pairs": lengths.expected_sum_square(micro_batch)}
-    longest, square = lengths.expected_max(micro_batch), lengths.expected_max_square(micro_batch)
-    return {"tokens": micro_batch * longest, "pairs": micro_batch * square}
+    tokens, pairs = lengths.padded(micro_batch) if padded else lengths.unpadded(micro_batch)
+    return {"tokens": tokens, "pairs": pairs}
 
 
 def whole(numpy: Any, value: Any) -> Any:

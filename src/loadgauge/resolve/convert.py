@@ -21,7 +21,7 @@ from loadgauge.spec.job import Job
 class Conversion(msgspec.Struct, frozen=True, kw_only=True):
     """Job files that were converted.
 
-    files: as they were read; job, extra: what they describe together, with the flags given beside them
+    files: as they were read; job, extra: what they describe together, with the flags given alongside them
     onto: the file whose text was patched, empty for a new one
     """
 

@@ -21,6 +21,8 @@ from loadgauge.spec.training import training
 
 WITH_GPU = ("gpus_per_node", "order", "overlap")
 """Flags that say nothing without --gpu."""
+CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config")
+"""Keys of which a Hugging Face `config.json` has at least one."""
 VARIANTS = re.compile(r"^(meta-|unsloth-)|-(hf|instruct|chat|it|base|v\d+(\.\d+)?|bnb|4bit|unsloth|bf16|sft)\b")
 
 
@@ -41,7 +43,7 @@ def is_job_file(text: str) -> bool:
         start = load(text)
     except ConfigError:
         return False
-    return not any(f'"{key}"' in start for key in ("model_type", "architectures", "hidden_size", "text_config"))
+    return not any(f'"{key}"' in start for key in CONFIG_KEYS)
 
 
 def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...], float]:
@@ -134,12 +136,12 @@ def model_of(file: JobFile) -> tuple[ModelSpec, str]:
     if not name:
         raise ConfigError(
             "says how a model is trained, and not which in a way that is read; `loadgauge convert FILE --to flags`"
-            " prints the flags to give beside a MODEL",
+            " prints the flags to give with a MODEL",
             file=file.file,
         )
-    beside = Path(file.file).parent / name
-    if not os.path.exists(name) and beside.exists():
-        return find_model(str(beside)), ""
+    next_to_it = Path(file.file).parent / name
+    if not os.path.exists(name) and next_to_it.exists():
+        return find_model(str(next_to_it)), ""
     try:
         return find_model(name), ""
     except ConfigError as error:

@@ -7,7 +7,6 @@ kinds of values are left out: constant defaults, and what the named framework de
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import msgspec
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.rescale import run as measured_run
-from loadgauge.resolve.resolve import JOB_FILES, bandwidth, resolve_job
+from loadgauge.resolve.resolve import bandwidth, names_job_file, resolve_job
 from loadgauge.spec.axes import DEGREES, RANK_ORDER
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.hardware import Cluster
@@ -69,12 +68,10 @@ def show_command(target: Console, command: str, title: str = "To reproduce it:")
 
 def _from_file(job: Job) -> dict[str, Any] | None:
     """The flags of the job file alone; empty where the model is no job file, None where it cannot be read alone."""
-    if os.path.splitext(job.model)[1].lower().lstrip(".") not in JOB_FILES:
+    if not names_job_file(job.model):
         return {}
-    from loadgauge.resolve.job_file import from_job_file, is_job_file  # only then are dialects read
+    from loadgauge.resolve.job_file import from_job_file  # only then are dialects read
 
-    if not is_job_file(job.model):
-        return {}
     try:
         own = from_job_file(Job(model=job.model, gpu=job.gpu))[0]
     except Error:

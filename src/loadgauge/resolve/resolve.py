@@ -38,6 +38,19 @@ TARGETS = {
 """Linear layers by their names in transformers' modules."""
 
 
+def names_job_file(model: str) -> bool:
+    """Whether the name of a model is the path of another tool's job file. Dialects are imported only where it may be.
+
+    >>> names_job_file("llama-3.1-8b"), names_job_file("./axolotl.yaml")
+    (False, True)
+    """
+    if os.path.splitext(model)[1].lower().lstrip(".") not in JOB_FILES:
+        return False
+    from loadgauge.resolve.job_file import is_job_file
+
+    return is_job_file(model)
+
+
 def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     """Fill in what a job does not state and return the run; `model`: the model where it is loaded already.
 
@@ -49,11 +62,10 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     """
     file, dropout = "", 0.0
     uncounted: tuple[Uncounted, ...] = ()
-    if model is None and os.path.splitext(job.model)[1].lower().lstrip(".") in JOB_FILES:
-        from loadgauge.resolve.job_file import from_job_file, is_job_file  # only then are dialects read
+    if model is None and names_job_file(job.model):
+        from loadgauge.resolve.job_file import from_job_file  # only then are dialects read
 
-        if is_job_file(job.model):
-            job, model, file, uncounted, dropout = from_job_file(job)
+        job, model, file, uncounted, dropout = from_job_file(job)
     chosen = find_model(job.model) if model is None else model
     card = None if job.gpu is None else gpu(job.gpu)
     assumed: dict[str, str] = {}

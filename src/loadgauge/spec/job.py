@@ -126,7 +126,7 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     ] = None  # fmt: skip
     stage_layers: Annotated[
         str | None,
-        _field("text", "layout", "Layers of each pipeline stage, where they are not equal.", metavar="7,8,8,7"),
+        _field("text", "layout", "Layers of each pipeline stage, if they differ.", metavar="7,8,8,7"),
     ] = None
     micro_batch: Annotated[
         int | None, _field("whole", "batch", "Sequences of one forward pass on one rank.", low=1, high=10**6)
@@ -194,7 +194,7 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
         ),
     ] = None  # fmt: skip
     offload: Annotated[
-        str | None, _field("choice", "method", "What moves to host memory.", choices=("none", "optimizer", "all"))
+        str | None, _field("choice", "method", "What is offloaded to host memory.", choices=("none", "optimizer", "all"))
     ] = None  # fmt: skip
     gpus_per_node: Annotated[
         int | None,
@@ -206,14 +206,14 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     link_bandwidth: Annotated[
         str | None,
         _field(
-            "bandwidth", "cluster", "Of the link inside a node, per GPU and direction.", unit="GB/s", metavar="GB/s",
+            "bandwidth", "cluster", "Bandwidth of the link inside a node, per GPU and direction.", unit="GB/s", metavar="GB/s",
             needs="gpu",
         ),
     ] = None  # fmt: skip
     nic_bandwidth: Annotated[
         str | None,
         _field(
-            "bandwidth", "cluster", "Of the network adapter, per GPU and direction.", unit="GB/s", metavar="GB/s",
+            "bandwidth", "cluster", "Bandwidth of the network adapter, per GPU and direction.", unit="GB/s", metavar="GB/s",
             needs="gpu",
         ),
     ] = None  # fmt: skip
@@ -221,9 +221,9 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
         str | None,
         _field("choice", "layout", "How cp ranks exchange keys and values.", choices=get_args(CpComm), needs="cp"),
     ] = None
-    mtp: Annotated[bool | None, _field("switch", "method", "Train the model's multi-token prediction modules too.")] = (
-        None
-    )
+    mtp: Annotated[
+        bool | None, _field("switch", "method", "Train the model's multi-token prediction modules as well.")
+    ] = None
     expert_imbalance: Annotated[
         float | None,
         _field(
@@ -235,7 +235,7 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     order: Annotated[
         str | None,
         _field(
-            "text", "layout", "Order in which the axes number the ranks, the fastest first.", metavar=",".join(RANK_ORDER),
+            "text", "layout", "Order in which the axes number the ranks, fastest first.", metavar=",".join(RANK_ORDER),
             needs="gpu",
         ),
     ] = None  # fmt: skip
@@ -250,26 +250,28 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     ] = None  # fmt: skip
     tokens: Annotated[
         str | None,
-        _field("count", "money", "Tokens of the whole run: days, GPU-hours, energy.", metavar="15T", needs="gpu"),
+        _field(
+            "count", "money", "Tokens of the whole run; adds days, GPU-hours and energy.", metavar="15T", needs="gpu"
+        ),
     ] = None
     price: Annotated[
         float | None,
-        _field("positive", "money", "Of one GPU-hour, in your currency.", metavar="MONEY", needs="tokens"),
+        _field("positive", "money", "Price of one GPU-hour, in your currency.", metavar="MONEY", needs="tokens"),
     ] = None
     days: Annotated[
-        float | None, _field("positive", "money", "Deadline in days: how many GPUs would meet it.", needs="tokens")
+        float | None, _field("positive", "money", "Deadline in days; adds how many GPUs would meet it.", needs="tokens")
     ] = None  # fmt: skip
     mtbf_hours: Annotated[
         float | None,
         _field(
-            "positive", "money", "Hours between failures of one GPU, with its share of the node.", needs="tokens"
+            "positive", "money", "Hours between failures of one GPU, its share of the node's failures included.", needs="tokens"
         ),
     ] = None  # fmt: skip
     checkpoint_seconds: Annotated[
-        float | None, _field("positive", "money", "To write a checkpoint (60).", needs="mtbf_hours")
+        float | None, _field("positive", "money", "Time to write a checkpoint (60).", needs="mtbf_hours")
     ] = None  # fmt: skip
     restart_seconds: Annotated[
-        float | None, _field("positive", "money", "To be running again after a failure (600).", needs="mtbf_hours")
+        float | None, _field("positive", "money", "Time until training resumes after a failure (600).", needs="mtbf_hours")
     ] = None  # fmt: skip
     measured: Annotated[
         str | None,

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.files import read_text
 from loadgauge.spec.job import Job, fields
 from loadgauge.spec.job_text import positive_number
 from loadgauge.validate.counters import UNKNOWN, Counter
@@ -148,7 +149,7 @@ def read(path: str | Path) -> Runs:
 
     Raises `ConfigError` for a file that is none of them; a row that is wrong is in `rejected`.
     """
-    text, file = read_text(Path(path)), str(path)
+    text, file = read_text(path, LARGEST_FILE), str(path)
     if file.endswith(".jsonl"):
         return _of_lines(text)
     if not text.lstrip().startswith("{"):
@@ -166,21 +167,6 @@ class _Report(msgspec.Struct):
     """What is read of the JSON of `make gpu`."""
 
     runs: tuple[Run, ...]
-
-
-def read_text(path: Path) -> str:
-    """Read a text file in UTF-8 of at most `LARGEST_FILE` bytes. Raises `ConfigError` where it cannot be read."""
-    file = str(path)
-    try:
-        if not path.is_file():
-            raise ConfigError("is not a file" if path.exists() else "no such file", file=file)
-        if path.stat().st_size > LARGEST_FILE:
-            raise ConfigError(f"is larger than {LARGEST_FILE // 10**6} MB", file=file)
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise ConfigError("is not text in UTF-8", file=file) from None
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror or error}", file=file) from None
 
 
 def _in_source_words(text: str) -> bool:

@@ -109,9 +109,9 @@ def label(given: Setup, change: dict[str, Any]) -> str:
 
 
 def _was(given: Setup, name: str) -> str:
-    said = getattr(given.job, name)
-    if said is not None:
-        return str(said)
+    asked = getattr(given.job, name)
+    if asked is not None:
+        return str(asked)
     layout, kind = given.layout, given.training
     if name in (*DEGREES, "zero", "micro_batch", "global_batch", "recompute", "gpus", "schedule"):
         return str(getattr(layout, name))

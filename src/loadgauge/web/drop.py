@@ -18,11 +18,9 @@ from loadgauge.errors import ConfigError, Error
 from loadgauge.families.catalogue import model as catalogued
 from loadgauge.families.hf import LARGEST_FILE as LARGEST_CONFIG
 from loadgauge.families.hf import decode, from_dict
-from loadgauge.formats.dialects import dialect, recognise
-from loadgauge.formats.exchange import BESIDE, LARGEST_FILE, JobFile, _syntax, combine, document, read
+from loadgauge.formats.exchange import LARGEST_FILE, JobFile, combine, named_documents, read
 from loadgauge.formats.facts import FIELDS
-from loadgauge.formats.table import Keys
-from loadgauge.resolve.job_file import fill_in, find_alike, flags_given, note
+from loadgauge.resolve.job_file import CONFIG_KEYS, fill_in, find_alike, flags_given, note
 from loadgauge.spec.model import ModelSpec
 from loadgauge.web.traces import read_measurement, read_trace
 from loadgauge.web.uploads import own_name, plain_name
@@ -30,8 +28,6 @@ from loadgauge.web.uploads import own_name, plain_name
 if TYPE_CHECKING:
     from loadgauge.oom.diagnose import Findings
 
-CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config")
-"""Keys of which a Hugging Face `config.json` has at least one."""
 LARGEST_DOCUMENT = 200_000_000
 """Largest trace or measurement [bytes]; a trace of 32 layers has a few MB."""
 PICKLE = b"\x80"
@@ -202,7 +198,7 @@ def _job(text: str, name: str, others: dict[str, str]) -> dict[str, Any]:
     if len(text.encode("utf-8", "replace")) > LARGEST_FILE:
         raise ConfigError(f"is larger than {LARGEST_FILE // 1000} kB; a job file has some kB", file=name)
     jobs, missing = [read(text, file=name, alone=True)], []
-    for other in _named(text, name):
+    for other in named_documents(text, name):
         beside = plain_name(other)
         if beside in others:
             jobs.append(read(others[beside], "deepspeed", file=beside, alone=True))
@@ -232,19 +228,6 @@ def _job(text: str, name: str, others: dict[str, str]) -> dict[str, Any]:
     elif model:
         flags["model"] = model
     return answer
-
-
-def _named(text: str, name: str) -> list[str]:
-    """The files that a job file names."""
-    syntax = _syntax(text, name)
-    chosen = recognise(document(text, syntax, None, name))
-    if chosen is None and syntax == "yaml":
-        chosen = recognise(document(text, syntax, dialect("megatron"), name))
-    if chosen is None:
-        return []
-    keys = Keys(document(text, syntax, chosen, name), name, chosen.auto)
-    values = [keys.raw(key) for key in BESIDE]
-    return [value for value in values if isinstance(value, str) and value.endswith(".json")]
 
 
 def _model(file: JobFile) -> tuple[ModelSpec | None, str, str]:

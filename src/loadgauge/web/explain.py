@@ -28,27 +28,27 @@ def explained(result: Estimate, id: str) -> dict[str, Any]:
     if part not in PARTS:
         raise ConfigError(f"no block {id[:60]!r}", key="id")
     block = find(treemap(result), id)
-    found = result.explain(part)
-    formulas = [_formula(one) for one in found.formulas if one.letters]
+    explanation = result.explain(part)
+    formulas = [_formula(formula) for formula in explanation.formulas if formula.letters]
     first = formulas[0] if formulas else None
     return {
         "id": id,
         "part": part,
         "title": part if block is None or id == part else f"{part}: {block['label']}",
         "bytes": result.memory.parts[part] if block is None else block["bytes"],
-        "part_bytes": found.total,
-        "rule": found.rule,
-        "basis": found.basis,
-        "formula": first["letters"] if first else found.rule,
+        "part_bytes": explanation.total,
+        "rule": explanation.rule,
+        "basis": explanation.basis,
+        "formula": first["letters"] if first else explanation.rule,
         "latex": first["latex"] if first else "",
         "numbers": first["numbers"] if first else {},
-        "with_numbers": first["with_numbers"] if first else _sum(found),
+        "with_numbers": first["with_numbers"] if first else _sum(explanation),
         "formulas": formulas,
-        "steps": [{"what": step.what, "bytes": step.nbytes} for step in found.steps],
-        "tensors": _tensors(found, id),
-        "source": _source(found.sources[0]) if found.sources else None,
-        "sources": [_source(one) for one in found.sources],
-        "notes": list(found.notes),
+        "steps": [{"what": step.what, "bytes": step.nbytes} for step in explanation.steps],
+        "tensors": _tensors(explanation, id),
+        "source": _source(explanation.sources[0]) if explanation.sources else None,
+        "sources": [_source(source) for source in explanation.sources],
+        "notes": list(explanation.notes),
     }
 
 
@@ -84,21 +84,21 @@ def _latex(formula: Formula) -> str:
     return latex(sympy.sympify(formula.letters, locals=names))
 
 
-def _sum(found: Explanation) -> str:
+def _sum(explanation: Explanation) -> str:
     """How the steps add up."""
-    return f"{' + '.join(step.what for step in found.steps)} = {whole(found.total)} bytes = {gib(found.total)}"
+    return f"{' + '.join(step.what for step in explanation.steps)} = {whole(explanation.total)} bytes = {gib(explanation.total)}"
 
 
-def _tensors(found: Explanation, id: str) -> list[dict[str, Any]]:
+def _tensors(explanation: Explanation, id: str) -> list[dict[str, Any]]:
     """The tensors of a block: all of its part, or those of the layer, operation or tensor that the id names."""
     place = id.partition("/")[2]
-    chosen = [one for one in found.tensors if not place or _within(one, place)]
+    chosen = [tensor for tensor in explanation.tensors if not place or _within(tensor, place)]
     return [
         {
-            "layer": one.layer, "name": one.name, "numel": one.numel, "bytes": one.nbytes,
-            "itemsize": one.nbytes / one.numel if one.numel else None, "saved_by": list(one.by),
+            "layer": tensor.layer, "name": tensor.name, "numel": tensor.numel, "bytes": tensor.nbytes,
+            "itemsize": tensor.nbytes / tensor.numel if tensor.numel else None, "saved_by": list(tensor.by),
         }
-        for one in chosen or found.tensors
+        for tensor in chosen or explanation.tensors
     ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from secrets import compare_digest
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs
 
-from loadgauge.web.errors import Refused
+from loadgauge.web.errors import Refused, error_body
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -188,7 +188,7 @@ class Body:
 
 async def refuse(error: Refused, send: Send) -> None:
     """Send the answer for a refused request."""
-    body = json.dumps({"error": error.text, "kind": "Refused", "code": 2}).encode()
+    body = json.dumps(error_body(error.text, "Refused")).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

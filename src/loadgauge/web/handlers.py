@@ -71,7 +71,7 @@ def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
     panels = {name: PANELS[name](result) for name in wanted}
     if "moments" in panels:
         model = plain_name(uploads.name(str(question.flags["model"])))
-        panels["moments"]["dots"] = [dots(result, found, model) for found in question.dots]
+        panels["moments"]["dots"] = [dots(result, points, model) for points in question.dots]
     return {
         "estimate": estimate_document(given, result),
         "command": command_line(given, result, uploads),

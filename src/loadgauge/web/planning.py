@@ -8,7 +8,7 @@ from loadgauge.errors import Error, NothingFits
 from loadgauge.estimate.result import Estimate
 from loadgauge.plan.request import JOB_FIELDS, OPEN_AXES, RANKING, PlanRequest, cases
 from loadgauge.plan.sample import Sampler
-from loadgauge.plan.search import search
+from loadgauge.plan.search import search, seconds
 from loadgauge.report.plan import why
 from loadgauge.spec.axes import RANK_AXES
 from loadgauge.spec.layout import Layout
@@ -59,7 +59,7 @@ def planned(flags: State, locks: list[str], uploads: dict[str, list[str]], path:
     best = result.layouts[0]
     exact = {_key(estimate.layout): estimate for estimate in (*result.layouts, *result.pareto)}
     places = {key: place for place, key in enumerate(exact)}
-    points = [_point(estimate.memory.total, _step(estimate), estimate.layout, best) for estimate in exact.values()]
+    points = [_point(estimate.memory.total, seconds(estimate), estimate.layout, best) for estimate in exact.values()]
     rest = [row for row in sampler.rows if _key(row[2]) not in places]
     every = max(1, -(-len(rest) // max(1, MOST - len(points))))
     points += [_point(*row, best) for row in rest[::every]]
@@ -97,11 +97,6 @@ def _key(layout: Layout) -> object:
     return tuple(str(getattr(layout, name)) for name in Layout.__struct_fields__ if name not in ("tokens", "pairs"))
 
 
-def _step(estimate: Estimate) -> float:
-    assert estimate.time is not None
-    return estimate.time.step
-
-
 def _point(memory: float, step: float, layout: Layout, best: Estimate) -> list[Any]:
     """One row. Of the same batch on the same GPUs, utilisation is inversely proportional to the time."""
     assert best.time is not None
@@ -134,4 +129,4 @@ def _yours(flags: State, uploads: Uploads) -> dict[str, Any] | None:
 def _miss(error: NothingFits) -> dict[str, Any]:
     nearest = error.nearest
     assert isinstance(nearest, Estimate)
-    return {"missing": error.missing, "point": _point(nearest.memory.total, _step(nearest), nearest.layout, nearest)}
+    return {"missing": error.missing, "point": _point(nearest.memory.total, seconds(nearest), nearest.layout, nearest)}

@@ -224,7 +224,7 @@ def peaks(memory: ArrayMemory, kept: list[Stage]) -> dict[object, Peak]:
     """Return the phases of these stages merged by their states: for each key of states one `Peak`."""
     import numpy
 
-    found: dict[object, Peak] = {}
+    merged: dict[object, Peak] = {}
     for stage in kept:
         at_work = ArrayStage(memory, stage)
         for chosen in at_work.choices():
@@ -236,11 +236,11 @@ def peaks(memory: ArrayMemory, kept: list[Stage]) -> dict[object, Peak]:
                 if chosen.mask is not True:
                     rest = numpy.where(chosen.mask, rest, -numpy.inf)
                 key, states = _states(moment, stage)
-                if key in found:
-                    found[key] = Peak(found[key].states, numpy.maximum(found[key].rest, rest))
+                if key in merged:
+                    merged[key] = Peak(merged[key].states, numpy.maximum(merged[key].rest, rest))
                 else:
-                    found[key] = Peak(states, rest)
-    return found
+                    merged[key] = Peak(states, rest)
+    return merged
 
 
 def _states(moment: Moment, stage: Stage) -> tuple[object, Any]:
@@ -252,27 +252,27 @@ def _states(moment: Moment, stage: Stage) -> tuple[object, Any]:
     return tuple(ByIdentity(part) if hasattr(part, "shape") else part for part in parts), (sum(parts),)
 
 
-def without_layers(found: dict[object, Peak]) -> dict[object, Peak]:
+def without_layers(peaks_by_states: dict[object, Peak]) -> dict[object, Peak]:
     """Merge peaks for ZeRO stages that gather nothing layer by layer, where more phases share their states."""
     import numpy
 
     both: dict[object, Peak] = {}
-    for one in found.values():
-        weights = weights_key(one.states[0])
+    for peak in peaks_by_states.values():
+        weights = weights_key(peak.states[0])
         before = both.get(weights)
-        rest = one.rest if before is None else numpy.maximum(before.rest, one.rest)
-        both[weights] = Peak((one.states[0], At()), rest)
+        rest = peak.rest if before is None else numpy.maximum(before.rest, peak.rest)
+        both[weights] = Peak((peak.states[0], At()), rest)
     return both
 
 
-def joined(found: dict[object, Peak], more: dict[object, Peak], mask: Any) -> dict[object, Peak]:
-    """Join the peaks of two groups of layouts: `more` where the mask is true, `found` elsewhere."""
+def joined(first: dict[object, Peak], second: dict[object, Peak], mask: Any) -> dict[object, Peak]:
+    """Join the peaks of two groups of layouts: `second` where the mask is true, `first` elsewhere."""
     import numpy
 
     nothing = -numpy.inf
-    both = {key: Peak(one.states, numpy.where(mask, nothing, one.rest)) for key, one in found.items()}
-    for key, other in more.items():
-        before = found[key].rest if key in found else nothing
+    both = {key: Peak(peak.states, numpy.where(mask, nothing, peak.rest)) for key, peak in first.items()}
+    for key, other in second.items():
+        before = first[key].rest if key in first else nothing
         both[key] = Peak(other.states, numpy.where(mask, other.rest, before))
     return both
 
@@ -285,21 +285,21 @@ def fullest(memory: MemoryModel, every: list[Stage]) -> list[Stage]:
     layout = memory.layout
     if layout.schedule in ("1f1b", "gpipe", "interleaved"):
         return [same[0] for same in alike.values()]  # a later stage holds no more micro-batches
-    found = []
+    kept = []
     for same in alike.values():
         numbers = _fullest(layout.schedule, layout.pp, int(layout.num_microbatches), tuple(s.index for s in same))
-        found += [stage for stage in same if stage.index in numbers]
-    return found
+        kept += [stage for stage in same if stage.index in numbers]
+    return kept
 
 
 @lru_cache(maxsize=4096)
 def _fullest(schedule: Any, stages: int, batches: int, indices: tuple[int, ...]) -> tuple[int, ...]:
     layout = Layout(pp=stages, schedule=schedule, global_batch=batches, seq_len=1)
-    held = {index: works(layout, index) for index in indices}
+    of_stage = {index: works(layout, index) for index in indices}
     kept: list[int] = []
     for index in indices:
-        if not any(_exceeds(held[other], held[index]) for other in kept):
-            kept = [other for other in kept if not _exceeds(held[index], held[other])] + [index]
+        if not any(_exceeds(of_stage[other], of_stage[index]) for other in kept):
+            kept = [other for other in kept if not _exceeds(of_stage[index], of_stage[other])] + [index]
     return tuple(kept)
 
 
@@ -307,9 +307,9 @@ def _exceeds(these: tuple[Work, ...], those: tuple[Work, ...]) -> bool:
     """Whether each of those works has one among these that holds as much of everything."""
     return all(
         any(
-            one[:3] == other[:3]
-            and all(a >= b for n in (0, 1) for a, b in zip(one.flight[n], other.flight[n], strict=True))
-            for one in these
+            mine[:3] == other[:3]
+            and all(a >= b for n in (0, 1) for a, b in zip(mine.flight[n], other.flight[n], strict=True))
+            for mine in these
         )
         for other in those
     )

@@ -24,7 +24,7 @@ KINDS = 5
 
 
 class Level(NamedTuple):
-    """Entries that do not wait for one another, as rows of the table of times, which are used again when nobody reads them.
+    """Entries that do not wait for one another, as rows of the table of times, which are reused after their last reader.
 
     before: the entry before on the same stage; source: whose output they read (row 0: nothing to wait for); own: their own
     cost: (stage x chunks + chunk) x `KINDS` + whose time; leaves: whether the output goes to another stage (None: all do)
@@ -56,8 +56,8 @@ def waits(schedule: str, stages: int, batches: int, chunks: int | None) -> Waits
     begins = [0, *accumulate(lengths)]
     # Entries of all stages in one line; -1: nothing to wait for.
     kinds, numbers = (
-        numpy.concatenate([numpy.array(each, dtype="int64") for each in held])
-        for held in (order.rows, order.microbatches)
+        numpy.concatenate([numpy.array(column, dtype="int64") for column in columns])
+        for columns in (order.rows, order.microbatches)
     )
     output = numpy.full((stages * order.chunks * 2, batches), -1)
     size = (max(COSTS) + 1) * order.chunks
@@ -65,16 +65,16 @@ def waits(schedule: str, stages: int, batches: int, chunks: int | None) -> Waits
     for stage in range(stages):
         for row in range(size):
             kind, chunk = divmod(row, order.chunks)
-            found = source(kind, stage, chunk)
+            origin = source(kind, stage, chunk)
             # What the same stage has made is there by now: entries follow one another.
-            if found is not None and found[1] != stage:
-                wanted[stage, row] = 2 * (found[1] * order.chunks + found[2]) + (found[0] == "B")
+            if origin is not None and origin[1] != stage:
+                wanted[stage, row] = 2 * (origin[1] * order.chunks + origin[2]) + (origin[0] == "B")
             if kind in MAKES:
                 makes[stage, row] = 2 * (stage * order.chunks + chunk) + (MAKES[kind] == "B")
             costs[stage, row] = (stage * order.chunks + chunk) * KINDS + COSTS[kind]
             leaves[stage, row] = sends(kind, stage, chunk)
     of_stage = numpy.repeat(numpy.arange(stages), lengths)
-    wanted, makes, costs, leaves = (each[of_stage, kinds] for each in (wanted, makes, costs, leaves))
+    wanted, makes, costs, leaves = (table[of_stage, kinds] for table in (wanted, makes, costs, leaves))
     making = numpy.flatnonzero(makes >= 0)
     output[makes[making], numbers[making]] = making
     sources = numpy.where(wanted >= 0, output[wanted, numbers], -1)
@@ -154,8 +154,8 @@ def _ways(order: Order) -> tuple[Any, Any]:
     after: dict[tuple[int, int], tuple[int, int]] = {}
     before: dict[tuple[int, int], tuple[int, int]] = {}
     for route in order.routes:
-        for one, other in pairwise(route):
-            after[one], before[other] = other, one
+        for here, there in pairwise(route):
+            after[here], before[there] = there, here
 
     def source(kind: int, stage: int, chunk: int) -> tuple[str, int, int] | None:
         part = stage, chunk
@@ -193,26 +193,26 @@ def play(
     """
     import numpy
 
-    known = waits(schedule, stages, batches, len(kinds) // stages if schedule == "interleaved" else None)
+    order = waits(schedule, stages, batches, len(kinds) // stages if schedule == "interleaved" else None)
     total = numpy.empty(forward.shape[1])
-    places = numpy.array([kind * KINDS + each for kind in kinds for each in range(KINDS)])
-    rows = [places[level.cost] for level in known.levels]
+    places = numpy.array([kind * KINDS + cost for kind in kinds for cost in range(KINDS)])
+    rows = [places[level.cost] for level in order.levels]
     widest = max(len(cost) for cost in rows)
-    step = max(1, ELEMENTS // (2 * known.rows + 2 * widest + KINDS * len(forward)))
+    step = max(1, ELEMENTS // (2 * order.rows + 2 * widest + KINDS * len(forward)))
     columns = min(step, forward.shape[1])
     # When a stage is free again, and when what it sent has arrived; they are one where a stage waits for its send.
-    tables = numpy.zeros((2, known.rows, columns))
+    tables = numpy.zeros((2, order.rows, columns))
     buffers = numpy.empty((2, widest, columns))
     for begin in range(0, forward.shape[1], step):
         part = slice(begin, begin + step)
-        f, b, w = (each[:, part] for each in (forward, backward, weight))
+        f, b, w = (seconds[:, part] for seconds in (forward, backward, weight))
         way, width = send[part], f.shape[1]
-        each = numpy.zeros((len(f), KINDS, width))
+        times = numpy.zeros((len(f), KINDS, width))
         for kind, seconds in enumerate((f, b, w, b + w)):
-            each[:, kind] = seconds
-        costs = each.reshape(-1, width)
+            times[:, kind] = seconds
+        costs = times.reshape(-1, width)
         free, arrived = tables[0, :, :width], tables[int(overlap_send), :, :width]
-        for level, cost in zip(known.levels, rows, strict=True):
+        for level, cost in zip(order.levels, rows, strict=True):
             now, other = (buffer[: len(cost), :width] for buffer in buffers)
             numpy.take(free, level.before, axis=0, out=now, mode="clip")
             numpy.take(arrived, level.source, axis=0, out=other, mode="clip")
@@ -222,7 +222,7 @@ def play(
                 free[level.own] = now
             now += way if level.leaves is None else level.leaves * way
             arrived[level.own] = now
-        total[part] = free[known.ends].max(axis=0)
+        total[part] = free[order.ends].max(axis=0)
     return total
 
 
@@ -245,7 +245,7 @@ def least(
     splits, both = schedule not in ("1f1b", "gpipe", "interleaved"), schedule == "dualpipe"
     work = forward + backward
     passed, hop = (forward, send) if splits else (work, 2 * send)
-    found: Any = None
+    bound: Any = None
     for make_up, last in lasts.items():
         busy = sum(work[row] for row in make_up)
         # With DualPipe a micro-batch passes one of the two chunks, and the first one comes from either end.
@@ -253,5 +253,5 @@ def least(
         before = [make_up[0] for make_up in make_ups[: 0 if both else last]]
         for row in dict.fromkeys(before):
             value = value + before.count(row) * passed[row]
-        found = value if found is None else numpy.maximum(found, value)
-    return found * (1 - 1e-9)
+        bound = value if bound is None else numpy.maximum(bound, value)
+    return bound * (1 - 1e-9)

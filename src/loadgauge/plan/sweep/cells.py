@@ -15,6 +15,7 @@ from typing import Any
 from loadgauge._version import __version__
 from loadgauge.errors import ConfigError, Error, NothingFits
 from loadgauge.families.catalogue import models
+from loadgauge.files import read_text
 from loadgauge.plan.answer import Plan, answer
 from loadgauge.plan.request import (
     JOB_FIELDS,
@@ -51,20 +52,14 @@ def _asked() -> dict[str, Field]:
 
 def cells(file: str) -> tuple[list[Cell], dict[str, bytes]]:
     """The cells of a sweep's file, and the files that they name. Raises `ConfigError` for what no `plan` would take."""
-    if os.path.exists(file) and not os.path.isfile(file):
-        raise ConfigError("is not a regular file", file=file)
-    try:
-        with open(file, "rb") as opened:
-            text = opened.read(4 * LONGEST_FILE).decode()
-    except (UnicodeDecodeError, ValueError):
-        raise ConfigError("is no text in UTF-8", file=file) from None
+    text = read_text(file, 4 * LONGEST_FILE)
     spans = read(text, {"model": _model, **{name: _check(name) for name in _asked()}}, file)
     for name in ("model", "gpu"):
         if any(name not in span for span in spans):
             raise ConfigError("is missing: every cell needs one", key=name, file=file)
     files: dict[str, bytes] = {}
     hashes: dict[str, str] = {}
-    found: dict[str, Cell] = {}
+    unique: dict[str, Cell] = {}
     for span in spans:
         for name in ("model", "lengths"):
             path = span.get(name)
@@ -75,8 +70,8 @@ def cells(file: str) -> tuple[list[Cell], dict[str, bytes]]:
         read_from = {name: hashes[path] for name in ("model", "lengths") if isinstance(path := span.get(name), str)}
         given = {name: value for name, value in span.items() if (name, value) != ("objective", "time")}
         cell = Cell(key(__version__, given, read_from), _words(given))
-        found.setdefault(cell.key, cell)
-    return list(found.values()), files
+        unique.setdefault(cell.key, cell)
+    return list(unique.values()), files
 
 
 def _model(value: Any) -> Value:

@@ -76,13 +76,13 @@ def read(text: str, flags: Mapping[str, Check], file: str = "") -> list[dict[str
     if len(text) > LONGEST_FILE:
         raise ConfigError(f"longer than {LONGEST_FILE:,} characters", file=file)
     try:
-        found = tomllib.loads(text)
+        document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"is no TOML: {error}", file=file) from None
-    tables = found.pop(TABLES, [{}])
+    tables = document.pop(TABLES, [{}])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables) or not tables:
         raise ConfigError("must be tables, each headed [[with]]", key=TABLES, file=_where(file, text, TABLES, 0))
-    common = _axes(found, flags, text, file, 0)
+    common = _axes(document, flags, text, file, 0)
     spans = [{**common, **_axes(table, flags, text, file, number)} for number, table in enumerate(tables, 1)]
     count = sum(math.prod(map(len, span.values())) for span in spans)
     if count > MOST_CELLS:
@@ -124,14 +124,14 @@ def _kind(value: Any) -> str:
     return names.get(type(value), f"a {type(value).__name__}")
 
 
-def _hint(name: str, known: Mapping[str, Any]) -> str:
-    close = closest(name, known)
-    words = [word.replace("_", "-") for word in close or known]
+def _hint(name: str, flags: Mapping[str, Any]) -> str:
+    close = closest(name, flags)
+    words = [word.replace("_", "-") for word in close or flags]
     return f"; did you mean {words[0]}?" if close else f" (known: {', '.join(words)})"
 
 
 def _where(file: str, text: str, word: str, number: int) -> str:
-    """The file, and the line on which a key of the n-th table stands (0: above all tables), where it can be found."""
+    """The file, and the line with a key of the n-th table (0: above all tables), where it can be found."""
     table = 0
     for row, line in enumerate(text.splitlines(), 1):
         if re.match(r"\s*\[", line) and re.match(rf"\s*\[+\s*[\"']?{TABLES}\b", line):
@@ -184,7 +184,7 @@ def run(
     waiting = deque(enumerate(cells))
     running: dict[int, Cell] = {}
     deaths: dict[int, int] = {}
-    held: list[Row] = []
+    unwritten: list[Row] = []
     started = written = time.monotonic()
     try:
         while waiting or running:
@@ -207,15 +207,15 @@ def run(
                         f"a worker has loadgauge {other}, and this is {version}; install the same on every node"
                     )
                 row = {**row, "deaths": deaths.get(number, 0)}
-                held.append(row)
+                unwritten.append(row)
                 yield row
             now = time.monotonic()
-            if held and now - written >= max(OFTEN, (now - started) / 100):
-                keep(held)
-                held, written = [], now
+            if unwritten and now - written >= max(OFTEN, (now - started) / 100):
+                keep(unwritten)
+                unwritten, written = [], now
     finally:
         try:
-            if held:
-                keep(held)
+            if unwritten:
+                keep(unwritten)
         finally:
             workers.close()

@@ -55,8 +55,8 @@ class Results:
 
     def files(self) -> list[Path]:
         """The files with results, in the order of writing."""
-        found = (path for path in self.folder.glob(f"{PREFIX}*{SUFFIX}") if self._number(path) is not None)
-        return sorted(found, key=lambda path: self._number(path) or 0)
+        parts = (path for path in self.folder.glob(f"{PREFIX}*{SUFFIX}") if self._number(path) is not None)
+        return sorted(parts, key=lambda path: self._number(path) or 0)
 
     def rows(self) -> dict[str, Row]:
         """Read every result of the folder, by the key of its cell.
@@ -66,7 +66,7 @@ class Results:
         import pyarrow
         import pyarrow.parquet
 
-        found: dict[str, Row] = {}
+        results: dict[str, Row] = {}
         for path in self.files():
             try:
                 table = pyarrow.parquet.ParquetFile(path).read()
@@ -87,8 +87,8 @@ class Results:
             for row in rows:
                 if row.get("code", 0) not in CODES:
                     raise ConfigError(f"code must be 0, 1 or 2, got {row['code']!r}", file=str(path))
-                found.setdefault(row[KEY], row)
-        return found
+                results.setdefault(row[KEY], row)
+        return results
 
     def add(self, rows: Sequence[Row]) -> Path:
         """Write results as one more file and return its path."""
@@ -98,18 +98,18 @@ class Results:
         last = self.files()[-1:]
         number = 1 + (0 if not last else self._number(last[0]) or 0)
         path = self.folder / f"{PREFIX}{number:06d}{SUFFIX}"
-        beside = self.folder / f".{path.name}.unfinished"
+        unfinished = self.folder / f".{path.name}.unfinished"
         columns = {
             name: pyarrow.array([row.get(name) for row in rows], _type(pyarrow, kind))
             for name, kind in self.columns.items()
         }
-        with open(beside, "wb") as file:
+        with open(unfinished, "wb") as file:
             table = pyarrow.table(columns)
             marked = table.replace_schema_metadata({DIGEST: digest(table.to_pylist())})
             pyarrow.parquet.write_table(marked, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(unfinished, path)
         return path
 
     @staticmethod

@@ -23,9 +23,9 @@ from loadgauge.errors import ConfigError, Error
 from loadgauge.plan.sweep.grid import Cell, Row
 
 Work = Callable[[Cell, dict[str, bytes]], Row]
-"""Plans a cell. The files that cells name come beside it where the worker may not see them. Raises nothing."""
+"""Plans a cell. The files that cells name are passed along, as the worker may not see them. Raises nothing."""
 ASK_AGAIN = 5.0
-"""Seconds after which a cluster is asked anew how large it is."""
+"""Seconds after which a cluster is asked again how large it is."""
 
 
 def processors() -> int:
@@ -70,34 +70,34 @@ class Processes:
     def submit(self, number: int, cell: Cell) -> None:
         """Send a cell to an idle process; one is started if there is none."""
         while self.idle:
-            one = self.idle.pop()
-            if one.process.is_alive():
+            worker = self.idle.pop()
+            if worker.process.is_alive():
                 break
-            one.end()  # It died while it had nothing to do.
+            worker.end()  # It died while it had nothing to do.
         else:
-            one = _Process(self.work)
+            worker = _Process(self.work)
         # Where it dies just now, `finished` finds the end of its pipe.
         with contextlib.suppress(OSError):
-            one.pipe.send(cell)
-        self.busy[one.pipe] = number, one
+            worker.pipe.send(cell)
+        self.busy[worker.pipe] = number, worker
 
     def finished(self, seconds: float) -> list[tuple[int, Row | None]]:
         """Finished cells by number with their rows; None for a cell whose process died."""
         rows: list[tuple[int, Row | None]] = []
         for pipe in wait(list(self.busy), seconds):
-            number, one = self.busy.pop(pipe)
+            number, worker = self.busy.pop(pipe)
             try:
-                rows.append((number, one.pipe.recv()))
-                self.idle.append(one)
+                rows.append((number, worker.pipe.recv()))
+                self.idle.append(worker)
             except (EOFError, OSError):
                 rows.append((number, None))
-                one.end()
+                worker.end()
         return rows
 
     def close(self) -> None:
         """Kill all processes."""
-        for one in (*self.idle, *(one for _, one in self.busy.values())):
-            one.end()
+        for worker in (*self.idle, *(worker for _, worker in self.busy.values())):
+            worker.end()
         self.idle, self.busy = [], {}
 
 
@@ -179,7 +179,7 @@ class OnRay:
         self.task: Any = ray.remote(num_cpus=1, max_retries=0)(work)
         self.files = ray.put(files)
         self.busy: dict[Any, int] = {}
-        self.known = -math.inf, 0
+        self.size = -math.inf, 0
         self.unheard = contextlib.ExitStack()  # Ray prints what happens to its workers on stdout, where results belong.
         self.unheard.enter_context(contextlib.redirect_stdout(io.StringIO()))
 
@@ -188,11 +188,11 @@ class OnRay:
         """Twice the processors of the cluster, which may grow: so that none waits, and an autoscaler sees a demand."""
         if self.count is not None:
             return self.count
-        asked, found = self.known
-        if time.monotonic() - asked > ASK_AGAIN:
-            found = max(2, 2 * int(self.ray.cluster_resources().get("CPU", 1)))
-            self.known = time.monotonic(), found
-        return found
+        read_at, slots = self.size
+        if time.monotonic() - read_at > ASK_AGAIN:
+            slots = max(2, 2 * int(self.ray.cluster_resources().get("CPU", 1)))
+            self.size = time.monotonic(), slots
+        return slots
 
     def submit(self, number: int, cell: Cell) -> None:
         """Submit a cell to the cluster."""
