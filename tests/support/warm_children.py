@@ -120,7 +120,6 @@ def fork(request: dict[str, Any], handles: list[int]) -> None:
 
 def serve(line: socket.socket) -> None:
     """Forks a child for each request, until the other side closes."""
-    import torch.distributed.tensor
     import transformers
 
     import loadgauge.compare.compare
