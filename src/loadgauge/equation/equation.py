@@ -279,10 +279,11 @@ def _tidy(expression: Size) -> Any:
 
     if not isinstance(expression, sympy.Basic):
         return sympy.Integer(expression) if isinstance(expression, int) else sympy.nsimplify(expression)
-    product = sympy.factor(sympy.expand(expression))
-    # (t - 1)/t, the share that travels around a ring, is how papers print it.
-    sums = [factor for factor in sympy.Mul.make_args(product) if isinstance(factor, sympy.Add)]
+    expanded = sympy.expand(expression)
     ranks = {letter(name) for name in AXES.values()}
-    if sums and all(factor.free_symbols <= ranks for factor in sums):
-        return product
-    return sympy.expand(expression)
+    if ranks.isdisjoint(expanded.free_symbols):
+        return expanded
+    # (t - 1)/t, the share that travels around a ring, is how papers print it.
+    product = sympy.factor(expanded)
+    sums = [factor for factor in sympy.Mul.make_args(product) if isinstance(factor, sympy.Add)]
+    return product if sums and all(factor.free_symbols <= ranks for factor in sums) else expanded

@@ -6,6 +6,7 @@ A tensor that several operations keep belongs to the first of them. So Korthikan
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from loadgauge.algebra import Size
@@ -120,9 +121,13 @@ def natural(whole: Any) -> Any:
     return sympy.Add(*(_shortest(sympy.Add(*several)) for several in alike.values()))
 
 
+@functools.lru_cache(4096)
 def _shortest(whole: Any) -> Any:
+    """Of a sum factored and expanded, the form with the fewest operations; parts recur from one equation to the next."""
     import sympy
 
+    if not whole.has(sympy.Add):
+        return whole
     if whole.has(sympy.Min, sympy.Max, sympy.ceiling, sympy.Piecewise):
         return sympy.factor_terms(whole)
     forms = [sympy.factor_terms(whole), sympy.factor(sympy.expand(whole)), sympy.expand(whole)]

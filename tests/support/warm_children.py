@@ -1,0 +1,149 @@
+"""Children of `loadgauge trace`, `measure` and `compare` that begin with PyTorch imported.
+
+Each is a process of its own, as `loadgauge.trace.subprocess` starts it, and runs the same `main`; but it is forked from a
+process that has imported PyTorch and transformers, which is most of the time that a small trace takes. (Doctests of the
+package start theirs from nothing.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import IO, Any
+
+import pytest
+
+
+class Source:
+    """The process that children are forked from; it starts when the first is wanted."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.line: socket.socket | None = None
+
+    def send(self, request: dict[str, Any], handles: list[int]) -> None:
+        """Asks for a child: its arguments, environment and folder; its output, its errors, where its end is reported."""
+        if self.line is None:
+            self.line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.process = subprocess.Popen(
+                [sys.executable, "-u", "-W", "ignore", __file__, str(other.fileno())], pass_fds=[other.fileno()]
+            )
+            other.close()
+        socket.send_fds(self.line, [json.dumps(request).encode()], handles)
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self.line is not None and self.process is not None:
+            self.line.close()
+            self.process.wait(60)
+
+
+class Child:
+    """What `loadgauge.trace.subprocess` uses of a `subprocess.Popen`."""
+
+    def __init__(self, source: Source, words: list[str]) -> None:
+        (out, to_out), (err, to_err) = os.pipe(), os.pipe()
+        self.stdout, self.stderr = os.fdopen(out, "rb", 0), os.fdopen(err, "rb", 0)
+        self.status, end = socket.socketpair()
+        request = {"arguments": words[words.index("-c") + 2 :], "environment": dict(os.environ), "folder": os.getcwd()}
+        source.send(request, [to_out, to_err, end.fileno()])
+        end.close()
+        os.close(to_out)
+        os.close(to_err)
+        self.lines: IO[str] = self.status.makefile()
+        self.pid, self.code = int(self.lines.readline()), None
+
+    def wait(self) -> int:
+        """The exit code, once the child has ended."""
+        if self.code is None:
+            self.code = int(self.lines.readline())
+            for stream in (self.stdout, self.stderr, self.lines, self.status):
+                stream.close()
+        return self.code
+
+    def poll(self) -> int | None:
+        """The exit code, if `wait` has returned it."""
+        return self.code
+
+    def kill(self) -> None:
+        """Ends the child."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_children() -> Iterator[None]:
+    """Every child that a test starts is forked from one warm process of this worker."""
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    from loadgauge.trace import subprocess as children
+
+    source = Source()
+    stand_in = SimpleNamespace(Popen=lambda words, **_: Child(source, words), PIPE=subprocess.PIPE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(children, "subprocess", stand_in)
+        yield
+    source.close()
+
+
+def fork(request: dict[str, Any], handles: list[int]) -> None:
+    """In a fork of the source: forks the child, reports its process number and its exit code."""
+    from loadgauge.trace.subprocess import main
+
+    out, err, end = handles
+    child = os.fork()
+    if child:
+        os.write(end, b"%d\n" % child)
+        os.close(out)
+        os.close(err)
+        os.write(end, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        os._exit(0)
+    os.close(end)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.close(out)
+    os.close(err)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = ["-c", *request["arguments"]]
+    main()
+
+
+def serve(line: socket.socket) -> None:
+    """Forks a child for each request, until the other side closes."""
+    import transformers
+
+    import loadgauge.compare.compare
+    import loadgauge.measure.train_steps
+    import loadgauge.trace.parallel.parallel  # noqa: F401
+
+    assert transformers
+    running: list[int] = []
+    while True:
+        data, handles, _, _ = socket.recv_fds(line, 1 << 20, 3)
+        running = [pid for pid in running if os.waitpid(pid, os.WNOHANG if data else 0)[0] == 0]
+        if not data:
+            return
+        running.append(os.fork())
+        if not running[-1]:
+            line.close()
+            try:
+                fork(json.loads(data), handles)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        for handle in handles:
+            os.close(handle)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
