@@ -23,7 +23,7 @@ WEIGHTS = ("params", "active-params")
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller asked for, checked. `ranks`: of each axis that has any, the letter or a number above 1."""
+    """The checked options of an equation. `ranks`: of each sharded axis, the letter or a number above 1."""
 
     quantity: str
     of: Subject
@@ -42,11 +42,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def numbers(self) -> dict[str, Size]:
-        """The letters of the axes whose ranks are a number."""
+        """The number of ranks by the letter of its axis, where it is a number."""
         return {AXES[axis]: ranks for axis, ranks in self.ranks.items() if isinstance(ranks, int)}
 
     def view(self) -> View:
-        """One micro-batch on one rank, with letters for all sizes."""
+        """Return the view of one micro-batch on one rank, with letters for all sizes."""
         kernels: Kernels = msgspec.structs.replace(
             PAPER, attention=self.attention, experts=self.experts,
             dtypes=Dtypes(activation=self.itemsize, norm_statistic=0, index=0),

@@ -23,7 +23,7 @@ _AXES = dict(zip(STAGE_AXES, ORDER[-4:], strict=True))
 
 
 def by_part(quantity: str, layer: Layer, block: Block | None, again: Recompute = NOTHING) -> dict[str, Size]:
-    """What each part adds. `block`: what the layer is made from; None: an end of the model.
+    """Return what each part of a layer adds to a quantity. `block`: what the layer is made from; None: an end of the model.
 
     >>> from loadgauge.families.reference import gpt_block
     >>> from loadgauge.spec.kernels import PAPER
@@ -103,7 +103,7 @@ def _part(operation: Operation, experts: bool, core_apart: bool) -> str:
 
 
 def natural(whole: Any) -> Any:
-    """A sum with its terms of one power of s, over the same ranks, together; common factors before a bracket.
+    """Group a sum's terms by their power of s and their ranks, and put common factors before brackets.
 
     >>> from loadgauge.estimate.symbols import letter
     >>> h, a, k, d, s, t = (letter(name) for name in "hakdst")
@@ -138,14 +138,14 @@ def _place(term: Any) -> tuple[Any, ...]:
 
 
 def in_order(expression: Any) -> list[Any]:
-    """The terms of a sum as they are printed, each as it was built."""
+    """Return the terms of a sum in the order of printing, each as it was built."""
     import sympy
 
     return sorted(sympy.Add.make_args(expression), key=lambda term: (_place(term), str(term)))
 
 
 def written(expression: Any) -> str:
-    """A sum as it was built, in one line that Python can read.
+    """Format a sum, as it was built, as one line of Python.
 
     >>> from loadgauge.estimate.symbols import letter
     >>> h, a, d, s = (letter(name) for name in "hads")
@@ -158,7 +158,7 @@ def written(expression: Any) -> str:
 
 
 def written_latex(expression: Any) -> str:
-    """The same in LaTeX."""
+    """Format a sum, as it was built, in LaTeX."""
     import sympy
 
     return _joined([str(sympy.latex(term)) for term in in_order(expression)])

@@ -17,16 +17,16 @@ REST = (*COMMUNICATION, "bubble", "optimizer", "fixed")
 
 
 def kind_of(timed: TimedOperation) -> str:
-    """Which of `KINDS` an operation is: products with weights or between activations, attention, or neither."""
+    """Return which of `KINDS` an operation is: a matrix product, attention, or memory-bound."""
     if timed.operation.kind == "attention":
         return "attention"
     return "matmul" if timed.operation.gemms else "memory-bound"
 
 
 def lanes(result: Estimate) -> list[dict[str, Any]] | None:
-    """The lanes of a step on its slowest stage [s], or None where no time is known.
+    """Return the components of a step on its slowest stage [s], or None where no time is known.
 
-    `seconds` are on the critical path, `hidden_seconds` run beside compute. Spans are laid end to end, not where they
+    `seconds` are on the critical path, `hidden_seconds` overlap with compute. Spans are laid end to end, not where they
     fall in the step: a step has thousands of each.
     """
     time = result.time

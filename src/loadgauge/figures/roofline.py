@@ -9,10 +9,11 @@ from loadgauge.figures.lanes import kind_of
 
 
 def roofline(result: Estimate) -> dict[str, Any] | None:
-    """Each operation's forward: FLOPs, bytes through HBM, seconds [of one micro-batch]; None where no time is known.
+    """Return each operation's forward: FLOPs, bytes through HBM, seconds of one micro-batch; None where no time is known.
 
-    intensity: FLOPs a byte; achieved: FLOP/s; bandwidth: byte/s that it moves; step_seconds: with its backward, of all
-    layers and micro-batches of a step. Operations without FLOPs have an intensity of 0 and are judged by their bandwidth.
+    intensity: FLOPs per byte, None without bytes; achieved: FLOP/s; bandwidth: byte/s moved; step_seconds: including its
+    backward, of all layers and micro-batches of a step. Operations without FLOPs have an intensity of 0 and are judged by
+    their bandwidth.
     """
     if result.time is None:
         return None

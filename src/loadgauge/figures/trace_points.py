@@ -24,7 +24,7 @@ TOLERANCE = 0.01
 
 
 class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What was trained, in the words of `loadgauge estimate`; None: not said."""
+    """The sizes of a traced run, by the fields of `loadgauge estimate`; None: not recorded."""
 
     framework: Name
     layers: Count | None = None
@@ -37,7 +37,7 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The highest bytes in tensors by phase. weights: bytes of them; gpus and sizes: None where they are not said."""
+    """The highest bytes in tensors by phase of a trace. weights: bytes of them; gpus and sizes: None where not recorded."""
 
     source: Literal["traced", "measured"]
     target: Name
@@ -48,10 +48,11 @@ class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def dots(result: Estimate, found: Found, model: str) -> dict[str, Any]:
-    """The dots, each at the highest of the estimate's moments of its phase. model: what the page's model is called.
+    """Return the dots of a trace, each at the estimate's highest moment of its phase.
 
-    bytes: in tensors, as found; estimated: the same of the moment (None in forward, which has the loss's with it in a
-    trace, and not in an estimate); height: with what the estimate has outside, which no trace sees
+    model: name of the page's model; bytes: in tensors, as traced; estimated: the same of the moment (None in forward, which
+    in a trace includes the loss's, and in an estimate does not); height: plus what the estimate has outside tensors, which no
+    trace sees
     """
     memory, drawn = result.memory, list(curve(result))
     placed = []
@@ -73,7 +74,7 @@ def dots(result: Estimate, found: Found, model: str) -> dict[str, Any]:
 
 
 def differs(result: Estimate, found: Found, model: str) -> list[dict[str, Any]]:
-    """In what the two runs are not alike: what, there and here."""
+    """Return in what the two runs differ: the quantity, the trace's value and the estimate's."""
     sizes, layout, training = found.sizes, result.layout, result.training
     rows: list[tuple[str, Any, Any]] = [("model", found.target, model)]
     if found.gpus is not None:

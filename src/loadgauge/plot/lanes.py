@@ -11,7 +11,7 @@ from loadgauge.units import seconds
 
 
 def draw(axes: Any, result: Estimate) -> None:
-    """A lane each for what computes and what communicates: red sticks out, pale hides beside compute."""
+    """Draw the components of step time: exposed communication in red, what overlaps with compute pale."""
     found = lanes(result) or []
     assert result.time is not None
     step = result.time.step

@@ -11,7 +11,7 @@ from loadgauge.units import GIB
 
 
 def draw(axes: Any, result: Estimate) -> None:
-    """Stacked areas over the step, and the line of what the GPU has."""
+    """Draw memory over the step as stacked areas [GiB], with a line at the GPU's capacity."""
     found = moments(result)
     curve = found["curve"]
     place = {name: index for index, name in enumerate(curve["columns"])}

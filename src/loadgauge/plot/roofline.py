@@ -14,7 +14,7 @@ NAMED = 8
 
 
 def draw(axes: Any, result: Estimate) -> None:
-    """FLOP/s against FLOPs a byte, each operation's forward; areas are seconds of a step."""
+    """Draw each operation's forward: FLOP/s against FLOPs per byte, areas in proportion to its seconds of a step."""
     found = roofline(result)
     assert found is not None
     points = [point for point in found["points"] if point["flops"] and point["bytes"]]

@@ -10,7 +10,7 @@ from loadgauge.figures.schedule import COLUMNS, schedule
 
 
 def draw(axes: Any, result: Estimate) -> None:
-    """Forward, backward and weight gradients of each micro-batch; what is left blank is the bubble."""
+    """Draw forward, backward and weight gradients of each micro-batch over time; blank is the bubble."""
     found = schedule(result)
     stages = found["stages_shown"]
     rows = {stage: row for row, stage in enumerate(stages)}

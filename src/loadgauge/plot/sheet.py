@@ -43,7 +43,10 @@ STYLE: dict[Any, Any] = {
 
 
 def plot(given: Setup, result: Estimate, file: Path, figure: str = "all") -> None:
-    """Writes one of `FIGURES`, or all that can be drawn, to an .svg, .png or .pdf. Errors: `ConfigError`."""
+    """Write one of `FIGURES`, or all that can be drawn, to an .svg, .png or .pdf file.
+
+    Raises `ConfigError` for another ending, a figure that this estimate lacks, or a missing matplotlib.
+    """
     if file.suffix.lower() not in ENDINGS:
         raise ConfigError(f"{file}: a figure is written as {', '.join(ENDINGS)}")
     if figure in TIMED and result.time is None:

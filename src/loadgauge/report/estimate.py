@@ -69,7 +69,7 @@ def gib(nbytes: float, digits: int = 2) -> str:
 
 
 def verdict(result: Estimate) -> str:
-    """The first line: whether it fits, how much it needs of what there is, and where.
+    """Return the first line: whether it fits, how much it needs of the capacity, and on which rank.
 
     >>> from loadgauge import Layout, estimate, model
     >>> verdict(estimate(model("gpt2"), Layout(seq_len=1024))).split(" on the ")[1].split(",")[0]

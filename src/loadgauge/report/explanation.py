@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def show(found: Explanation) -> None:
-    """Prints it: the total, the formula, how the steps add up, the tensors, the sources."""
+    """Print an explanation: the total, the formula, the sum of the steps, the tensors, the sources."""
     from rich.text import Text
 
     target = console()

@@ -29,7 +29,7 @@ SHARE = 0.1
 
 
 def answer(request: PlanRequest, *, as_json: bool) -> int:
-    """Answers an inverse question (`find`) and prints; the exit code. Raises `NothingFits` where there is no answer."""
+    """Answer an inverse question (`find`), print it, and return exit code 0. Raises `NothingFits` without an answer."""
     setup, cases = planned_cases(request)
     left_out: list[str] = []
     try:

@@ -24,7 +24,7 @@ NOT_COUNTED = (
 
 
 def report(given: Setup, setup: NetworkCase, found: Network) -> None:
-    """Prints the whole answer."""
+    """Print the whole answer of `loadgauge network`."""
     target = console()
     _verdict(target, given, setup, found)
     if found.traffic:
@@ -41,7 +41,7 @@ def report(given: Setup, setup: NetworkCase, found: Network) -> None:
 
 
 def gigabytes(nbytes: float) -> str:
-    """GB or GB/s without the unit, three digits.
+    """Format bytes or byte/s as GB or GB/s without the unit, to three digits.
 
     >>> gigabytes(1.2345e9), gigabytes(123.45e9), gigabytes(1.2e6)
     ('1.23', '123', '0.0012')
@@ -60,7 +60,7 @@ def percent(share: float) -> str:
 
 
 def verdict(found: Network) -> tuple[str, str, str]:
-    """The word, its colour, and the rest of the first line."""
+    """Return the verdict, its colour, and the rest of the first line."""
     if not found.traffic:
         return "NOTHING TO CARRY", "bold", "one GPU has nobody to talk to"
     cost = f"{found.exposed / found.step:.1%} of a step of {seconds(found.step)} is communication that nothing hides"

@@ -16,7 +16,7 @@ COMPUTES = ("forward", "backward", "recompute", "loss", "optimizer", "fixed")
 
 
 def line(result: Estimate) -> str:
-    """The model and the verdict in one line: what a Python prompt shows.
+    """Return the model and the verdict in one line, as a Python prompt shows it.
 
     >>> from loadgauge import Layout, estimate
     >>> repr(estimate("gpt2", Layout(seq_len=1024))).partition(", range")[0][-25:]
@@ -26,7 +26,7 @@ def line(result: Estimate) -> str:
 
 
 def text(result: Estimate) -> str:
-    """What `print` shows: the verdict, the parts of the memory, the lanes of the step, and what was assumed."""
+    """Return what `print` shows: the verdict, the parts of the memory, the components of the step, the assumptions."""
     memory, time, layout = result.memory, result.time, result.layout
     sequences = f"{layout.global_batch:,} sequence{'s' if layout.global_batch > 1 else ''}"
     lines = [
@@ -54,7 +54,7 @@ def text(result: Estimate) -> str:
 
 
 def html(result: Estimate) -> str:
-    """Self-contained HTML: no script, no file, readable on light and dark ground."""
+    """Return self-contained HTML: no script, no file, readable on light and dark ground."""
     memory, time = result.memory, result.time
     parts: list[Row] = [
         (part, f"{nbytes / GIB:,.2f} GiB", nbytes / memory.total, PARTS[part])

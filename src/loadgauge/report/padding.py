@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def padding(target: Console, found: Forecast) -> None:
-    """Prints what a micro-batch is expected to take padded, with FlashAttention, and without padding."""
+    """Print the expected micro-batch padded, with FlashAttention, and without padding."""
     timed = any(row.step is not None for row in found.rows)
     columns = [
         Column("method"), Column("tokens", "right", wide=True), Column("layer", "right"),

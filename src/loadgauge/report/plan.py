@@ -37,7 +37,7 @@ LEAST = ("tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
 
 
 def answer(request: PlanRequest, *, as_json: bool) -> int:
-    """Plans and prints; the exit code: 0, or 1 where nothing fits."""
+    """Plan, print, and return the exit code: 0, or 1 where nothing fits."""
     asked_more = request.why_not is not None or request.what_next
     if request.export is not None and request.out is None and not as_json and asked_more:
         raise ConfigError("only the file is written to the terminal; give --out", key="export")
@@ -68,7 +68,7 @@ def answer(request: PlanRequest, *, as_json: bool) -> int:
 
 
 def text(plan: Plan) -> str:
-    """What `loadgauge plan` prints for a plan, as lines of at most 110 characters."""
+    """Return what `loadgauge plan` prints for a plan, as lines of at most 110 characters."""
     from io import StringIO
 
     from rich.console import Console
@@ -84,7 +84,7 @@ def _documents(changes: list[Replanned], complete: Callable[[Estimate], Job]) ->
 
 
 def show(target: Console, plan: Plan, changes: Sequence[Replanned] = (), refused: Sequence[str] = ()) -> None:
-    """Prints a plan: the best layouts, why others are slower, the Pareto front, and what was assumed."""
+    """Print a plan: the best layouts, why others are slower, the Pareto front, and the assumptions."""
     request, result, price = plan.request, plan.result, plan.case.price
     shown = result.layouts[: request.top]
     for line in headline(result):
@@ -204,7 +204,7 @@ def _thinned(results: tuple[Estimate, ...], most: int = 8) -> list[Estimate]:
 
 
 def why(result: SearchResult) -> list[str]:
-    """Why the runner-up is slower, and the best layout of another kind where the runner-up is of the same kind."""
+    """Return why the runner-up is slower, and the best layout of another kind where the runner-up is of the same kind."""
     best = result.layouts[0]
     lines = [f"{layout_flags(other)}: {compare(best, other, result.objective)}" for other in result.layouts[1:2]]
     kind = [[getattr(estimate.layout, name) for name in KINDS] for estimate in result.layouts]

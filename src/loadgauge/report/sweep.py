@@ -63,9 +63,10 @@ class Progress:
 
 
 def answer(file: str, output: str | None, workers: int | None, ray: str | None, *, as_json: bool) -> int:
-    """Plans the cells of a sweep's file that have no result yet, and prints all results; the exit code.
+    """Plan the cells of a sweep file that have no result yet, print all results, and return the exit code.
 
-    output: the folder of the results; workers: plans at a time; ray: the address of a Ray cluster
+    output: the folder of the results; workers: plans at a time; ray: the address of a Ray cluster. Raises `Error` when
+    interrupted.
     """
     started = time.perf_counter()
     output = output or f"{Path(file).stem}-results"
@@ -98,7 +99,7 @@ def answer(file: str, output: str | None, workers: int | None, ray: str | None, 
 def show(
     rows: Sequence[Row], *, output: str, resumed: int, others: int, lost: int, seconds: float, as_json: bool
 ) -> None:  # fmt: skip
-    """Prints the results of a sweep.
+    """Print the results of a sweep.
 
     resumed: cells that had a result already; others: results of other cells; lost: cells whose workers died
     """

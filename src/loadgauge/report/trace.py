@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def text(trace: Trace) -> str:
-    """The text of `loadgauge trace`, without the last line break."""
+    """Return the text of `loadgauge trace`, without the last line break."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         print_trace(trace)
     return out.getvalue().rstrip("\n")
 
 
 def print_trace(trace: Trace, viewer: str = "") -> None:
-    """Prints a trace as `loadgauge trace` does. `viewer`: the snapshot that was written, if any."""
+    """Print a trace as `loadgauge trace` does. `viewer`: path of the snapshot written, if any."""
     target = console()
     peak = trace.peak
     when = peak.phase or "preparation"

@@ -32,13 +32,13 @@ Pass = Literal["forward", "head", "loss", "prediction", "backward", "embedding",
 
 
 class At(NamedTuple):
-    """A point of a step, as far as the copies at it depend on it.
+    """A point of a step, described by all that the gathered copies at it depend on.
 
     doing: the pass of a layer, the head's forward, the loss's backward, the backward of multi-token prediction, of a layer
         or of the embedding, or the reduction of the gradients of embedding and head
     layer: the kind of layer at work; ahead: of the one whose backward comes next; before: of the one whose backward was
         before
-    held: layers whose forward has begun and whose backward is not over, by kind
+    held: how many layers of each kind have begun their forward and not finished their backward
     """
 
     doing: Pass = "forward"
@@ -49,9 +49,10 @@ class At(NamedTuple):
 
 
 def at(memory: MemoryModel, stage: Stage, doing: Pass, position: int | None = None) -> At:
-    """The point at which a pass, of the layer at `position` where it is a layer's, finds its copies.
+    """Return the `At` of one pass on a pipeline stage, the key under which its copies are computed once.
 
-    Only what they depend on is told apart, so that few points have to be worked out.
+    position: the layer at work (numbered through all stages); None where the pass is not a layer's. Only what the copies
+    depend on is distinguished, so that few points need computing.
     """
     if memory.by_layer or (memory.copied and memory.layout.pp == 1):
         return _in_turn(memory, stage, doing, position)
@@ -78,7 +79,11 @@ def _in_turn(memory: MemoryModel, stage: Stage, doing: Pass, position: int | Non
 
 
 def copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
-    """Bytes of each of the copies beside the model states, by what it is."""
+    """Return the bytes of each copy that exists alongside the model states at a point of the step, by its description.
+
+    Gathered weights, unsharded gradients, communication buckets, 16-bit copies, placeholders and layers fetched from the
+    host, by the rules of FSDP2 and DeepSpeed at the head of this file.
+    """
     layout, framework, precision = memory.layout, memory.training.framework, memory.training.precision
     ends, weights, *_ = memory.weighed(stage)
     several = where(memory.sharded, 1, 0)

@@ -19,16 +19,16 @@ from loadgauge.spec.layout import Layout
 
 
 class Flight(NamedTuple):
-    """Micro-batches of each chunk of a stage: between forward and backward, and those that wait for W only."""
+    """Micro-batches in flight on each chunk of a stage: between forward and backward, and those that wait for W only."""
 
     whole: tuple[Size, ...]
     waiting: tuple[Size, ...]
 
 
 class Work(NamedTuple):
-    """What a stage holds when it runs a forward (counted already) or a backward (counted still) of one of its chunks.
+    """What a stage holds when it runs a forward (already counted) or a backward (still counted) of one of its chunks.
 
-    splits: the backward leaves what W needs
+    splits: the backward is split, and leaves what W needs
     """
 
     forward: bool
@@ -38,7 +38,10 @@ class Work(NamedTuple):
 
 
 def works(layout: Layout, stage: int) -> tuple[Work, ...]:
-    """The moments at which a stage holds the most: no other one of the same work holds as much of everything.
+    """Return the moments at which a stage holds the most micro-batches, from its schedule's order of work.
+
+    Among the moments of the same kind of work and chunk, those remain that no other one exceeds on every chunk.
+    stage: index of the pipeline stage.
 
     >>> [work.flight.whole for work in works(Layout(pp=4, global_batch=8, seq_len=1), 1)]
     [(3,), (3,)]
@@ -100,9 +103,10 @@ def _most_first(each: tuple[tuple[int, ...], Any]) -> tuple[int, tuple[int, ...]
 
 
 def peak_candidates(layout: Layout, stage: int, alike: tuple[object, ...]) -> tuple[Work, ...]:
-    """Of a stage's works those that may find the most bytes: no other one of the same kind holds as much on like chunks.
+    """Return those of a stage's `works` that may need the most bytes.
 
-    alike: for each chunk what is the same for chunks of the same layers
+    Works of the same kind whose chunks of like layers hold no more than another's are dropped.
+    alike: for each chunk, a key that is equal for chunks of the same layers
 
     >>> layout = Layout(pp=4, vpp=4, global_batch=16, schedule="interleaved", seq_len=1)
     >>> len(works(layout, 1)), len(peak_candidates(layout, 1, ("same",) * 4))
@@ -140,10 +144,10 @@ def _peak_candidates(
 
 
 def pending_wgrad(layer: Layer) -> Size:
-    """Bytes that the gradients of a layer's weights need once that of its input is made.
+    """Return the bytes that a layer's weight gradients still need after its input gradient is computed.
 
     The input of every trained matrix, and the gradient of its output, which has its output's size: 32 s b h for a GPT
-    layer (source: qi2024, table 1). Gradients of norms, biases and tables are made on the way.
+    layer (source: qi2024, table 1). Gradients of norms, biases and tables are computed with the input gradient.
 
     >>> from loadgauge.families.reference import gpt_block
     >>> from loadgauge.spec.kernels import PAPER

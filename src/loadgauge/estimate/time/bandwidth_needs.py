@@ -36,7 +36,7 @@ NODE, RACK = 8, 72
 
 
 class Purpose(StrEnum):
-    """What rows of traffic together are for, and that in words."""
+    """What the traffic of an axis carries, in words."""
 
     ACTIVATIONS = "activations"
     KEYS_AND_VALUES = "keys and values"
@@ -54,9 +54,9 @@ OF_LAYERS = {
 
 
 def bandwidth_needed(nbytes: float, seconds: float, share: float = 1.0) -> float:
-    """Byte/s that carry so many bytes in a share of so many seconds of compute.
+    """Return the bandwidth [byte/s] that carries `nbytes` within a share of `seconds` of compute; 0 without bytes.
 
-    Article 3 of tests/paper, 40.27 GB of tensor parallelism beside 8.52 s of compute, of which it may take 5 %:
+    Article 3 of tests/paper, 40.27 GB of tensor parallelism alongside 8.52 s of compute, of which it may take 5 %:
 
     >>> round(bandwidth_needed(40.27e9, 8.52, 0.05) / 1e9)
     95
@@ -65,9 +65,9 @@ def bandwidth_needed(nbytes: float, seconds: float, share: float = 1.0) -> float
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of compute of a step on the slowest pipeline stage, and of what communication can run beside.
+    """Seconds of compute of a step on the slowest pipeline stage, and of what communication can overlap with.
 
-    forward, backward: of one micro-batch, what runs again included; attention: of the step, part of `total`
+    forward, backward: of one micro-batch, recomputation included; attention: of the step, part of `total`
     """
 
     total: float
@@ -77,7 +77,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slowed(machine: Machine, factor: float) -> Machine:
-    """The machine on which every operation takes `factor` times as long."""
+    """Return the machine on which every operation takes `factor` times as long."""
     return msgspec.structs.replace(
         machine,
         peak=machine.peak / factor,
@@ -88,10 +88,10 @@ def slowed(machine: Machine, factor: float) -> Machine:
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What one axis asks of its slowest link, per GPU of the pipeline stage that asks most of it.
+    """What one axis needs of its slowest link, per GPU of the pipeline stage that needs most.
 
-    carried: bytes that link carries in a step; seconds: of all calls; beside: seconds of compute they run beside (0: of
-    none); allowed: seconds that may stick out; bandwidth: of the link, by its datasheet [byte/s]
+    carried: bytes that link carries in a step; seconds: of all calls; beside: seconds of compute they overlap with (0: none);
+    allowed: seconds that may be exposed; bandwidth: of the link, by its datasheet [byte/s]
     """
 
     axis: str
@@ -108,37 +108,37 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needed(self) -> float:
-        """Bandwidth that hides it, or where it is not overlapped keeps it within the share [byte/s]."""
+        """Bandwidth that hides the traffic, or without overlap keeps it within the allowed share [byte/s]."""
         return bandwidth_needed(self.carried, self.beside if self.overlapped else self.allowed)
 
     @property
     def reached(self) -> float:
-        """Bandwidth it reaches [byte/s]."""
+        """Bandwidth the axis reaches, latency included [byte/s]."""
         return self.carried / self.seconds if self.seconds else 0.0
 
     @property
     def hidden(self) -> bool:
-        """Whether compute hides all of it."""
+        """Whether compute hides all of the traffic."""
         return self.overlapped and self.seconds <= self.beside
 
     @property
     def shown(self) -> float:
-        """Seconds that stick out."""
+        """Exposed seconds in a step."""
         return max(self.seconds - self.beside, 0.0)
 
     @property
     def enough(self) -> bool:
-        """Whether no more sticks out than may."""
+        """Whether the exposed seconds are within those allowed."""
         return self.shown <= self.allowed
 
     def to_dict(self) -> dict[str, object]:
-        """Bytes, seconds and byte/s."""
+        """Return bytes, seconds and byte/s as plain values for JSON."""
         plain = {name: getattr(self, name) for name in self.__struct_fields__}
         return {**plain, "needed": self.needed, "reached": self.reached, "hidden": self.hidden, "enough": self.enough}
 
 
 def efficiency(share: Size) -> Size:
-    """1 / (1 + r): the share of time that is compute, where exposed communication takes r of compute's time.
+    """Return 1 / (1 + r), the share of time that is compute, where exposed communication takes r of compute's time.
 
     This is not Amdahl's law, which splits the work of one processor: communication is none of that work.
 
@@ -149,10 +149,10 @@ def efficiency(share: Size) -> Size:
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer: what each axis needs and reaches, from the traffic of a step.
+    """What each axis needs and reaches, from the traffic of a step.
 
-    stage: the slowest pipeline stage, whose compute it is; traffic: over each axis, that of a GPU of the stage where it
-    takes longest (inner stages send both ways, the last one has the head's); the seconds that stick out are those of the step
+    stage: the slowest pipeline stage, whose compute is given; traffic: over each axis, that of a GPU of the stage where it
+    takes longest (inner stages send both ways, the last one has the head's); exposed seconds are those of the step
     """
 
     step: float
@@ -164,25 +164,25 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def enough(self) -> bool:
-        """Whether every axis has what it needs."""
+        """Whether every axis has the bandwidth it needs."""
         return all(need.enough for need in self.needs)
 
     @property
     def tightest(self) -> Need | None:
-        """The axis that takes the largest part of what it may."""
+        """The axis that takes the largest part of its allowed time; None without traffic."""
         return max(self.needs, key=lambda need: need.seconds / (need.beside + need.allowed), default=None)
 
     @property
     def efficiency(self) -> float:
-        """Compute over compute and exposed communication; the pipeline bubble is another matter."""
+        """Compute over compute plus exposed communication; the pipeline bubble is not included."""
         return float(efficiency(self.exposed / self.compute.total))
 
 
 class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A model under a layout on a cluster, and what communication may cost.
+    """A model under a layout on a cluster, and the communication it may expose.
 
-    share: of compute, what an axis may take that nothing hides; achieved: FLOP/s a GPU, where the user knows better than
-    the roofline how fast it computes
+    share: of compute, the time that exposed communication may take on each axis; achieved: FLOP/s per GPU, where the user
+    knows it better than the roofline
     """
 
     model: ModelSpec
@@ -208,7 +208,10 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         pod: int | None = None,
         rails: bool = False,
     ) -> NetworkCase:
-        """On a cluster; oversubscription, pod and rails as in `Fabric`, where the cluster's links do not say."""
+        """Build the case of a cluster; oversubscription, pod and rails as in `Fabric`, where the cluster's links do not say.
+
+        Raises `ConfigError` for a share outside 0 to 1 or an oversubscription below 1, `LayoutError` for an impossible layout.
+        """
         if not 0 < share < 1:
             raise ConfigError(f"must be between 0 and 1, got {share:g}", key="share")
         if oversubscription is not None and oversubscription < 1:
@@ -227,7 +230,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def of_step(cls, step: StepModel) -> NetworkCase:
-        """The case of a step whose time is known already."""
+        """Build the case of a step whose time is already computed."""
         memory = step.memory
         case = cls(
             model=memory.model, layout=memory.layout, training=memory.training, machine=step.machine, fabric=step.fabric
@@ -237,22 +240,22 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def memory(self) -> MemoryModel:
-        """The layers, which are the same on any fabric."""
+        """The memory model, shared with the case on any other fabric."""
         return MemoryModel(self.model, self.layout, self.training, view_of(self.layout, self.training))
 
     @cached_property
     def timed(self) -> StepModel:
-        """The time of the step."""
+        """The step model of this case."""
         return StepModel(self.memory, self.machine, self.fabric)
 
     def on(self, fabric: Fabric) -> NetworkCase:
-        """The same on another fabric."""
+        """Return the case on another fabric."""
         other = msgspec.structs.replace(self, fabric=fabric)
         other.__dict__["memory"] = self.memory
         return other
 
     def answer(self) -> Network:
-        """What each axis needs and reaches."""
+        """Compute what each axis needs and reaches."""
         memory, machine, model = self.memory, self.machine, self.timed
         found = model.step()
         compute = self.compute(memory, machine, found)
@@ -273,7 +276,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def slowest_traffic(self, model: StepModel, found: StepTime) -> Iterator[Traffic]:
-        """What goes over each axis, of the stage where it takes longest; of equal ones, of the slowest stage."""
+        """Yield the traffic of each axis, from the stage where it takes longest; of equal ones, from the slowest stage."""
         by_stage = {found.stage: found.traffic}
         seen = set()
         for stage in stages(self.model, self.layout):
@@ -297,7 +300,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 yield from (one for one in by_stage[left.pop(key)] if _asks(one) == key)
 
     def compute(self, memory: MemoryModel, machine: Machine, found: StepTime) -> Compute:
-        """The compute of a step on its slowest stage; of the ends' a third is forward."""
+        """Return the compute of a step on its slowest stage [s]; a third of the ends' compute is forward."""
         parts, batches = found.parts, self.layout.num_microbatches
         stage = list(stages(self.model, self.layout))[found.stage]
         attention = 0.0
@@ -315,7 +318,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def needs(self, traffic: tuple[Traffic, ...], compute: Compute) -> Iterator[Need]:
-        """The rows of one axis, link and moment together."""
+        """Yield what each axis needs, with the traffic of one axis, link and moment taken together."""
         together: dict[tuple[str, Purpose, str, float], list[Traffic]] = {}
         for row in traffic:
             what, beside = self.beside(row, compute)
@@ -337,7 +340,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
 
     def beside(self, row: Traffic, compute: Compute) -> tuple[Purpose, float]:
-        """What a row is part of, and the seconds of compute that it can run beside; 0 where it runs beside none."""
+        """Return what a row of traffic is part of, and the seconds of compute it can overlap with (0: none)."""
         overlap, layout = self.training.overlap, self.layout
         if row.kind.after_backward:
             return Purpose.SHARED_WEIGHTS, 0.0
@@ -363,7 +366,7 @@ def _asks(row: Traffic) -> object:
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A cluster that is otherwise the same, and what comes of it."""
+    """A cluster with one thing changed, and the resulting network needs."""
 
     name: str
     fabric: Fabric
@@ -371,7 +374,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def what_if(setup: NetworkCase, found: Network) -> Iterator[Change]:
-    """The same run on other clusters: links twice and half as fast, other nodes, an oversubscribed network."""
+    """Yield the same run on other clusters: links twice and half as fast, other node sizes, an oversubscribed network."""
     layout, fabric, links = setup.layout, setup.fabric, {row.link for row in found.traffic}
 
     def changed(name: str, **fields: float) -> Change:
@@ -397,10 +400,10 @@ def what_if(setup: NetworkCase, found: Network) -> Iterator[Change]:
 
 
 def filling(layout: Layout, size: int) -> int:
-    """How many GPUs of each domain of `size` a job uses, so that no tensor-parallel group leaves its domain.
+    """Return how many GPUs of each domain of `size` a job uses, so that no tensor-parallel group leaves its domain.
 
-    As many as fill all domains alike, where that is half of them at least; else as many as there are, and the last domain is
-    used in part. Where tensor-parallel groups are larger than a domain, domains are filled alike.
+    The largest number that fills all domains evenly, if it is at least half a domain; else the largest, and the last domain
+    is used in part. Where tensor-parallel groups are larger than a domain, domains are filled evenly.
 
     >>> [filling(Layout(tp=tp, dp=dp, seq_len=1), size) for tp, dp, size in ((8, 32, 72), (8, 212, 72), (16, 4, 8))]
     [64, 72, 8]
@@ -422,9 +425,9 @@ def _domain_name(title: str, domain: int, size: int, layout: Layout) -> str:
 
 
 def largest_tp(setup: NetworkCase) -> int | None:
-    """The largest tensor-parallel degree, on the same GPUs, whose traffic its links carry in the time allowed.
+    """Return the largest tensor-parallel degree, on the same GPUs, whose traffic stays within the time allowed.
 
-    1 where no other's is; None where the model or the layout admits no other. Experts come with sequence parallelism.
+    1 where no other does; None where the model or the layout admits no other. Experts come with sequence parallelism.
     """
     layout, model = setup.layout, setup.model
     shared = layout.sequence_parallel or any(isinstance(block.mlp, Moe) for block in model.blocks)
@@ -447,7 +450,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def smallest_batch(setup: NetworkCase, most: int = 4096) -> Batch | None:
-    """The smallest batch beside which data parallelism costs no more than the share; None where none does.
+    """Return the smallest batch at which data parallelism exposes no more than the share; None where none does.
 
     What is reduced once a step costs less the more micro-batches there are, up to `most`; what is reduced with each
     micro-batch (ZeRO-2 and 3) costs less the larger that is.

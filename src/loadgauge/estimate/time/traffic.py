@@ -62,7 +62,7 @@ class Carries(StrEnum):
 
     @property
     def after_backward(self) -> bool:
-        """Whether it is exchanged after the last backward, when nothing runs beside it."""
+        """Whether it is exchanged after the last backward, with nothing to overlap."""
         return self in (Carries.SHARED_GRADIENTS, Carries.TIED_GRADIENTS)
 
 
@@ -78,11 +78,11 @@ BY_AXIS = {
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of collective on one axis, per GPU and step.
 
-    kind: what it carries; what: the same in words, which nothing depends on; group: its ranks, by their name among
+    kind: what it carries; what: the same in words, for display only; group: its ranks, by their name among
     `layout_groups`; stage: the pipeline stage of the GPU
-    payload: bytes of the full tensor, a call; wire: bytes one GPU sends, a call; adapter: bytes that its share of the
-    network between domains carries, a call; link: `inner`, `outer` or `none`, the slowest link of the group; seconds,
-    exposed_seconds: of all calls of the step; lane: where the exposed ones are in the step's time
+    payload: bytes of the full tensor, per call; wire: bytes one GPU sends, per call; adapter: bytes that its share of the
+    network between domains carries, per call; link: `inner`, `outer` or `none`, the slowest link of the group; seconds,
+    exposed_seconds: of all calls of the step; lane: the component of step time that the exposed ones belong to
     """
 
     axis: str
@@ -108,16 +108,16 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         return self.calls_per_step * self.wire
 
     def to_dict(self) -> dict[str, Any]:
-        """A row of `network` in the JSON documents: bytes, seconds and plain counts."""
+        """Return a row of `network` in the JSON documents: bytes, seconds and plain counts."""
         return {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("group", "lane")}
 
 
 def layout_groups(layout: Layout) -> dict[str, Group]:
-    """The groups of ranks that communicate, by name: those of the axes, and
+    """Return the groups of ranks that communicate, by name: those of the axes, and
 
     zero, replicas: the ranks that ZeRO shards over (dp and cp together, or a part of dp), and those with the same shard;
-    ep, etp, expert_dp, expert_replicas: of the experts, whose ranks are the same ones as dp x cp x tp, numbered anew in
-    the same order;
+    ep, etp, expert_dp, expert_replicas: of the experts, whose ranks are those of dp x cp x tp, numbered again in the same
+    order;
     ends: the first and the last pipeline stage.
 
     >>> made = layout_groups(Layout(dp=8, tp=4, cp=2, ep=8, replicas=2, seq_len=1))
@@ -153,7 +153,7 @@ def _shards(group: Group, replicas: Size) -> Group:
 
 
 def collective_seconds(collectives: Iterable[Collective], by_axis: dict[str, Group], fabric: Fabric) -> dict[str, Size]:
-    """Seconds of a list of collectives, by axis."""
+    """Return the seconds of a list of collectives, by axis."""
     total: dict[str, Size] = {}
     for collective in collectives:
         group = by_axis[collective.axis]
@@ -178,9 +178,10 @@ def entry(
     lane: str | None = None,
     copies: Size = 1,
 ) -> Traffic:
-    """One row of the table: `calls` a step, `each` a micro-batch; `exposed`: the share of its seconds nothing hides.
+    """Build one row of the table.
 
-    kind: of collective; among: the name of its ranks in `made`
+    kind: of collective; calls: per step; each: per micro-batch; payload: bytes per call; among: the name of its ranks in
+    `made`; exposed: the share of its seconds that is exposed; copies: as in `ops.Collective`
     """
     group = made[among]
     several = where(group.ranks > 1, 1, 0)
@@ -207,7 +208,7 @@ def entry(
 
 
 def expose(rows: Iterable[Traffic], lanes: Mapping[str, Size]) -> tuple[Traffic, ...]:
-    """The rows with the exposed seconds of a step's lanes, shared out by the seconds of each row."""
+    """Return the rows with a step's exposed seconds by component, split in proportion to the seconds of each row."""
     listed = tuple(rows)
     total: dict[str, Size] = {}
     for row in listed:
@@ -223,9 +224,9 @@ def expose(rows: Iterable[Traffic], lanes: Mapping[str, Size]) -> tuple[Traffic,
 def stage_traffic(
     memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict[str, Group] | None = None
 ) -> tuple[Traffic, ...]:
-    """Every collective of a step on one rank of a pipeline stage; none where there is but one rank.
+    """Return every collective of a step on one rank of a pipeline stage; none where there is one rank.
 
-    Exposed seconds are all or nothing here, by the overlap switches; `expose` puts in what a timeline shows.
+    Exposed seconds are all or nothing here, by the overlap switches; `expose` sets those of the step's timeline.
     """
     made = layout_groups(memory.layout) if by_axis is None else by_axis
     rows = [*_operations(memory, fabric, stage, made), *weight_traffic(memory, fabric, stage, made)]
@@ -236,7 +237,7 @@ def stage_traffic(
 def weight_traffic(
     memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group], *, once: bool = False
 ) -> Iterator[Traffic]:
-    """What is exchanged beside the layers' own collectives: between pipeline stages, and of gradients and weights.
+    """Yield the traffic besides the layers' own collectives: between pipeline stages, and of gradients and weights.
 
     once: only what `StepModel.once` counts, which is not with the micro-batches
     """
@@ -288,9 +289,9 @@ def _forward(layer: Layer, recompute: Recompute | None = None) -> Iterator[Colle
 
 
 def sends(layout: Layout, stage: int) -> tuple[int, int]:
-    """How often a pipeline stage sends activations of each micro-batch forward, and their gradients back.
+    """Return how often a pipeline stage sends activations of each micro-batch forward, and their gradients back.
 
-    Inner stages send both ways, the first only forward and the last only back. With DualPipe of both directions together.
+    Inner stages send both ways, the first only forward and the last only back. With DualPipe, of both directions together.
 
     >>> [sends(Layout(pp=4, global_batch=8, seq_len=1), stage) for stage in range(4)]
     [(1, 0), (1, 1), (1, 1), (0, 1)]
@@ -361,9 +362,9 @@ def gradient_traffic(
     made: dict[str, Group],
     fabric: Fabric,
 ) -> Iterator[Traffic]:
-    """Gradients and weights over the data-parallel ranks, by ZeRO stage (see the head of this file).
+    """Yield the traffic of gradients and weights over the data-parallel ranks, by ZeRO stage (see the head of this file).
 
-    layers: how many layers of one rank have which weights; ends: weights of its embedding and head. ZeRO-3 goes layer by
+    layers: (number of layers, weights of one on this rank); ends: weights of its embedding and head. ZeRO-3 goes layer by
     layer (and under QLoRA gathers the base as it is stored); below it, gradients count as one call, whatever the buckets.
     """
     precision, zero = training.precision, layout.zero
