@@ -233,17 +233,19 @@ def _whole_model(choice: Choice) -> tuple[dict[str, Any], dict[str, Size]]:
     # By part, how many layers add the same: kinds that share a part are counted together.
     counts: dict[str, dict[Any, Size]] = {}
     for end in (embedding_layer, head_layer):
-        for name, each in by_part(quantity, end(of.ends.what, view), None).items():
-            counts.setdefault(name, {})[natural(each)] = 1
+        for name, size in by_part(quantity, end(of.ends.what, view), None).items():
+            counts.setdefault(name, {})[natural(size)] = 1
     for block, count in zip(of.blocks, of.counts, strict=True):
         layer = block_layer(block.what, letter("h"), view)
         # A letter that stands for another number in an earlier kind of layer gives way to its number.
         other = {name: size for name, size in block.numbers.items() if numbers.get(name, size) != size}
         numbers = block.numbers | numbers
-        for name, each in by_part(quantity, layer, block.what, applied(choice.policy, layer)).items():
-            term, held = natural(substitute(each, other)), counts.setdefault(name, {})
-            held[term] = held.get(term, 0) + count
-    parts = {name: natural(sum(count * term for term, count in held.items())) for name, held in listed(counts).items()}
+        for name, size in by_part(quantity, layer, block.what, applied(choice.policy, layer)).items():
+            term, terms = natural(substitute(size, other)), counts.setdefault(name, {})
+            terms[term] = terms.get(term, 0) + count
+    parts = {
+        name: natural(sum(count * term for term, count in terms.items())) for name, terms in listed(counts).items()
+    }
     return parts, numbers
 
 

@@ -11,15 +11,14 @@ from typing import Any
 from loadgauge.algebra import Size
 from loadgauge.layers.attention import CORE
 from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute, Weight
-from loadgauge.spec.axes import STAGE_AXES
+from loadgauge.spec.axes import AXES, STAGE_AXES
 from loadgauge.spec.model import Block, Moe
 
 ORDER = (
     "embedding", "attention", "scores and context", "MLP", "router", "experts", "shared expert", "norms", "head",
-    "tensor parallelism", "context parallelism", "expert parallelism", "tensor parallelism of experts",
+    *(AXES[axis].label for axis in STAGE_AXES),
 )  # fmt: skip
-"""How parts are listed; what stands between them (a mixer other than attention) goes first."""
-_AXES = dict(zip(STAGE_AXES, ORDER[-4:], strict=True))
+"""The order in which parts are listed; any other (a mixer other than attention) goes first."""
 
 
 def by_part(quantity: str, layer: Layer, block: Block | None, again: Recompute = NOTHING) -> dict[str, Size]:
@@ -33,26 +32,26 @@ def by_part(quantity: str, layer: Layer, block: Block | None, again: Recompute =
     >>> found == {"attention": 11 * h + 5 * 2, "MLP": 19 * h, "norms": 4 * h}
     True
     """
-    found: dict[str, list[Size]] = {}
+    terms_of: dict[str, list[Size]] = {}
     experts = block is not None and isinstance(block.mlp, Moe)
     if quantity == "wire":
         for operation in layer:
             repeated = operation.forward_comm if operation.name in again else ()
             for collective in (*operation.forward_comm, *operation.backward_comm, *repeated):
-                found.setdefault(_AXES[collective.axis], []).append(collective.wire)
+                terms_of.setdefault(AXES[collective.axis].label, []).append(collective.wire)
     elif quantity == "activations":
         owner: dict[str, Operation] = {}
         for operation in layer:
             for tensor in (*operation.keeps, *(operation.inputs if operation.name in again else ())):
                 owner.setdefault(tensor.name, operation)
         for tensor in layer.kept(again):
-            found.setdefault(_part(owner[tensor.name], experts, False), []).append(tensor.nbytes)
+            terms_of.setdefault(_part(owner[tensor.name], experts, False), []).append(tensor.nbytes)
     else:
         of_flops = quantity.endswith("flops")
         for operation in layer:
             for term in _terms(quantity, operation, block, again):
-                found.setdefault(_part(operation, experts, of_flops), []).append(term)
-    sums = {name: sum(terms) for name, terms in found.items()}
+                terms_of.setdefault(_part(operation, experts, of_flops), []).append(term)
+    sums = {name: sum(terms) for name, terms in terms_of.items()}
     return listed({name: size for name, size in sums.items() if size != 0})
 
 

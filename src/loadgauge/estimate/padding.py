@@ -132,18 +132,18 @@ def forecast(
     b = layout.micro_batch
     rows = []
     for method in METHODS:
-        each, how = of_method(method, lengths, layout, chosen)
-        assert each.tokens is not None
-        assert each.pairs is not None
-        row = Row(method=method, tokens=each.tokens, pairs=each.pairs)
+        expected, how = of_method(method, lengths, layout, chosen)
+        assert expected.tokens is not None
+        assert expected.pairs is not None
+        row = Row(method=method, tokens=expected.tokens, pairs=expected.pairs)
         try:
-            found = same
-            if found is None or (found.layout, found.training) != (each, how):
-                found = estimate(model, each, how, gpu, cluster, rates=rates, scale=scale)
+            result = same
+            if result is None or (result.layout, result.training) != (expected, how):
+                result = estimate(model, expected, how, gpu, cluster, rates=rates, scale=scale)
         except NotModelled as error:
             rows.append(msgspec.structs.replace(row, reason=str(error)))
             continue
-        rows.append(_filled(row, found))
+        rows.append(_filled(row, result))
     return Forecast(
         micro_batch=b, mean=lengths.mean, longest=lengths.longest, expected_longest=lengths.expected_max(b),
         rows=tuple(rows), notes=_notes(model, lengths),
@@ -188,16 +188,16 @@ def _expected(lengths: Lengths, b: int) -> tuple[tuple[float, float], tuple[floa
     return lengths.padded(b), lengths.unpadded(b)
 
 
-def _filled(row: Row, found: Estimate) -> Row:
-    memory, stage = found.workings.memory, found.workings.worst.rank.stage
+def _filled(row: Row, result: Estimate) -> Row:
+    memory, stage = result.workings.memory, result.workings.worst.rank.stage
     layers = stage.stop - stage.start
     kept = memory.of_layers(memory.counts(stage, stage.start, stage.stop)).kept
     return msgspec.structs.replace(
         row,
         layer=kept / layers if layers else 0.0,
-        activations=max(moment.parts["activations"] for moment in found.memory.moments),
-        peak=found.memory.total,
-        flops=found.flops.model,
-        hardware_flops=found.flops.hardware,
-        step=None if found.time is None else found.time.step,
+        activations=max(moment.parts["activations"] for moment in result.memory.moments),
+        peak=result.memory.total,
+        flops=result.flops.model,
+        hardware_flops=result.flops.hardware,
+        step=None if result.time is None else result.time.step,
     )

@@ -41,13 +41,13 @@ def lanes(result: Estimate) -> list[dict[str, Any]] | None:
     hidden: dict[str, float] = {}
     for row in result.network:
         hidden[row.lane] = hidden.get(row.lane, 0.0) + max(0.0, row.seconds * time.scale - row.exposed_seconds)
-    found, start = [], 0.0
+    components, start = [], 0.0
     for lane, value in seconds.items():
         beside = hidden.get(lane, 0.0)
         if not value and not beside:
             continue
         spans = [{"start": 0.0, "end": beside, "hidden": True}] if beside else []
         spans += [{"start": start, "end": start + value, "hidden": False}] if value else []
-        found.append({"lane": lane, "spans": spans, "seconds": value, "hidden_seconds": beside})
+        components.append({"lane": lane, "spans": spans, "seconds": value, "hidden_seconds": beside})
         start += value
-    return found
+    return components

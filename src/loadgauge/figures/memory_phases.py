@@ -76,18 +76,18 @@ def _batches(result: Estimate) -> int:
 
 def _curve(at_work: StageAtWork, events: list[Event], end: float) -> Iterator[tuple[float, Moment]]:
     """Seconds and what is alive: at the end of a forward, and layer after layer through a backward."""
-    known: dict[object, list[tuple[float, Moment]]] = {}
+    moments_of: dict[object, list[tuple[float, Moment]]] = {}
     last: Moment | None = None
     for event, flight in zip(events, flights(events, len(at_work.chunks)), strict=True):
         if event.kind == "W":
             continue
         work = Work(event.kind == "F", event.chunk, event.kind == "B", Flight(*flight))
         key = work.forward, work.chunk, work.splits, flight
-        if key not in known:
-            known[key] = list(_within(at_work, work))
+        if key not in moments_of:
+            moments_of[key] = list(_within(at_work, work))
         if work.forward and last is not None:
             yield event.start, last
-        for share, moment in known[key]:
+        for share, moment in moments_of[key]:
             yield event.start + share * (event.end - event.start), moment
             last = moment
     if at_work.memory.fully_sharded and at_work.layout.pp > 1:

@@ -26,9 +26,9 @@ def network(result: Estimate) -> list[dict[str, Any]] | None:
     return rows(NetworkCase.of_step(result.workings.step).answer())
 
 
-def rows(found: Network) -> list[dict[str, Any]]:
+def rows(network: Network) -> list[dict[str, Any]]:
     """Return a row for each need: bytes of the slowest link, the window [s], bandwidths [byte/s], exposed seconds."""
-    return [row(need) for need in found.needs]
+    return [row(need) for need in network.needs]
 
 
 def row(need: Need) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def schedule(result: Estimate) -> dict[str, Any]:
     batches = playable(layout, max(2, min(MICROBATCHES, most)))
     played = workings.play(batches, timed=result.time is not None)
     drawn = drawn_stages(layout.pp, result.memory.rank.stage)
-    held: dict[object, list[tuple[Size, Size]]] = {}
+    bytes_of: dict[object, list[tuple[Size, Size]]] = {}
     cells = []
     events: dict[int, list[Event]] = {}
     for event in played.timeline:
@@ -37,13 +37,13 @@ def schedule(result: Estimate) -> dict[str, Any]:
     for index in drawn:
         stage = workings.stages[index]
         key = memory.make_up(stage)
-        if key not in held:
+        if key not in bytes_of:
             chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
-            held[key] = [(each.kept + each.head, each.waiting + each.head_waiting) for each in chunks]
+            bytes_of[key] = [(each.kept + each.head, each.waiting + each.head_waiting) for each in chunks]
         for event, flight in zip(events[index], flights(events[index], played.order.chunks), strict=True):
             cells.append(
                 [index, event.start * scale, event.end * scale, event.kind, event.microbatch, event.chunk,
-                 live(flight, held[key])]
+                 live(flight, bytes_of[key])]
             )  # fmt: skip
     time = result.time
     return {
@@ -105,13 +105,13 @@ def flights(events: list[Event], chunks: int) -> list[Flights]:
     [((1,), (0,)), ((2,), (0,)), ((2,), (0,)), ((1,), (1,))]
     """
     whole, waiting = [0] * chunks, [0] * chunks
-    found = []
+    in_flight = []
     for event in events:
         whole[event.chunk] += event.kind == "F"
-        found.append((tuple(whole), tuple(waiting)))
+        in_flight.append((tuple(whole), tuple(waiting)))
         whole[event.chunk] -= event.kind in ("B", "BW")
         waiting[event.chunk] += (event.kind == "B") - (event.kind == "W")
-    return found
+    return in_flight
 
 
 def live(flight: Flights, chunks: list[tuple[Size, Size]]) -> Size:

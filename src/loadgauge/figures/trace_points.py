@@ -47,7 +47,7 @@ class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     sizes: Sizes | None = None
 
 
-def dots(result: Estimate, found: Found, model: str) -> dict[str, Any]:
+def dots(result: Estimate, trace: Found, model: str) -> dict[str, Any]:
     """Return the dots of a trace, each at the estimate's highest moment of its phase.
 
     model: name of the page's model; bytes: in tensors, as traced; estimated: the same of the moment (None in forward, which
@@ -56,7 +56,7 @@ def dots(result: Estimate, found: Found, model: str) -> dict[str, Any]:
     """
     memory, drawn = result.memory, list(curve(result))
     placed = []
-    for phase, nbytes in found.phases.items():
+    for phase, nbytes in trace.phases.items():
         moments = [moment for moment in memory.moments if _within(phase, moment)]
         times = [(moment.total, seconds) for seconds, moment in drawn if _within(phase, moment)]
         if not moments or not times:
@@ -68,17 +68,17 @@ def dots(result: Estimate, found: Found, model: str) -> dict[str, Any]:
             {"phase": phase, "moment": highest.name, "t": at, "bytes": nbytes, "height": nbytes + outside, "estimated": estimated}
         )  # fmt: skip
     return {
-        "source": found.source, "target": found.target, "dots": placed, "differs": differs(result, found, model),
-        "unsaid": found.sizes is None,
+        "source": trace.source, "target": trace.target, "dots": placed, "differs": differs(result, trace, model),
+        "unsaid": trace.sizes is None,
     }  # fmt: skip
 
 
-def differs(result: Estimate, found: Found, model: str) -> list[dict[str, Any]]:
+def differs(result: Estimate, trace: Found, model: str) -> list[dict[str, Any]]:
     """Return in what the two runs differ: the quantity, the trace's value and the estimate's."""
-    sizes, layout, training = found.sizes, result.layout, result.training
-    rows: list[tuple[str, Any, Any]] = [("model", found.target, model)]
-    if found.gpus is not None:
-        rows.append(("gpus", found.gpus, int(layout.gpus)))
+    sizes, layout, training = trace.sizes, result.layout, result.training
+    rows: list[tuple[str, Any, Any]] = [("model", trace.target, model)]
+    if trace.gpus is not None:
+        rows.append(("gpus", trace.gpus, int(layout.gpus)))
     if sizes is not None:
         rows += [
             ("framework", sizes.framework, training.framework.name),
@@ -92,8 +92,8 @@ def differs(result: Estimate, found: Found, model: str) -> list[dict[str, Any]]:
         ]
     unlike = [{"what": what, "there": there, "here": here} for what, there, here in rows if there != here]
     weights = result.memory.parts["weights"]
-    if abs(found.weights - weights) > TOLERANCE * weights:
-        unlike.append({"what": "weights", "there": found.weights, "here": weights})
+    if abs(trace.weights - weights) > TOLERANCE * weights:
+        unlike.append({"what": "weights", "there": trace.weights, "here": weights})
     return unlike
 
 

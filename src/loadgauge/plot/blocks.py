@@ -8,7 +8,7 @@ from typing import Any
 from loadgauge.estimate.result import Estimate
 from loadgauge.figures.colours import DARK, PARTS
 from loadgauge.figures.treemap import treemap
-from loadgauge.units import GIB
+from loadgauge.units import gib
 
 Box = tuple[float, float, float, float]
 """Left, bottom, width, height."""
@@ -30,7 +30,7 @@ def squares(sizes: Sequence[float], box: Box) -> list[Box]:
         return []
     scale = width * height / sum(rest)
     rest = [size * scale for size in rest]
-    found: list[Box] = []
+    boxes: list[Box] = []
     while rest:
         side = min(width, height)
 
@@ -42,7 +42,7 @@ def squares(sizes: Sequence[float], box: Box) -> list[Box]:
         for area in areas:
             length = area / thick
             upright = width >= height
-            found.append(
+            boxes.append(
                 (left, bottom + place, thick, length) if upright else (left + place, bottom, length, thick)
             )  # fmt: skip
             place += length
@@ -51,7 +51,7 @@ def squares(sizes: Sequence[float], box: Box) -> list[Box]:
         else:
             bottom, height = bottom + thick, height - thick
         rest = rest[count:]
-    return found
+    return boxes
 
 
 def worst(areas: Sequence[float], side: float) -> float:
@@ -92,7 +92,7 @@ def draw(axes: Any, result: Estimate) -> None:
             label = node["label"] if node is not part else name
             if width > 0.09 and height > 0.05:
                 axes.text(
-                    left + width / 2, bottom + height / 2, f"{_short(label, width)}\n{node['bytes'] / GIB:,.2f} GiB",
+                    left + width / 2, bottom + height / 2, f"{_short(label, width)}\n{gib(node['bytes'])}",
                     ha="center", va="center", color=letters, fontsize=7.5, linespacing=1.35,
                 )  # fmt: skip
         left, bottom, width, height = box
@@ -102,7 +102,7 @@ def draw(axes: Any, result: Estimate) -> None:
     axes.set_axis_off()
     memory = result.memory
     axes.set_title(
-        f"{memory.total / GIB:,.1f} GiB on a rank of stage {memory.rank.stage}, at its peak: {memory.moment}",
+        f"{gib(memory.total, 1)} on a rank of stage {memory.rank.stage}, at its peak: {memory.moment}",
         loc="left", fontsize=8, color="#5f6670",
     )  # fmt: skip
 

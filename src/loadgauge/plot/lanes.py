@@ -12,10 +12,10 @@ from loadgauge.units import seconds
 
 def draw(axes: Any, result: Estimate) -> None:
     """Draw the components of step time: exposed communication in red, what overlaps with compute pale."""
-    found = lanes(result) or []
+    components = lanes(result) or []
     assert result.time is not None
     step = result.time.step
-    for row, lane in enumerate(found):
+    for row, lane in enumerate(components):
         for span in lane["spans"]:
             colour = (
                 HIDDEN if span["hidden"] else IDLE if lane["lane"] == "bubble" else LANES.get(lane["lane"], EXPOSED)
@@ -24,7 +24,7 @@ def draw(axes: Any, result: Estimate) -> None:
         said = seconds(lane["seconds"]) if lane["seconds"] else f"{seconds(lane['hidden_seconds'])} hidden"
         end = max(span["end"] for span in lane["spans"])
         axes.text(min(end + step * 0.012, step * 1.02), row, said, va="center", fontsize=7.5, color="#3d434c")
-    axes.set_yticks(range(len(found)), [lane["lane"] for lane in found])
+    axes.set_yticks(range(len(components)), [lane["lane"] for lane in components])
     axes.invert_yaxis()
     axes.set_xlim(0, step * 1.14)
     axes.set_xlabel("seconds")

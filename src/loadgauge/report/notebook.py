@@ -8,7 +8,7 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.figures.colours import COMPUTE, EXPOSED, PARTS
 from loadgauge.report.estimate import verdict
 from loadgauge.report.step_time import LANES, headline
-from loadgauge.units import GIB, count, seconds
+from loadgauge.units import GIB, count, gib, seconds
 
 Row = tuple[str, str, float, str]
 """Name, amount, share, colour."""
@@ -57,22 +57,20 @@ def html(result: Estimate) -> str:
     """Return self-contained HTML: no script, no file, readable on light and dark ground."""
     memory, time = result.memory, result.time
     parts: list[Row] = [
-        (part, f"{nbytes / GIB:,.2f} GiB", nbytes / memory.total, PARTS[part])
-        for part, nbytes in memory.parts.items()
-        if nbytes
+        (part, f"{gib(nbytes)}", nbytes / memory.total, PARTS[part]) for part, nbytes in memory.parts.items() if nbytes
     ]
     title = f"Memory of a rank of stage {memory.rank.stage}, at its peak: {memory.moment}"
     tables = [_table(title, parts)]
-    said = [verdict(result)]
+    headlines = [verdict(result)]
     if time is not None:
-        said.append(headline(time))
+        headlines.append(headline(time))
         lanes: list[Row] = [
             (lane, seconds(value), value / time.step, COMPUTE if lane in COMPUTES else EXPOSED)
             for lane, value in time.parts.items()
             if value > 0 and lane in LANES
         ]
         tables.append(_table("Time of a step", lanes))
-    lines = "".join(f"<p style='margin:2px 0'>{escape(line)}</p>" for line in said)
+    lines = "".join(f"<p style='margin:2px 0'>{escape(line)}</p>" for line in headlines)
     return f"<div><b>{escape(result.model.name)}</b>{lines}{''.join(tables)}</div>"
 
 

@@ -68,11 +68,13 @@ def basis(result: Estimate) -> str:
     assert result.gpu is not None
     if result.time.scale != 1.0:
         return f"Rescaled by your measured run: predicted times are multiplied by {result.time.scale:.3f}."
-    known = rates(result.gpu)
-    if known.basis == "assumed":
+    calibration = rates(result.gpu)
+    if calibration.basis == "assumed":
         return f"Efficiencies are assumed: no published run on {result.gpu} calibrates them, so the range is wide."
-    sources = ", ".join(sorted({row.split("-")[1] for row in known.rows}))
-    return f"Efficiencies: {result.gpu}, fitted to {len(known.rows)} published runs ({sources}), {known.date}."
+    sources = ", ".join(sorted({row.split("-")[1] for row in calibration.rows}))
+    return (
+        f"Efficiencies: {result.gpu}, fitted to {len(calibration.rows)} published runs ({sources}), {calibration.date}."
+    )
 
 
 def whole_run(target: Console, budget: Budget) -> None:

@@ -15,7 +15,7 @@ from loadgauge.plan.sweep.grid import DEATHS, Row, run
 from loadgauge.plan.sweep.results import Results
 from loadgauge.plan.sweep.workers import Interrupt, OnRay, Processes, processors
 from loadgauge.report.table import Column, console, document, draw, heading, points
-from loadgauge.units import GIB
+from loadgauge.units import in_gib
 from loadgauge.units import seconds as duration
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _table(target: Console, rows: Sequence[Row], best: Sequence[Row]) -> None:
         lines.append(
             [
                 row["model"], f"{row['gpus'] or 1:,}", *(_shown(row.get(name)) for name in varied), duration(row["step"]),
-                f"{row['tokens_per_second_per_gpu']:,.0f}", f"{row['mfu']:.1%}", f"{row['memory_total'] / GIB:,.1f}",
+                f"{row['tokens_per_second_per_gpu']:,.0f}", f"{row['mfu']:.1%}", in_gib(row['memory_total'], 1),
                 *([("" if cost is None else f"{cost:,.2f}")] if prices else []), row["layout"],
             ]
         )  # fmt: skip

@@ -233,11 +233,11 @@ def _print(target: Console, table: Any, width: int) -> None:
         if target.is_terminal:
             target.print(table)
             return
-        with target.capture() as held:
+        with target.capture() as captured:
             target.print(table)
     finally:
         target.width = usual
-    target.file.write("".join(f"{line.rstrip()}\n" for line in held.get().splitlines()))
+    target.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def heading(target: Console, text: str) -> None:

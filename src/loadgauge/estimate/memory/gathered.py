@@ -67,15 +67,15 @@ def _in_turn(memory: MemoryModel, stage: Stage, doing: Pass, position: int | Non
     if doing == "embedding":
         return At(doing, before=memory.key(stage, stage.start))
     place = stage.stop - 1 if position is None else position
-    held = tuple(memory.counts(stage, stage.start, place + 1).items())
+    in_backward = tuple(memory.counts(stage, stage.start, place + 1).items())
     layer = memory.key(stage, place)
     if doing == "prediction":
-        return At(doing, ahead=layer, held=held)
+        return At(doing, ahead=layer, held=in_backward)
     if doing != "backward":
-        return At(doing, layer, held=held)
+        return At(doing, layer, held=in_backward)
     ahead = memory.key(stage, place - 1) if place > stage.start else None
     before = memory.key(stage, place + 1) if place + 1 < stage.stop else None
-    return At(doing, layer, ahead, before, held)
+    return At(doing, layer, ahead, before, in_backward)
 
 
 def copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:

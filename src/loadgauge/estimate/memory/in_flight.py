@@ -62,13 +62,13 @@ def works(layout: Layout, stage: int) -> tuple[Work, ...]:
 @lru_cache(maxsize=256)
 def _works(schedule: str, stages: int, batches: int, chunks: int | None, stage: int) -> tuple[Work, ...]:
     order = order_of_work(schedule, stages, batches, chunks)
-    found: dict[tuple[bool, int, bool], set[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+    flights_of: dict[tuple[bool, int, bool], set[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
     # Of each row: its chunk, whether it is a forward, the flights it finds, and what it leaves in flight and waiting.
     rows = []
     for row in range(len(KINDS) * order.chunks):
         kind, chunk = divmod(row, order.chunks)
         forward, finds = kind in (F, PAIR_F), kind in (F, B, BW, PAIR_F, PAIR_BW)
-        flights = found.setdefault((forward, chunk, kind == B), set()) if finds else None
+        flights = flights_of.setdefault((forward, chunk, kind == B), set()) if finds else None
         rows.append((chunk, forward, flights, kind in (B, BW, PAIR_BW), (kind == B) - (kind == W)))
     whole, waiting = [0] * order.chunks, [0] * order.chunks
     waits = tuple(waiting)
@@ -83,7 +83,7 @@ def _works(schedule: str, stages: int, batches: int, chunks: int | None, stage: 
         if more:
             waiting[chunk] += more
             waits = tuple(waiting)
-    return tuple(Work(*key, Flight(*flight)) for key, flights in found.items() for flight in _largest(flights))
+    return tuple(Work(*key, Flight(*flight)) for key, flights in flights_of.items() for flight in _largest(flights))
 
 
 def _largest(
@@ -98,8 +98,8 @@ def _largest(
             yield flight
 
 
-def _most_first(each: tuple[tuple[int, ...], Any]) -> tuple[int, tuple[int, ...]]:
-    return -sum(each[0]), each[0]
+def _most_first(item: tuple[tuple[int, ...], Any]) -> tuple[int, tuple[int, ...]]:
+    return -sum(item[0]), item[0]
 
 
 def peak_candidates(layout: Layout, stage: int, alike: tuple[object, ...]) -> tuple[Work, ...]:
@@ -128,19 +128,19 @@ def _peak_candidates(
 ) -> tuple[Work, ...]:
     groups: dict[object, dict[tuple[int, ...], Work]] = {}
     for work in _works(schedule, stages, batches, chunks, stage):
-        held = [0] * (2 * (max(alike) + 1))
+        totals = [0] * (2 * (max(alike) + 1))
         for chunk, (whole, waits) in enumerate(zip(*work.flight, strict=True)):
-            held[2 * alike[chunk]] += whole
-            held[2 * alike[chunk] + 1] += waits
-        groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(tuple(held), work)
-    found = []
-    for each in groups.values():
+            totals[2 * alike[chunk]] += whole
+            totals[2 * alike[chunk] + 1] += waits
+        groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(tuple(totals), work)
+    candidates = []
+    for works_by_totals in groups.values():
         kept: list[tuple[int, ...]] = []
-        for sums, work in sorted(each.items(), key=lambda one: -sum(one[0])):
+        for sums, work in sorted(works_by_totals.items(), key=lambda item: -sum(item[0])):
             if not any(all(map(ge, other, sums)) for other in kept):
                 kept.append(sums)
-                found.append(work)
-    return tuple(found)
+                candidates.append(work)
+    return tuple(candidates)
 
 
 def pending_wgrad(layer: Layer) -> Size:
@@ -156,10 +156,10 @@ def pending_wgrad(layer: Layer) -> Size:
     >>> pending_wgrad(block_layer(gpt_block(h, a), h, View.of(s, b, kernels=PAPER))) == 32 * s * b * h
     True
     """
-    held: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     gradients: Size = 0
     for operation in layer:
         if operation.trains_matrix:
-            held.update((tensor.name, tensor) for tensor in operation.keeps)
+            inputs.update((tensor.name, tensor) for tensor in operation.keeps)
             gradients = gradients + sum(tensor.nbytes for tensor in operation.outputs)
-    return gradients + sum(tensor.nbytes for tensor in held.values())
+    return gradients + sum(tensor.nbytes for tensor in inputs.values())

@@ -92,10 +92,10 @@ class Ledger:
 
     def all(self) -> tuple[Entry, ...]:
         """Return the entries of all parts; activations are split by layer, operation and tensor."""
-        found: list[Entry] = []
+        entries: list[Entry] = []
         for part in PARTS:
-            found += self.tensors() if part == "activations" else self.entries(part)
-        return tuple(entry for entry in found if entry.nbytes)
+            entries += self.tensors() if part == "activations" else self.entries(part)
+        return tuple(entry for entry in entries if entry.nbytes)
 
     def entry(self, part: str, what: str, nbytes: Size, **more: Any) -> Entry:
         """Make an entry at this phase; `more` sets further fields of `Entry`."""
@@ -139,14 +139,14 @@ class Ledger:
     def _weights(self) -> Iterator[Entry]:
         precision = self.training.precision
         stored, low = base_format(self.quantised), precision.products
-        each = f"{precision.weight} B" if stored is None else stored.words
+        itemsize = f"{precision.weight} B" if stored is None else stored.words
         source = str(cite(precision.source))
         for where, count, ranks in self.groups():
             over = self.over(ranks, self.training.framework.weights_stage)
             plain, base = WeightCount(trainable=count.trainable, frozen=count.frozen), WeightCount(base=count.base)
             what = f"{plain.total:,} parameters{where} x {precision.weight} B{over}"
             yield self.entry("weights", what, self.states(plain, ranks).weights, source=source)
-            what = f"{base.total:,} frozen base parameters{where} x {each}{over}"
+            what = f"{base.total:,} frozen base parameters{where} x {itemsize}{over}"
             yield self.entry("weights", what, self.states(base, ranks).weights, source=source)
             if low is not None:
                 instead = low.weights == "instead"
@@ -205,10 +205,10 @@ class Ledger:
             of = f"{count.trainable:,} parameters{where}"
             over = self.over(ranks, 1)
             for what, field in (("float32 main gradients", "main_gradient"), ("float32 master weights", "master")):
-                each = getattr(precision, field)
-                only = msgspec.structs.replace(bare, **{field: each})
+                itemsize = getattr(precision, field)
+                only = msgspec.structs.replace(bare, **{field: itemsize})
                 nbytes = self.states(count, ranks, precision=only, optimizer=OPTIMIZERS["sgd"]).optimizer
-                yield self.entry("optimizer", f"{what}: {of} x {each} B{over}", nbytes, **sources)
+                yield self.entry("optimizer", f"{what}: {of} x {itemsize} B{over}", nbytes, **sources)
             nbytes = self.states(count, ranks, precision=bare).optimizer
             what = f"{optimizer.name}: {of} x {self._moments()}{over}"
             yield self.entry("optimizer", what, nbytes, source=str(cite(optimizer.source)))
@@ -218,10 +218,10 @@ class Ledger:
         optimizer = self.training.optimizer
         if optimizer.factored:
             return "a row and a column of float32 for each matrix"
-        each = optimizer.moment(self.training.precision)
+        itemsize = optimizer.moment(self.training.precision)
         special = optimizer.matrix_moments
         fewer = "" if special is None else f" ({special} for the matrices of the blocks)"
-        return f"{optimizer.moments} moments{fewer} x {each:g} B"
+        return f"{optimizer.moments} moments{fewer} x {itemsize:g} B"
 
     # -- copies, and what no tensor of the step is ----------------------------------------------------------------------
 

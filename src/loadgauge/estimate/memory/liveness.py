@@ -101,24 +101,24 @@ def backward_peak(
     operations = layer.operations
     whole, freed = _keepers(layer)
     stays = {tensor.name for operation in layer if split and operation.trains_matrix for tensor in operation.keeps}
-    held = _Alive()
+    tensors = _Alive()
     for tensor in layer.kept(recompute) if recompute else whole.values():
-        held.add(tensor)
+        tensors.add(tensor)
     gradients = _Gradients()
     weights: Size = 0
     for tensor in operations[-1].outputs:
         gradients.make(tensor.name, tensor.nbytes)
-    peak: Size = held.nbytes + gradients.nbytes
+    peak: Size = tensors.nbytes + gradients.nbytes
     for index in range(len(operations) - 1, -1, -1):
         operation = operations[index]
         for tensor in _remade(operations, index, recompute):
-            held.add(tensor)
+            tensors.add(tensor)
         reached = [tensor.name for tensor in operation.outputs if tensor.name in gradients.buffer]
         if not reached:
             continue
         if operation.overwrites:
             for tensor in operation.keeps:
-                held.drop(tensor.name)
+                tensors.drop(tensor.name)
         extra: Size = operation.workspace
         made = {tensor.name: tensor for tensor in operation.inputs if tensor.dtype != "index"}
         for name, tensor in made.items():
@@ -140,7 +140,7 @@ def backward_peak(
             extra = extra + own
         else:
             weights = weights + own
-        others: Size = held.nbytes + extra + weights
+        others: Size = tensors.nbytes + extra + weights
         peak = maximum(peak, others + gradients.nbytes)
         for name in reached:
             if split and operation.trains_matrix:
@@ -150,7 +150,7 @@ def backward_peak(
         peak = maximum(peak, others + gradients.nbytes + operation.backward_workspace)
         for name in freed.get(index, ()):
             if name not in stays:
-                held.drop(name)
+                tensors.drop(name)
     return peak
 
 

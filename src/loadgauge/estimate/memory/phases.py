@@ -286,10 +286,10 @@ class StageAtWork:
         """Return the bytes of `holdings` by part: activations and loss."""
         kept: Size = 0
         loss: Size = 0
-        for held in self.holdings(work, gone, at_head=at_head):
-            each = held.each
-            kept = kept + held.whole * each.kept + held.waiting * each.waiting
-            loss = loss + held.heads * each.head + held.heads_waiting * each.head_waiting
+        for holding in self.holdings(work, gone, at_head=at_head):
+            chunk = holding.each
+            kept = kept + holding.whole * chunk.kept + holding.waiting * chunk.waiting
+            loss = loss + holding.heads * chunk.head + holding.heads_waiting * chunk.head_waiting
         return {"activations": kept, "loss": loss}
 
     def name(self, verb: str, order: str, work: Work, position: int) -> str:
@@ -318,7 +318,7 @@ class StageAtWork:
 
     def at_loss(self, work: Work) -> Moment:
         """Return the moment of the head, forward or backward, whichever holds more, for one micro-batch."""
-        memory, held, extra = self.memory, self.held(work, {}, at_head=True), self.memory.prediction
+        memory, in_flight, extra = self.memory, self.held(work, {}, at_head=True), self.memory.prediction
         working, point, parts = memory.head_working, self.point("loss"), {}
         if memory.head_apart:
             forward = self.point("head")
@@ -333,15 +333,15 @@ class StageAtWork:
             work,
             point,
             gradients=self.gradients(0),
-            activations=held["activations"],
-            loss=held["loss"] + working + (0 if extra is None else extra.head),
+            activations=in_flight["activations"],
+            loss=in_flight["loss"] + working + (0 if extra is None else extra.head),
             **parts,
         )
 
     def predicted(self, work: Work, extra: Prediction) -> Moment:
         """Return the moment of the backward of a multi-token prediction block, after the heads."""
         facts = self.memory.facts[extra.key]
-        held = self.held(work, {}, at_head=True)
+        in_flight = self.held(work, {}, at_head=True)
         left = self.chunks[work.chunk].head_waiting if work.splits else 0
         return self.at(
             "backward of multi-token prediction",
@@ -350,8 +350,8 @@ class StageAtWork:
             self.point("prediction"),
             gradients=self.gradients(self.head_gradients, self.pending),
             transient=facts.working - facts.kept,
-            activations=held["activations"],
-            loss=held["loss"] + left,
+            activations=in_flight["activations"],
+            loss=in_flight["loss"] + left,
             key=extra.key,
         )
 

@@ -99,12 +99,12 @@ class Order(msgspec.Struct, frozen=True):
         peaks = []
         for stage, rows in enumerate(self.rows):
             sizes = [1] * self.chunks if size is None else size[stage]
-            change = [0 * each for _ in KINDS for each in sizes]
-            for chunk, each in enumerate(sizes):
-                change[F * self.chunks + chunk] = change[PAIR_F * self.chunks + chunk] = each
-                change[BW * self.chunks + chunk] = change[PAIR_BW * self.chunks + chunk] = -each
-                change[B * self.chunks + chunk] = (kept - 1) * each
-                change[W * self.chunks + chunk] = -kept * each
+            change = [0 * nbytes for _ in KINDS for nbytes in sizes]
+            for chunk, nbytes in enumerate(sizes):
+                change[F * self.chunks + chunk] = change[PAIR_F * self.chunks + chunk] = nbytes
+                change[BW * self.chunks + chunk] = change[PAIR_BW * self.chunks + chunk] = -nbytes
+                change[B * self.chunks + chunk] = (kept - 1) * nbytes
+                change[W * self.chunks + chunk] = -kept * nbytes
             peaks.append(max(accumulate(map(change.__getitem__, rows))))
         return tuple(peak / self.split if size is None and self.split > 1 else peak for peak in peaks)
 

@@ -79,11 +79,11 @@ def stages(model: ModelSpec, layout: Layout) -> Iterator[Stage]:
     """
     begins, finishes = ({route[place] for route in layout.routes} for place in (0, -1))
     start = 0
-    for index, held in enumerate(layout.chunks_of(model)):
+    for index, slices in enumerate(layout.chunks_of(model)):
         chunks: list[Chunk] = []
         pattern: tuple[int, ...] = ()
         stop = start
-        for number, (begin, end) in enumerate(held):
+        for number, (begin, end) in enumerate(slices):
             place = index, number
             chunks.append(Chunk(stop, stop + end - begin, place in begins, place in finishes))
             pattern += model.pattern[begin:end]

@@ -216,13 +216,13 @@ def _grid(name: str, times: Any, order: Order) -> list[list[Size]]:
     """Seconds per stage and chunk."""
     if hasattr(times, "__len__") and len(times) == order.stages and hasattr(times[0], "__len__"):
         return [_row(f"{name} of stage {stage}", times[stage], order.chunks) for stage in range(order.stages)]
-    each = _row(name, times, order.stages)
+    row = _row(name, times, order.stages)
     if order.split > 1:
-        return [[seconds / order.split] * order.chunks for seconds in each]
+        return [[seconds / order.split] * order.chunks for seconds in row]
     grid: list[list[Size]] = [[0] * order.chunks for _ in range(order.stages)]
     for route in order.routes:  # with two directions a stage of the model sits on two stages of the pipeline
         for place, (stage, chunk) in enumerate(route):
-            grid[stage][chunk] = each[place]
+            grid[stage][chunk] = row[place]
     return grid
 
 

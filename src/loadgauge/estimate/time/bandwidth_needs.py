@@ -257,31 +257,31 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def answer(self) -> Network:
         """Compute what each axis needs and reaches."""
         memory, machine, model = self.memory, self.machine, self.timed
-        found = model.step()
-        compute = self.compute(memory, machine, found)
+        step = model.step()
+        compute = self.compute(memory, machine, step)
         if self.achieved is not None:
             flops = step_flops(self.model, self.layout, self.training.kernels, memory.view).hardware
             machine = slowed(machine, flops / (self.layout.gpus * self.achieved) / compute.total)
             model = StepModel(memory, machine, self.fabric)
-            found = model.step()
-            compute = self.compute(memory, machine, found)
-        traffic = expose(self.slowest_traffic(model, found), found.parts)
+            step = model.step()
+            compute = self.compute(memory, machine, step)
+        traffic = expose(self.slowest_traffic(model, step), step.parts)
         return Network(
-            step=found.step,
-            stage=found.stage,
+            step=step.step,
+            stage=step.stage,
             exposed=sum(row.exposed_seconds for row in traffic),
             compute=compute,
             traffic=traffic,
             needs=tuple(self.needs(traffic, compute)),
         )
 
-    def slowest_traffic(self, model: StepModel, found: StepTime) -> Iterator[Traffic]:
+    def slowest_traffic(self, model: StepModel, step: StepTime) -> Iterator[Traffic]:
         """Yield the traffic of each axis, from the stage where it takes longest; of equal ones, from the slowest stage."""
-        by_stage = {found.stage: found.traffic}
+        by_stage = {step.stage: step.traffic}
         seen = set()
         for stage in stages(self.model, self.layout):
             alike = model.memory.make_up(stage), sends(self.layout, stage.index)
-            if alike not in seen and stage.index != found.stage:
+            if alike not in seen and stage.index != step.stage:
                 by_stage[stage.index] = stage_traffic(model.memory, self.fabric, stage, model.groups)
             seen.add(alike)
         seconds: dict[object, dict[int, float]] = {}
@@ -293,16 +293,16 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         left = {key: max(places, key=places.__getitem__) for key, places in seconds.items()}
         for row in (row for rows in by_stage.values() for row in rows):
             key = _asks(row)
-            if left.get(key) == found.stage:
-                if row.stage == found.stage:
+            if left.get(key) == step.stage:
+                if row.stage == step.stage:
                     yield row
             elif key in left:
                 yield from (one for one in by_stage[left.pop(key)] if _asks(one) == key)
 
-    def compute(self, memory: MemoryModel, machine: Machine, found: StepTime) -> Compute:
+    def compute(self, memory: MemoryModel, machine: Machine, step: StepTime) -> Compute:
         """Return the compute of a step on its slowest stage [s]; a third of the ends' compute is forward."""
-        parts, batches = found.parts, self.layout.num_microbatches
-        stage = list(stages(self.model, self.layout))[found.stage]
+        parts, batches = step.parts, self.layout.num_microbatches
+        stage = list(stages(self.model, self.layout))[step.stage]
         attention = 0.0
         for key, count in memory.counts(stage, stage.start, stage.stop).items():
             facts = memory.facts[key]
@@ -373,9 +373,9 @@ class Change(msgspec.Struct, frozen=True):
     result: Network
 
 
-def what_if(setup: NetworkCase, found: Network) -> Iterator[Change]:
+def what_if(setup: NetworkCase, network: Network) -> Iterator[Change]:
     """Yield the same run on other clusters: links twice and half as fast, other node sizes, an oversubscribed network."""
-    layout, fabric, links = setup.layout, setup.fabric, {row.link for row in found.traffic}
+    layout, fabric, links = setup.layout, setup.fabric, {row.link for row in network.traffic}
 
     def changed(name: str, **fields: float) -> Change:
         other = msgspec.structs.replace(fabric, **fields)
@@ -464,12 +464,12 @@ def smallest_batch(setup: NetworkCase, most: int = 4096) -> Batch | None:
         other = msgspec.structs.replace(layout, **sizes)
         if other.valid(setup.model):
             return None
-        found = msgspec.structs.replace(setup, layout=other).answer()
-        return Batch(**sizes) if all(need.enough for need in found.needs if need.axis == "dp") else None
+        network = msgspec.structs.replace(setup, layout=other).answer()
+        return Batch(**sizes) if all(need.enough for need in network.needs if need.axis == "dp") else None
 
     if layout.zero >= 2:
         sizes = (2**power for power in range(7))
-        return next((found for size in sizes if (found := kept(size, layout.num_microbatches))), None)
+        return next((batch for size in sizes if (batch := kept(size, layout.num_microbatches))), None)
     # Interleaved schedules take whole rounds of micro-batches, DualPipe two at a time and at least two a stage.
     step = {"interleaved": layout.pp, "dualpipe": 2}.get(layout.schedule, 1)
     low, high = 0, 1

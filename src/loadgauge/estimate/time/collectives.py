@@ -89,11 +89,11 @@ class Group(msgspec.Struct, frozen=True):
         """
         if self.part_of is not None:
             return where(self.domains(domain) > 1, 1, self.ranks)
-        found: Size = 1
+        members: Size = 1
         for ranks, stride in self.levels:
             room = common_divisor(ranks * stride, domain)
-            found = found * maximum(-ceil_div(-room, stride), 1)
-        return minimum(found, self.ranks)
+            members = members * maximum(-ceil_div(-room, stride), 1)
+        return minimum(members, self.ranks)
 
     def domains(self, domain: int) -> Size:
         """Return the number of domains of `domain` GPUs that the widest-spread group spans.
@@ -103,25 +103,25 @@ class Group(msgspec.Struct, frozen=True):
         """
         if self.part_of is not None:
             return minimum(self.ranks, self.part_of.domains(domain))
-        found: Size = 1
+        spanned: Size = 1
         for ranks, stride in self.levels:
             length = ranks * stride
             inside = common_divisor(length, domain)
-            found = found * minimum(ranks, 1 + ceil_div(length - inside, domain))
-        return found
+            spanned = spanned * minimum(ranks, 1 + ceil_div(length - inside, domain))
+        return spanned
 
     def aligned(self, domain: int) -> Any:
         """Return whether the members have the same places in each domain, so that each rail joins members alone."""
         if self.part_of is not None:
             return self.part_of.aligned(domain)
-        found: Any = True
+        aligned: Any = True
         for ranks, stride in self.levels:
             length = ranks * stride
             whole = common_divisor(stride, domain)
             ends = common_divisor(length, domain)
             fits = (ends >= domain) | (ends >= length)
-            found = found & (((whole >= stride) & fits) | (whole >= domain))
-        return found
+            aligned = aligned & (((whole >= stride) & fits) | (whole >= domain))
+        return aligned
 
     def link(self, domain: int) -> str:
         """Return the slowest link the group spans: `none` (one rank), `inner` (a domain) or `outer` (the network)."""

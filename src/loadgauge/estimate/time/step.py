@@ -211,8 +211,8 @@ class StepModel:
 
     def of_layer(self, facts: LayerFacts) -> MicroBatch:
         """Return the time of one layer and micro-batch: compute, recomputation, exposed collectives, ZeRO-3's gathers."""
-        found = self.computed(facts)
-        ahead, back = found.forward, found.backward
+        time = self.computed(facts)
+        ahead, back = time.forward, time.backward
         if self.layout.zero == 3:
             gather, scatter = self.zero_seconds(facts.weights)
             if self.overlap.prefetch:
@@ -225,7 +225,7 @@ class StepModel:
             fetched = self.read(self.training.precision.compute * facts.weights.all.total / HOST_LINK)
             ahead["zero"] = ahead.get("zero", 0) + self.shown(fetched, sum(ahead.values()))
             back["zero"] = back.get("zero", 0) + self.shown(fetched, sum(back.values()))
-        return found
+        return time
 
     def computed(self, facts: LayerFacts) -> MicroBatch:
         """Return the part of `of_layer` that does not depend on where the weights are sharded."""
@@ -250,14 +250,14 @@ class StepModel:
 
     def of_end(self, layer: Layer) -> MicroBatch:
         """Return the time of the embedding, or of the head with its loss, for one micro-batch."""
-        found, forward, backward = self.computed_end(layer)
+        time, forward, backward = self.computed_end(layer)
         if self.layout.zero == 3:
             # Nothing runs yet beside the first gather, nothing any more beside the last reduction.
             gather, scatter = self.zero_seconds(self.memory.weights_of(layer))
             first = layer is self.memory.embedding or not self.overlap.prefetch
-            found.forward["zero"] = gather if first else self.shown(gather, forward)
-            found.backward["zero"] = scatter if first else self.shown(scatter, backward)
-        return found
+            time.forward["zero"] = gather if first else self.shown(gather, forward)
+            time.backward["zero"] = scatter if first else self.shown(scatter, backward)
+        return time
 
     def computed_end(self, layer: Layer) -> tuple[MicroBatch, Size, Size]:
         """Return the part of `of_end` without ZeRO-3, and its seconds of compute, forward and backward."""
@@ -332,10 +332,10 @@ class StepModel:
             if row.lane != "dp":
                 continue
             times = 1 if same(row.calls_per_microbatch, 0) else self.layout.num_microbatches
-            each, times = self.read(row.seconds / times + self.bucket_latency(row)), self.read(times)
+            exposed, times = self.read(row.seconds / times + self.bucket_latency(row)), self.read(times)
             if self.overlap.dp:
-                each = self.shown(each, forward if row.kind is Carries.UPDATED_WEIGHTS else backward, 1 / layers)
-            lanes["dp"] = lanes.get("dp", 0) + times * each
+                exposed = self.shown(exposed, forward if row.kind is Carries.UPDATED_WEIGHTS else backward, 1 / layers)
+            lanes["dp"] = lanes.get("dp", 0) + times * exposed
         return lanes
 
     def bucket_latency(self, row: Traffic) -> Size:
@@ -389,28 +389,28 @@ class StepModel:
     def step(self) -> StepTime:
         """Return the time and traffic of the whole optimizer step, on its slowest stage."""
         layout = self.layout
-        each, chunks = self.stages, self.by_stage
+        stages, chunks = self.stages, self.by_stage
         # A micro-batch passes all chunks of a stage, but with DualPipe that of its own direction.
         passes = layout.num_microbatches / layout.copies
-        busy = [passes * sum(one.seconds for one in held) for held in chunks]
+        busy = [passes * sum(chunk.seconds for chunk in times) for times in chunks]
         slowest = max(range(layout.pp), key=busy.__getitem__)
         send = self.send_seconds()
         total, sending = self.pipeline_seconds(chunks, send, slowest)
         waiting = maximum(total - busy[slowest], 0)
         # Hidden sends are waited for where nothing runs beside them: on the way down and up again.
         sent = minimum(2 * (layout.pp - 1) * send if self.sends_hidden else sending, waiting)
-        rows = stage_traffic(self.memory, self.fabric, each[slowest], self.groups)
+        rows = stage_traffic(self.memory, self.fabric, stages[slowest], self.groups)
         micro = MicroBatch({}, {})
-        for one in chunks[slowest]:
-            micro = micro.add(one)
+        for chunk in chunks[slowest]:
+            micro = micro.add(chunk)
         parts: dict[str, Size] = dict.fromkeys(LANES, 0)
         for side in (micro.forward, micro.backward):
             for lane, value in side.items():
                 parts[lane] = parts[lane] + passes * value
-        for lane, value in self.once(rows, each[slowest], micro).items():
+        for lane, value in self.once(rows, stages[slowest], micro).items():
             parts[lane] = parts[lane] + value
         parts["pp"] = parts["pp"] + sent
-        parts.update(bubble=waiting - sent, optimizer=self.optimizer(each[slowest]))
+        parts.update(bubble=waiting - sent, optimizer=self.optimizer(stages[slowest]))
         return StepTime(step=sum(parts.values()), parts=parts, stage=slowest, traffic=expose(rows, parts))
 
     def send_seconds(self) -> Size:
@@ -446,17 +446,17 @@ class StepModel:
         split = layout.splits_backward
         total, sending = played_seconds(
             layout.schedule, layout.pp, played, layout.vpp if layout.schedule == "interleaved" else None,
-            tuple(tuple(sum(one.forward.values()) for one in held) for held in chunks),
+            tuple(tuple(sum(chunk.forward.values()) for chunk in times) for times in chunks),
             tuple(
-                tuple(sum(one.backward.values()) - (one.weight if split else 0) for one in held) for held in chunks
+                tuple(sum(chunk.backward.values()) - (chunk.weight if split else 0) for chunk in times) for times in chunks
             ),
-            tuple(tuple(one.weight for one in held) for held in chunks) if split else 0,
+            tuple(tuple(chunk.weight for chunk in times) for times in chunks) if split else 0,
             send, self.sends_hidden,
         )  # fmt: skip
-        slowest = max(sum(one.seconds for one in held) for held in chunks) / layout.copies
+        slowest = max(sum(chunk.seconds for chunk in times) for times in chunks) / layout.copies
         if layout.schedule == "gpipe":
             slowest = sum(
-                max(sum(getattr(held[0], side).values()) for held in chunks) for side in ("forward", "backward")
+                max(sum(getattr(times[0], side).values()) for times in chunks) for side in ("forward", "backward")
             )
         more = 0 if self.sends_hidden else 2 * send * layout.vpp
         rest = batches - played
@@ -476,13 +476,13 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1
     scale: measured over predicted seconds, by which every time is corrected
     """
     gpu, machine = cluster.gpu, model.machine
-    rates, found = machine.rates, model.step()
+    rates, step = machine.rates, model.step()
     time = Time(
-        step=found.step * scale,
-        low=found.step * scale * (rates.low if scale == 1.0 else rates.low_measured),
-        high=found.step * scale * (rates.high if scale == 1.0 else rates.high_measured),
-        parts={lane: value * scale for lane, value in found.parts.items()},
-        stage=found.stage,
+        step=step.step * scale,
+        low=step.step * scale * (rates.low if scale == 1.0 else rates.low_measured),
+        high=step.step * scale * (rates.high if scale == 1.0 else rates.high_measured),
+        parts={lane: value * scale for lane, value in step.parts.items()},
+        stage=step.stage,
         tokens=step_tokens(model.layout),
         gpus=model.layout.gpus,
         peak_flops=machine.peak,
@@ -491,4 +491,4 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1
         tdp=None if gpu.power.tdp is None else gpu.tdp,
         scale=scale,
     )
-    return time, found.traffic
+    return time, step.traffic

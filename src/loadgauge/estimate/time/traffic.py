@@ -260,16 +260,16 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[st
 
     def add(collectives: Iterable[Collective], count: int, what: str) -> None:
         """Those of `count` layers; `what`: in words, `{}` being what the axis carries."""
-        for one in collectives:
-            _, words = BY_AXIS[one.axis]
-            key = (one.axis, what.format(words), one.kind, one.nbytes, one.copies)
+        for collective in collectives:
+            _, words = BY_AXIS[collective.axis]
+            key = (collective.axis, what.format(words), collective.kind, collective.nbytes, collective.copies)
             found[key] = found.get(key, 0) + count
 
     for key, count in memory.counts(stage, stage.start, stage.stop).items():
         layer, again = memory.facts[key].layer, memory.facts[key].recompute
         add(_forward(layer), count, "{}, forward")
         add(_forward(layer, again), count, "{}, recomputed")
-        add((one for operation in layer for one in operation.backward_comm), count, "{}, backward")
+        add((collective for operation in layer for collective in operation.backward_comm), count, "{}, backward")
     if stage.first:
         add(memory.embedding.comm, 1, "embedding")
     if stage.last:
@@ -386,12 +386,12 @@ def gradient_traffic(
     for name, expert, group, copies in (
         ("", False, "zero", "replicas"), (" of experts", True, "expert_dp", "expert_replicas"),
     ):  # fmt: skip
-        parts = [(count, each.expert if expert else each.dense, "") for count, each in listed]
+        parts = [(count, weights.expert if expert else weights.dense, "") for count, weights in listed]
         parts.append((1, ends.expert if expert else ends.dense, ", embedding and head"))
         if zero < 3:
             whole = WeightCount()
-            for count, each, _ in parts:
-                whole = whole + each.times(count)
+            for count, weights, _ in parts:
+                whole = whole + weights.times(count)
             parts = [(1, whole, "")]
         for count, part, where_to in parts:
             if same(part.total, 0):
