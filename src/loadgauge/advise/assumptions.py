@@ -1,4 +1,4 @@
-"""What an estimate assumed where nothing was said, and what the other choice would change."""
+"""What an estimate assumes where a flag is not given, and what the alternative would change."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Equation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_long(self) -> bool:
-        """Whether the sum has so many terms that it is printed part by part."""
+        """Whether the sum is long enough to be printed part by part."""
         return bool(self.parts) and len(terms(self.expression)) > MANY
 
     @property
@@ -209,7 +209,7 @@ def equations(quantity: str, layer: str = "gpt", **options: Any) -> tuple[Equati
     several = layer not in LAYERS and not quantity.startswith("model-")
     count = subject(layer).kinds if several else 1
     found = [equation(quantity, layer, kind=index, **options) for index in range(count)]
-    # Kinds that keep, compute and send the same are told once.
+    # Kinds that keep, compute and send the same are listed once.
     alike = {(one.text, tuple(one.numbers.items())): one for one in reversed(found)}
     return tuple(reversed(alike.values()))
 
@@ -237,7 +237,7 @@ def _whole_model(choice: Choice) -> tuple[dict[str, Any], dict[str, Size]]:
             counts.setdefault(name, {})[natural(size)] = 1
     for block, count in zip(of.blocks, of.counts, strict=True):
         layer = block_layer(block.what, letter("h"), view)
-        # A letter that stands for another number in an earlier kind of layer gives way to its number.
+        # A letter that means another number in an earlier kind of layer is replaced by its number.
         other = {name: size for name, size in block.numbers.items() if numbers.get(name, size) != size}
         numbers = block.numbers | numbers
         for name, size in by_part(quantity, layer, block.what, applied(choice.policy, layer)).items():

@@ -1,4 +1,4 @@
-"""What an equation is of: a layer of the papers with letters for all its sizes, or a real model's layers.
+"""The subject of an equation: a layer of the papers with letters for all its sizes, or a real model's layers.
 
 SymPy is imported by `letter`, when the first size is asked for.
 """

@@ -1,4 +1,4 @@
-"""What an equation is asked with: layer, ranks, kernels and recomputation, checked."""
+"""The options of an equation: layer, ranks, kernels and recomputation, checked."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def chosen(
     quantity: str, layer: str, ranks: dict[str, int | str], sequence_parallel: bool, recompute: str, attention: str,
     experts: str, padding_free: bool, precision: str,
 ) -> Choice:  # fmt: skip
-    """The same, checked; what cannot be answered raises `ConfigError` or `LayoutError`."""
+    """Check the options of an equation. Raises `ConfigError` or `LayoutError` where there is no answer."""
     for axis, count in ranks.items():
         if count != AXES[axis] and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise ConfigError(f"must be a whole number of at least 1, or {AXES[axis]}, got {count!r}", key=axis)

@@ -129,7 +129,7 @@ def _shortest(whole: Any) -> Any:
 
 
 def _place(term: Any) -> tuple[Any, ...]:
-    """Where a term stands: by its power of s (or of tokens), what has none last; then by the ranks that share it."""
+    """Return the sort key of a term: its power of s (or of tokens), what has none last; then by the ranks that share it."""
     powers = {str(base): power for base, power in term.as_powers_dict().items()}
     tokens, pairs = powers.get("s", 0) + powers.get("T", 0), powers.get("P", 0)
     shared = sorted(symbol.name for symbol in term.as_numer_denom()[1].free_symbols)

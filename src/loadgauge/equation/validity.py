@@ -1,4 +1,4 @@
-"""Where an equation holds, and who says so."""
+"""Under which assumptions an equation holds, and its sources."""
 
 from __future__ import annotations
 

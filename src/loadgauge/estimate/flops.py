@@ -1,4 +1,4 @@
-"""FLOPs: of the model (what MFU counts) and of the hardware (with what runs again)."""
+"""FLOPs: of the model (what MFU counts) and of the hardware (including recomputation)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an estimate says. Frozen, in bytes, FLOPs and plain counts; `estimate --json` prints these fields."""
+"""The result of an estimate. Frozen, in bytes, FLOPs and plain counts; `estimate --json` prints these fields."""
 
 from __future__ import annotations
 

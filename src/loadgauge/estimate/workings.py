@@ -1,4 +1,4 @@
-"""What an estimate is worked out from: one model of memory and one of time, each made once, when it is first read."""
+"""What an estimate is computed from: one memory model and one step model, each built once, on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time goes: what computes, what communicates in the open, what hides; the exposed spans add up to the step."""
+"""Where the time goes: compute, exposed communication, hidden communication; the exposed spans add up to the step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from loadgauge.figures.treemap import apportion
 from loadgauge.spec.axes import COMMUNICATION
 
 COMPUTE = ("forward", "backward", "recompute", "loss")
-"""Lanes of the estimate that are compute; they are told apart by what computes."""
+"""Components of step time that are compute; the figure splits them by kind of operation."""
 KINDS = ("matmul", "attention", "memory-bound")
 REST = (*COMMUNICATION, "bubble", "optimizer", "fixed")
-"""The other lanes of the estimate, in the order in which they are drawn."""
+"""The other components of step time, in the order of drawing."""
 
 
 def kind_of(timed: TimedOperation) -> str:

@@ -1,4 +1,4 @@
-"""The operations of the slowest stage under the roof of the GPU."""
+"""The operations of the slowest stage under the roofline of the GPU."""
 
 from __future__ import annotations
 

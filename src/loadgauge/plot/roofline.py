@@ -1,4 +1,4 @@
-"""The operations under the roof of the GPU."""
+"""The operations under the roofline of the GPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def draw(axes: Any, result: Estimate) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, high)
-    axes.set_xlabel("FLOPs a byte of HBM")
+    axes.set_xlabel("FLOPs per byte of HBM")
     axes.set_ylabel("TFLOP/s")
     axes.set_title(
         f"roof: {figure['peak'] / 1e12:,.0f} TFLOP/s, {figure['bandwidth'] / 1e12:,.2f} TB/s; area: seconds of a step",

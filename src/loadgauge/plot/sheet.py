@@ -77,7 +77,6 @@ def _single(figure_of: Any, result: Estimate, name: str) -> Any:
 
 
 def _sheet(figure_of: Any, result: Estimate) -> Any:
-    result = result
     names, heights = [["bytes", "step"]], [4.3]
     if result.time is not None:
         names.append(["time", "roofline"])
@@ -99,12 +98,11 @@ def _sheet(figure_of: Any, result: Estimate) -> Any:
 
 def _headline(figure: Any, result: Estimate) -> None:
     """Model and layout; then the verdict, the step and what it reaches."""
-    result, layout = result, result.layout
-    memory, time = result.memory, result.time
-    axes_said = " ".join(f"{name} {getattr(layout, name)}" for name in RANK_AXES if getattr(layout, name) > 1)
+    layout, memory, time = result.layout, result.memory, result.time
+    degrees = " ".join(f"{name} {getattr(layout, name)}" for name in RANK_AXES if getattr(layout, name) > 1)
     machine = f"{layout.gpus:,} x {result.gpu}" if result.gpu else f"{layout.gpus:,} GPUs"
     figure.text(
-        0.012, 0.8, f"{result.model.name} · {machine} · {axes_said or 'one rank'} · ZeRO {layout.zero} · recompute"
+        0.012, 0.8, f"{result.model.name} · {machine} · {degrees or 'one rank'} · ZeRO {layout.zero} · recompute"
         f" {layout.recompute} · {layout.global_batch:,} x {layout.seq_len:,} tokens a step",
         fontsize=10, color=MUTE, va="center",
     )  # fmt: skip

@@ -26,7 +26,7 @@ def show(explanation: Explanation) -> None:
     )
     points(target, [f"Rule: {explanation.rule}."], mark="")
     if not explanation.steps:
-        points(target, ["There is none of it at this moment."], mark="")
+        points(target, ["It is empty at this moment."], mark="")
     for formula in _once(explanation.formulas):
         _formula(target, formula)
     if explanation.steps:
@@ -42,7 +42,7 @@ def show(explanation: Explanation) -> None:
 
 
 def _when(explanation: Explanation) -> str:
-    """The moment that is explained, beside the peak and the moment at which the part is largest."""
+    """Return the moment explained, with the peak and the moment at which the part is largest."""
     peak, largest = explanation.moment == explanation.peak, explanation.total == explanation.at_largest
     marks = [*(["the peak of the rank"] if peak else []), *(["where this part is largest"] if largest else [])]
     lines = [f"during {explanation.moment}" + (f" ({' and '.join(marks)})." if marks else ".")]

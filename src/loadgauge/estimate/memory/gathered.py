@@ -1,4 +1,4 @@
-"""Copies beside the model states at each point of a step: gathered weights, whole gradients, buckets, 16-bit copies.
+"""Copies besides the model states at each point of a step: gathered weights, whole gradients, buckets, 16-bit copies.
 
 What PyTorch's FSDP2 holds of one rank's model, layer by layer (source: pytorch, `torch/distributed/fsdp/_fully_shard`):
 
@@ -7,15 +7,15 @@ What PyTorch's FSDP2 holds of one rank's model, layer by layer (source: pytorch,
 - in forward, a layer is gathered into a buffer and copied out of it; the buffer stays until the next layer is copied;
 - stage 2 (`reshard_after_forward=False`) keeps every layer gathered from its forward to its backward; stage 3 gathers it
   for each pass, and in backward the next one ahead (at the loss, the last layer);
-- the gradient of a layer comes into being in the compute dtype, is copied to the dtype it is reduced in, and this copy
+- the gradient of a layer is computed in the compute dtype, is copied to the dtype it is reduced in, and this copy
   stays until the backward of the next layer is over.
 
-One rank gathers nothing; from two on, gathered weights stand beside the shards, so that where most weights are frozen (LoRA)
-a rank of two holds more than one alone.
+One rank gathers nothing; from two on, gathered weights exist alongside the shards, so that where most weights are frozen
+(LoRA) each of two ranks holds more than a single one.
 
 With pipeline stages, PyTorch reduces gradients after the last micro-batch alone: weights stay gathered and gradients whole.
 
-DeepSpeed's stage 3 keeps gathered weights up to `stage3_max_live_parameters`, and so holds a small model whole beside its
+DeepSpeed's stage 3 keeps gathered weights up to `stage3_max_live_parameters`, and so holds a small model whole alongside its
 shard of it: there stage 3 needs more than stage 2. Its buckets exist at stages 1 to 3 and not at 0.
 """
 

@@ -1,8 +1,8 @@
-"""What a pipeline stage holds of its micro-batches while it works: read off the order of work of its schedule.
+"""What a pipeline stage holds of its micro-batches while it works: from the order of work of its schedule.
 
 A micro-batch's activations are held from its forward (F) to its backward. Where the backward is split, B frees what
 only the gradient of the input needed, and W finds what is left: the input of every matrix, and the gradient of its
-output (source: qi2024, section 2; `pending_wgrad`). Letters as in `schedule_orders`.
+output (source: qi2024, section 2; `pending_wgrad`). Letters as in `estimate.schedule.orders`.
 """
 
 from __future__ import annotations

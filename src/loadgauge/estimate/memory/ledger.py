@@ -1,6 +1,6 @@
 """The ledger: every byte of a rank at one phase of the step, as entries that add up to each part of its memory.
 
-`--explain`, the treemap and `Estimate.ledger` show these entries and no others. Totals are worked out from the same terms:
+`--explain`, the treemap and `Estimate.ledger` show these entries and no others. Totals are computed from the same terms:
 activations and the loss from `StageAtWork.holdings`, gathered copies from `copies`, model states from `model_states`.
 """
 

@@ -1,7 +1,7 @@
-"""GPU memory beside the tensors of a step: the CUDA context, buffers of NCCL and of cuBLAS, fragmentation.
+"""GPU memory besides the tensors of a step: the CUDA context, buffers of NCCL and of cuBLAS, fragmentation.
 
-What lies outside PyTorch's allocator is assumed, and printed with that basis. The workspaces of matrix products come from
-the allocator, once and for good: cuBLAS asks for 32 MiB from Hopper on, PyTorch gives 8 MiB and 128 KiB before (sources:
+Memory outside PyTorch's allocator is assumed, and labelled as such. The workspaces of matrix products come from
+the allocator, permanently: cuBLAS asks for 32 MiB from Hopper on, PyTorch gives 8 MiB and 128 KiB before (sources:
 cublas; pytorch, CUDABlas.cpp), for each thread that multiplies: the main one and autograd's. Transformer Engine has one of
 its own, of 32 or 4 MiB, and four more for the streams of grouped products (source: transformer-engine).
 """

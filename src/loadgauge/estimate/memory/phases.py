@@ -3,10 +3,10 @@
 The forward of the last layer of each kind, which finds the activations of all before it; the loss; the backward of a
 layer of each kind (the last one comes first and finds the most activations, the first one finds the most gradients);
 the embedding's backward; the optimizer step. On a stage of several chunks, for each of them. Under FSDP also the layers
-beside the first and the last one, and the reduction of the gradients that are whole until the end of backward.
+next to the first and the last one, and the reduction of the gradients that are whole until the end of backward.
 
-More recomputation never keeps more, but a stage of few layers may peak a little higher with it: a layer that runs again is
-there whole at once, its input beside it, while one that does not gives back its MLP before its attention runs backward.
+More recomputation never keeps more, but a stage of few layers may peak a little higher with it: a recomputed layer is
+alive whole at once, with its input, while one that is not frees its MLP before its attention runs backward.
 """
 
 from __future__ import annotations
@@ -386,8 +386,8 @@ class StageAtWork:
         counts = self.counts(chunk.start, chunk.stop)
         table = RankWeights.of(memory.embedding.operations[0].weights).all.trainable
         tied, precision = any(operation.borrows for operation in memory.head), memory.training.precision
-        # Beside the token table's gradient stand a new one where it is added to or sharded, and of a tied table the head's
-        # part and the sum of both.
+        # Besides the token table's gradient there is a new one where it is accumulated or sharded, and for a tied table the
+        # head's part and the sum of both.
         adds = where(self.accumulating, 1, 0) if memory.lazy else 1
         itemsize = precision.compute if self.layout.zero == 3 and not memory.lazy else precision.weight
         new: Size = itemsize * (adds + (2 if memory.lazy and tied else 0))

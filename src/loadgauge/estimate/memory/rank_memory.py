@@ -1,6 +1,6 @@
-"""Memory of one rank of each pipeline stage, at each moment of a step (design: the peak is a maximum over moments).
+"""Memory of one rank of each pipeline stage: what each layer keeps, needs and holds in weights.
 
-`MemoryModel` holds the facts, `moments` says when they meet.
+`MemoryModel` holds these facts; `loadgauge.estimate.memory.phases` combines them at each moment of a step.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class MemoryModel:
 
     def __init__(self, model: ModelSpec, layout: Layout, training: Training, view: View) -> None:
         self.model, self.layout, self.training, self.view = model, layout, training, view
-        # Gradients that come into being during backward add to its working set; a buffer that exists anyway does not.
+        # Gradients allocated during backward add to its working set; a permanent buffer does not.
         self.has_experts = any(isinstance(block.mlp, Moe) for block in model.blocks)
         self.lazy = not training.framework.gradients_persist
         policy = layout.recompute
@@ -197,7 +197,7 @@ class MemoryModel:
         split = self.layout.splits_backward
         if self.fully_sharded and not same(self.layout.zero_ranks, 1):
             # Whole until it is reduced (what that makes of it is among the `copies`). A pipeline adds it to that of the
-            # micro-batches before: as it comes into being, or when it is cast to another dtype.
+            # micro-batches before: when it is allocated, or when it is cast to another dtype.
             precision = self.training.precision
             accumulating = self.layout.pp > 1 and precision.compute == precision.gradient
             sharded = backward_peak(layer, precision.compute, recompute, accumulating=accumulating, split=split)
@@ -216,7 +216,7 @@ class MemoryModel:
         return where(self.layout.num_microbatches > 1, added, once)
 
     def _placeholders(self) -> Size:
-        """Bytes of the empty tensors that stand for the gradients of the blocks' matrices, one of each shape."""
+        """Bytes of the empty placeholder tensors for the gradients of the blocks' matrices, one of each shape."""
         if not self.view.kernels.gradient_placeholders or self.layout.zero == 3:
             return 0
         shapes: list[tuple[str, Size, Size]] = []
@@ -224,7 +224,7 @@ class MemoryModel:
             for operation in facts.layer:
                 for weight in operation.weights:
                     if weight.kind == "matrix" and weight.trainable and operation.kind != "router":
-                        # All experts of a rank share one; what is named alike in two kinds of layer is alike.
+                        # All experts of a rank share one; the same name in two kinds of layer means the same weight.
                         experts = operation.gemms[0].batch if weight.expert else 1
                         if not any(name == weight.name and same(numel, weight.numel) for name, numel, _ in shapes):
                             shapes.append((weight.name, weight.numel, weight.numel / experts))
@@ -320,7 +320,7 @@ class MemoryModel:
             for group, whole, waits in zip(groups, *work.flight, strict=True):
                 sums[2 * group] += whole
                 sums[2 * group + 1] += waits
-            # Gradients that come into being layer by layer are those of the layers behind the chunk, too.
+            # Gradients allocated layer by layer include those of all later layers.
             place = work.chunk if self.lazy else groups[work.chunk]
             flights.add((work.forward, place, work.splits, tuple(sums)))
         return make_up, frozenset(flights)
@@ -435,7 +435,7 @@ class MemoryModel:
         facts = self.facts[self.key(stage, position)]
         if not self.by_layer:
             return facts.forming
-        # While the layer is gathered, the buffer of what was before it is there still, and of its own but its input.
+        # While the layer is gathered, the previous buffer is still alive; of its own tensors only the input is.
         first = position == stage.start
         before = self.gathered_bytes(self.units(stage) if first else self.facts[self.key(stage, position - 1)].weights)
         return maximum(facts.forming, where(self.sharded, before, 0) + facts.entering)

@@ -2,7 +2,7 @@
 
 A stage holds `chunks` parts of the model. Its work is F (forward), and then either B (gradient of the input) and later
 W (gradient of the weights), or BW (both at once). When each starts follows from the order and from how long things
-take: `schedule_timeline` works that out.
+take: `estimate.schedule.timeline` computes it.
 
 Letters: p stages, m micro-batches, v chunks of a stage, r this stage (0: the first).
 

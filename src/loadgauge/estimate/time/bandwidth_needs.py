@@ -1,8 +1,8 @@
 """What the network must carry, and how fast: the bandwidth each axis needs, against what its link reaches.
 
-Communication that nothing hides may take a share of the time that compute takes; where it runs beside compute, it must be
-done by the time that compute is. Both are questions of seconds, so the answers are too: bytes over the seconds allowed is
-the bandwidth needed, bytes over the seconds taken (latency included) the bandwidth reached.
+Exposed communication may take a share of the time of compute; overlapped communication must end when compute does. Both
+limits are seconds: bytes over the seconds allowed is the bandwidth needed, bytes over the seconds taken (latency included)
+is the bandwidth reached.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from loadgauge.spec.model import ModelSpec, Moe
 from loadgauge.spec.training import Training
 
 SHARE = 0.05
-"""Of the time of compute, what an axis may take where nothing hides it: the habit of cluster planners."""
+"""Share of compute time that an axis may expose: the convention of cluster planners."""
 NODE, RACK = 8, 72
 """GPUs that NVLink joins: an HGX board, an NVL72 rack."""
 
@@ -289,7 +289,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             for row in rows:
                 places = seconds.setdefault(_asks(row), {})
                 places[index] = places.get(index, 0.0) + row.seconds
-        # Those of another stage stand where the slowest stage has its own.
+        # Rows of another stage take the place of the slowest stage's own.
         left = {key: max(places, key=places.__getitem__) for key, places in seconds.items()}
         for row in (row for rows in by_stage.values() for row in rows):
             key = _asks(row)
@@ -418,7 +418,7 @@ def filling(layout: Layout, size: int) -> int:
 
 
 def _domain_name(title: str, domain: int, size: int, layout: Layout) -> str:
-    """What to call nodes or racks of which a job uses so many GPUs."""
+    """Return the name of nodes or racks of which a job uses `domain` GPUs each."""
     of = f" (of {size})" if domain < min(size, layout.gpus) else ""
     over = layout_groups(layout)["tp"].domains(domain)
     return f"{title} of {domain}{of}" + (f", tp over {over}" if over > 1 else "")

@@ -280,10 +280,10 @@ def seconds(kind: str, nbytes: Size, group: Group, fabric: Fabric, algorithm: st
     if kind == "send_recv":
         return alone * where(d > 1, fabric.outer_latency + nbytes / outer, fabric.inner_latency + nbytes / fabric.inner)
     if kind in ("all_to_all", "gather", "scatter"):
-        # The parts for other domains go over one's own adapter, the rest inside, at the same time.
+        # Parts for other domains go over the GPU's own adapter, the rest inside the domain, at the same time.
         inside, outside = nbytes * (m - 1) / n / fabric.inner, nbytes * (n - m) / n / outer
         if not same(copies, 1):
-            # One copy crosses; the domain's own link hands it on to all who wait for it.
+            # One copy crosses; the inner link forwards it to all its receivers.
             inside, outside = nbytes * (m - 1) / m / fabric.inner, outside * single_copies(copies, d)
         latency = where(d > 1, fabric.outer_latency, fabric.inner_latency)
         return alone * (latency + where(d > 1, maximum(inside, outside), nbytes * (n - 1) / n / fabric.inner))

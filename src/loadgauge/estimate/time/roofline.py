@@ -140,7 +140,7 @@ def _permutes(operation: Operation) -> bool:
 
 
 def _moved(nbytes: Size, machine: Machine) -> Size:
-    """Seconds of an element-wise operation over so many bytes."""
+    """Return the seconds of an element-wise operation over `nbytes` bytes."""
     rates = machine.rates
     return rates.traffic * (nbytes / (machine.bandwidth * rates.memory) + machine.launch)
 

@@ -1,7 +1,7 @@
-"""The time of one optimizer step: compute, exposed communication, pipeline bubble and optimizer, as lanes that add up.
+"""The time of one optimizer step: compute, exposed communication, pipeline bubble and optimizer, which add up.
 
-Every lane is on the critical path of the slowest pipeline stage; the bubble is what is left of the step. Communication
-that runs beside compute shows only by what sticks out.
+Every component is on the critical path of the slowest pipeline stage; the bubble is the rest of the step. Overlapped
+communication counts by its exposed part only.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class StepModel:
             else:
                 ahead["zero"], back["zero"] = gather, gather + scatter
         if self.training.offload == "all":
-            # Weights come from the host for each pass, beside the compute of the layer before.
+            # Weights come from the host for each pass, overlapped with the compute of the previous layer.
             fetched = self.read(self.training.precision.compute * facts.weights.all.total / HOST_LINK)
             ahead["zero"] = ahead.get("zero", 0) + self.shown(fetched, sum(ahead.values()))
             back["zero"] = back.get("zero", 0) + self.shown(fetched, sum(back.values()))
@@ -252,7 +252,7 @@ class StepModel:
         """Return the time of the embedding, or of the head with its loss, for one micro-batch."""
         time, forward, backward = self.computed_end(layer)
         if self.layout.zero == 3:
-            # Nothing runs yet beside the first gather, nothing any more beside the last reduction.
+            # The first gather and the last reduction have nothing to overlap with.
             gather, scatter = self.zero_seconds(self.memory.weights_of(layer))
             first = layer is self.memory.embedding or not self.overlap.prefetch
             time.forward["zero"] = gather if first else self.shown(gather, forward)
@@ -390,14 +390,14 @@ class StepModel:
         """Return the time and traffic of the whole optimizer step, on its slowest stage."""
         layout = self.layout
         stages, chunks = self.stages, self.by_stage
-        # A micro-batch passes all chunks of a stage, but with DualPipe that of its own direction.
+        # A micro-batch passes all chunks of a stage; with DualPipe, the one of its own direction.
         passes = layout.num_microbatches / layout.copies
         busy = [passes * sum(chunk.seconds for chunk in times) for times in chunks]
         slowest = max(range(layout.pp), key=busy.__getitem__)
         send = self.send_seconds()
         total, sending = self.pipeline_seconds(chunks, send, slowest)
         waiting = maximum(total - busy[slowest], 0)
-        # Hidden sends are waited for where nothing runs beside them: on the way down and up again.
+        # Hidden sends are exposed while the pipeline fills and drains, where nothing overlaps with them.
         sent = minimum(2 * (layout.pp - 1) * send if self.sends_hidden else sending, waiting)
         rows = stage_traffic(self.memory, self.fabric, stages[slowest], self.groups)
         micro = MicroBatch({}, {})

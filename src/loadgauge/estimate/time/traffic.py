@@ -1,7 +1,7 @@
 """What the network carries: every collective of one optimizer step on one rank, by axis, with its bytes and seconds.
 
 Once a micro-batch: what the layers' own operations exchange (tensor, context and expert parallelism, in forward, backward
-and in what runs again), activations between pipeline stages, ZeRO-3's weights. Once a step: gradients of weights that
+and recomputation), activations between pipeline stages, ZeRO-3's weights. Once a step: gradients of weights that
 tensor-parallel ranks share under sequence parallelism, and those of a tied table on the first and last stage.
 
 Gradients over the data-parallel ranks, of `Precision.gradient` bytes each:
@@ -15,7 +15,7 @@ Gradients over the data-parallel ranks, of `Precision.gradient` bytes each:
 ==  =====================================================================  ======================================
 
 Stages 2 and 3 hold shards of gradients only, so they cannot wait for the last micro-batch; FSDP under `no_sync` can, and
-holds whole gradients, which the memory model does not know either. (FSDP2's `reshard_after_forward=False`, often called
+holds whole gradients, which the memory model does not cover either. (FSDP2's `reshard_after_forward=False`, often called
 ZeRO-2, gathers weights once with every micro-batch.) Where ZeRO shards over a part of the ranks (HSDP, Megatron's optimizer
 instances), each shard is all-reduced over its replicas after its reduce-scatter.
 """
@@ -185,7 +185,7 @@ def entry(
     """
     group = made[among]
     several = where(group.ranks > 1, 1, 0)
-    # Of many layouts at once nobody reads the bytes, which take longer than the seconds.
+    # For arrays of layouts the bytes are not read, and computing them takes longer than the seconds.
     many = hasattr(group.ranks, "shape")
     whole = calls * seconds(kind, payload, group, fabric, copies=copies)
     return Traffic(
