@@ -56,7 +56,7 @@ def _when(explanation: Explanation) -> str:
 
 
 def whole(value: Size) -> str:
-    """A count with its thousands apart; averages are rounded.
+    """Format a count with thousands separators; whole floats print as integers.
 
     >>> whole(22031663104), whole(2.5)
     ('22,031,663,104', '2.5')

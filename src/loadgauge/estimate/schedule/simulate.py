@@ -113,9 +113,9 @@ def closed_form(
     chunks: Size = 1,
     pair: Size = 1,
 ) -> Size:
-    """Seconds of a pipeline of p equal stages with free sends, without the fixed time at the end.
+    """Return the seconds of a pipeline of p equal stages with free sends, without the fixed time at the end.
 
-    The arguments mean what they mean in `simulate`; ints, float64 arrays and SymPy symbols pass through.
+    The arguments are those of `simulate` [s]; ints, float64 arrays and SymPy symbols pass through.
 
     Each holds where `closed_form_holds` says so; plain numbers outside of that raise `NotModelled`.
 

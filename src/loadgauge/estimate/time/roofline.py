@@ -67,7 +67,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationTime(msgspec.Struct, frozen=True):
-    """Seconds of an operation's forward, of its input gradient and of its weight gradient."""
+    """Seconds of the forward, the input gradient and the weight gradient of an operation or a layer."""
 
     forward: Size
     input_gradient: Size
@@ -175,23 +175,10 @@ def _products(operation: Operation, machine: Machine) -> OperationTime:
     return OperationTime(forward, inputs, weights)
 
 
-class LayerTime(msgspec.Struct, frozen=True):
-    """Seconds of one layer and micro-batch, without collectives."""
-
-    forward: Size
-    input_gradient: Size
-    weight_gradient: Size
-
-    @property
-    def backward(self) -> Size:
-        """Seconds of both gradients."""
-        return self.input_gradient + self.weight_gradient
-
-
-def layer_seconds(layer: Layer, machine: Machine) -> LayerTime:
+def layer_seconds(layer: Layer, machine: Machine) -> OperationTime:
     """Return the seconds of a layer on one micro-batch: the sum over its operations, without collectives."""
     times = [operation_seconds(operation, machine) for operation in layer]
-    return LayerTime(
+    return OperationTime(
         sum(time.forward for time in times),
         sum(time.input_gradient for time in times),
         sum(time.weight_gradient for time in times),

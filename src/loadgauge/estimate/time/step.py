@@ -19,7 +19,7 @@ from loadgauge.estimate.memory.states import RankWeights, gathered_bytes
 from loadgauge.estimate.schedule.simulate import played_seconds
 from loadgauge.estimate.schedule.stages import Chunk, Stage, stages
 from loadgauge.estimate.time.collectives import Fabric, Group, seconds
-from loadgauge.estimate.time.roofline import LayerTime, Machine, layer_seconds, operation_seconds
+from loadgauge.estimate.time.roofline import Machine, layer_seconds, operation_seconds
 from loadgauge.estimate.time.traffic import Carries, Traffic, collective_seconds, expose, layout_groups, stage_traffic
 from loadgauge.layers.embedding_head import head_layer, prediction_layer
 from loadgauge.layers.operations import Layer, Operation, Recompute
@@ -129,12 +129,12 @@ class Time(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation (source: chowdhery2022)."""
+        """Model FLOPs utilisation, a share of the 16-bit peak (source: chowdhery2022)."""
         return self.model_flops_per_gpu / self.peak_flops
 
     @property
     def hfu(self) -> float:
-        """Hardware FLOPs utilisation, recomputation included (source: korthikanti2022)."""
+        """Hardware FLOPs utilisation, recomputation included, a share of the 16-bit peak (source: korthikanti2022)."""
         return self.mfu * self.hardware_flops / self.model_flops
 
     @property
@@ -261,7 +261,7 @@ class StepModel:
 
     def computed_end(self, layer: Layer) -> tuple[MicroBatch, Size, Size]:
         """Return the part of `of_end` without ZeRO-3, and its seconds of compute, forward and backward."""
-        time: LayerTime = layer_seconds(layer, self.machine)
+        time = layer_seconds(layer, self.machine)
         ahead = {"loss": time.forward, **self.exposed(self.comm(layer, "forward"), time.forward, 0, 0)}
         back = {"loss": time.backward, **self.exposed(self.comm(layer, "backward"), time.backward, 0, 0)}
         return MicroBatch(ahead, back, time.weight_gradient), time.forward, time.backward
