@@ -32,7 +32,9 @@ def _is_array(*values: Size) -> bool:
 
 
 def shard(size: Size, ranks: Size, dimension: str = "dimension") -> Size:
-    """Divide one dimension over ranks (never a product of dimensions). Ints stay exact or raise `LayoutError`.
+    """Divide one dimension over ranks (never a product of dimensions).
+
+    Ints stay exact; raises `LayoutError` where they do not divide, naming the `dimension`.
 
     >>> shard(4096, 8)
     512
@@ -137,7 +139,7 @@ def minimum(first: Size, second: Size) -> Size:
 
 
 def several(ranks: Size) -> Size:
-    """Return 1 where there are several ranks, 0 where there is one; a symbol means several.
+    """Return 1 where `ranks` is above one, else 0; a symbol means several.
 
     >>> several(1), several(8)
     (0, 1)

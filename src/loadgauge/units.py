@@ -81,7 +81,16 @@ def gib(nbytes: float, digits: int = 2) -> str:
     >>> gib(85899345920)
     '80.00 GiB'
     """
-    return f"{nbytes / GIB:,.{digits}f} GiB"
+    return f"{in_gib(nbytes, digits)} GiB"
+
+
+def in_gib(nbytes: float, digits: int = 2) -> str:
+    """Format bytes as GiB without the unit, for tables that name it.
+
+    >>> in_gib(85899345920, 1)
+    '80.0'
+    """
+    return f"{nbytes / GIB:,.{digits}f}"
 
 
 def count(value: float) -> str:

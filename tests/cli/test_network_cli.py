@@ -71,7 +71,7 @@ def test_the_page_fits_the_terminal(line: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_one_gpu_has_nobody_to_talk_to() -> None:
     found = typed("network llama-3.1-8b --gpu a100-sxm4-80gb")
-    assert (found.code, found.out.splitlines()[0]) == (0, "NOTHING TO CARRY  one GPU has nobody to talk to")
+    assert (found.code, found.out.splitlines()[0]) == (0, "NOTHING TO CARRY  a single GPU does not communicate")
     assert answered("network llama-3.1-8b --gpu a100-sxm4-80gb")["network"] == []
 
 
@@ -127,7 +127,7 @@ def test_gpus_without_a_fast_link_have_the_network_alone() -> None:
     assert {each["name"] for each in found["what_if"]} == {
         "network x 2", "network x 0.5", "oversubscription 2", "oversubscription 4"
     }  # fmt: skip
-    assert "joins" not in typed(line).out.splitlines()[2]
+    assert "connects" not in typed(line).out.splitlines()[2]
 
 
 def test_no_tp_is_offered_where_there_is_none() -> None:

@@ -17,8 +17,8 @@ ENOUGH = 3
 def advice(setup: Setup) -> list[Tried]:
     """Return the changes that make a run fit, the mildest first; where none does, the closest ones.
 
-    First one change at a time, then two; then the mildest combination, more GPUs, adapters instead of full training. Those
-    that fit with certainty precede those that are tight.
+    Single changes are tried first, then pairs, then the mildest combination, more GPUs, and adapters instead of full
+    training. Certain fits precede tight ones.
     """
     single = list(changes(Run.of_setup(setup), FIT))
     tried = [trial for change in single if (trial := try_change(setup, change.fields, change.why)) is not None]

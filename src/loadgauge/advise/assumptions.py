@@ -1,4 +1,4 @@
-"""What an estimate assumed where nothing was said, and what the other choice would change."""
+"""What an estimate assumes where a flag is not given, and what the alternative would change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORTH_A_LINE = 0.02
 
 
 class Assumption(msgspec.Struct, frozen=True):
-    """Something assumed, the alternative, and what that adds to the memory of the worst rank [bytes] and the step [s]."""
+    """An assumption, its alternative, and what that adds to the worst rank's memory [bytes] and the step [s]."""
 
     name: str
     value: str
@@ -25,7 +25,7 @@ class Assumption(msgspec.Struct, frozen=True):
     step: float | None
 
     def text(self, result: Estimate) -> str:
-        """One line: the alternative, and its differences to `result` as far as they are worth reporting.
+        """Return one line: the alternative, and its differences to `result` where they are worth reporting.
 
         >>> from loadgauge import Layout, estimate, model
         >>> eager = Assumption("--attention", "flash", "--attention eager", 2**33, None)
@@ -43,7 +43,7 @@ class Assumption(msgspec.Struct, frozen=True):
 def assumptions(setup: Setup, result: Estimate) -> list[Assumption]:
     """Return the assumptions of a job whose alternative changes memory or step time by more than 2 %.
 
-    Each alternative costs an estimate; `result` is that of the job itself.
+    result: the estimate of the job itself; each alternative costs one more estimate.
     """
     return [
         Assumption(name, value, alternative, memory, step)

@@ -75,7 +75,7 @@ REPLAN_NEXT = frozenset({*_SAME_JOB, Kind.LINKS, Kind.OVERLAP, Kind.EIGHT_BIT, K
 
 
 class Change(NamedTuple):
-    """Fields of `Job` that a change sets (None takes a field back), why it may help, and what it is in a few words."""
+    """Fields of `Job` that a change sets (None resets one), why it may help, and its name in a few words."""
 
     kind: Kind
     fields: dict[str, Any]
@@ -84,7 +84,7 @@ class Change(NamedTuple):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What the conditions of changes read of a job. `layout`: None where a search is to choose it."""
+    """What the conditions of changes depend on. `layout`: None where a search is to choose it."""
 
     model: ModelSpec
     training: Training
@@ -99,7 +99,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_setup(cls, setup: Setup) -> Run:
-        """A job with its layout."""
+        """Return the run of a job with its layout."""
         layout = setup.layout
         return cls(
             model=setup.model, training=setup.training, gpu=setup.gpu, gpus=int(layout.gpus), layout=layout,
@@ -109,7 +109,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_case(cls, case: Case) -> Run:
-        """A job whose layout is searched."""
+        """Return the run of a job whose layout is searched."""
         space = case.space
         return cls(
             model=space.model, training=case.training, gpu=case.cluster.gpu, gpus=space.gpus,
@@ -124,13 +124,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def node(self) -> int:
-        """GPUs joined by a fast link, over which tensor parallelism pays."""
+        """GPUs joined by a fast link, within which tensor parallelism pays."""
         domain = None if self.gpu is None else self.gpu.interconnect.domain
         return NODE if domain is None else min(NODE, int(domain.value))
 
 
 def changes(run: Run, kinds: Collection[Kind]) -> Iterator[Change]:
-    """Yield the changes of some kinds that apply: first those that leave less in memory, the mildest first."""
+    """Yield the applicable changes of some kinds: first those that reduce memory, the mildest first."""
     rules = (_of_layout, _of_states, _of_job, _links, _of_layout_for_speed, _for_speed)
     return (change for rule in rules for change in rule(run) if change.kind in kinds)
 
@@ -162,7 +162,7 @@ def _of_layout(run: Run) -> Iterator[Change]:
 
 
 def tp_factors(run: Run) -> list[int]:
-    """By how much tensor parallelism can grow inside a node, at the expense of data parallelism."""
+    """Return the factors by which tensor parallelism can grow inside a node, at the expense of data parallelism."""
     layout = run.layout
     assert layout is not None
     return [factor for factor in (2, 4, 8, 16) if layout.dp % factor == 0 and layout.tp * factor <= run.node]

@@ -24,7 +24,7 @@ Progress = Callable[[str], None]
 
 
 class Replanned(NamedTuple):
-    """A change of the job, and the best layout with it. before: seconds that as many tokens take now."""
+    """A change of the job, and the best layout with it. before: seconds that as many tokens take without it."""
 
     what: str
     flags: str
@@ -39,11 +39,11 @@ class Replanned(NamedTuple):
 
     @property
     def speed(self) -> float | None:
-        """Tokens per second, over those without the change."""
+        """Tokens per second relative to the run without the change; None where that does not fit."""
         return None if self.before is None else self.before / self.step
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the change with its layout as plain values for JSON."""
         return {
             "change": self.what, "flags": self.flags, "step": self.step, "memory": self.best.memory.total,
             "step_before": self.before, "speed": self.speed, "layout": self.best.to_dict()["layout"],
@@ -53,9 +53,10 @@ class Replanned(NamedTuple):
 def what_would_fit(
     cases: Sequence[Case], margin: float, objective: Objective, most: int = 6, progress: Progress | None = None
 ) -> list[Replanned]:
-    """Return the changes that make a layout fit, each with the best one; those that cannot be modelled are left out.
+    """Return the changes that make a layout fit, each with its best layout; those that cannot be modelled are left out.
 
-    The mildest come first; more GPUs are tried only until they are enough.
+    The mildest come first; more GPUs are tried only until they are enough. margin: free memory required [bytes]; most: how
+    many changes to return.
     """
     rows: list[Replanned] = []
     for change in changes(Run.of_case(cases[-1]), REPLAN_FIT):
@@ -70,7 +71,10 @@ def what_would_fit(
 def what_next(
     case: Case, best: Estimate, margin: float, objective: Objective, progress: Progress | None = None
 ) -> list[Replanned]:
-    """Return what each change would bring, the one with the most tokens per second first."""
+    """Re-plan with each single change, and return them by gain, the one with the most tokens per second first.
+
+    best: the best layout without a change; margin: free memory required [bytes]
+    """
     assert best.time is not None
     rows = []
     for change in changes(Run.of_case(case), REPLAN_NEXT):

@@ -36,7 +36,7 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 def flags(fields: dict[str, Any]) -> str:
-    """Return a change as flags to add to a command line; a field that is taken back needs none.
+    """Return a change as flags to add to a command line; a field that is reset needs none.
 
     >>> flags({"zero": 3, "tp": 4, "vpp": None})
     '--tp 4 --zero 3'
@@ -47,7 +47,7 @@ def flags(fields: dict[str, Any]) -> str:
 def complete(setup: Setup, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a change with what must be stated so that nothing else changes.
 
-    Where another framework would be the default, it is named: the one that the change needs, else the one of the run. A
+    Where another framework would become the default, it is named: the one that the change needs, else the one of the run. A
     measured run is described without the change.
     """
     job, fields = setup.job, dict(fields)
@@ -61,7 +61,7 @@ def complete(setup: Setup, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def try_change(setup: Setup, fields: dict[str, Any], why: str = "") -> Tried | None:
-    """Return the changed job with its estimate, or None where there is none."""
+    """Return the changed job with its estimate, or None where the change cannot be applied or modelled."""
     fields = complete(setup, fields)
     job = setup.job.replace(**fields)
     try:

@@ -9,7 +9,7 @@ import click
 from loadgauge.cli.param_types import Whole
 from loadgauge.cli.torch_options import STEP, TorchCommand, job_options, make_job, script_output
 from loadgauge.optional_deps import needs_torch
-from loadgauge.units import GIB, MIB, flops
+from loadgauge.units import MIB, flops, gib, in_gib
 
 if TYPE_CHECKING:
     from loadgauge.measure.train_steps import MeasuredSteps
@@ -64,7 +64,7 @@ def _report(measured: MeasuredSteps, peak: float | None) -> None:
     from loadgauge.report.table import Column, console, draw, heading, points
 
     target = console()
-    target.print(f"PEAK  {measured.peak / GIB:,.3f} GiB on {measured.device} (PyTorch {measured.torch})")
+    target.print(f"PEAK  {gib(measured.peak, 3)} on {measured.device} (PyTorch {measured.torch})")
     sizes = {"forward and backward, at most": measured.backward_peak, "optimizer step, at most": measured.step_peak}
     sizes |= measured.states
     if measured.reserved is not None and measured.device_total is not None:
@@ -72,7 +72,7 @@ def _report(measured: MeasuredSteps, peak: float | None) -> None:
             "reserved by the allocator": measured.reserved,
             "on the device, of all processes": measured.device_total,
         }
-    rows = [[f"{nbytes / GIB:,.3f}", name] for name, nbytes in sizes.items()]
+    rows = [[in_gib(nbytes, 3), name] for name, nbytes in sizes.items()]
     draw(target, [Column("GiB", "right"), Column("allocated")], rows, title="What it takes")
     if measured.held:
         rows = [

@@ -15,7 +15,7 @@ from loadgauge.cli.param_types import Whole
 from loadgauge.errors import ConfigError
 from loadgauge.oom.files import LARGEST_TEXT, content_of
 from loadgauge.optional_deps import needs_torch
-from loadgauge.units import GIB, gib
+from loadgauge.units import gib, in_gib
 
 if TYPE_CHECKING:
     from loadgauge.advise.try_ import Tried
@@ -183,8 +183,8 @@ def _again(trace: Trace, again: Sequence[Retraced]) -> None:
 
     if not again:
         return
-    rows = [["(as it was)", f"{trace.allocated / GIB:,.2f}", "", ""]]
-    rows += [[one.flags, f"{one.peak / GIB:,.2f}", f"{one.peak / trace.allocated - 1:+.0%}", one.why] for one in again]
+    rows = [["(as it was)", in_gib(trace.allocated), "", ""]]
+    rows += [[one.flags, in_gib(one.peak), f"{one.peak / trace.allocated - 1:+.0%}", one.why] for one in again]
     columns = [Column("flags", wrap=True), Column("peak, GiB", "right"), Column("", "right"), Column("", wrap=True)]
     draw(console(), columns, rows, title="Traced again, with other flags")
 
@@ -196,7 +196,7 @@ def _causes(findings: Findings) -> None:
     target.print(f"CAUSE  {findings.causes[0].name}" if findings.causes else "CAUSE  nothing stands out")
     points(target, [f"{cause.evidence}" for cause in findings.causes[:1]])
     whole = max(1, sum(findings.parts.values()))
-    rows = [[f"{nbytes / GIB:,.2f}", f"{nbytes / whole:.0%}", name] for name, nbytes in findings.parts.items()
+    rows = [[in_gib(nbytes), f"{nbytes / whole:.0%}", name] for name, nbytes in findings.parts.items()
             if nbytes >= LEAST * whole]  # fmt: skip
     draw(target, [Column("GiB", "right"), Column("", "right"), Column("what was held")], rows, title="At the peak")
     replayed = any(cause.leaves is not None for cause in findings.causes)
@@ -207,7 +207,7 @@ def _causes(findings: Findings) -> None:
             [f"up to {gib(cause.frees)}: {cause.name}; {cause.remedy}" for cause in findings.causes[:MOST_CAUSES]],
         )
         return
-    rows = [["" if cause.leaves is None else f"{cause.leaves / GIB:,.2f}", FITS[cause.fits], f"{cause.name}: {cause.remedy}"]
+    rows = [["" if cause.leaves is None else in_gib(cause.leaves), FITS[cause.fits], f"{cause.name}: {cause.remedy}"]
             for cause in findings.causes[:MOST_CAUSES]]  # fmt: skip
     columns = [Column("peak, GiB", "right"), Column("fits"), Column("against", wrap=True)]
     if all(cause.fits is None for cause in findings.causes):  # nothing failed
@@ -266,16 +266,14 @@ def _snapshot(snapshot: Snapshot, why: Findings, as_json: bool) -> dict[str, Any
         merged[holder.where] = [nbytes + holder.nbytes, blocks + holder.blocks]
     ordered = sorted(merged.items(), key=lambda item: -item[1][0])
     rows = [
-        [f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, snapshot.peak):.0%}", f"{blocks:,}", where]
+        [in_gib(nbytes), f"{nbytes / max(1, snapshot.peak):.0%}", f"{blocks:,}", where]
         for where, (nbytes, blocks) in ordered[:MOST_HOLDERS]
     ]
     rest = ordered[MOST_HOLDERS:]
     if rest:
         nbytes = sum(size for _, (size, _) in rest)
         blocks = sum(many for _, (_, many) in rest)
-        rows.append(
-            [f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, snapshot.peak):.0%}", f"{blocks:,}", f"{len(rest)} more"]
-        )
+        rows.append([in_gib(nbytes), f"{nbytes / max(1, snapshot.peak):.0%}", f"{blocks:,}", f"{len(rest)} more"])
     columns = [Column("GiB", "right"), Column("", "right"), Column("blocks", "right"), Column("held by", wrap=True)]
     draw(target, columns, rows, title="What was held at the peak, by line (--json: by stack)")
     target.print()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from loadgauge.errors import NotModelled
 from loadgauge.estimate.estimate import estimate
+from loadgauge.estimate.memory.ledger import kept_by
 from loadgauge.estimate.memory.recompute import applied
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.hf import from_dict
@@ -59,12 +60,7 @@ class Formula:
         """The tensors kept for backward [bytes], each at the operation that keeps it first."""
         result = []
         for place, layer, again in self.layers():
-            keeper: dict[str, str] = {}
-            for operation in layer:
-                for tensor in (*operation.keeps, *(operation.inputs if operation.name in again else ())):
-                    keeper.setdefault(tensor.name, operation.name)
-            for tensor in layer.kept(again):
-                op = keeper.get(tensor.name, tensor.name)
+            for op, tensor in kept_by(layer, again):
                 result.append(Line(place, _part(op), f"{op} keeps {tensor.name}", int(tensor.nbytes)))
         masks = int(mask_bytes(self.spec, self.view)) if self.policy.mode == "full" else 0
         if masks:

@@ -41,12 +41,12 @@ MANY = 6
 
 
 class Equation(msgspec.Struct, frozen=True, kw_only=True):
-    """A closed form. `expression` is SymPy's; `legend` says what its letters stand for.
+    """A closed form. `expression` is SymPy's; `legend` says what its letters mean.
 
     parts: what each part of the layer adds (of traffic: each axis), common factors before a bracket
     numbers: the letters' values where the layer is a real model's
-    validity: what is assumed, a sentence each
-    source, keys: who states it, and the citation keys of the works named there
+    validity: the assumptions, a sentence each
+    source, keys: where the equation is from, and the citation keys of the works named there
     """
 
     quantity: str
@@ -63,27 +63,27 @@ class Equation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_long(self) -> bool:
-        """Whether the sum has so many terms that it is printed part by part."""
+        """Whether the sum is long enough to be printed part by part."""
         return bool(self.parts) and len(terms(self.expression)) > MANY
 
     @property
     def text(self) -> str:
-        """One line that Python can read; a long sum is the sum of its parts."""
+        """The equation as one line of Python; a long sum is the sum of its parts."""
         return " + ".join(self.written_parts.values()) if self.is_long else text(self.expression)
 
     @property
     def factored(self) -> str:
-        """The same with the first term's letters before a bracket; empty where that says nothing."""
+        """The equation with the first term's letters factored out; empty where that changes nothing."""
         return "" if self.is_long else factored(self.expression)
 
     @property
     def written_parts(self) -> dict[str, str]:
-        """Each part as a line that Python can read."""
+        """Each part as a line of Python."""
         return {name: written(part) for name, part in self.parts.items()}
 
     @property
     def lines(self) -> list[str]:
-        """The sum as lines of Python, a part each, named behind it."""
+        """Return the sum as lines of Python, a part each, named in a comment."""
         parts = self.written_parts
         width = max((len(part) for part in parts.values()), default=0)
         return [
@@ -92,7 +92,7 @@ class Equation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def latex(self) -> str:
-        """LaTeX, without dollar signs; a long sum is aligned, a part a line."""
+        """The equation in LaTeX, without dollar signs; a long sum is aligned, a part a line."""
         if not self.is_long:
             return latex(self.expression)
         lines = [rf"{written_latex(part)} && \text{{{name}}}" for name, part in self.parts.items()]
@@ -100,11 +100,11 @@ class Equation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def substitute(self) -> Any:
-        """The expression with the model's numbers in it; what they leave open stays a letter."""
+        """Return the expression with the model's numbers for its letters; letters without a number stay."""
         return substitute(self.expression, self.numbers)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON document of `equation --json`."""
+        """Return the JSON document of `equation --json`."""
         return {
             "quantity": self.quantity,
             "layer": self.layer,
@@ -141,7 +141,7 @@ def equation(
     optimizer: str = "adamw",
     kind: int = 0,
 ) -> Equation:
-    """The closed form of a quantity (`QUANTITIES`), read off the list of operations.
+    """Derive the closed form of a quantity (`QUANTITIES`) from the list of operations.
 
     layer: `gpt`, `llama`, `mixtral` (or `moe`) and `deepseek` (or `mla`) with every size open, or a model's name or path
         (letters stand for its sizes)
@@ -151,6 +151,8 @@ def equation(
     precision: bytes of an activation by number format; for `states` also a recipe (`loadgauge.spec.training.PRECISIONS`)
     zero, optimizer: for `states` only
     kind: which of the model's distinct layers
+
+    Raises `ConfigError` or `LayoutError` for what has no closed form.
 
     Korthikanti et al.'s equations 1 and 2 (source: korthikanti2022):
 
@@ -200,14 +202,14 @@ def equation(
 
 
 def equations(quantity: str, layer: str = "gpt", **options: Any) -> tuple[Equation, ...]:
-    """One equation for each distinct layer of a model; for `states`, one for each ZeRO stage."""
+    """Return one equation for each distinct layer of a model; for `states`, one for each ZeRO stage."""
     if quantity == "states":
         stages = (options.pop("zero"),) if "zero" in options else (0, 1, 2, 3)
         return tuple(equation(quantity, layer, zero=stage, **options) for stage in stages)
     several = layer not in LAYERS and not quantity.startswith("model-")
     count = subject(layer).kinds if several else 1
     found = [equation(quantity, layer, kind=index, **options) for index in range(count)]
-    # Kinds that keep, compute and send the same are told once.
+    # Kinds that keep, compute and send the same are listed once.
     alike = {(one.text, tuple(one.numbers.items())): one for one in reversed(found)}
     return tuple(reversed(alike.values()))
 
@@ -231,17 +233,19 @@ def _whole_model(choice: Choice) -> tuple[dict[str, Any], dict[str, Size]]:
     # By part, how many layers add the same: kinds that share a part are counted together.
     counts: dict[str, dict[Any, Size]] = {}
     for end in (embedding_layer, head_layer):
-        for name, each in by_part(quantity, end(of.ends.what, view), None).items():
-            counts.setdefault(name, {})[natural(each)] = 1
+        for name, size in by_part(quantity, end(of.ends.what, view), None).items():
+            counts.setdefault(name, {})[natural(size)] = 1
     for block, count in zip(of.blocks, of.counts, strict=True):
         layer = block_layer(block.what, letter("h"), view)
-        # A letter that stands for another number in an earlier kind of layer gives way to its number.
+        # A letter that means another number in an earlier kind of layer is replaced by its number.
         other = {name: size for name, size in block.numbers.items() if numbers.get(name, size) != size}
         numbers = block.numbers | numbers
-        for name, each in by_part(quantity, layer, block.what, applied(choice.policy, layer)).items():
-            term, held = natural(substitute(each, other)), counts.setdefault(name, {})
-            held[term] = held.get(term, 0) + count
-    parts = {name: natural(sum(count * term for term, count in held.items())) for name, held in listed(counts).items()}
+        for name, size in by_part(quantity, layer, block.what, applied(choice.policy, layer)).items():
+            term, terms = natural(substitute(size, other)), counts.setdefault(name, {})
+            terms[term] = terms.get(term, 0) + count
+    parts = {
+        name: natural(sum(count * term for term, count in terms.items())) for name, terms in listed(counts).items()
+    }
     return parts, numbers
 
 

@@ -1,4 +1,4 @@
-"""What an equation is of: a layer of the papers with letters for all its sizes, or a real model's layers.
+"""The subject of an equation: a layer of the papers with letters for all its sizes, or a real model's layers.
 
 SymPy is imported by `letter`, when the first size is asked for.
 """
@@ -24,11 +24,11 @@ LAYERS = {"gpt": "gpt", "llama": "llama", "mixtral": "mixtral", "moe": "mixtral"
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """A model with letters for its sizes.
 
-    model: the real one, or the one that stands for an open layer
+    model: the real one, or a stand-in for an open layer
     blocks: each distinct layer, and the numbers behind its letters (none where all is open)
     counts: how many of each the model has
     ends: the model as its embedding and head see it
-    kinds: how many of the blocks are asked about one by one
+    kinds: how many of the blocks have an equation of their own
     """
 
     name: str
@@ -46,7 +46,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def subject(layer: str, tp: int = 1) -> Subject:
-    """The layer or model of that name, with letters. `tp`: ranks, where they are a number (`symbolic_block`).
+    """Return the layer or model of that name, with letters. `tp`: ranks, where they are a number (`symbolic_block`).
 
     >>> subject("moe").blocks[0].what.mlp.num_experts
     E

@@ -1,4 +1,4 @@
-"""What an equation is asked with: layer, ranks, kernels and recomputation, checked."""
+"""The options of an equation: layer, ranks, kernels and recomputation, checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WEIGHTS = ("params", "active-params")
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller asked for, checked. `ranks`: of each axis that has any, the letter or a number above 1."""
+    """The checked options of an equation. `ranks`: of each sharded axis, the letter or a number above 1."""
 
     quantity: str
     of: Subject
@@ -42,11 +42,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def numbers(self) -> dict[str, Size]:
-        """The letters of the axes whose ranks are a number."""
+        """The number of ranks by the letter of its axis, where it is a number."""
         return {AXES[axis]: ranks for axis, ranks in self.ranks.items() if isinstance(ranks, int)}
 
     def view(self) -> View:
-        """One micro-batch on one rank, with letters for all sizes."""
+        """Return the view of one micro-batch on one rank, with letters for all sizes."""
         kernels: Kernels = msgspec.structs.replace(
             PAPER, attention=self.attention, experts=self.experts,
             dtypes=Dtypes(activation=self.itemsize, norm_statistic=0, index=0),
@@ -65,17 +65,17 @@ def chosen(
     quantity: str, layer: str, ranks: dict[str, int | str], sequence_parallel: bool, recompute: str, attention: str,
     experts: str, padding_free: bool, precision: str,
 ) -> Choice:  # fmt: skip
-    """The same, checked; what cannot be answered raises `ConfigError` or `LayoutError`."""
+    """Check the options of an equation. Raises `ConfigError` or `LayoutError` where there is no answer."""
     for axis, count in ranks.items():
         if count != AXES[axis] and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise ConfigError(f"must be a whole number of at least 1, or {AXES[axis]}, got {count!r}", key=axis)
-    for word, given, known in (
+    for word, given, choices in (
         ("attention", attention, ("eager", "flash")),
         ("experts", experts, ("grouped", "fused")),
         ("precision", precision, tuple(ITEMSIZES)),
     ):
-        if given not in known:
-            raise ConfigError(f"unknown {word} {given!r} (known: {', '.join(known)})")
+        if given not in choices:
+            raise ConfigError(f"unknown {word} {given!r} (known: {', '.join(choices)})")
     policy = RecomputePolicy.parse(recompute)
     if policy.every > 1 or policy.layers is not None or policy.group > 1:
         raise ConfigError(f"{recompute!r} chooses among layers; an equation is of one", key="recompute")

@@ -12,19 +12,18 @@ from typing import Any
 from loadgauge.algebra import Size
 from loadgauge.layers.attention import CORE
 from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute, Weight
-from loadgauge.spec.axes import STAGE_AXES
+from loadgauge.spec.axes import AXES, STAGE_AXES
 from loadgauge.spec.model import Block, Moe
 
 ORDER = (
     "embedding", "attention", "scores and context", "MLP", "router", "experts", "shared expert", "norms", "head",
-    "tensor parallelism", "context parallelism", "expert parallelism", "tensor parallelism of experts",
+    *(AXES[axis].label for axis in STAGE_AXES),
 )  # fmt: skip
-"""How parts are listed; what stands between them (a mixer other than attention) goes first."""
-_AXES = dict(zip(STAGE_AXES, ORDER[-4:], strict=True))
+"""The order in which parts are listed; any other (a mixer other than attention) goes first."""
 
 
 def by_part(quantity: str, layer: Layer, block: Block | None, again: Recompute = NOTHING) -> dict[str, Size]:
-    """What each part adds. `block`: what the layer is made from; None: an end of the model.
+    """Return what each part of a layer adds to a quantity. `block`: what the layer is made from; None: an end of the model.
 
     >>> from loadgauge.families.reference import gpt_block
     >>> from loadgauge.spec.kernels import PAPER
@@ -34,31 +33,31 @@ def by_part(quantity: str, layer: Layer, block: Block | None, again: Recompute =
     >>> found == {"attention": 11 * h + 5 * 2, "MLP": 19 * h, "norms": 4 * h}
     True
     """
-    found: dict[str, list[Size]] = {}
+    terms_of: dict[str, list[Size]] = {}
     experts = block is not None and isinstance(block.mlp, Moe)
     if quantity == "wire":
         for operation in layer:
             repeated = operation.forward_comm if operation.name in again else ()
             for collective in (*operation.forward_comm, *operation.backward_comm, *repeated):
-                found.setdefault(_AXES[collective.axis], []).append(collective.wire)
+                terms_of.setdefault(AXES[collective.axis].label, []).append(collective.wire)
     elif quantity == "activations":
         owner: dict[str, Operation] = {}
         for operation in layer:
             for tensor in (*operation.keeps, *(operation.inputs if operation.name in again else ())):
                 owner.setdefault(tensor.name, operation)
         for tensor in layer.kept(again):
-            found.setdefault(_part(owner[tensor.name], experts, False), []).append(tensor.nbytes)
+            terms_of.setdefault(_part(owner[tensor.name], experts, False), []).append(tensor.nbytes)
     else:
         of_flops = quantity.endswith("flops")
         for operation in layer:
             for term in _terms(quantity, operation, block, again):
-                found.setdefault(_part(operation, experts, of_flops), []).append(term)
-    sums = {name: sum(terms) for name, terms in found.items()}
+                terms_of.setdefault(_part(operation, experts, of_flops), []).append(term)
+    sums = {name: sum(terms) for name, terms in terms_of.items()}
     return listed({name: size for name, size in sums.items() if size != 0})
 
 
 def listed(parts: dict[str, Any]) -> dict[str, Any]:
-    """Parts in the order of `ORDER`."""
+    """Sort parts in the order of `ORDER`."""
     places = {name: place for place, name in enumerate(ORDER)}
     return {name: parts[name] for name in sorted(parts, key=lambda name: places.get(name, -1))}
 
@@ -104,7 +103,7 @@ def _part(operation: Operation, experts: bool, core_apart: bool) -> str:
 
 
 def natural(whole: Any) -> Any:
-    """A sum with its terms of one power of s, over the same ranks, together; common factors before a bracket.
+    """Group a sum's terms by their power of s and their ranks, and put common factors before brackets.
 
     >>> from loadgauge.estimate.symbols import letter
     >>> h, a, k, d, s, t = (letter(name) for name in "hakdst")
@@ -135,7 +134,7 @@ def _shortest(whole: Any) -> Any:
 
 
 def _place(term: Any) -> tuple[Any, ...]:
-    """Where a term stands: by its power of s (or of tokens), what has none last; then by the ranks that share it."""
+    """Return the sort key of a term: its power of s (or of tokens), what has none last; then by the ranks that share it."""
     powers = {str(base): power for base, power in term.as_powers_dict().items()}
     tokens, pairs = powers.get("s", 0) + powers.get("T", 0), powers.get("P", 0)
     shared = sorted(symbol.name for symbol in term.as_numer_denom()[1].free_symbols)
@@ -143,14 +142,14 @@ def _place(term: Any) -> tuple[Any, ...]:
 
 
 def in_order(expression: Any) -> list[Any]:
-    """The terms of a sum as they are printed, each as it was built."""
+    """Return the terms of a sum in the order of printing, each as it was built."""
     import sympy
 
     return sorted(sympy.Add.make_args(expression), key=lambda term: (_place(term), str(term)))
 
 
 def written(expression: Any) -> str:
-    """A sum as it was built, in one line that Python can read.
+    """Format a sum, as it was built, as one line of Python.
 
     >>> from loadgauge.estimate.symbols import letter
     >>> h, a, d, s = (letter(name) for name in "hads")
@@ -163,7 +162,7 @@ def written(expression: Any) -> str:
 
 
 def written_latex(expression: Any) -> str:
-    """The same in LaTeX."""
+    """Format a sum, as it was built, in LaTeX."""
     import sympy
 
     return _joined([str(sympy.latex(term)) for term in in_order(expression)])

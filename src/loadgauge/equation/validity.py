@@ -1,4 +1,4 @@
-"""Where an equation holds, and who says so."""
+"""Under which assumptions an equation holds, and its sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ READ_OFF = "read off the list of operations"
 
 
 def validity(choice: Choice) -> tuple[str, ...]:
-    """What is assumed, a sentence each."""
+    """Return the assumptions of an equation, a sentence each."""
     quantity, flash, notes = choice.quantity, choice.attention == "flash", []
     batch = quantity not in WEIGHTS and "params" not in quantity
     if quantity == "activations":
@@ -71,7 +71,7 @@ _ARCHITECTURES = {
 
 
 def origin(choice: Choice) -> tuple[str, tuple[str, ...]]:
-    """Who states the equation, or what it is read off; and the citation keys (`data/sources.toml`) of the works named.
+    """Return the source of the equation in words, and the citation keys (`data/sources.toml`) of the works named.
 
     A paper is named as the equation's source only where it prints that very equation; else it is the architecture's.
     """

@@ -19,7 +19,7 @@ HOUR = 3_600
 
 
 def training_seconds(tokens: Size, step_tokens: Size, step_seconds: Size) -> Size:
-    """Seconds for T tokens: T / D steps of t seconds.
+    """Return the seconds to train on T tokens: T / D steps of t seconds, with D tokens a step.
 
     >>> training_seconds(1_000_000, 1000, 2.5)
     2500.0
@@ -28,7 +28,7 @@ def training_seconds(tokens: Size, step_tokens: Size, step_seconds: Size) -> Siz
 
 
 def gpus_needed(model_flops: Size, seconds: Size, achieved_flops: Size) -> Size:
-    """GPUs that finish so many FLOPs in that time at so many FLOP/s each; a share of a GPU is not rounded.
+    """Return the (fractional) number of GPUs that compute `model_flops` [FLOP] in `seconds` at `achieved_flops` [FLOP/s] each.
 
     >>> round(gpus_needed(1e21, 86_400, 1e14), 4)
     115.7407
@@ -37,7 +37,9 @@ def gpus_needed(model_flops: Size, seconds: Size, achieved_flops: Size) -> Size:
 
 
 def checkpoint_interval(checkpoint_seconds: float, mean_time_between_failures: float) -> float:
-    """The interval between checkpoints that loses least, first order: sqrt(2 C M) (source: young1974).
+    """Return the interval between checkpoints [s] that loses least time, to first order: sqrt(2 C M) (source: young1974).
+
+    C: `checkpoint_seconds`; M: `mean_time_between_failures` [s]
 
     >>> checkpoint_interval(50, 10_000)
     1000.0
@@ -48,10 +50,11 @@ def checkpoint_interval(checkpoint_seconds: float, mean_time_between_failures: f
 def goodput(
     checkpoint_seconds: float, mean_time_between_failures: float, restart_seconds: float, interval: float | None = None
 ) -> float:
-    """The share of time that is progress, with exponential failures (source: daly2006).
+    """Return the share of time that is progress, with exponentially distributed failures (source: daly2006).
 
-    An interval of useful work tau and its checkpoint take M exp(R/M) (exp((tau + C)/M) - 1) seconds on average, so the
-    share is tau over that. Without an `interval`, Young's.
+    An interval of useful work tau and its checkpoint take M exp(R/M) (exp((tau + C)/M) - 1) seconds on average, with M the
+    mean time between failures, R a restart and C a checkpoint [s]; the share is tau over that. Without an `interval` [s],
+    tau is `checkpoint_interval`.
 
     >>> round(goodput(50, 10_000, 0), 4), round(goodput(0, 10_000, 0, 1e-3), 4)
     (0.9033, 1.0)
@@ -69,21 +72,22 @@ def goodput(
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
-    """How often one GPU (with its share of the node) fails, and what a checkpoint and a restart take [s]."""
+    """How often one GPU (with its share of the node) fails [h], and the time of a checkpoint and a restart [s]."""
 
     hours_between_failures_per_gpu: float
     checkpoint_seconds: float = 60.0
     restart_seconds: float = 600.0
 
     def cluster_seconds(self, gpus: int) -> float:
-        """Seconds between failures of the whole cluster: each GPU fails alone, so rates add."""
+        """Return the mean time between failures of the whole cluster [s]: failure rates of GPUs add."""
         return self.hours_between_failures_per_gpu * HOUR / gpus
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """A whole run: `tokens` in `days` on `gpus`, at `price` per GPU-hour in the user's own currency.
 
-    `goodput` is 1 where no failure rate is given; `days`, GPU-hours, cost and energy contain it.
+    goodput: share of time that is progress, 1 without a failure rate; `days`, GPU-hours, cost and energy include it.
+    checkpoint_every: [s]; watts: of one GPU; wanted_days: what `gpus_needed` answers
     """
 
     tokens: float
@@ -109,7 +113,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         failures: Failures | None = None,
         wanted_days: float | None = None,
     ) -> Budget:
-        """From the time of a step. `watts`: of one GPU.
+        """Compute the budget of a run from one optimizer step.
+
+        step_tokens, step_seconds: of one step over all GPUs; price: of a GPU-hour; watts: of one GPU. Raises `ConfigError`
+        where the failures leave no time for progress.
 
         >>> Budget.of(tokens=1e9, gpus=8, step_tokens=1e6, step_seconds=8.64, price=2.0).days
         0.1
@@ -129,26 +136,26 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpu_hours(self) -> float:
-        """GPU-hours."""
+        """GPU-hours of the run."""
         return self.days * 24 * self.gpus
 
     @property
     def cost(self) -> float | None:
-        """Money, in the currency of `price`; None without one."""
+        """Cost of the run in the currency of `price`; None without a price."""
         return None if self.price is None else self.gpu_hours * self.price
 
     @property
     def kilowatt_hours(self) -> float | None:
-        """Energy with every GPU at its thermal design power: an upper bound without hosts and cooling [kWh]."""
+        """Energy at every GPU's thermal design power: an upper bound without hosts and cooling [kWh]; None without `watts`."""
         return None if self.watts is None else self.gpu_hours * self.watts / 1000
 
     @property
     def gpus_needed(self) -> int | None:
-        """GPUs for `wanted_days`, if each stays as fast as now (more of them lose some to communication)."""
+        """GPUs to finish in `wanted_days` at today's speed per GPU (communication may cost more); None if not asked."""
         return None if self.wanted_days is None else math.ceil(self.gpus * self.days / self.wanted_days)
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys it adds to `time` in `estimate --json`."""
+        """Return the keys that a budget adds to `time` in `estimate --json`."""
         return {
             "tokens": self.tokens,
             "steps": self.steps,

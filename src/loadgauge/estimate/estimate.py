@@ -30,12 +30,13 @@ def estimate(
     rates: Rates | None = None,
     scale: float = 1.0,
 ) -> Estimate:
-    """Memory of the worst rank at its peak, FLOPs, and, on a cluster, the time and traffic of one optimizer step.
+    """Estimate memory, FLOPs, and on a cluster the time and traffic of one optimizer step.
 
-    `gpu` enables the verdict, `cluster` the time and network; `loadgauge.estimate` is this function with names in place of
-    specifications, and the cluster filled in. rates: another calibration than the GPU's own; scale: time that a measured
-    run took over the time predicted for it. Raises `LayoutError` when the layout cannot exist, `NotModelled` when it can
-    but is not modelled.
+    gpu: enables the fits / does-not-fit verdict; cluster: enables time and network; rates: another calibration than the
+        GPU's own; scale: measured over predicted seconds of a step. `loadgauge.estimate` is this function with names in
+        place of specifications, and the cluster filled in.
+    Memory is of the worst rank at its peak [bytes]. Raises `LayoutError` when the layout cannot exist, `NotModelled` when
+    it can but is not modelled.
 
     >>> from loadgauge import cluster, gpu, model
     >>> h100s = cluster(gpu("h100-sxm5-80gb"), 8)
@@ -75,7 +76,7 @@ def estimate(
 
 
 def default_training(layout: Layout) -> Training:
-    """The training of a layout where none is given: the default framework's, with AdamW in mixed precision.
+    """Return the training used where none is given: the default framework's, AdamW, mixed precision.
 
     >>> [default_training(Layout(**degrees, seq_len=1)).framework.name for degrees in ({"dp": 8}, {"tp": 8})]
     ['huggingface', 'megatron']

@@ -89,16 +89,17 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return the explanation as plain values for JSON [bytes]."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
 
 def explain(workings: Workings, memory: Memory, basis: Mapping[str, str], part: str, at: When = "peak") -> Explanation:
-    """The explanation of one part of an estimate (`PARTS`) at one phase of the worst rank; see `Estimate.explain`.
+    """Explain one part of an estimate (`PARTS`) at one phase of the worst rank; see `Estimate.explain`.
 
-    at: "peak", "largest" (where this part is largest), or a phase of the step, in which the moment is chosen at which
-    the part is largest. Raises `ConfigError` where the rank has no moment in that phase.
+    basis: of each part, whether it is derived or assumed; at: "peak", "largest" (where this part is largest), or a phase of
+    the step, of which the moment is taken at which the part is largest. Raises `ConfigError` where the rank has no moment in
+    that phase.
     """
     if part not in PARTS:
         raise ConfigError(f"unknown part {part!r} (known: {', '.join(PARTS)})", key="explain")

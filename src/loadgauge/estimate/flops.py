@@ -1,4 +1,4 @@
-"""FLOPs: of the model (what MFU counts) and of the hardware (with what runs again)."""
+"""FLOPs: of the model (what MFU counts) and of the hardware (including recomputation)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_RECOMPUTE = RecomputePolicy()
 class Flops(msgspec.Struct, frozen=True):
     """FLOPs; a multiply-add is 2. Attention counts every query-key pair, causal or not, as the papers do.
 
-    model: forward + backward; hardware: model + recompute, where recompute is what runs again.
+    model: forward + backward; hardware: model + recompute, where recompute is what runs again in backward.
     """
 
     forward: Size
@@ -35,20 +35,20 @@ class Flops(msgspec.Struct, frozen=True):
 
     @property
     def hardware(self) -> Size:
-        """FLOPs carried out, recomputation included."""
+        """FLOPs executed, recomputation included."""
         return self.model + self.recompute
 
     def times(self, factor: Size) -> Flops:
-        """That many micro-batches."""
+        """Return the FLOPs of `factor` micro-batches."""
         return Flops(self.forward * factor, self.backward * factor, self.recompute * factor)
 
 
 def microbatch_flops(
     model: ModelSpec, view: View, recompute: RecomputePolicy = NO_RECOMPUTE, repeated: Sequence[Size] | None = None
 ) -> Flops:
-    """FLOPs of one micro-batch through the whole model, over all the ranks that share it.
+    """Return the FLOPs of one micro-batch through the whole model, over all the ranks that share it.
 
-    `repeated`: how many layers of each distinct block run again; None: as where the model is one stage.
+    repeated: how many layers of each distinct block are recomputed; None: as many as the policy says for one stage.
 
     Narayanan et al.'s count for GPT-3 (source: narayanan2021, equation 3), one sequence, whole layers recomputed:
 
@@ -90,7 +90,7 @@ def microbatch_flops(
 
 
 def step_flops(model: ModelSpec, layout: Layout, kernels: Kernels, view: View) -> Flops:
-    """FLOPs of one optimizer step, over all GPUs."""
+    """Return the FLOPs of one optimizer step, over all GPUs."""
     policy = layout.recompute
     repeated: list[Size] = [0] * len(model.blocks)
     for stage in stages(model, layout) if policy.mode != "none" else ():

@@ -42,12 +42,12 @@ METHODS: tuple[Method, ...] = tuple(Method)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What to expect of one method; None where `reason` says why it is not modelled.
+    """The forecast for one method; values are None where `reason` says why it is not modelled.
 
     tokens, pairs: of one micro-batch, as its layers and its attention compute them
     layer: bytes that a layer keeps for one micro-batch, the mean over the layers of the fullest stage
     activations: the most bytes kept at a moment, of all layers and micro-batches in flight; peak: all memory of the worst rank
-    flops: of the model, for one step over all GPUs; hardware_flops: with what is computed again
+    flops: of the model, for one step over all GPUs; hardware_flops: including recomputation
     step: seconds of one optimizer step; None without a cluster
     """
 
@@ -76,16 +76,19 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def worst(self) -> int:
-        """Tokens of the largest micro-batch there can be; nothing is padding in it."""
+        """Tokens of the largest possible micro-batch: every sequence the longest, nothing padded."""
         return self.micro_batch * self.longest
 
     def share(self, row: Row, quantity: str) -> float | None:
-        """A row's `layer`, `activations`, `peak`, `flops` or `step` over that of padded eager attention."""
+        """Return a row's `layer`, `activations`, `peak`, `flops` or `step` over that of padded eager attention.
+
+        None where either is not modelled.
+        """
         naive, own = (getattr(each, quantity) for each in (self.rows[0], row))
         return None if naive is None or own is None else own / naive
 
     def to_dict(self) -> dict[str, Any]:
-        """The `forecast` of `estimate --json`: bytes, FLOPs, seconds and plain counts."""
+        """Return the `forecast` of `estimate --json`: bytes, FLOPs, seconds and plain counts."""
         return {
             "micro_batch": self.micro_batch,
             "mean": self.mean,
@@ -115,10 +118,10 @@ def forecast(
     scale: float = 1.0,
     same: Estimate | None = None,
 ) -> Forecast:
-    """What to expect of micro-batches of `layout.micro_batch` such sequences, by method; see `estimate` for the rest.
+    """Forecast micro-batches of `layout.micro_batch` sequences of these lengths, by method; see `estimate` for the rest.
 
-    The layout's own `seq_len`, `tokens` and `pairs` are replaced. same: the estimate of this job, which is that of the method
-    it uses. The smallest GPT-2, lengths from U{1..1024}, batches of 8:
+    The layout's own `seq_len`, `tokens` and `pairs` are replaced. same: the estimate of this job, reused for the method it
+    uses. The smallest GPT-2, lengths from U{1..1024}, batches of 8:
 
     >>> from loadgauge import Layout, model
     >>> found = forecast(model("gpt2"), Lengths.uniform(1024), Layout(micro_batch=8, global_batch=8, seq_len=1))
@@ -129,18 +132,18 @@ def forecast(
     b = layout.micro_batch
     rows = []
     for method in METHODS:
-        each, how = of_method(method, lengths, layout, chosen)
-        assert each.tokens is not None
-        assert each.pairs is not None
-        row = Row(method=method, tokens=each.tokens, pairs=each.pairs)
+        expected, how = of_method(method, lengths, layout, chosen)
+        assert expected.tokens is not None
+        assert expected.pairs is not None
+        row = Row(method=method, tokens=expected.tokens, pairs=expected.pairs)
         try:
-            found = same
-            if found is None or (found.layout, found.training) != (each, how):
-                found = estimate(model, each, how, gpu, cluster, rates=rates, scale=scale)
+            result = same
+            if result is None or (result.layout, result.training) != (expected, how):
+                result = estimate(model, expected, how, gpu, cluster, rates=rates, scale=scale)
         except NotModelled as error:
             rows.append(msgspec.structs.replace(row, reason=str(error)))
             continue
-        rows.append(_filled(row, found))
+        rows.append(_filled(row, result))
     return Forecast(
         micro_batch=b, mean=lengths.mean, longest=lengths.longest, expected_longest=lengths.expected_max(b),
         rows=tuple(rows), notes=_notes(model, lengths),
@@ -158,9 +161,10 @@ def _notes(model: ModelSpec, lengths: Lengths) -> tuple[str, ...]:
 
 
 def of_method(method: Method, lengths: Lengths, layout: Layout, training: Training) -> tuple[Layout, Training]:
-    """The layout of the expected micro-batch, and the attention kernel, of a method.
+    """Return the layout of the expected micro-batch of a method, and the training with its attention kernel.
 
-    Padded: b E[K] tokens and b E[K^2] pairs; padding-free: E[sum s] and E[sum s^2].
+    With K the longest of b sequences of length s. Padded: b E[K] tokens and b E[K^2] query-key pairs; padding-free: E[sum s]
+    and E[sum s^2].
     """
     (tokens, pairs), (real, real_pairs) = _expected(lengths, layout.micro_batch)
     within = None
@@ -184,16 +188,16 @@ def _expected(lengths: Lengths, b: int) -> tuple[tuple[float, float], tuple[floa
     return lengths.padded(b), lengths.unpadded(b)
 
 
-def _filled(row: Row, found: Estimate) -> Row:
-    memory, stage = found.workings.memory, found.workings.worst.rank.stage
+def _filled(row: Row, result: Estimate) -> Row:
+    memory, stage = result.workings.memory, result.workings.worst.rank.stage
     layers = stage.stop - stage.start
     kept = memory.of_layers(memory.counts(stage, stage.start, stage.stop)).kept
     return msgspec.structs.replace(
         row,
         layer=kept / layers if layers else 0.0,
-        activations=max(moment.parts["activations"] for moment in found.memory.moments),
-        peak=found.memory.total,
-        flops=found.flops.model,
-        hardware_flops=found.flops.hardware,
-        step=None if found.time is None else found.time.step,
+        activations=max(moment.parts["activations"] for moment in result.memory.moments),
+        peak=result.memory.total,
+        flops=result.flops.model,
+        hardware_flops=result.flops.hardware,
+        step=None if result.time is None else result.time.step,
     )

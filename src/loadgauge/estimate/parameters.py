@@ -13,7 +13,7 @@ from loadgauge.spec.model import Block, ModelSpec, Moe
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """Parameters of a whole model [parameters]. Tied embeddings are counted once."""
+    """Parameters of a whole model by part. Tied embeddings are counted once."""
 
     embedding: Size
     layers: Size
@@ -25,12 +25,12 @@ class Parameters(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> Size:
-        """All parameters."""
+        """Number of all parameters."""
         return self.embedding + self.layers + self.head + self.mtp
 
     @property
     def active(self) -> Size:
-        """Parameters a token passes through: of E routed experts, the K it is sent to. Both tables count.
+        """Parameters a token passes through: of E routed experts, the K it is routed to. Both tables count.
 
         DeepSeek and OpenAI leave out the embedding (`active - embedding`), Mistral counts it.
         """
@@ -38,7 +38,9 @@ class Parameters(msgspec.Struct, frozen=True):
 
 
 def parameters(model: ModelSpec) -> Parameters:
-    """Parameters by part; equals `sum(p.numel() for p in model.parameters())` of transformers' class, exactly.
+    """Count a model's parameters by part.
+
+    The total equals `sum(p.numel() for p in model.parameters())` of transformers' class.
 
     >>> from loadgauge.families.reference import llama_model
     >>> parameters(llama_model(80, 8192, 64, 32000)).total

@@ -1,4 +1,4 @@
-"""What an estimate says. Frozen, in bytes, FLOPs and plain counts; `estimate --json` prints these fields."""
+"""The result of an estimate. Frozen, in bytes, FLOPs and plain counts; `estimate --json` prints these fields."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Basis = Literal["derived", "datasheet", "reported", "measured", "assumed"]
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Everything said about one model under one layout.
+    """The estimate of one model under one layout: memory, FLOPs, time, network, and what was assumed.
 
-    Equality, copies, pickles and JSON are of the results alone; `workings` holds what they were worked out from.
+    Equality, copies, pickles and JSON are of the results alone; `workings` holds what they were computed from.
     """
 
     model: ModelSpec
@@ -60,7 +60,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def workings(self) -> Workings:
-        """The models of memory and time behind the numbers; made again where the estimate was copied or unpickled."""
+        """The models of memory and time behind the numbers; rebuilt where the estimate was copied or unpickled."""
         card = None if self.cluster is None else self.cluster.gpu
         if card is None and self.gpu is not None:
             with suppress(ConfigError):
@@ -69,16 +69,16 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return Workings(self.model, self.layout, self.training, card, self.cluster, scale=scale)
 
     def replace(self, **changes: Any) -> Estimate:
-        """The same estimate with other notes or another range, and with its workings."""
+        """Return the estimate with some fields changed, such as notes or the range, and with its workings."""
         return msgspec.structs.replace(self, **changes).keep(self.workings)
 
     @property
     def setup(self) -> Any:
-        """The `Setup` whose estimate this is; None where it was made from specifications, or was copied."""
+        """The `Setup` this was estimated from; None where it was made from specifications, or was copied."""
         return self.__dict__.get("setup")
 
     def keep(self, workings: Workings) -> Estimate:
-        """Itself, with what it was worked out from."""
+        """Attach the workings it was computed from, and return the estimate itself."""
         self.__dict__["workings"] = workings
         return self
 
@@ -94,7 +94,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.workings.ledger(self.memory.peak).all()
 
     def explain(self, part: str, at: When = "peak") -> Explanation:
-        """How one part of the memory adds up (see `loadgauge.estimate.explain.explain`).
+        """Explain how one part of the memory adds up (see `loadgauge.estimate.explain.explain`).
 
         >>> from loadgauge import Layout, estimate
         >>> result = estimate("gpt2", Layout(seq_len=1024))
@@ -105,12 +105,12 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def not_counted(self) -> tuple[str, ...]:
-        """All that is not counted, in words; first what was asked for, then why there is no time."""
+        """What is not counted, a sentence each: what was asked for and is not modelled, then why there is no time."""
         untimed = (f"time and network: {self.untimed}",) if self.untimed else ()
         return (*self.unmodelled, *untimed, *self.left_out)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON document of `estimate --json`, in bytes, FLOPs and plain counts."""
+        """Return the JSON document of `estimate --json`, in bytes, FLOPs, seconds and plain counts."""
         layout, memory, training = self.layout, self.memory, self.training
         return {
             "model": {

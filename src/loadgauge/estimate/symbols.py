@@ -53,7 +53,7 @@ MEANING = {
 
 
 def letter(name: str) -> Any:
-    """A size as a SymPy symbol: a positive whole number.
+    """Return a size as a SymPy symbol: a positive integer.
 
     >>> letter("h") * 4
     4*h
@@ -64,18 +64,18 @@ def letter(name: str) -> Any:
 
 
 class Symbolic(msgspec.Struct, frozen=True):
-    """Something with letters for sizes, and the number each letter stands for."""
+    """An object with letters for sizes, and the number each letter stands for."""
 
     what: Any
     numbers: dict[str, Size]
 
     def substitute(self, expression: Any) -> Any:
-        """The expression with the numbers put in."""
+        """Return the expression with the numbers for its letters."""
         return substitute(expression, self.numbers)
 
 
 def substitute(expression: Any, numbers: dict[str, Size]) -> Any:
-    """A SymPy expression (or plain number) with numbers for its letters; a Python number where all are known.
+    """Return a SymPy expression (or plain number) with numbers for its letters; a Python number where all are given.
 
     >>> substitute(letter("h") ** 2 / 2, {"h": 6})
     18
@@ -94,10 +94,10 @@ def substitute(expression: Any, numbers: dict[str, Size]) -> Any:
 
 
 def symbolic_block(block: Block, hidden_size: int, tp: int = 1) -> Symbolic:
-    """A block with letters for its sizes; mixers other than attention keep their numbers.
+    """Return a block with letters for its sizes; mixers other than attention keep their numbers.
 
-    Sizes that hang together share letters: k = a, then d = h/a; f = 4h.
-    `tp`: key-value heads that are fewer than the ranks are copied, one to each rank; k is then written as t.
+    Related sizes share letters: k = a, then d = h/a; f = 4h.
+    tp: key-value heads that are fewer than the ranks are copied, one to each rank; k is then written as t.
     """
     numbers: dict[str, Size] = {"h": hidden_size}
 
@@ -160,7 +160,7 @@ def _moe(spec: Moe, name: Namer) -> Moe:
 
 
 def symbolic_ends(model: ModelSpec) -> Symbolic:
-    """A model with letters for what its embedding and head are made of. Its blocks are left as they are."""
+    """Return a model with letters for the sizes of its embedding and head. Its blocks are unchanged."""
     numbers: dict[str, Size] = {"h": model.hidden_size, "v": model.vocab_size}
     changes: dict[str, Any] = {"hidden_size": letter("h"), "vocab_size": letter("v")}
     for name, field in (("n", "learned_positions"), ("n_t", "token_types"), ("h_e", "embedding_size")):
@@ -170,7 +170,7 @@ def symbolic_ends(model: ModelSpec) -> Symbolic:
 
 
 def symbolic_view(view: View, *, ragged: bool = False) -> Symbolic:
-    """A view with letters for its sizes. `ragged`: tokens and pairs have letters of their own, T and P."""
+    """Return a view with letters for its sizes. `ragged`: tokens and pairs have letters of their own, T and P."""
     s, b = letter("s"), letter("b")
     numbers: dict[str, Size] = {"s": view.positions, "b": view.sequences}
     changes: dict[str, Any] = {"tokens": s * b, "pairs": s * s * b, "sequences": b, "positions": s}
@@ -192,7 +192,7 @@ def symbolic_view(view: View, *, ragged: bool = False) -> Symbolic:
 
 
 def terms(expression: Any) -> list[Any]:
-    """The terms of a sum as papers order them: by falling power of h, then of all letters together."""
+    """Return the terms of a sum as papers order them: by falling power of h, then of all letters together."""
     import sympy
 
     def degree(term: Any) -> tuple[Any, ...]:
@@ -210,7 +210,7 @@ def _sum(parts: list[Any]) -> Any:
 
 
 def text(expression: Any) -> str:
-    """An expression as a line of Python, its terms in the papers' order.
+    """Format an expression as a line of Python, its terms in the papers' order.
 
     >>> s, b, h, a = (letter(name) for name in "sbha")
     >>> text(5 * a * s**2 * b + 34 * s * b * h)
@@ -226,7 +226,7 @@ def text(expression: Any) -> str:
 
 
 def latex(expression: Any) -> str:
-    """The same in LaTeX.
+    """Format an expression as LaTeX, its terms in the papers' order.
 
     >>> latex(34 * letter("h") * letter("s"))
     '34 h s'
@@ -241,9 +241,9 @@ def latex(expression: Any) -> str:
 
 
 def factored(expression: Any) -> str:
-    """Common letters before a bracket, as papers print it; empty where that says nothing new.
+    """Factor common letters out of a sum, as papers print it; empty where that changes nothing.
 
-    Where only the GPT's letters occur, all of the first term's letters go before the bracket.
+    Where only the GPT's letters occur, all letters of the first term go before the bracket.
 
     >>> s, b, h, a, f = (letter(name) for name in "sbhaf")
     >>> factored(34 * s * b * h + 5 * a * s**2 * b)
@@ -274,7 +274,7 @@ def factored(expression: Any) -> str:
 
 
 def kinds(model: ModelSpec) -> tuple[str, ...]:
-    """A name for each distinct block of a model, saying how it differs from the others.
+    """Return a name for each distinct block of a model, saying how it differs from the others.
 
     >>> from loadgauge.families.reference import gpt_model
     >>> kinds(gpt_model(2, 64, 4, 1000))

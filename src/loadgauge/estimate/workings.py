@@ -1,4 +1,4 @@
-"""What an estimate is worked out from: one model of memory and one of time, each made once, when it is first read."""
+"""What an estimate is computed from: one memory model and one step model, each built once, on first use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from loadgauge.spec.training import Training
 
 
 def view_of(layout: Layout, training: Training) -> View:
-    """What one rank sees of one micro-batch."""
+    """Return what one rank sees of one micro-batch: its tokens, shards and kernels."""
     if (layout.tokens is None) != (layout.pairs is None):
         raise ConfigError("a ragged micro-batch needs both its tokens and its query-key pairs", key="lengths")
     own = shard(layout.seq_len, layout.cp, "seq_len")
@@ -54,7 +54,7 @@ def view_of(layout: Layout, training: Training) -> View:
 
 
 class TimedOperation(NamedTuple):
-    """One operation of the slowest stage. times: in one micro-batch; again: whether it runs again in backward."""
+    """One operation of the slowest stage. times: in one micro-batch; again: whether it is recomputed in backward."""
 
     layer: str
     operation: Operation
@@ -64,13 +64,13 @@ class TimedOperation(NamedTuple):
 
     @property
     def each(self) -> Size:
-        """Seconds in one micro-batch, forward, backward and again."""
+        """Seconds in one micro-batch: forward, backward and recomputation."""
         more = self.seconds.forward if self.again else 0
         return self.times * (self.seconds.forward + self.seconds.backward + more)
 
 
 class Workings:
-    """Everything behind one estimate: what its totals are sums of, and what explanations and figures are drawn from.
+    """Everything behind one estimate: the models whose sums are its totals, for explanations and figures to draw from.
 
     rates: the efficiencies, else the calibrated ones of the GPU; scale: measured over predicted seconds of a step
     """
@@ -95,7 +95,7 @@ class Workings:
 
     @cached_property
     def memory(self) -> MemoryModel:
-        """The memory of each kind of layer under this layout."""
+        """The memory model of this layout."""
         return MemoryModel(self.model, self.layout, self.training, self.view)
 
     @cached_property
@@ -105,25 +105,25 @@ class Workings:
 
     @cached_property
     def worst(self) -> Worst:
-        """The rank that needs the most memory, and the peak of every stage."""
+        """The rank that needs the most memory, and the peak of every stage [bytes]."""
         return Worst.of(self.memory, self.stages)
 
     @property
     def phases(self) -> tuple[Moment, ...]:
-        """The phases of a step on the worst rank, with the work in each; without what is outside the step."""
+        """The moments of a step on the worst rank, with the work in each; without memory outside the step."""
         return self.worst.phases
 
     @cached_property
     def workspaces(self) -> float:
-        """Bytes of cuBLAS and Transformer Engine on the GPU."""
+        """Bytes of cuBLAS and Transformer Engine workspaces on the GPU."""
         return workspaces(self.gpu, self.training, grouped=self.memory.has_experts)
 
     def peak_memory(self) -> Memory:
-        """The memory of the worst rank."""
+        """The memory of the worst rank at its peak."""
         return self.worst.memory(None if self.gpu is None else self.gpu.capacity, self.workspaces)
 
     def ledger(self, phase: int) -> Ledger:
-        """The entries of the worst rank at one of its phases."""
+        """Return the ledger of the worst rank at one of its `phases`, by index."""
         return Ledger(self.worst.rank, self.phases[phase], self.workspaces)
 
     # -- time ---------------------------------------------------------------------------------------------------------
@@ -135,14 +135,14 @@ class Workings:
 
     @cached_property
     def step(self) -> StepModel:
-        """The time of each layer on the cluster. Raises `NotStated` where the GPU lacks a figure that is needed."""
+        """The step model on the cluster. Raises `NotStated` where the GPU lacks a figure that is needed."""
         assert self.cluster is not None, "time needs a cluster"
         machine = Machine.of(self.cluster.gpu, self.rates, self.training)
         return StepModel(self.memory, machine, Fabric.of(self.cluster, self.rates))
 
     @cached_property
     def timed(self) -> tuple[Time, tuple[Traffic, ...]]:
-        """Time and traffic of one step. Raises `NotStated`, as `step`."""
+        """Time and traffic of one step. Raises `NotStated` where the GPU lacks a figure that is needed."""
         assert self.cluster is not None
         return step_time(self.step, self.flops, self.cluster, self.scale)
 
@@ -152,7 +152,7 @@ class Workings:
         return self.layout.num_microbatches / self.layout.copies
 
     def play(self, batches: int, *, timed: bool) -> Simulation:
-        """The schedule with so many micro-batches; in units of one forward where it is not `timed`."""
+        """Simulate the schedule with `batches` micro-batches [s]; unless `timed`, in units of one forward."""
         if (batches, timed) not in self._played:
             self._played[batches, timed] = self._play(batches, timed)
         return self._played[batches, timed]
@@ -187,7 +187,7 @@ class Workings:
         ]
 
     def layers(self, stage: Stage) -> Iterator[tuple[str, Layer, Recompute, Size]]:
-        """The layers that a micro-batch passes on a stage: name, operations, what runs again, how many."""
+        """Yield the layers that a micro-batch passes on a stage: name, operations, what is recomputed, how many."""
         memory, ledger = self.memory, self.ledger(0)
         for key, count in memory.counts(stage, stage.start, stage.stop).items():
             yield ledger.kind(key), memory.facts[key].layer, memory.facts[key].recompute, count

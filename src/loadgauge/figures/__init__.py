@@ -1,4 +1,4 @@
-"""The figures of the page, each drawn from an estimate's own records: nothing is worked out a second way."""
+"""The figures of the page, each drawn from the estimate's own records, so that nothing is computed twice."""
 
 from __future__ import annotations
 

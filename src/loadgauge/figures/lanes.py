@@ -1,4 +1,4 @@
-"""Where the time goes: what computes, what communicates in the open, what hides; the exposed spans add up to the step."""
+"""Where the time goes: compute, exposed communication, hidden communication; the exposed spans add up to the step."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from loadgauge.figures.treemap import apportion
 from loadgauge.spec.axes import COMMUNICATION
 
 COMPUTE = ("forward", "backward", "recompute", "loss")
-"""Lanes of the estimate that are compute; they are told apart by what computes."""
+"""Components of step time that are compute; the figure splits them by kind of operation."""
 KINDS = ("matmul", "attention", "memory-bound")
 REST = (*COMMUNICATION, "bubble", "optimizer", "fixed")
-"""The other lanes of the estimate, in the order in which they are drawn."""
+"""The other components of step time, in the order of drawing."""
 
 
 def kind_of(timed: TimedOperation) -> str:
-    """Which of `KINDS` an operation is: products with weights or between activations, attention, or neither."""
+    """Return which of `KINDS` an operation is: a matrix product, attention, or memory-bound."""
     if timed.operation.kind == "attention":
         return "attention"
     return "matmul" if timed.operation.gemms else "memory-bound"
 
 
 def lanes(result: Estimate) -> list[dict[str, Any]] | None:
-    """The lanes of a step on its slowest stage [s], or None where no time is known.
+    """Return the components of a step on its slowest stage [s], or None where no time is known.
 
-    `seconds` are on the critical path, `hidden_seconds` run beside compute. Spans are laid end to end, not where they
+    `seconds` are on the critical path, `hidden_seconds` overlap with compute. Spans are laid end to end, not where they
     fall in the step: a step has thousands of each.
     """
     time = result.time
@@ -41,13 +41,13 @@ def lanes(result: Estimate) -> list[dict[str, Any]] | None:
     hidden: dict[str, float] = {}
     for row in result.network:
         hidden[row.lane] = hidden.get(row.lane, 0.0) + max(0.0, row.seconds * time.scale - row.exposed_seconds)
-    found, start = [], 0.0
+    components, start = [], 0.0
     for lane, value in seconds.items():
         beside = hidden.get(lane, 0.0)
         if not value and not beside:
             continue
         spans = [{"start": 0.0, "end": beside, "hidden": True}] if beside else []
         spans += [{"start": start, "end": start + value, "hidden": False}] if value else []
-        found.append({"lane": lane, "spans": spans, "seconds": value, "hidden_seconds": beside})
+        components.append({"lane": lane, "spans": spans, "seconds": value, "hidden_seconds": beside})
         start += value
-    return found
+    return components

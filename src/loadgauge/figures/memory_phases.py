@@ -16,9 +16,9 @@ ROWS = 800
 
 
 def moments(result: Estimate) -> dict[str, Any]:
-    """The moments as the estimate has them (`points`, in order), and the curve of the worst rank over its schedule.
+    """Return the estimate's moments (`points`, in order), and the curve of the worst rank over its schedule.
 
-    The curve has a row a point: seconds (a forward's time where none is known), then bytes by part. Its highest point is
+    Each row of the curve: seconds (in units of a forward where none are known), then bytes by part. Its highest point is
     the peak where enough micro-batches are drawn to reach it (`reaches_peak`).
     """
     memory, scale = result.memory, result.workings.scale
@@ -47,7 +47,7 @@ def moments(result: Estimate) -> dict[str, Any]:
 
 
 def thinned(rows: list[list[Any]], most: int = ROWS) -> list[list[Any]]:
-    """About so many of the rows: both ends, the highest one, and others at even distances.
+    """Return about `most` of the rows: both ends, the highest one, and others at even distances.
 
     >>> thinned([[0, 1], [1, 5], [2, 9], [3, 4], [4, 1]], 3)
     [[0, 1], [2, 9], [4, 1]]
@@ -61,7 +61,7 @@ def thinned(rows: list[list[Any]], most: int = ROWS) -> list[list[Any]]:
 
 
 def curve(result: Estimate) -> Iterator[tuple[float, Moment]]:
-    """The worst rank through its schedule: seconds, before `Workings.scale`, and what is alive."""
+    """Yield the worst rank's way through its schedule: seconds, before `Workings.scale`, and the moment."""
     played = result.workings.play(_batches(result), timed=result.time is not None)
     stage = result.memory.rank.stage
     return _curve(
@@ -76,18 +76,18 @@ def _batches(result: Estimate) -> int:
 
 def _curve(at_work: StageAtWork, events: list[Event], end: float) -> Iterator[tuple[float, Moment]]:
     """Seconds and what is alive: at the end of a forward, and layer after layer through a backward."""
-    known: dict[object, list[tuple[float, Moment]]] = {}
+    moments_of: dict[object, list[tuple[float, Moment]]] = {}
     last: Moment | None = None
     for event, flight in zip(events, flights(events, len(at_work.chunks)), strict=True):
         if event.kind == "W":
             continue
         work = Work(event.kind == "F", event.chunk, event.kind == "B", Flight(*flight))
         key = work.forward, work.chunk, work.splits, flight
-        if key not in known:
-            known[key] = list(_within(at_work, work))
+        if key not in moments_of:
+            moments_of[key] = list(_within(at_work, work))
         if work.forward and last is not None:
             yield event.start, last
-        for share, moment in known[key]:
+        for share, moment in moments_of[key]:
             yield event.start + share * (event.end - event.start), moment
             last = moment
     if at_work.memory.fully_sharded and at_work.layout.pp > 1:

@@ -13,26 +13,26 @@ from loadgauge.spec.calibration import rates
 
 
 def setup_of(given: Setup) -> NetworkCase | None:
-    """What `loadgauge network` asks; None where there are no links, or their seconds are rescaled by a measured run."""
+    """Return the case of `loadgauge network`; None without links, or where a measured run rescales the time."""
     if given.gpu is None or given.cluster is None or given.job.measured is not None:
         return None
     return NetworkCase.of(given.model, given.layout, given.training, given.cluster, rates(given.gpu.id))
 
 
 def network(result: Estimate) -> list[dict[str, Any]] | None:
-    """A row for each axis and moment; None where `loadgauge network` has no answer."""
+    """Return a row for each axis and moment; None where `loadgauge network` has no answer."""
     if result.time is None or result.time.scale != 1.0:
         return None
     return rows(NetworkCase.of_step(result.workings.step).answer())
 
 
-def rows(found: Network) -> list[dict[str, Any]]:
-    """Bytes of the slowest link [byte], the window [s], bandwidth needed and there [byte/s], seconds that stick out."""
-    return [row(need) for need in found.needs]
+def rows(network: Network) -> list[dict[str, Any]]:
+    """Return a row for each need: bytes of the slowest link, the window [s], bandwidths [byte/s], exposed seconds."""
+    return [row(need) for need in network.needs]
 
 
 def row(need: Need) -> dict[str, Any]:
-    """One row."""
+    """Return one need as plain values: bytes, seconds and byte/s."""
     return {
         "axis": need.axis,
         "what": need.what,
@@ -52,7 +52,7 @@ def row(need: Need) -> dict[str, Any]:
 
 
 def what_if(given: Setup, nic: float) -> dict[str, Any] | None:
-    """The rows and the step with another network adapter [byte/s]; None as `network`."""
+    """Return the rows and the step [s] with another network adapter of `nic` byte/s per GPU; None as in `network`."""
     setup = setup_of(given)
     if setup is None:
         return None

@@ -1,4 +1,4 @@
-"""The operations of the slowest stage under the roof of the GPU."""
+"""The operations of the slowest stage under the roofline of the GPU."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from loadgauge.figures.lanes import kind_of
 
 
 def roofline(result: Estimate) -> dict[str, Any] | None:
-    """Each operation's forward: FLOPs, bytes through HBM, seconds [of one micro-batch]; None where no time is known.
+    """Return each operation's forward: FLOPs, bytes through HBM, seconds of one micro-batch; None where no time is known.
 
-    intensity: FLOPs a byte; achieved: FLOP/s; bandwidth: byte/s that it moves; step_seconds: with its backward, of all
-    layers and micro-batches of a step. Operations without FLOPs have an intensity of 0 and are judged by their bandwidth.
+    intensity: FLOPs per byte, None without bytes; achieved: FLOP/s; bandwidth: byte/s moved; step_seconds: including its
+    backward, of all layers and micro-batches of a step. Operations without FLOPs have an intensity of 0 and are judged by
+    their bandwidth.
     """
     if result.time is None:
         return None
     workings = result.workings
     points: dict[tuple[str, str], dict[str, Any]] = {}
-    for one in workings.operations:
-        operation, seconds = one.operation, one.seconds.forward * workings.scale
+    for timed in workings.operations:
+        operation, seconds = timed.operation, timed.seconds.forward * workings.scale
         if not seconds:
             continue
         flops, nbytes = operation.forward_flops * operation.computed_share, operation.hbm_bytes()
-        step = one.each * workings.passes * workings.scale
-        key = one.layer.removesuffix(" run again in backward"), operation.name
+        step = timed.each * workings.passes * workings.scale
+        key = timed.layer.removesuffix(" run again in backward"), operation.name
         if key in points:
             points[key]["step_seconds"] += step
-            points[key]["layers"] += one.times
+            points[key]["layers"] += timed.times
             continue
         points[key] = {
-            "op": operation.name, "layer": key[0], "layers": one.times, "kind": kind_of(one), "flops": flops,
+            "op": operation.name, "layer": key[0], "layers": timed.times, "kind": kind_of(timed), "flops": flops,
             "bytes": nbytes, "intensity": flops / nbytes if nbytes else None, "achieved": flops / seconds,
             "bandwidth": nbytes / seconds, "seconds": seconds, "step_seconds": step,
         }  # fmt: skip

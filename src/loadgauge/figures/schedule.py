@@ -18,9 +18,9 @@ Flights = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def schedule(result: Estimate) -> dict[str, Any]:
-    """Every piece of work in time: stage, start, end [s], kind, micro-batch, chunk, and what the stage holds for backward.
+    """Return every piece of work: stage, start, end [s], kind, micro-batch, chunk, and bytes the stage holds for backward.
 
-    A forward holds its own micro-batch already, a backward still. `seconds` and `bubble` are of what is played;
+    A forward holds its own micro-batch already, a backward still. `seconds` and `bubble` are of the micro-batches shown;
     `step_bubble` is the share of the whole step, by the estimate. Without a known time, a forward takes 1.
     """
     layout, workings = result.layout, result.workings
@@ -29,7 +29,7 @@ def schedule(result: Estimate) -> dict[str, Any]:
     batches = playable(layout, max(2, min(MICROBATCHES, most)))
     played = workings.play(batches, timed=result.time is not None)
     drawn = drawn_stages(layout.pp, result.memory.rank.stage)
-    held: dict[object, list[tuple[Size, Size]]] = {}
+    bytes_of: dict[object, list[tuple[Size, Size]]] = {}
     cells = []
     events: dict[int, list[Event]] = {}
     for event in played.timeline:
@@ -37,13 +37,13 @@ def schedule(result: Estimate) -> dict[str, Any]:
     for index in drawn:
         stage = workings.stages[index]
         key = memory.make_up(stage)
-        if key not in held:
+        if key not in bytes_of:
             chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
-            held[key] = [(each.kept + each.head, each.waiting + each.head_waiting) for each in chunks]
+            bytes_of[key] = [(each.kept + each.head, each.waiting + each.head_waiting) for each in chunks]
         for event, flight in zip(events[index], flights(events[index], played.order.chunks), strict=True):
             cells.append(
                 [index, event.start * scale, event.end * scale, event.kind, event.microbatch, event.chunk,
-                 live(flight, held[key])]
+                 live(flight, bytes_of[key])]
             )  # fmt: skip
     time = result.time
     return {
@@ -64,7 +64,7 @@ def schedule(result: Estimate) -> dict[str, Any]:
 
 
 def playable(layout: Layout, wanted: int) -> int:
-    """About so many micro-batches, as the schedule can run them, and no more than there are."""
+    """Return about `wanted` micro-batches: a number the schedule can run, at most as many as the job has."""
     if layout.schedule == "interleaved":
         wanted = -(-wanted // layout.pp) * layout.pp
     elif layout.schedule in ("dualpipe", "dualpipev"):
@@ -73,7 +73,7 @@ def playable(layout: Layout, wanted: int) -> int:
 
 
 def drawn_stages(stages: int, worst: int) -> list[int]:
-    """The stages that are drawn: all, or the first and the last ones and the one that needs the most memory.
+    """Return the stages to draw: all, or the first ones, the last ones and the one that needs the most memory (`worst`).
 
     >>> drawn_stages(4, 0), len(drawn_stages(64, 30)), 30 in drawn_stages(64, 30)
     ([0, 1, 2, 3], 16, True)
@@ -88,7 +88,7 @@ def drawn_stages(stages: int, worst: int) -> list[int]:
 
 
 def shortened(stages: int, batches: int, drawn: list[int], played: int) -> str:
-    """What was left out, in a line; empty where nothing was.
+    """Return in one line what was left out of the figure; empty where nothing was.
 
     >>> shortened(4, 64, [0, 1, 2, 3], 16)
     '16 of 64 micro-batches'
@@ -98,24 +98,24 @@ def shortened(stages: int, batches: int, drawn: list[int], played: int) -> str:
 
 
 def flights(events: list[Event], chunks: int) -> list[Flights]:
-    """For each piece of work of a stage the micro-batches between forward and backward, and those that wait for W.
+    """Return, for each event of a stage, the micro-batches by chunk between forward and backward, and those waiting for W.
 
     >>> work = [Event(0, kind, number, 0, 0, 0) for kind, number in (("F", 0), ("F", 1), ("B", 0), ("W", 0))]
     >>> flights(work, 1)
     [((1,), (0,)), ((2,), (0,)), ((2,), (0,)), ((1,), (1,))]
     """
     whole, waiting = [0] * chunks, [0] * chunks
-    found = []
+    in_flight = []
     for event in events:
         whole[event.chunk] += event.kind == "F"
-        found.append((tuple(whole), tuple(waiting)))
+        in_flight.append((tuple(whole), tuple(waiting)))
         whole[event.chunk] -= event.kind in ("B", "BW")
         waiting[event.chunk] += (event.kind == "B") - (event.kind == "W")
-    return found
+    return in_flight
 
 
 def live(flight: Flights, chunks: list[tuple[Size, Size]]) -> Size:
-    """Bytes kept for backward. chunks: of each, what a micro-batch in flight keeps, and one that waits for W"""
+    """Return the bytes kept for backward. chunks: of each, bytes of a micro-batch in flight, and of one that waits for W"""
     whole, waiting = flight
     total: Size = 0
     for number, (kept, waits) in enumerate(chunks):

@@ -24,7 +24,7 @@ TOLERANCE = 0.01
 
 
 class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What was trained, in the words of `loadgauge estimate`; None: not said."""
+    """The sizes of a traced run, by the fields of `loadgauge estimate`; None: not recorded."""
 
     framework: Name
     layers: Count | None = None
@@ -37,7 +37,7 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The highest bytes in tensors by phase. weights: bytes of them; gpus and sizes: None where they are not said."""
+    """The highest bytes in tensors by phase of a trace. weights: bytes of them; gpus and sizes: None where not recorded."""
 
     source: Literal["traced", "measured"]
     target: Name
@@ -47,15 +47,16 @@ class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     sizes: Sizes | None = None
 
 
-def dots(result: Estimate, found: Found, model: str) -> dict[str, Any]:
-    """The dots, each at the highest of the estimate's moments of its phase. model: what the page's model is called.
+def dots(result: Estimate, trace: Found, model: str) -> dict[str, Any]:
+    """Return the dots of a trace, each at the estimate's highest moment of its phase.
 
-    bytes: in tensors, as found; estimated: the same of the moment (None in forward, which has the loss's with it in a
-    trace, and not in an estimate); height: with what the estimate has outside, which no trace sees
+    model: name of the page's model; bytes: in tensors, as traced; estimated: the same of the moment (None in forward, which
+    in a trace includes the loss's, and in an estimate does not); height: plus what the estimate has outside tensors, which no
+    trace sees
     """
     memory, drawn = result.memory, list(curve(result))
     placed = []
-    for phase, nbytes in found.phases.items():
+    for phase, nbytes in trace.phases.items():
         moments = [moment for moment in memory.moments if _within(phase, moment)]
         times = [(moment.total, seconds) for seconds, moment in drawn if _within(phase, moment)]
         if not moments or not times:
@@ -67,17 +68,17 @@ def dots(result: Estimate, found: Found, model: str) -> dict[str, Any]:
             {"phase": phase, "moment": highest.name, "t": at, "bytes": nbytes, "height": nbytes + outside, "estimated": estimated}
         )  # fmt: skip
     return {
-        "source": found.source, "target": found.target, "dots": placed, "differs": differs(result, found, model),
-        "unsaid": found.sizes is None,
+        "source": trace.source, "target": trace.target, "dots": placed, "differs": differs(result, trace, model),
+        "unsaid": trace.sizes is None,
     }  # fmt: skip
 
 
-def differs(result: Estimate, found: Found, model: str) -> list[dict[str, Any]]:
-    """In what the two runs are not alike: what, there and here."""
-    sizes, layout, training = found.sizes, result.layout, result.training
-    rows: list[tuple[str, Any, Any]] = [("model", found.target, model)]
-    if found.gpus is not None:
-        rows.append(("gpus", found.gpus, int(layout.gpus)))
+def differs(result: Estimate, trace: Found, model: str) -> list[dict[str, Any]]:
+    """Return in what the two runs differ: the quantity, the trace's value and the estimate's."""
+    sizes, layout, training = trace.sizes, result.layout, result.training
+    rows: list[tuple[str, Any, Any]] = [("model", trace.target, model)]
+    if trace.gpus is not None:
+        rows.append(("gpus", trace.gpus, int(layout.gpus)))
     if sizes is not None:
         rows += [
             ("framework", sizes.framework, training.framework.name),
@@ -91,8 +92,8 @@ def differs(result: Estimate, found: Found, model: str) -> list[dict[str, Any]]:
         ]
     unlike = [{"what": what, "there": there, "here": here} for what, there, here in rows if there != here]
     weights = result.memory.parts["weights"]
-    if abs(found.weights - weights) > TOLERANCE * weights:
-        unlike.append({"what": "weights", "there": found.weights, "here": weights})
+    if abs(trace.weights - weights) > TOLERANCE * weights:
+        unlike.append({"what": "weights", "there": trace.weights, "here": weights})
     return unlike
 
 

@@ -23,9 +23,9 @@ GROUPS = {
 
 
 def treemap(result: Estimate) -> list[Node]:
-    """The parts of the estimate, each with what it is made of [bytes]. Children add up to their parent, all to the total.
+    """Return the parts of the estimate, each with its contents [bytes]. Children add up to their parent, all to the total.
 
-    An `id` is the names on the way down, with slashes between; `/api/explain` takes any of them.
+    An `id` is the path of names, joined by slashes; `/api/explain` takes any of them.
     """
     parts, ledger = result.memory.parts, result.workings.ledger(result.memory.peak)
     return [
@@ -36,7 +36,7 @@ def treemap(result: Estimate) -> list[Node]:
 
 
 def node(part: str, id: str, label: str, nbytes: Size, children: Iterable[Node] = ()) -> Node:
-    """One block. What its children do not account for is said, never lost."""
+    """Return one block. Bytes its children do not account for become a child of their own."""
     listed = [child for child in children if child["bytes"]]
     if listed:
         settle(listed, nbytes, part, id)
@@ -44,7 +44,7 @@ def node(part: str, id: str, label: str, nbytes: Size, children: Iterable[Node] 
 
 
 def settle(children: list[Node], nbytes: Size, part: str, id: str) -> None:
-    """Makes children add up to their parent: the last bits of floats go to the largest, more is a child of its own."""
+    """Make children add up to their parent: rounding goes to the largest, anything more becomes its own child."""
     rest = nbytes - sum(child["bytes"] for child in children)
     if abs(rest) > 1e-9 * nbytes:
         children.append(node(part, f"{id}/rest", NOT_ITEMISED, rest))
@@ -130,7 +130,7 @@ def _pieces(ledger: Ledger) -> Iterable[tuple[str, int, tuple[Weight, ...]]]:
 
 
 def apportion(total: float, weights: list[Size]) -> list[float]:
-    """A total split by weights; whole numbers stay whole, and the shares add up to the total.
+    """Split a total by weights; whole numbers stay whole, and the shares add up to the total.
 
     >>> apportion(10, [1, 1, 1]), apportion(0, [])
     ([3, 3, 4], [])

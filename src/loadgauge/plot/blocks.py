@@ -8,7 +8,7 @@ from typing import Any
 from loadgauge.estimate.result import Estimate
 from loadgauge.figures.colours import DARK, PARTS
 from loadgauge.figures.treemap import treemap
-from loadgauge.units import GIB
+from loadgauge.units import gib
 
 Box = tuple[float, float, float, float]
 """Left, bottom, width, height."""
@@ -17,7 +17,7 @@ HEIGHT = 0.6
 
 
 def squares(sizes: Sequence[float], box: Box) -> list[Box]:
-    """A box cut into one for each size, the largest first, areas in proportion, as square as can be.
+    """Divide a box into one for each size, the largest first, areas in proportion, as square as possible.
 
     Squarified treemap (Bruls, Huizing, van Wijk 2000): a row along the shorter side grows while its worst box gets no
     longer.
@@ -30,7 +30,7 @@ def squares(sizes: Sequence[float], box: Box) -> list[Box]:
         return []
     scale = width * height / sum(rest)
     rest = [size * scale for size in rest]
-    found: list[Box] = []
+    boxes: list[Box] = []
     while rest:
         side = min(width, height)
 
@@ -42,7 +42,7 @@ def squares(sizes: Sequence[float], box: Box) -> list[Box]:
         for area in areas:
             length = area / thick
             upright = width >= height
-            found.append(
+            boxes.append(
                 (left, bottom + place, thick, length) if upright else (left + place, bottom, length, thick)
             )  # fmt: skip
             place += length
@@ -51,11 +51,11 @@ def squares(sizes: Sequence[float], box: Box) -> list[Box]:
         else:
             bottom, height = bottom + thick, height - thick
         rest = rest[count:]
-    return found
+    return boxes
 
 
 def worst(areas: Sequence[float], side: float) -> float:
-    """The longest of the boxes of these areas that share a side: its length over its width.
+    """Return the largest aspect ratio of boxes of these areas along a side of length `side`.
 
     >>> worst([2.0, 2.0], 2.0), worst([1.0, 3.0], 2.0)
     (2.0, 4.0)
@@ -65,7 +65,7 @@ def worst(areas: Sequence[float], side: float) -> float:
 
 
 def leaves(node: dict[str, Any], box: Box, depth: int) -> Iterator[tuple[dict[str, Any], Box]]:
-    """The blocks that are drawn: children down to a depth."""
+    """Yield the blocks to draw with their boxes: children down to a depth."""
     children = sorted(node["children"], key=lambda child: -child["bytes"])
     if depth == 0 or len(children) < 2:
         yield (leaves_of(node), box)
@@ -75,14 +75,14 @@ def leaves(node: dict[str, Any], box: Box, depth: int) -> Iterator[tuple[dict[st
 
 
 def leaves_of(node: dict[str, Any]) -> dict[str, Any]:
-    """A block with the name of the only thing that it is made of."""
+    """Return a block under the name of its only child, where it has one."""
     while len(node["children"]) == 1:
         node = node["children"][0]
     return node
 
 
 def draw(axes: Any, result: Estimate) -> None:
-    """The blocks of the worst rank at its peak moment, to the operations that keep something."""
+    """Draw the treemap of the worst rank's memory at its peak, down to the operations that keep something."""
     parts = sorted(treemap(result), key=lambda part: -part["bytes"])
     for part, box in zip(parts, squares([part["bytes"] for part in parts], (0.0, 0.0, 1.0, HEIGHT)), strict=True):
         name = part["part"]
@@ -92,7 +92,7 @@ def draw(axes: Any, result: Estimate) -> None:
             label = node["label"] if node is not part else name
             if width > 0.09 and height > 0.05:
                 axes.text(
-                    left + width / 2, bottom + height / 2, f"{_short(label, width)}\n{node['bytes'] / GIB:,.2f} GiB",
+                    left + width / 2, bottom + height / 2, f"{_short(label, width)}\n{gib(node['bytes'])}",
                     ha="center", va="center", color=letters, fontsize=7.5, linespacing=1.35,
                 )  # fmt: skip
         left, bottom, width, height = box
@@ -102,7 +102,7 @@ def draw(axes: Any, result: Estimate) -> None:
     axes.set_axis_off()
     memory = result.memory
     axes.set_title(
-        f"{memory.total / GIB:,.1f} GiB on a rank of stage {memory.rank.stage}, at its peak: {memory.moment}",
+        f"{gib(memory.total, 1)} on a rank of stage {memory.rank.stage}, at its peak: {memory.moment}",
         loc="left", fontsize=8, color="#5f6670",
     )  # fmt: skip
 

@@ -11,25 +11,25 @@ from loadgauge.units import seconds
 
 
 def draw(axes: Any, result: Estimate) -> None:
-    """A lane each for what computes and what communicates: red sticks out, pale hides beside compute."""
-    found = lanes(result) or []
+    """Draw the components of step time: exposed communication in red, what overlaps with compute pale."""
+    components = lanes(result) or []
     assert result.time is not None
     step = result.time.step
-    for row, lane in enumerate(found):
+    for row, lane in enumerate(components):
         for span in lane["spans"]:
             colour = (
                 HIDDEN if span["hidden"] else IDLE if lane["lane"] == "bubble" else LANES.get(lane["lane"], EXPOSED)
             )
             axes.barh(row, span["end"] - span["start"], left=span["start"], height=0.62, color=colour)
-        said = seconds(lane["seconds"]) if lane["seconds"] else f"{seconds(lane['hidden_seconds'])} hidden"
+        label = seconds(lane["seconds"]) if lane["seconds"] else f"{seconds(lane['hidden_seconds'])} hidden"
         end = max(span["end"] for span in lane["spans"])
-        axes.text(min(end + step * 0.012, step * 1.02), row, said, va="center", fontsize=7.5, color="#3d434c")
-    axes.set_yticks(range(len(found)), [lane["lane"] for lane in found])
+        axes.text(min(end + step * 0.012, step * 1.02), row, label, va="center", fontsize=7.5, color="#3d434c")
+    axes.set_yticks(range(len(components)), [lane["lane"] for lane in components])
     axes.invert_yaxis()
     axes.set_xlim(0, step * 1.14)
     axes.set_xlabel("seconds")
     axes.tick_params(axis="y", length=0)
     axes.set_title(
-        f"{seconds(step)} on the slowest stage; red: not hidden, pale: hidden under compute", loc="left", fontsize=8,
+        f"{seconds(step)} on the slowest stage; red: exposed, pale: hidden under compute", loc="left", fontsize=8,
         color="#5f6670",
     )  # fmt: skip

@@ -7,22 +7,22 @@ from typing import Any
 from loadgauge.estimate.result import Estimate
 from loadgauge.figures.colours import EXPOSED, PARTS
 from loadgauge.figures.memory_phases import moments
-from loadgauge.units import GIB
+from loadgauge.units import GIB, gib
 
 
 def draw(axes: Any, result: Estimate) -> None:
-    """Stacked areas over the step, and the line of what the GPU has."""
-    found = moments(result)
-    curve = found["curve"]
+    """Draw memory over the step as stacked areas [GiB], with a line at the GPU's capacity."""
+    figure = moments(result)
+    curve = figure["curve"]
     place = {name: index for index, name in enumerate(curve["columns"])}
     seconds = [row[0] for row in curve["rows"]]
     present = [part for part in PARTS if any(row[place[part]] for row in curve["rows"])]
     heights = [[row[place[part]] / GIB for row in curve["rows"]] for part in present]
     axes.stackplot(seconds, heights, colors=[PARTS[part] for part in present], labels=present, linewidth=0)
-    if found["capacity"] is not None:
-        axes.axhline(found["capacity"] / GIB, color=EXPOSED, linewidth=1, linestyle=(0, (4, 3)))
+    if figure["capacity"] is not None:
+        axes.axhline(figure["capacity"] / GIB, color=EXPOSED, linewidth=1, linestyle=(0, (4, 3)))
         axes.annotate(
-            f"{found['capacity'] / GIB:,.1f} GiB usable", (1, found["capacity"] / GIB), (0, 3),
+            f"{gib(figure['capacity'], 1)} usable", (1, figure["capacity"] / GIB), (0, 3),
             xycoords=("axes fraction", "data"), textcoords="offset points", ha="right", fontsize=7.5, color=EXPOSED,
         )  # fmt: skip
     axes.set_xlim(0, seconds[-1])
@@ -33,4 +33,4 @@ def draw(axes: Any, result: Estimate) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(present), frameon=False, fontsize=7)
     drawn, whole = curve["microbatches_shown"], curve["microbatches"]
     some = f", {drawn} of {whole} micro-batches" if drawn < whole else ""
-    axes.set_title(f"a rank of stage {found['rank']['stage']}{some}", loc="left", fontsize=8, color="#5f6670")
+    axes.set_title(f"a rank of stage {figure['rank']['stage']}{some}", loc="left", fontsize=8, color="#5f6670")

@@ -1,4 +1,4 @@
-"""The operations under the roof of the GPU."""
+"""The operations under the roofline of the GPU."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ NAMED = 8
 
 
 def draw(axes: Any, result: Estimate) -> None:
-    """FLOP/s against FLOPs a byte, each operation's forward; areas are seconds of a step."""
-    found = roofline(result)
-    assert found is not None
-    points = [point for point in found["points"] if point["flops"] and point["bytes"]]
+    """Draw each operation's forward: FLOP/s against FLOPs per byte, areas in proportion to its seconds of a step."""
+    figure = roofline(result)
+    assert figure is not None
+    points = [point for point in figure["points"] if point["flops"] and point["bytes"]]
     most = max(point["step_seconds"] for point in points)
     reach = [point["intensity"] for point in points]
-    low, high = min(*reach, found["ridge"]) / 3, max(*reach, found["ridge"]) * 3
+    low, high = min(*reach, figure["ridge"]) / 3, max(*reach, figure["ridge"]) * 3
     axes.plot(
-        [low, found["ridge"], high], [low * found["bandwidth"] / 1e12, found["peak"] / 1e12, found["peak"] / 1e12],
+        [low, figure["ridge"], high], [low * figure["bandwidth"] / 1e12, figure["peak"] / 1e12, figure["peak"] / 1e12],
         color=INK, linewidth=1.2,
     )  # fmt: skip
     for point in points:
@@ -44,9 +44,9 @@ def draw(axes: Any, result: Estimate) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, high)
-    axes.set_xlabel("FLOPs a byte of HBM")
+    axes.set_xlabel("FLOPs per byte of HBM")
     axes.set_ylabel("TFLOP/s")
     axes.set_title(
-        f"roof: {found['peak'] / 1e12:,.0f} TFLOP/s, {found['bandwidth'] / 1e12:,.2f} TB/s; area: seconds of a step",
+        f"roof: {figure['peak'] / 1e12:,.0f} TFLOP/s, {figure['bandwidth'] / 1e12:,.2f} TB/s; area: seconds of a step",
         loc="left", fontsize=8, color=MUTE,
     )  # fmt: skip

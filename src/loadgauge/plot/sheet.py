@@ -14,7 +14,7 @@ from loadgauge.plot import blocks, lanes, roofline, schedule
 from loadgauge.plot import memory_phases as through_step
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.axes import RANK_AXES
-from loadgauge.units import GIB, seconds
+from loadgauge.units import in_gib, seconds
 
 FIGURES: dict[str, tuple[str, Callable[[Any, Estimate], None]]] = {
     "bytes": ("Where every byte goes", blocks.draw),
@@ -43,7 +43,10 @@ STYLE: dict[Any, Any] = {
 
 
 def plot(given: Setup, result: Estimate, file: Path, figure: str = "all") -> None:
-    """Writes one of `FIGURES`, or all that can be drawn, to an .svg, .png or .pdf. Errors: `ConfigError`."""
+    """Write one of `FIGURES`, or all that can be drawn, to an .svg, .png or .pdf file.
+
+    Raises `ConfigError` for another ending, a figure that this estimate lacks, or a missing matplotlib.
+    """
     if file.suffix.lower() not in ENDINGS:
         raise ConfigError(f"{file}: a figure is written as {', '.join(ENDINGS)}")
     if figure in TIMED and result.time is None:
@@ -74,7 +77,6 @@ def _single(figure_of: Any, result: Estimate, name: str) -> Any:
 
 
 def _sheet(figure_of: Any, result: Estimate) -> Any:
-    result = result
     names, heights = [["bytes", "step"]], [4.3]
     if result.time is not None:
         names.append(["time", "roofline"])
@@ -85,9 +87,9 @@ def _sheet(figure_of: Any, result: Estimate) -> Any:
     figure = figure_of(figsize=(13, 1.1 + sum(heights)), layout="constrained")
     rows = figure.subfigures(1 + len(names), 1, height_ratios=[1.1, *heights])
     _headline(rows[0], result)
-    for row, each in zip(rows[1:], names, strict=True):
-        cells = row.subfigures(1, len(each), wspace=0.03)
-        for cell, name in zip(cells if len(each) > 1 else [cells], each, strict=True):
+    for row, names_of_row in zip(rows[1:], names, strict=True):
+        cells = row.subfigures(1, len(names_of_row), wspace=0.03)
+        for cell, name in zip(cells if len(names_of_row) > 1 else [cells], names_of_row, strict=True):
             heading, draw = FIGURES[name]
             draw(cell.subplots(), result)
             cell.suptitle(heading, x=0.012, ha="left", fontsize=11, fontweight="bold")
@@ -96,22 +98,21 @@ def _sheet(figure_of: Any, result: Estimate) -> Any:
 
 def _headline(figure: Any, result: Estimate) -> None:
     """Model and layout; then the verdict, the step and what it reaches."""
-    result, layout = result, result.layout
-    memory, time = result.memory, result.time
-    axes_said = " ".join(f"{name} {getattr(layout, name)}" for name in RANK_AXES if getattr(layout, name) > 1)
+    layout, memory, time = result.layout, result.memory, result.time
+    degrees = " ".join(f"{name} {getattr(layout, name)}" for name in RANK_AXES if getattr(layout, name) > 1)
     machine = f"{layout.gpus:,} x {result.gpu}" if result.gpu else f"{layout.gpus:,} GPUs"
     figure.text(
-        0.012, 0.8, f"{result.model.name} · {machine} · {axes_said or 'one rank'} · ZeRO {layout.zero} · recompute"
+        0.012, 0.8, f"{result.model.name} · {machine} · {degrees or 'one rank'} · ZeRO {layout.zero} · recompute"
         f" {layout.recompute} · {layout.global_batch:,} x {layout.seq_len:,} tokens a step",
         fontsize=10, color=MUTE, va="center",
     )  # fmt: skip
-    has = "" if memory.capacity is None else f" of {memory.capacity / GIB:,.1f}"
+    has = "" if memory.capacity is None else f" of {in_gib(memory.capacity, 1)}"
     verdict = {"fits": "It fits", "tight": "It fits, tightly", "does not fit": "It does not fit"}.get(
         memory.verdict, "Memory"
     )
-    said = [(f"{verdict}: {memory.total / GIB:,.1f}{has} GiB", EXPOSED if memory.fits is False else "#1f7045")]
+    texts = [(f"{verdict}: {in_gib(memory.total, 1)}{has} GiB", EXPOSED if memory.fits is False else "#1f7045")]
     if time is not None:
-        said += [(f"Step {seconds(time.step)}", INK), (f"MFU {time.mfu:.1%}", INK)]
-        said += [(f"{time.tokens_per_second_per_gpu:,.0f} tokens/s/GPU", INK)]
-    for (text, colour), place in zip(said, (0.012, 0.34, 0.48, 0.62), strict=False):
+        texts += [(f"Step {seconds(time.step)}", INK), (f"MFU {time.mfu:.1%}", INK)]
+        texts += [(f"{time.tokens_per_second_per_gpu:,.0f} tokens/s/GPU", INK)]
+    for (text, colour), place in zip(texts, (0.012, 0.34, 0.48, 0.62), strict=False):
         figure.text(place, 0.35, text, fontsize=15, fontweight="bold", color=colour, va="center")

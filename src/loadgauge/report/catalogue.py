@@ -10,7 +10,7 @@ from loadgauge.spec.model import ModelSpec
 
 
 def gpu_row(card: Gpu) -> dict[str, Any]:
-    """A GPU as plain values in base units: bytes, byte/s, FLOP/s, W. None where no source states the figure."""
+    """Return a GPU as plain values: bytes, byte/s, FLOP/s, W; None where no source states the figure."""
 
     def value(figure: Quantity | None) -> float | None:
         return None if figure is None else figure.value
@@ -36,7 +36,7 @@ def gpu_row(card: Gpu) -> dict[str, Any]:
 
 
 def model_row(spec: ModelSpec) -> dict[str, Any]:
-    """A model as plain values: its type, number of parameters and sizes."""
+    """Return a model as plain values: its type, number of parameters and sizes."""
     return {
         "name": spec.name,
         "model_type": spec.model_type,

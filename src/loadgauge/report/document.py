@@ -9,7 +9,7 @@ from loadgauge.resolve.setup import Setup, worst_routing
 
 
 def estimate_document(given: Setup, result: Estimate, part: str | None = None, at: When = "largest") -> dict[str, Any]:
-    """The document of `loadgauge estimate --json`: the estimate, the assumptions, and whatever the job asks for besides.
+    """Return the document of `loadgauge estimate --json`: the estimate, the assumptions, and what else the job asks for.
 
     part, at: with `--explain`, the part of the memory to explain and the moment of the step. Bytes, seconds and FLOP.
     """

@@ -11,12 +11,12 @@ from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.result import STRETCHES, Estimate, Memory
 from loadgauge.report.padding import padding
+from loadgauge.report.setup import layout_words, print_assumed
 from loadgauge.report.step_time import headline, timing
-from loadgauge.report.table import GLUE, Column, bar, console, draw, heading, points
+from loadgauge.report.table import Column, bar, console, draw, heading, points
 from loadgauge.resolve.reproduce import show_command
 from loadgauge.resolve.setup import Setup, worst_routing
-from loadgauge.spec.axes import SIZES
-from loadgauge.units import GIB, count, flops, seconds
+from loadgauge.units import count, flops, gib, in_gib, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,6 +28,8 @@ WORDS = {
     "unknown": ("NEEDS", "bold"),
 }
 """The verdict, and its colour."""
+ENDINGS = {True: ", which fits too.", False: ", which DOES NOT FIT.", None: "."}
+"""How a line about a worst case ends, by whether it fits."""
 
 
 def report(given: Setup, result: Estimate, target: Console | None = None) -> None:
@@ -47,10 +49,8 @@ def report(given: Setup, result: Estimate, target: Console | None = None) -> Non
     if given.file:
         heading(target, "Your job file")
         points(target, [given.file])
+    print_assumed(target, given.assumed)
     if given.assumed:
-        heading(target, "Assumptions (flags not given)")
-        glued = (f"{flag} {value}".replace(" ", GLUE) for flag, value in given.assumed.items())
-        points(target, [", ".join(glued)], "")
         points(target, (assumption.text(result) for assumption in assumptions(given, result)))
     heading(target, "Not counted")
     points(target, _left_out(result))
@@ -63,13 +63,8 @@ def text(given: Setup, result: Estimate) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def gib(nbytes: float, digits: int = 2) -> str:
-    """GiB without the unit, for tables that name it."""
-    return f"{nbytes / GIB:,.{digits}f}"
-
-
 def verdict(result: Estimate) -> str:
-    """The first line: whether it fits, how much it needs of what there is, and where.
+    """Return the first line: whether it fits, how much it needs of the capacity, and on which rank.
 
     >>> from loadgauge import Layout, estimate, model
     >>> verdict(estimate(model("gpt2"), Layout(seq_len=1024))).split(" on the ")[1].split(",")[0]
@@ -77,10 +72,10 @@ def verdict(result: Estimate) -> str:
     """
     memory = result.memory
     word, _ = WORDS[memory.verdict]
-    capacity = "" if memory.capacity is None else f" of {gib(memory.capacity, 1)} GiB"
+    capacity = "" if memory.capacity is None else f" of {gib(memory.capacity, 1)}"
     return (
-        f"{word}  {gib(memory.total, 1)} GiB{capacity} on the worst rank"
-        f" (stage {memory.rank.stage} of {result.layout.pp}), range {gib(memory.low, 1)}-{gib(memory.high, 1)} GiB"
+        f"{word}  {gib(memory.total, 1)}{capacity} on the worst rank"
+        f" (stage {memory.rank.stage} of {result.layout.pp}), range {in_gib(memory.low, 1)}-{gib(memory.high, 1)}"
     )
 
 
@@ -92,13 +87,11 @@ def _verdict(target: Console, given: Setup, result: Estimate) -> None:
     line = Text(verdict(result))
     line.stylize(style, 0, len(word))
     target.print(line, soft_wrap=True)
-    shape = [f"{name} {getattr(layout, name)}" for name in SIZES if getattr(layout, name) > 1 or name == "dp"]
-    shape += [f"ZeRO {layout.zero}", *(["sequence parallel"] if layout.sequence_parallel else [])]
     card = "GPU" if given.gpu is None else given.gpu.name
     batch = f"{layout.global_batch:,} sequence{'s' if layout.global_batch > 1 else ''}"
     length = f"{'up to ' if given.lengths else ''}{layout.seq_len:,} tokens"
     lines = [
-        f"{result.model.name}, {count(result.params)} parameters, on {layout.gpus:,} x {card}: {', '.join(shape)}.",
+        f"{result.model.name}, {count(result.params)} parameters, on {layout.gpus:,} x {card}: {layout_words(layout)}.",
         f"A step of {batch} of {length}, micro-batch {layout.micro_batch}. Peak moment: {memory.moment}.",
     ]
     if result.time is not None:
@@ -107,7 +100,7 @@ def _verdict(target: Console, given: Setup, result: Estimate) -> None:
     if memory.verdict == "tight":
         points(target, ["It fits, but the upper end of the range does not."], "", style="yellow")
     if memory.host:
-        points(target, [f"Host memory: {gib(memory.host)} GiB per rank of this stage."], "")
+        points(target, [f"Host memory: {gib(memory.host)} per rank of this stage."], "")
     _lengths(target, given)
     _routing(target, given)
 
@@ -121,9 +114,13 @@ def _lengths(target: Console, given: Setup) -> None:
     shown = f"Shown: the expected micro-batch, {given.layout.tokens:,.0f} tokens {how}"
     points(target, [f"{shown}; mean length {given.lengths.mean:,.0f}."], "")
     memory = worst.memory
-    ending = {True: ", which fits too.", False: ", which DOES NOT FIT.", None: "."}[memory.fits]
     line = f"Worst micro-batch, {given.layout.micro_batch} x the longest ({given.lengths.longest:,} tokens):"
-    points(target, [f"{line} {gib(memory.total, 1)} GiB{ending}"], "", style="red" if memory.fits is False else "")
+    points(
+        target,
+        [f"{line} {gib(memory.total, 1)}{ENDINGS[memory.fits]}"],
+        "",
+        style="red" if memory.fits is False else "",
+    )
 
 
 def _routing(target: Console, given: Setup) -> None:
@@ -132,11 +129,10 @@ def _routing(target: Console, given: Setup) -> None:
     if worst is None:
         return
     memory, layout = worst.memory, worst.layout
-    ending = {True: ", which fits too.", False: ", which DOES NOT FIT.", None: "."}[memory.fits]
     step = "" if worst.time is None else f", a step {seconds(worst.time.step)}"
     line = (
         f"Experts: the busiest rank gets {given.layout.expert_imbalance:g} x the mean (assumed). Worst case,"
-        f" {layout.expert_imbalance:g} x: {gib(memory.total, 1)} GiB{step}{ending}"
+        f" {layout.expert_imbalance:g} x: {gib(memory.total, 1)}{step}{ENDINGS[memory.fits]}"
     )
     points(target, [line], "", style="red" if memory.fits is False else "")
 
@@ -145,8 +141,8 @@ def _advice(target: Console, given: Setup, result: Estimate) -> None:
     memory = result.memory
     assert memory.capacity is not None
     name, nbytes = max(memory.parts.items(), key=lambda item: item[1])
-    line = f"{gib(memory.total - memory.capacity, 1)} GiB over capacity; the largest part is {name},"
-    points(target, [f"{line} {gib(nbytes, 1)} GiB ({nbytes / memory.total:.0%})."], "")
+    line = f"{gib(memory.total - memory.capacity, 1)} over capacity; the largest part is {name},"
+    points(target, [f"{line} {gib(nbytes, 1)} ({nbytes / memory.total:.0%})."], "")
     changes = advice(given)
     if not changes:
         points(target, ["None of the flag changes tried here makes it smaller."], "")
@@ -165,7 +161,7 @@ def _advice(target: Console, given: Setup, result: Estimate) -> None:
         other = change.result
         more = _effort(other, result) - 1
         work = f"{more:+.0%}" if abs(more) >= 0.005 else "same"
-        rows.append([change.flags, gib(other.memory.total, 1), other.memory.verdict, work, change.note])
+        rows.append([change.flags, in_gib(other.memory.total, 1), other.memory.verdict, work, change.note])
     draw(target, columns, rows, title)
     target.print()
     show_command(target, changes[0].command, "To reproduce the first line:")
@@ -192,15 +188,15 @@ def _parts(target: Console, result: Estimate) -> None:
         nbytes, (largest, when) = memory.parts[part], _largest(memory, part)
         if largest:
             share = nbytes / memory.total
-            rows.append([part, gib(nbytes), f"{share:.1%}", bar(target, share), gib(largest), when, what[part]])
+            rows.append([part, in_gib(nbytes), f"{share:.1%}", bar(target, share), in_gib(largest), when, what[part]])
     phase = STRETCHES.get(memory.moments[memory.peak].phase, "backward")
-    total = gib(memory.total)
+    total = in_gib(memory.total)
     rows.append(["total", total, "100.0%", "", total, phase, f"at the peak: {memory.moment}"])
     strong = [len(rows) - 1]
     if memory.capacity is not None:
         left = memory.capacity - memory.total
-        rest = f"{gib(abs(left))} GiB {'left' if left >= 0 else 'missing'}"
-        rows.append(["capacity", gib(memory.capacity), "", "", "", "", rest])
+        rest = f"{gib(abs(left))} {'left' if left >= 0 else 'missing'}"
+        rows.append(["capacity", in_gib(memory.capacity), "", "", "", "", rest])
     draw(target, columns, rows, "Where every byte goes, in GiB", strong)
     others = [f"{row[0]} ({basis})" for row in rows if (basis := result.basis.get(row[0], "derived")) != "derived"]
     points(target, [f"Basis: derived from the model and the layout, except {' and '.join(others)}."], "", "dim")
@@ -264,8 +260,8 @@ def _moments(target: Console, result: Estimate) -> None:
     rows = [
         [
             moment.name + ("  <- peak" if index == memory.peak else ""),
-            gib(moment.total),
-            *(gib(moment.parts[part]) for part in moving),
+            in_gib(moment.total),
+            *(in_gib(moment.parts[part]) for part in moving),
         ]
         for index, moment in enumerate(memory.moments)
     ]
@@ -277,7 +273,7 @@ def _stages(target: Console, result: Estimate) -> None:
     if len(stages) < 2:
         return
     heading(target, "Peak of each pipeline stage, in GiB")
-    shown = [gib(nbytes, 1) for nbytes in stages]
+    shown = [in_gib(nbytes, 1) for nbytes in stages]
     if len(shown) > 16:
         shown = [*shown[:8], "...", *shown[-4:]]
     points(target, ["  ".join(shown)], "")

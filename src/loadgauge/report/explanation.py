@@ -7,50 +7,56 @@ from typing import TYPE_CHECKING
 from loadgauge.algebra import Size
 from loadgauge.estimate.explain import Explanation, Formula, Kept
 from loadgauge.report.table import Column, console, draw, heading, points
-from loadgauge.units import GIB
+from loadgauge.units import gib, in_gib
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def show(found: Explanation) -> None:
-    """Prints it: the total, the formula, how the steps add up, the tensors, the sources."""
+def show(explanation: Explanation) -> None:
+    """Print an explanation: the total, the formula, the sum of the steps, the tensors, the sources."""
     from rich.text import Text
 
     target = console()
-    target.print(Text(f"{found.part}: {found.total / GIB:,.2f} GiB = {whole(found.total)} bytes", style="bold"))
-    points(target, [f"On the worst rank (stage {found.stage}) {_when(found)} Basis: {found.basis}."], mark="")
-    points(target, [f"Rule: {found.rule}."], mark="")
-    if not found.steps:
-        points(target, ["There is none of it at this moment."], mark="")
-    for formula in _once(found.formulas):
+    target.print(Text(f"{explanation.part}: {gib(explanation.total)} = {whole(explanation.total)} bytes", style="bold"))
+    points(
+        target,
+        [f"On the worst rank (stage {explanation.stage}) {_when(explanation)} Basis: {explanation.basis}."],
+        mark="",
+    )
+    points(target, [f"Rule: {explanation.rule}."], mark="")
+    if not explanation.steps:
+        points(target, ["It is empty at this moment."], mark="")
+    for formula in _once(explanation.formulas):
         _formula(target, formula)
-    if found.steps:
-        rows = [[step.what, whole(step.nbytes), f"{step.nbytes / GIB:,.3f}"] for step in found.steps]
-        rows.append(["total", whole(found.total), f"{found.total / GIB:,.3f}"])
+    if explanation.steps:
+        rows = [[step.what, whole(step.nbytes), in_gib(step.nbytes, 3)] for step in explanation.steps]
+        rows.append(["total", whole(explanation.total), in_gib(explanation.total, 3)])
         columns = [Column("what", wrap=True), Column("bytes", "right"), Column("GiB", "right")]
         draw(target, columns, rows, "How it adds up", [len(rows) - 1])
-    _tensors(target, found.tensors)
-    for title, lines in (("Notes", found.notes), ("Sources", found.sources)):
+    _tensors(target, explanation.tensors)
+    for title, lines in (("Notes", explanation.notes), ("Sources", explanation.sources)):
         if lines:
             heading(target, title)
             points(target, lines)
 
 
-def _when(found: Explanation) -> str:
-    """The moment that is explained, beside the peak and the moment at which the part is largest."""
-    peak, largest = found.moment == found.peak, found.total == found.at_largest
+def _when(explanation: Explanation) -> str:
+    """Return the moment explained, with the peak and the moment at which the part is largest."""
+    peak, largest = explanation.moment == explanation.peak, explanation.total == explanation.at_largest
     marks = [*(["the peak of the rank"] if peak else []), *(["where this part is largest"] if largest else [])]
-    lines = [f"during {found.moment}" + (f" ({' and '.join(marks)})." if marks else ".")]
+    lines = [f"during {explanation.moment}" + (f" ({' and '.join(marks)})." if marks else ".")]
     if not peak:
-        lines.append(f"At the peak of the rank, during {found.peak}, it is {found.at_peak / GIB:,.2f} GiB (--at peak).")
+        lines.append(
+            f"At the peak of the rank, during {explanation.peak}, it is {gib(explanation.at_peak)} (--at peak)."
+        )
     if not largest:
-        lines.append(f"It is largest during {found.largest}: {found.at_largest / GIB:,.2f} GiB (--at largest).")
+        lines.append(f"It is largest during {explanation.largest}: {gib(explanation.at_largest)} (--at largest).")
     return " ".join(lines)
 
 
 def whole(value: Size) -> str:
-    """A count with its thousands apart; averages are rounded.
+    """Format a count with thousands separators; whole floats print as integers.
 
     >>> whole(22031663104), whole(2.5)
     ('22,031,663,104', '2.5')

@@ -20,10 +20,10 @@ from loadgauge.units import GIB, seconds
 
 
 def export_plan(plan: Plan, *, as_json: bool) -> dict[str, Any]:
-    """Writes the best layout of a plan in the words of a dialect, to a file or to stdout; what it cannot say goes to stderr.
+    """Write the best layout of a plan in a framework's own format, to a file or to stdout; print the rest to stderr.
 
-    The file that is patched is `onto`, else the MODEL where that is a job file of the same dialect. With `as_json` nothing
-    is written. Returns the dialect, the text, what was left out and the file that was patched.
+    The file that is patched is `onto`, else the MODEL where that is a job file of the same format. With `as_json` nothing
+    is written. Returns the format, the text, what it cannot express and the file that was patched.
     """
     request, setup, best = plan.request, plan.setup, plan.best
     model, estimate = request.job.model, best.estimate

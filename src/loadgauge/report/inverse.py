@@ -19,7 +19,7 @@ from loadgauge.report.table import Column, console, document, draw, heading, poi
 from loadgauge.resolve.reproduce import completer, documented, layout_flags, show_command
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.job import Job
-from loadgauge.units import GIB
+from loadgauge.units import in_gib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +29,7 @@ SHARE = 0.1
 
 
 def answer(request: PlanRequest, *, as_json: bool) -> int:
-    """Answers an inverse question (`find`) and prints; the exit code. Raises `NothingFits` where there is no answer."""
+    """Answer an inverse question (`find`), print it, and return exit code 0. Raises `NothingFits` without an answer."""
     setup, cases = planned_cases(request)
     left_out: list[str] = []
     try:
@@ -68,11 +68,11 @@ def _job(setup: Setup, best: Estimate) -> Job:
 def _document(setup: Setup, answer: Answer) -> dict[str, Any]:
     """An answer for JSON."""
     complete = completer(_job(setup, answer.best))
-    found = {"text": answer.text, "value": answer.value, "layout": documented(answer.best, complete)}
+    fields = {"text": answer.text, "value": answer.value, "layout": documented(answer.best, complete)}
     if answer.curve:
-        found |= {"roomy": answer.roomy, "dividing": answer.dividing}
-        found["curve"] = [_point(best) | {"command": complete(best).command()} for best in answer.curve]
-    return found
+        fields |= {"roomy": answer.roomy, "dividing": answer.dividing}
+        fields["curve"] = [_point(best) | {"command": complete(best).command()} for best in answer.curve]
+    return fields
 
 
 def _point(best: Estimate) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _curve(target: Console, curve: tuple[Estimate, ...]) -> None:
         assert best.time is not None
         layout = layout_flags(best).rpartition("--micro-batch")[0]
         rows.append([
-            f"{best.layout.micro_batch:,}", f"{best.layout.global_batch:,}", f"{best.memory.total / GIB:,.1f}",
+            f"{best.layout.micro_batch:,}", f"{best.layout.global_batch:,}", in_gib(best.memory.total, 1),
             best.memory.verdict, f"{best.time.tokens / best.time.step:,.0f}", f"{best.time.mfu:.1%}", layout,
         ])  # fmt: skip
     draw(target, columns, rows, "Memory and speed against the micro-batch, each with its best layout")

@@ -1,4 +1,4 @@
-"""What the network must carry, told to a person: the verdict first, then each axis, every collective, other clusters."""
+"""The text of `loadgauge network`: the verdict first, then each axis, every collective, and other clusters."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from loadgauge.estimate.time.bandwidth_needs import Need, Network, NetworkCase, largest_tp, smallest_batch, what_if
 from loadgauge.estimate.time.traffic import Traffic
-from loadgauge.report.table import GLUE, Column, console, draw, heading, points
+from loadgauge.report.setup import layout_words, print_assumed
+from loadgauge.report.table import Column, console, draw, heading, points
 from loadgauge.resolve.setup import Setup
-from loadgauge.spec.axes import RANK_ORDER, SIZES
+from loadgauge.spec.axes import RANK_ORDER
 from loadgauge.units import GB, MIB, count, seconds
 
 if TYPE_CHECKING:
@@ -23,25 +24,22 @@ NOT_COUNTED = (
 )
 
 
-def report(given: Setup, setup: NetworkCase, found: Network) -> None:
-    """Prints the whole answer."""
+def report(given: Setup, setup: NetworkCase, network: Network) -> None:
+    """Print the whole answer of `loadgauge network`."""
     target = console()
-    _verdict(target, given, setup, found)
-    if found.traffic:
-        _needs(target, setup, found)
-        _traffic(target, setup, found)
-        _what_if(target, setup, found)
-        _limits(target, given, setup, found)
-    if given.assumed:
-        heading(target, "Assumptions (flags not given)")
-        glued = (f"{flag} {value}".replace(" ", GLUE) for flag, value in given.assumed.items())
-        points(target, [", ".join(glued)], "")
+    _verdict(target, given, setup, network)
+    if network.traffic:
+        _needs(target, setup, network)
+        _traffic(target, setup, network)
+        _what_if(target, setup, network)
+        _limits(target, given, setup, network)
+    print_assumed(target, given.assumed)
     heading(target, "Not counted")
     points(target, NOT_COUNTED)
 
 
 def gigabytes(nbytes: float) -> str:
-    """GB or GB/s without the unit, three digits.
+    """Format bytes or byte/s as GB or GB/s without the unit, to three digits.
 
     >>> gigabytes(1.2345e9), gigabytes(123.45e9), gigabytes(1.2e6)
     ('1.23', '123', '0.0012')
@@ -51,7 +49,7 @@ def gigabytes(nbytes: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share for a person.
+    """Format a share as a percentage of at most three digits.
 
     >>> percent(0.05), percent(0.125)
     ('5%', '12.5%')
@@ -59,14 +57,14 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g}%"
 
 
-def verdict(found: Network) -> tuple[str, str, str]:
-    """The word, its colour, and the rest of the first line."""
-    if not found.traffic:
-        return "NOTHING TO CARRY", "bold", "one GPU has nobody to talk to"
-    cost = f"{found.exposed / found.step:.1%} of a step of {seconds(found.step)} is communication that nothing hides"
-    if found.enough:
+def verdict(network: Network) -> tuple[str, str, str]:
+    """Return the verdict, its colour, and the rest of the first line."""
+    if not network.traffic:
+        return "NOTHING TO CARRY", "bold", "a single GPU does not communicate"
+    cost = f"exposed communication is {network.exposed / network.step:.1%} of the {seconds(network.step)} step"
+    if network.enough:
         return "ENOUGH", "bold green", cost
-    short = sorted((need for need in found.needs if not need.enough), key=lambda need: -need.shown)
+    short = sorted((need for need in network.needs if not need.enough), key=lambda need: -need.shown)
     worst = short[0]
     rest = f" ({', '.join(dict.fromkeys(need.axis for need in short[1:]))} falls short too)" if short[1:] else ""
     return (
@@ -77,65 +75,66 @@ def verdict(found: Network) -> tuple[str, str, str]:
     )
 
 
-def _verdict(target: Console, given: Setup, setup: NetworkCase, found: Network) -> None:
+def _verdict(target: Console, given: Setup, setup: NetworkCase, network: Network) -> None:
     from rich.text import Text
 
-    word, style, rest = verdict(found)
+    word, style, rest = verdict(network)
     line = Text(f"{word}  {rest}")
     line.stylize(style, 0, len(word))
     target.print(line, soft_wrap=True)
-    layout, fabric, known = given.layout, setup.fabric, setup.machine.rates
+    layout, fabric, efficiencies = given.layout, setup.fabric, setup.machine.rates
     assert given.gpu is not None
-    names = (*SIZES, "replicas")
-    shape = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1 or name == "dp"]
-    shape += [f"ZeRO {layout.zero}", *(["sequence parallel"] if layout.sequence_parallel else [])]
+    shape = layout_words(layout, ("replicas",))
     batches = f"{layout.num_microbatches} micro-batch{'es' if layout.num_microbatches > 1 else ''} on each rank"
     lines = [
-        f"{given.model.name} on {layout.gpus:,} x {given.gpu.name}: {', '.join(shape)}; {batches} a step.",
+        f"{given.model.name} on {layout.gpus:,} x {given.gpu.name}: {shape}; {batches} a step.",
     ]
-    if found.traffic:
+    if network.traffic:
         lines.append(_links(given, setup))
         how = (
             f"at the {setup.achieved / 1e12:g} TFLOP/s you gave"
             if setup.achieved
-            else f"by the roofline, efficiencies {known.basis}"
+            else f"by the roofline, efficiencies {efficiencies.basis}"
         )
         lines += [
-            f"Ranks fill nodes in the order {', '.join(layout.order)}; a node here is what the fast link joins.",
-            f"Compute takes {seconds(found.compute.total)} of the step ({how}). What nothing hides may take"
-            f" {percent(setup.share)} of that on each axis (--share), {seconds(setup.share * found.compute.total)}.",
+            f"Ranks fill nodes in the order {', '.join(layout.order)}; a node here is the GPUs that the fast link connects.",
+            f"Compute takes {seconds(network.compute.total)} of the step ({how}). Budget for exposed"
+            f" communication per axis: {percent(setup.share)} of compute (--share),"
+            f" {seconds(setup.share * network.compute.total)}.",
         ]
     if fabric.oversubscription > 1:
         beyond = f"a pod of {fabric.pod} GPUs" if fabric.pod else "the node"
-        rails = ", but not on a rail" if fabric.rails else ""
-        lines.append(f"Beyond {beyond} the network gives 1/{fabric.oversubscription:g} when everybody sends{rails}.")
+        rails = ", except along a rail" if fabric.rails else ""
+        lines.append(
+            f"Beyond {beyond} the network provides 1/{fabric.oversubscription:g} of its bandwidth when all send{rails}."
+        )
     points(target, lines, "")
 
 
 def _links(given: Setup, setup: NetworkCase) -> str:
-    """What the links are, and what of them collectives achieve."""
+    """Return the links with their bandwidth, and the share of it that collectives achieve."""
     fabric = setup.fabric
     assert given.gpu is not None
     parts = []
     if fabric.domain > 1:
         kind = given.gpu.interconnect.kind or "the fast link"
-        said = "yours" if given.job.link_bandwidth else "datasheet"
+        source = "yours" if given.job.link_bandwidth else "datasheet"
         parts.append(
-            f"{kind} joins {fabric.domain} GPUs, {gigabytes(fabric.inner_bandwidth)} GB/s each and way ({said}), of which"
-            f" collectives achieve {fabric.inner_efficiency:.0%}"
+            f"{kind} connects {fabric.domain} GPUs at {gigabytes(fabric.inner_bandwidth)} GB/s per GPU per direction"
+            f" ({source}), of which collectives achieve {fabric.inner_efficiency:.0%}"
         )
     if given.layout.gpus > fabric.domain:
-        said = "yours" if given.job.nic_bandwidth else "datasheet"
+        source = "yours" if given.job.nic_bandwidth else "datasheet"
         parts.append(
-            f"the network gives {gigabytes(fabric.outer_bandwidth)} GB/s a GPU and way ({said}), of which collectives"
-            f" achieve {fabric.outer_efficiency:.0%}"
+            f"the network provides {gigabytes(fabric.outer_bandwidth)} GB/s per GPU per direction ({source}), of which"
+            f" collectives achieve {fabric.outer_efficiency:.0%}"
         )
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}."
 
 
 def _place(row: Need | Traffic) -> int:
-    """Where the axis of a row stands in a table: experts beside tp."""
+    """Return the place of a row's axis in a table: tensor parallelism of experts next to ep."""
     return RANK_ORDER.index({"etp": "ep"}.get(row.axis, row.axis))
 
 
@@ -147,13 +146,13 @@ def _word(need: Need, share: float) -> str:
     return "TOO SLOW"
 
 
-def _needs(target: Console, setup: NetworkCase, found: Network) -> None:
+def _needs(target: Console, setup: NetworkCase, network: Network) -> None:
     columns = [
         Column("axis", wrap=True), Column("GPUs", "right", wide=True), Column("over"), Column("GB", "right"),
         Column("takes", "right"), Column("may take", "right", wide=True), Column("needs", "right"), Column("reaches", "right"),
         Column("of", "right", style="dim", wide=True), Column("verdict"),
     ]  # fmt: skip
-    needs = sorted(found.needs, key=_place)
+    needs = sorted(network.needs, key=_place)
     rows = [
         [
             f"{need.axis}, {need.what}", f"{need.ranks:,}", NAMES[need.link], gigabytes(need.carried),
@@ -167,29 +166,29 @@ def _needs(target: Console, setup: NetworkCase, found: Network) -> None:
     points(
         target,
         [
-            "GB: over the slowest link of the way, each way. May take: the compute it runs beside or, where it runs beside"
-            " none, its share of all compute. Reaches: latency and crowded networks included.",
-            *_stages(setup, found),
+            "GB: over the slowest link of the path, in each direction. May take: the compute it overlaps with or, without"
+            " overlap, its share of all compute. Reaches: including latency and congestion.",
+            *_stages(setup, network),
         ],
         "",
         style="dim",
     )
 
 
-def _stages(setup: NetworkCase, found: Network) -> list[str]:
-    """Of which pipeline stages the GPUs are whose links are shown."""
+def _stages(setup: NetworkCase, network: Network) -> list[str]:
+    """Return the pipeline stages of the GPUs whose links are shown, in a line; empty without stages."""
     if setup.layout.pp == 1:
         return []
     other: dict[int, dict[str, None]] = {}
-    for row in found.traffic:
-        if row.stage != found.stage:
+    for row in network.traffic:
+        if row.stage != network.stage:
             other.setdefault(row.stage, {})[f"{row.axis} {row.kind}"] = None
     busier = (f"{' and '.join(kinds)} of stage {stage}" for stage, kinds in sorted(other.items()))
     more = f"; {', '.join(busier)}, where they take longest" if other else ""
-    return [f"Of pipeline stage {found.stage}, the slowest of 0 to {setup.layout.pp - 1}{more}."]
+    return [f"Of pipeline stage {network.stage}, the slowest of 0 to {setup.layout.pp - 1}{more}."]
 
 
-def _traffic(target: Console, setup: NetworkCase, found: Network) -> None:
+def _traffic(target: Console, setup: NetworkCase, network: Network) -> None:
     columns = [
         Column("axis"), Column("what", wrap=True), Column("collective", wide=True), Column("calls", "right"),
         Column("MiB a call", "right", wide=True), Column("GB sent", "right"), Column("takes", "right"),
@@ -201,10 +200,10 @@ def _traffic(target: Console, setup: NetworkCase, found: Network) -> None:
             f"{row.payload / MIB:,.0f}" if row.payload >= 99.5 * MIB else f"{row.payload / MIB:.3g}",
             gigabytes(row.sent), seconds(row.seconds), seconds(row.exposed_seconds) if row.exposed_seconds else "-",
         ]
-        for row in sorted(found.traffic, key=_place)
+        for row in sorted(network.traffic, key=_place)
     ]  # fmt: skip
-    sent = sum(row.sent for row in found.traffic)
-    total, shown = (sum(getattr(row, name) for row in found.traffic) for name in ("seconds", "exposed_seconds"))
+    sent = sum(row.sent for row in network.traffic)
+    total, shown = (sum(getattr(row, name) for row in network.traffic) for name in ("seconds", "exposed_seconds"))
     rows.append(["all", "", "", "", "", gigabytes(sent), seconds(total), seconds(shown) if shown else "-"])
     draw(
         target,
@@ -213,7 +212,7 @@ def _traffic(target: Console, setup: NetworkCase, found: Network) -> None:
         "Every collective of a step (calls: micro-batches x each)",
         [len(rows) - 1],
     )
-    points(target, _stages(setup, found), "", style="dim")
+    points(target, _stages(setup, network), "", style="dim")
 
 
 def _calls(row: Traffic) -> str:
@@ -222,7 +221,7 @@ def _calls(row: Traffic) -> str:
     return f"{row.calls_per_step / each:,g} x {each:,g}" if each else f"{row.calls_per_step:,g}"
 
 
-def _what_if(target: Console, setup: NetworkCase, found: Network) -> None:
+def _what_if(target: Console, setup: NetworkCase, network: Network) -> None:
     columns = [
         Column("with"), Column("step", "right"), Column("change", "right"), Column("exposed", "right"),
         Column("of the step", "right"), Column("links are"), Column("tightest", wrap=True),
@@ -231,31 +230,33 @@ def _what_if(target: Console, setup: NetworkCase, found: Network) -> None:
     def row(name: str, result: Network) -> list[str]:
         tightest = result.tightest
         return [
-            name, seconds(result.step), f"{result.step / found.step - 1:+.1%}" if result is not found else "",
+            name, seconds(result.step), f"{result.step / network.step - 1:+.1%}" if result is not network else "",
             seconds(result.exposed) if result.exposed else "-", f"{result.exposed / result.step:.1%}",
             "enough" if result.enough else "NOT ENOUGH",
             "" if tightest is None else f"{tightest.axis}, {tightest.what}",
         ]  # fmt: skip
 
-    changes = (row(change.name, change.result) for change in what_if(setup, found))
-    rows = [row("the cluster as it is", found), *changes]
-    draw(target, columns, rows, "What if the cluster were another", [0])
+    changes = (row(change.name, change.result) for change in what_if(setup, network))
+    rows = [row("the cluster as it is", network), *changes]
+    draw(target, columns, rows, "What if the cluster were different", [0])
 
 
-def _limits(target: Console, given: Setup, setup: NetworkCase, found: Network) -> None:
+def _limits(target: Console, given: Setup, setup: NetworkCase, network: Network) -> None:
     heading(target, "What these links allow")
     layout, lines = given.layout, []
     best = largest_tp(setup)
-    here = f"; you have {layout.tp}" if layout.tp > 1 else ""
+    yours = f" (yours: {layout.tp})" if layout.tp > 1 else ""
     if best == 1:
-        lines.append(f"no tp above 1: its traffic takes more than {percent(setup.share)} of compute at 2{here}")
+        lines.append(
+            f"no tp above 1 is sustainable: at 2 its traffic takes more than {percent(setup.share)} of compute{yours}"
+        )
     elif best is not None:
-        lines.append(f"largest tp on these GPUs, with dp what is left: {best}{here}")
-    if any(need.axis == "dp" for need in found.needs):
+        lines.append(f"largest sustainable tp (dp fills the rest): {best}{yours}")
+    if any(need.axis == "dp" for need in network.needs):
         lines.append(_batch_line(given, setup))
     lines.append(
-        f"compute is {found.efficiency:.1%} of compute and exposed communication together"
-        " (1/(1 + r), not Amdahl's law: communication is no serial share of the work)"
+        f"compute is {network.efficiency:.1%} of compute and exposed communication together"
+        " (1/(1 + r), not Amdahl's law: communication is not a serial part of the work)"
     )
     points(target, lines)
 
@@ -267,10 +268,10 @@ def _batch_line(given: Setup, setup: NetworkCase) -> str:
     tokens = count(batch.global_batch * layout.seq_len)
     if layout.zero >= 2:
         return (
-            f"smallest micro-batch beside which data parallelism costs no more than {percent(setup.share)}:"
-            f" {batch.micro_batch} (memory permitting); you have {layout.micro_batch}"
+            f"smallest micro-batch at which data parallelism costs at most {percent(setup.share)}:"
+            f" {batch.micro_batch}, memory permitting (yours: {layout.micro_batch})"
         )
     return (
-        f"smallest global batch beside which data parallelism costs no more than {percent(setup.share)}:"
-        f" {batch.global_batch:,} sequences ({tokens} tokens); you have {layout.global_batch:,}"
+        f"smallest global batch at which data parallelism costs at most {percent(setup.share)}:"
+        f" {batch.global_batch:,} sequences, {tokens} tokens (yours: {layout.global_batch:,})"
     )

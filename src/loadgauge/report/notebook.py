@@ -8,7 +8,7 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.figures.colours import COMPUTE, EXPOSED, PARTS
 from loadgauge.report.estimate import verdict
 from loadgauge.report.step_time import LANES, headline
-from loadgauge.units import GIB, count, seconds
+from loadgauge.units import GIB, count, gib, seconds
 
 Row = tuple[str, str, float, str]
 """Name, amount, share, colour."""
@@ -16,7 +16,7 @@ COMPUTES = ("forward", "backward", "recompute", "loss", "optimizer", "fixed")
 
 
 def line(result: Estimate) -> str:
-    """The model and the verdict in one line: what a Python prompt shows.
+    """Return the model and the verdict in one line, as a Python prompt shows it.
 
     >>> from loadgauge import Layout, estimate
     >>> repr(estimate("gpt2", Layout(seq_len=1024))).partition(", range")[0][-25:]
@@ -26,7 +26,7 @@ def line(result: Estimate) -> str:
 
 
 def text(result: Estimate) -> str:
-    """What `print` shows: the verdict, the parts of the memory, the lanes of the step, and what was assumed."""
+    """Return what `print` shows: the verdict, the parts of the memory, the components of the step, the assumptions."""
     memory, time, layout = result.memory, result.time, result.layout
     sequences = f"{layout.global_batch:,} sequence{'s' if layout.global_batch > 1 else ''}"
     lines = [
@@ -54,25 +54,23 @@ def text(result: Estimate) -> str:
 
 
 def html(result: Estimate) -> str:
-    """Self-contained HTML: no script, no file, readable on light and dark ground."""
+    """Return self-contained HTML: no script, no file, readable on light and dark ground."""
     memory, time = result.memory, result.time
     parts: list[Row] = [
-        (part, f"{nbytes / GIB:,.2f} GiB", nbytes / memory.total, PARTS[part])
-        for part, nbytes in memory.parts.items()
-        if nbytes
+        (part, f"{gib(nbytes)}", nbytes / memory.total, PARTS[part]) for part, nbytes in memory.parts.items() if nbytes
     ]
     title = f"Memory of a rank of stage {memory.rank.stage}, at its peak: {memory.moment}"
     tables = [_table(title, parts)]
-    said = [verdict(result)]
+    headlines = [verdict(result)]
     if time is not None:
-        said.append(headline(time))
+        headlines.append(headline(time))
         lanes: list[Row] = [
             (lane, seconds(value), value / time.step, COMPUTE if lane in COMPUTES else EXPOSED)
             for lane, value in time.parts.items()
             if value > 0 and lane in LANES
         ]
         tables.append(_table("Time of a step", lanes))
-    lines = "".join(f"<p style='margin:2px 0'>{escape(line)}</p>" for line in said)
+    lines = "".join(f"<p style='margin:2px 0'>{escape(line)}</p>" for line in headlines)
     return f"<div><b>{escape(result.model.name)}</b>{lines}{''.join(tables)}</div>"
 
 

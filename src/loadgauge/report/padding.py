@@ -6,46 +6,47 @@ from typing import TYPE_CHECKING
 
 from loadgauge.estimate.padding import Forecast, Row
 from loadgauge.report.table import Column, draw, points
-from loadgauge.units import GIB, flops, seconds
+from loadgauge.units import flops, in_gib, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def padding(target: Console, found: Forecast) -> None:
-    """Prints what a micro-batch is expected to take padded, with FlashAttention, and without padding."""
-    timed = any(row.step is not None for row in found.rows)
+def padding(target: Console, forecast: Forecast) -> None:
+    """Print the expected micro-batch padded, with FlashAttention, and without padding."""
+    timed = any(row.step is not None for row in forecast.rows)
     columns = [
         Column("method"), Column("tokens", "right", wide=True), Column("layer", "right"),
         Column("all layers", "right"), Column("share", "right", style="dim"), Column("peak", "right", wide=True),
         Column("FLOPs", "right"),
         *([Column("step", "right"), Column("share", "right", style="dim")] if timed else []),
     ]  # fmt: skip
-    title = f"With and without padding: expected values for a micro-batch of {found.micro_batch}, memory in GiB"
-    draw(target, columns, [_cells(found, row, timed) for row in found.rows], title)
-    lines = [f"{row.method}: {row.reason}" for row in found.rows if row.reason]
-    several = found.micro_batch > 1
+    title = f"With and without padding: expected values for a micro-batch of {forecast.micro_batch}, memory in GiB"
+    draw(target, columns, [_cells(forecast, row, timed) for row in forecast.rows], title)
+    lines = [f"{row.method}: {row.reason}" for row in forecast.rows if row.reason]
+    several = forecast.micro_batch > 1
     lines += [
-        f"lengths: mean {found.mean:,.0f} tokens, at most {found.longest:,}; the longest of {found.micro_batch} is expected"
-        f" to have {found.expected_longest:,.0f}" + ("" if several else "; a micro-batch of one has no padding"),
+        f"lengths: mean {forecast.mean:,.0f} tokens, at most {forecast.longest:,}; the longest of {forecast.micro_batch} is"
+        f" expected to have {forecast.expected_longest:,.0f}"
+        + ("" if several else "; a micro-batch of one has no padding"),
         "memory is what is kept for backward; padded, flash: flash_attention_2 with a mask, which leaves the padding out"
         " of attention",
     ]
     if several:
         lines.append(
-            f"the peak of a run is set by its largest micro-batch: up to {found.worst:,} tokens in every row, unless"
+            f"the peak of a run is set by its largest micro-batch: up to {forecast.worst:,} tokens in every row, unless"
             " batches are filled by tokens (loadgauge.train.TokenBudgetSampler)"
         )
-    points(target, [*lines, *found.notes])
+    points(target, [*lines, *forecast.notes])
 
 
-def _cells(found: Forecast, row: Row, timed: bool) -> list[str]:
+def _cells(forecast: Forecast, row: Row, timed: bool) -> list[str]:
     def share(quantity: str) -> str:
-        value = found.share(row, quantity)
+        value = forecast.share(row, quantity)
         return "-" if value is None else f"{value:.1%}"
 
     def gib(nbytes: float | None) -> str:
-        return "-" if nbytes is None else f"{nbytes / GIB:,.2f}"
+        return "-" if nbytes is None else in_gib(nbytes)
 
     time = [] if not timed else ["-" if row.step is None else seconds(row.step), share("step")]
     return [

@@ -17,13 +17,14 @@ from loadgauge.plan.request import PlanRequest, file_estimate
 from loadgauge.plan.request import cases as planned_cases
 from loadgauge.plan.search import Case, Objective, SearchResult, carried, cost_per_billion_tokens, search
 from loadgauge.report.progress import clear, progress, say
+from loadgauge.report.setup import print_assumed
 from loadgauge.report.step_time import LANES
-from loadgauge.report.table import GLUE, Column, console, document, draw, heading, points
+from loadgauge.report.table import Column, console, document, draw, heading, points
 from loadgauge.resolve.reproduce import completer, documented, layout_flags, show_command
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.axes import DEGREES, MODEL_PARALLEL
 from loadgauge.spec.job import Job
-from loadgauge.units import GIB, seconds
+from loadgauge.units import gib, in_gib, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +38,7 @@ LEAST = ("tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
 
 
 def answer(request: PlanRequest, *, as_json: bool) -> int:
-    """Plans and prints; the exit code: 0, or 1 where nothing fits."""
+    """Plan, print, and return the exit code: 0, or 1 where nothing fits."""
     asked_more = request.why_not is not None or request.what_next
     if request.export is not None and request.out is None and not as_json and asked_more:
         raise ConfigError("only the file is written to the terminal; give --out", key="export")
@@ -68,7 +69,7 @@ def answer(request: PlanRequest, *, as_json: bool) -> int:
 
 
 def text(plan: Plan) -> str:
-    """What `loadgauge plan` prints for a plan, as lines of at most 110 characters."""
+    """Return what `loadgauge plan` prints for a plan, as lines of at most 110 characters."""
     from io import StringIO
 
     from rich.console import Console
@@ -84,7 +85,7 @@ def _documents(changes: list[Replanned], complete: Callable[[Estimate], Job]) ->
 
 
 def show(target: Console, plan: Plan, changes: Sequence[Replanned] = (), refused: Sequence[str] = ()) -> None:
-    """Prints a plan: the best layouts, why others are slower, the Pareto front, and what was assumed."""
+    """Print a plan: the best layouts, why others are slower, the Pareto front, and the assumptions."""
     request, result, price = plan.request, plan.result, plan.case.price
     shown = result.layouts[: request.top]
     for line in headline(result):
@@ -119,11 +120,8 @@ def show(target: Console, plan: Plan, changes: Sequence[Replanned] = (), refused
 
 
 def assumptions(target: Console, setup: Setup) -> None:
-    """What was not given and so assumed, and how a job file was read."""
-    if setup.assumed:
-        heading(target, "Assumptions (flags not given)")
-        glued = (f"{flag} {value}".replace(" ", GLUE) for flag, value in setup.assumed.items())
-        points(target, [", ".join(glued)], "")
+    """Print the assumptions, and how a job file was read."""
+    print_assumed(target, setup.assumed)
     if setup.file:
         points(target, ["", f"{setup.file}."], "", style="dim")
 
@@ -141,7 +139,7 @@ def headline(result: SearchResult) -> list[str]:
         f"BEST  {layout_flags(best)}{gpus}",
         f"{best.model.name} on {best.layout.gpus:,} x {card}: a step of {best.layout.global_batch:,} sequences takes"
         f" {seconds(time.step)} ({seconds(time.low)} to {seconds(time.high)}), {time.tokens_per_second_per_gpu:,.0f}"
-        f" tokens/s/GPU, MFU {time.mfu:.1%}; {memory.total / GIB:,.1f} of {memory.capacity / GIB:,.1f} GiB"
+        f" tokens/s/GPU, MFU {time.mfu:.1%}; {in_gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
         f"{longest} ({memory.verdict}).",
     ]
 
@@ -150,7 +148,7 @@ def _of_file(own: Estimate, best: Estimate) -> str:
     """How the layout of the user's job file compares with the best."""
     if own.time is None or best.time is None or own.memory.capacity is None:
         return ""
-    memory = f"{own.memory.total / GIB:,.1f} GiB"
+    memory = f"{gib(own.memory.total, 1)}"
     if not own.memory.fits:
         return f"Your file's layout does not fit: {layout_flags(own)} needs {memory}."
     speed = own.time.step / best.time.step * best.time.tokens / own.time.tokens
@@ -171,7 +169,7 @@ def table(
     cells["step"] = [seconds(time.step) for time in times]
     cells["tok/s/GPU"] = [f"{time.tokens_per_second_per_gpu:,.0f}" for time in times]
     cells["MFU"] = [f"{time.mfu:.1%}" for time in times]
-    cells["GiB"] = [f"{result.memory.total / GIB:,.1f}" for result in results]
+    cells["GiB"] = [in_gib(result.memory.total, 1) for result in results]
     if price is not None:
         cells["cost/1B"] = [f"{cost_per_billion_tokens(price, result):,.2f}" for result in results]
     for name in ("dp", *DEGREES, "zero"):
@@ -204,7 +202,7 @@ def _thinned(results: tuple[Estimate, ...], most: int = 8) -> list[Estimate]:
 
 
 def why(result: SearchResult) -> list[str]:
-    """Why the runner-up is slower, and the best layout of another kind where the runner-up is of the same kind."""
+    """Return why the runner-up is slower, and the best layout of another kind where the runner-up is of the same kind."""
     best = result.layouts[0]
     lines = [f"{layout_flags(other)}: {compare(best, other, result.objective)}" for other in result.layouts[1:2]]
     kind = [[getattr(estimate.layout, name) for name in KINDS] for estimate in result.layouts]
@@ -220,15 +218,15 @@ def compare(best: Estimate, other: Estimate, objective: Objective) -> str:
     assert other.time is not None
     less = other.memory.total - best.memory.total
     if objective == "headroom" and less > 0:
-        return f"needs {less / GIB:,.2f} GiB more"
+        return f"needs {gib(less)} more"
     if objective != "time" and other.layout.gpus != best.layout.gpus:
         share = other.layout.gpus * other.time.step / (best.layout.gpus * best.time.step) - 1
         return f"takes {other.layout.gpus:,} GPUs, and {share:+.1%} GPU-hours"
     if objective == "network" and carried(other) > carried(best):
-        return f"its adapters carry {carried(other) / 1e9:,.2f} GB/s in the mean, and not {carried(best) / 1e9:,.2f}"
+        return f"its network adapters carry {carried(other) / 1e9:,.2f} GB/s on average, not {carried(best) / 1e9:,.2f}"
     more = other.time.step - best.time.step
     if abs(more) < CLOSE * best.time.step:
-        word = f"needs {less / GIB:,.2f} GiB more" if less > 0 else "has more to set up"
+        word = f"needs {gib(less)} more" if less > 0 else "has more to set up"
         return f"as fast within 0.01 %, but {word}"
     changes = {lane: other.time.parts[lane] - best.time.parts[lane] for lane in best.time.parts}
     parts = [
@@ -271,7 +269,7 @@ def change_table(target: Console, changes: Sequence[Replanned], title: str) -> N
     rows = [
         [
             *([f"x {change.speed:.2f}"] if change.speed is not None else []), seconds(change.step),
-            f"{change.best.memory.total / GIB:,.1f}", change.what, change.flags,
+            in_gib(change.best.memory.total, 1), change.what, change.flags,
         ]
         for change in changes
     ]  # fmt: skip

@@ -32,7 +32,7 @@ LANES = {
 
 
 def headline(time: Time) -> str:
-    """The step in one line."""
+    """Return step time, throughput and MFU in one line."""
     return (
         f"A step takes {seconds(time.step)} (range {seconds(time.low)} to {seconds(time.high)}):"
         f" {time.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, {time.model_flops_per_gpu / 1e12:,.0f} model"
@@ -41,7 +41,7 @@ def headline(time: Time) -> str:
 
 
 def timing(target: Console, given: Setup, result: Estimate) -> None:
-    """Prints where the time of a step goes, and the whole run where its number of tokens is given."""
+    """Print the components of step time, and the whole run where its number of tokens is given."""
     time = result.time
     if time is None:
         return
@@ -63,20 +63,22 @@ def timing(target: Console, given: Setup, result: Estimate) -> None:
 
 
 def basis(result: Estimate) -> str:
-    """Where the efficiencies behind the times come from."""
+    """Return where the efficiencies behind the times come from."""
     assert result.time is not None
     assert result.gpu is not None
     if result.time.scale != 1.0:
         return f"Rescaled by your measured run: predicted times are multiplied by {result.time.scale:.3f}."
-    known = rates(result.gpu)
-    if known.basis == "assumed":
+    calibration = rates(result.gpu)
+    if calibration.basis == "assumed":
         return f"Efficiencies are assumed: no published run on {result.gpu} calibrates them, so the range is wide."
-    sources = ", ".join(sorted({row.split("-")[1] for row in known.rows}))
-    return f"Efficiencies: {result.gpu}, fitted to {len(known.rows)} published runs ({sources}), {known.date}."
+    sources = ", ".join(sorted({row.split("-")[1] for row in calibration.rows}))
+    return (
+        f"Efficiencies: {result.gpu}, fitted to {len(calibration.rows)} published runs ({sources}), {calibration.date}."
+    )
 
 
 def whole_run(target: Console, budget: Budget) -> None:
-    """Prints days, GPU-hours, money and energy."""
+    """Print days, GPU-hours, cost and energy of the whole run."""
     heading(target, f"The whole run, {count(budget.tokens)} tokens")
     lines = [f"{budget.days:,.1f} days: {budget.steps:,.0f} steps, {budget.gpu_hours:,.0f} GPU-hours"]
     if budget.cost is not None:

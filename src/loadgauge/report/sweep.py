@@ -15,7 +15,7 @@ from loadgauge.plan.sweep.grid import DEATHS, Row, run
 from loadgauge.plan.sweep.results import Results
 from loadgauge.plan.sweep.workers import Interrupt, OnRay, Processes, processors
 from loadgauge.report.table import Column, console, document, draw, heading, points
-from loadgauge.units import GIB
+from loadgauge.units import in_gib
 from loadgauge.units import seconds as duration
 
 if TYPE_CHECKING:
@@ -63,9 +63,10 @@ class Progress:
 
 
 def answer(file: str, output: str | None, workers: int | None, ray: str | None, *, as_json: bool) -> int:
-    """Plans the cells of a sweep's file that have no result yet, and prints all results; the exit code.
+    """Plan the cells of a sweep file that have no result yet, print all results, and return the exit code.
 
-    output: the folder of the results; workers: plans at a time; ray: the address of a Ray cluster
+    output: the folder of the results; workers: plans at a time; ray: the address of a Ray cluster. Raises `Error` when
+    interrupted.
     """
     started = time.perf_counter()
     output = output or f"{Path(file).stem}-results"
@@ -98,7 +99,7 @@ def answer(file: str, output: str | None, workers: int | None, ray: str | None, 
 def show(
     rows: Sequence[Row], *, output: str, resumed: int, others: int, lost: int, seconds: float, as_json: bool
 ) -> None:  # fmt: skip
-    """Prints the results of a sweep.
+    """Print the results of a sweep.
 
     resumed: cells that had a result already; others: results of other cells; lost: cells whose workers died
     """
@@ -175,7 +176,7 @@ def _table(target: Console, rows: Sequence[Row], best: Sequence[Row]) -> None:
         lines.append(
             [
                 row["model"], f"{row['gpus'] or 1:,}", *(_shown(row.get(name)) for name in varied), duration(row["step"]),
-                f"{row['tokens_per_second_per_gpu']:,.0f}", f"{row['mfu']:.1%}", f"{row['memory_total'] / GIB:,.1f}",
+                f"{row['tokens_per_second_per_gpu']:,.0f}", f"{row['mfu']:.1%}", in_gib(row['memory_total'], 1),
                 *([("" if cost is None else f"{cost:,.2f}")] if prices else []), row["layout"],
             ]
         )  # fmt: skip

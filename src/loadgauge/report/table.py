@@ -45,7 +45,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 def printable(text: str) -> str:
-    r"""The text with control, escape, bidirectional and other invisible characters as escapes; newlines stay.
+    r"""Escape control, bidirectional and other invisible characters of a text; newlines stay.
 
     >>> printable("a\x1b[31m\u202eb\0\tc")
     'a\\x1b[31m\\u202eb\\x00 c'
@@ -59,7 +59,7 @@ def printable(text: str) -> str:
 
 
 def console(file: TextIO | None = None) -> Console:
-    """The terminal, or a file of the default width. No colour where it is not a terminal."""
+    """Return a console for the terminal, or for a file of the default width. No colour except on a terminal."""
     from rich.console import Console
 
     width = DEFAULT if file is not None else _columns() or _terminal() or DEFAULT
@@ -82,7 +82,7 @@ def _terminal() -> int | None:
 
 
 def room() -> int | None:
-    """Characters that a line of a table may have; None in a pipe, where no width is asked for."""
+    """Return the characters that a line of a table may have; None in a pipe without COLUMNS."""
     width = _columns() or _terminal()
     return None if width is None else max(width, NARROWEST)
 
@@ -94,7 +94,7 @@ def draw(
     title: str = "",
     strong: Sequence[int] = (),
 ) -> None:
-    """A table with a line under its head. `strong`: rows to stand out, by number."""
+    """Print a table with a line under its head. `strong`: indices of the rows in bold."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -191,7 +191,7 @@ PIECE = re.compile(rf"{NUMBER.pattern}|[^\W\d]+|.", re.DOTALL)
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """The lines of a text of at most `width` characters. Long words are broken, numbers never.
+    """Wrap a text into lines of at most `width` characters. Long words are broken, numbers never.
 
     >>> wrapped("kept by attention.residual_dropout of 14,336 B", 16)
     ['kept by', 'attention.', 'residual_dropout', 'of 14,336 B']
@@ -233,21 +233,21 @@ def _print(target: Console, table: Any, width: int) -> None:
         if target.is_terminal:
             target.print(table)
             return
-        with target.capture() as held:
+        with target.capture() as captured:
             target.print(table)
     finally:
         target.width = usual
-    target.file.write("".join(f"{line.rstrip()}\n" for line in held.get().splitlines()))
+    target.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def heading(target: Console, text: str) -> None:
-    """A heading, with an empty line before it."""
+    """Print a heading after an empty line."""
     target.print()
     points(target, [text], "", "bold")
 
 
 def points(target: Console, lines: Iterable[str], mark: str = "- ", style: str = "") -> None:
-    """A list, its lines wrapped under their beginning; a mark of "" gives paragraphs. `GLUE` is a space that holds."""
+    """Print a list, wrapped and indented; a mark of "" gives paragraphs. `GLUE` is a non-breaking space."""
     import textwrap
 
     for line in lines:
@@ -260,7 +260,7 @@ def points(target: Console, lines: Iterable[str], mark: str = "- ", style: str =
 
 
 def bar(target: Console, share: float, width: int = 10) -> str:
-    """A horizontal bar for a share of 1."""
+    """Return a horizontal bar for a share between 0 and 1, `width` characters at 1."""
     if "utf" not in target.encoding.lower():
         return "#" * round(max(0.0, min(1.0, share)) * width)
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
@@ -268,7 +268,7 @@ def bar(target: Console, share: float, width: int = 10) -> str:
 
 
 def document(value: Any) -> None:
-    """One JSON document on stdout, and nothing else. What a terminal would not show, or act on, is escaped."""
+    """Print one JSON document on stdout. Characters that a terminal would not show, or act on, are escaped."""
     try:
         text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     except UnicodeEncodeError:  # A path that is not Unicode.

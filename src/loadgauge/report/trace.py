@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgauge.report.table import Column, bar, console, draw, heading, points
-from loadgauge.units import GIB, flops, gib
+from loadgauge.units import flops, gib, in_gib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def text(trace: Trace) -> str:
-    """The text of `loadgauge trace`, without the last line break."""
+    """Return the text of `loadgauge trace`, without the last line break."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         print_trace(trace)
     return out.getvalue().rstrip("\n")
 
 
 def print_trace(trace: Trace, viewer: str = "") -> None:
-    """Prints a trace as `loadgauge trace` does. `viewer`: the snapshot that was written, if any."""
+    """Print a trace as `loadgauge trace` does. `viewer`: path of the snapshot written, if any."""
     target = console()
     peak = trace.peak
     when = peak.phase or "preparation"
@@ -36,13 +36,13 @@ def print_trace(trace: Trace, viewer: str = "") -> None:
     if "device" in trace.assumed:
         points(target, [trace.assumed["device"]])
     rows = [
-        [name, f"{nbytes / GIB:,.2f}", f"{nbytes / peak.total:.0%}", bar(target, nbytes / peak.total)]
+        [name, in_gib(nbytes), f"{nbytes / peak.total:.0%}", bar(target, nbytes / peak.total)]
         for name, nbytes in peak.categories.items()
     ]
     columns = [Column("at the peak"), Column("GiB", "right"), Column("", "right"), Column("", style="cyan")]
     draw(target, columns, rows, title="What is alive")
     parts = [
-        [f"{piece.nbytes / GIB:,.2f}", str(piece.count), piece.category, _origin(piece), "x".join(map(str, piece.shape)),
+        [in_gib(piece.nbytes), str(piece.count), piece.category, _origin(piece), "x".join(map(str, piece.shape)),
          piece.dtype]
         for piece in _merged(trace)[:12]
     ]  # fmt: skip
@@ -52,7 +52,7 @@ def print_trace(trace: Trace, viewer: str = "") -> None:
          Column("dtype", wide=True)],
         parts, title="The largest of it",
     )  # fmt: skip
-    phases = [[name or "preparation", f"{nbytes / GIB:,.2f}"] for name, nbytes in trace.phases.items()]
+    phases = [[name or "preparation", in_gib(nbytes)] for name, nbytes in trace.phases.items()]
     draw(target, [Column("phase"), Column("highest, GiB", "right")], phases, title="By phase")
     _print_work(target, trace)
     if trace.advice:

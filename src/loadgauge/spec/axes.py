@@ -9,7 +9,7 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
     """One way to split a training run.
 
     name: the field of `Layout` and of `Job`, and the flag
-    label: in words; symbol: in equations, as the papers write it
+    label: in words, as equations print it; symbol: in equations, as the papers write it
     rank: its place in the order in which Megatron-LM numbers ranks, the fastest first; None: its ranks are those of others
     multiplies: whether the number of GPUs is a product that it is a factor of
     degree: whether the job states it (data parallelism follows from the number of GPUs)
@@ -35,16 +35,16 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
 AXES: dict[str, Axis] = {
     axis.name: axis
     for axis in (
-        Axis(name="dp", label="data parallel", symbol="d", rank=3, multiplies=True, degree=False, lane=5),
+        Axis(name="dp", label="data parallelism", symbol="d", rank=3, multiplies=True, degree=False, lane=5),
         Axis(
-            name="tp", label="tensor parallel", symbol="t", rank=0, multiplies=True, model=True, stage=True, traced=True,
+            name="tp", label="tensor parallelism", symbol="t", rank=0, multiplies=True, model=True, stage=True, traced=True,
             lane=0,
         ),
-        Axis(name="pp", label="pipeline parallel", symbol="p", rank=4, multiplies=True, model=True, traced=True, lane=3),
+        Axis(name="pp", label="pipeline parallelism", symbol="p", rank=4, multiplies=True, model=True, traced=True, lane=3),
         Axis(name="vpp", label="chunks of a pipeline stage", symbol="v", traced=True),
-        Axis(name="cp", label="context parallel", symbol="c", rank=1, multiplies=True, model=True, stage=True, lane=1),
-        Axis(name="ep", label="expert parallel", symbol="e", rank=2, model=True, stage=True, experts=True, lane=2),
-        Axis(name="etp", label="tensor parallel of an expert", symbol="t_e", model=True, stage=True, experts=True),
+        Axis(name="cp", label="context parallelism", symbol="c", rank=1, multiplies=True, model=True, stage=True, lane=1),
+        Axis(name="ep", label="expert parallelism", symbol="e", rank=2, model=True, stage=True, experts=True, lane=2),
+        Axis(name="etp", label="tensor parallelism of experts", symbol="t_e", model=True, stage=True, experts=True),
         Axis(name="zero", label="ZeRO stage", degree=False, lane=4),
         Axis(name="replicas", label="groups with the same ZeRO shards", degree=False),
     )

@@ -1,4 +1,4 @@
-"""Copies beside the model states at each point of a step: gathered weights, whole gradients, buckets, 16-bit copies.
+"""Copies besides the model states at each point of a step: gathered weights, whole gradients, buckets, 16-bit copies.
 
 What PyTorch's FSDP2 holds of one rank's model, layer by layer (source: pytorch, `torch/distributed/fsdp/_fully_shard`):
 
@@ -7,15 +7,15 @@ What PyTorch's FSDP2 holds of one rank's model, layer by layer (source: pytorch,
 - in forward, a layer is gathered into a buffer and copied out of it; the buffer stays until the next layer is copied;
 - stage 2 (`reshard_after_forward=False`) keeps every layer gathered from its forward to its backward; stage 3 gathers it
   for each pass, and in backward the next one ahead (at the loss, the last layer);
-- the gradient of a layer comes into being in the compute dtype, is copied to the dtype it is reduced in, and this copy
+- the gradient of a layer is computed in the compute dtype, is copied to the dtype it is reduced in, and this copy
   stays until the backward of the next layer is over.
 
-One rank gathers nothing; from two on, gathered weights stand beside the shards, so that where most weights are frozen (LoRA)
-a rank of two holds more than one alone.
+One rank gathers nothing; from two on, gathered weights exist alongside the shards, so that where most weights are frozen
+(LoRA) each of two ranks holds more than a single one.
 
 With pipeline stages, PyTorch reduces gradients after the last micro-batch alone: weights stay gathered and gradients whole.
 
-DeepSpeed's stage 3 keeps gathered weights up to `stage3_max_live_parameters`, and so holds a small model whole beside its
+DeepSpeed's stage 3 keeps gathered weights up to `stage3_max_live_parameters`, and so holds a small model whole alongside its
 shard of it: there stage 3 needs more than stage 2. Its buckets exist at stages 1 to 3 and not at 0.
 """
 
@@ -32,13 +32,13 @@ Pass = Literal["forward", "head", "loss", "prediction", "backward", "embedding",
 
 
 class At(NamedTuple):
-    """A point of a step, as far as the copies at it depend on it.
+    """A point of a step, described by all that the gathered copies at it depend on.
 
     doing: the pass of a layer, the head's forward, the loss's backward, the backward of multi-token prediction, of a layer
         or of the embedding, or the reduction of the gradients of embedding and head
     layer: the kind of layer at work; ahead: of the one whose backward comes next; before: of the one whose backward was
         before
-    held: layers whose forward has begun and whose backward is not over, by kind
+    held: how many layers of each kind have begun their forward and not finished their backward
     """
 
     doing: Pass = "forward"
@@ -49,9 +49,10 @@ class At(NamedTuple):
 
 
 def at(memory: MemoryModel, stage: Stage, doing: Pass, position: int | None = None) -> At:
-    """The point at which a pass, of the layer at `position` where it is a layer's, finds its copies.
+    """Return the `At` of one pass on a pipeline stage, the key under which its copies are computed once.
 
-    Only what they depend on is told apart, so that few points have to be worked out.
+    position: the layer at work (numbered through all stages); None where the pass is not a layer's. Only what the copies
+    depend on is distinguished, so that few points need computing.
     """
     if memory.by_layer or (memory.copied and memory.layout.pp == 1):
         return _in_turn(memory, stage, doing, position)
@@ -66,19 +67,23 @@ def _in_turn(memory: MemoryModel, stage: Stage, doing: Pass, position: int | Non
     if doing == "embedding":
         return At(doing, before=memory.key(stage, stage.start))
     place = stage.stop - 1 if position is None else position
-    held = tuple(memory.counts(stage, stage.start, place + 1).items())
+    in_backward = tuple(memory.counts(stage, stage.start, place + 1).items())
     layer = memory.key(stage, place)
     if doing == "prediction":
-        return At(doing, ahead=layer, held=held)
+        return At(doing, ahead=layer, held=in_backward)
     if doing != "backward":
-        return At(doing, layer, held=held)
+        return At(doing, layer, held=in_backward)
     ahead = memory.key(stage, place - 1) if place > stage.start else None
     before = memory.key(stage, place + 1) if place + 1 < stage.stop else None
-    return At(doing, layer, ahead, before, held)
+    return At(doing, layer, ahead, before, in_backward)
 
 
 def copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
-    """Bytes of each of the copies beside the model states, by what it is."""
+    """Return the bytes of each copy that exists alongside the model states at a point of the step, by its description.
+
+    Gathered weights, unsharded gradients, communication buckets, 16-bit copies, placeholders and layers fetched from the
+    host, by the rules of FSDP2 and DeepSpeed at the head of this file.
+    """
     layout, framework, precision = memory.layout, memory.training.framework, memory.training.precision
     ends, weights, *_ = memory.weighed(stage)
     several = where(memory.sharded, 1, 0)

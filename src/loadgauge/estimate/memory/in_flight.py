@@ -1,8 +1,8 @@
-"""What a pipeline stage holds of its micro-batches while it works: read off the order of work of its schedule.
+"""What a pipeline stage holds of its micro-batches while it works: from the order of work of its schedule.
 
 A micro-batch's activations are held from its forward (F) to its backward. Where the backward is split, B frees what
 only the gradient of the input needed, and W finds what is left: the input of every matrix, and the gradient of its
-output (source: qi2024, section 2; `pending_wgrad`). Letters as in `schedule_orders`.
+output (source: qi2024, section 2; `pending_wgrad`). Letters as in `estimate.schedule.orders`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from loadgauge.spec.layout import Layout
 
 
 class Flight(NamedTuple):
-    """Micro-batches of each chunk of a stage: between forward and backward, and those that wait for W only."""
+    """Micro-batches in flight on each chunk of a stage: between forward and backward, and those that wait for W only."""
 
     whole: tuple[Size, ...]
     waiting: tuple[Size, ...]
 
 
 class Work(NamedTuple):
-    """What a stage holds when it runs a forward (counted already) or a backward (counted still) of one of its chunks.
+    """What a stage holds when it runs a forward (already counted) or a backward (still counted) of one of its chunks.
 
-    splits: the backward leaves what W needs
+    splits: the backward is split, and leaves what W needs
     """
 
     forward: bool
@@ -38,7 +38,10 @@ class Work(NamedTuple):
 
 
 def works(layout: Layout, stage: int) -> tuple[Work, ...]:
-    """The moments at which a stage holds the most: no other one of the same work holds as much of everything.
+    """Return the moments at which a stage holds the most micro-batches, from its schedule's order of work.
+
+    Among the moments of the same kind of work and chunk, those remain that no other one exceeds on every chunk.
+    stage: index of the pipeline stage.
 
     >>> [work.flight.whole for work in works(Layout(pp=4, global_batch=8, seq_len=1), 1)]
     [(3,), (3,)]
@@ -59,13 +62,13 @@ def works(layout: Layout, stage: int) -> tuple[Work, ...]:
 @lru_cache(maxsize=256)
 def _works(schedule: str, stages: int, batches: int, chunks: int | None, stage: int) -> tuple[Work, ...]:
     order = order_of_work(schedule, stages, batches, chunks)
-    found: dict[tuple[bool, int, bool], set[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+    flights_of: dict[tuple[bool, int, bool], set[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
     # Of each row: its chunk, whether it is a forward, the flights it finds, and what it leaves in flight and waiting.
     rows = []
     for row in range(len(KINDS) * order.chunks):
         kind, chunk = divmod(row, order.chunks)
         forward, finds = kind in (F, PAIR_F), kind in (F, B, BW, PAIR_F, PAIR_BW)
-        flights = found.setdefault((forward, chunk, kind == B), set()) if finds else None
+        flights = flights_of.setdefault((forward, chunk, kind == B), set()) if finds else None
         rows.append((chunk, forward, flights, kind in (B, BW, PAIR_BW), (kind == B) - (kind == W)))
     whole, waiting = [0] * order.chunks, [0] * order.chunks
     waits = tuple(waiting)
@@ -80,7 +83,7 @@ def _works(schedule: str, stages: int, batches: int, chunks: int | None, stage: 
         if more:
             waiting[chunk] += more
             waits = tuple(waiting)
-    return tuple(Work(*key, Flight(*flight)) for key, flights in found.items() for flight in _largest(flights))
+    return tuple(Work(*key, Flight(*flight)) for key, flights in flights_of.items() for flight in _largest(flights))
 
 
 def _largest(
@@ -95,14 +98,15 @@ def _largest(
             yield flight
 
 
-def _most_first(each: tuple[tuple[int, ...], Any]) -> tuple[int, tuple[int, ...]]:
-    return -sum(each[0]), each[0]
+def _most_first(item: tuple[tuple[int, ...], Any]) -> tuple[int, tuple[int, ...]]:
+    return -sum(item[0]), item[0]
 
 
 def peak_candidates(layout: Layout, stage: int, alike: tuple[object, ...]) -> tuple[Work, ...]:
-    """Of a stage's works those that may find the most bytes: no other one of the same kind holds as much on like chunks.
+    """Return those of a stage's `works` that may need the most bytes.
 
-    alike: for each chunk what is the same for chunks of the same layers
+    Works of the same kind whose chunks of like layers hold no more than another's are dropped.
+    alike: for each chunk, a key that is equal for chunks of the same layers
 
     >>> layout = Layout(pp=4, vpp=4, global_batch=16, schedule="interleaved", seq_len=1)
     >>> len(works(layout, 1)), len(peak_candidates(layout, 1, ("same",) * 4))
@@ -124,26 +128,26 @@ def _peak_candidates(
 ) -> tuple[Work, ...]:
     groups: dict[object, dict[tuple[int, ...], Work]] = {}
     for work in _works(schedule, stages, batches, chunks, stage):
-        held = [0] * (2 * (max(alike) + 1))
+        totals = [0] * (2 * (max(alike) + 1))
         for chunk, (whole, waits) in enumerate(zip(*work.flight, strict=True)):
-            held[2 * alike[chunk]] += whole
-            held[2 * alike[chunk] + 1] += waits
-        groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(tuple(held), work)
-    found = []
-    for each in groups.values():
+            totals[2 * alike[chunk]] += whole
+            totals[2 * alike[chunk] + 1] += waits
+        groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(tuple(totals), work)
+    candidates = []
+    for works_by_totals in groups.values():
         kept: list[tuple[int, ...]] = []
-        for sums, work in sorted(each.items(), key=lambda one: -sum(one[0])):
+        for sums, work in sorted(works_by_totals.items(), key=lambda item: -sum(item[0])):
             if not any(all(map(ge, other, sums)) for other in kept):
                 kept.append(sums)
-                found.append(work)
-    return tuple(found)
+                candidates.append(work)
+    return tuple(candidates)
 
 
 def pending_wgrad(layer: Layer) -> Size:
-    """Bytes that the gradients of a layer's weights need once that of its input is made.
+    """Return the bytes that a layer's weight gradients still need after its input gradient is computed.
 
     The input of every trained matrix, and the gradient of its output, which has its output's size: 32 s b h for a GPT
-    layer (source: qi2024, table 1). Gradients of norms, biases and tables are made on the way.
+    layer (source: qi2024, table 1). Gradients of norms, biases and tables are computed with the input gradient.
 
     >>> from loadgauge.families.reference import gpt_block
     >>> from loadgauge.spec.kernels import PAPER
@@ -152,10 +156,10 @@ def pending_wgrad(layer: Layer) -> Size:
     >>> pending_wgrad(block_layer(gpt_block(h, a), h, View.of(s, b, kernels=PAPER))) == 32 * s * b * h
     True
     """
-    held: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     gradients: Size = 0
     for operation in layer:
         if operation.trains_matrix:
-            held.update((tensor.name, tensor) for tensor in operation.keeps)
+            inputs.update((tensor.name, tensor) for tensor in operation.keeps)
             gradients = gradients + sum(tensor.nbytes for tensor in operation.outputs)
-    return gradients + sum(tensor.nbytes for tensor in held.values())
+    return gradients + sum(tensor.nbytes for tensor in inputs.values())

@@ -1,6 +1,6 @@
 """The ledger: every byte of a rank at one phase of the step, as entries that add up to each part of its memory.
 
-`--explain`, the treemap and `Estimate.ledger` show these entries and no others. Totals are worked out from the same terms:
+`--explain`, the treemap and `Estimate.ledger` show these entries and no others. Totals are computed from the same terms:
 activations and the loss from `StageAtWork.holdings`, gathered copies from `copies`, model states from `model_states`.
 """
 
@@ -59,12 +59,12 @@ class Ledger:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What each distinct block of the model is called."""
+        """A name for each distinct block of the model (`loadgauge.estimate.symbols.kinds`)."""
         return kinds(self.memory.model)
 
     @cached_property
     def counts(self) -> dict[Key, int]:
-        """Layers of the stage, by kind."""
+        """How many layers of each kind the stage has."""
         return self.memory.counts(self.stage, self.stage.start, self.stage.stop)
 
     @property
@@ -73,11 +73,14 @@ class Ledger:
         return None if self.work is not None and self.work.forward else self.moment.key
 
     def kind(self, key: Key) -> str:
-        """What layers of a kind are called."""
+        """Return the name of a kind of layer, and whether it is recomputed."""
         return self.names[key[0]] + (" run again in backward" if key[1] else "")
 
     def entries(self, part: str) -> tuple[Entry, ...]:
-        """The entries of one of `PARTS`, in the order in which they are explained."""
+        """Return the non-zero entries of one of `PARTS`, in the order in which they are explained.
+
+        Their bytes add up to that part of the memory at this phase; empty where the part is offloaded to the host.
+        """
         if part in self.memory.offloaded:
             return ()
         readers: dict[str, Callable[[], Iterable[Entry]]] = {
@@ -88,25 +91,25 @@ class Ledger:
         return tuple(entry for entry in readers[part]() if entry.nbytes)
 
     def all(self) -> tuple[Entry, ...]:
-        """The entries of all parts, activations by layer, operation and tensor."""
-        found: list[Entry] = []
+        """Return the entries of all parts; activations are split by layer, operation and tensor."""
+        entries: list[Entry] = []
         for part in PARTS:
-            found += self.tensors() if part == "activations" else self.entries(part)
-        return tuple(entry for entry in found if entry.nbytes)
+            entries += self.tensors() if part == "activations" else self.entries(part)
+        return tuple(entry for entry in entries if entry.nbytes)
 
     def entry(self, part: str, what: str, nbytes: Size, **more: Any) -> Entry:
-        """An entry of this phase."""
+        """Make an entry at this phase; `more` sets further fields of `Entry`."""
         return Entry(part=part, what=what, nbytes=nbytes, phase=self.moment.phase, **more)
 
     # -- model states -------------------------------------------------------------------------------------------------
 
     @property
     def quantised(self) -> bool | str:
-        """The format of the base weights, as `Lora.quantised` has it."""
+        """The format of the frozen base weights, as in `Lora.quantised`; False without one."""
         return self.training.lora is not None and self.training.lora.quantised
 
     def groups(self) -> Iterator[tuple[str, WeightCount, Size]]:
-        """Weights by the group of ranks that ZeRO shards them over: in words, elements, ranks."""
+        """Yield, for each group of ranks that ZeRO shards over, its name in words, its weights and its number of ranks."""
         weights = self.rank.weights
         if not self.memory.has_experts:
             yield "", weights.dense, self.layout.zero_ranks
@@ -115,7 +118,10 @@ class Ledger:
         yield " of the experts", weights.expert, self.layout.expert_zero_ranks
 
     def states(self, count: WeightCount, ranks: Size, **changes: Any) -> States:
-        """Model states [bytes] of some weights, with another precision or optimizer where `changes` has one."""
+        """Return the model states [bytes] of some weights sharded over `ranks`.
+
+        changes: `precision` or `optimizer` to use in place of the job's
+        """
         return model_states(
             count,
             changes.get("precision", self.training.precision),
@@ -127,20 +133,20 @@ class Ledger:
         )
 
     def over(self, ranks: Size, stage: int) -> str:
-        """How a ZeRO stage divides something, in words."""
+        """Return " / n ranks" where this job's ZeRO stage is at least `stage`, else an empty string."""
         return f" / {ranks} ranks" if self.layout.zero >= stage and ranks > 1 else ""
 
     def _weights(self) -> Iterator[Entry]:
         precision = self.training.precision
         stored, low = base_format(self.quantised), precision.products
-        each = f"{precision.weight} B" if stored is None else stored.words
+        itemsize = f"{precision.weight} B" if stored is None else stored.words
         source = str(cite(precision.source))
         for where, count, ranks in self.groups():
             over = self.over(ranks, self.training.framework.weights_stage)
             plain, base = WeightCount(trainable=count.trainable, frozen=count.frozen), WeightCount(base=count.base)
             what = f"{plain.total:,} parameters{where} x {precision.weight} B{over}"
             yield self.entry("weights", what, self.states(plain, ranks).weights, source=source)
-            what = f"{base.total:,} frozen base parameters{where} x {each}{over}"
+            what = f"{base.total:,} frozen base parameters{where} x {itemsize}{over}"
             yield self.entry("weights", what, self.states(base, ranks).weights, source=source)
             if low is not None:
                 instead = low.weights == "instead"
@@ -199,10 +205,10 @@ class Ledger:
             of = f"{count.trainable:,} parameters{where}"
             over = self.over(ranks, 1)
             for what, field in (("float32 main gradients", "main_gradient"), ("float32 master weights", "master")):
-                each = getattr(precision, field)
-                only = msgspec.structs.replace(bare, **{field: each})
+                itemsize = getattr(precision, field)
+                only = msgspec.structs.replace(bare, **{field: itemsize})
                 nbytes = self.states(count, ranks, precision=only, optimizer=OPTIMIZERS["sgd"]).optimizer
-                yield self.entry("optimizer", f"{what}: {of} x {each} B{over}", nbytes, **sources)
+                yield self.entry("optimizer", f"{what}: {of} x {itemsize} B{over}", nbytes, **sources)
             nbytes = self.states(count, ranks, precision=bare).optimizer
             what = f"{optimizer.name}: {of} x {self._moments()}{over}"
             yield self.entry("optimizer", what, nbytes, source=str(cite(optimizer.source)))
@@ -212,10 +218,10 @@ class Ledger:
         optimizer = self.training.optimizer
         if optimizer.factored:
             return "a row and a column of float32 for each matrix"
-        each = optimizer.moment(self.training.precision)
+        itemsize = optimizer.moment(self.training.precision)
         special = optimizer.matrix_moments
         fewer = "" if special is None else f" ({special} for the matrices of the blocks)"
-        return f"{optimizer.moments} moments{fewer} x {each:g} B"
+        return f"{optimizer.moments} moments{fewer} x {itemsize:g} B"
 
     # -- copies, and what no tensor of the step is ----------------------------------------------------------------------
 
@@ -239,7 +245,7 @@ class Ledger:
 
     @cached_property
     def holdings(self) -> list[Holding]:
-        """What is in flight, chunk by chunk, and then what layers do not hold of the micro-batch at work."""
+        """What is in flight, chunk by chunk, then (negative) what layers do not hold of the current micro-batch."""
         if self.work is None:
             return []
         at_head = self.moment.phase.at_head
@@ -247,7 +253,7 @@ class Ledger:
         return sorted(found, key=lambda holding: holding.gone)
 
     def term_name(self, term: Kept) -> str:
-        """Which kind of layer, or end, a term is of."""
+        """Return the name of the kind of layer, or of the end of the model, that a term belongs to."""
         return str(term.unit) if isinstance(term.unit, End) else self.kind(term.unit)
 
     def _activations(self) -> Iterator[Entry]:
@@ -308,7 +314,7 @@ class Ledger:
         return f"multi-token prediction ({self.memory.prediction.modules} x)"
 
     def tensors(self) -> Iterator[Entry]:
-        """The entries of activations once more, those of one kind of layer together and split by operation and tensor."""
+        """Yield the entries of activations, layers of one kind together and split by operation and tensor."""
         stored: dict[Any, Size] = {}
         waiting: dict[Any, Size] = {}
         terms: dict[Any, Kept] = {}
@@ -403,7 +409,10 @@ def _order(unit: Key | End) -> int:
 
 
 def kept_by(layer: Layer, again: Recompute = NOTHING) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that a layer keeps for its backward, with the first operation that needs it there."""
+    """Yield every tensor that a layer keeps for its backward, with the name of the first operation that needs it there.
+
+    again: what is recomputed in backward, whose tensors are not kept
+    """
     keeper: dict[str, str] = {}
     for operation in layer:
         for tensor in (*operation.keeps, *(operation.inputs if operation.name in again else ())):

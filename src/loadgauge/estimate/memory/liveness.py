@@ -18,21 +18,22 @@ class _Alive:
         self.nbytes: Size = 0
 
     def add(self, tensor: Tensor) -> None:
-        """One more, where it is not there yet."""
+        """Add a tensor that is not alive yet."""
         if tensor.name not in self.sizes:
             size = self.sizes[tensor.name] = tensor.nbytes
             self.nbytes = self.nbytes + size
 
     def drop(self, name: str) -> None:
-        """One less, where it is there."""
+        """Free a tensor that is alive."""
         if name in self.sizes:
             self.nbytes = self.nbytes - self.sizes.pop(name)
 
 
 def forward_peak(layer: Layer, recompute: Recompute = NOTHING, held: tuple[str, ...] = ()) -> Size:
-    """Largest number of bytes alive during the forward of a layer, what it keeps included.
+    """Return the largest number of bytes alive at once during the forward of a layer, including what it keeps.
 
-    `held`: names of tensors that whoever calls the layer holds until it returns.
+    Tensors live from the operation that writes them to the last one that reads them, those kept for backward to the end.
+    held: names of tensors that the caller holds until the layer returns
     """
     kept = {tensor.name for tensor in layer.kept(recompute)}.union(held)
     last_use = {tensor.name: index for index, operation in enumerate(layer) for tensor in operation.inputs}
@@ -58,16 +59,19 @@ class _Gradients:
         self.nbytes: Size = 0
 
     def make(self, name: str, size: Size) -> None:
+        """Allocate the gradient of a tensor, of `size` bytes, unless it exists."""
         self.next += 1
         self.buffer[name], self.size[self.next], self.users[self.next] = self.next, size, 1
         self.nbytes = self.nbytes + size
 
     def share(self, name: str, other: str) -> None:
+        """Let the gradient of `name` be the buffer of `other`."""
         buffer = self.buffer[other]
         self.buffer[name] = buffer
         self.users[buffer] += 1
 
     def drop(self, name: str) -> None:
+        """Drop a tensor's gradient; its buffer is freed with the last user."""
         buffer = self.buffer.pop(name)
         self.users[buffer] -= 1
         if not self.users[buffer]:
@@ -75,7 +79,7 @@ class _Gradients:
             self.nbytes = self.nbytes - self.size.pop(buffer)
 
     def keep(self, name: str) -> None:
-        """Its buffer stays, whoever else drops it."""
+        """Never free this gradient's buffer."""
         del self.buffer[name]
 
 
@@ -87,34 +91,34 @@ def backward_peak(
     accumulating: bool = False,
     split: bool = False,
 ) -> Size:
-    """Largest number of bytes alive during the backward of a layer, what it keeps included.
+    """Return the largest number of bytes alive at once during the backward of a layer, including what it keeps.
 
-    `weight_gradient`: bytes per trainable parameter, for gradients that come into being here. They stay; when
-    `accumulating`, each is added to one that is there already, and dropped (a tied table's waits for its other part).
-    What `recompute` drops is there again from the moment that the walk reaches it. `split`: the gradients of matrices
-    come later, and what they need stays (`Operation.trains_matrix`).
+    weight_gradient: bytes per trainable parameter of gradients allocated here, which stay; with `accumulating`, each is
+        added to an existing one and dropped (a tied table's waits for its other part)
+    recompute: what it drops is alive again from the moment the walk reaches it
+    split: gradients of matrices are computed later, and what they need stays (`Operation.trains_matrix`)
     """
     operations = layer.operations
     whole, freed = _keepers(layer)
     stays = {tensor.name for operation in layer if split and operation.trains_matrix for tensor in operation.keeps}
-    held = _Alive()
+    tensors = _Alive()
     for tensor in layer.kept(recompute) if recompute else whole.values():
-        held.add(tensor)
+        tensors.add(tensor)
     gradients = _Gradients()
     weights: Size = 0
     for tensor in operations[-1].outputs:
         gradients.make(tensor.name, tensor.nbytes)
-    peak: Size = held.nbytes + gradients.nbytes
+    peak: Size = tensors.nbytes + gradients.nbytes
     for index in range(len(operations) - 1, -1, -1):
         operation = operations[index]
         for tensor in _remade(operations, index, recompute):
-            held.add(tensor)
+            tensors.add(tensor)
         reached = [tensor.name for tensor in operation.outputs if tensor.name in gradients.buffer]
         if not reached:
             continue
         if operation.overwrites:
             for tensor in operation.keeps:
-                held.drop(tensor.name)
+                tensors.drop(tensor.name)
         extra: Size = operation.workspace
         made = {tensor.name: tensor for tensor in operation.inputs if tensor.dtype != "index"}
         for name, tensor in made.items():
@@ -136,7 +140,7 @@ def backward_peak(
             extra = extra + own
         else:
             weights = weights + own
-        others: Size = held.nbytes + extra + weights
+        others: Size = tensors.nbytes + extra + weights
         peak = maximum(peak, others + gradients.nbytes)
         for name in reached:
             if split and operation.trains_matrix:
@@ -146,7 +150,7 @@ def backward_peak(
         peak = maximum(peak, others + gradients.nbytes + operation.backward_workspace)
         for name in freed.get(index, ()):
             if name not in stays:
-                held.drop(name)
+                tensors.drop(name)
     return peak
 
 

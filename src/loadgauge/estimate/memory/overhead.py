@@ -1,7 +1,7 @@
-"""GPU memory beside the tensors of a step: the CUDA context, buffers of NCCL and of cuBLAS, fragmentation.
+"""GPU memory besides the tensors of a step: the CUDA context, buffers of NCCL and of cuBLAS, fragmentation.
 
-What lies outside PyTorch's allocator is assumed, and printed with that basis. The workspaces of matrix products come from
-the allocator, once and for good: cuBLAS asks for 32 MiB from Hopper on, PyTorch gives 8 MiB and 128 KiB before (sources:
+Memory outside PyTorch's allocator is assumed, and labelled as such. The workspaces of matrix products come from
+the allocator, permanently: cuBLAS asks for 32 MiB from Hopper on, PyTorch gives 8 MiB and 128 KiB before (sources:
 cublas; pytorch, CUDABlas.cpp), for each thread that multiplies: the main one and autograd's. Transformer Engine has one of
 its own, of 32 or 4 MiB, and four more for the streams of grouped products (source: transformer-engine).
 """
@@ -17,7 +17,7 @@ from loadgauge.units import GIB, KIB, MIB
 
 
 class Assumed(msgspec.Struct, frozen=True):
-    """A figure with the range it may lie in [bytes]."""
+    """An assumed figure with its range [bytes]."""
 
     value: float
     low: float
@@ -39,7 +39,7 @@ FRAGMENTATION = Assumed(0.0, 0.0, 0.08)
 
 
 def workspaces(gpu: Gpu | None, training: Training, *, grouped: bool) -> float:
-    """Bytes that the allocator hands out for good to the libraries of matrix products; 0 where no GPU is named.
+    """Return the bytes that the allocator reserves permanently for matrix-product libraries; 0 where no GPU is given.
 
     grouped: whether the model has experts, whose products are grouped
 
@@ -58,12 +58,15 @@ def workspaces(gpu: Gpu | None, training: Training, *, grouped: bool) -> float:
 
 
 def communicators(layout: Layout) -> int:
-    """How many NCCL communicators a rank is in: one an axis with several ranks."""
+    """Return the number of NCCL communicators a rank is in: one for each axis with several ranks."""
     return sum(1 for degree in (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep) if degree > 1)
 
 
 def non_pytorch_memory(layout: Layout) -> Assumed:
-    """Bytes outside the allocator on one rank: the context, and a communicator for each axis with several ranks."""
+    """Return the assumed bytes outside PyTorch's allocator on one rank.
+
+    A CUDA context, and buffers for each NCCL communicator; the constants of this file name their sources.
+    """
     groups = communicators(layout)
     return Assumed(
         CONTEXT.value + groups * COMMUNICATOR.value,

@@ -20,7 +20,7 @@ STRETCHES: dict[Phase, When] = {Phase.FORWARD: "forward", Phase.LOSS: "loss", Ph
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """The rank that needs the most: any rank of this pipeline stage."""
+    """The rank that needs the most memory: any rank of this pipeline stage."""
 
     stage: int
 
@@ -47,13 +47,14 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def peak(self) -> int:
-        """The index of the moment at which the rank holds the most."""
+        """Index in `moments` of the moment at which the rank holds the most."""
         return max(range(len(self.moments)), key=lambda index: self.moments[index].total)
 
     def index(self, part: str, when: When) -> int:
-        """The index of the moment that is meant. Raises `ConfigError` where the worst rank has none in that phase.
+        """Return the index in `moments` of the moment that `when` asks for.
 
-        Of several moments at which a part is equally large, the one at which the rank holds the most.
+        Among moments at which a part is equally large, the one at which the rank holds the most. Raises `ConfigError` where the
+        worst rank has no moment in that phase.
         """
         if when == "peak":
             return self.peak
@@ -67,17 +68,17 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         return max(meant, key=lambda index: (self.moments[index].parts[part], self.moments[index].total))
 
     def largest(self, part: str) -> Moment:
-        """The moment at which a part is largest."""
+        """Return the moment at which a part is largest."""
         return self.moments[self.index(part, "largest")]
 
     @property
     def allocated(self) -> float:
-        """Bytes PyTorch's allocator hands out at the peak, workspaces included."""
+        """Bytes PyTorch's allocator has handed out at the peak, workspaces included."""
         return self.total - self.parts["outside"] + self.workspaces
 
     @property
     def verdict(self) -> Literal["fits", "tight", "does not fit", "unknown"]:
-        """`tight`: it fits, but the upper end of the range does not."""
+        """Whether the total fits the GPU; `tight` if it does and the upper end of the range does not."""
         if self.capacity is None:
             return "unknown"
         if self.total > self.capacity:
@@ -94,7 +95,7 @@ class Worst(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, memory: MemoryModel, stages: Sequence[Stage]) -> Worst:
-        """Found among all stages; those that need the same are worked out once."""
+        """Find the rank with the highest peak among all stages; stages with equal needs are computed once."""
         worst: tuple[StageAtWork, tuple[Moment, ...]] | None = None
         most = 0.0
         peaks: dict[object, float] = {}
@@ -112,7 +113,10 @@ class Worst(msgspec.Struct, frozen=True):
         return cls(*worst, tuple(by_stage))
 
     def memory(self, capacity: float | None, workspaces: float) -> Memory:
-        """The memory of the rank with what is outside PyTorch's allocator. capacity, workspaces: of the GPU [bytes]"""
+        """Return the rank's memory including what is outside PyTorch's allocator [bytes].
+
+        capacity: memory of the GPU [bytes], None where no GPU is given; workspaces: see `overhead.workspaces` [bytes]
+        """
         outside = non_pytorch_memory(self.rank.layout)
         fixed = outside.value + workspaces
         peak = max(self.phases, key=lambda moment: moment.total)

@@ -3,10 +3,10 @@
 The forward of the last layer of each kind, which finds the activations of all before it; the loss; the backward of a
 layer of each kind (the last one comes first and finds the most activations, the first one finds the most gradients);
 the embedding's backward; the optimizer step. On a stage of several chunks, for each of them. Under FSDP also the layers
-beside the first and the last one, and the reduction of the gradients that are whole until the end of backward.
+next to the first and the last one, and the reduction of the gradients that are whole until the end of backward.
 
-More recomputation never keeps more, but a stage of few layers may peak a little higher with it: a layer that runs again is
-there whole at once, its input beside it, while one that does not gives back its MLP before its attention runs backward.
+More recomputation never keeps more, but a stage of few layers may peak a little higher with it: a recomputed layer is
+alive whole at once, with its input, while one that is not frees its MLP before its attention runs backward.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Phase(StrEnum):
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """Bytes by part at one moment of the step. name: its phase and layer, in words, which nothing depends on.
+    """Bytes by part at one moment of the step. name: its phase and layer in words, for display only.
 
     position: the layer in backward, where the moment is one's; work: what the stage does; key: the kind of layer at work
-    gone: layers of its chunk that this micro-batch has not come to yet, or that its backward is through with
-    point: where that is among the gathered copies
+    gone: layers of its chunk that this micro-batch has not reached yet, or whose backward is over
+    point: the key of its gathered copies
     """
 
     name: str
@@ -71,15 +71,15 @@ class Moment(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> Size:
-        """All parts."""
+        """Sum of all parts [bytes]."""
         return sum(self.parts.values())
 
 
 class Holding(NamedTuple):
-    """Some layers of a stage, and of how many micro-batches they hold what.
+    """Bytes kept in some layers of a stage, with the numbers of micro-batches that hold them.
 
     each: bytes that one micro-batch keeps there; whole: micro-batches between forward and backward; waiting: those that
-    wait for the gradients of the weights; heads, heads_waiting: the same of the head; gone: whether this is taken off
+    wait for the gradients of the weights; heads, heads_waiting: the same of the head; gone: whether this is subtracted
     """
 
     each: ChunkBytes
@@ -91,7 +91,7 @@ class Holding(NamedTuple):
 
 
 class StageAtWork:
-    """One rank of a stage, while it runs forward or backward of one of its chunks."""
+    """One rank of a stage: its memory at each moment in which it runs forward or backward of one of its chunks."""
 
     def __init__(self, memory: MemoryModel, stage: Stage) -> None:
         self.memory, self.stage = memory, stage
@@ -113,7 +113,7 @@ class StageAtWork:
         self._folded: tuple[Work | None, list[tuple[ChunkBytes, Size, Size, int]]] = (None, [])
 
     def moments(self) -> Iterator[Moment]:
-        """All of them, in the order in which a micro-batch comes to them."""
+        """Yield the moments of a step in the order in which a micro-batch reaches them."""
         forwards, backwards = self.fullest(True), self.fullest(False)
         for work in forwards:
             for place in self.between(forward=True):
@@ -143,21 +143,21 @@ class StageAtWork:
         yield self.at_step()
 
     def positions(self, chunk: Chunk, order: str) -> list[tuple[Key, int]]:
-        """The last (or first) layer of each kind in a chunk."""
+        """Return kind and position of the last (or first) layer of each kind in a chunk; `order`: "last" or "first"."""
         key = chunk.start, chunk.stop, order
         if key not in self._positions:
             self._positions[key] = list(self.memory.positions(self.stage, chunk, order))
         return self._positions[key]
 
     def chunk(self, work: Work) -> Chunk:
-        """The chunk that some work is on."""
+        """Return the chunk that a piece of work is on."""
         return self.stage.chunks[work.chunk]
 
     def between(self, *, forward: bool) -> tuple[int, ...]:
-        """Layers that find other gathered copies than those before and behind them, where FSDP gathers layer by layer.
+        """Return the positions of layers that find other gathered copies than their neighbours, under FSDP layer by layer.
 
-        Forward, the first layer stands beside the buffer that the embedding and the head were gathered in. Backward, the
-        last layer finds no gradient on its way to its shards, and the first one no layer gathered ahead.
+        Forward, the first layer runs alongside the buffer that the embedding and the head were gathered in. Backward, the
+        last layer finds no gradient being reduced, and the first one no layer gathered ahead.
         """
         start, stop = self.stage.start, self.stage.stop
         if not self.memory.by_layer or stop - start < 2:
@@ -167,7 +167,7 @@ class StageAtWork:
         return tuple(place for place in sorted({stop - 2, start + 1}, reverse=True) if start < place < stop - 1)
 
     def fullest(self, forward: bool) -> list[Work]:
-        """The forwards (or backwards) that find the most, one for all chunks with the same layers."""
+        """Return the forwards (or backwards) with the most bytes in flight, one for all chunks with the same layers."""
         best: dict[object, Work] = {}
         for work in self.works:
             if work.forward == forward:
@@ -176,15 +176,17 @@ class StageAtWork:
         return sorted(best.values(), key=lambda work: work.chunk)
 
     def nbytes(self, work: Work) -> Size:
-        """Bytes of all that is in flight."""
+        """Return the bytes of everything in flight at a piece of work."""
         return sum(
             whole * (chunk.kept + chunk.head) + waits * (chunk.waiting + chunk.head_waiting)
             for chunk, whole, waits, _ in self.folded(work)
         )
 
     def folded(self, work: Work) -> list[tuple[ChunkBytes, Size, Size, int]]:
-        """For chunks of the same layers together: what one keeps, micro-batches in flight, those that wait, and whether
-        the work is on one of them.
+        """Return a row for each group of chunks with the same layers, for `nbytes` and `holdings`.
+
+        Each row: bytes one micro-batch keeps on one chunk, micro-batches in flight, micro-batches waiting for W, and 1 where the
+        work is on one of the chunks, else 0.
         """
         if work is self._folded[0]:
             return self._folded[1]
@@ -201,7 +203,7 @@ class StageAtWork:
         return chunks
 
     def unfolded(self, work: Work) -> list[tuple[ChunkBytes, Size, Size, int]]:
-        """The same for each chunk."""
+        """Return the rows of `folded`, one for each chunk."""
         return [
             (chunk, whole, waits, int(index == work.chunk))
             for index, (chunk, whole, waits) in enumerate(zip(self.chunks, *work.flight, strict=True))
@@ -210,10 +212,10 @@ class StageAtWork:
     def holdings(
         self, work: Work, gone: dict[Key, int], *, at_head: bool = False, by_chunk: bool = False
     ) -> Iterator[Holding]:
-        """All that is in flight, less what the layers `gone` do not hold of the micro-batch at work.
+        """Yield everything in flight, less what the layers `gone` do not hold of the current micro-batch.
 
-        The bytes of activations and of the head's tensors are the sum over these, here and wherever they are itemised.
-        by_chunk: chunks of the same layers one by one
+        Activations and the head's tensors are the sums over these, in totals and in the ledger alike.
+        at_head: the layers of the current micro-batch have not begun their backward; by_chunk: list equal chunks one by one
         """
         splits = int(work.splits)
         if gone:
@@ -241,7 +243,7 @@ class StageAtWork:
         gone: dict[Key, int] = NO_LAYERS,
         **parts: Size,
     ) -> Moment:
-        """A moment with these parts beside the model states, and with the copies that are there at a point."""
+        """Return a moment with the given parts [bytes], the model states, and the copies gathered at `point`."""
         every = self.unchanging.copy()
         if point is not None and "gathered" not in parts:
             every["gathered"] = self.gathered(point)
@@ -249,25 +251,28 @@ class StageAtWork:
         return Moment(name, phase, every, position, work, key, gone, point)
 
     def counts(self, start: int, stop: int) -> dict[Key, int]:
-        """Layers of each kind, run again or not, in `start:stop` of the stage."""
+        """Return how many layers of each kind, recomputed or not, are in `start:stop` of the stage."""
         if (start, stop) not in self._counts:
             self._counts[start, stop] = self.memory.counts(self.stage, start, stop)
         return self._counts[start, stop]
 
     def point(self, doing: Pass, position: int | None = None) -> At:
-        """Where a pass finds its copies."""
+        """Return the point of the step at which a pass finds its copies (see `gathered.at`)."""
         if (doing, position) not in self._points:
             self._points[doing, position] = at(self.memory, self.stage, doing, position)
         return self._points[doing, position]
 
     def gathered(self, point: At) -> Size:
-        """Bytes of all copies beside the states at a point of the step."""
+        """Return the bytes of all gathered copies at a point of the step."""
         if point not in self._copies:
             self._copies[point] = sum(copies(self.memory, self.stage, point).values())
         return self._copies[point]
 
     def gradients(self, grown: Size, unsummed: Size = 0) -> Size:
-        """Bytes of gradients where `grown` are those of this backward so far, `unsummed` not added to the rest yet."""
+        """Return the bytes of gradients alive in a backward.
+
+        grown: of the gradients this backward has produced so far; unsummed: of those not yet added to the accumulated ones
+        """
         if not self.memory.lazy:
             return self.states.gradients
         if self.memory.fully_sharded and self.layout.pp > 1:
@@ -278,17 +283,17 @@ class StageAtWork:
         return where(self.accumulating, self.states.gradients + unsummed, grown)
 
     def held(self, work: Work, gone: dict[Key, int], *, at_head: bool = False) -> dict[str, Size]:
-        """Bytes of `holdings`, by part."""
+        """Return the bytes of `holdings` by part: activations and loss."""
         kept: Size = 0
         loss: Size = 0
-        for held in self.holdings(work, gone, at_head=at_head):
-            each = held.each
-            kept = kept + held.whole * each.kept + held.waiting * each.waiting
-            loss = loss + held.heads * each.head + held.heads_waiting * each.head_waiting
+        for holding in self.holdings(work, gone, at_head=at_head):
+            chunk = holding.each
+            kept = kept + holding.whole * chunk.kept + holding.waiting * chunk.waiting
+            loss = loss + holding.heads * chunk.head + holding.heads_waiting * chunk.head_waiting
         return {"activations": kept, "loss": loss}
 
     def name(self, verb: str, order: str, work: Work, position: int) -> str:
-        """What to call the forward or backward of a layer."""
+        """Return the name of a layer's forward or backward for display."""
         if len(self.chunks) > 1:
             return f"{verb} of the {order} layer of the stage's chunk {work.chunk}"
         return f"{verb} of layer {position}" if self.layout.pp == 1 else f"{verb} of the stage's {order} layer"
@@ -296,7 +301,7 @@ class StageAtWork:
     # -- the moments --------------------------------------------------------------------------------------------------
 
     def forward(self, work: Work, key: Key, position: int) -> Moment:
-        """The forward of the last layer of a kind: all before it have kept what they keep."""
+        """Return the moment of the forward of the layer at `position`, after all earlier layers kept their tensors."""
         memory, facts = self.memory, self.memory.facts[key]
         ahead = self.counts(position + 1, self.chunk(work).stop)
         return self.at(
@@ -312,8 +317,8 @@ class StageAtWork:
         )
 
     def at_loss(self, work: Work) -> Moment:
-        """The head, forward or backward, for one micro-batch."""
-        memory, held, extra = self.memory, self.held(work, {}, at_head=True), self.memory.prediction
+        """Return the moment of the head, forward or backward, whichever holds more, for one micro-batch."""
+        memory, in_flight, extra = self.memory, self.held(work, {}, at_head=True), self.memory.prediction
         working, point, parts = memory.head_working, self.point("loss"), {}
         if memory.head_apart:
             forward = self.point("head")
@@ -328,15 +333,15 @@ class StageAtWork:
             work,
             point,
             gradients=self.gradients(0),
-            activations=held["activations"],
-            loss=held["loss"] + working + (0 if extra is None else extra.head),
+            activations=in_flight["activations"],
+            loss=in_flight["loss"] + working + (0 if extra is None else extra.head),
             **parts,
         )
 
     def predicted(self, work: Work, extra: Prediction) -> Moment:
-        """The backward of a multi-token prediction module's block, when the heads are done."""
+        """Return the moment of the backward of a multi-token prediction block, after the heads."""
         facts = self.memory.facts[extra.key]
-        held = self.held(work, {}, at_head=True)
+        in_flight = self.held(work, {}, at_head=True)
         left = self.chunks[work.chunk].head_waiting if work.splits else 0
         return self.at(
             "backward of multi-token prediction",
@@ -345,13 +350,13 @@ class StageAtWork:
             self.point("prediction"),
             gradients=self.gradients(self.head_gradients, self.pending),
             transient=facts.working - facts.kept,
-            activations=held["activations"],
-            loss=held["loss"] + left,
+            activations=in_flight["activations"],
+            loss=in_flight["loss"] + left,
             key=extra.key,
         )
 
     def backward(self, work: Work, key: Key, position: int, order: str = "") -> Moment:
-        """The backward of the last (or first) layer of a kind: those behind it have given back what they kept."""
+        """Return the moment of the backward of the layer at `position`; later layers have already freed their activations."""
         memory, facts, stop = self.memory, self.memory.facts[key], self.chunk(work).stop
         behind = self.counts(position + 1, stop)
         grown: Size = 0
@@ -376,13 +381,13 @@ class StageAtWork:
         )
 
     def at_embedding(self, work: Work) -> Moment:
-        """The backward of the embedding, when the layers behind it are done."""
+        """Return the moment of the embedding's backward, after all layers."""
         memory, chunk = self.memory, self.chunk(work)
         counts = self.counts(chunk.start, chunk.stop)
         table = RankWeights.of(memory.embedding.operations[0].weights).all.trainable
         tied, precision = any(operation.borrows for operation in memory.head), memory.training.precision
-        # Beside the token table's gradient stand a new one where it is added to or sharded, and of a tied table the head's
-        # part and the sum of both.
+        # Besides the token table's gradient there is a new one where it is accumulated or sharded, and for a tied table the
+        # head's part and the sum of both.
         adds = where(self.accumulating, 1, 0) if memory.lazy else 1
         itemsize = precision.compute if self.layout.zero == 3 and not memory.lazy else precision.weight
         new: Size = itemsize * (adds + (2 if memory.lazy and tied else 0))
@@ -401,7 +406,10 @@ class StageAtWork:
         )
 
     def at_reduction(self) -> Moment:
-        """The first unit of whole gradients that is reduced after the last micro-batch of a pipeline, its weights freed."""
+        """Return the moment of the first reduction after the last micro-batch of a pipeline (FSDP).
+
+        Gradients are whole until then; the unit that is reduced first has freed its weights.
+        """
         memory, precision = self.memory, self.memory.training.precision
         largest = memory.weighed(self.stage)[0].all.trainable
         for key in self.counts(self.stage.start, self.stage.stop):
@@ -416,14 +424,17 @@ class StageAtWork:
         )
 
     def reduced(self) -> Size:
-        """Bytes of gradients when the backward of all layers is over: under FSDP those of the ends are not reduced yet."""
+        """Return the bytes of gradients when the backward of all layers is over.
+
+        Under FSDP those of embedding and head are not reduced yet and not counted here.
+        """
         if not self.memory.by_layer:
             return self.states.gradients
         own = self.memory.states(self.memory.weighed(self.stage)[0]).gradients
         return self.states.gradients - where(self.memory.sharded, own, 0)
 
     def at_ends(self, work: Work) -> Moment:
-        """The gradients of embedding and head, whole, on their way to their shards when backward is over."""
+        """Return the moment at which the whole gradients of embedding and head are reduced, after backward (FSDP)."""
         memory, chunk = self.memory, self.chunk(work)
         counts = self.counts(chunk.start, chunk.stop)
         precision, trainable = memory.training.precision, memory.weighed(self.stage)[0].all.trainable
@@ -441,11 +452,11 @@ class StageAtWork:
         )
 
     def at_step(self) -> Moment:
-        """The optimizer step, when nothing is in flight."""
+        """Return the moment of the optimizer step, with nothing in flight."""
         transient = self.memory.step_transient(self.weights, self.states)
         return self.at("optimizer step", Phase.STEP, transient=transient)
 
 
 def moments(memory: MemoryModel, stage: Stage) -> Iterator[Moment]:
-    """The moments of a step on one rank of a stage."""
+    """Yield the moments of a step on one rank of a pipeline stage, in order."""
     return StageAtWork(memory, stage).moments()

@@ -1,6 +1,6 @@
-"""Memory of one rank of each pipeline stage, at each moment of a step (design: the peak is a maximum over moments).
+"""Memory of one rank of each pipeline stage: what each layer keeps, needs and holds in weights.
 
-`MemoryModel` holds the facts, `moments` says when they meet.
+`MemoryModel` holds these facts; `loadgauge.estimate.memory.phases` combines them at each moment of a step.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["LayerFacts", "MemoryModel", "Stage", "stages"]
 
 
 class LayerFacts(msgspec.Struct, frozen=True):
-    """What one layer needs, once per micro-batch, and its weights.
+    """Bytes one layer needs for one micro-batch, and its weights.
 
-    kept: bytes held from forward to backward; waiting: what the gradients of the weights need, where they come later
-    entering: its input; forming, working: the largest set alive in its forward and in its backward, what it keeps included
+    kept: bytes held from forward to backward; waiting: what the gradients of the weights need, where they are computed later
+    entering: its input; forming, working: the largest set alive in its forward and in its backward, including what it keeps
     """
 
     layer: Layer
@@ -45,6 +45,7 @@ class LayerFacts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, layer: Layer, recompute: Recompute, working: Size, waits: Size) -> LayerFacts:
+        """Compute the facts of a layer. working: its `backward_peak`; waits: its `pending_wgrad` [bytes]"""
         entering = next((tensor.nbytes for one in layer for tensor in one.inputs if tensor.name == "input"), 0)
         return cls(
             layer, recompute, layer.saved(recompute), waits, entering, forward_peak(layer, recompute, ("input",)), working,
@@ -53,7 +54,7 @@ class LayerFacts(msgspec.Struct, frozen=True):
 
 
 class End(StrEnum):
-    """What keeps something for backward beside the layers of the model."""
+    """What keeps tensors for backward besides the layers of the model."""
 
     EMBEDDING = "embedding"
     SHARED = "shared"
@@ -78,7 +79,7 @@ class Kept(NamedTuple):
 class ChunkBytes(msgspec.Struct, frozen=True):
     """What one micro-batch keeps in some layers, and what waits for the gradients of their weights [bytes].
 
-    terms: what `kept` and `waiting` are the sums of; head, head_waiting: the same of the head, on the chunk before it
+    terms: the summands of `kept` and `waiting`; head, head_waiting: the same of the head, on the chunk before it
     """
 
     terms: tuple[Kept, ...]
@@ -89,16 +90,16 @@ class ChunkBytes(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, terms: tuple[Kept, ...], head: Size = 0, head_waiting: Size = 0) -> ChunkBytes:
-        """The sums of some terms."""
+        """Sum terms [bytes]; head, head_waiting: bytes of the head on this chunk."""
         kept: Size = sum(term.stored * term.kept for term in terms)
         return cls(terms, kept, sum(term.count * term.waiting for term in terms), head, head_waiting)
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """The multi-token prediction modules together: what they keep for one micro-batch, and their weights.
+    """The multi-token prediction modules together: bytes they keep for one micro-batch, and their weights.
 
     key: the kind of layer their block is; ends: the operations before that block, and after it
-    head: of the bytes, what their heads keep, and what of it waits
+    head: of the bytes, what their heads keep; head_waiting: what of it waits for the gradients of weights
     """
 
     modules: int
@@ -112,16 +113,16 @@ class Prediction(msgspec.Struct, frozen=True):
 
     @property
     def terms(self) -> Kept:
-        """What all modules keep outside their heads."""
+        """What all modules keep outside their heads, as a term of `ChunkBytes`."""
         return Kept(End.PREDICTION, 1, self.kept, 1, self.waiting)
 
 
 class MemoryModel:
-    """The memory of a model under a layout. Facts of each kind of layer are worked out once, whatever its number."""
+    """The memory of a model under a layout. Facts of each kind of layer are computed once, whatever its number."""
 
     def __init__(self, model: ModelSpec, layout: Layout, training: Training, view: View) -> None:
         self.model, self.layout, self.training, self.view = model, layout, training, view
-        # Gradients that come into being during backward add to its working set; a buffer that exists anyway does not.
+        # Gradients allocated during backward add to its working set; a permanent buffer does not.
         self.has_experts = any(isinstance(block.mlp, Moe) for block in model.blocks)
         self.lazy = not training.framework.gradients_persist
         policy = layout.recompute
@@ -150,22 +151,22 @@ class MemoryModel:
         self.head_trainable = sum(weight.numel for weight in (*self.head.weights, *borrowed) if weight.trainable)
 
     def block_layers(self) -> list[Layer]:
-        """The operations of each of the model's blocks."""
+        """Return the list of operations of each of the model's distinct blocks."""
         return [block_layer(block, self.model.hidden_size, self.view) for block in self.model.blocks]
 
     def end_layers(self) -> tuple[Layer, Layer]:
-        """The operations of the embedding and of the head."""
+        """Return the operations of the embedding and of the head."""
         holds_table = not self.layout.ends_together
         return embedding_layer(self.model, self.view), head_layer(self.model, self.view, holds_table=holds_table)
 
     @property
     def sharded(self) -> Any:
-        """Whether there are several ranks to shard over."""
+        """Whether ZeRO shards over more than one rank (an array of booleans for array layouts)."""
         return self.layout.zero_ranks > 1
 
     @property
     def fully_sharded(self) -> bool:
-        """Whether FSDP2 holds the weights in shards and its gradients pass through whole ones."""
+        """Whether FSDP2 shards the weights, with whole gradients before their reduction."""
         return self.training.framework.fully_shards and self.layout.zero >= 2
 
     @property
@@ -180,15 +181,15 @@ class MemoryModel:
 
     @property
     def head_apart(self) -> bool:
-        """Whether other copies are there at the head's forward than at its backward."""
+        """Whether the gathered copies differ between the head's forward and its backward."""
         return self.layout.pp == 1 and (self.copied or (self.by_layer and self.layout.zero == 2))
 
     def weights_of(self, layer: Layer) -> RankWeights:
-        """The weights of a layer on this rank, by the group that ZeRO shards them over."""
+        """Return the weights of a layer on this rank, by the group that ZeRO shards them over."""
         return RankWeights.of(layer.weights)
 
     def backward(self, layer: Layer, recompute: Recompute) -> Size:
-        """The working set of a layer's backward, with the gradients that come into being in it."""
+        """Return the working set of a layer's backward [bytes], including gradients allocated in it (`backward_peak`)."""
         gradient = self.training.precision.gradient if self.lazy else 0
         if self.training.framework.gradient_tensors and not self.view.kernels.gradient_placeholders:
             compute, split = self.training.precision.compute, self.layout.splits_backward
@@ -196,7 +197,7 @@ class MemoryModel:
         split = self.layout.splits_backward
         if self.fully_sharded and not same(self.layout.zero_ranks, 1):
             # Whole until it is reduced (what that makes of it is among the `copies`). A pipeline adds it to that of the
-            # micro-batches before: as it comes into being, or when it is cast to another dtype.
+            # micro-batches before: when it is allocated, or when it is cast to another dtype.
             precision = self.training.precision
             accumulating = self.layout.pp > 1 and precision.compute == precision.gradient
             sharded = backward_peak(layer, precision.compute, recompute, accumulating=accumulating, split=split)
@@ -215,7 +216,7 @@ class MemoryModel:
         return where(self.layout.num_microbatches > 1, added, once)
 
     def _placeholders(self) -> Size:
-        """Bytes of the empty tensors that stand for the gradients of the blocks' matrices, one of each shape."""
+        """Bytes of the empty placeholder tensors for the gradients of the blocks' matrices, one of each shape."""
         if not self.view.kernels.gradient_placeholders or self.layout.zero == 3:
             return 0
         shapes: list[tuple[str, Size, Size]] = []
@@ -223,7 +224,7 @@ class MemoryModel:
             for operation in facts.layer:
                 for weight in operation.weights:
                     if weight.kind == "matrix" and weight.trainable and operation.kind != "router":
-                        # All experts of a rank share one; what is named alike in two kinds of layer is alike.
+                        # All experts of a rank share one; the same name in two kinds of layer means the same weight.
                         experts = operation.gemms[0].batch if weight.expert else 1
                         if not any(name == weight.name and same(numel, weight.numel) for name, numel, _ in shapes):
                             shapes.append((weight.name, weight.numel, weight.numel / experts))
@@ -253,21 +254,21 @@ class MemoryModel:
 
     @property
     def delays_head(self) -> bool:
-        """Whether the gradient of the head's matrix comes later; a loss in chunks makes all its gradients at once."""
+        """Whether the gradient of the head's matrix is computed later (a chunked loss computes all gradients at once)."""
         return self.layout.splits_backward and self.view.kernels.loss != "chunked"
 
     # -- one stage ----------------------------------------------------------------------------------------------------
 
     def repeated(self, stage: Stage, position: int) -> bool:
-        """Whether the layer at `position` runs again in backward."""
+        """Return whether the layer at `position` is recomputed in backward."""
         return stage.repeated(self.layout.recompute, position)
 
     def counts(self, stage: Stage, start: int, stop: int) -> dict[Key, int]:
-        """Layers of each kind, run again or not, in `start:stop` of a stage."""
+        """Return how many layers of each kind, recomputed or not, are in `start:stop` of a stage."""
         return stage.counts(self.layout.recompute, start, stop)
 
     def of_layers(self, counts: dict[Key, int]) -> ChunkBytes:
-        """What one micro-batch keeps in so many layers of each kind [bytes]."""
+        """Return what one micro-batch keeps in `counts` layers of each kind [bytes]."""
         return ChunkBytes.of(tuple(self._kept(counts)))
 
     def _kept(self, counts: dict[Key, int]) -> Iterator[Kept]:
@@ -277,7 +278,7 @@ class MemoryModel:
             yield Kept(key, ceil_div(count, group) if key[1] else count, facts.kept, count, facts.waiting)
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
-        """What one micro-batch keeps on a chunk [bytes]: its layers, what they share, the embedding, the MTP modules."""
+        """Return what one micro-batch keeps on a chunk [bytes]: layers, shared tables, embedding, head, MTP modules."""
         terms = [*self._kept(self.counts(stage, chunk.start, chunk.stop)), Kept(End.SHARED, 1, self.shared, 0, 0)]
         head: Size = 0
         head_waiting: Size = 0
@@ -292,14 +293,14 @@ class MemoryModel:
         return ChunkBytes.of(tuple(terms), head, head_waiting)
 
     def make_up(self, stage: Stage) -> tuple[object, ...]:
-        """For each chunk of a stage what is the same for chunks of the same layers."""
+        """Return a key for each chunk of a stage; equal keys mean the same layers and ends."""
         return tuple(
             (chunk.first, chunk.last, tuple(self.counts(stage, chunk.start, chunk.stop).items()))
             for chunk in stage.chunks
         )
 
     def around(self, stage: Stage) -> Size:
-        """Bytes that the model's forward holds while its layers run, beside what they keep."""
+        """Return the bytes that the model's forward holds while its layers run, besides what they keep: masks, embeddings."""
         total: Size = 0 if self.layout.recompute.mode == "full" else self.masks
         if stage.first:
             first = None if stage.start == stage.stop else self.facts[stage.kind(stage.start), False]
@@ -308,7 +309,7 @@ class MemoryModel:
         return total
 
     def alike(self, stage: Stage) -> object:
-        """The same for stages that need the same memory: their layers, and what is in flight on chunks of the same layers."""
+        """Return a key that is equal for stages with the same memory: same layers, same micro-batches in flight on them."""
         make_up = self.make_up(stage)
         if len(make_up) == 1:
             return make_up, works(self.layout, stage.index)
@@ -319,20 +320,20 @@ class MemoryModel:
             for group, whole, waits in zip(groups, *work.flight, strict=True):
                 sums[2 * group] += whole
                 sums[2 * group + 1] += waits
-            # Gradients that come into being layer by layer are those of the layers behind the chunk, too.
+            # Gradients allocated layer by layer include those of all later layers.
             place = work.chunk if self.lazy else groups[work.chunk]
             flights.add((work.forward, place, work.splits, tuple(sums)))
         return make_up, frozenset(flights)
 
     def weights(self, counts: dict[Key, int]) -> RankWeights:
-        """Weights of those layers on this rank."""
+        """Return the weights on this rank of `counts` layers of each kind."""
         total = RankWeights()
         for key, count in counts.items():
             total = total + self.facts[key].weights.times(count)
         return total
 
     def units(self, stage: Stage) -> RankWeights:
-        """Weights of the embedding and the head, as far as they are on this stage."""
+        """Return the weights of the embedding and the head, as far as they are on this stage."""
         total = RankWeights()
         if stage.first:
             total = total + RankWeights.of(self.embedding.weights)
@@ -341,12 +342,16 @@ class MemoryModel:
         return total
 
     def ends(self, stage: Stage) -> RankWeights:
-        """Weights of a stage beside its layers: embedding, head and multi-token prediction."""
+        """Return the weights of a stage besides its layers: embedding, head and multi-token prediction."""
         units = self.units(stage)
         return units if self.prediction is None or not stage.last else units + self.prediction.weights
 
     def weighed(self, stage: Stage) -> tuple[RankWeights, RankWeights, States, Size, Size]:
-        """Weights of the ends and of all, the states of all, and what the head's gradients and a tied table's come to."""
+        """Return the weights and states of a stage, computed once for stages of the same layers and ends.
+
+        Weights of embedding and head; all weights; states of all [bytes]; gradients that exist from the head's backward on
+        [bytes]; of these, those of a tied table [bytes].
+        """
         counts = self.counts(stage, stage.start, stage.stop)
         key = stage.first, stage.last, tuple(counts.items())
         if key in self._weighed:
@@ -366,7 +371,7 @@ class MemoryModel:
         return found
 
     def step_transient(self, weights: RankWeights, states: States) -> Size:
-        """What the optimizer step makes for itself."""
+        """Return the bytes of temporaries of the optimizer step (foreach copies, float32 gradients)."""
         layout, framework = self.layout, self.training.framework
         step: Size = 0
         if framework.foreach_step:
@@ -379,22 +384,22 @@ class MemoryModel:
 
     @property
     def offloaded(self) -> tuple[str, ...]:
-        """The parts that live on the host."""
+        """The parts of the memory that live on the host: none, the optimizer, or weights too."""
         return {"none": (), "optimizer": ("optimizer",), "all": ("optimizer", "weights")}[self.training.offload]
 
     def host(self, stage: Stage) -> Size:
-        """Bytes on the host for one rank of a stage: what is offloaded."""
+        """Return the bytes on the host for one rank of a stage: its offloaded parts."""
         weights = self.weights(self.counts(stage, stage.start, stage.stop)) + self.ends(stage)
         states = self.states(weights)
         return sum(getattr(states, part) for part in self.offloaded)
 
     @property
     def embedding_kept(self) -> Size:
-        """Bytes one micro-batch keeps in the embedding."""
+        """Bytes that one micro-batch keeps in the embedding."""
         return self.embedding.saved()
 
     def positions(self, stage: Stage, chunk: Chunk, order: str) -> Iterator[tuple[Key, int]]:
-        """The last (or first) layer of each kind in a chunk."""
+        """Yield kind and position of the last (or first) layer of each kind in a chunk; `order`: "last" or "first"."""
         kinds = len(self.counts(stage, chunk.start, chunk.stop))
         seen: set[Key] = set()
         places = range(chunk.start, chunk.stop)
@@ -407,7 +412,7 @@ class MemoryModel:
                 return
 
     def states(self, count: RankWeights) -> States:
-        """Model states under this layout: each group of weights is sharded over its own data-parallel ranks."""
+        """Return the model states [bytes]; each group of weights is sharded over its own data-parallel ranks."""
         layout, training = self.layout, self.training
 
         def of(part: WeightCount, ranks: Size) -> States:
@@ -421,20 +426,20 @@ class MemoryModel:
         return dense if not self.has_experts else dense + of(count.expert, layout.expert_zero_ranks)
 
     def gathered_bytes(self, weights: RankWeights) -> Size:
-        """Bytes of weights that are gathered over their ranks, a quantised base as it is stored."""
+        """Return the bytes of weights gathered over their ranks, a quantised base in its stored format."""
         lora = self.training.lora
         return gathered_bytes(weights.all, self.training.precision, lora is not None and lora.quantised)
 
     def forming(self, stage: Stage, position: int) -> Size:
-        """The largest set alive in the forward of a layer, what it keeps included."""
+        """Return the largest set alive in the forward of the layer at `position` [bytes], including what it keeps."""
         facts = self.facts[self.key(stage, position)]
         if not self.by_layer:
             return facts.forming
-        # While the layer is gathered, the buffer of what was before it is there still, and of its own but its input.
+        # While the layer is gathered, the previous buffer is still alive; of its own tensors only the input is.
         first = position == stage.start
         before = self.gathered_bytes(self.units(stage) if first else self.facts[self.key(stage, position - 1)].weights)
         return maximum(facts.forming, where(self.sharded, before, 0) + facts.entering)
 
     def key(self, stage: Stage, position: int) -> Key:
-        """The kind of the layer at `position`, and whether it runs again in backward."""
+        """Return the kind of the layer at `position`, and whether it is recomputed in backward."""
         return stage.kind(position), self.repeated(stage, position)

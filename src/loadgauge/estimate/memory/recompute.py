@@ -11,10 +11,10 @@ from loadgauge.spec.model import ModelSpec
 
 
 def applied(policy: RecomputePolicy, layer: Layer, model: frozenset[str] = frozenset()) -> Recompute:
-    """The operations of one layer that run again.
+    """Return the operations of one layer that a recompute policy runs again in backward.
 
     Names of operations are dropped for everyone (as Megatron's and PyTorch's selective checkpointing do); a name without
-    a dot stands for all operations of that half. A name that no operation of the layer has raises `ConfigError`, unless
+    a dot means all operations of that half. Raises `ConfigError` for a name that no operation of the layer has, unless
     one of the whole `model` has it, as in models of several kinds of blocks.
     """
     if policy.mode == "none":
@@ -38,7 +38,7 @@ def _named(name: str, operations: frozenset[str]) -> set[str]:
 
 
 def recomputed_counts(model: ModelSpec, policy: RecomputePolicy, start: int, stop: int) -> tuple[int, ...]:
-    """How many layers of each distinct block in `start:stop` the policy applies to."""
+    """Return, for each distinct block, how many of its layers in `start:stop` the policy recomputes."""
     if policy.mode == "none":
         return (0,) * len(model.blocks)
     chosen = model.pattern[start:stop]
@@ -47,9 +47,10 @@ def recomputed_counts(model: ModelSpec, policy: RecomputePolicy, start: int, sto
 
 
 def checkpointed(layers: Size, checkpoints: Size, input_bytes: Size, layer_bytes: Size) -> Size:
-    """Bytes with c checkpoints over L layers: c A_in + (L / c) A_layer (source: narayanan2021, section 3.5; chen2016).
+    """Return the bytes kept with c checkpoints over L layers: c A_in + (L / c) A_layer.
 
-    The minimum is at c = sqrt(L A_layer / A_in): a square root of a number of layers, never of bytes.
+    A_in: `input_bytes` of one layer; A_layer: `layer_bytes`, all it keeps. The minimum is at c = sqrt(L A_layer / A_in)
+    (source: narayanan2021, section 3.5; chen2016).
 
     >>> checkpointed(48, 48, 2, 34)
     130.0

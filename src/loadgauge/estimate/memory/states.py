@@ -16,7 +16,7 @@ NF4_BYTES = BASE_FORMATS["nf4"].nbytes
 
 
 class WeightCount(msgspec.Struct, frozen=True):
-    """Elements of weights on one rank, by what happens to them.
+    """Elements of weights on one rank, by how they are stored and trained.
 
     matrices: of all, those that autocast makes 16-bit copies of; trainable_matrices: trainable ones outside the head;
     base: frozen matrices that QLoRA quantises; quantised: of all, those that products in 8 or 4 bits read; factored:
@@ -33,12 +33,12 @@ class WeightCount(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> Size:
-        """All elements."""
+        """Number of all elements."""
         return self.trainable + self.frozen + self.base
 
     @classmethod
     def of(cls, weights: tuple[Weight, ...]) -> WeightCount:
-        """Counted from a layer's weights."""
+        """Count the elements of a layer's weights."""
         trainable = [weight for weight in weights if weight.trainable]
         frozen = [weight for weight in weights if not weight.trainable]
         return cls(
@@ -52,7 +52,7 @@ class WeightCount(msgspec.Struct, frozen=True):
         )
 
     def times(self, factor: Size) -> WeightCount:
-        """That many layers of the same kind."""
+        """Return the counts of `factor` layers of the same kind."""
         return WeightCount(*(factor * getattr(self, field) for field in self.__struct_fields__))
 
     def __add__(self, other: WeightCount) -> WeightCount:
@@ -67,14 +67,14 @@ class RankWeights(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, weights: tuple[Weight, ...]) -> RankWeights:
-        """Counted from a layer's weights."""
+        """Count the elements of a layer's weights, routed experts apart."""
         return cls(
             WeightCount.of(tuple(weight for weight in weights if not weight.expert)),
             WeightCount.of(tuple(weight for weight in weights if weight.expert)),
         )
 
     def times(self, factor: Size) -> RankWeights:
-        """That many layers of the same kind."""
+        """Return the counts of `factor` layers of the same kind."""
         return RankWeights(self.dense.times(factor), self.expert.times(factor))
 
     def __add__(self, other: RankWeights) -> RankWeights:
@@ -82,12 +82,12 @@ class RankWeights(msgspec.Struct, frozen=True):
 
     @property
     def all(self) -> WeightCount:
-        """Both groups together."""
+        """Counts of both groups together."""
         return self.dense + self.expert
 
     @property
     def total(self) -> Size:
-        """All elements."""
+        """Number of all elements."""
         return self.dense.total + self.expert.total
 
 
@@ -100,7 +100,7 @@ class States(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> Size:
-        """All three."""
+        """Weights, gradients and optimizer states together [bytes]."""
         return self.weights + self.gradients + self.optimizer
 
     def __add__(self, other: States) -> States:
@@ -117,12 +117,15 @@ def model_states(
     quantised: bool | str = False,
     weights_stage: int = 3,
 ) -> States:
-    """Bytes of weights, gradients and optimizer states on one rank (source: rajbhandari2019, section 3; megatron-lm).
+    """Return the bytes of weights, gradients and optimizer states on one rank.
 
-    `count` is a number of trainable parameters on the rank before ZeRO, or a `WeightCount`. Stage 1 shards the optimizer
-    part over `dp` ranks, stage 2 the gradients too, stage 3 the weights as well; the largest share is returned.
-    `quantised`: the format of the frozen base (`Lora.quantised`). `weights_stage`: the stage from which on weights are
-    held in shards (`Framework.weights_stage`): 2 for FSDP, whose gathered copies are no part of the states.
+    count: trainable parameters on the rank before ZeRO, or a `WeightCount`; quantised: the format of the frozen base
+        (`Lora.quantised`)
+    zero, dp: stage 1 shards the optimizer states over `dp` ranks, stage 2 the gradients too, stage 3 the weights as well;
+        the largest share is returned
+    weights_stage: the stage from which on weights are held in shards (`Framework.weights_stage`): 2 for FSDP, whose
+        gathered copies are not part of the states
+    Source: rajbhandari2019, section 3; megatron-lm.
 
     ZeRO's own example, 7.5 B parameters on 64 ranks: 120, 31.4, 16.6 and 1.9 GB.
 
@@ -165,9 +168,9 @@ def model_states(
 
 
 def gathered_bytes(count: WeightCount, precision: Precision, quantised: bool | str = False) -> Size:
-    """Bytes of weights that are gathered over their ranks: in the compute dtype, or in 8 or 4 bits where those travel.
+    """Return the bytes of weights gathered over their ranks: in the compute dtype, or in 8 or 4 bits where those are sent.
 
-    `quantised`: the format of the frozen base, which is gathered as it is stored.
+    quantised: the format of the frozen base, which is gathered as it is stored
     """
     stored, low = base_format(quantised), precision.products
     base = precision.compute if stored is None else stored.nbytes

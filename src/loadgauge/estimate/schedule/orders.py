@@ -2,7 +2,7 @@
 
 A stage holds `chunks` parts of the model. Its work is F (forward), and then either B (gradient of the input) and later
 W (gradient of the weights), or BW (both at once). When each starts follows from the order and from how long things
-take: `schedule_timeline` works that out.
+take: `estimate.schedule.timeline` computes it.
 
 Letters: p stages, m micro-batches, v chunks of a stage, r this stage (0: the first).
 
@@ -57,7 +57,7 @@ class Work(NamedTuple):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What every stage does, in order.
+    """The order of work of every stage.
 
     routes: the (stage, chunk) pairs that a micro-batch passes through; bidirectional schedules have two routes
     split: how many chunks one stage of the model is cut into (DualPipe: 1, its two chunks are two whole stages)
@@ -74,7 +74,7 @@ class Order(msgspec.Struct, frozen=True):
     microbatches: tuple[Sequence[int], ...]
 
     def work(self, stage: int) -> tuple[Work, ...]:
-        """What one stage does, readable.
+        """Return the work of one stage, in order.
 
         >>> " ".join(f"{work.kind}{work.microbatch}" for work in order_of_work("zb-h1", 3, 3).work(1))
         'F0 F1 B0 F2 B1 W0 B2 W1 W2'
@@ -87,11 +87,11 @@ class Order(msgspec.Struct, frozen=True):
         )
 
     def in_flight(self, size: Any = None, kept: Size = 1) -> tuple[Size, ...]:
-        """Activations each stage holds at its fullest: from the start of F to the end of BW, or of W.
+        """Return the most activations each stage holds at once: from the start of F to the end of BW, or of W.
 
         size: of one micro-batch's activations on each chunk of each stage, `size[stage][chunk]` (for instance bytes);
             without it the answer is in micro-batches of a whole stage (1/p of the model)
-        kept: the share that B leaves for W (M_W / M_B in qi2024, section 2); the default, 1, is the safe side
+        kept: the share that B leaves for W (M_W / M_B in qi2024, section 2); the default, 1, is an upper bound
 
         >>> order_of_work("1f1b", 4, 8).in_flight(), order_of_work("zb-h1", 4, 8).in_flight()
         ((4, 3, 2, 1), (4, 4, 4, 4))
@@ -99,17 +99,17 @@ class Order(msgspec.Struct, frozen=True):
         peaks = []
         for stage, rows in enumerate(self.rows):
             sizes = [1] * self.chunks if size is None else size[stage]
-            change = [0 * each for _ in KINDS for each in sizes]
-            for chunk, each in enumerate(sizes):
-                change[F * self.chunks + chunk] = change[PAIR_F * self.chunks + chunk] = each
-                change[BW * self.chunks + chunk] = change[PAIR_BW * self.chunks + chunk] = -each
-                change[B * self.chunks + chunk] = (kept - 1) * each
-                change[W * self.chunks + chunk] = -kept * each
+            change = [0 * nbytes for _ in KINDS for nbytes in sizes]
+            for chunk, nbytes in enumerate(sizes):
+                change[F * self.chunks + chunk] = change[PAIR_F * self.chunks + chunk] = nbytes
+                change[BW * self.chunks + chunk] = change[PAIR_BW * self.chunks + chunk] = -nbytes
+                change[B * self.chunks + chunk] = (kept - 1) * nbytes
+                change[W * self.chunks + chunk] = -kept * nbytes
             peaks.append(max(accumulate(map(change.__getitem__, rows))))
         return tuple(peak / self.split if size is None and self.split > 1 else peak for peak in peaks)
 
     def check(self) -> None:
-        """Raises `LayoutError` unless every stage does F, B and W of each of its micro-batches and chunks once."""
+        """Raise `LayoutError` unless every stage does F, B and W of each of its micro-batches and chunks once."""
         for route in range(len(self.routes)):
             for stage, chunk in self.routes[route]:
                 mine = [work for work in self.work(stage) if work.chunk == chunk]
@@ -122,7 +122,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Family(NamedTuple):
-    """A schedule: how it orders one stage, and what it needs."""
+    """A schedule: how it orders the work of one stage, and what it requires of stages, micro-batches and chunks."""
 
     order: Callable[[int, int, int, int], tuple[list[int], list[int]]]  # stage, stages, micro-batches, chunks
     chunks: int  # 0: the user's choice
@@ -132,7 +132,7 @@ class Family(NamedTuple):
 
 
 def order_of_work(schedule: str, stages: int, num_microbatches: int, chunks: int | None = None) -> Order:
-    """The order of work of a schedule, or a `LayoutError` that says why it cannot exist.
+    """Return the order of work of a schedule; raises `LayoutError` with the reason where it cannot exist.
 
     >>> [f"{work.kind}{work.microbatch}.{work.chunk}" for work in order_of_work("interleaved", 2, 2, 2).work(1)]
     ['F0.0', 'F1.0', 'F0.1', 'BW0.1', 'F1.1', 'BW1.1', 'BW0.0', 'BW1.0']
@@ -144,7 +144,7 @@ def order_of_work(schedule: str, stages: int, num_microbatches: int, chunks: int
 
 
 def violation(schedule: str, stages: int, num_microbatches: int, chunks: int | None = None) -> str:
-    """Why a schedule cannot run so many stages and micro-batches, in one line; empty when it can.
+    """Return in one line why a schedule cannot run `stages` and `num_microbatches`; empty when it can.
 
     >>> violation("interleaved", 4, 6, 2)
     'interleaved needs micro-batches in groups of 4 (the stages): 6 leaves 2'
@@ -261,26 +261,29 @@ class _Writer:
         self.pending: deque[tuple[int, int]] = deque()  # B done, W not yet
 
     def put(self, kind: int, chunk: int, number: int) -> None:
+        """Append one piece of work."""
         self.rows.append(2 * kind + chunk)
         self.numbers.append(number)
 
     def forward(self, chunk: int) -> None:
+        """Append F of the chunk's next micro-batch."""
         self.put(F, chunk, self.forwards[chunk])
         self.forwards[chunk] += 1
 
     def backward(self, chunk: int, split: bool) -> None:
+        """Append the backward of the chunk's next micro-batch: B where `split`, else BW."""
         self.put(B if split else BW, chunk, self.backwards[chunk])
         if split:
             self.pending.append((chunk, self.backwards[chunk]))
         self.backwards[chunk] += 1
 
     def weight(self) -> None:
-        """The W that has waited longest."""
+        """Append the W that has waited longest."""
         chunk, number = self.pending.popleft()
         self.put(W, chunk, number)
 
     def pair(self, forward: int, backward: int) -> None:
-        """F of one chunk together with BW of another."""
+        """Append F of one chunk paired with BW of another."""
         self.put(PAIR_WAIT, backward, self.backwards[backward])
         self.put(PAIR_F, forward, self.forwards[forward])
         self.put(PAIR_BW, backward, self.backwards[backward])

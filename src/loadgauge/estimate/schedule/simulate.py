@@ -48,7 +48,7 @@ def simulate(
     chunks: int | None = None,
     pair: float = 1,
 ) -> Simulation:
-    """Plays a schedule through with the time of every stage [s]; raises `LayoutError` where it cannot exist.
+    """Play a schedule through with the time of every stage [s]; raises `LayoutError` where it cannot exist.
 
     forward, backward, weight: of one micro-batch: the same on every stage, a number a stage (shared by its chunks)
         or one a chunk, `forward[stage][chunk]`; `order_of_work(...).routes` says which chunk holds which part of the
@@ -56,10 +56,10 @@ def simulate(
         take the sum, so that without `weight` `backward` is the whole
     send: of one micro-batch's activations (or their gradient) from a stage to the next: the same on every link, or a
         number for each: link i joins stages i and i + 1, the last (interleaved only) the last stage and the first
-    overlap_send: sends run beside compute; else a stage waits until what it sends has arrived
+    overlap_send: sends overlap with compute; else a stage waits until what it sends has arrived
     tail: fixed time of each stage at the end (gradients still to be reduced, the optimizer)
     chunks: of a stage; only for interleaved, the others have their own
-    pair: time of DualPipe's F and BW run into one another, as a share of their sum
+    pair: time of DualPipe's overlapped F and BW, as a share of their sum
 
     >>> played = simulate("1f1b", 4, 8, forward=1, backward=2)
     >>> played.total, played.idle, played.in_flight
@@ -92,7 +92,10 @@ def played_seconds(
     send: Size,
     overlap_send: bool,
 ) -> tuple[Size, tuple[Size, ...]]:
-    """Seconds of a schedule played through, and what each stage spends with sending; layouts often share both."""
+    """Return the seconds of a schedule played through, and the seconds each stage waits for its own sends.
+
+    The arguments are those of `simulate`, hashable; results are cached, as many layouts share them.
+    """
     result = simulate(
         schedule, stages, batches, forward=forward, backward=backward, weight=weight, send=send,
         overlap_send=overlap_send, chunks=chunks,
@@ -110,9 +113,9 @@ def closed_form(
     chunks: Size = 1,
     pair: Size = 1,
 ) -> Size:
-    """Seconds of a pipeline of p equal stages with free sends, without the fixed time at the end.
+    """Return the seconds of a pipeline of p equal stages with free sends, without the fixed time at the end.
 
-    The arguments mean what they mean in `simulate`; ints, float64 arrays and SymPy symbols pass through.
+    The arguments are those of `simulate` [s]; ints, float64 arrays and SymPy symbols pass through.
 
     Each holds where `closed_form_holds` says so; plain numbers outside of that raise `NotModelled`.
 
@@ -171,7 +174,7 @@ def closed_form_holds(
     weight: Size = 0,
     pair: Size = 1,
 ) -> Any:
-    """Where `closed_form` equals `simulate`: True or False, an array of them, or a relation between symbols.
+    """Return where `closed_form` equals `simulate`: True or False, an array of them, or a relation between symbols.
 
     >>> closed_form_holds("zb-v", 4, 8, 1, 1, 1), closed_form_holds("zb-v", 4, 8, 1, 2, 1)
     (True, False)

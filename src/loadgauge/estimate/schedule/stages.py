@@ -15,7 +15,7 @@ Key: TypeAlias = tuple[int, bool]
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """Layers that follow one another in the model: `start:stop` of their stage's. `first`, `last`: beside which end."""
+    """Consecutive layers `start:stop` of a stage. `first`, `last`: next to the embedding, to the head."""
 
     start: int
     stop: int
@@ -26,7 +26,7 @@ class Chunk(msgspec.Struct, frozen=True):
 class Stage(msgspec.Struct, frozen=True):
     """One pipeline stage: its layers `start:stop`, chunk after chunk, and the kind of each.
 
-    They are numbered through all stages; where a stage has one chunk, that is their place in the model.
+    Layers are numbered through all stages; where a stage has one chunk, the number is the layer's place in the model.
     first, last: whether the stage holds the embedding, and the head
     """
 
@@ -39,11 +39,11 @@ class Stage(msgspec.Struct, frozen=True):
     chunks: tuple[Chunk, ...]
 
     def kind(self, position: int) -> int:
-        """Which of the model's blocks the layer at `position` is."""
+        """Return the index of the layer at `position` among the model's distinct blocks."""
         return self.pattern[position - self.start]
 
     def repeated(self, policy: RecomputePolicy, position: int) -> bool:
-        """Whether the layer at `position` runs again in backward."""
+        """Return whether the policy recomputes the layer at `position` in backward."""
         offset = position - self.start
         if policy.mode == "none":
             return False
@@ -52,7 +52,7 @@ class Stage(msgspec.Struct, frozen=True):
         return offset % policy.every == policy.every - 1
 
     def counts(self, policy: RecomputePolicy, start: int, stop: int) -> dict[Key, int]:
-        """Layers of each kind, run again or not, in `start:stop`."""
+        """Return how many layers of each kind, recomputed or not, are in `start:stop`."""
         start, stop = start - self.start, stop - self.start
         if policy.mode == "none":
             again: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 def stages(model: ModelSpec, layout: Layout) -> Iterator[Stage]:
-    """The pipeline stages, in order.
+    """Yield the pipeline stages in order.
 
     >>> from loadgauge.families.reference import llama_model
     >>> model = llama_model(8, 512, 8, 1000)
@@ -79,11 +79,11 @@ def stages(model: ModelSpec, layout: Layout) -> Iterator[Stage]:
     """
     begins, finishes = ({route[place] for route in layout.routes} for place in (0, -1))
     start = 0
-    for index, held in enumerate(layout.chunks_of(model)):
+    for index, slices in enumerate(layout.chunks_of(model)):
         chunks: list[Chunk] = []
         pattern: tuple[int, ...] = ()
         stop = start
-        for number, (begin, end) in enumerate(held):
+        for number, (begin, end) in enumerate(slices):
             place = index, number
             chunks.append(Chunk(stop, stop + end - begin, place in begins, place in finishes))
             pattern += model.pattern[begin:end]

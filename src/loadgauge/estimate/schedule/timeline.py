@@ -21,7 +21,7 @@ Times: TypeAlias = "float | Sequence[float] | Sequence[Sequence[float]]"
 
 
 class Event(NamedTuple):
-    """One piece of work in time, in seconds from the start of the step."""
+    """One piece of work with its start and end, in seconds from the start of the step."""
 
     stage: int
     kind: str
@@ -32,10 +32,10 @@ class Event(NamedTuple):
 
 
 class Simulation(msgspec.Struct, frozen=True, dict=True):
-    """A schedule played through. Seconds; tuples hold one number a stage.
+    """A schedule played through. Times in seconds; tuples hold one number a stage.
 
     total: from the first work to the end of the slowest stage
-    busy: at work (the fixed time at the end included); idle: the rest of `total`, the bubble
+    busy: working (the fixed time at the end included); idle: the rest of `total`, the bubble
     sending: the part of `idle` in which a stage waits for its own send (only where sends do not overlap)
     first, last: when a stage's first work starts and its last ends (the fixed time at the end included)
     """
@@ -52,15 +52,12 @@ class Simulation(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def bubble_fraction(self) -> Size:
-        """The share of all stages' time that is idle: (p - 1) / (m + p - 1) for 1F1B with equal stages.
-
-        Narayanan et al. divide by the busy time instead and get (p - 1) / m: idle / busy.
-        """
+        """The idle share of all stages' time: (p - 1) / (m + p - 1) for 1F1B with equal stages."""
         return sum(self.idle) / (len(self.idle) * self.total) if self.total else 0
 
     @property
     def span(self) -> Size:
-        """The longest that one stage takes from its first work to its last, as qi2024 counts.
+        """The longest time that one stage takes from its first work to its last [s], as qi2024 counts.
 
         That is the time of a step when a stage may start the next one while others finish this one, which needs an
         optimizer without a barrier (qi2024, section 4). With a barrier, as frameworks have, a step takes `total`.
@@ -69,14 +66,14 @@ class Simulation(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def in_flight(self) -> tuple[Size, ...]:
-        """Micro-batches whose activations each stage holds at its fullest, in units of a whole stage."""
+        """The most micro-batches whose activations each stage holds at once, in units of a whole stage."""
         return self.order.in_flight()
 
     @cached_property
     def timeline(self) -> tuple[Event, ...]:
-        """Every piece of work, stage by stage in order of time; made when first asked for.
+        """Every piece of work, stage by stage in order of time; built on first access.
 
-        Of a pair (DualPipe) the forward is drawn first and the backward after it, though they run into one another.
+        Of a pair (DualPipe) the forward is drawn first and the backward after it, though they overlap.
         """
         events = []
         chunks = self.order.chunks
@@ -100,7 +97,7 @@ def run(
     tail: float | Sequence[float] = 0,
     pair: float = 1,
 ) -> Simulation:
-    """Plays any order of work through; arguments as in `simulate`. Raises `LayoutError` where it deadlocks."""
+    """Play any order of work through; arguments as in `simulate`. Raises `LayoutError` where it deadlocks."""
     tails = _row("tail", tail, order.stages)
     costs = _costs(order, forward, backward, weight, _positive("pair", pair))
     links = _row("send", send, order.stages if order.schedule == "interleaved" else order.stages - 1)
@@ -219,13 +216,13 @@ def _grid(name: str, times: Any, order: Order) -> list[list[Size]]:
     """Seconds per stage and chunk."""
     if hasattr(times, "__len__") and len(times) == order.stages and hasattr(times[0], "__len__"):
         return [_row(f"{name} of stage {stage}", times[stage], order.chunks) for stage in range(order.stages)]
-    each = _row(name, times, order.stages)
+    row = _row(name, times, order.stages)
     if order.split > 1:
-        return [[seconds / order.split] * order.chunks for seconds in each]
+        return [[seconds / order.split] * order.chunks for seconds in row]
     grid: list[list[Size]] = [[0] * order.chunks for _ in range(order.stages)]
     for route in order.routes:  # with two directions a stage of the model sits on two stages of the pipeline
         for place, (stage, chunk) in enumerate(route):
-            grid[stage][chunk] = each[place]
+            grid[stage][chunk] = row[place]
     return grid
 
 

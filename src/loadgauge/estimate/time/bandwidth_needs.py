@@ -1,8 +1,8 @@
 """What the network must carry, and how fast: the bandwidth each axis needs, against what its link reaches.
 
-Communication that nothing hides may take a share of the time that compute takes; where it runs beside compute, it must be
-done by the time that compute is. Both are questions of seconds, so the answers are too: bytes over the seconds allowed is
-the bandwidth needed, bytes over the seconds taken (latency included) the bandwidth reached.
+Exposed communication may take a share of the time of compute; overlapped communication must end when compute does. Both
+limits are seconds: bytes over the seconds allowed is the bandwidth needed, bytes over the seconds taken (latency included)
+is the bandwidth reached.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from loadgauge.spec.model import ModelSpec, Moe
 from loadgauge.spec.training import Training
 
 SHARE = 0.05
-"""Of the time of compute, what an axis may take where nothing hides it: the habit of cluster planners."""
+"""Share of compute time that an axis may expose: the convention of cluster planners."""
 NODE, RACK = 8, 72
 """GPUs that NVLink joins: an HGX board, an NVL72 rack."""
 
 
 class Purpose(StrEnum):
-    """What rows of traffic together are for, and that in words."""
+    """What the traffic of an axis carries, in words."""
 
     ACTIVATIONS = "activations"
     KEYS_AND_VALUES = "keys and values"
@@ -54,9 +54,9 @@ OF_LAYERS = {
 
 
 def bandwidth_needed(nbytes: float, seconds: float, share: float = 1.0) -> float:
-    """Byte/s that carry so many bytes in a share of so many seconds of compute.
+    """Return the bandwidth [byte/s] that carries `nbytes` within a share of `seconds` of compute; 0 without bytes.
 
-    Article 3 of tests/paper, 40.27 GB of tensor parallelism beside 8.52 s of compute, of which it may take 5 %:
+    Article 3 of tests/paper, 40.27 GB of tensor parallelism alongside 8.52 s of compute, of which it may take 5 %:
 
     >>> round(bandwidth_needed(40.27e9, 8.52, 0.05) / 1e9)
     95
@@ -65,9 +65,9 @@ def bandwidth_needed(nbytes: float, seconds: float, share: float = 1.0) -> float
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of compute of a step on the slowest pipeline stage, and of what communication can run beside.
+    """Seconds of compute of a step on the slowest pipeline stage, and of what communication can overlap with.
 
-    forward, backward: of one micro-batch, what runs again included; attention: of the step, part of `total`
+    forward, backward: of one micro-batch, recomputation included; attention: of the step, part of `total`
     """
 
     total: float
@@ -77,7 +77,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slowed(machine: Machine, factor: float) -> Machine:
-    """The machine on which every operation takes `factor` times as long."""
+    """Return the machine on which every operation takes `factor` times as long."""
     return msgspec.structs.replace(
         machine,
         peak=machine.peak / factor,
@@ -88,10 +88,10 @@ def slowed(machine: Machine, factor: float) -> Machine:
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What one axis asks of its slowest link, per GPU of the pipeline stage that asks most of it.
+    """What one axis needs of its slowest link, per GPU of the pipeline stage that needs most.
 
-    carried: bytes that link carries in a step; seconds: of all calls; beside: seconds of compute they run beside (0: of
-    none); allowed: seconds that may stick out; bandwidth: of the link, by its datasheet [byte/s]
+    carried: bytes that link carries in a step; seconds: of all calls; beside: seconds of compute they overlap with (0: none);
+    allowed: seconds that may be exposed; bandwidth: of the link, by its datasheet [byte/s]
     """
 
     axis: str
@@ -108,37 +108,37 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needed(self) -> float:
-        """Bandwidth that hides it, or where it is not overlapped keeps it within the share [byte/s]."""
+        """Bandwidth that hides the traffic, or without overlap keeps it within the allowed share [byte/s]."""
         return bandwidth_needed(self.carried, self.beside if self.overlapped else self.allowed)
 
     @property
     def reached(self) -> float:
-        """Bandwidth it reaches [byte/s]."""
+        """Bandwidth the axis reaches, latency included [byte/s]."""
         return self.carried / self.seconds if self.seconds else 0.0
 
     @property
     def hidden(self) -> bool:
-        """Whether compute hides all of it."""
+        """Whether compute hides all of the traffic."""
         return self.overlapped and self.seconds <= self.beside
 
     @property
     def shown(self) -> float:
-        """Seconds that stick out."""
+        """Exposed seconds in a step."""
         return max(self.seconds - self.beside, 0.0)
 
     @property
     def enough(self) -> bool:
-        """Whether no more sticks out than may."""
+        """Whether the exposed seconds are within those allowed."""
         return self.shown <= self.allowed
 
     def to_dict(self) -> dict[str, object]:
-        """Bytes, seconds and byte/s."""
+        """Return bytes, seconds and byte/s as plain values for JSON."""
         plain = {name: getattr(self, name) for name in self.__struct_fields__}
         return {**plain, "needed": self.needed, "reached": self.reached, "hidden": self.hidden, "enough": self.enough}
 
 
 def efficiency(share: Size) -> Size:
-    """1 / (1 + r): the share of time that is compute, where exposed communication takes r of compute's time.
+    """Return 1 / (1 + r), the share of time that is compute, where exposed communication takes r of compute's time.
 
     This is not Amdahl's law, which splits the work of one processor: communication is none of that work.
 
@@ -149,10 +149,10 @@ def efficiency(share: Size) -> Size:
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer: what each axis needs and reaches, from the traffic of a step.
+    """What each axis needs and reaches, from the traffic of a step.
 
-    stage: the slowest pipeline stage, whose compute it is; traffic: over each axis, that of a GPU of the stage where it
-    takes longest (inner stages send both ways, the last one has the head's); the seconds that stick out are those of the step
+    stage: the slowest pipeline stage, whose compute is given; traffic: over each axis, that of a GPU of the stage where it
+    takes longest (inner stages send both ways, the last one has the head's); exposed seconds are those of the step
     """
 
     step: float
@@ -164,25 +164,25 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def enough(self) -> bool:
-        """Whether every axis has what it needs."""
+        """Whether every axis has the bandwidth it needs."""
         return all(need.enough for need in self.needs)
 
     @property
     def tightest(self) -> Need | None:
-        """The axis that takes the largest part of what it may."""
+        """The axis that takes the largest part of its allowed time; None without traffic."""
         return max(self.needs, key=lambda need: need.seconds / (need.beside + need.allowed), default=None)
 
     @property
     def efficiency(self) -> float:
-        """Compute over compute and exposed communication; the pipeline bubble is another matter."""
+        """Compute over compute plus exposed communication; the pipeline bubble is not included."""
         return float(efficiency(self.exposed / self.compute.total))
 
 
 class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A model under a layout on a cluster, and what communication may cost.
+    """A model under a layout on a cluster, and the communication it may expose.
 
-    share: of compute, what an axis may take that nothing hides; achieved: FLOP/s a GPU, where the user knows better than
-    the roofline how fast it computes
+    share: of compute, the time that exposed communication may take on each axis; achieved: FLOP/s per GPU, where the user
+    knows it better than the roofline
     """
 
     model: ModelSpec
@@ -208,7 +208,10 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         pod: int | None = None,
         rails: bool = False,
     ) -> NetworkCase:
-        """On a cluster; oversubscription, pod and rails as in `Fabric`, where the cluster's links do not say."""
+        """Build the case of a cluster; oversubscription, pod and rails as in `Fabric`, where the cluster's links do not say.
+
+        Raises `ConfigError` for a share outside 0 to 1 or an oversubscription below 1, `LayoutError` for an impossible layout.
+        """
         if not 0 < share < 1:
             raise ConfigError(f"must be between 0 and 1, got {share:g}", key="share")
         if oversubscription is not None and oversubscription < 1:
@@ -227,7 +230,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def of_step(cls, step: StepModel) -> NetworkCase:
-        """The case of a step whose time is known already."""
+        """Build the case of a step whose time is already computed."""
         memory = step.memory
         case = cls(
             model=memory.model, layout=memory.layout, training=memory.training, machine=step.machine, fabric=step.fabric
@@ -237,48 +240,48 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def memory(self) -> MemoryModel:
-        """The layers, which are the same on any fabric."""
+        """The memory model, shared with the case on any other fabric."""
         return MemoryModel(self.model, self.layout, self.training, view_of(self.layout, self.training))
 
     @cached_property
     def timed(self) -> StepModel:
-        """The time of the step."""
+        """The step model of this case."""
         return StepModel(self.memory, self.machine, self.fabric)
 
     def on(self, fabric: Fabric) -> NetworkCase:
-        """The same on another fabric."""
+        """Return the case on another fabric."""
         other = msgspec.structs.replace(self, fabric=fabric)
         other.__dict__["memory"] = self.memory
         return other
 
     def answer(self) -> Network:
-        """What each axis needs and reaches."""
+        """Compute what each axis needs and reaches."""
         memory, machine, model = self.memory, self.machine, self.timed
-        found = model.step()
-        compute = self.compute(memory, machine, found)
+        step = model.step()
+        compute = self.compute(memory, machine, step)
         if self.achieved is not None:
             flops = step_flops(self.model, self.layout, self.training.kernels, memory.view).hardware
             machine = slowed(machine, flops / (self.layout.gpus * self.achieved) / compute.total)
             model = StepModel(memory, machine, self.fabric)
-            found = model.step()
-            compute = self.compute(memory, machine, found)
-        traffic = expose(self.slowest_traffic(model, found), found.parts)
+            step = model.step()
+            compute = self.compute(memory, machine, step)
+        traffic = expose(self.slowest_traffic(model, step), step.parts)
         return Network(
-            step=found.step,
-            stage=found.stage,
+            step=step.step,
+            stage=step.stage,
             exposed=sum(row.exposed_seconds for row in traffic),
             compute=compute,
             traffic=traffic,
             needs=tuple(self.needs(traffic, compute)),
         )
 
-    def slowest_traffic(self, model: StepModel, found: StepTime) -> Iterator[Traffic]:
-        """What goes over each axis, of the stage where it takes longest; of equal ones, of the slowest stage."""
-        by_stage = {found.stage: found.traffic}
+    def slowest_traffic(self, model: StepModel, step: StepTime) -> Iterator[Traffic]:
+        """Yield the traffic of each axis, from the stage where it takes longest; of equal ones, from the slowest stage."""
+        by_stage = {step.stage: step.traffic}
         seen = set()
         for stage in stages(self.model, self.layout):
             alike = model.memory.make_up(stage), sends(self.layout, stage.index)
-            if alike not in seen and stage.index != found.stage:
+            if alike not in seen and stage.index != step.stage:
                 by_stage[stage.index] = stage_traffic(model.memory, self.fabric, stage, model.groups)
             seen.add(alike)
         seconds: dict[object, dict[int, float]] = {}
@@ -286,20 +289,20 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             for row in rows:
                 places = seconds.setdefault(_asks(row), {})
                 places[index] = places.get(index, 0.0) + row.seconds
-        # Those of another stage stand where the slowest stage has its own.
+        # Rows of another stage take the place of the slowest stage's own.
         left = {key: max(places, key=places.__getitem__) for key, places in seconds.items()}
         for row in (row for rows in by_stage.values() for row in rows):
             key = _asks(row)
-            if left.get(key) == found.stage:
-                if row.stage == found.stage:
+            if left.get(key) == step.stage:
+                if row.stage == step.stage:
                     yield row
             elif key in left:
                 yield from (one for one in by_stage[left.pop(key)] if _asks(one) == key)
 
-    def compute(self, memory: MemoryModel, machine: Machine, found: StepTime) -> Compute:
-        """The compute of a step on its slowest stage; of the ends' a third is forward."""
-        parts, batches = found.parts, self.layout.num_microbatches
-        stage = list(stages(self.model, self.layout))[found.stage]
+    def compute(self, memory: MemoryModel, machine: Machine, step: StepTime) -> Compute:
+        """Return the compute of a step on its slowest stage [s]; a third of the ends' compute is forward."""
+        parts, batches = step.parts, self.layout.num_microbatches
+        stage = list(stages(self.model, self.layout))[step.stage]
         attention = 0.0
         for key, count in memory.counts(stage, stage.start, stage.stop).items():
             facts = memory.facts[key]
@@ -315,7 +318,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def needs(self, traffic: tuple[Traffic, ...], compute: Compute) -> Iterator[Need]:
-        """The rows of one axis, link and moment together."""
+        """Yield what each axis needs, with the traffic of one axis, link and moment taken together."""
         together: dict[tuple[str, Purpose, str, float], list[Traffic]] = {}
         for row in traffic:
             what, beside = self.beside(row, compute)
@@ -337,7 +340,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
 
     def beside(self, row: Traffic, compute: Compute) -> tuple[Purpose, float]:
-        """What a row is part of, and the seconds of compute that it can run beside; 0 where it runs beside none."""
+        """Return what a row of traffic is part of, and the seconds of compute it can overlap with (0: none)."""
         overlap, layout = self.training.overlap, self.layout
         if row.kind.after_backward:
             return Purpose.SHARED_WEIGHTS, 0.0
@@ -363,16 +366,16 @@ def _asks(row: Traffic) -> object:
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A cluster that is otherwise the same, and what comes of it."""
+    """A cluster with one thing changed, and the resulting network needs."""
 
     name: str
     fabric: Fabric
     result: Network
 
 
-def what_if(setup: NetworkCase, found: Network) -> Iterator[Change]:
-    """The same run on other clusters: links twice and half as fast, other nodes, an oversubscribed network."""
-    layout, fabric, links = setup.layout, setup.fabric, {row.link for row in found.traffic}
+def what_if(setup: NetworkCase, network: Network) -> Iterator[Change]:
+    """Yield the same run on other clusters: links twice and half as fast, other node sizes, an oversubscribed network."""
+    layout, fabric, links = setup.layout, setup.fabric, {row.link for row in network.traffic}
 
     def changed(name: str, **fields: float) -> Change:
         other = msgspec.structs.replace(fabric, **fields)
@@ -397,10 +400,10 @@ def what_if(setup: NetworkCase, found: Network) -> Iterator[Change]:
 
 
 def filling(layout: Layout, size: int) -> int:
-    """How many GPUs of each domain of `size` a job uses, so that no tensor-parallel group leaves its domain.
+    """Return how many GPUs of each domain of `size` a job uses, so that no tensor-parallel group leaves its domain.
 
-    As many as fill all domains alike, where that is half of them at least; else as many as there are, and the last domain is
-    used in part. Where tensor-parallel groups are larger than a domain, domains are filled alike.
+    The largest number that fills all domains evenly, if it is at least half a domain; else the largest, and the last domain
+    is used in part. Where tensor-parallel groups are larger than a domain, domains are filled evenly.
 
     >>> [filling(Layout(tp=tp, dp=dp, seq_len=1), size) for tp, dp, size in ((8, 32, 72), (8, 212, 72), (16, 4, 8))]
     [64, 72, 8]
@@ -415,16 +418,16 @@ def filling(layout: Layout, size: int) -> int:
 
 
 def _domain_name(title: str, domain: int, size: int, layout: Layout) -> str:
-    """What to call nodes or racks of which a job uses so many GPUs."""
+    """Return the name of nodes or racks of which a job uses `domain` GPUs each."""
     of = f" (of {size})" if domain < min(size, layout.gpus) else ""
     over = layout_groups(layout)["tp"].domains(domain)
     return f"{title} of {domain}{of}" + (f", tp over {over}" if over > 1 else "")
 
 
 def largest_tp(setup: NetworkCase) -> int | None:
-    """The largest tensor-parallel degree, on the same GPUs, whose traffic its links carry in the time allowed.
+    """Return the largest tensor-parallel degree, on the same GPUs, whose traffic stays within the time allowed.
 
-    1 where no other's is; None where the model or the layout admits no other. Experts come with sequence parallelism.
+    1 where no other does; None where the model or the layout admits no other. Experts come with sequence parallelism.
     """
     layout, model = setup.layout, setup.model
     shared = layout.sequence_parallel or any(isinstance(block.mlp, Moe) for block in model.blocks)
@@ -447,7 +450,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def smallest_batch(setup: NetworkCase, most: int = 4096) -> Batch | None:
-    """The smallest batch beside which data parallelism costs no more than the share; None where none does.
+    """Return the smallest batch at which data parallelism exposes no more than the share; None where none does.
 
     What is reduced once a step costs less the more micro-batches there are, up to `most`; what is reduced with each
     micro-batch (ZeRO-2 and 3) costs less the larger that is.
@@ -461,12 +464,12 @@ def smallest_batch(setup: NetworkCase, most: int = 4096) -> Batch | None:
         other = msgspec.structs.replace(layout, **sizes)
         if other.valid(setup.model):
             return None
-        found = msgspec.structs.replace(setup, layout=other).answer()
-        return Batch(**sizes) if all(need.enough for need in found.needs if need.axis == "dp") else None
+        network = msgspec.structs.replace(setup, layout=other).answer()
+        return Batch(**sizes) if all(need.enough for need in network.needs if need.axis == "dp") else None
 
     if layout.zero >= 2:
         sizes = (2**power for power in range(7))
-        return next((found for size in sizes if (found := kept(size, layout.num_microbatches))), None)
+        return next((batch for size in sizes if (batch := kept(size, layout.num_microbatches))), None)
     # Interleaved schedules take whole rounds of micro-batches, DualPipe two at a time and at least two a stage.
     step = {"interleaved": layout.pp, "dualpipe": 2}.get(layout.schedule, 1)
     low, high = 0, 1

@@ -30,7 +30,7 @@ TREE_EFFICIENCY = 0.92
 
 
 def bus_factor(kind: str, ranks: Size) -> Size:
-    """Bus bandwidth over algorithm bandwidth: how much of the tensor crosses each link (source: nccl-tests).
+    """Return bus bandwidth over algorithm bandwidth: how much of the tensor crosses each link (source: nccl-tests).
 
     >>> bus_factor("all_reduce", 8), bus_factor("all_gather", 8), bus_factor("broadcast", 8)
     (1.75, 0.875, 1)
@@ -45,10 +45,10 @@ def bus_factor(kind: str, ranks: Size) -> Size:
 
 
 def wire_bytes(kind: str, nbytes: Size, ranks: Size) -> Size:
-    """Bytes that the busiest rank sends, or receives if that is more (gather, reduce), of a full tensor of `nbytes`.
+    """Return the bytes that the busiest rank sends, or receives if that is more (gather, reduce).
 
-    A ring cuts the tensor into n chunks of equal size; a message between two ranks is sent whole; nobody sends anything
-    in a group of one. Trees and hierarchies send as much on average (source: nccl-tests).
+    nbytes: of the full tensor. A ring cuts it into n equal chunks; a message between two ranks is sent whole; a group of one
+    sends nothing. Trees and hierarchies send as much on average (source: nccl-tests).
 
     >>> wire_bytes("all_reduce", 1024, 8), wire_bytes("send_recv", 1024, 2), wire_bytes("broadcast", 1024, 1)
     (1792, 1024, 0)
@@ -63,7 +63,7 @@ class Group(msgspec.Struct, frozen=True):
     """The ranks of one axis that communicate: `ranks` of them, each `stride` ranks from the next.
 
     further: (ranks, stride) of slower axes that belong to the group too, where other axes lie between them
-    part_of: the group that these are some of the ranks of, the first and the last for one
+    part_of: the larger group that these ranks belong to, such as the first and the last stage of a pipeline
     """
 
     axis: str
@@ -79,51 +79,52 @@ class Group(msgspec.Struct, frozen=True):
         return ((self.ranks if same(beyond, 1) else self.ranks / beyond, self.stride), *self.further)
 
     def members(self, domain: int) -> Size:
-        """Members in the domain that holds fewest, over all groups of this axis.
+        """Return the number of members in the domain that holds fewest, over all groups of this axis.
 
-        A group starts at any multiple of its length n x stride, so at any multiple of their common divisor from a border.
+        domain: GPUs joined by the inner link. A group starts at any multiple of its length n x stride, so at any multiple of
+        their common divisor from a border.
 
         >>> Group("tp", 8, 1).members(8), Group("tp", 6, 1).members(8), Group("dp", 8, 4).members(8)
         (8, 2, 2)
         """
         if self.part_of is not None:
             return where(self.domains(domain) > 1, 1, self.ranks)
-        found: Size = 1
+        members: Size = 1
         for ranks, stride in self.levels:
             room = common_divisor(ranks * stride, domain)
-            found = found * maximum(-ceil_div(-room, stride), 1)
-        return minimum(found, self.ranks)
+            members = members * maximum(-ceil_div(-room, stride), 1)
+        return minimum(members, self.ranks)
 
     def domains(self, domain: int) -> Size:
-        """Domains that the group with the most of them spans.
+        """Return the number of domains of `domain` GPUs that the widest-spread group spans.
 
         >>> Group("tp", 8, 1).domains(8), Group("tp", 6, 1).domains(8), Group("dp", 8, 4).domains(8)
         (1, 2, 4)
         """
         if self.part_of is not None:
             return minimum(self.ranks, self.part_of.domains(domain))
-        found: Size = 1
+        spanned: Size = 1
         for ranks, stride in self.levels:
             length = ranks * stride
             inside = common_divisor(length, domain)
-            found = found * minimum(ranks, 1 + ceil_div(length - inside, domain))
-        return found
+            spanned = spanned * minimum(ranks, 1 + ceil_div(length - inside, domain))
+        return spanned
 
     def aligned(self, domain: int) -> Any:
-        """Whether the members have the same places in each domain, so that each rail joins members alone."""
+        """Return whether the members have the same places in each domain, so that each rail joins members alone."""
         if self.part_of is not None:
             return self.part_of.aligned(domain)
-        found: Any = True
+        aligned: Any = True
         for ranks, stride in self.levels:
             length = ranks * stride
             whole = common_divisor(stride, domain)
             ends = common_divisor(length, domain)
             fits = (ends >= domain) | (ends >= length)
-            found = found & (((whole >= stride) & fits) | (whole >= domain))
-        return found
+            aligned = aligned & (((whole >= stride) & fits) | (whole >= domain))
+        return aligned
 
     def link(self, domain: int) -> str:
-        """The slowest link the group spans: `none` (one rank), `inner` (a domain) or `outer` (the network)."""
+        """Return the slowest link the group spans: `none` (one rank), `inner` (a domain) or `outer` (the network)."""
         if same(self.ranks, 1):
             return "none"
         return "inner" if same(self.domains(domain), 1) else "outer"
@@ -154,7 +155,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, cluster: Cluster, rates: Rates, *, rails: bool = False) -> Fabric:
-        """Of a cluster: its innermost link, its network, and where it has a third link, that beyond a pod.
+        """Build the fabric of a cluster: its innermost link, its network and, from a third link, what lies beyond a pod.
 
         >>> from loadgauge.spec.hardware import Link, gpu
         >>> from loadgauge.spec.calibration import DEFAULT
@@ -190,7 +191,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
         return self.outer_bandwidth * self.outer_efficiency / self.oversubscription
 
     def outer_for(self, group: Group) -> Size:
-        """Achieved bandwidth of one GPU's share of the network on the way that a group takes [byte/s]."""
+        """Return the achieved bandwidth of one GPU's share of the network on a group's path [byte/s]."""
         if self.oversubscription == 1:
             return self.outer
         full: Any = True if self.pod is None and self.rails else group.domains(self.pod or self.domain) == 1
@@ -200,7 +201,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def groups(degrees: dict[str, Size], order: tuple[str, ...] = RANK_ORDER) -> dict[str, Group]:
-    """The group of each axis, from the degrees of all axes and the order in which ranks are numbered.
+    """Return the group of each axis, from the degrees of all axes and the order in which ranks are numbered.
 
     >>> groups({"tp": 8, "cp": 1, "dp": 4, "pp": 2})["dp"]
     Group(axis='dp', ranks=4, stride=8, further=(), part_of=None)
@@ -215,7 +216,7 @@ def groups(degrees: dict[str, Size], order: tuple[str, ...] = RANK_ORDER) -> dic
 
 
 def joined(axis: str, first: Group, second: Group) -> Group:
-    """One group of two axes' ranks together.
+    """Return one group of two axes' ranks together.
 
     >>> made = groups({"tp": 2, "cp": 4, "pp": 2, "dp": 8}, ("tp", "cp", "pp", "dp"))
     >>> joined("dp", made["cp"], made["dp"])
@@ -229,9 +230,9 @@ def joined(axis: str, first: Group, second: Group) -> Group:
 
 
 def single_copies(copies: Size, domains: Size) -> Size:
-    """The share of an all-to-all's rows that leave their domain where each domain is sent one copy of a token at most.
+    """Return the share of an all-to-all's rows that leave their domain, with at most one copy of a token sent to each domain.
 
-    Of k copies with places drawn at random among d domains, d (1 - (1 - 1/d)^k) domains get one or more.
+    Of k copies routed at random among d domains, d (1 - (1 - 1/d)^k) domains get one or more.
 
     >>> single_copies(1, 4), single_copies(8, 1), round(single_copies(8, 4), 3)
     (1.0, 0.125, 0.45)
@@ -240,10 +241,10 @@ def single_copies(copies: Size, domains: Size) -> Size:
 
 
 def adapter_bytes(kind: str, nbytes: Size, group: Group, fabric: Fabric, copies: Size = 1) -> Size:
-    """Bytes that one GPU's share of the network carries in each direction.
+    """Return the bytes that one GPU's share of the network carries in each direction.
 
     A ring over several domains crosses each border once, over the adapters of all m members there. All-to-all sends n - m
-    of the n parts over one's own adapter, or fewer where of so many `copies` of a token a domain is sent one.
+    of the n parts over the GPU's own adapter, or fewer where a domain is sent one of several `copies` of a token.
 
     >>> fabric = Fabric(domain=8, inner_bandwidth=450e9, outer_bandwidth=50e9, inner_latency=0, outer_latency=0)
     >>> adapter_bytes("all_reduce", 1600, Group("dp", 16, 1), fabric)  # 3000 over 8 adapters
@@ -260,7 +261,7 @@ def adapter_bytes(kind: str, nbytes: Size, group: Group, fabric: Fabric, copies:
 
 
 def seconds(kind: str, nbytes: Size, group: Group, fabric: Fabric, algorithm: str = "auto", copies: Size = 1) -> Size:
-    """Seconds of one collective over `nbytes` (the full tensor); nothing in a group of one.
+    """Return the seconds of one collective over `nbytes` (the full tensor); 0 in a group of one.
 
     A ring runs at the inner link, or over several domains at m times the outer one if that is slower. Double binary trees
     and hierarchies are for all-reduce; `auto` is the faster one of ring and tree, as NCCL chooses (source: nccl,
@@ -279,10 +280,10 @@ def seconds(kind: str, nbytes: Size, group: Group, fabric: Fabric, algorithm: st
     if kind == "send_recv":
         return alone * where(d > 1, fabric.outer_latency + nbytes / outer, fabric.inner_latency + nbytes / fabric.inner)
     if kind in ("all_to_all", "gather", "scatter"):
-        # The parts for other domains go over one's own adapter, the rest inside, at the same time.
+        # Parts for other domains go over the GPU's own adapter, the rest inside the domain, at the same time.
         inside, outside = nbytes * (m - 1) / n / fabric.inner, nbytes * (n - m) / n / outer
         if not same(copies, 1):
-            # One copy crosses; the domain's own link hands it on to all who wait for it.
+            # One copy crosses; the inner link forwards it to all its receivers.
             inside, outside = nbytes * (m - 1) / m / fabric.inner, outside * single_copies(copies, d)
         latency = where(d > 1, fabric.outer_latency, fabric.inner_latency)
         return alone * (latency + where(d > 1, maximum(inside, outside), nbytes * (n - 1) / n / fabric.inner))

@@ -39,13 +39,15 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def launch(self) -> float:
-        """Seconds before each operation."""
+        """Seconds before each operation (kernel launch)."""
         return 0.0 if self.graphs else self.rates.launch
 
     @classmethod
     def of(cls, gpu: Gpu, rates: Rates, training: Training) -> Machine:
-        """The machine for a precision: products in 16 bits, or in float32 (PyTorch uses no TF32 unasked), and those of
-        the blocks in 8 or 4 bits where the recipe says so.
+        """Build the machine for a precision.
+
+        Products run in 16 bits, or in float32 (PyTorch uses no TF32 by default); those of the blocks in 8 or 4 bits where the
+        recipe says so.
         """
         low = training.precision.products
         if training.precision.activation == 4:
@@ -65,7 +67,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationTime(msgspec.Struct, frozen=True):
-    """Seconds of an operation's forward, of its input gradient and of its weight gradient."""
+    """Seconds of the forward, the input gradient and the weight gradient of an operation or a layer."""
 
     forward: Size
     input_gradient: Size
@@ -73,14 +75,14 @@ class OperationTime(msgspec.Struct, frozen=True):
 
     @property
     def backward(self) -> Size:
-        """Both gradients."""
+        """Seconds of both gradients."""
         return self.input_gradient + self.weight_gradient
 
 
 def gemm_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False) -> Size:
-    """A matrix product: FLOPs over the achieved rate, or its bytes over the bandwidth, whichever takes longer.
+    """Return the seconds of a matrix product: FLOPs over the achieved rate, or bytes over the bandwidth, the larger of the two.
 
-    Tiles that stand over the edge, and a last wave that does not fill the GPU, count as `Rates.wave` says.
+    Partial tiles, and a last wave that does not fill the GPU, count as `Rates.wave` says.
     """
     rates = machine.rates
     tiles = ceil_div(gemm.m, TILE_ROWS) * ceil_div(gemm.n, TILE_COLUMNS) * gemm.batch
@@ -97,12 +99,12 @@ def gemm_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False) -> Size:
 
 
 def in_eight_bits(operation: Operation) -> bool:
-    """Whether the recipe quantises this product: the matrices of the blocks, but not the router, adapters or the head."""
+    """Return whether the recipe quantises this product: matrices of the blocks, not router, adapters or head."""
     return any(weight.quantised for weight in operation.weights)
 
 
 def operation_seconds(operation: Operation, machine: Machine) -> OperationTime:
-    """Seconds of one operation on one micro-batch, collectives left out."""
+    """Return the seconds of one operation on one micro-batch, without collectives."""
     rates = machine.rates
     if operation.kind == "quantise":
         copied = 0 if machine.low is None else _quantising(operation.inputs, machine, machine.low)
@@ -138,7 +140,7 @@ def _permutes(operation: Operation) -> bool:
 
 
 def _moved(nbytes: Size, machine: Machine) -> Size:
-    """Seconds of an element-wise operation over so many bytes."""
+    """Return the seconds of an element-wise operation over `nbytes` bytes."""
     rates = machine.rates
     return rates.traffic * (nbytes / (machine.bandwidth * rates.memory) + machine.launch)
 
@@ -173,23 +175,10 @@ def _products(operation: Operation, machine: Machine) -> OperationTime:
     return OperationTime(forward, inputs, weights)
 
 
-class LayerTime(msgspec.Struct, frozen=True):
-    """Seconds of one layer and micro-batch, collectives left out."""
-
-    forward: Size
-    input_gradient: Size
-    weight_gradient: Size
-
-    @property
-    def backward(self) -> Size:
-        """Both gradients."""
-        return self.input_gradient + self.weight_gradient
-
-
-def layer_seconds(layer: Layer, machine: Machine) -> LayerTime:
-    """The sum over a layer's operations."""
+def layer_seconds(layer: Layer, machine: Machine) -> OperationTime:
+    """Return the seconds of a layer on one micro-batch: the sum over its operations, without collectives."""
     times = [operation_seconds(operation, machine) for operation in layer]
-    return LayerTime(
+    return OperationTime(
         sum(time.forward for time in times),
         sum(time.input_gradient for time in times),
         sum(time.weight_gradient for time in times),

@@ -1,7 +1,7 @@
-"""The time of one optimizer step: compute, exposed communication, pipeline bubble and optimizer, as lanes that add up.
+"""The time of one optimizer step: compute, exposed communication, pipeline bubble and optimizer, which add up.
 
-Every lane is on the critical path of the slowest pipeline stage; the bubble is what is left of the step. Communication
-that runs beside compute shows only by what sticks out.
+Every component is on the critical path of the slowest pipeline stage; the bubble is the rest of the step. Overlapped
+communication counts by its exposed part only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loadgauge.estimate.memory.states import RankWeights, gathered_bytes
 from loadgauge.estimate.schedule.simulate import played_seconds
 from loadgauge.estimate.schedule.stages import Chunk, Stage, stages
 from loadgauge.estimate.time.collectives import Fabric, Group, seconds
-from loadgauge.estimate.time.roofline import LayerTime, Machine, layer_seconds, operation_seconds
+from loadgauge.estimate.time.roofline import Machine, layer_seconds, operation_seconds
 from loadgauge.estimate.time.traffic import Carries, Traffic, collective_seconds, expose, layout_groups, stage_traffic
 from loadgauge.layers.embedding_head import head_layer, prediction_layer
 from loadgauge.layers.operations import Layer, Operation, Recompute
@@ -41,7 +41,7 @@ ROUNDS = 3
 
 
 class MicroBatch(msgspec.Struct, frozen=True):
-    """Seconds that one micro-batch spends somewhere, by lane; forward and backward apart for the schedule."""
+    """Time of one micro-batch in a layer, stage or end, by component [s]; forward and backward apart for the schedule."""
 
     forward: dict[str, Size]
     backward: dict[str, Size]
@@ -50,11 +50,11 @@ class MicroBatch(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> Size:
-        """All of them."""
+        """Seconds of all components, forward and backward."""
         return sum(self.forward.values()) + sum(self.backward.values())
 
     def add(self, other: MicroBatch, times: Size = 1) -> MicroBatch:
-        """With another one's time, so many times."""
+        """Return the sum with `times` another's time."""
         return MicroBatch(
             _add(self.forward, other.forward, times),
             _add(self.backward, other.backward, times),
@@ -71,6 +71,7 @@ class _Sums:
         self.all: Size = 0
 
     def add(self, operation: Operation, time: Size) -> None:
+        """Add the time of an operation [s]."""
         if operation.kind == "attention":
             self.attention = self.attention + time
         elif operation.gemms:
@@ -79,6 +80,7 @@ class _Sums:
 
     @property
     def parts(self) -> tuple[Size, Size, Size]:
+        """Seconds of matrix products, of attention, of all."""
         return self.products, self.attention, self.all
 
 
@@ -87,7 +89,7 @@ def _add(first: dict[str, Size], second: dict[str, Size], times: Size) -> dict[s
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """One optimizer step. `parts` (seconds, by lane) add up to `step`; `traffic` is what the network carried."""
+    """Time of one optimizer step. `parts` (seconds by component) add up to `step`; `traffic` is what the network carried."""
 
     step: Size
     parts: dict[str, Size]
@@ -98,9 +100,8 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 class Time(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one optimizer step: `step` is the sum of `parts`, `low` and `high` bound it.
 
-    tokens: of one step, over all GPUs; peak_flops: the dense 16-bit peak of one GPU, which MFU and HFU are shares of
-    hidden: seconds of communication that run beside compute, by axis; stage: the slowest pipeline stage
-    scale: by what a measured run of the user's corrected the prediction
+    tokens: of one step, over all GPUs; peak_flops: the dense 16-bit peak of one GPU [FLOP/s], the base of MFU and HFU
+    stage: the slowest pipeline stage; tdp: of one GPU [W]; scale: measured over predicted seconds, by a run of the user's
     """
 
     step: float
@@ -118,31 +119,31 @@ class Time(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
-        """Tokens a second on each GPU."""
+        """Throughput of each GPU [tokens/s]."""
         return self.tokens / self.step / self.gpus
 
     @property
     def model_flops_per_gpu(self) -> float:
-        """Model FLOP/s on each GPU: what the model needs, whatever is computed again."""
+        """Model FLOP/s of each GPU: without recomputation."""
         return self.model_flops / self.step / self.gpus
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation (source: chowdhery2022)."""
+        """Model FLOPs utilisation, a share of the 16-bit peak (source: chowdhery2022)."""
         return self.model_flops_per_gpu / self.peak_flops
 
     @property
     def hfu(self) -> float:
-        """Hardware FLOPs utilisation, recomputation included (source: korthikanti2022)."""
+        """Hardware FLOPs utilisation, recomputation included, a share of the 16-bit peak (source: korthikanti2022)."""
         return self.mfu * self.hardware_flops / self.model_flops
 
     @property
     def joules(self) -> float | None:
-        """Energy of a step with every GPU at its thermal design power: an upper bound, without hosts and cooling."""
+        """Energy of a step at every GPU's thermal design power: an upper bound, without hosts and cooling [J]."""
         return None if self.tdp is None else self.tdp * self.gpus * self.step
 
     def to_dict(self) -> dict[str, Any]:
-        """The `time` of `estimate --json`: seconds and plain numbers."""
+        """Return the `time` of `estimate --json`: seconds and plain numbers."""
         return {
             "step": self.step,
             "low": self.low,
@@ -175,25 +176,25 @@ class StepModel:
     # -- one micro-batch ------------------------------------------------------------------------------------------------
 
     def comm(self, layer: Layer, direction: str, recompute: Recompute | None = None) -> dict[str, Size]:
-        """Seconds of a layer's collectives by axis, forward, backward, or of what runs again."""
+        """Return the seconds of a layer's collectives by axis: forward, backward, or of what is recomputed."""
         chosen = [op for op in layer if recompute is None or op.name in recompute]
         listed = [c for op in chosen for c in (op.backward_comm if direction == "backward" else op.forward_comm)]
         return collective_seconds(listed, self.groups, self.fabric)
 
     def shown(self, whole: Size, under: Size, least: Size = 0) -> Size:
-        """What is seen of so many seconds of communication beside compute.
+        """Return the exposed seconds of communication of `whole` seconds that overlaps with `under` seconds of compute.
 
-        At least a share `least` of it has nothing to hide under; what is hidden slows the compute down by
-        `Rates.contention`.
+        At least the share `least` of it cannot overlap; what is hidden slows the compute down by `Rates.contention`.
         """
         seen = maximum(whole - under, least * whole)
         return seen + self.machine.rates.contention * (whole - seen)
 
     def exposed(self, by_axis: dict[str, Size], products: Size, attention: Size, layer: Size) -> dict[str, Size]:
-        """Seconds by lane that a layer's collectives add, `products`, `attention` and `layer` being those of compute.
+        """Return the seconds by component that a layer's collectives add to compute.
 
-        Overlapped tensor-parallel rings hide under their products but for the first chunk; context-parallel rings under
-        attention but for the first piece; dispatch and combine under another half of the batch.
+        by_axis: seconds of the collectives; products, attention, layer: seconds of compute. Overlapped tensor-parallel rings
+        hide under their products but for the first chunk; context-parallel rings under attention but for the first piece;
+        dispatch and combine under another half of the batch.
         """
         overlap, layout = self.overlap, self.layout
         lanes: dict[str, Size] = {}
@@ -209,9 +210,9 @@ class StepModel:
         return lanes
 
     def of_layer(self, facts: LayerFacts) -> MicroBatch:
-        """One layer and micro-batch: compute, what runs again, exposed collectives, ZeRO-3's gathers."""
-        found = self.computed(facts)
-        ahead, back = found.forward, found.backward
+        """Return the time of one layer and micro-batch: compute, recomputation, exposed collectives, ZeRO-3's gathers."""
+        time = self.computed(facts)
+        ahead, back = time.forward, time.backward
         if self.layout.zero == 3:
             gather, scatter = self.zero_seconds(facts.weights)
             if self.overlap.prefetch:
@@ -220,14 +221,14 @@ class StepModel:
             else:
                 ahead["zero"], back["zero"] = gather, gather + scatter
         if self.training.offload == "all":
-            # Weights come from the host for each pass, beside the compute of the layer before.
+            # Weights come from the host for each pass, overlapped with the compute of the previous layer.
             fetched = self.read(self.training.precision.compute * facts.weights.all.total / HOST_LINK)
             ahead["zero"] = ahead.get("zero", 0) + self.shown(fetched, sum(ahead.values()))
             back["zero"] = back.get("zero", 0) + self.shown(fetched, sum(back.values()))
-        return found
+        return time
 
     def computed(self, facts: LayerFacts) -> MicroBatch:
-        """Of a layer and micro-batch what does not depend on where its weights are."""
+        """Return the part of `of_layer` that does not depend on where the weights are sharded."""
         layer, again = facts.layer, facts.recompute
         forward, backward, weight, repeated = _Sums(), _Sums(), 0, _Sums()
         for operation in layer:
@@ -248,25 +249,25 @@ class StepModel:
         return MicroBatch(ahead, back, weight)
 
     def of_end(self, layer: Layer) -> MicroBatch:
-        """The embedding, or the head with its loss."""
-        found, forward, backward = self.computed_end(layer)
+        """Return the time of the embedding, or of the head with its loss, for one micro-batch."""
+        time, forward, backward = self.computed_end(layer)
         if self.layout.zero == 3:
-            # Nothing runs yet beside the first gather, nothing any more beside the last reduction.
+            # The first gather and the last reduction have nothing to overlap with.
             gather, scatter = self.zero_seconds(self.memory.weights_of(layer))
             first = layer is self.memory.embedding or not self.overlap.prefetch
-            found.forward["zero"] = gather if first else self.shown(gather, forward)
-            found.backward["zero"] = scatter if first else self.shown(scatter, backward)
-        return found
+            time.forward["zero"] = gather if first else self.shown(gather, forward)
+            time.backward["zero"] = scatter if first else self.shown(scatter, backward)
+        return time
 
     def computed_end(self, layer: Layer) -> tuple[MicroBatch, Size, Size]:
-        """The same without ZeRO-3, and of it the compute, forward and backward."""
-        time: LayerTime = layer_seconds(layer, self.machine)
+        """Return the part of `of_end` without ZeRO-3, and its seconds of compute, forward and backward."""
+        time = layer_seconds(layer, self.machine)
         ahead = {"loss": time.forward, **self.exposed(self.comm(layer, "forward"), time.forward, 0, 0)}
         back = {"loss": time.backward, **self.exposed(self.comm(layer, "backward"), time.backward, 0, 0)}
         return MicroBatch(ahead, back, time.weight_gradient), time.forward, time.backward
 
     def zero_seconds(self, weights: RankWeights) -> tuple[Size, Size]:
-        """Seconds to gather some weights and to scatter their gradients under ZeRO-3."""
+        """Return the seconds to gather some weights, and to reduce-scatter their gradients, under ZeRO-3."""
         precision, lora = self.training.precision, self.training.lora
         base = lora is not None and lora.quantised
         gather: Size = 0
@@ -284,17 +285,17 @@ class StepModel:
         return self.read(gather), self.read(scatter)
 
     def read(self, value: Size) -> Size:
-        """A size as this reading of the formulas has it: here, as it is."""
+        """Return a size unchanged; array versions of this class override it."""
         return value
 
     @property
     def reduced_bytes(self) -> int:
-        """Bytes a gradient element has on the wire."""
+        """Bytes of a gradient element when it is reduced."""
         precision = self.training.precision
         return precision.gradient if precision.name != "bf16-pure" else 2
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> MicroBatch:
-        """One micro-batch through one chunk of a stage."""
+        """Return the time of one micro-batch through one chunk of a stage."""
         total = MicroBatch({}, {})
         for key, count in self.memory.counts(stage, chunk.start, chunk.stop).items():
             total = total.add(self.layers[key], count)
@@ -310,13 +311,13 @@ class StepModel:
         return total
 
     def of_stage(self, stage: Stage) -> tuple[MicroBatch, ...]:
-        """What one micro-batch takes on each chunk of a stage."""
+        """Return the time of one micro-batch on each chunk of a stage."""
         return tuple(self.of_chunk(stage, chunk) for chunk in stage.chunks)
 
     # -- the end of a step ----------------------------------------------------------------------------------------------
 
     def once(self, rows: Iterable[Traffic], stage: Stage, micro: MicroBatch) -> dict[str, Size]:
-        """Exposed seconds by lane of what is exchanged beside the layers' own collectives: gradients and new weights.
+        """Return the exposed seconds, by component, of traffic besides the layers' own collectives: gradients and new weights.
 
         With overlap, what comes once a step hides under the last micro-batch's backward (new weights: under the first
         forward), what comes with every micro-batch under each one's; the last bucket has nothing to hide under.
@@ -331,14 +332,14 @@ class StepModel:
             if row.lane != "dp":
                 continue
             times = 1 if same(row.calls_per_microbatch, 0) else self.layout.num_microbatches
-            each, times = self.read(row.seconds / times + self.bucket_latency(row)), self.read(times)
+            exposed, times = self.read(row.seconds / times + self.bucket_latency(row)), self.read(times)
             if self.overlap.dp:
-                each = self.shown(each, forward if row.kind is Carries.UPDATED_WEIGHTS else backward, 1 / layers)
-            lanes["dp"] = lanes.get("dp", 0) + times * each
+                exposed = self.shown(exposed, forward if row.kind is Carries.UPDATED_WEIGHTS else backward, 1 / layers)
+            lanes["dp"] = lanes.get("dp", 0) + times * exposed
         return lanes
 
     def bucket_latency(self, row: Traffic) -> Size:
-        """Seconds that cutting a reduction (or gathering) into buckets adds: the latency of each but the first."""
+        """Return the seconds that splitting a reduction (or gathering) into buckets adds: the latency of each but the first."""
         group = self.groups[row.group]
         updated = row.kind is Carries.UPDATED_WEIGHTS
         itemsize = self.training.precision.compute if updated else self.reduced_bytes
@@ -352,7 +353,10 @@ class StepModel:
         return maximum(calls - 1, 0) * seconds(row.collective, 0, group, self.fabric)
 
     def optimizer(self, stage: Stage) -> Size:
-        """Seconds of the update: gradients read twice (their norm), master weights and moments read and written back."""
+        """Return the seconds of the update, bound by memory bandwidth, or by host and PCIe where it is offloaded.
+
+        Gradients are read twice (once for their norm), master weights and moments read and written back.
+        """
         precision, chosen = self.training.precision, self.training.optimizer
         weights = self.memory.weights(self.memory.counts(stage, stage.start, stage.stop)) + self.memory.ends(stage)
         moved = chosen.moved(precision)
@@ -374,7 +378,7 @@ class StepModel:
 
     @cached_property
     def by_stage(self) -> list[tuple[MicroBatch, ...]]:
-        """What one micro-batch takes on each chunk of each stage."""
+        """Time of one micro-batch on each chunk of each stage."""
         alike: dict[object, tuple[MicroBatch, ...]] = {}
         keys = [self.memory.make_up(stage) for stage in self.stages]
         for key, stage in zip(keys, self.stages, strict=True):
@@ -383,34 +387,34 @@ class StepModel:
         return [alike[key] for key in keys]
 
     def step(self) -> StepTime:
-        """The whole step."""
+        """Return the time and traffic of the whole optimizer step, on its slowest stage."""
         layout = self.layout
-        each, chunks = self.stages, self.by_stage
-        # A micro-batch passes all chunks of a stage, but with DualPipe that of its own direction.
+        stages, chunks = self.stages, self.by_stage
+        # A micro-batch passes all chunks of a stage; with DualPipe, the one of its own direction.
         passes = layout.num_microbatches / layout.copies
-        busy = [passes * sum(one.seconds for one in held) for held in chunks]
+        busy = [passes * sum(chunk.seconds for chunk in times) for times in chunks]
         slowest = max(range(layout.pp), key=busy.__getitem__)
         send = self.send_seconds()
         total, sending = self.pipeline_seconds(chunks, send, slowest)
         waiting = maximum(total - busy[slowest], 0)
-        # Hidden sends are waited for where nothing runs beside them: on the way down and up again.
+        # Hidden sends are exposed while the pipeline fills and drains, where nothing overlaps with them.
         sent = minimum(2 * (layout.pp - 1) * send if self.sends_hidden else sending, waiting)
-        rows = stage_traffic(self.memory, self.fabric, each[slowest], self.groups)
+        rows = stage_traffic(self.memory, self.fabric, stages[slowest], self.groups)
         micro = MicroBatch({}, {})
-        for one in chunks[slowest]:
-            micro = micro.add(one)
+        for chunk in chunks[slowest]:
+            micro = micro.add(chunk)
         parts: dict[str, Size] = dict.fromkeys(LANES, 0)
         for side in (micro.forward, micro.backward):
             for lane, value in side.items():
                 parts[lane] = parts[lane] + passes * value
-        for lane, value in self.once(rows, each[slowest], micro).items():
+        for lane, value in self.once(rows, stages[slowest], micro).items():
             parts[lane] = parts[lane] + value
         parts["pp"] = parts["pp"] + sent
-        parts.update(bubble=waiting - sent, optimizer=self.optimizer(each[slowest]))
+        parts.update(bubble=waiting - sent, optimizer=self.optimizer(stages[slowest]))
         return StepTime(step=sum(parts.values()), parts=parts, stage=slowest, traffic=expose(rows, parts))
 
     def send_seconds(self) -> Size:
-        """Seconds to send one micro-batch's activations to the next stage."""
+        """Return the seconds to send one micro-batch's activations to the next stage; 0 without stages."""
         layout, view = self.layout, self.memory.view
         if layout.pp == 1:
             return 0
@@ -426,12 +430,13 @@ class StepModel:
         return self.overlap.pp and self.layout.schedule not in self.training.framework.sends_in_turn
 
     def pipeline_seconds(self, chunks: Sequence[Sequence[MicroBatch]], send: Size, stage: int = 0) -> tuple[Size, Size]:
-        """Seconds of the schedule, and of them what a stage spends with sending where nothing hides it.
+        """Return the seconds of the schedule, and of them the seconds that `stage` spends on exposed sends.
 
-        The schedule is played through; of a long steady state three rounds, to which the rest is added.
+        chunks: time of one micro-batch by stage and chunk; send: seconds of one send. The schedule is played through; of a long
+        steady state three rounds, to which the rest is added.
 
         Once every stage has had its first micro-batches, each further one adds the time of the slowest stage (GPipe: of
-        the slowest forward and the slowest backward). Stages far from equal make that wrong by up to 2 %.
+        the slowest forward and the slowest backward). Very unequal stages make that wrong by up to 2 %.
         """
         layout = self.layout
         batches = layout.num_microbatches
@@ -441,17 +446,17 @@ class StepModel:
         split = layout.splits_backward
         total, sending = played_seconds(
             layout.schedule, layout.pp, played, layout.vpp if layout.schedule == "interleaved" else None,
-            tuple(tuple(sum(one.forward.values()) for one in held) for held in chunks),
+            tuple(tuple(sum(chunk.forward.values()) for chunk in times) for times in chunks),
             tuple(
-                tuple(sum(one.backward.values()) - (one.weight if split else 0) for one in held) for held in chunks
+                tuple(sum(chunk.backward.values()) - (chunk.weight if split else 0) for chunk in times) for times in chunks
             ),
-            tuple(tuple(one.weight for one in held) for held in chunks) if split else 0,
+            tuple(tuple(chunk.weight for chunk in times) for times in chunks) if split else 0,
             send, self.sends_hidden,
         )  # fmt: skip
-        slowest = max(sum(one.seconds for one in held) for held in chunks) / layout.copies
+        slowest = max(sum(chunk.seconds for chunk in times) for times in chunks) / layout.copies
         if layout.schedule == "gpipe":
             slowest = sum(
-                max(sum(getattr(held[0], side).values()) for held in chunks) for side in ("forward", "backward")
+                max(sum(getattr(times[0], side).values()) for times in chunks) for side in ("forward", "backward")
             )
         more = 0 if self.sends_hidden else 2 * send * layout.vpp
         rest = batches - played
@@ -459,22 +464,25 @@ class StepModel:
 
 
 def step_tokens(layout: Layout) -> float:
-    """Tokens of one optimizer step, over all GPUs; without padding where the batch is padding-free."""
+    """Return the tokens of one optimizer step over all GPUs; without padding where the batch is padding-free."""
     if layout.tokens is None:
         return float(layout.global_batch * layout.seq_len)
     return float(layout.tokens * layout.num_microbatches * layout.dp)
 
 
 def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1.0) -> tuple[Time, tuple[Traffic, ...]]:
-    """Seconds and traffic of one step; `scale` corrects every second by what a measured run took longer."""
+    """Return the time of one step [s] and its traffic.
+
+    scale: measured over predicted seconds, by which every time is corrected
+    """
     gpu, machine = cluster.gpu, model.machine
-    rates, found = machine.rates, model.step()
+    rates, step = machine.rates, model.step()
     time = Time(
-        step=found.step * scale,
-        low=found.step * scale * (rates.low if scale == 1.0 else rates.low_measured),
-        high=found.step * scale * (rates.high if scale == 1.0 else rates.high_measured),
-        parts={lane: value * scale for lane, value in found.parts.items()},
-        stage=found.stage,
+        step=step.step * scale,
+        low=step.step * scale * (rates.low if scale == 1.0 else rates.low_measured),
+        high=step.step * scale * (rates.high if scale == 1.0 else rates.high_measured),
+        parts={lane: value * scale for lane, value in step.parts.items()},
+        stage=step.stage,
         tokens=step_tokens(model.layout),
         gpus=model.layout.gpus,
         peak_flops=machine.peak,
@@ -483,4 +491,4 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1
         tdp=None if gpu.power.tdp is None else gpu.tdp,
         scale=scale,
     )
-    return time, found.traffic
+    return time, step.traffic

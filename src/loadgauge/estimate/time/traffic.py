@@ -1,7 +1,7 @@
 """What the network carries: every collective of one optimizer step on one rank, by axis, with its bytes and seconds.
 
 Once a micro-batch: what the layers' own operations exchange (tensor, context and expert parallelism, in forward, backward
-and in what runs again), activations between pipeline stages, ZeRO-3's weights. Once a step: gradients of weights that
+and recomputation), activations between pipeline stages, ZeRO-3's weights. Once a step: gradients of weights that
 tensor-parallel ranks share under sequence parallelism, and those of a tied table on the first and last stage.
 
 Gradients over the data-parallel ranks, of `Precision.gradient` bytes each:
@@ -15,7 +15,7 @@ Gradients over the data-parallel ranks, of `Precision.gradient` bytes each:
 ==  =====================================================================  ======================================
 
 Stages 2 and 3 hold shards of gradients only, so they cannot wait for the last micro-batch; FSDP under `no_sync` can, and
-holds whole gradients, which the memory model does not know either. (FSDP2's `reshard_after_forward=False`, often called
+holds whole gradients, which the memory model does not cover either. (FSDP2's `reshard_after_forward=False`, often called
 ZeRO-2, gathers weights once with every micro-batch.) Where ZeRO shards over a part of the ranks (HSDP, Megatron's optimizer
 instances), each shard is all-reduced over its replicas after its reduce-scatter.
 """
@@ -62,7 +62,7 @@ class Carries(StrEnum):
 
     @property
     def after_backward(self) -> bool:
-        """Whether it is exchanged after the last backward, when nothing runs beside it."""
+        """Whether it is exchanged after the last backward, with nothing to overlap."""
         return self in (Carries.SHARED_GRADIENTS, Carries.TIED_GRADIENTS)
 
 
@@ -78,11 +78,11 @@ BY_AXIS = {
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of collective on one axis, per GPU and step.
 
-    kind: what it carries; what: the same in words, which nothing depends on; group: its ranks, by their name among
+    kind: what it carries; what: the same in words, for display only; group: its ranks, by their name among
     `layout_groups`; stage: the pipeline stage of the GPU
-    payload: bytes of the full tensor, a call; wire: bytes one GPU sends, a call; adapter: bytes that its share of the
-    network between domains carries, a call; link: `inner`, `outer` or `none`, the slowest link of the group; seconds,
-    exposed_seconds: of all calls of the step; lane: where the exposed ones are in the step's time
+    payload: bytes of the full tensor, per call; wire: bytes one GPU sends, per call; adapter: bytes that its share of the
+    network between domains carries, per call; link: `inner`, `outer` or `none`, the slowest link of the group; seconds,
+    exposed_seconds: of all calls of the step; lane: the component of step time that the exposed ones belong to
     """
 
     axis: str
@@ -108,16 +108,16 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         return self.calls_per_step * self.wire
 
     def to_dict(self) -> dict[str, Any]:
-        """A row of `network` in the JSON documents: bytes, seconds and plain counts."""
+        """Return a row of `network` in the JSON documents: bytes, seconds and plain counts."""
         return {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("group", "lane")}
 
 
 def layout_groups(layout: Layout) -> dict[str, Group]:
-    """The groups of ranks that communicate, by name: those of the axes, and
+    """Return the groups of ranks that communicate, by name: those of the axes, and
 
     zero, replicas: the ranks that ZeRO shards over (dp and cp together, or a part of dp), and those with the same shard;
-    ep, etp, expert_dp, expert_replicas: of the experts, whose ranks are the same ones as dp x cp x tp, numbered anew in
-    the same order;
+    ep, etp, expert_dp, expert_replicas: of the experts, whose ranks are those of dp x cp x tp, numbered again in the same
+    order;
     ends: the first and the last pipeline stage.
 
     >>> made = layout_groups(Layout(dp=8, tp=4, cp=2, ep=8, replicas=2, seq_len=1))
@@ -153,7 +153,7 @@ def _shards(group: Group, replicas: Size) -> Group:
 
 
 def collective_seconds(collectives: Iterable[Collective], by_axis: dict[str, Group], fabric: Fabric) -> dict[str, Size]:
-    """Seconds of a list of collectives, by axis."""
+    """Return the seconds of a list of collectives, by axis."""
     total: dict[str, Size] = {}
     for collective in collectives:
         group = by_axis[collective.axis]
@@ -178,13 +178,14 @@ def entry(
     lane: str | None = None,
     copies: Size = 1,
 ) -> Traffic:
-    """One row of the table: `calls` a step, `each` a micro-batch; `exposed`: the share of its seconds nothing hides.
+    """Build one row of the table.
 
-    kind: of collective; among: the name of its ranks in `made`
+    kind: of collective; calls: per step; each: per micro-batch; payload: bytes per call; among: the name of its ranks in
+    `made`; exposed: the share of its seconds that is exposed; copies: as in `ops.Collective`
     """
     group = made[among]
     several = where(group.ranks > 1, 1, 0)
-    # Of many layouts at once nobody reads the bytes, which take longer than the seconds.
+    # For arrays of layouts the bytes are not read, and computing them takes longer than the seconds.
     many = hasattr(group.ranks, "shape")
     whole = calls * seconds(kind, payload, group, fabric, copies=copies)
     return Traffic(
@@ -207,7 +208,7 @@ def entry(
 
 
 def expose(rows: Iterable[Traffic], lanes: Mapping[str, Size]) -> tuple[Traffic, ...]:
-    """The rows with the exposed seconds of a step's lanes, shared out by the seconds of each row."""
+    """Return the rows with a step's exposed seconds by component, split in proportion to the seconds of each row."""
     listed = tuple(rows)
     total: dict[str, Size] = {}
     for row in listed:
@@ -223,9 +224,9 @@ def expose(rows: Iterable[Traffic], lanes: Mapping[str, Size]) -> tuple[Traffic,
 def stage_traffic(
     memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict[str, Group] | None = None
 ) -> tuple[Traffic, ...]:
-    """Every collective of a step on one rank of a pipeline stage; none where there is but one rank.
+    """Return every collective of a step on one rank of a pipeline stage; none where there is one rank.
 
-    Exposed seconds are all or nothing here, by the overlap switches; `expose` puts in what a timeline shows.
+    Exposed seconds are all or nothing here, by the overlap switches; `expose` sets those of the step's timeline.
     """
     made = layout_groups(memory.layout) if by_axis is None else by_axis
     rows = [*_operations(memory, fabric, stage, made), *weight_traffic(memory, fabric, stage, made)]
@@ -236,7 +237,7 @@ def stage_traffic(
 def weight_traffic(
     memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group], *, once: bool = False
 ) -> Iterator[Traffic]:
-    """What is exchanged beside the layers' own collectives: between pipeline stages, and of gradients and weights.
+    """Yield the traffic besides the layers' own collectives: between pipeline stages, and of gradients and weights.
 
     once: only what `StepModel.once` counts, which is not with the micro-batches
     """
@@ -259,16 +260,16 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[st
 
     def add(collectives: Iterable[Collective], count: int, what: str) -> None:
         """Those of `count` layers; `what`: in words, `{}` being what the axis carries."""
-        for one in collectives:
-            _, words = BY_AXIS[one.axis]
-            key = (one.axis, what.format(words), one.kind, one.nbytes, one.copies)
+        for collective in collectives:
+            _, words = BY_AXIS[collective.axis]
+            key = (collective.axis, what.format(words), collective.kind, collective.nbytes, collective.copies)
             found[key] = found.get(key, 0) + count
 
     for key, count in memory.counts(stage, stage.start, stage.stop).items():
         layer, again = memory.facts[key].layer, memory.facts[key].recompute
         add(_forward(layer), count, "{}, forward")
         add(_forward(layer, again), count, "{}, recomputed")
-        add((one for operation in layer for one in operation.backward_comm), count, "{}, backward")
+        add((collective for operation in layer for collective in operation.backward_comm), count, "{}, backward")
     if stage.first:
         add(memory.embedding.comm, 1, "embedding")
     if stage.last:
@@ -288,9 +289,9 @@ def _forward(layer: Layer, recompute: Recompute | None = None) -> Iterator[Colle
 
 
 def sends(layout: Layout, stage: int) -> tuple[int, int]:
-    """How often a pipeline stage sends activations of each micro-batch forward, and their gradients back.
+    """Return how often a pipeline stage sends activations of each micro-batch forward, and their gradients back.
 
-    Inner stages send both ways, the first only forward and the last only back. With DualPipe of both directions together.
+    Inner stages send both ways, the first only forward and the last only back. With DualPipe, of both directions together.
 
     >>> [sends(Layout(pp=4, global_batch=8, seq_len=1), stage) for stage in range(4)]
     [(1, 0), (1, 1), (1, 1), (0, 1)]
@@ -361,9 +362,9 @@ def gradient_traffic(
     made: dict[str, Group],
     fabric: Fabric,
 ) -> Iterator[Traffic]:
-    """Gradients and weights over the data-parallel ranks, by ZeRO stage (see the head of this file).
+    """Yield the traffic of gradients and weights over the data-parallel ranks, by ZeRO stage (see the head of this file).
 
-    layers: how many layers of one rank have which weights; ends: weights of its embedding and head. ZeRO-3 goes layer by
+    layers: (number of layers, weights of one on this rank); ends: weights of its embedding and head. ZeRO-3 goes layer by
     layer (and under QLoRA gathers the base as it is stored); below it, gradients count as one call, whatever the buckets.
     """
     precision, zero = training.precision, layout.zero
@@ -385,12 +386,12 @@ def gradient_traffic(
     for name, expert, group, copies in (
         ("", False, "zero", "replicas"), (" of experts", True, "expert_dp", "expert_replicas"),
     ):  # fmt: skip
-        parts = [(count, each.expert if expert else each.dense, "") for count, each in listed]
+        parts = [(count, weights.expert if expert else weights.dense, "") for count, weights in listed]
         parts.append((1, ends.expert if expert else ends.dense, ", embedding and head"))
         if zero < 3:
             whole = WeightCount()
-            for count, each, _ in parts:
-                whole = whole + each.times(count)
+            for count, weights, _ in parts:
+                whole = whole + weights.times(count)
             parts = [(1, whole, "")]
         for count, part, where_to in parts:
             if same(part.total, 0):

@@ -1,0 +1,31 @@
+"""What several reports print of a setup: its layout in words, and what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from loadgauge.report.table import GLUE, heading, points
+from loadgauge.spec.axes import SIZES
+from loadgauge.spec.layout import Layout
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def layout_words(layout: Layout, more: tuple[str, ...] = ()) -> str:
+    """Return a layout in words: data parallelism, every other degree above 1, the ZeRO stage. more: further fields
+
+    >>> layout_words(Layout(dp=4, tp=2, seq_len=1, sequence_parallel=True))
+    'dp 4, tp 2, ZeRO 0, sequence parallel'
+    """
+    degrees = {name: getattr(layout, name) for name in (*SIZES, *more)}
+    words = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1 or name == "dp"]
+    return ", ".join([*words, f"ZeRO {layout.zero}", *(["sequence parallel"] if layout.sequence_parallel else [])])
+
+
+def print_assumed(target: Console, assumed: Mapping[str, str]) -> None:
+    """Print what the user did not give: flags with the values assumed for them."""
+    if assumed:
+        heading(target, "Assumptions (flags not given)")
+        points(target, [", ".join(f"{flag} {value}".replace(" ", GLUE) for flag, value in assumed.items())], "")
