@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from loadgauge.optional_deps import needs_torch
-
-if TYPE_CHECKING:
-    from loadgauge.trace.saved import Saved
 
 
 class Shape(click.ParamType):  # type: ignore[type-arg]
@@ -51,6 +48,8 @@ def command(expression: str, as_json: bool, **given: Any) -> None:
     loadgauge saved 'nn.Linear(1024, 4096)(F.silu(x) * y)' --dtype bfloat16
     """
     needs_torch("saved")
+    import torch
+
     from loadgauge.trace.expression import Inputs, saved_by_expression
 
     inputs = Inputs(
@@ -62,63 +61,21 @@ def command(expression: str, as_json: bool, **given: Any) -> None:
     )
     saved = saved_by_expression(expression, inputs)
     if as_json:
-        _document(expression, saved)
+        from loadgauge.report.table import document
+
+        document(
+            {
+                "expression": expression,
+                "torch": str(torch.__version__),
+                "total": saved.total,
+                "beyond_result": saved.beyond_result,
+                "of_parameters": saved.of_parameters,
+                "tensors": saved.tensors,
+                "storages": saved.storages,
+                "made_again": [{"node": node, "field": field} for node, field in saved.made_again],
+            }
+        )
     else:
-        _report(saved)
+        from loadgauge.report.saved import print_saved
 
-
-def _document(expression: str, saved: Saved) -> None:
-    import torch
-
-    from loadgauge.report.table import document
-
-    document(
-        {
-            "expression": expression,
-            "torch": str(torch.__version__),
-            "total": saved.total,
-            "beyond_result": saved.beyond_result,
-            "of_parameters": saved.of_parameters,
-            "tensors": saved.tensors,
-            "storages": saved.storages,
-            "made_again": [{"node": node, "field": field} for node, field in saved.made_again],
-        }
-    )
-
-
-def _report(saved: Saved) -> None:
-    import torch
-
-    from loadgauge.report.table import Column, console, draw, points
-
-    target = console()
-    beside = [storage for storage in saved.storages if storage.owner in ("", "result")]
-    several = f"{len(beside)} storage{'' if len(beside) == 1 else 's'}"
-    target.print(f"KEPT  {saved.total:,} bytes in {several}, beside inputs and parameters")
-    rows = [
-        [
-            f"{tensor.node}.{tensor.field}",
-            "x".join(str(size) for size in tensor.shape) or "scalar",
-            tensor.dtype,
-            f"{tensor.nbytes:,}",
-            f"{tensor.storage}: {tensor.owner}" if tensor.owner else f"{tensor.storage}",
-        ]
-        for tensor in saved.tensors
-    ]
-    columns = [
-        Column("kept as"), Column("shape"), Column("dtype"), Column("bytes", "right"), Column("storage", wrap=True),
-    ]  # fmt: skip
-    if rows:
-        target.print()
-        draw(target, columns, rows)
-    target.print()
-    notes = []
-    if any(storage.owner == "result" for storage in beside):
-        notes.append(f"without the result, which its reader holds anyway: {saved.beyond_result:,} bytes")
-    if saved.of_parameters:
-        notes.append(f"parameters and buffers that backward reads: {saved.of_parameters:,} bytes")
-    if saved.made_again:
-        names = ", ".join(f"{node}.{field}" for node, field in saved.made_again)
-        notes.append(f"not kept, recomputed in backward: {names}")
-    notes.append(f"names and sizes are those of PyTorch {torch.__version__}; its saved fields are private")
-    points(target, notes)
+        print_saved(saved, str(torch.__version__))

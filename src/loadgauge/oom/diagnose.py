@@ -333,6 +333,24 @@ def _evaluates(lines: Sequence[str]) -> bool:
 # -- traces ------------------------------------------------------------------------------------------------------------
 
 
+def read_trace(text: str, path: Path) -> Trace:
+    """Reads what `loadgauge trace --json` has written. Raises ConfigError for what is no trace, or has bytes that cannot be."""
+    from loadgauge.trace.trace import Trace
+
+    try:
+        trace = msgspec.json.decode(text, type=Trace)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"is no trace: {error}", file=str(path)) from None
+    sizes = [trace.allocated, trace.peak.total, trace.saved_nbytes, *trace.peak.categories.values()]
+    sizes += [piece.nbytes for piece in trace.at_peak]
+    wrong = next((size for size in sizes if size < 0), None)
+    if wrong is not None:
+        raise ConfigError(f"is no trace: {wrong:,} bytes", file=str(path))
+    if not trace.allocated:
+        raise ConfigError("is a trace in which nothing was allocated", file=str(path))
+    return trace
+
+
 def of_trace(trace: Trace) -> Findings:
     """The causes that a trace shows, from its categories, modules and operations."""
     parts = Parts()

@@ -1,0 +1,107 @@
+"""Formula, trace and measurement as text: what `loadgauge compare` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadgauge.report.measure import scratch_note
+from loadgauge.report.table import GLUE, Column, console, draw, heading, points
+from loadgauge.units import GIB, KIB, MIB, flops
+
+if TYPE_CHECKING:
+    from loadgauge.compare.compare import Comparison, Difference
+    from loadgauge.trace.device.untraced import Hidden
+
+MOST_CAUSES = 8
+LEAST = 0.005
+"""Share of a difference from which a cause has a line."""
+SHORT = {"peak of forward and backward": "peak fwd + bwd", "peak of the optimizer step": "peak of the step",
+         "hidden from tracers": "hidden, estimated"}  # fmt: skip
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Prints formula, trace and measurement side by side, and what the differences are attributed to."""
+    target = console()
+    rows = [
+        [
+            SHORT.get(row.quantity, row.quantity), _number(row.formula, row.unit),
+            _number(row.trace, row.unit), _share(row.formula, row.trace),
+            _number(row.measured, row.unit), _share(row.trace, row.measured),
+        ]
+        for row in comparison.rows
+    ]  # fmt: skip
+    columns = [Column(""), *(Column(name, "right") for name in ("formula", "trace", "", "measured", ""))]
+    ways = f"formula, trace as on {comparison.device}"
+    if comparison.measured_on:
+        ways += f", measured on {comparison.measured_on}"
+    else:
+        rows, columns = [row[:4] for row in rows], columns[:4]
+    draw(target, columns, rows, title=f"{comparison.target}: {ways}; percent: against the column to the left")
+    heading(target, "Differences over 1 %, by operation" if comparison.differences else "No difference is over 1 %")
+    for one in comparison.differences:
+        points(target, [_difference(one)])
+        points(target, _why(one), mark=" " * 4)
+    if comparison.hidden:
+        heading(target, "Hidden from tracers: to be added on a GPU")
+        points(
+            target,
+            [
+                f"{_number(line.nbytes, 'bytes')}: {line.name} ({_range(line)}; {line.basis})"
+                for line in comparison.hidden
+            ],
+        )
+    heading(target, "Not counted by the trace" + (" or the measurement" if comparison.measured_on == "cpu" else ""))
+    points(target, comparison.not_counted)
+    if comparison.real is not None and comparison.real.scratch:
+        points(target, [scratch_note(comparison.real.scratch, comparison.real.scratch_ops)])
+
+
+def _range(one: Hidden) -> str:
+    place = "in the allocator" if one.where == "allocated" else "beside the allocator"
+    if one.low == one.high:
+        return place
+    return f"{place}; from {_number(one.low, 'bytes')} to {_number(one.high, 'bytes')}"
+
+
+def _number(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    if unit == "FLOP":
+        return flops(value)
+    for size, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if value >= size:
+            shown = value / size
+            return f"{shown:,.{0 if shown >= 1000 else 1 if shown >= 100 else 2}f} {name}"
+    return f"{value:,.0f} B"
+
+
+def _share(first: float | None, second: float | None) -> str:
+    return f"{second / first - 1:+.2%}" if first and second is not None else ""
+
+
+def _difference(one: Difference) -> str:
+    first, second = one.ways
+    unit = "FLOP" if one.quantity.startswith("FLOP") else "bytes"
+    way = "more" if one.amount > 0 else "less"
+    return f"{one.quantity}: {second} has {_number(abs(one.amount), unit)} {way} than {first} ({one.share:+.1%})"
+
+
+def _why(one: Difference) -> list[str]:
+    unit = "FLOP" if one.quantity.startswith("FLOP") else "bytes"
+    large = [cause for cause in one.causes if abs(cause.amount) > LEAST * abs(one.amount)][:MOST_CAUSES]
+    lines = []
+    for cause in large:
+        where = f" ({cause.where})" if cause.where else ""
+        many = f", {cause.count} times" if cause.count > 1 else ""
+        lines.append(f"{_signed(cause.amount, unit)} {cause.op}{many}{where}")
+    rest = [cause for cause in one.causes if cause not in large]
+    if rest:
+        lines.append(f"{_signed(sum(cause.amount for cause in rest), unit)} in {len(rest)} more")
+    if abs(one.unexplained) > LEAST * abs(one.amount):
+        lines.append(f"{_signed(one.unexplained, unit)} not attributed to an operation")
+    return lines
+
+
+def _signed(value: float, unit: str) -> str:
+    text = f"{'-' if value < 0 else '+'}{_number(abs(value), unit)}"
+    return f"{text:>12}".replace(" ", GLUE)

@@ -1,0 +1,45 @@
+"""What is kept for backward as text: what `loadgauge saved` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadgauge.report.table import Column, console, draw, points
+
+if TYPE_CHECKING:
+    from loadgauge.trace.saved import Saved
+
+
+def print_saved(saved: Saved, torch_version: str) -> None:
+    """Prints the tensors that are kept, their storages and bytes. `torch_version`: the PyTorch that kept them."""
+    target = console()
+    beside = [storage for storage in saved.storages if storage.owner in ("", "result")]
+    several = f"{len(beside)} storage{'' if len(beside) == 1 else 's'}"
+    target.print(f"KEPT  {saved.total:,} bytes in {several}, beside inputs and parameters")
+    rows = [
+        [
+            f"{tensor.node}.{tensor.field}",
+            "x".join(str(size) for size in tensor.shape) or "scalar",
+            tensor.dtype,
+            f"{tensor.nbytes:,}",
+            f"{tensor.storage}: {tensor.owner}" if tensor.owner else f"{tensor.storage}",
+        ]
+        for tensor in saved.tensors
+    ]
+    columns = [
+        Column("kept as"), Column("shape"), Column("dtype"), Column("bytes", "right"), Column("storage", wrap=True),
+    ]  # fmt: skip
+    if rows:
+        target.print()
+        draw(target, columns, rows)
+    target.print()
+    notes = []
+    if any(storage.owner == "result" for storage in beside):
+        notes.append(f"without the result, which its reader holds anyway: {saved.beyond_result:,} bytes")
+    if saved.of_parameters:
+        notes.append(f"parameters and buffers that backward reads: {saved.of_parameters:,} bytes")
+    if saved.made_again:
+        names = ", ".join(f"{node}.{field}" for node, field in saved.made_again)
+        notes.append(f"not kept, recomputed in backward: {names}")
+    notes.append(f"names and sizes are those of PyTorch {torch_version}; its saved fields are private")
+    points(target, notes)
