@@ -6,11 +6,12 @@ says; in a pipe a table is as wide as it needs to be, one line a row.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import msgspec
@@ -95,23 +96,19 @@ def draw(
     strong: Sequence[int] = (),
 ) -> None:
     """A table with a line under its head. `strong`: rows to stand out, by number."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     if title:
         heading(target, title)
     cells = [[printable(cell) for cell in row] for row in rows]
     fitted = _Fitted(columns, cells, room())
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1), header_style="dim")
-    for index, width in fitted.widths.items():
-        column = columns[index]
-        name = Text("\n".join(wrapped(printable(column.name), width)))
-        table.add_column(name, justify=column.align, style=column.style, no_wrap=True, overflow="fold")
-    for number, row in enumerate(cells):
-        texts = (Text("\n".join(wrapped(row[index], width))) for index, width in fitted.widths.items())
-        table.add_row(*texts, style="bold" if number in strong else "")
-    _print(target, table, fitted.width)
+    # Not rich's Table, which would measure, wrap and align every cell once more: half of the time of a report.
+    between, rule = (" | ", "-+-") if not target.encoding.startswith("utf") else ("   ", "───")
+    table = [[printable(column.name) for column in columns], *cells]
+    for number, row in enumerate(table):
+        for line in _lines(columns, fitted.widths, row):
+            styles = ["dim" if number == 0 else columns[index].style for index in fitted.widths]
+            _print_line(target, line, styles, between, bold=number - 1 in strong)
+        if number == 0:
+            _print_line(target, [rule[0] * width for width in fitted.widths.values()], [], rule)
     names = [" ".join(columns[index].name.split()) for index in fitted.left_out]
     if names := [name for name in names if name]:
         there = f"a terminal of {fitted.whole} columns, a pipe, or --json"
@@ -225,19 +222,29 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-def _print(target: Console, table: Any, width: int) -> None:
-    """Prints a table of that width; to a file, without the blanks that fill its lines."""
-    usual = target.width
-    try:
-        target.width = max(usual, width)
-        if target.is_terminal:
-            target.print(table)
-            return
-        with target.capture() as held:
-            target.print(table)
-    finally:
-        target.width = usual
-    target.file.write("".join(f"{line.rstrip()}\n" for line in held.get().splitlines()))
+def _lines(columns: Sequence[Column], widths: Mapping[int, int], row: Sequence[str]) -> Iterator[list[str]]:
+    """The lines of a row: in each, the part of every shown cell, padded to the width of its column."""
+    from rich.cells import cell_len
+
+    cells = [wrapped(row[index], width) for index, width in widths.items()]
+    for parts in itertools.zip_longest(*cells, fillvalue=""):
+        blanks = [" " * (width - cell_len(part)) for part, width in zip(parts, widths.values(), strict=True)]
+        right = [columns[index].align == "right" for index in widths]
+        yield [blank + part if align else part + blank for part, blank, align in zip(parts, blanks, right, strict=True)]
+
+
+def _print_line(target: Console, cells: Sequence[str], styles: Sequence[str], between: str, bold: bool = False) -> None:
+    """Prints a line of a table, however wide; to a file, without styles and without blanks at its end."""
+    if not target.is_terminal:
+        target.file.write(f"{between.join(cells).rstrip()}\n")
+        return
+    from rich.text import Text
+
+    line = Text(between).join(
+        Text(cell, f"{'bold ' if bold else ''}{style}".strip())
+        for cell, style in itertools.zip_longest(cells, styles, fillvalue="")
+    )
+    target.print(line, soft_wrap=True)
 
 
 def heading(target: Console, text: str) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.package_data import read_data
 from loadgauge.spec.job import Job, fields
 from loadgauge.spec.job_text import positive_number
 from loadgauge.validate.counters import UNKNOWN, Counter
@@ -133,8 +133,7 @@ def published() -> Runs:
     >>> len(published().runs) > 1500
     True
     """
-    folder = resources.files("loadgauge").joinpath("data/runs")
-    timed, weighed = (_of_lines(folder.joinpath(name).read_text(encoding="utf-8")) for name in FILES)
+    timed, weighed = (_of_lines(read_data(f"runs/{name}")) for name in FILES)
     return timed + weighed
 
 
