@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import msgspec
@@ -96,19 +96,27 @@ def draw(
     strong: Sequence[int] = (),
 ) -> None:
     """A table with a line under its head. `strong`: rows to stand out, by number."""
+    from rich.cells import cell_len
+
     if title:
         heading(target, title)
     cells = [[printable(cell) for cell in row] for row in rows]
     fitted = _Fitted(columns, cells, room())
     # Not rich's Table, which would measure, wrap and align every cell once more: half of the time of a report.
     between, rule = (" | ", "-+-") if not target.encoding.startswith("utf") else ("   ", "───")
-    table = [[printable(column.name) for column in columns], *cells]
+    shown = [columns[index] for index in fitted.widths]
+    table = [
+        [wrapped(row[index], width) for index, width in fitted.widths.items()]
+        for row in ([printable(column.name) for column in columns], *cells)
+    ]
+    widths = [max(cell_len(line) for row in table for line in row[index]) for index in range(len(shown))]
     for number, row in enumerate(table):
-        for line in _lines(columns, fitted.widths, row):
-            styles = ["dim" if number == 0 else columns[index].style for index in fitted.widths]
-            _print_line(target, line, styles, between, bold=number - 1 in strong)
+        styles = ["dim" if number == 0 else column.style for column in shown]
+        for line in itertools.zip_longest(*row, fillvalue=""):
+            aligned = [_align(*cell) for cell in zip(line, shown, widths, strict=True)]
+            _print_line(target, aligned, styles, between, bold=number - 1 in strong)
         if number == 0:
-            _print_line(target, [rule[0] * width for width in fitted.widths.values()], [], rule)
+            _print_line(target, [rule[0] * width for width in widths], [], rule)
     names = [" ".join(columns[index].name.split()) for index in fitted.left_out]
     if names := [name for name in names if name]:
         there = f"a terminal of {fitted.whole} columns, a pipe, or --json"
@@ -222,15 +230,12 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-def _lines(columns: Sequence[Column], widths: Mapping[int, int], row: Sequence[str]) -> Iterator[list[str]]:
-    """The lines of a row: in each, the part of every shown cell, padded to the width of its column."""
+def _align(text: str, column: Column, width: int) -> str:
+    """The text with as many blanks as fill the width of its column."""
     from rich.cells import cell_len
 
-    cells = [wrapped(row[index], width) for index, width in widths.items()]
-    for parts in itertools.zip_longest(*cells, fillvalue=""):
-        blanks = [" " * (width - cell_len(part)) for part, width in zip(parts, widths.values(), strict=True)]
-        right = [columns[index].align == "right" for index in widths]
-        yield [blank + part if align else part + blank for part, blank, align in zip(parts, blanks, right, strict=True)]
+    blanks = " " * (width - cell_len(text))
+    return blanks + text if column.align == "right" else text + blanks
 
 
 def _print_line(target: Console, cells: Sequence[str], styles: Sequence[str], between: str, bold: bool = False) -> None:
