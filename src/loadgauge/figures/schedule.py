@@ -40,10 +40,13 @@ def schedule(result: Estimate) -> dict[str, Any]:
         if key not in held:
             chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
             held[key] = [(each.kept + each.head, each.waiting + each.head_waiting) for each in chunks]
+        kept: dict[Flights, Size] = {}
         for event, flight in zip(events[index], flights(events[index], played.order.chunks), strict=True):
+            if flight not in kept:
+                kept[flight] = live(flight, held[key])
             cells.append(
                 [index, event.start * scale, event.end * scale, event.kind, event.microbatch, event.chunk,
-                 live(flight, held[key])]
+                 kept[flight]]
             )  # fmt: skip
     time = result.time
     return {
