@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loadgauge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def read_start(path: str | Path, largest: int) -> bytes:
@@ -12,6 +15,8 @@ def read_start(path: str | Path, largest: int) -> bytes:
 
     Raises `ConfigError` where there is no such file, where it is none (a pipe, a device, a folder) or cannot be read.
     """
+    from pathlib import Path  # only where a file is read: an estimate of a catalogued model reads none
+
     place, file = Path(path), str(path)
     try:
         if place.is_file():
@@ -40,6 +45,8 @@ def read_text(path: str | Path, largest: int) -> str:
 
 def write_text(path: str | Path, text: str) -> None:
     """Writes a text file in UTF-8. Raises `ConfigError` where it cannot be written."""
+    from pathlib import Path
+
     try:
         Path(path).write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from importlib import resources
 
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.package_data import read_data
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,7 +31,7 @@ def sources() -> dict[str, Source]:
     >>> sources()["korthikanti2022"].where
     'arXiv:2205.05198'
     """
-    text = resources.files("loadgauge").joinpath("data/sources.toml").read_text(encoding="utf-8")
+    text = read_data("sources.toml")
     return msgspec.convert(tomllib.loads(text), dict[str, Source])
 
 

@@ -97,6 +97,7 @@ def test_a_cpu_runs_the_whole_way(on_cpu: list[Timing], tmp_path: Path) -> None:
 
 def test_a_file_is_read_as_the_shipped_ones_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An estimate reads it in place of a shipped file."""
+    from loadgauge import package_data
     from loadgauge.spec import calibration as module
 
     folder = tmp_path / "data" / "calibration"
@@ -104,7 +105,7 @@ def test_a_file_is_read_as_the_shipped_ones_are(monkeypatch: pytest.MonkeyPatch,
     card = gpu("h100-sxm5-80gb")
     times = times_of(DEFAULT, Machine(peak=PEAK, bandwidth=BANDWIDTH, rates=DEFAULT))
     (folder / f"{card.id}.toml").write_text(text(fit_efficiencies(times, peak=PEAK, bandwidth=BANDWIDTH, gpu=card.id)))
-    monkeypatch.setattr(module.resources, "files", lambda _: tmp_path)
+    monkeypatch.setattr(package_data, "FOLDER", str(tmp_path / "data"))
     module.rates.cache_clear()
     try:
         assert module.rates(card.id).matmul == pytest.approx(DEFAULT.matmul, rel=1e-2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, get_args
 
 import click
@@ -26,14 +25,12 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 @click.option(
     "--at", type=click.Choice(get_args(When)), help="With --explain: the moment of the step (default: largest)."
 )
-@click.option(
-    "--plot", "file", type=click.Path(path_type=Path), metavar="FILE", help="Draw the estimate: .svg, .png or .pdf."
-)
+@click.option("--plot", "file", type=click.Path(), metavar="FILE", help="Draw the estimate: .svg, .png or .pdf.")
 @click.option(
     "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all on one sheet)."
 )
 def command(
-    model: str, as_json: bool, part: str | None, at: When | None, file: Path | None, figure: str, **flags: Any
+    model: str, as_json: bool, part: str | None, at: When | None, file: str | None, figure: str, **flags: Any
 ) -> int:
     """Estimate the memory of the fullest rank at its peak, FLOPs, time and cost of training MODEL.
 
@@ -54,9 +51,11 @@ def command(
     given = resolve_job(Job(model=model, **flags))
     result = given.estimate()
     if file is not None:
+        from pathlib import Path
+
         from loadgauge.plot.sheet import plot
 
-        plot(given, result, file, figure)
+        plot(given, result, Path(file), figure)
     code = 1 if result.memory.fits is False else 0
     if as_json:
         from loadgauge.report.document import estimate_document

@@ -7,8 +7,6 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable
-from importlib import resources
-from importlib.resources.abc import Traversable
 from typing import Any
 
 import msgspec
@@ -16,6 +14,7 @@ import msgspec
 from loadgauge.errors import ConfigError, closest
 from loadgauge.families.hf import decode, from_dict, from_hf
 from loadgauge.families.reader import shown
+from loadgauge.package_data import list_data, read_data
 from loadgauge.spec.model import ModelSpec
 
 
@@ -31,8 +30,9 @@ class ModelSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{origin} ({self.note})" if self.note else origin
 
 
-def _folder() -> Traversable:
-    return resources.files("loadgauge").joinpath("data/models")
+@functools.cache
+def _names() -> frozenset[str]:
+    return frozenset(list_data("models", ".json"))
 
 
 @functools.cache
@@ -42,8 +42,7 @@ def models() -> tuple[str, ...]:
     >>> [name for name in models() if name.startswith("llama-2")]
     ['llama-2-7b', 'llama-2-13b', 'llama-2-70b']
     """
-    found = [entry.name.removesuffix(".json") for entry in _folder().iterdir() if entry.name.endswith(".json")]
-    return tuple(sorted(found, key=_natural))
+    return tuple(sorted(_names(), key=_natural))
 
 
 def _natural(name: str) -> list[tuple[int, float, str]]:
@@ -62,8 +61,13 @@ def model_sources() -> dict[str, ModelSource]:
     >>> str(model_sources()["llama-2-7b"])
     'huggingface.co/meta-llama/Llama-2-7b-hf'
     """
-    text = _folder().joinpath("SOURCES.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), dict[str, ModelSource])
+    return msgspec.convert(tomllib.loads(read_data("models/SOURCES.toml")), dict[str, ModelSource])
+
+
+def _source(name: str) -> ModelSource:
+    """One of `model_sources`; the others are not parsed."""
+    entry = read_data("models/SOURCES.toml").partition(f'["{name}"]\n')[2].partition("\n[")[0]
+    return msgspec.convert(tomllib.loads(entry), ModelSource)
 
 
 @functools.cache
@@ -79,10 +83,9 @@ def model(name: str) -> ModelSpec:
     known = _known(name)
     if known is None:
         raise ConfigError(f"no model is called {shown(name)}{_hint(name, models())}")
-    file = f"data/models/{known}.json"
-    spec = from_dict(decode(_folder().joinpath(f"{known}.json").read_bytes(), file), file, known)
+    spec = from_dict(config(known), f"data/models/{known}.json", known)
     # The class defaults that a published config leaves out are what its publisher means; nothing of it is assumed.
-    return msgspec.structs.replace(spec, defaults=(), source=str(model_sources()[known]))
+    return msgspec.structs.replace(spec, defaults=(), source=str(_source(known)))
 
 
 def config(name: str) -> dict[str, Any]:
@@ -91,8 +94,9 @@ def config(name: str) -> dict[str, Any]:
     >>> config("llama-2-7b")["hidden_size"]
     4096
     """
-    found: dict[str, Any] = decode(_folder().joinpath(f"{name}.json").read_bytes(), name)
-    return found
+    file = f"models/{name}.json"
+    content: dict[str, Any] = decode(read_data(file).encode(), f"data/{file}")
+    return content
 
 
 def find_model(text: str) -> ModelSpec:
@@ -109,7 +113,7 @@ def find_model(text: str) -> ModelSpec:
 
 def _known(name: str) -> str | None:
     lowered = name.lower()
-    if lowered in models():
+    if lowered in _names():
         return lowered
     for known, source in model_sources().items():
         if source.repository and source.repository.lower() == lowered:

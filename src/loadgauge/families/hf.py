@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 from importlib import import_module
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -15,6 +14,9 @@ from loadgauge.families.common import refuse_unusual
 from loadgauge.families.reader import Reader, shown
 from loadgauge.files import read_start
 from loadgauge.spec.model import ModelSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LARGEST_FILE = 10_000_000
 """Bytes. Published configs have some thousands."""
@@ -105,6 +107,8 @@ def _near(model_type: str) -> str:
 
 def from_hf(path: str | Path, name: str = "") -> ModelSpec:
     """The model that a `config.json`, or the folder that holds it, describes."""
+    from pathlib import Path  # not for a catalogued model
+
     file = str(Path(path) / "config.json" if os.path.isdir(path) else path)
     place, content = Path(file), read_start(file, LARGEST_FILE)
     own = place.absolute().parent.name if place.name == "config.json" else place.stem

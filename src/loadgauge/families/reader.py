@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from loadgauge.errors import ConfigError, NotModelled
+from loadgauge.package_data import read_data
 
 LARGEST = 2**31
 """No size of a published model comes near it; a value above it is a slip, and would overflow elsewhere."""
@@ -78,7 +78,7 @@ def class_defaults(model_type: str) -> Mapping[str, Any]:
 
 @functools.cache
 def _all_class_defaults() -> dict[str, dict[str, Any]]:
-    content = resources.files("loadgauge").joinpath("data/family_defaults.json").read_bytes()
+    content = read_data("family_defaults.json")
     return msgspec.json.decode(content, type=dict[str, dict[str, Any]])
 
 

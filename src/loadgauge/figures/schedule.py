@@ -40,10 +40,13 @@ def schedule(result: Estimate) -> dict[str, Any]:
         if key not in bytes_of:
             chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
             bytes_of[key] = [(each.kept + each.head, each.waiting + each.head_waiting) for each in chunks]
+        kept: dict[Flights, Size] = {}
         for event, flight in zip(events[index], flights(events[index], played.order.chunks), strict=True):
+            if flight not in kept:
+                kept[flight] = live(flight, bytes_of[key])
             cells.append(
                 [index, event.start * scale, event.end * scale, event.kind, event.microbatch, event.chunk,
-                 live(flight, bytes_of[key])]
+                 kept[flight]]
             )  # fmt: skip
     time = result.time
     return {

@@ -14,10 +14,11 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
 import msgspec
+
+from loadgauge.package_data import read_data
 
 Kind = Literal["modelled", "harmless", "stops", "bounded", "unknown"]
 OFF: tuple[Any, ...] = (False, None, 0, "", "none", "no", "off", "null", "disabled")
@@ -235,7 +236,7 @@ def key_lists(name: str) -> Coverage:
     >>> key_lists("accelerate").kinds("machine_rank")
     ('harmless',)
     """
-    text = resources.files("loadgauge").joinpath(f"data/keys/{name}.toml").read_text(encoding="utf-8")
+    text = read_data(f"keys/{name}.toml")
     file = msgspec.convert(tomllib.loads(text), _KeyFile)
     lists = Coverage(
         harmless=frozenset[str]().union(*(group.names() for group in file.harmless)),

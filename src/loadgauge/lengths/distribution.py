@@ -10,17 +10,19 @@ F_i^b, so E[K] = v_m - sum over i < m of F_i^b (v_{i+1} - v_i), and alike with s
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from loadgauge.errors import ConfigError
 from loadgauge.lengths.files import read, whole
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Lengths(msgspec.Struct, frozen=True):
@@ -73,6 +75,8 @@ class Lengths(msgspec.Struct, frozen=True):
         """
         if "\0" in text:
             raise ConfigError("no file name has a zero byte in it", key="lengths")
+        from pathlib import Path
+
         start, colon, rest = text.rpartition(":")
         if not colon or Path(text).exists():
             return cls.from_file(text)
@@ -94,6 +98,9 @@ class Lengths(msgspec.Struct, frozen=True):
         counted. Told apart by content; anything else raises `ConfigError`, and so does a column of text, whose tokens
         depend on the tokenizer.
         """
+        import csv
+        from pathlib import Path
+
         name, counts = str(path), Counter[int]()
         try:
             for length, count in read(Path(path), name, column):

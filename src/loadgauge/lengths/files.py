@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loadgauge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LONGEST = 10_000_000
 """Tokens of the longest sequence accepted; anything longer is taken for a slip."""
@@ -144,6 +145,8 @@ def _text(column: str, name: str) -> ConfigError:
 
 
 def _from_csv(lines: Iterable[str], name: str, column: str | None) -> Counted:
+    import csv
+
     rows = csv.reader(lines)
     header = [cell.strip() for cell in next((row for row in rows if row), [])]
     lower = [cell.lower() for cell in header]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from loadgauge.advise.advice import advice
 from loadgauge.advise.assumptions import assumptions
 from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.parameters import parameters
@@ -139,6 +138,8 @@ def _routing(target: Console, given: Setup) -> None:
 
 def _advice(target: Console, given: Setup, result: Estimate) -> None:
     memory = result.memory
+    from loadgauge.advise.advice import advice  # only where it does not fit
+
     assert memory.capacity is not None
     name, nbytes = max(memory.parts.items(), key=lambda item: item[1])
     line = f"{gib(memory.total - memory.capacity, 1)} over capacity; the largest part is {name},"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from importlib import resources
 
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.package_data import read_data
 
 
 class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -81,10 +81,9 @@ def rates(gpu: str) -> Rates:
     >>> rates("no-such-gpu").basis
     'assumed'
     """
-    file = resources.files("loadgauge").joinpath(f"data/calibration/{gpu}.toml")
-    if not gpu or not file.is_file():
-        return msgspec.structs.replace(DEFAULT, gpu=gpu)
     try:
-        return msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), Rates)
+        return msgspec.convert(tomllib.loads(read_data(f"calibration/{gpu}.toml")), Rates)
+    except FileNotFoundError:
+        return msgspec.structs.replace(DEFAULT, gpu=gpu)
     except (msgspec.ValidationError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(str(error), file=f"data/calibration/{gpu}.toml") from None

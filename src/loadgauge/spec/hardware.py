@@ -10,13 +10,12 @@ import functools
 import re
 import tomllib
 from collections.abc import Iterable
-from importlib import resources
-from importlib.resources.abc import Traversable
 from typing import Literal
 
 import msgspec
 
 from loadgauge.errors import ConfigError, NotStated, closest
+from loadgauge.package_data import list_data, read_data
 from loadgauge.sources import Source, cite
 from loadgauge.units import parse
 
@@ -271,7 +270,7 @@ def gpu_ids() -> tuple[str, ...]:
     >>> "h100-sxm5-80gb" in gpu_ids()
     True
     """
-    return tuple(sorted(file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml")))
+    return tuple(sorted(list_data("gpus", ".toml")))
 
 
 @functools.cache
@@ -292,14 +291,14 @@ def gpu(id: str) -> Gpu:
         if named is None:
             raise _unknown("GPU", id, ids)
         return gpu(named)
-    return Gpu.from_toml(id, _folder().joinpath(f"{id}.toml").read_text(encoding="utf-8"))
+    return Gpu.from_toml(id, read_data(f"gpus/{id}.toml"))
 
 
 def _named(text: str, ids: tuple[str, ...]) -> str | None:
     """The id that a name without regard to case, spaces, hyphens and the maker's words stands for; None for none."""
     name = re.sub(r"nvidia|geforce|tesla|amd|instinct|intel|google|[\s_-]", "", text.lower())
     plain = {re.sub(r"[\s_-]", "", id): id for id in ids}
-    known: dict[str, str] = tomllib.loads(_folder().joinpath("../gpu_names.toml").read_text(encoding="utf-8"))
+    known: dict[str, str] = tomllib.loads(read_data("gpu_names.toml"))
     for word in (name, f"rtx{name}", f"tpu{name}"):
         if (id := known.get(word) or plain.get(word)) is not None:
             return id
@@ -309,10 +308,6 @@ def _named(text: str, ids: tuple[str, ...]) -> str | None:
 def gpus() -> tuple[Gpu, ...]:
     """Return the whole catalogue in order of id; reads every file."""
     return tuple(gpu(id) for id in gpu_ids())
-
-
-def _folder() -> Traversable:
-    return resources.files("loadgauge").joinpath("data/gpus")
 
 
 def _file(id: str) -> str:

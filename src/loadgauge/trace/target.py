@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from loadgauge.errors import ConfigError
 from loadgauge.families.catalogue import find_model, models
+from loadgauge.package_data import read_data
 from loadgauge.trace.jobs import ConfigJob, Traceable
 from loadgauge.trace.script import FunctionJob, check
 from loadgauge.trace.torch_run import TorchRun
@@ -62,7 +62,7 @@ def hugging_face(target: str) -> Any:
 def _keys(target: str) -> dict[str, Any]:
     spec = find_model(target)  # says what is wrong, in the words of every command
     if spec.name in models() and not Path(target).exists():
-        text = resources.files("loadgauge").joinpath(f"data/models/{spec.name}.json").read_text(encoding="utf-8")
+        text = read_data(f"models/{spec.name}.json")
     else:
         path = Path(target)
         text = (path / "config.json" if path.is_dir() else path).read_text(encoding="utf-8")

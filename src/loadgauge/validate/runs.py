@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Callable
-from importlib import import_module, resources
+from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ import msgspec
 
 from loadgauge.errors import ConfigError
 from loadgauge.files import read_text
+from loadgauge.package_data import read_data
 from loadgauge.spec.job import Job, fields
 from loadgauge.spec.job_text import positive_number
 from loadgauge.validate.counters import UNKNOWN, Counter
@@ -137,8 +138,7 @@ def published() -> Runs:
     >>> len(published().runs) > 1500
     True
     """
-    folder = resources.files("loadgauge").joinpath("data/runs")
-    timed, weighed = (_of_lines(folder.joinpath(name).read_text(encoding="utf-8")) for name in FILES)
+    timed, weighed = (_of_lines(read_data(f"runs/{name}")) for name in FILES)
     return timed + weighed
 
 

@@ -105,12 +105,12 @@ class StageAtWork:
         self.unchanging.update(weights=self.states.weights, gradients=self.states.gradients)
         self.unchanging.update(optimizer=self.states.optimizer)
         self.unchanging.update(dict.fromkeys(memory.offloaded, 0))
-        self._counts: dict[tuple[int, int], dict[Key, int]] = {}
         self._layers: dict[object, ChunkBytes] = {}
         self._points: dict[tuple[Pass, int | None], At] = {}
         self._copies: dict[At, Size] = {}
         self._positions: dict[tuple[int, int, str], list[tuple[Key, int]]] = {}
-        self._folded: tuple[Work | None, list[tuple[ChunkBytes, Size, Size, int]]] = (None, [])
+        # By the identity of the work, which is kept with the answer so that no other one can take its place.
+        self._folded: dict[int, tuple[Work, list[tuple[ChunkBytes, Size, Size, int]]]] = {}
 
     def moments(self) -> Iterator[Moment]:
         """Yield the moments of a step in the order in which a micro-batch reaches them."""
@@ -188,8 +188,8 @@ class StageAtWork:
         Each row: bytes one micro-batch keeps on one chunk, micro-batches in flight, micro-batches waiting for W, and 1 where the
         work is on one of the chunks, else 0.
         """
-        if work is self._folded[0]:
-            return self._folded[1]
+        if id(work) in self._folded:
+            return self._folded[id(work)][1]
         chunks = self.unfolded(work)
         if len(chunks) > 1:
             sums: dict[object, tuple[ChunkBytes, Size, Size, int]] = {}
@@ -199,7 +199,7 @@ class StageAtWork:
                     whole, waits, own = before + whole, waited + waits, at_work + own
                 sums[alike] = chunk, whole, waits, own
             chunks = list(sums.values())
-        self._folded = work, chunks
+        self._folded[id(work)] = work, chunks
         return chunks
 
     def unfolded(self, work: Work) -> list[tuple[ChunkBytes, Size, Size, int]]:
@@ -252,9 +252,7 @@ class StageAtWork:
 
     def counts(self, start: int, stop: int) -> dict[Key, int]:
         """Return how many layers of each kind, recomputed or not, are in `start:stop` of the stage."""
-        if (start, stop) not in self._counts:
-            self._counts[start, stop] = self.memory.counts(self.stage, start, stop)
-        return self._counts[start, stop]
+        return self.memory.counts(self.stage, start, stop)
 
     def point(self, doing: Pass, position: int | None = None) -> At:
         """Return the point of the step at which a pass finds its copies (see `gathered.at`)."""

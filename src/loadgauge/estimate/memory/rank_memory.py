@@ -128,6 +128,7 @@ class MemoryModel:
         policy = layout.recompute
         self.facts: dict[Key, LayerFacts] = {}
         self._weighed: dict[object, tuple[RankWeights, RankWeights, States, Size, Size]] = {}
+        self._counts: dict[tuple[tuple[int, ...], int, int], dict[Key, int]] = {}
         layers = self.block_layers()
         self.names = frozenset(name for layer in layers for name in layer.names)
         for kind, layer in enumerate(layers):
@@ -265,7 +266,10 @@ class MemoryModel:
 
     def counts(self, stage: Stage, start: int, stop: int) -> dict[Key, int]:
         """Return how many layers of each kind, recomputed or not, are in `start:stop` of a stage."""
-        return stage.counts(self.layout.recompute, start, stop)
+        key = stage.pattern, start - stage.start, stop - stage.start
+        if key not in self._counts:
+            self._counts[key] = stage.counts(self.layout.recompute, start, stop)
+        return self._counts[key]
 
     def of_layers(self, counts: dict[Key, int]) -> ChunkBytes:
         """Return what one micro-batch keeps in `counts` layers of each kind [bytes]."""

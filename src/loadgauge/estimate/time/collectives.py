@@ -75,6 +75,8 @@ class Group(msgspec.Struct, frozen=True):
     @property
     def levels(self) -> tuple[tuple[Size, Size], ...]:
         """(ranks, stride) of each axis of the group, the fastest first."""
+        if not self.further:
+            return ((self.ranks, self.stride),)
         beyond = math.prod(ranks for ranks, _ in self.further)
         return ((self.ranks if same(beyond, 1) else self.ranks / beyond, self.stride), *self.further)
 

@@ -1,0 +1,27 @@
+"""Reads the files of `data/`, which come with the package."""
+
+from __future__ import annotations
+
+import os
+
+# Not `importlib.resources`, whose import costs a tenth of a cold start.
+FOLDER = os.path.join(os.path.dirname(__file__), "data")
+
+
+def read_data(name: str) -> str:
+    """Return the text of a file by its path below `data/`. Raises `FileNotFoundError`.
+
+    >>> read_data("gpus/h100-sxm5-80gb.toml").splitlines()[0].partition(" = ")[0]
+    'name'
+    """
+    with open(os.path.join(FOLDER, name), encoding="utf-8") as file:
+        return file.read()
+
+
+def list_data(folder: str, ending: str) -> list[str]:
+    """Return the names of the files with that ending in a folder of `data/`, without the ending, in no order.
+
+    >>> "h100-sxm5-80gb" in list_data("gpus", ".toml")
+    True
+    """
+    return [name.removesuffix(ending) for name in os.listdir(os.path.join(FOLDER, folder)) if name.endswith(ending)]
