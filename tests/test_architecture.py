@@ -9,8 +9,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "loadgauge"
 LEVELS = [  # a module imports only from rows above its own, or from its own folder
-    {"errors", "_version", "callable_package"},
-    {"units", "algebra", "package_data", "sources", "files", "lengths", "optional_deps"},
+    {"errors", "package_data", "_version", "callable_package"},
+    {"units", "algebra", "sources", "files", "lengths", "optional_deps"},
     {"spec"},
     {"families", "layers"},
     {"estimate"},
