@@ -99,14 +99,14 @@ def _states(ledger: Ledger, part: str, total: float) -> list[Node]:
         [times * getattr(ledger.memory.states(RankWeights.of((weight,))), part) for weight in weights]
         for _, times, weights in pieces
     ]
-    shares = apportion(total, [sum(each) for each in sizes])
+    shares = apportion(total, [sum(weight_bytes) for weight_bytes in sizes])
     nodes = []
-    for (label, times, weights), each, share in zip(pieces, sizes, shares, strict=True):
+    for (label, times, weights), weight_bytes, share in zip(pieces, sizes, shares, strict=True):
         id = f"{part}/{label}"
         name = f"{times} x {label}" if times > 1 else label
         inner = [
             node(part, f"{id}/{weight.name}", weight.name, nbytes)
-            for weight, nbytes in zip(weights, apportion(share, each), strict=True)
+            for weight, nbytes in zip(weights, apportion(share, weight_bytes), strict=True)
         ]
         nodes.append(node(part, id, name, share, inner))
     return nodes

@@ -90,8 +90,8 @@ def _formula(target: Console, formula: Formula) -> None:
 def _tensors(target: Console, tensors: tuple[Kept, ...]) -> None:
     for layer in dict.fromkeys(tensor.layer for tensor in tensors):
         mine = [tensor for tensor in tensors if tensor.layer == layer]
-        rows = [[one.name, whole(one.numel), whole(one.nbytes), ", ".join(one.by)] for one in mine]
-        rows.append(["together", "", whole(sum(one.nbytes for one in mine)), ""])
+        rows = [[kept.name, whole(kept.numel), whole(kept.nbytes), ", ".join(kept.by)] for kept in mine]
+        rows.append(["together", "", whole(sum(kept.nbytes for kept in mine)), ""])
         columns = [
             Column("tensor"),
             Column("elements", "right"),

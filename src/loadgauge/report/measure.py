@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadgauge.report.table import Column, console, draw, heading, points
-from loadgauge.units import GIB, MIB, flops
+from loadgauge.units import MIB, flops, gib, in_gib
 
 if TYPE_CHECKING:
     from loadgauge.measure.train_steps import MeasuredSteps
@@ -14,9 +14,9 @@ MOST_MODULES, MOST_OPS = 15, 8
 
 
 def print_measured(measured: MeasuredSteps, peak: float | None) -> None:
-    """Prints measured steps as `loadgauge measure` does. `peak`: the FLOP/s that MFU is a share of; None: no MFU."""
+    """Print measured steps as `loadgauge measure` does. `peak`: the base of MFU [FLOP/s]; None: no MFU."""
     target = console()
-    target.print(f"PEAK  {measured.peak / GIB:,.3f} GiB on {measured.device} (PyTorch {measured.torch})")
+    target.print(f"PEAK  {gib(measured.peak, 3)} on {measured.device} (PyTorch {measured.torch})")
     sizes = {"forward and backward, at most": measured.backward_peak, "optimizer step, at most": measured.step_peak}
     sizes |= measured.states
     if measured.reserved is not None and measured.device_total is not None:
@@ -24,7 +24,7 @@ def print_measured(measured: MeasuredSteps, peak: float | None) -> None:
             "reserved by the allocator": measured.reserved,
             "on the device, of all processes": measured.device_total,
         }
-    rows = [[f"{nbytes / GIB:,.3f}", name] for name, nbytes in sizes.items()]
+    rows = [[in_gib(nbytes, 3), name] for name, nbytes in sizes.items()]
     draw(target, [Column("GiB", "right"), Column("allocated")], rows, title="What it takes")
     if measured.held:
         rows = [
@@ -59,7 +59,7 @@ def print_measured(measured: MeasuredSteps, peak: float | None) -> None:
 
 
 def scratch_note(nbytes: int, ops: tuple[str, ...]) -> str:
-    """What of the CPU allocator's peak is not the model's.
+    """Return a note on the part of the CPU allocator's peak that is scratch memory of kernels, not the model's [bytes].
 
     >>> scratch_note(3 * MIB, ("aten::mm",))
     "scratch of this CPU's kernels (inside aten::mm); with it the CPU allocator's peak is 3.0 MiB higher"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def print_saved(saved: Saved, torch_version: str) -> None:
-    """Prints the tensors that are kept, their storages and bytes. `torch_version`: the PyTorch that kept them."""
+    """Print the tensors that are kept, their storages and bytes. `torch_version`: the PyTorch that kept them."""
     target = console()
     beside = [storage for storage in saved.storages if storage.owner in ("", "result")]
     several = f"{len(beside)} storage{'' if len(beside) == 1 else 's'}"

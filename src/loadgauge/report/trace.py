@@ -67,7 +67,7 @@ def print_trace(trace: Trace, viewer: str = "") -> None:
     if trace.hidden:
         heading(target, "Not seen by any tracer; to be added on a GPU")
         for line in trace.hidden:
-            place = f"{line.where} the allocator; " if line.where == "beside" else ""
+            place = "outside the allocator; " if line.where == "beside" else ""
             points(target, [f"{line.name}: {line.nbytes / 2**20:,.0f} MiB ({place}{line.basis})"])
     heading(target, "Assumed, and not counted")
     points(target, [f"{name}: {value}" for name, value in trace.assumed.items()])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from loadgauge.report.table import Column, console, draw, heading, points
-from loadgauge.units import GIB, gib
+from loadgauge.units import gib, in_gib
 
 if TYPE_CHECKING:
     from loadgauge.advise.try_ import Tried
@@ -26,7 +26,7 @@ SCARCE = 0.1
 
 
 def print_error(error: OutOfMemory, remedy: str) -> None:
-    """Prints what the text of an out-of-memory error says, and the remedy of its cause."""
+    """Print what the text of an out-of-memory error says, and the remedy for its cause."""
     target = console()
     target.print(f"CAUSE  {error.cause}")
     rows = [
@@ -55,13 +55,13 @@ def print_error(error: OutOfMemory, remedy: str) -> None:
 
 
 def print_trace_causes(trace: Trace, findings: Findings, retraced: Sequence[Retraced]) -> None:
-    """Prints the causes that a trace shows, and its peak when traced again with other flags."""
+    """Print the causes that a trace shows, and its peak when traced again with other flags."""
     _print_causes(findings)
     _print_retraced(trace, retraced)
 
 
 def print_snapshot(snapshot: Snapshot, findings: Findings) -> None:
-    """Prints the causes that a snapshot shows, and what was held at its peak, by line of the program."""
+    """Print the causes that a snapshot shows, and the memory at its peak by line of the program."""
     _print_causes(findings)
     target = console()
     target.print(f"\nPEAK  {gib(snapshot.peak)} allocated at once, over {snapshot.events:,} events")
@@ -75,7 +75,7 @@ def print_snapshot(snapshot: Snapshot, findings: Findings) -> None:
     if rest:
         lines.append((sum(row[0] for row in rest), sum(row[1] for row in rest), f"{len(rest)} more"))
     rows = [
-        [f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, snapshot.peak):.0%}", f"{blocks:,}", where]
+        [in_gib(nbytes), f"{nbytes / max(1, snapshot.peak):.0%}", f"{blocks:,}", where]
         for nbytes, blocks, where in lines
     ]
     columns = [Column("GiB", "right"), Column("", "right"), Column("blocks", "right"), Column("held by", wrap=True)]
@@ -93,7 +93,7 @@ def print_snapshot(snapshot: Snapshot, findings: Findings) -> None:
 
 
 def print_changes(setup: Setup, changes: Sequence[Tried]) -> None:
-    """Prints the estimate of the run, and that of each change which lowers its memory."""
+    """Print the estimate of the run, and that of each change which lowers its memory."""
     target = console()
     memory = setup.estimate().memory
     heading(target, f"Estimated: {gib(memory.total)} at {memory.moment}, {memory.verdict} on {setup.job.gpu}")
@@ -109,7 +109,7 @@ def print_changes(setup: Setup, changes: Sequence[Tried]) -> None:
 
 
 def describe_change(change: Tried) -> dict[str, Any]:
-    """A change and the memory that is estimated with it [bytes], as `loadgauge why --json` has it."""
+    """Return a change and its estimated memory [bytes], as `loadgauge why --json` has it."""
     memory = change.result.memory
     return {"flags": change.flags, "note": change.note, "total": memory.total, "fits": memory.fits}
 
@@ -119,7 +119,7 @@ def _print_causes(findings: Findings) -> None:
     target.print(f"CAUSE  {findings.causes[0].name}" if findings.causes else "CAUSE  nothing stands out")
     points(target, [f"{cause.evidence}" for cause in findings.causes[:1]])
     whole = max(1, sum(findings.parts.values()))
-    rows = [[f"{nbytes / GIB:,.2f}", f"{nbytes / whole:.0%}", name] for name, nbytes in findings.parts.items()
+    rows = [[in_gib(nbytes), f"{nbytes / whole:.0%}", name] for name, nbytes in findings.parts.items()
             if nbytes >= LEAST * whole]  # fmt: skip
     draw(target, [Column("GiB", "right"), Column("", "right"), Column("what was held")], rows, title="At the peak")
     replayed = any(cause.leaves is not None for cause in findings.causes)
@@ -130,7 +130,7 @@ def _print_causes(findings: Findings) -> None:
             [f"up to {gib(cause.frees)}: {cause.name}; {cause.remedy}" for cause in findings.causes[:MOST_CAUSES]],
         )
         return
-    rows = [["" if cause.leaves is None else f"{cause.leaves / GIB:,.2f}", FITS[cause.fits], f"{cause.name}: {cause.remedy}"]
+    rows = [["" if cause.leaves is None else in_gib(cause.leaves), FITS[cause.fits], f"{cause.name}: {cause.remedy}"]
             for cause in findings.causes[:MOST_CAUSES]]  # fmt: skip
     columns = [Column("peak, GiB", "right"), Column("fits"), Column("against", wrap=True)]
     if all(cause.fits is None for cause in findings.causes):  # nothing failed
@@ -141,9 +141,9 @@ def _print_causes(findings: Findings) -> None:
 def _print_retraced(trace: Trace, retraced: Sequence[Retraced]) -> None:
     if not retraced:
         return
-    rows = [["(as it was)", f"{trace.allocated / GIB:,.2f}", "", ""]]
+    rows = [["(as it was)", in_gib(trace.allocated), "", ""]]
     rows += [
-        [change.flags, f"{change.peak / GIB:,.2f}", f"{change.peak / trace.allocated - 1:+.0%}", change.why]
+        [change.flags, in_gib(change.peak), f"{change.peak / trace.allocated - 1:+.0%}", change.why]
         for change in retraced
     ]
     columns = [Column("flags", wrap=True), Column("peak, GiB", "right"), Column("", "right"), Column("", wrap=True)]

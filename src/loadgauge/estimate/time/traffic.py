@@ -256,14 +256,14 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[st
     batches = memory.layout.num_microbatches
     overlap = memory.training.overlap
     shown = {"tp": not overlap.tp, "cp": not overlap.cp, "ep": not overlap.ep, "etp": True}
-    found: dict[tuple[str, str, str, Size, Size], Size] = {}
+    calls_of: dict[tuple[str, str, str, Size, Size], Size] = {}
 
     def add(collectives: Iterable[Collective], count: int, what: str) -> None:
         """Those of `count` layers; `what`: in words, `{}` being what the axis carries."""
         for collective in collectives:
             _, words = BY_AXIS[collective.axis]
             key = (collective.axis, what.format(words), collective.kind, collective.nbytes, collective.copies)
-            found[key] = found.get(key, 0) + count
+            calls_of[key] = calls_of.get(key, 0) + count
 
     for key, count in memory.counts(stage, stage.start, stage.stop).items():
         layer, again = memory.facts[key].layer, memory.facts[key].recompute
@@ -274,7 +274,7 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[st
         add(memory.embedding.comm, 1, "embedding")
     if stage.last:
         add(memory.head.comm, 1, "head")
-    for (axis, what, kind, nbytes, copies), calls in found.items():
+    for (axis, what, kind, nbytes, copies), calls in calls_of.items():
         carries, _ = BY_AXIS[axis]
         yield entry(
             carries, what, kind, calls * batches, nbytes, axis, made, fabric,
