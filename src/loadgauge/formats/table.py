@@ -66,7 +66,7 @@ class Keys:
         """Keys left to another file."""
 
     def wrong(self, key: str, message: str) -> ConfigError:
-        """The `ConfigError` to raise about a key."""
+        """Return, not raise, the `ConfigError` with this message that names the key and the file."""
         return ConfigError(message, key=self.document.shown(key), file=self.file)
 
     def since(self, *version: int) -> bool:
@@ -78,7 +78,7 @@ class Keys:
         return any(self.raw(key) is not None for key in keys)
 
     def raw(self, key: str) -> Any:
-        """The value as parsed, of any type."""
+        """The value of a key as parsed, of any type; None where it is absent, empty or `auto`."""
         value = self.document.get(key)
         if value is MISSING or value is None or value == "":
             return None
@@ -109,7 +109,7 @@ class Keys:
         return value
 
     def whole(self, key: str, minimum: int = 1) -> int | None:
-        """The value as a whole number of at least `minimum`."""
+        """The value of a key as a whole number. Raises `ConfigError` for anything else, or less than `minimum`."""
         value = self._one(key)
         if value is None:
             return None
@@ -125,7 +125,7 @@ class Keys:
         return int(value)
 
     def real(self, key: str) -> float | None:
-        """The value as a number."""
+        """The value of a key as a float; a text such as "1e-5" is read. Raises `ConfigError` for anything else."""
         value = self._one(key)
         if value is None:
             return None
@@ -150,7 +150,7 @@ class Keys:
         return bool(value)
 
     def word(self, key: str) -> str | None:
-        """The value as text."""
+        """The value of a key as text. Raises `ConfigError` for a list or a mapping."""
         value = self._one(key)
         if value is None:
             return None

@@ -95,7 +95,7 @@ class Grid:
         return {**sizes, "micro_batch": numpy.tile(self.micro_batches, rows)}
 
     def at(self, place: int) -> dict[str, int]:
-        """The sizes at a place of the arrays."""
+        """Return the whole sizes, by name (`SIZES`), at a place of the flattened arrays."""
         row, batch, replica = map(int, self.numpy.unravel_index(place, self.dims))
         sizes = {name: int(column[row]) for name, column in self.rows.items()}
         return {**sizes, "micro_batch": int(self.micro_batches[batch]), "replicas": int(self.replicas[replica])}

@@ -53,11 +53,11 @@ class Api:
         ]
 
     async def catalogue(self, request: Request) -> Any:
-        """All that the page offers to choose from."""
+        """Answer with all that the page offers to choose from (`catalogue`), as plain values."""
         return catalogue()
 
     async def estimate(self, request: Request) -> Any:
-        """The estimate and its figures."""
+        """Answer a `Question` with the estimate and its figures. Raises `Refused` or an `Error`, which become error answers."""
         return handlers.estimate(decode(await request.body(), handlers.Question), self.uploads)
 
     async def warm(self) -> None:
@@ -91,7 +91,7 @@ async def respond(work: Awaitable[Any]) -> Response:
 
 
 async def not_found(request: Request, error: Exception) -> Response:
-    """The answer for an unknown address or method."""
+    """Answer 404 or 405 with the JSON body of `error_answer`, for an unknown address or method."""
     status, body = error_answer(error)
     return JSONResponse(body, status_code=status)
 

@@ -53,7 +53,7 @@ def explained(result: Estimate, id: str) -> dict[str, Any]:
 
 
 def find(nodes: list[Node], id: str) -> Node | None:
-    """The block of an id."""
+    """Return the block with this id (`part/layer/...`) in a tree of blocks; None where there is none."""
     for node in nodes:
         if node["id"] == id:
             return node

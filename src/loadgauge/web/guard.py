@@ -187,7 +187,7 @@ class Body:
 
 
 async def refuse(error: Refused, send: Send) -> None:
-    """Send the answer for a refused request."""
+    """Send the answer for a refused request: its status, and a JSON body of one line."""
     body = json.dumps(error_body(error.text, "Refused")).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})

@@ -53,7 +53,7 @@ class Uploads:
         return key
 
     def put_file(self, key: str, text: str, name: str) -> None:
-        """Keep a text as a file under a given id."""
+        """Keep a text as a file under a given id; the oldest file is deleted where there are more than `MOST`."""
         path = Path(self.folder.name) / key.removeprefix(PREFIX)
         path.write_text(text, encoding="utf-8")
         self.files[key] = name, path

@@ -195,7 +195,7 @@ class OnRay:
         return slots
 
     def submit(self, number: int, cell: Cell) -> None:
-        """Submit a cell to the cluster."""
+        """Submit a cell to the cluster as a task; `finished` returns its row under `number`."""
         self.busy[self.task.options(name=f"loadgauge {cell.key}").remote(cell, self.files)] = number
 
     def finished(self, seconds: float) -> list[tuple[int, Row | None]]:
