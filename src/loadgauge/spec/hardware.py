@@ -281,9 +281,9 @@ def gpu(id: str) -> Gpu:
 
     >>> gpu("H100").id, gpu("NVIDIA GeForce RTX 4090").id
     ('h100-sxm5-80gb', 'rtx4090')
-    >>> gpu("h100-sxm6")
+    >>> gpu("h1000")
     Traceback (most recent call last):
-    loadgauge.errors.ConfigError: gpu: unknown GPU 'h100-sxm6' (closest: h100-sxm5-80gb, b100-sxm, h800-sxm5-80gb)
+    loadgauge.errors.ConfigError: gpu: unknown GPU 'h1000' (closest: h100-sxm5-80gb, h100-pcie-80gb, b100-sxm)
     """
     ids = gpu_ids()
     if id not in ids:
