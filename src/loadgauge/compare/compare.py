@@ -20,7 +20,7 @@ from loadgauge.estimate.memory.phases import Phase
 from loadgauge.measure.train_steps import MeasuredSteps, measure_steps
 from loadgauge.trace.device.untraced import Hidden
 from loadgauge.trace.jobs import ConfigJob
-from loadgauge.trace.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, TEMPORARIES, WEIGHTS, Stream
+from loadgauge.trace.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, TEMPORARIES, WEIGHTS, Stream, any_layer
 from loadgauge.trace.record.observe import STEP
 from loadgauge.trace.subprocess import Request
 from loadgauge.trace.trace import Recorded, record
@@ -305,7 +305,7 @@ def _causes(lines: Iterable[tuple[Line, int]]) -> list[Cause]:
     """Alike lines of all blocks together, largest first."""
     groups: dict[tuple[str, int], list[Line]] = defaultdict(list)
     for one, sign in lines:
-        groups[re.sub(r"\.\d+(?=\.|$)", ".*", one.op), sign].append(one)
+        groups[any_layer(one.op), sign].append(one)
     result = []
     for (op, sign), members in groups.items():
         places = list(dict.fromkeys(line.place for line in members))
@@ -367,7 +367,7 @@ def _at_peak(own: dict[str, float], rest: float, stream: Stream, place: int) -> 
 def _merged(causes: list[Cause]) -> list[Cause]:
     groups: dict[tuple[str, str], list[Cause]] = defaultdict(list)
     for cause in causes:
-        groups[cause.op, re.sub(r"\.\d+(?=\.|$)", ".*", cause.where)].append(cause)
+        groups[cause.op, any_layer(cause.where)].append(cause)
     result = [Cause(op, where, sum(line.amount for line in members), sum(line.count for line in members))
              for (op, where), members in groups.items()]  # fmt: skip
     return sorted(result, key=lambda cause: -abs(cause.amount))

@@ -16,7 +16,7 @@ import torch
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.time.roofline import Machine, gemm_seconds
 from loadgauge.layers.operations import Gemm
-from loadgauge.measure.benchmarks import Sizes, Timing, timings
+from loadgauge.measure.benchmarks import Sizes, Timing, median, timings
 from loadgauge.spec.calibration import DEFAULT, Rates
 from loadgauge.spec.hardware import Gpu
 
@@ -74,14 +74,14 @@ def fit_efficiencies(
     moved = [
         _traffic(one, bandwidth * efficiencies["memory"]) for one in taken if one.kind in ("add", "mul", "silu", "gelu")
     ]
-    efficiencies["traffic"] = _median(moved)
+    efficiencies["traffic"] = median(moved)
     known = msgspec.structs.replace(DEFAULT, multiprocessors=multiprocessors, **efficiencies)
     products = [one for one in taken if one.kind == "matmul"]
     fit, error = _products(products, known, peak, bandwidth)
     efficiencies |= fit
     eights = [one for one in taken if one.kind == "matmul-fp8"]
     if eights and fp8_peak is not None:
-        efficiencies["fp8_matmul"] = _median([eight.flops / eight.seconds / fp8_peak for eight in eights])
+        efficiencies["fp8_matmul"] = median([eight.flops / eight.seconds / fp8_peak for eight in eights])
     efficiencies |= _link([one for one in taken if one.kind == "all_reduce"], link)
     measured = {"multiprocessors", "gpu", "basis", "date", "rows", *efficiencies}
     rates = msgspec.structs.replace(
@@ -106,11 +106,7 @@ def _today() -> str:
 
 
 def _of(taken: Sequence[Timing], kind: str, value: Callable[[Timing], float]) -> float:
-    return _median([value(one) for one in taken if one.kind == kind])
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
+    return median([value(one) for one in taken if one.kind == kind])
 
 
 def _traffic(one: Timing, achieved: float) -> float:
@@ -131,7 +127,7 @@ def _products(
             for _ in range(3):  # the share and which products are bound by memory decide each other
                 rates = msgspec.structs.replace(known, matmul=matmul, wave=wave, small_k=float(small_k))
                 logs = _logs(products, Machine(peak=peak, bandwidth=bandwidth, rates=rates))
-                matmul = min(1.5, matmul * math.exp(_median(logs)))
+                matmul = min(1.5, matmul * math.exp(median(logs)))
             rates = msgspec.structs.replace(known, matmul=matmul, wave=wave, small_k=float(small_k))
             error = sum(map(abs, _logs(products, Machine(peak=peak, bandwidth=bandwidth, rates=rates)))) / len(products)
             if error < best[0]:

@@ -18,8 +18,8 @@ import msgspec
 
 from loadgauge.errors import ConfigError
 from loadgauge.oom.remedies import Replay
-from loadgauge.oom.snapshot import UNREADABLE, Block, Snapshot, check_device, line_of, load, replay, summary
-from loadgauge.trace.record.allocations import CATEGORIES, GRADIENTS, OPTIMIZER, SAVED, WEIGHTS
+from loadgauge.oom.snapshot import Block, Snapshot, check_device, line_of, load, reading, replay, summary
+from loadgauge.trace.record.allocations import CATEGORIES, GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, any_layer
 from loadgauge.units import gib
 
 if TYPE_CHECKING:
@@ -221,13 +221,9 @@ def _kept_per_layer(kept: Counter[tuple[str, ...]]) -> int:
 def of_file(path: Path, device: int = 0) -> tuple[Snapshot, Findings]:
     """Reads a snapshot file and finds the causes on one device. Raises ConfigError for what is no snapshot; runs nothing."""
     content = load(path)
-    try:
+    with reading(path):
         check_device(content, device)
         return summary(content, device), of_snapshot(content, device)
-    except ConfigError as error:
-        raise ConfigError(str(error), file=str(path)) from None
-    except UNREADABLE as error:
-        raise ConfigError(f"is no allocator snapshot: {type(error).__name__}: {error}", file=str(path)) from None
 
 
 def of_snapshot(content: Mapping[str, Any], device: int = 0) -> Findings:
@@ -370,7 +366,7 @@ def of_trace(trace: Trace) -> Findings:
         elif piece.op.endswith("softmax") or (len(piece.shape) == 4 and piece.shape[-1] == piece.shape[-2] > 512):
             parts.scores += piece.nbytes
         elif piece.category == SAVED:
-            module = re.sub(r"\.\d+(?=\.|$)", ".*", piece.module)
+            module = any_layer(piece.module)
             largest[piece.op, module, "x".join(map(str, piece.shape))] += piece.nbytes
         else:
             parts.working += piece.nbytes

@@ -6,6 +6,7 @@ a snapshot needs none, and anything else is refused. PyTorch is not needed.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -65,18 +66,25 @@ def load(path: Path) -> dict[str, Any]:
     """The content of a snapshot file. Raises ConfigError for whatever is no snapshot, or holds sizes that cannot be; runs
     nothing, and takes no more memory than what it holds."""
     data = content_of(path, LARGEST_SNAPSHOT)
-    try:
+    with reading(path, "is no allocator snapshot: "):
         content = plain(data)
         if isinstance(content, list):  # before PyTorch 2.0: the segments alone
             content = {"segments": content}
         if not isinstance(content, dict) or not isinstance(content.get("segments"), list):
             raise ConfigError("it has no segments")
         _check(content)
+    return content
+
+
+@contextlib.contextmanager
+def reading(path: Path, prefix: str = "") -> Iterator[None]:
+    """Raises a ConfigError about the file for whatever its body cannot read; `prefix` begins the text of its ConfigErrors."""
+    try:
+        yield
     except ConfigError as error:
-        raise ConfigError(f"is no allocator snapshot: {error}", file=str(path)) from None
+        raise ConfigError(f"{prefix}{error}", file=str(path)) from None
     except UNREADABLE as error:
         raise ConfigError(f"is no allocator snapshot: {type(error).__name__}: {error}", file=str(path)) from None
-    return content
 
 
 def _check(content: Mapping[str, Any]) -> None:
@@ -107,18 +115,6 @@ def check_device(content: Mapping[str, Any], device: int) -> None:
     if device < 0 or (device not in known and device > 0):
         names = ", ".join(str(one) for one in sorted(known, key=str)[:8]) or "none"
         raise ConfigError(f"knows no device {device}; those it knows: {names}")
-
-
-def read(path: Path, device: int = 0) -> Snapshot:
-    """Reads a snapshot file and summarizes one of its devices. Raises ConfigError."""
-    content = load(path)
-    try:
-        check_device(content, device)
-        return summary(content, device)
-    except ConfigError as error:
-        raise ConfigError(str(error), file=str(path)) from None
-    except UNREADABLE as error:
-        raise ConfigError(f"is no allocator snapshot: {type(error).__name__}: {error}", file=str(path)) from None
 
 
 def summary(content: Mapping[str, Any], device: int = 0) -> Snapshot:

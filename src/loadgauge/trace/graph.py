@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -52,14 +52,10 @@ def nodes(roots: Iterable[torch.Tensor]) -> Iterator[Any]:
                 waiting.append(follower)
 
 
-_KNOWN: dict[type, tuple[str, ...]] = {}
-
-
+@functools.cache
 def _fields(kind: type) -> tuple[str, ...]:
     """What a kind of built-in node keeps, by name."""
-    if kind not in _KNOWN:
-        _KNOWN[kind] = tuple(name.removeprefix(RAW) for name in dir(kind) if name.startswith(RAW))
-    return _KNOWN[kind]
+    return tuple(name.removeprefix(RAW) for name in dir(kind) if name.startswith(RAW))
 
 
 def fields(node: Any) -> Iterator[Field | Hidden]:
@@ -67,9 +63,9 @@ def fields(node: Any) -> Iterator[Field | Hidden]:
 
     Reading does not run hooks: a checkpointed region is not computed again.
     """
-    name = node.name()
+    name, kind = node.name(), cast(Any, type(node))
     custom = isinstance(node, torch.autograd.function.BackwardCFunction)
-    for field in _fields(type(node)):
+    for field in _fields(kind):
         raw = _read(node, RAW + field)
         if custom and field == "tensors":
             yield from _each(name, "saved_tensors", raw, lambda: node.saved_tensors)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from torch import nn
 
 from loadgauge.errors import LayoutError, NotModelled
+from loadgauge.trace.record.allocations import any_layer
 
 KNOWN = ("colwise", "rowwise", "colwise_gather_output", "replicated_with_grad_allreduce")
 """Styles of transformers that have their like in `torch.distributed.tensor.parallel`."""
@@ -90,7 +90,7 @@ def whole() -> Any:
 
 
 def _style(plan: dict[str, str], name: str) -> str | None:
-    return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+    return plan.get(any_layer(name))
 
 
 def _has(model: Any, name: str) -> bool:
