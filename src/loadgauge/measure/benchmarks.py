@@ -128,7 +128,7 @@ def _matmul(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[Timing]:
 def _fp8(sizes: Sizes) -> Iterator[Timing]:
     """Products in 8 bits with one scale a tensor; nothing where this GPU or release has none."""
     scaled: Any = getattr(torch, "_scaled_mm", None)
-    one = torch.ones((), device="cuda")
+    unit = torch.ones((), device="cuda")
     for m, n, k in sizes.matmul:
         if scaled is None or m % 16 or n % 16 or k % 16:
             continue
@@ -137,7 +137,7 @@ def _fp8(sizes: Sizes) -> Iterator[Timing]:
         del a, b
 
         def call(a8: Any = a8, b8: Any = b8) -> Any:
-            return scaled(a8, b8, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+            return scaled(a8, b8, scale_a=unit, scale_b=unit, out_dtype=torch.bfloat16)
 
         try:
             yield Timing("matmul-fp8", {"m": m, "n": n, "k": k}, seconds(call, "cuda"), flops=2 * m * n * k)

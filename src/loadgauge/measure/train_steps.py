@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -174,7 +174,7 @@ class States:
 
     def note(self, optimizer: torch.optim.Optimizer, buffers: list[Any]) -> None:
         """Updates the largest sizes from an optimizer, its parameters and the model's buffers."""
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         states = [value for state in optimizer.state.values() for value in state.values()]
         for name, sized in (
             (WEIGHTS, [*parameters, *buffers]),
@@ -222,20 +222,22 @@ class _OnCpu:
         stream = tensors(everything)
         trained = [stretch for stretch in stretches if stretch.name == PHASE + "training"]
         steps = [stretch for stretch in stretches if stretch.name == PHASE + STEP]
-        outside = list(_between(trained, steps))
-        backward = max((live(stream, one.begin, one.end) for one in outside), key=lambda one: one.peak)
-        step = max(
-            (live(stream, one.begin, one.end) for one in steps), key=lambda one: one.peak, default=Live(0, 0, ())
-        )
-        highest = max(backward, step, key=lambda one: one.peak)
+        backward, step = _highest(stream, _between(trained, steps)), _highest(stream, steps)
+        highest = max(backward, step, key=lambda moment: moment.peak)
         module_uses = uses(stream, [stretch for stretch in stretches if stretch.name.startswith(MODULE)])
         named = {name.removeprefix(MODULE): ModuleUse(*use) for name, use in module_uses.items()}
         held = tuple(_held(block) for block in highest.held if block.time >= trained[0].begin)
-        whole = max((live(everything, one.begin, one.end) for one in trained), key=lambda one: one.peak)
+        whole = _highest(everything, trained)
         ops = tuple(dict.fromkeys(block.op for block in whole.held if block.scratch))
         return _Result(
             backward.peak, step.peak, named, held, scratch=whole.peak - highest.peak, scratch_ops=ops
         )  # fmt: skip
+
+
+def _highest(stream: Sequence[Event], stretches: Iterable[Range]) -> Live:
+    """The allocations at the highest peak of several stretches of time."""
+    peaks = (live(stream, stretch.begin, stretch.end) for stretch in stretches)
+    return max(peaks, key=lambda moment: moment.peak, default=Live(0, 0, ()))
 
 
 def _held(event: Event) -> Held:
@@ -244,13 +246,13 @@ def _held(event: Event) -> Held:
 
 def _between(whole: list[Range], holes: list[Range]) -> Iterator[Range]:
     """The stretches of `whole` that are in none of the `holes`."""
-    for one in whole:
-        begin = one.begin
+    for stretch in whole:
+        begin = stretch.begin
         for hole in holes:
-            if one.begin <= hole.begin <= one.end:
-                yield Range(one.name, begin, hole.begin)
+            if stretch.begin <= hole.begin <= stretch.end:
+                yield Range(stretch.name, begin, hole.begin)
                 begin = hole.end
-        yield Range(one.name, begin, one.end)
+        yield Range(stretch.name, begin, stretch.end)
 
 
 class _OnCuda:

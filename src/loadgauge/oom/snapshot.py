@@ -110,16 +110,16 @@ def _size(value: Any, of: str) -> int:
 
 def check_device(content: Mapping[str, Any], device: int) -> None:
     """Raises ConfigError where a snapshot does not have this device."""
-    known = {one.get("device", 0) for one in content["segments"]}
-    known |= {number for number, events in enumerate(content.get("device_traces") or ()) if events}
-    if device < 0 or (device not in known and device > 0):
-        names = ", ".join(str(one) for one in sorted(known, key=str)[:8]) or "none"
+    devices = {segment.get("device", 0) for segment in content["segments"]}
+    devices |= {number for number, events in enumerate(content.get("device_traces") or ()) if events}
+    if device < 0 or (device not in devices and device > 0):
+        names = ", ".join(str(number) for number in sorted(devices, key=str)[:8]) or "none"
         raise ConfigError(f"knows no device {device}; those it knows: {names}")
 
 
 def summary(content: Mapping[str, Any], device: int = 0) -> Snapshot:
     """Summarizes one device of a snapshot by replaying its events, starting from what was allocated before them."""
-    segments = [one for one in content["segments"] if one.get("device", 0) == device]
+    segments = [segment for segment in content["segments"] if segment.get("device", 0) == device]
     idle = [block["size"] for block in _blocks(segments) if block["state"] == "inactive"]
     events, live, peak, at_peak = replay(content, device)
     failures = [event for event in events if event["action"] == "oom"]
@@ -181,7 +181,7 @@ def replay(
 
 def beginning(content: Mapping[str, Any], device: int = 0) -> tuple[list[Any], dict[int, Block]]:
     """The events of a device, and by address what was there before the first of them."""
-    segments = [one for one in content["segments"] if one.get("device", 0) == device]
+    segments = [segment for segment in content["segments"] if segment.get("device", 0) == device]
     traces = content.get("device_traces") or []
     events = list(traces[device]) if device < len(traces) else []
     final = {block["address"]: block for block in _blocks(segments) if block["state"].startswith("active")}
@@ -218,7 +218,7 @@ def _holders(held: list[Block]) -> list[Holder]:
         where = BEFORE if frames is None else _own(frames) if frames else UNSTATED
         groups.setdefault((where, stack), []).append(size)
     result = [Holder(where, sum(sizes), len(sizes), stack) for (where, stack), sizes in groups.items()]
-    return sorted(result, key=lambda one: -one.nbytes)
+    return sorted(result, key=lambda holder: -holder.nbytes)
 
 
 def _own(frames: list[Any]) -> str:
@@ -235,7 +235,7 @@ def _own(frames: list[Any]) -> str:
         return library(frame) and any(part in frame["filename"] for part in PYTORCH)
 
     kinds: list[Callable[[Any], bool]] = [
-        lambda one: not library(one) and not traced(one), lambda one: library(one) and not pytorch(one), traced,
+        lambda frame: not library(frame) and not traced(frame), lambda frame: library(frame) and not pytorch(frame), traced,
     ]  # fmt: skip
     for fits in kinds:
         for frame in frames:

@@ -38,9 +38,9 @@ def print_comparison(comparison: Comparison) -> None:
         rows, columns = [row[:4] for row in rows], columns[:4]
     draw(target, columns, rows, title=f"{comparison.target}: {ways}; percent: against the column to the left")
     heading(target, "Differences over 1 %, by operation" if comparison.differences else "No difference is over 1 %")
-    for one in comparison.differences:
-        points(target, [_difference(one)])
-        points(target, _why(one), mark=" " * 4)
+    for difference in comparison.differences:
+        points(target, [_difference(difference)])
+        points(target, _why(difference), mark=" " * 4)
     if comparison.hidden:
         heading(target, "Hidden from tracers: to be added on a GPU")
         points(
@@ -56,11 +56,11 @@ def print_comparison(comparison: Comparison) -> None:
         points(target, [scratch_note(comparison.real.scratch, comparison.real.scratch_ops)])
 
 
-def _range(one: Hidden) -> str:
-    place = "in the allocator" if one.where == "allocated" else "beside the allocator"
-    if one.low == one.high:
+def _range(line: Hidden) -> str:
+    place = "in the allocator" if line.where == "allocated" else "beside the allocator"
+    if line.low == line.high:
         return place
-    return f"{place}; from {_number(one.low, 'bytes')} to {_number(one.high, 'bytes')}"
+    return f"{place}; from {_number(line.low, 'bytes')} to {_number(line.high, 'bytes')}"
 
 
 def _number(value: float | None, unit: str) -> str:
@@ -79,26 +79,27 @@ def _share(first: float | None, second: float | None) -> str:
     return f"{second / first - 1:+.2%}" if first and second is not None else ""
 
 
-def _difference(one: Difference) -> str:
-    first, second = one.ways
-    unit = "FLOP" if one.quantity.startswith("FLOP") else "bytes"
-    way = "more" if one.amount > 0 else "less"
-    return f"{one.quantity}: {second} has {_number(abs(one.amount), unit)} {way} than {first} ({one.share:+.1%})"
+def _difference(difference: Difference) -> str:
+    first, second = difference.ways
+    unit = "FLOP" if difference.quantity.startswith("FLOP") else "bytes"
+    way = "more" if difference.amount > 0 else "less"
+    amount = f"{_number(abs(difference.amount), unit)} {way} than {first} ({difference.share:+.1%})"
+    return f"{difference.quantity}: {second} has {amount}"
 
 
-def _why(one: Difference) -> list[str]:
-    unit = "FLOP" if one.quantity.startswith("FLOP") else "bytes"
-    large = [cause for cause in one.causes if abs(cause.amount) > LEAST * abs(one.amount)][:MOST_CAUSES]
+def _why(difference: Difference) -> list[str]:
+    unit = "FLOP" if difference.quantity.startswith("FLOP") else "bytes"
+    large = [cause for cause in difference.causes if abs(cause.amount) > LEAST * abs(difference.amount)][:MOST_CAUSES]
     lines = []
     for cause in large:
         where = f" ({cause.where})" if cause.where else ""
         many = f", {cause.count} times" if cause.count > 1 else ""
         lines.append(f"{_signed(cause.amount, unit)} {cause.op}{many}{where}")
-    rest = [cause for cause in one.causes if cause not in large]
+    rest = [cause for cause in difference.causes if cause not in large]
     if rest:
         lines.append(f"{_signed(sum(cause.amount for cause in rest), unit)} in {len(rest)} more")
-    if abs(one.unexplained) > LEAST * abs(one.amount):
-        lines.append(f"{_signed(one.unexplained, unit)} not attributed to an operation")
+    if abs(difference.unexplained) > LEAST * abs(difference.amount):
+        lines.append(f"{_signed(difference.unexplained, unit)} not attributed to an operation")
     return lines
 
 

@@ -44,7 +44,7 @@ def trace_call(function: Callable[..., Any], *inputs: Any, device: str = "cuda")
     """
     place = where(device)
     with fake_tensors() as mode:
-        made = tree_map(lambda one: fake_like(mode, one, place), inputs)
+        made = tree_map(lambda value: fake_like(mode, value, place), inputs)
         given = storage_bytes(made)
         tracker = Tracker(place)
         tracker.claim(tree_leaves(made), "inputs")
@@ -78,9 +78,9 @@ def where(device: str) -> str:
     return simulated_device() if device == "cuda" else "cpu"
 
 
-def fake_like(mode: FakeMode, one: Any, device: str) -> Any:
+def fake_like(mode: FakeMode, value: Any, device: str) -> Any:
     """A fake tensor of the shape, strides, dtype and need for gradient of another; other things as they are."""
-    if not isinstance(one, torch.Tensor):
-        return one
-    made = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=device)
-    return made.requires_grad_(one.requires_grad)
+    if not isinstance(value, torch.Tensor):
+        return value
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+    return made.requires_grad_(value.requires_grad)

@@ -103,8 +103,8 @@ def _compiled(text: str) -> Any:
     try:
         return compile(ast.parse(text.strip(), "<expression>", "eval"), "<expression>", "eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise ConfigError(f"{text!r} is not one Python expression: {said}") from None
+        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise ConfigError(f"{text!r} is not one Python expression: {message}") from None
 
 
 @contextmanager

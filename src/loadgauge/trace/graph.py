@@ -36,7 +36,7 @@ class Hidden(NamedTuple):
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """The tensors from which the region is recomputed."""
         given = getattr(self.region, "get_inputs", None)
-        return tuple(one for one in given() if isinstance(one, torch.Tensor)) if callable(given) else ()
+        return tuple(tensor for tensor in given() if isinstance(tensor, torch.Tensor)) if callable(given) else ()
 
 
 def nodes(roots: Iterable[torch.Tensor]) -> Iterator[Any]:
@@ -80,14 +80,14 @@ def fields(node: Any) -> Iterator[Field | Hidden]:
 
 def _each(node: str, field: str, raw: Any, read: Any) -> Iterator[Field | Hidden]:
     several = isinstance(raw, tuple | list)
-    values = read() if several and not any(_hooked(one) for one in raw) else None
-    for number, one in enumerate(raw if several else (raw,)):
+    values = read() if several and not any(_hooked(item) for item in raw) else None
+    for number, item in enumerate(raw if several else (raw,)):
         label = f"{field}[{number}]" if several and len(raw) > 1 else field
-        if _hooked(one):
-            packed = one.data
+        if _hooked(item):
+            packed = item.data
             tensors = [leaf for leaf in tree_leaves(packed) if isinstance(leaf, torch.Tensor)]
             if not tensors:
-                yield Hidden(node, label, _region(one.unpack_hook))
+                yield Hidden(node, label, _region(item.unpack_hook))
             for tensor in tensors:
                 yield Field(node, label, tensor, packed)
             continue

@@ -123,11 +123,11 @@ def record_saved() -> Iterator[list[weakref.ref[_Packed]]]:
     packed: list[weakref.ref[_Packed]] = []
 
     def pack(tensor: torch.Tensor) -> _Packed:
-        one = _Packed(tensor)
-        packed.append(weakref.ref(one))
-        return one
+        placeholder = _Packed(tensor)
+        packed.append(weakref.ref(placeholder))
+        return placeholder
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda placeholder: placeholder.tensor):
         yield packed
 
 

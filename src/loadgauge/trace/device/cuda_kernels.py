@@ -93,11 +93,11 @@ def attention(
         short = -width % 8
         if short:
             scale = width**-0.5 if scale is None else scale
-            q, k, v = (torch.nn.functional.pad(one, (0, short)) for one in (q, k, v))
+            q, k, v = (torch.nn.functional.pad(tensor, (0, short)) for tensor in (q, k, v))
         out = aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :width] if short else out
     if kernel == "efficient":
-        needs_grad = any(one.requires_grad for one in (q, k, v))
+        needs_grad = any(tensor.requires_grad for tensor in (q, k, v))
         mask = None if attn_mask is None else _bias(attn_mask, q, k)
         return aten._scaled_dot_product_efficient_attention(
             q, k, v, mask, needs_grad, dropout_p, is_causal, scale=scale

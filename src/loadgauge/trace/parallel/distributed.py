@@ -193,8 +193,8 @@ def _pipeline() -> Iterator[tuple[Any, str, Any]]:
         return
 
     def given(self: Any, stages: Any, *_: Any, **__: Any) -> None:
-        for one in stages:
-            one._inference_mode = modes.STATIC
+        for stage_ in stages:
+            stage_._inference_mode = modes.STATIC
 
     for kind in vars(schedules).values():
         if isinstance(kind, type) and "_warmup_p2p" in vars(kind):

@@ -98,7 +98,7 @@ def _has(model: Any, name: str) -> bool:
 
 
 def _name(model: Any, module: Any) -> str | None:
-    return next((name for name, one in model.named_modules() if one is module), None)
+    return next((name for name, part in model.named_modules() if part is module), None)
 
 
 def _divides(size: int, mesh: Any, name: str) -> None:

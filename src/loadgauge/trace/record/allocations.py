@@ -79,8 +79,8 @@ class Stream:
         record = self.records[number]
         return record.category or (INPUTS if record.phase == 0 else TEMPORARIES)
 
-    def walk(self, each: Callable[[int, int, int], None], rounded: int = 1) -> int:
-        """Calls `each(event, storage, live bytes)` after every event; returns the highest live bytes.
+    def walk(self, look: Callable[[int, int, int], None], rounded: int = 1) -> int:
+        """Calls `look(event, storage, live bytes)` after every event; returns the highest live bytes.
 
         rounded: each storage takes a multiple of this many bytes
         """
@@ -93,7 +93,7 @@ class Stream:
                 change = round_up(before + change, rounded) - round_up(before, rounded)
             live += change
             highest = max(highest, live)
-            each(event, number, live)
+            look(event, number, live)
         return highest
 
     def peak(self, begin: int = 0, rounded: int = 1) -> Moment:

@@ -76,5 +76,5 @@ def formula(func: Any) -> Callable[[Any, Any, Any], int] | str | None:
 _FREE = {"_to_copy", "commit", "_fused_sdp_choice"}
 
 
-def _shape(one: Any) -> Any:
-    return tuple(one.shape) if isinstance(one, torch.Tensor) else one
+def _shape(value: Any) -> Any:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else value
