@@ -105,12 +105,10 @@ class FakeMode(FakeTensorMode):
         """How to make such a result again; None where it cannot be."""
         several = isinstance(out, tuple | list)
         result, fresh = [], 0
-        storages = {tensor.untyped_storage()._cdata: place for place, tensor in enumerate(tensors)}
-        made = {
-            tensor.untyped_storage()._cdata for tensor in (out if several else (out,)) if isinstance(tensor, FakeTensor)
-        }
-        for tensor in out if several else (out,):
-            step = self._step(tensor, tensors, storages)
+        storages = {one.untyped_storage()._cdata: place for place, one in enumerate(tensors)}
+        made = {one.untyped_storage()._cdata for one in (out if several else (out,)) if isinstance(one, FakeTensor)}
+        for one in out if several else (out,):
+            step = self._step(one, tensors, storages)
             if step is None:
                 return None
             fresh += step[0] == _FRESH
@@ -119,25 +117,25 @@ class FakeMode(FakeTensorMode):
             return None
         return (list if isinstance(out, list) else tuple, result) if several else (None, result[0])
 
-    def _step(self, tensor: Any, tensors: list[Any], storages: dict[int, int]) -> Any:
-        if type(tensor) in _PLAIN:
-            return (_OTHER, tensor)
-        if not isinstance(tensor, FakeTensor) or tensor.constant is not None or tensor.layout is not torch.strided:
+    def _step(self, result: Any, tensors: list[Any], storages: dict[int, int]) -> Any:
+        if type(result) in _PLAIN:
+            return (_OTHER, result)
+        if not isinstance(result, FakeTensor) or result.constant is not None or result.layout is not torch.strided:
             return None
-        if tensor.is_conj() or tensor.is_neg():
+        if result.is_conj() or result.is_neg():
             return None
         for number, tensor in enumerate(tensors):
-            if tensor is tensor:
+            if result is tensor:
                 return (_SAME, number)
-        storage = tensor.untyped_storage()
-        shape, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        storage = result.untyped_storage()
+        shape, stride, offset = tuple(result.shape), result.stride(), result.storage_offset()
         place = storages.get(storage._cdata)
         if place is not None:
-            return (_VIEW, place, shape, stride, offset) if tensor.dtype == tensors[place].dtype else None
-        extent = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) if tensor.numel() else 0
-        if offset or storage.nbytes() != extent * tensor.element_size():
+            return (_VIEW, place, shape, stride, offset) if result.dtype == tensors[place].dtype else None
+        extent = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) if result.numel() else 0
+        if offset or storage.nbytes() != extent * result.element_size():
             return None
-        return (_FRESH, shape, stride, tensor.dtype, tensor.fake_device)
+        return (_FRESH, shape, stride, result.dtype, result.fake_device)
 
     def _carry_out(self, plan: Any, tensors: list[Any]) -> Any:
         kind, steps = plan
@@ -175,8 +173,8 @@ def _product_shape(a: Any, b: Any, ends: Any) -> list[int]:
     return [a.shape[0], b.shape[2]] if b.dim() == 3 else [ends.shape[0], a.shape[0], b.shape[1]]
 
 
-def _like(tensor: Any) -> dict[str, Any]:
-    return {"dtype": tensor.dtype, "device": tensor.fake_device}
+def _like(one: Any) -> dict[str, Any]:
+    return {"dtype": one.dtype, "device": one.fake_device}
 
 
 _empty = torch._C._VariableFunctions.empty_strided
