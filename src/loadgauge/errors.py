@@ -21,6 +21,15 @@ class Error(Exception):
     """Whatever loadgauge refuses, in one clear line."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message.
+
+    >>> first_line(ValueError("no such key")), first_line(ValueError())
+    ('no such key', 'no message')
+    """
+    return next(iter(str(error).strip().splitlines()), "no message")
+
+
 class ConfigError(Error, ValueError):
     """A configuration that cannot be read. `key` and `file` say where.
 

@@ -14,8 +14,9 @@ import torch
 
 from command_line import typed
 from loadgauge.errors import ConfigError, NothingFits
+from loadgauge.oom.diagnose import of_file
 from loadgauge.oom.message import parse
-from loadgauge.oom.snapshot import BEFORE, read, summary
+from loadgauge.oom.snapshot import BEFORE, summary
 from loadgauge.oom.viewer import snapshot, write
 from loadgauge.trace.jobs import of_module
 from loadgauge.trace.record.caching_allocator import Allocator, replay
@@ -116,7 +117,7 @@ def test_a_trace_written_and_read_again(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
     write(found.stream, path)
     allocator = replay(found.stream)
-    read_again = read(path)
+    read_again = of_file(path)[0]
     assert read_again.peak == allocator.result().allocated
     assert sum(one.nbytes for one in read_again.holders) == read_again.peak
     assert read_again.reserved == allocator.reserved
@@ -144,7 +145,7 @@ def test_fragmentation_is_seen(tmp_path: Path) -> None:
     stream.records = [Record(20 * MIB, "aten::empty", "", 0, (1,), "", -1) for _ in range(100)]
     path = tmp_path / "fragmented.pickle"
     path.write_bytes(pickle.dumps(snapshot(stream, big)))
-    found = read(path)
+    found = of_file(path)[0]
     assert (found.failed, found.idle, found.largest_idle) == (40 * MIB, 400 * MIB, 20 * MIB)
     assert "fragmentation" in typed(["why", str(path)]).out
 
@@ -173,7 +174,7 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path, protocol: int) -> None:
     for hostile in (Hostile(mark), {"segments": [Hostile(mark)]}, {"segments": [], "x": Builtin()}):
         path.write_bytes(pickle.dumps(hostile, protocol))
         with pytest.raises(ConfigError, match="is no allocator snapshot: it asks for"):
-            read(path)
+            of_file(path)
         said = typed(["why", str(path)])
         assert said.code == 2
         assert said.err.count("\n") == 1
@@ -195,7 +196,7 @@ def test_broken_files_are_one_line(bytes_of: bytes, tmp_path: Path) -> None:
     path = tmp_path / "broken.pickle"
     path.write_bytes(bytes_of)
     with pytest.raises(ConfigError, match="is no allocator snapshot"):
-        read(path)
+        of_file(path)
     assert typed(["why", str(path)]).err.count("\n") == 1
 
 

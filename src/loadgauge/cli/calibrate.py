@@ -27,14 +27,14 @@ def command(device: str, gpu: str | None, output: str | None, as_json: bool) -> 
     torchrun --nproc-per-node 8 -m loadgauge calibrate --gpu h100-sxm5-80gb --output h100-sxm5-80gb.toml
     """
     needs_torch("calibrate")
+    from loadgauge.measure.benchmarks import join_ranks
     from loadgauge.measure.calibrate import calibrate, text
-    from loadgauge.measure.ranks import join_ranks
-    from loadgauge.spec.hardware import gpu as known
+    from loadgauge.spec.hardware import gpu as find_gpu
 
     if output is not None and not Path(output).resolve().parent.is_dir():
         raise click.UsageError(f"--output: no such folder: {Path(output).parent}")
     with join_ranks(device) as rank:
-        calibration = calibrate(device, None if gpu is None else known(gpu))
+        calibration = calibrate(device, None if gpu is None else find_gpu(gpu))
     if rank:
         return
     if output is not None:

@@ -20,7 +20,7 @@ from loadgauge.estimate.memory.phases import Phase
 from loadgauge.measure.train_steps import MeasuredSteps, measure_steps
 from loadgauge.trace.device.untraced import Hidden
 from loadgauge.trace.jobs import ConfigJob
-from loadgauge.trace.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, TEMPORARIES, WEIGHTS, Stream
+from loadgauge.trace.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, TEMPORARIES, WEIGHTS, Stream, any_layer
 from loadgauge.trace.record.observe import STEP
 from loadgauge.trace.subprocess import Request
 from loadgauge.trace.trace import Recorded, record
@@ -143,15 +143,15 @@ def _rows(formula: Formula, traced: Recorded, taken: MeasuredSteps | None) -> li
         row = Row(category, "bytes", predicted, states[category], taken.states.get(category) if taken else None)
         rows.append((row, list, None))
     listed, kept = formula.saved(), saved_lines(traced)
-    row = Row("saved for backward", "bytes", sum(line.nbytes for line in listed), sum(one.nbytes for one in kept))
+    row = Row("saved for backward", "bytes", sum(line.nbytes for line in listed), sum(line.nbytes for line in kept))
     rows.append((row, lambda: match(listed, kept), None))
     counted, done = formula.flops(), _flop_lines(traced)
-    row = Row("FLOPs of a step", "FLOP", sum(one.nbytes for one in counted), sum(line.nbytes for line in done),
+    row = Row("FLOPs of a step", "FLOP", sum(line.nbytes for line in counted), sum(line.nbytes for line in done),
               None if taken is None else taken.flops)  # fmt: skip
     rows.append((row, lambda: by_part(counted, done), None))
     for name, chosen in (("peak of forward and backward", False), ("peak of the optimizer step", True)):
-        moments = [one for one in parts.moments if (one.phase is Phase.STEP) == chosen]
-        moment = max(moments, key=lambda one: one.total - one.parts["outside"])
+        moments = [moment for moment in parts.moments if (moment.phase is Phase.STEP) == chosen]
+        moment = max(moments, key=lambda moment: moment.total - moment.parts["outside"])
         place = _peak_of(stream, chosen)
         at = stream.moment(place)
         own = {part: moment.parts[part] for part in STATES.values()}
@@ -161,9 +161,9 @@ def _rows(formula: Formula, traced: Recorded, taken: MeasuredSteps | None) -> li
         causes = functools.partial(_at_peak, own, rest, stream, place)
         more = functools.partial(_measured_causes, stream, place, taken) if taken and not chosen else None
         rows.append((row, causes, more))
-    predicted = max(one.total - one.parts["outside"] for one in parts.moments)
+    predicted = max(moment.total - moment.parts["outside"] for moment in parts.moments)
     peak = Row("peak", "bytes", predicted, trace.peak.total, None if taken is None else taken.peak)
-    largest = max(rows[-2:], key=lambda one: one[0].trace or 0)
+    largest = max(rows[-2:], key=lambda row: row[0].trace or 0)
     lower = int(predicted - (largest[0].formula or 0))
 
     def of_peak() -> list[Cause]:
@@ -175,7 +175,7 @@ def _rows(formula: Formula, traced: Recorded, taken: MeasuredSteps | None) -> li
         outside = parts.moments[0].parts["outside"]
         seen = [line for line in trace.hidden if line.where == "allocated"]
         row = Row(HIDDEN, "bytes", outside, sum(line.nbytes for line in trace.hidden))
-        rows.append((row, lambda: [Cause(one.name, "", one.nbytes) for one in seen], None))
+        rows.append((row, lambda: [Cause(line.name, "", line.nbytes) for line in seen], None))
     return rows
 
 
@@ -235,10 +235,10 @@ def match(listed: Sequence[Line], kept: Sequence[Line]) -> list[Cause]:
     [Cause(op='SiluBackward0', where='block 0', amount=6, count=1), Cause(op='down keeps y', where='block 0', amount=-4, count=1)]
     """
     left, right = list(listed), list(kept)
-    left, right = _alike(left, right, lambda one: (one.place, one.part, one.nbytes))
+    left, right = _alike(left, right, lambda line: (line.place, line.part, line.nbytes))
     left, right = _sums(left, right)
-    left, right = _alike(left, right, lambda one: (one.place, one.nbytes))
-    left, right = _alike(left, right, lambda one: one.nbytes)
+    left, right = _alike(left, right, lambda line: (line.place, line.nbytes))
+    left, right = _alike(left, right, lambda line: line.nbytes)
     left, right = _made_of(left, right)
     right, left = _made_of(right, left)
     return _causes([*((line, 1) for line in right), *((line, -1) for line in left)])
@@ -265,8 +265,8 @@ def _sums(left: list[Line], right: list[Line]) -> tuple[list[Line], list[Line]]:
     """Both sides without the halves of blocks that come to the same in all."""
     groups: dict[tuple[str, str], int] = defaultdict(int)
     for lines, sign in ((left, 1), (right, -1)):
-        for one in lines:
-            groups[one.place, one.part] += sign * one.nbytes
+        for line in lines:
+            groups[line.place, line.part] += sign * line.nbytes
     open_ = {group for group, rest in groups.items() if rest}
     return [line for line in left if line[:2] in open_], [line for line in right if line[:2] in open_]
 
@@ -274,9 +274,9 @@ def _sums(left: list[Line], right: list[Line]) -> tuple[list[Line], list[Line]]:
 def _made_of(wholes: list[Line], pieces: list[Line]) -> tuple[list[Line], list[Line]]:
     """Both sides without the wholes that pieces add up to."""
     left = []
-    for whole in sorted(wholes, key=lambda one: -one.nbytes):
+    for whole in sorted(wholes, key=lambda line: -line.nbytes):
         rest, chosen = whole.nbytes, []
-        for piece in sorted(pieces, key=lambda one: -one.nbytes):
+        for piece in sorted(pieces, key=lambda line: -line.nbytes):
             if piece.nbytes <= rest:
                 rest -= piece.nbytes
                 chosen.append(piece)
@@ -290,13 +290,13 @@ def _made_of(wholes: list[Line], pieces: list[Line]) -> tuple[list[Line], list[L
 
 def by_part(listed: Sequence[Line], done: Sequence[Line]) -> list[Cause]:
     """Differences of the sums over each half of a block, named by the operations that differ; similar blocks are merged."""
-    left, right = _alike(list(listed), list(done), lambda one: (one.place, one.part, one.nbytes))
+    left, right = _alike(list(listed), list(done), lambda line: (line.place, line.part, line.nbytes))
     sums: dict[tuple[str, str], int] = defaultdict(int)
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
     for lines, sign in ((left, -1), (right, 1)):
-        for one in lines:
-            sums[one[:2]] += sign * one.nbytes
-            names[one[:2]] += [one.op] if sign < 0 or not names[one[:2]] else []
+        for line in lines:
+            sums[line[:2]] += sign * line.nbytes
+            names[line[:2]] += [line.op] if sign < 0 or not names[line[:2]] else []
     return _causes([(Line(place, part, ", ".join(names[place, part]), abs(rest)), 1 if rest > 0 else -1)
                     for (place, part), rest in sums.items() if rest])  # fmt: skip
 
@@ -304,8 +304,8 @@ def by_part(listed: Sequence[Line], done: Sequence[Line]) -> list[Cause]:
 def _causes(lines: Iterable[tuple[Line, int]]) -> list[Cause]:
     """Alike lines of all blocks together, largest first."""
     groups: dict[tuple[str, int], list[Line]] = defaultdict(list)
-    for one, sign in lines:
-        groups[re.sub(r"\.\d+(?=\.|$)", ".*", one.op), sign].append(one)
+    for line, sign in lines:
+        groups[any_layer(line.op), sign].append(line)
     result = []
     for (op, sign), members in groups.items():
         places = list(dict.fromkeys(line.place for line in members))
@@ -353,7 +353,7 @@ def _at_peak(own: dict[str, float], rest: float, stream: Stream, place: int) -> 
     others = [piece for piece in stream.pieces(place) if piece.category not in STATES]
     more = sum(piece.nbytes for piece in others) - rest
     # Of what is held at the moment, temporaries first: the rest is among `saved for backward`.
-    for piece in sorted(others, key=lambda one: (one.category != TEMPORARIES, -one.nbytes)):
+    for piece in sorted(others, key=lambda piece: (piece.category != TEMPORARIES, -piece.nbytes)):
         if more <= 0:
             break
         share = min(int(more), piece.nbytes)
@@ -367,7 +367,7 @@ def _at_peak(own: dict[str, float], rest: float, stream: Stream, place: int) -> 
 def _merged(causes: list[Cause]) -> list[Cause]:
     groups: dict[tuple[str, str], list[Cause]] = defaultdict(list)
     for cause in causes:
-        groups[cause.op, re.sub(r"\.\d+(?=\.|$)", ".*", cause.where)].append(cause)
+        groups[cause.op, any_layer(cause.where)].append(cause)
     result = [Cause(op, where, sum(line.amount for line in members), sum(line.count for line in members))
              for (op, where), members in groups.items()]  # fmt: skip
     return sorted(result, key=lambda cause: -abs(cause.amount))

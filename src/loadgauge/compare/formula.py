@@ -71,10 +71,11 @@ class Formula:
         """FLOPs of a step by operation, recomputation included."""
         result = []
         for place, layer, again in self.layers():
-            for one in layer:
-                flops = one.forward_flops * (2 if one.name in again else 1) + one.backward_flops + one.rerun_flops
+            for operation in layer:
+                runs = 2 if operation.name in again else 1
+                flops = operation.forward_flops * runs + operation.backward_flops + operation.rerun_flops
                 if flops:
-                    result.append(Line(place, _part(one.name), one.name, int(flops * self.run.accumulate)))
+                    result.append(Line(place, _part(operation.name), operation.name, int(flops * self.run.accumulate)))
         return result
 
 

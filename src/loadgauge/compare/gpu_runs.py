@@ -195,7 +195,7 @@ def find_gpu_by_name(name: str) -> Gpu:
     from loadgauge.spec.hardware import gpus
 
     words = name.lower().replace("nvidia", "").replace("geforce", "").replace("-", " ").split()
-    fitting = [one for one in gpus() if all(word in one.id.replace("-", " ") or word in one.id for word in words)]
+    fitting = [card for card in gpus() if all(word in card.id.replace("-", " ") or word in card.id for word in words)]
     if len(fitting) != 1:
         raise ConfigError(f"{name!r}: name it with --gpu (fitting: {', '.join(one.id for one in fitting) or 'none'})")
     return fitting[0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -60,12 +62,33 @@ ENOUGH = 0.05
 def seconds(call: Callable[[], Any], device: str, repeats: int = 5) -> float:
     """Seconds of one call: the median of `repeats` rounds, each of as many calls as take long enough to be timed."""
     call()
-    once = _round(call, device, 1)
+    once = elapsed(call, device)
     count = max(1, min(1000, round(ENOUGH / max(once, 1e-7))))
-    return sorted(_round(call, device, count) for _ in range(repeats))[repeats // 2] / count
+    return median([elapsed(call, device, count) for _ in range(repeats)]) / count
 
 
-def _round(call: Callable[[], Any], device: str, count: int) -> float:
+@contextlib.contextmanager
+def join_ranks(device: str) -> Iterator[int]:
+    """A process group over the ranks of torchrun, by NCCL on CUDA and gloo on a CPU; gives the rank, 0 without one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield 0
+        return
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    try:
+        yield torch.distributed.get_rank()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def median(values: Sequence[float]) -> float:
+    """The median; of an even number of values the upper of the two in the middle."""
+    return sorted(values)[len(values) // 2]
+
+
+def elapsed(call: Callable[[], Any], device: str, count: int = 1) -> float:
+    """The time that `count` calls take together, with all that they put on the GPU [s]."""
     if device == "cuda":
         torch.cuda.synchronize()
     begun = time.perf_counter()
@@ -105,7 +128,7 @@ def _matmul(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[Timing]:
 def _fp8(sizes: Sizes) -> Iterator[Timing]:
     """Products in 8 bits with one scale a tensor; nothing where this GPU or release has none."""
     scaled: Any = getattr(torch, "_scaled_mm", None)
-    one = torch.ones((), device="cuda")
+    unit = torch.ones((), device="cuda")
     for m, n, k in sizes.matmul:
         if scaled is None or m % 16 or n % 16 or k % 16:
             continue
@@ -114,7 +137,7 @@ def _fp8(sizes: Sizes) -> Iterator[Timing]:
         del a, b
 
         def call(a8: Any = a8, b8: Any = b8) -> Any:
-            return scaled(a8, b8, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+            return scaled(a8, b8, scale_a=unit, scale_b=unit, out_dtype=torch.bfloat16)
 
         try:
             yield Timing("matmul-fp8", {"m": m, "n": n, "k": k}, seconds(call, "cuda"), flops=2 * m * n * k)
@@ -196,6 +219,6 @@ def _collectives(sizes: Sizes, device: str) -> Iterator[Timing]:
         for _ in range(2):
             call()
         # Every rank must make as many calls.
-        taken = sorted(_round(call, device, 5) / 5 for _ in range(5))[2]
+        taken = median([elapsed(call, device, 5) / 5 for _ in range(5)])
         wire = 2 * (ranks - 1) * payload // ranks
         yield Timing("all_reduce", {"bytes": payload, "ranks": ranks}, taken, nbytes=wire)

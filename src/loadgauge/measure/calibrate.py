@@ -16,7 +16,7 @@ import torch
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.time.roofline import Machine, gemm_seconds
 from loadgauge.layers.operations import Gemm
-from loadgauge.measure.benchmarks import Sizes, Timing, timings
+from loadgauge.measure.benchmarks import Sizes, Timing, median, timings
 from loadgauge.spec.calibration import DEFAULT, Rates
 from loadgauge.spec.hardware import Gpu
 
@@ -47,12 +47,11 @@ def calibrate(device: str, gpu: Gpu | None = None, sizes: Sizes | None = None) -
             "gpu: say which one it is (`loadgauge gpus` lists them): efficiencies are shares of its datasheet"
         )
     taken = timings(device, sizes)
-    peak = (
-        gpu.peak("bf16") if gpu is not None else max(one.flops / one.seconds for one in taken if one.kind == "matmul")
-    )
-    bandwidth = gpu.memory_bandwidth if gpu is not None else max(
-        one.nbytes / one.seconds for one in taken if one.kind == "copy"
-    )  # fmt: skip
+    if gpu is not None:
+        peak, bandwidth = gpu.peak("bf16"), gpu.memory_bandwidth
+    else:
+        peak = max(timing.flops / timing.seconds for timing in taken if timing.kind == "matmul")
+        bandwidth = max(timing.nbytes / timing.seconds for timing in taken if timing.kind == "copy")
     return fit_efficiencies(
         taken, peak=peak, bandwidth=bandwidth, gpu="" if gpu is None else gpu.id, device=device,
         multiprocessors=torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else 1,
@@ -66,27 +65,29 @@ def fit_efficiencies(
     multiprocessors: int = 132, fp8_peak: float | None = None, link: float | None = None,
 ) -> Calibration:  # fmt: skip
     """Fits the efficiencies with which the roofline reproduces these times."""
-    efficiencies: dict[str, float] = {"launch": _of(taken, "launch", lambda one: one.seconds)}
-    efficiencies["memory"] = min(1.0, _of(taken, "copy", lambda one: one.nbytes / one.seconds / bandwidth))
+    efficiencies: dict[str, float] = {"launch": _of(taken, "launch", lambda timing: timing.seconds)}
+    efficiencies["memory"] = min(1.0, _of(taken, "copy", lambda timing: timing.nbytes / timing.seconds / bandwidth))
     for kind in ("flash2", "flash2_backward", "attention", "attention_backward"):
-        if any(one.kind == kind for one in taken):
-            efficiencies[kind] = _of(taken, kind, lambda one: one.flops / one.seconds / peak)
+        if any(timing.kind == kind for timing in taken):
+            efficiencies[kind] = _of(taken, kind, lambda timing: timing.flops / timing.seconds / peak)
     moved = [
-        _traffic(one, bandwidth * efficiencies["memory"]) for one in taken if one.kind in ("add", "mul", "silu", "gelu")
+        _traffic(timing, bandwidth * efficiencies["memory"])
+        for timing in taken
+        if timing.kind in ("add", "mul", "silu", "gelu")
     ]
-    efficiencies["traffic"] = _median(moved)
+    efficiencies["traffic"] = median(moved)
     known = msgspec.structs.replace(DEFAULT, multiprocessors=multiprocessors, **efficiencies)
-    products = [one for one in taken if one.kind == "matmul"]
+    products = [timing for timing in taken if timing.kind == "matmul"]
     fit, error = _products(products, known, peak, bandwidth)
     efficiencies |= fit
-    eights = [one for one in taken if one.kind == "matmul-fp8"]
+    eights = [timing for timing in taken if timing.kind == "matmul-fp8"]
     if eights and fp8_peak is not None:
-        efficiencies["fp8_matmul"] = _median([eight.flops / eight.seconds / fp8_peak for eight in eights])
-    efficiencies |= _link([one for one in taken if one.kind == "all_reduce"], link)
+        efficiencies["fp8_matmul"] = median([eight.flops / eight.seconds / fp8_peak for eight in eights])
+    efficiencies |= _link([timing for timing in taken if timing.kind == "all_reduce"], link)
     measured = {"multiprocessors", "gpu", "basis", "date", "rows", *efficiencies}
     rates = msgspec.structs.replace(
         DEFAULT, gpu=gpu or device, multiprocessors=multiprocessors, basis="measured", date=_today(),
-        rows=tuple(one.name for one in taken), **efficiencies,
+        rows=tuple(timing.name for timing in taken), **efficiencies,
     )  # fmt: skip
     return Calibration(
         rates=rates,
@@ -106,16 +107,12 @@ def _today() -> str:
 
 
 def _of(taken: Sequence[Timing], kind: str, value: Callable[[Timing], float]) -> float:
-    return _median([value(one) for one in taken if one.kind == kind])
+    return median([value(timing) for timing in taken if timing.kind == kind])
 
 
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
-def _traffic(one: Timing, achieved: float) -> float:
+def _traffic(timing: Timing, achieved: float) -> float:
     """How often an element-wise operation moves its bytes, at the rate of a copy."""
-    return one.seconds / (one.nbytes / achieved)
+    return timing.seconds / (timing.nbytes / achieved)
 
 
 def _products(
@@ -131,7 +128,7 @@ def _products(
             for _ in range(3):  # the share and which products are bound by memory decide each other
                 rates = msgspec.structs.replace(known, matmul=matmul, wave=wave, small_k=float(small_k))
                 logs = _logs(products, Machine(peak=peak, bandwidth=bandwidth, rates=rates))
-                matmul = min(1.5, matmul * math.exp(_median(logs)))
+                matmul = min(1.5, matmul * math.exp(median(logs)))
             rates = msgspec.structs.replace(known, matmul=matmul, wave=wave, small_k=float(small_k))
             error = sum(map(abs, _logs(products, Machine(peak=peak, bandwidth=bandwidth, rates=rates)))) / len(products)
             if error < best[0]:
@@ -153,7 +150,7 @@ def _link(reduced: Sequence[Timing], link: float | None) -> dict[str, float]:
     if not reduced or reduced[0].sizes["ranks"] < 2:
         return {}
     ranks = reduced[0].sizes["ranks"]
-    small, large = min(reduced, key=lambda one: one.nbytes), max(reduced, key=lambda one: one.nbytes)
+    small, large = min(reduced, key=lambda timing: timing.nbytes), max(reduced, key=lambda timing: timing.nbytes)
     result = {"inner_latency": small.seconds / (2 * (ranks - 1))}
     if link is not None:
         result["inner_link"] = min(1.0, large.nbytes / max(1e-12, large.seconds - small.seconds) / link)

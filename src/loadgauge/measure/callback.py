@@ -11,6 +11,7 @@ import torch
 from transformers import TrainerCallback
 
 from loadgauge.errors import ConfigError
+from loadgauge.measure.benchmarks import median
 from loadgauge.measure.flop_counter import FlopCounter
 from loadgauge.measure.train_steps import ModuleUse, Recorder, States, recorder, watch_steps
 from loadgauge.trace.record.observe import Observer
@@ -34,8 +35,7 @@ class Measured(msgspec.Struct, frozen=True):
     @property
     def step(self) -> float | None:
         """The median step [s]."""
-        ordered = sorted(self.seconds)
-        return ordered[len(ordered) // 2] if ordered else None
+        return median(self.seconds) if self.seconds else None
 
     @property
     def flops_per_second(self) -> float | None:
@@ -69,7 +69,7 @@ class MeasureCallback(TrainerCallback):
     def result(self) -> Measured:
         """The measurements so far."""
         memory = None if self._recorder is None else self._recorder.result()
-        step = sorted(self.seconds)[len(self.seconds) // 2] if self.seconds else None
+        step = median(self.seconds) if self.seconds else None
         model = 0 if self.counter is None else self.counter.model
         return Measured(
             seconds=tuple(self.seconds),

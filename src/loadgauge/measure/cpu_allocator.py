@@ -85,11 +85,11 @@ def is_kernel(name: str) -> bool:
     """
     if "::" not in name:
         return False
-    overloads = [one.overload_name for one in torch._C._jit_get_schemas_for_operator(name)]
+    overloads = [schema.overload_name for schema in torch._C._jit_get_schemas_for_operator(name)]
     names = [f"{name}.{overload}" if overload else name for overload in overloads if not overload.endswith("out")]
-    dispatched = [one for one in names if torch._C._dispatch_has_kernel(one)]  # others are TorchScript's
+    dispatched = [overload for overload in names if torch._C._dispatch_has_kernel(overload)]  # others are TorchScript's
     composite = "CompositeImplicitAutograd"
-    return any(not torch._C._dispatch_has_kernel_for_dispatch_key(one, composite) for one in dispatched)
+    return any(not torch._C._dispatch_has_kernel_for_dispatch_key(overload, composite) for overload in dispatched)
 
 
 def mark_scratch(stream: Sequence[Event]) -> list[Event]:
@@ -125,7 +125,7 @@ def ranges(stopped: profile) -> list[Range]:
         if event.name.startswith((MODULE, PHASE)):
             result.append(Range(event.name, event.start_time_ns, event.end_time_ns))
         waiting.extend(event.children)
-    return sorted(result, key=lambda one: one.begin)
+    return sorted(result, key=lambda stretch: stretch.begin)
 
 
 class Live(NamedTuple):

@@ -13,6 +13,7 @@ from torch import nn
 
 from loadgauge.errors import ConfigError
 from loadgauge.measure.cpu_allocator import MODULE, events, live, profiler, tensors
+from loadgauge.trace.device.patches import removing
 from loadgauge.trace.record.usage import Usage
 
 P = ParamSpec("P")
@@ -158,8 +159,5 @@ def _named(model: nn.Module | None) -> Iterator[None]:
     for name, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(enter(name or type(module).__name__)))
         handles.append(module.register_forward_hook(leave, always_call=True))
-    try:
+    with removing(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

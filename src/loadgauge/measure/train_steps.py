@@ -6,9 +6,8 @@ The steps that are timed run without any instrument; memory is taken from two ot
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ from torch.nn.modules import module as modules
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from loadgauge.errors import ConfigError
+from loadgauge.measure.benchmarks import elapsed, median
 from loadgauge.measure.cpu_allocator import (
     MODULE,
     PHASE,
@@ -33,9 +33,11 @@ from loadgauge.measure.cpu_allocator import (
     uses,
 )
 from loadgauge.measure.flop_counter import FlopCounter
+from loadgauge.trace.device.patches import removing
 from loadgauge.trace.jobs import Traceable
 from loadgauge.trace.record.allocations import GRADIENTS, OPTIMIZER, WEIGHTS
 from loadgauge.trace.record.observe import STEP, Observer
+from loadgauge.trace.record.usage import storage_bytes
 from loadgauge.trace.subprocess import Request
 
 
@@ -100,8 +102,7 @@ class MeasuredSteps(msgspec.Struct, frozen=True):
     @property
     def step(self) -> float | None:
         """The median of the timed steps [s]."""
-        ordered = sorted(self.seconds)
-        return ordered[len(ordered) // 2] if ordered else None
+        return median(self.seconds) if self.seconds else None
 
     @property
     def flops_per_second(self) -> float | None:
@@ -133,11 +134,11 @@ def measure_steps(job: Traceable, device: str = "cpu", timed: int = 3) -> Measur
             with watch_steps(observer, memory, sizes):
                 for _ in range(2):
                     with memory.phase("training"):
-                        watched_seconds = _timed(lambda: step(observer), device)
+                        watched_seconds = elapsed(lambda: step(observer), device)
         result = memory.result()
         with FlopCounter() as counter:
             step(observer)
-        seconds = tuple(_timed(lambda: step(observer), device) for _ in range(timed + 1))[1:] if timed else ()
+        seconds = tuple(elapsed(lambda: step(observer), device) for _ in range(timed + 1))[1:] if timed else ()
     return MeasuredSteps(
         target=job.target,
         device=torch.cuda.get_device_name() if device == "cuda" else "cpu",
@@ -165,16 +166,6 @@ def measure_request(request: Request, timed: int = 3) -> MeasuredSteps:
     return measure_steps(request.find(), request.device, timed)
 
 
-def _timed(step: Callable[[], None], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun
-
-
 class States:
     """The largest sizes of weights, gradients and optimizer states, each storage once."""
 
@@ -183,19 +174,15 @@ class States:
 
     def note(self, optimizer: torch.optim.Optimizer, buffers: list[Any]) -> None:
         """Updates the largest sizes from an optimizer, its parameters and the model's buffers."""
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         states = [value for state in optimizer.state.values() for value in state.values()]
         for name, sized in (
             (WEIGHTS, [*parameters, *buffers]),
             (GRADIENTS, [parameter.grad for parameter in parameters]),
             (OPTIMIZER, states),
         ):
-            storages = {}
-            for one in sized:
-                one = getattr(one, "_local_tensor", one)
-                if isinstance(one, torch.Tensor):
-                    storages[one.untyped_storage()._cdata] = one.untyped_storage().nbytes()
-            self.highest[name] = max(self.highest.get(name, 0), sum(storages.values()))
+            nbytes = sum(storage_bytes([getattr(tensor, "_local_tensor", tensor) for tensor in sized]).values())
+            self.highest[name] = max(self.highest.get(name, 0), nbytes)
 
 
 class _Result(msgspec.Struct):
@@ -235,20 +222,22 @@ class _OnCpu:
         stream = tensors(everything)
         trained = [stretch for stretch in stretches if stretch.name == PHASE + "training"]
         steps = [stretch for stretch in stretches if stretch.name == PHASE + STEP]
-        outside = list(_between(trained, steps))
-        backward = max((live(stream, one.begin, one.end) for one in outside), key=lambda one: one.peak)
-        step = max(
-            (live(stream, one.begin, one.end) for one in steps), key=lambda one: one.peak, default=Live(0, 0, ())
-        )
-        highest = max(backward, step, key=lambda one: one.peak)
+        backward, step = _highest(stream, _between(trained, steps)), _highest(stream, steps)
+        highest = max(backward, step, key=lambda moment: moment.peak)
         module_uses = uses(stream, [stretch for stretch in stretches if stretch.name.startswith(MODULE)])
         named = {name.removeprefix(MODULE): ModuleUse(*use) for name, use in module_uses.items()}
         held = tuple(_held(block) for block in highest.held if block.time >= trained[0].begin)
-        whole = max((live(everything, one.begin, one.end) for one in trained), key=lambda one: one.peak)
+        whole = _highest(everything, trained)
         ops = tuple(dict.fromkeys(block.op for block in whole.held if block.scratch))
         return _Result(
             backward.peak, step.peak, named, held, scratch=whole.peak - highest.peak, scratch_ops=ops
         )  # fmt: skip
+
+
+def _highest(stream: Sequence[Event], stretches: Iterable[Range]) -> Live:
+    """The allocations at the highest peak of several stretches of time."""
+    peaks = (live(stream, stretch.begin, stretch.end) for stretch in stretches)
+    return max(peaks, key=lambda moment: moment.peak, default=Live(0, 0, ()))
 
 
 def _held(event: Event) -> Held:
@@ -257,13 +246,13 @@ def _held(event: Event) -> Held:
 
 def _between(whole: list[Range], holes: list[Range]) -> Iterator[Range]:
     """The stretches of `whole` that are in none of the `holes`."""
-    for one in whole:
-        begin = one.begin
+    for stretch in whole:
+        begin = stretch.begin
         for hole in holes:
-            if one.begin <= hole.begin <= one.end:
-                yield Range(one.name, begin, hole.begin)
+            if stretch.begin <= hole.begin <= stretch.end:
+                yield Range(stretch.name, begin, hole.begin)
                 begin = hole.end
-        yield Range(one.name, begin, one.end)
+        yield Range(stretch.name, begin, stretch.end)
 
 
 class _OnCuda:
@@ -376,8 +365,5 @@ def watch_steps(observer: Observer, memory: Recorder, sizes: States) -> Iterator
         register_optimizer_step_pre_hook(before),
         register_optimizer_step_post_hook(after),
     ]
-    try:
+    with removing(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

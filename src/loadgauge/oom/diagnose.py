@@ -18,8 +18,8 @@ import msgspec
 
 from loadgauge.errors import ConfigError
 from loadgauge.oom.remedies import Replay
-from loadgauge.oom.snapshot import UNREADABLE, Block, Snapshot, check_device, line_of, load, replay, summary
-from loadgauge.trace.record.allocations import CATEGORIES, GRADIENTS, OPTIMIZER, SAVED, WEIGHTS
+from loadgauge.oom.snapshot import Block, Snapshot, check_device, line_of, load, reading, replay, summary
+from loadgauge.trace.record.allocations import CATEGORIES, GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, any_layer
 from loadgauge.units import gib
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def causes(parts: Parts) -> tuple[Cause, ...]:
     [('optimizer states', 60), ('logits and loss', 17)]
     """
     result = [*_structural(parts), *_plain(parts)]
-    return tuple(sorted((one for one in result if one.frees > 0), key=lambda one: -one.frees))
+    return tuple(sorted((cause for cause in result if cause.frees > 0), key=lambda cause: -cause.frees))
 
 
 def _structural(parts: Parts) -> Iterable[Cause]:
@@ -221,26 +221,22 @@ def _kept_per_layer(kept: Counter[tuple[str, ...]]) -> int:
 def of_file(path: Path, device: int = 0) -> tuple[Snapshot, Findings]:
     """Reads a snapshot file and finds the causes on one device. Raises ConfigError for what is no snapshot; runs nothing."""
     content = load(path)
-    try:
+    with reading(path):
         check_device(content, device)
         return summary(content, device), of_snapshot(content, device)
-    except ConfigError as error:
-        raise ConfigError(str(error), file=str(path)) from None
-    except UNREADABLE as error:
-        raise ConfigError(f"is no allocator snapshot: {type(error).__name__}: {error}", file=str(path)) from None
 
 
 def of_snapshot(content: Mapping[str, Any], device: int = 0) -> Findings:
     """The causes that a snapshot shows (see `snapshot.load`), each with the peak that its remedy would have left [bytes]."""
     events, _, _, at_peak = replay(content, device, failure=True)
-    said = summary(content, device)
+    totals = summary(content, device)
     held = list(at_peak)
-    failures = [(number, one) for number, one in enumerate(events) if one["action"] == "oom"]
+    failures = [(number, event) for number, event in enumerate(events) if event["action"] == "oom"]
     if failures:  # what did not fit belongs to what was needed
-        number, one = failures[-1]
-        held.append(Block(one["size"], one.get("frames") or [], number))
+        number, event = failures[-1]
+        held.append(Block(event["size"], event.get("frames") or [], number))
     passes = _passes(events)
-    parts = Parts(failed=said.failed, idle=said.idle, free=said.free)
+    parts = Parts(failed=totals.failed, idle=totals.idle, free=totals.free)
     parts.checkpointed = any(CHECKPOINT in frame["filename"] for event in events for frame in event.get("frames") or ())
     last = max((passes[block.event] for block in held if block.event >= 0), default=0)
     recorded = any(block.frames for block in held)
@@ -253,10 +249,10 @@ def of_snapshot(content: Mapping[str, Any], device: int = 0) -> Findings:
     result = causes(parts)
     if events:
         again = Replay(content, device, lambda block: purpose_of(block, 0, recorded), purposes)
-        peaks = [again.peak(one.scale, expandable=not one.scale) for one in result]
+        peaks = [again.peak(cause.scale, expandable=not cause.scale) for cause in result]
         result = tuple(
-            msgspec.structs.replace(one, leaves=leaves, fits=fits)
-            for one, (leaves, fits) in zip(result, peaks, strict=True)
+            msgspec.structs.replace(cause, leaves=leaves, fits=fits)
+            for cause, (leaves, fits) in zip(result, peaks, strict=True)
         )
     return Findings(result, parts.table())
 
@@ -298,7 +294,7 @@ def purpose_of(block: Block, age: int, recorded: bool) -> str:
 
     def inside(pattern: re.Pattern[str]) -> bool:
         """Within the innermost module: a loss may be what calls the whole model."""
-        return any(pattern.search(line) for line in itertools.takewhile(lambda one: not FORWARD.search(one), lines))
+        return any(pattern.search(line) for line in itertools.takewhile(lambda line: not FORWARD.search(line), lines))
 
     if says(GATHER):
         return "gathered"
@@ -370,14 +366,14 @@ def of_trace(trace: Trace) -> Findings:
         elif piece.op.endswith("softmax") or (len(piece.shape) == 4 and piece.shape[-1] == piece.shape[-2] > 512):
             parts.scores += piece.nbytes
         elif piece.category == SAVED:
-            module = re.sub(r"\.\d+(?=\.|$)", ".*", piece.module)
+            module = any_layer(piece.module)
             largest[piece.op, module, "x".join(map(str, piece.shape))] += piece.nbytes
         else:
             parts.working += piece.nbytes
     parts.kept = largest
     beyond = _older(trace, parts)
     if trace.peak.phase == "forward" and not any(
-        one.phase == "backward" for one in trace.timeline if one.event > trace.peak.event
+        moment.phase == "backward" for moment in trace.timeline if moment.event > trace.peak.event
     ):
         parts.evaluated += beyond
     else:

@@ -170,11 +170,11 @@ def _beyond(figures: dict[str, int | None], listed: dict[int, int]) -> Iterator[
     words = {"free": "free", "process": "in use by this process", "allocated": "allocated by PyTorch",
              "idle": "reserved by PyTorch and not allocated", "reserved": "reserved by PyTorch",
              "pools": "in private pools", "allowed": "allowed"}  # fmt: skip
-    for name, said in words.items():
+    for name, label in words.items():
         value = figures[name]
         if value is not None and value > limit + ROUNDING:
             figures[name] = None
-            yield f"{gib(value)} {said}, on a GPU of {gib(limit)}" if figures["capacity"] else f"{gib(value)} {said}"
+            yield f"{gib(value)} {label}, on a GPU of {gib(limit)}" if figures["capacity"] else f"{gib(value)} {label}"
     for number in [number for number, value in listed.items() if value > limit + ROUNDING]:
         yield f"process {number} with {gib(listed.pop(number))}"
 

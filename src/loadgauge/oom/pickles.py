@@ -111,5 +111,5 @@ def plain(data: bytes) -> Any:
     try:
         return _Plain(io.BytesIO(data)).load()
     except Exception as error:  # a broken pickle can fail in any way
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(said) from None
+        message = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(message) from None

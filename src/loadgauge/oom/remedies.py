@@ -38,9 +38,9 @@ class Replay:
     ) -> None:
         events, self.before = beginning(content, device)
         failures = [number for number, event in enumerate(events) if event["action"] == "oom"]
-        said = summary(content, device)
+        totals = summary(content, device)
         self.failed = bool(failures)
-        self.limit = said.reserved + said.free if failures else 0
+        self.limit = totals.reserved + totals.free if failures else 0
         self.events = events[: failures[-1] + 1] if failures else events
         self.kinds: dict[int, str] = {}
         known: dict[int, str] = {}  # alike events often have one list of frames

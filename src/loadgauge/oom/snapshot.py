@@ -6,6 +6,7 @@ a snapshot needs none, and anything else is refused. PyTorch is not needed.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -65,18 +66,25 @@ def load(path: Path) -> dict[str, Any]:
     """The content of a snapshot file. Raises ConfigError for whatever is no snapshot, or holds sizes that cannot be; runs
     nothing, and takes no more memory than what it holds."""
     data = content_of(path, LARGEST_SNAPSHOT)
-    try:
+    with reading(path, "is no allocator snapshot: "):
         content = plain(data)
         if isinstance(content, list):  # before PyTorch 2.0: the segments alone
             content = {"segments": content}
         if not isinstance(content, dict) or not isinstance(content.get("segments"), list):
             raise ConfigError("it has no segments")
         _check(content)
+    return content
+
+
+@contextlib.contextmanager
+def reading(path: Path, prefix: str = "") -> Iterator[None]:
+    """Raises a ConfigError about the file for whatever its body cannot read; `prefix` begins the text of its ConfigErrors."""
+    try:
+        yield
     except ConfigError as error:
-        raise ConfigError(f"is no allocator snapshot: {error}", file=str(path)) from None
+        raise ConfigError(f"{prefix}{error}", file=str(path)) from None
     except UNREADABLE as error:
         raise ConfigError(f"is no allocator snapshot: {type(error).__name__}: {error}", file=str(path)) from None
-    return content
 
 
 def _check(content: Mapping[str, Any]) -> None:
@@ -102,28 +110,16 @@ def _size(value: Any, of: str) -> int:
 
 def check_device(content: Mapping[str, Any], device: int) -> None:
     """Raises ConfigError where a snapshot does not have this device."""
-    known = {one.get("device", 0) for one in content["segments"]}
-    known |= {number for number, events in enumerate(content.get("device_traces") or ()) if events}
-    if device < 0 or (device not in known and device > 0):
-        names = ", ".join(str(one) for one in sorted(known, key=str)[:8]) or "none"
+    devices = {segment.get("device", 0) for segment in content["segments"]}
+    devices |= {number for number, events in enumerate(content.get("device_traces") or ()) if events}
+    if device < 0 or (device not in devices and device > 0):
+        names = ", ".join(str(number) for number in sorted(devices, key=str)[:8]) or "none"
         raise ConfigError(f"knows no device {device}; those it knows: {names}")
-
-
-def read(path: Path, device: int = 0) -> Snapshot:
-    """Reads a snapshot file and summarizes one of its devices. Raises ConfigError."""
-    content = load(path)
-    try:
-        check_device(content, device)
-        return summary(content, device)
-    except ConfigError as error:
-        raise ConfigError(str(error), file=str(path)) from None
-    except UNREADABLE as error:
-        raise ConfigError(f"is no allocator snapshot: {type(error).__name__}: {error}", file=str(path)) from None
 
 
 def summary(content: Mapping[str, Any], device: int = 0) -> Snapshot:
     """Summarizes one device of a snapshot by replaying its events, starting from what was allocated before them."""
-    segments = [one for one in content["segments"] if one.get("device", 0) == device]
+    segments = [segment for segment in content["segments"] if segment.get("device", 0) == device]
     idle = [block["size"] for block in _blocks(segments) if block["state"] == "inactive"]
     events, live, peak, at_peak = replay(content, device)
     failures = [event for event in events if event["action"] == "oom"]
@@ -185,7 +181,7 @@ def replay(
 
 def beginning(content: Mapping[str, Any], device: int = 0) -> tuple[list[Any], dict[int, Block]]:
     """The events of a device, and by address what was there before the first of them."""
-    segments = [one for one in content["segments"] if one.get("device", 0) == device]
+    segments = [segment for segment in content["segments"] if segment.get("device", 0) == device]
     traces = content.get("device_traces") or []
     events = list(traces[device]) if device < len(traces) else []
     final = {block["address"]: block for block in _blocks(segments) if block["state"].startswith("active")}
@@ -222,7 +218,7 @@ def _holders(held: list[Block]) -> list[Holder]:
         where = BEFORE if frames is None else _own(frames) if frames else UNSTATED
         groups.setdefault((where, stack), []).append(size)
     result = [Holder(where, sum(sizes), len(sizes), stack) for (where, stack), sizes in groups.items()]
-    return sorted(result, key=lambda one: -one.nbytes)
+    return sorted(result, key=lambda holder: -holder.nbytes)
 
 
 def _own(frames: list[Any]) -> str:
@@ -239,7 +235,7 @@ def _own(frames: list[Any]) -> str:
         return library(frame) and any(part in frame["filename"] for part in PYTORCH)
 
     kinds: list[Callable[[Any], bool]] = [
-        lambda one: not library(one) and not traced(one), lambda one: library(one) and not pytorch(one), traced,
+        lambda frame: not library(frame) and not traced(frame), lambda frame: library(frame) and not pytorch(frame), traced,
     ]  # fmt: skip
     for fits in kinds:
         for frame in frames:

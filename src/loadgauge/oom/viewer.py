@@ -59,10 +59,10 @@ def snapshot(stream: Stream, allocator: Allocator, described: bool = False) -> d
                 }
             )  # fmt: skip
             block = block.next
-        active = sum(one["size"] for one in blocks if one["state"] == "active_allocated")
+        active = sum(piece["size"] for piece in blocks if piece["state"] == "active_allocated")
         segments.append(
             {
-                "device": 0, "address": segment.address, "total_size": sum(one["size"] for one in blocks), "stream": 0,
+                "device": 0, "address": segment.address, "total_size": sum(piece["size"] for piece in blocks), "stream": 0,
                 "segment_type": "small" if segment.small else "large", "segment_pool_id": (0, 0),
                 "is_expandable": segment.expandable, "allocated_size": active, "active_size": active,
                 "requested_size": active, "frames": [], "blocks": blocks,
@@ -89,7 +89,7 @@ class _Frames:
             lines = self.stream.stacks.get(number, ())
             if self.described and self.stream.records[number].op == "external":
                 lines = ()  # of who introduced it to the trace, not of who made it
-            frames = [{"name": one.name, "filename": one.filename, "line": one.line} for one in lines]
+            frames = [{"name": frame.name, "filename": frame.filename, "line": frame.line} for frame in lines]
             if self.described or not lines:
                 frames += [{"name": line, "filename": TRACED, "line": 0} for line in self._described(number)]
             self.known[number] = frames

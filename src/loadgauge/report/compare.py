@@ -38,9 +38,9 @@ def print_comparison(comparison: Comparison) -> None:
         rows, columns = [row[:4] for row in rows], columns[:4]
     draw(target, columns, rows, title=f"{comparison.target}: {ways}; percent: against the column to the left")
     heading(target, "Differences over 1 %, by operation" if comparison.differences else "No difference is over 1 %")
-    for one in comparison.differences:
-        points(target, [_difference(one)])
-        points(target, _why(one), mark=" " * 4)
+    for difference in comparison.differences:
+        points(target, [_difference(difference)])
+        points(target, _why(difference), mark=" " * 4)
     if comparison.hidden:
         heading(target, "Hidden from tracers: to be added on a GPU")
         points(

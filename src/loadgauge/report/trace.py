@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadgauge.report.table import Column, bar, console, draw, heading, points
+from loadgauge.trace.record.allocations import any_layer
 from loadgauge.units import flops, gib, in_gib
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _merged(trace: Trace) -> list[Any]:
     """The largest pieces, those of alike modules (layer 0, layer 1, ...) together."""
     merged: dict[tuple[Any, ...], Any] = {}
     for piece in trace.at_peak:
-        module = re.sub(r"\.\d+(?=\.|$)", ".*", piece.module)
+        module = any_layer(piece.module)
         key = (piece.category, piece.op, module, piece.shape, piece.dtype)
         before = merged.get(key)
         count, nbytes = (before.count, before.nbytes) if before else (0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from loadgauge.trace.device.fake import FakeMode
 from loadgauge.trace.device.simulated import fake_tensors, simulated_device
 from loadgauge.trace.record.allocations import op_name
 from loadgauge.trace.record.tracker import Tracker
-from loadgauge.trace.record.usage import Usage
+from loadgauge.trace.record.usage import Usage, storage_bytes
 
 DEVICES = ("cuda", "cpu")
 
@@ -43,8 +44,8 @@ def trace_call(function: Callable[..., Any], *inputs: Any, device: str = "cuda")
     """
     place = where(device)
     with fake_tensors() as mode:
-        made = tree_map(lambda one: fake_like(mode, one, place), inputs)
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)}
+        made = tree_map(lambda value: fake_like(mode, value, place), inputs)
+        given = storage_bytes(made)
         tracker = Tracker(place)
         tracker.claim(tree_leaves(made), "inputs")
         before, first = tracker.live(), len(tracker.stream.ids)
@@ -52,27 +53,21 @@ def trace_call(function: Callable[..., Any], *inputs: Any, device: str = "cuda")
         with tracker:
             result = function(*made)
         after = tracker.live()
-        storages = {
-            leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes()
-            for leaf in tree_leaves(result)
-            if isinstance(leaf, torch.Tensor)
-        }
         moment = tracker.stream.peak(first) if len(tracker.stream.ids) > first else None
-        by_op: dict[str, int] = {}
+        by_op: Counter[str] = Counter()
         if moment is not None:
             for number, nbytes in tracker.stream.live(moment.event).items():
                 record = tracker.stream.records[number]
                 if record.phase:
-                    name = op_name(record.op)
-                    by_op[name] = by_op.get(name, 0) + nbytes
+                    by_op[op_name(record.op)] += nbytes
         peak = max(after, moment.total if moment else 0) - before
         return Call(
             device=f"simulated {device}",
             persistent=after - before,
             peak=max(0, peak),
             seconds=0.0,
-            by_op=dict(sorted(by_op.items(), key=lambda item: -item[1])),
-            made=sum(nbytes for key, nbytes in storages.items() if key not in given),
+            by_op=dict(by_op.most_common()),
+            made=sum(nbytes for key, nbytes in storage_bytes(result).items() if key not in given),
         )
 
 
@@ -83,9 +78,9 @@ def where(device: str) -> str:
     return simulated_device() if device == "cuda" else "cpu"
 
 
-def fake_like(mode: FakeMode, one: Any, device: str) -> Any:
+def fake_like(mode: FakeMode, value: Any, device: str) -> Any:
     """A fake tensor of the shape, strides, dtype and need for gradient of another; other things as they are."""
-    if not isinstance(one, torch.Tensor):
-        return one
-    made = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=device)
-    return made.requires_grad_(one.requires_grad)
+    if not isinstance(value, torch.Tensor):
+        return value
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+    return made.requires_grad_(value.requires_grad)

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.utils._pytree import tree_leaves
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, first_line
+from loadgauge.trace.device.patches import removing
 from loadgauge.trace.saved import Saved, key, record_saved, saved_by
 
 NAMES = ("x", "y", "z")
@@ -83,8 +84,7 @@ def saved_by_expression(text: str, inputs: Inputs | None = None) -> Saved:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        message = (str(error).strip() or "no message").splitlines()[0]
-        raise ConfigError(f"{text}: {type(error).__name__}: {message}") from None
+        raise ConfigError(f"{text}: {type(error).__name__}: {first_line(error)}") from None
     finally:
         torch.set_default_dtype(dtype)
     outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -103,8 +103,8 @@ def _compiled(text: str) -> Any:
     try:
         return compile(ast.parse(text.strip(), "<expression>", "eval"), "<expression>", "eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise ConfigError(f"{text!r} is not one Python expression: {said}") from None
+        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise ConfigError(f"{text!r} is not one Python expression: {message}") from None
 
 
 @contextmanager
@@ -123,8 +123,5 @@ def _owned() -> Iterator[dict[int, tuple[str, torch.Tensor]]]:
         modules.register_module_parameter_registration_hook(note("parameter")),
         modules.register_module_buffer_registration_hook(note("buffer")),
     ]
-    try:
+    with removing(handles):
         yield owned
-    finally:
-        for handle in handles:
-            handle.remove()

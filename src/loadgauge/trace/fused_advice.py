@@ -35,7 +35,7 @@ def advise(stream: Stream, kinds: Mapping[str, str], live: Sequence[int], multip
     sigmoids = [record for record in kept if op_name(record.op) == "aten::sigmoid"]
     if len(sigmoids) > 1:
         result.append(_advice("sigmoid_chain", sigmoids[:-1], "every output but the last"))
-    return tuple(sorted((one for one in result if one is not None), key=lambda one: -one.saves))
+    return tuple(sorted((advice for advice in result if advice is not None), key=lambda advice: -advice.saves))
 
 
 def _advice(operator: str, records: Sequence[Record], why: str) -> Advice | None:

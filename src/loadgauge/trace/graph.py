@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -36,7 +36,7 @@ class Hidden(NamedTuple):
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """The tensors from which the region is recomputed."""
         given = getattr(self.region, "get_inputs", None)
-        return tuple(one for one in given() if isinstance(one, torch.Tensor)) if callable(given) else ()
+        return tuple(tensor for tensor in given() if isinstance(tensor, torch.Tensor)) if callable(given) else ()
 
 
 def nodes(roots: Iterable[torch.Tensor]) -> Iterator[Any]:
@@ -52,14 +52,10 @@ def nodes(roots: Iterable[torch.Tensor]) -> Iterator[Any]:
                 waiting.append(follower)
 
 
-_KNOWN: dict[type, tuple[str, ...]] = {}
-
-
+@functools.cache
 def _fields(kind: type) -> tuple[str, ...]:
     """What a kind of built-in node keeps, by name."""
-    if kind not in _KNOWN:
-        _KNOWN[kind] = tuple(name.removeprefix(RAW) for name in dir(kind) if name.startswith(RAW))
-    return _KNOWN[kind]
+    return tuple(name.removeprefix(RAW) for name in dir(kind) if name.startswith(RAW))
 
 
 def fields(node: Any) -> Iterator[Field | Hidden]:
@@ -67,9 +63,9 @@ def fields(node: Any) -> Iterator[Field | Hidden]:
 
     Reading does not run hooks: a checkpointed region is not computed again.
     """
-    name = node.name()
+    name, kind = node.name(), cast(Any, type(node))
     custom = isinstance(node, torch.autograd.function.BackwardCFunction)
-    for field in _fields(type(node)):
+    for field in _fields(kind):
         raw = _read(node, RAW + field)
         if custom and field == "tensors":
             yield from _each(name, "saved_tensors", raw, lambda: node.saved_tensors)
@@ -84,14 +80,14 @@ def fields(node: Any) -> Iterator[Field | Hidden]:
 
 def _each(node: str, field: str, raw: Any, read: Any) -> Iterator[Field | Hidden]:
     several = isinstance(raw, tuple | list)
-    values = read() if several and not any(_hooked(one) for one in raw) else None
-    for number, one in enumerate(raw if several else (raw,)):
+    values = read() if several and not any(_hooked(item) for item in raw) else None
+    for number, item in enumerate(raw if several else (raw,)):
         label = f"{field}[{number}]" if several and len(raw) > 1 else field
-        if _hooked(one):
-            packed = one.data
+        if _hooked(item):
+            packed = item.data
             tensors = [leaf for leaf in tree_leaves(packed) if isinstance(leaf, torch.Tensor)]
             if not tensors:
-                yield Hidden(node, label, _region(one.unpack_hook))
+                yield Hidden(node, label, _region(item.unpack_hook))
             for tensor in tensors:
                 yield Field(node, label, tensor, packed)
             continue

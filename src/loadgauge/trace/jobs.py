@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, first_line
 from loadgauge.spec.job import Job
 from loadgauge.trace.call import fake_like
 from loadgauge.trace.checkpointing import contexts
@@ -112,7 +112,7 @@ def build_model(config: Any, run: TorchRun, device: str, values: bool = False) -
     except (ValueError, ImportError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{config.model_type}: {str(error).strip().splitlines()[0]}") from None
+        raise ConfigError(f"{config.model_type}: {first_line(error)}") from None
     finally:
         torch.set_default_dtype(default)
     model.tie_weights()  # left out together with the initial values

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from loadgauge.trace.graph import Hidden, fields, nodes
+from loadgauge.trace.record.allocations import dtype_name
 
 
 class SavedTensor(msgspec.Struct, frozen=True):
@@ -30,6 +31,17 @@ class SavedTensor(msgspec.Struct, frozen=True):
     storage_nbytes: int
     owner: str = ""
     module: str = ""
+
+    @classmethod
+    def of(
+        cls, tensor: torch.Tensor, node: str, field: str, storage: int, owner: str = "", module: str = ""
+    ) -> SavedTensor:
+        """Describes a tensor that `node` keeps as `field`; `storage`: the number of its storage."""
+        return cls(
+            node=node, field=field, shape=tuple(map(int, tensor.shape)), dtype=dtype_name(tensor.dtype),
+            nbytes=int(tensor.nbytes), storage=storage, storage_nbytes=int(tensor.untyped_storage().nbytes()),
+            owner=owner, module=module,
+        )  # fmt: skip
 
 
 class Storage(msgspec.Struct, frozen=True):
@@ -111,11 +123,11 @@ def record_saved() -> Iterator[list[weakref.ref[_Packed]]]:
     packed: list[weakref.ref[_Packed]] = []
 
     def pack(tensor: torch.Tensor) -> _Packed:
-        one = _Packed(tensor)
-        packed.append(weakref.ref(one))
-        return one
+        placeholder = _Packed(tensor)
+        packed.append(weakref.ref(placeholder))
+        return placeholder
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda placeholder: placeholder.tensor):
         yield packed
 
 
@@ -127,13 +139,18 @@ def saved_by(
     Raises ConfigError where backward has freed the graph.
     """
     outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    known = dict(owners or {})
+    owner_of = dict(owners or {})
     for leaf in _leaves(outputs):
-        known.setdefault(key(leaf), "parameter ?")
+        owner_of.setdefault(key(leaf), "parameter ?")
     for output in outputs:
-        known.setdefault(key(output), "result")
+        owner_of.setdefault(key(output), "result")
     numbers: dict[int, int] = {}
     tensors, again, reached = [], [], set()
+
+    def keep(tensor: torch.Tensor, node: str, field: str) -> None:
+        storage = numbers.setdefault(key(tensor), len(numbers) + 1)
+        tensors.append(SavedTensor.of(tensor, node, field, storage, owner_of.get(key(tensor), "")))
+
     for node in sorted(nodes(outputs), key=_order):
         for field in fields(node):
             if isinstance(field, Hidden):
@@ -141,11 +158,11 @@ def saved_by(
                 continue
             reached.add(id(field.packed))
             if field.packed is None and _is_number(field.tensor):
-                known.setdefault(key(field.tensor), "number")
-            tensors.append(_one(field.node, field.field, field.tensor, known, numbers))
-    for one in (reference() for reference in packed):
-        if one is not None and id(one) not in reached:  # held by a checkpoint, which the graph does not lead to
-            tensors.append(_one("checkpoint", "input", one.tensor, known, numbers))
+                owner_of.setdefault(key(field.tensor), "number")
+            keep(field.tensor, field.node, field.field)
+    for placeholder in (reference() for reference in packed):
+        if placeholder is not None and id(placeholder) not in reached:  # held by a checkpoint, off the graph
+            keep(placeholder.tensor, "checkpoint", "input")
     return Saved(tuple(tensors), tuple(again))
 
 
@@ -200,17 +217,3 @@ def _is_number(tensor: torch.Tensor) -> bool:
 def _order(node: Any) -> int:
     number: int = node._sequence_nr()
     return number
-
-
-def _one(node: str, field: str, tensor: torch.Tensor, known: Mapping[int, str], numbers: dict[int, int]) -> SavedTensor:
-    place = key(tensor)
-    return SavedTensor(
-        node=node,
-        field=field,
-        shape=tuple(tensor.shape),
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        nbytes=tensor.nbytes,
-        storage=numbers.setdefault(place, len(numbers) + 1),
-        storage_nbytes=tensor.untyped_storage().nbytes(),
-        owner=known.get(place, ""),
-    )

@@ -18,10 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, first_line
 from loadgauge.trace.device.counters import DEVICES, Counters, index_of
 from loadgauge.trace.device.counters import NAME as GPU
 from loadgauge.trace.device.fake import FakeMode
+from loadgauge.trace.device.patches import replaced
 from loadgauge.trace.record.tracker import OWN
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def function(target: str) -> Callable[[], Any]:
     except (Exception, SystemExit) as error:
         if os.environ.get("LOADGAUGE_DEBUG"):
             raise
-        raise ConfigError(f"{type(error).__name__}: {_first_line(error)}", file=str(file)) from error
+        raise ConfigError(f"{type(error).__name__}: {first_line(error)}", file=str(file)) from error
     finally:
         sys.argv = arguments
     attribute = getattr(module, name, None)
@@ -126,18 +127,13 @@ class FunctionJob:
         except SystemExit as error:
             if error.code in (None, 0):
                 return None
-            raise ConfigError(f"it left with SystemExit: {_first_line(error)}", file=self.target) from error
+            raise ConfigError(f"it left with SystemExit: {first_line(error)}", file=self.target) from error
         except Exception as error:
             if os.environ.get("LOADGAUGE_DEBUG"):
                 raise
-            raise ConfigError(f"{type(error).__name__}: {_first_line(error)}", file=self.target) from error
+            raise ConfigError(f"{type(error).__name__}: {first_line(error)}", file=self.target) from error
         finally:
             sys.argv = before
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no message"
 
 
 class _Renamed(TorchFunctionMode):
@@ -231,7 +227,7 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
     def emptied(self: nn.Module, *, device: Any, recurse: bool = True) -> nn.Module:
         return to_empty(self, device=mode.renamed(device), recurse=recurse)
 
-    replaced: list[tuple[Any, str, Any]] = [
+    changes: list[tuple[Any, str, Any]] = [
         (nn.Module, "to", moved),
         (nn.Module, "to_empty", emptied),
         (nn.Module, "cuda", on_cuda),
@@ -246,19 +242,8 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
         *((torch.accelerator.memory, name, value) for name, value in counters.accelerator().items()
           if hasattr(torch.accelerator.memory, name)),
     ]  # fmt: skip
-    missing = object()
-    before = [(owner, name, vars(owner).get(name, missing)) for owner, name, _ in replaced]
-    try:
-        for owner, name, value in replaced:
-            setattr(owner, name, value)
-        with mode:
-            yield
-    finally:
-        for owner, name, value in before:
-            if value is missing:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+    with replaced(*changes), mode:
+        yield
 
 
 _CUDA = torch.device("cuda", 0)
@@ -267,17 +252,12 @@ _CUDA = torch.device("cuda", 0)
 @contextlib.contextmanager
 def always_step() -> Iterator[None]:
     """A gradient scaler steps: it would ask whether gradients are infinite, and fake ones answer that they are."""
-    scaler: Any = torch.amp.GradScaler
-    original = scaler._maybe_opt_step
 
     def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)
 
-    scaler._maybe_opt_step = step
-    try:
+    with replaced((torch.amp.GradScaler, "_maybe_opt_step", step)):
         yield
-    finally:
-        scaler._maybe_opt_step = original
 
 
 @contextlib.contextmanager
@@ -300,8 +280,5 @@ def real_tensors_in_imports(folder: Path) -> Iterator[None]:
         finally:
             without = False
 
-    bootstrap._find_and_load = load
-    try:
+    with replaced((bootstrap, "_find_and_load", load)):
         yield
-    finally:
-        bootstrap._find_and_load = original

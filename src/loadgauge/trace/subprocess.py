@@ -16,7 +16,7 @@ from typing import IO, Any, Concatenate, ParamSpec, TextIO, TypeVar, get_type_hi
 
 import msgspec
 
-from loadgauge.errors import ConfigError, Error, LayoutError, NotModelled
+from loadgauge.errors import ConfigError, Error, LayoutError, NotModelled, first_line
 from loadgauge.spec.job import Job
 from loadgauge.trace.jobs import Traceable
 from loadgauge.trace.target import find_job, is_script
@@ -143,8 +143,7 @@ def _answer(call: _Call) -> _Reply:
     except Exception as error:
         if os.environ.get("LOADGAUGE_DEBUG"):
             raise
-        message = (str(error).strip().splitlines() or ["no message"])[0]
-        return _Reply(error=f"{target} cannot be run: {type(error).__name__}: {message}", kind="NotModelled")
+        return _Reply(error=f"{target} cannot be run: {type(error).__name__}: {first_line(error)}", kind="NotModelled")
 
 
 def main() -> None:

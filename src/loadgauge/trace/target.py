@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, first_line
 from loadgauge.families.catalogue import find_model, models
 from loadgauge.package_data import read_data
 from loadgauge.trace.jobs import ConfigJob, Traceable
@@ -56,7 +56,7 @@ def hugging_face(target: str) -> Any:
     try:
         return CONFIG_MAPPING[kind].from_dict(keys)
     except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(f"transformers cannot read it: {str(error).splitlines()[0]}", file=target) from None
+        raise ConfigError(f"transformers cannot read it: {first_line(error)}", file=target) from None
 
 
 def _keys(target: str) -> dict[str, Any]:

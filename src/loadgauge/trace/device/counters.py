@@ -12,6 +12,7 @@ import torch
 from loadgauge.spec.hardware import gpu
 from loadgauge.trace.device.simulated import Event, Stream
 from loadgauge.trace.record.allocations import Stream as Allocations
+from loadgauge.trace.record.allocations import round_up
 from loadgauge.trace.record.caching_allocator import SMALLEST, Allocator
 from loadgauge.units import GIB, MIB
 
@@ -56,11 +57,8 @@ class Counters:
             before = self._sizes.get(number, 0)
             after = self._sizes[number] = before + change
             self.requested += change
-            self.allocated += _rounded(after) - _rounded(before)
-            if before:
-                self.allocator.release(number)
-            if after:
-                self.allocator.allocate(number, after)
+            self.allocated += round_up(after, SMALLEST) - round_up(before, SMALLEST)
+            self.allocator.change(number, change)
             self.allocator.trace.clear()
             self._note()
             self._at += 1
@@ -222,10 +220,6 @@ def properties() -> Any:
         shared_memory_per_block=49_152, shared_memory_per_block_optin=232_448, L2_cache_size=50 * MIB,
         is_integrated=0, is_multi_gpu_board=0, gcnArchName="",
     )  # fmt: skip
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // SMALLEST) * SMALLEST
 
 
 def _answer(value: Any) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ ATen/autocast_mode.h, both of PyTorch 2.13.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -92,11 +93,11 @@ def attention(
         short = -width % 8
         if short:
             scale = width**-0.5 if scale is None else scale
-            q, k, v = (torch.nn.functional.pad(one, (0, short)) for one in (q, k, v))
+            q, k, v = (torch.nn.functional.pad(tensor, (0, short)) for tensor in (q, k, v))
         out = aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :width] if short else out
     if kernel == "efficient":
-        needs_grad = any(one.requires_grad for one in (q, k, v))
+        needs_grad = any(tensor.requires_grad for tensor in (q, k, v))
         mask = None if attn_mask is None else _bias(attn_mask, q, k)
         return aten._scaled_dot_product_efficient_attention(
             q, k, v, mask, needs_grad, dropout_p, is_causal, scale=scale
@@ -189,24 +190,19 @@ def _excluded() -> Any:
 
 
 def _lower(op: Any, device: str) -> Any:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with _excluded():
-            dtype = torch.get_autocast_dtype(device)
-            return op(
-                *tree_map(lambda one: _cast(one, dtype, device), args),
-                **tree_map(lambda one: _cast(one, dtype, device), kwargs),
-            )
-
-    return kernel
+    return _cast_all(op, device, lambda: torch.get_autocast_dtype(device))
 
 
 def _single(op: Any, device: str) -> Any:
+    return _cast_all(op, device, lambda: torch.float32)
+
+
+def _cast_all(op: Any, device: str, dtype_now: Callable[[], torch.dtype]) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with _excluded():
-            return op(
-                *tree_map(lambda one: _cast(one, torch.float32, device), args),
-                **tree_map(lambda one: _cast(one, torch.float32, device), kwargs),
-            )
+            dtype = dtype_now()
+            args, kwargs = tree_map(lambda value: _cast(value, dtype, device), (args, kwargs))
+            return op(*args, **kwargs)
 
     return kernel
 

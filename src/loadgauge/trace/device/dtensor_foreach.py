@@ -40,13 +40,13 @@ class Parts:
     def _alike(self, others: Any) -> bool:
         """Whether a list is shared as the first one is, element by element."""
         return len(others) == len(self.whole) and all(
-            _shared(one)
+            _shared(first)
             and _shared(other)
-            and one._spec.placements == other._spec.placements
-            and one._spec.mesh is other._spec.mesh
-            and one._local_tensor.shape == other._local_tensor.shape
-            and not any(place.is_partial() for place in one._spec.placements)
-            for one, other in zip(self.whole, others, strict=True)
+            and first._spec.placements == other._spec.placements
+            and first._spec.mesh is other._spec.mesh
+            and first._local_tensor.shape == other._local_tensor.shape
+            and not any(place.is_partial() for place in first._spec.placements)
+            for first, other in zip(self.whole, others, strict=True)
         )
 
     def wrapped(self, out: Any) -> Any:
@@ -58,12 +58,12 @@ class Parts:
 
         make: Any = DTensor
         result = []
-        for one, whole in zip(out, self.whole, strict=True):
-            meta = TensorMeta(whole.shape, whole.stride(), one.dtype)
+        for part, whole in zip(out, self.whole, strict=True):
+            meta = TensorMeta(whole.shape, whole.stride(), part.dtype)
             spec = DTensorSpec(whole._spec.mesh, whole._spec.placements, tensor_meta=meta)
-            result.append(make(one, spec, requires_grad=False))
+            result.append(make(part, spec, requires_grad=False))
         return result
 
 
-def _shared(one: Any) -> bool:
-    return type(one).__name__ in ("DTensor", "Parameter") and hasattr(one, "_local_tensor")
+def _shared(value: Any) -> bool:
+    return type(value).__name__ in ("DTensor", "Parameter") and hasattr(value, "_local_tensor")

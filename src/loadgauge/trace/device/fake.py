@@ -117,25 +117,25 @@ class FakeMode(FakeTensorMode):
             return None
         return (list if isinstance(out, list) else tuple, result) if several else (None, result[0])
 
-    def _step(self, one: Any, tensors: list[Any], storages: dict[int, int]) -> Any:
-        if type(one) in _PLAIN:
-            return (_OTHER, one)
-        if not isinstance(one, FakeTensor) or one.constant is not None or one.layout is not torch.strided:
+    def _step(self, result: Any, tensors: list[Any], storages: dict[int, int]) -> Any:
+        if type(result) in _PLAIN:
+            return (_OTHER, result)
+        if not isinstance(result, FakeTensor) or result.constant is not None or result.layout is not torch.strided:
             return None
-        if one.is_conj() or one.is_neg():
+        if result.is_conj() or result.is_neg():
             return None
         for number, tensor in enumerate(tensors):
-            if one is tensor:
+            if result is tensor:
                 return (_SAME, number)
-        storage = one.untyped_storage()
-        shape, stride, offset = tuple(one.shape), one.stride(), one.storage_offset()
+        storage = result.untyped_storage()
+        shape, stride, offset = tuple(result.shape), result.stride(), result.storage_offset()
         place = storages.get(storage._cdata)
         if place is not None:
-            return (_VIEW, place, shape, stride, offset) if one.dtype == tensors[place].dtype else None
-        extent = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) if one.numel() else 0
-        if offset or storage.nbytes() != extent * one.element_size():
+            return (_VIEW, place, shape, stride, offset) if result.dtype == tensors[place].dtype else None
+        extent = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) if result.numel() else 0
+        if offset or storage.nbytes() != extent * result.element_size():
             return None
-        return (_FRESH, shape, stride, one.dtype, one.fake_device)
+        return (_FRESH, shape, stride, result.dtype, result.fake_device)
 
     def _carry_out(self, plan: Any, tensors: list[Any]) -> Any:
         kind, steps = plan

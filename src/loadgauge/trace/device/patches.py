@@ -5,12 +5,45 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+
+MISSING = object()
+
+
+@contextlib.contextmanager
+def replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Replaces attributes in its body: (owner, name, value). Those that an owner does not have itself are deleted at the end.
+
+    >>> with replaced((torch, "float", torch.half)):
+    ...     torch.float
+    torch.float16
+    """
+    before = [(owner, name, vars(owner).get(name, MISSING)) for owner, name, _ in changes]
+    try:
+        for owner, name, value in changes:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            if value is MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+@contextlib.contextmanager
+def removing(handles: Iterable[Any]) -> Iterator[None]:
+    """Removes hooks after its body, by the handles that PyTorch gave for them."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextlib.contextmanager
@@ -18,41 +51,36 @@ def no_packed_sequences() -> Iterator[None]:
     """transformers builds a whole attention mask where it cannot see that sequences are not packed into one row; a
     real run without packing sees it, and builds none. It may be imported in the body, at the latest before the first
     module runs."""
-    replaced: list[tuple[Any, Any]] = []
+    patches = contextlib.ExitStack()
+    patched = False
     waiting: list[Any] = []
 
     def none(position_ids: Any) -> None:
         return None
 
     def replace(*_: Any) -> None:
+        nonlocal patched
         masking: Any = sys.modules.get("transformers.masking_utils")
-        original = getattr(masking, "find_packed_sequence_indices", None)
-        if original is not None and not replaced:
-            replaced.append((masking, original))
-            masking.find_packed_sequence_indices = none
-        if replaced and waiting:
+        if hasattr(masking, "find_packed_sequence_indices") and not patched:
+            patched = True
+            patches.enter_context(replaced((masking, "find_packed_sequence_indices", none)))
+        if patched and waiting:
             waiting.pop().remove()
 
     if "transformers" in sys.modules:
         with contextlib.suppress(ImportError):
             importlib.import_module("transformers.masking_utils")
     replace()
-    if not replaced:
+    if not patched:
         waiting.append(register_module_forward_pre_hook(replace))
-    try:
+    with patches, removing(waiting):
         yield
-    finally:
-        for masking, original in replaced:
-            masking.find_packed_sequence_indices = original
-        for handle in waiting:
-            handle.remove()
 
 
 @contextlib.contextmanager
 def modules_that_move() -> Iterator[None]:
     """`module.to(...)` and similar calls would swap the insides of fake parameters, which PyTorch cannot; here they are
     replaced, tied ones together."""
-    original = nn.Module._apply
     moved: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     depth = 0
 
@@ -81,8 +109,5 @@ def modules_that_move() -> Iterator[None]:
                 moved.clear()
         return self
 
-    nn.Module._apply = move  # type: ignore[method-assign]
-    try:
+    with replaced((nn.Module, "_apply", move)):
         yield
-    finally:
-        nn.Module._apply = original  # type: ignore[method-assign]

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
 from loadgauge.errors import ConfigError
+from loadgauge.trace.device.patches import replaced
 from loadgauge.trace.record.allocations import GRADIENTS
 from loadgauge.trace.record.tracker import Tracker
 
@@ -49,8 +50,7 @@ def fake_process_group(gpus: int, rank: int, observer: Observer) -> Iterator[Non
             patches.callback(_forget)
             _forget()
             patches.enter_context(_environment({name: str(value) for name, value in environment.items()}))
-            for owner, name, value in _patches(observer):
-                patches.enter_context(_replaced(owner, name, value))
+            patches.enter_context(replaced(*_patches(observer)))
             yield
     finally:
         dist.destroy_process_group()
@@ -193,8 +193,8 @@ def _pipeline() -> Iterator[tuple[Any, str, Any]]:
         return
 
     def given(self: Any, stages: Any, *_: Any, **__: Any) -> None:
-        for one in stages:
-            one._inference_mode = modes.STATIC
+        for stage_ in stages:
+            stage_._inference_mode = modes.STATIC
 
     for kind in vars(schedules).values():
         if isinstance(kind, type) and "_warmup_p2p" in vars(kind):
@@ -229,16 +229,6 @@ def _unseen(original: Callable[..., Any], tracker: Tracker) -> Callable[..., Any
             tracker.suspended -= 1
 
     return quiet
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 @contextlib.contextmanager

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from torch import nn
 
 from loadgauge.errors import LayoutError, NotModelled
+from loadgauge.trace.record.allocations import any_layer
 
 KNOWN = ("colwise", "rowwise", "colwise_gather_output", "replicated_with_grad_allreduce")
 """Styles of transformers that have their like in `torch.distributed.tensor.parallel`."""
@@ -90,7 +90,7 @@ def whole() -> Any:
 
 
 def _style(plan: dict[str, str], name: str) -> str | None:
-    return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+    return plan.get(any_layer(name))
 
 
 def _has(model: Any, name: str) -> bool:
@@ -98,7 +98,7 @@ def _has(model: Any, name: str) -> bool:
 
 
 def _name(model: Any, module: Any) -> str | None:
-    return next((name for name, one in model.named_modules() if one is module), None)
+    return next((name for name, part in model.named_modules() if part is module), None)
 
 
 def _divides(size: int, mesh: Any, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -78,8 +79,8 @@ class Stream:
         record = self.records[number]
         return record.category or (INPUTS if record.phase == 0 else TEMPORARIES)
 
-    def walk(self, each: Callable[[int, int, int], None], rounded: int = 1) -> int:
-        """Calls `each(event, storage, live bytes)` after every event; returns the highest live bytes.
+    def walk(self, look: Callable[[int, int, int], None], rounded: int = 1) -> int:
+        """Calls `look(event, storage, live bytes)` after every event; returns the highest live bytes.
 
         rounded: each storage takes a multiple of this many bytes
         """
@@ -89,10 +90,10 @@ class Stream:
             if rounded > 1:
                 before = sizes.get(number, 0)
                 sizes[number] = before + change
-                change = _up(before + change, rounded) - _up(before, rounded)
+                change = round_up(before + change, rounded) - round_up(before, rounded)
             live += change
             highest = max(highest, live)
-            each(event, number, live)
+            look(event, number, live)
         return highest
 
     def peak(self, begin: int = 0, rounded: int = 1) -> Moment:
@@ -113,7 +114,7 @@ class Stream:
             return Moment(0, 0, "", "", "", {})
         categories: Counter[str] = Counter()
         for number, nbytes in self.live(event).items():
-            categories[self.category(number)] += _up(nbytes, rounded)
+            categories[self.category(number)] += round_up(nbytes, rounded)
         record = self.records[self.ids[event]]
         ordered = {name: categories[name] for name in CATEGORIES if categories[name]}
         return Moment(sum(categories.values()), event, self.phase_of(event), op_name(record.op), record.module, ordered)
@@ -197,10 +198,20 @@ def op_name(op: Any) -> str:
     return name.partition(".")[0]
 
 
+def any_layer(module: str) -> str:
+    """The name of a module with a star for each number, so that alike modules of all layers have one name.
+
+    >>> any_layer("model.layers.3.mlp.experts.12")
+    'model.layers.*.mlp.experts.*'
+    """
+    return re.sub(r"\.\d+(?=\.|$)", ".*", module)
+
+
 def dtype_name(dtype: Any) -> str:
     """The name of a dtype without its package."""
     return str(dtype).removeprefix("torch.")
 
 
-def _up(nbytes: int, step: int) -> int:
+def round_up(nbytes: int, step: int) -> int:
+    """The next multiple of `step`."""
     return -(-nbytes // step) * step

@@ -146,6 +146,15 @@ class Allocator:
             block = before
         self._put(block)
 
+    def change(self, storage: int, nbytes: int) -> None:
+        """Frees a storage and allocates it again with `nbytes` more (or, negative, fewer). Raises NothingFits."""
+        block = self.live.get(storage)
+        if block is not None:
+            nbytes += block.requested
+            self.release(storage)
+        if nbytes:
+            self.allocate(storage, nbytes)
+
     def _fitting(self, size: int, small: bool) -> Block | None:
         pool = self.pools[small]
         place = bisect.bisect_left(pool, (size, 0), key=lambda entry: entry[:2])
@@ -313,12 +322,6 @@ def replay(stream: Stream, allocator: Allocator | None = None) -> Allocator:
     Raises NothingFits where the allocator's limit leaves no room; the allocator is then as it was at that moment.
     """
     allocator = allocator or Allocator()
-    sizes: dict[int, int] = {}
     for number, change in zip(stream.ids, stream.changes, strict=True):
-        before = sizes.get(number, 0)
-        if before:
-            allocator.release(number)
-        sizes[number] = before + change
-        if sizes[number]:
-            allocator.allocate(number, sizes[number])
+        allocator.change(number, change)
     return allocator

@@ -40,7 +40,7 @@ def sum_by_kind(calls: Iterable[Collective]) -> tuple[Sum, ...]:
         entry[0] += 1
         entry[1] += call.payload
     sums = [Sum(kind, ranks, calls, payload) for (kind, ranks), (calls, payload) in totals.items()]
-    return tuple(sorted(sums, key=lambda one: (-one.payload, one.kind)))
+    return tuple(sorted(sums, key=lambda total: (-total.payload, total.kind)))
 
 
 def collective(
@@ -81,7 +81,7 @@ def _nbytes(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         return int(value.numel() * value.element_size())
     if isinstance(value, list | tuple):
-        return sum(_nbytes(one) for one in value)
+        return sum(_nbytes(item) for item in value)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -52,19 +53,12 @@ def _more() -> dict[Any, Formula]:
 
 
 _SHAPED = _more()
-_KNOWN: dict[Any, Any] = {}
 
 
+@functools.cache
 def formula(func: Any) -> Callable[[Any, Any, Any], int] | str | None:
     """How to count an operation from (arguments, keywords, result); its name where it should count but nothing is
     known; None where it does not count."""
-    if func not in _KNOWN:
-        _KNOWN[func] = _formula(func)
-    result: Callable[[Any, Any, Any], int] | str | None = _KNOWN[func]
-    return result
-
-
-def _formula(func: Any) -> Callable[[Any, Any, Any], int] | str | None:
     packet = getattr(func, "_overloadpacket", None)
     if packet in _SHAPED:
         own = _SHAPED[packet]
@@ -82,5 +76,5 @@ def _formula(func: Any) -> Callable[[Any, Any, Any], int] | str | None:
 _FREE = {"_to_copy", "commit", "_fused_sdp_choice"}
 
 
-def _shape(one: Any) -> Any:
-    return tuple(one.shape) if isinstance(one, torch.Tensor) else one
+def _shape(value: Any) -> Any:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else value

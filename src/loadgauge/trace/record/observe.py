@@ -19,8 +19,9 @@ from torch.nn.modules import module as modules
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
+from loadgauge.trace.device.patches import removing, replaced
 from loadgauge.trace.graph import Field, fields, nodes
-from loadgauge.trace.record.allocations import SAVED, WEIGHTS, Stream, dtype_name
+from loadgauge.trace.record.allocations import GRADIENTS, INPUTS, SAVED, WEIGHTS, Stream
 from loadgauge.trace.record.collectives import Collective, collective
 from loadgauge.trace.record.flops import formula
 from loadgauge.trace.record.tracker import Tracker, node_key, own
@@ -171,7 +172,7 @@ class Observer:
                 for module in list(self._names):
                     for parameter in module._parameters.values():
                         if parameter is not None and parameter.grad is not None:
-                            self.tracker.claim([parameter.grad], "gradients")
+                            self.tracker.claim([parameter.grad], GRADIENTS)
                 self.begin(FORWARD)
 
         return backward
@@ -184,8 +185,8 @@ class Observer:
         self.saved, self.multiplied = [], set()
         numbers: dict[int, int] = {}
         regions: set[int] = set()
-        for node in sorted(nodes(roots), key=lambda node: int(node._sequence_nr())):
-            module = self.module_of(int(node._sequence_nr()))
+        for node in sorted(nodes(roots), key=node_key):
+            module = self.module_of(node_key(node))
             for field in fields(node):
                 if not isinstance(field, Field):  # recomputed in backward
                     if id(field.region) not in regions:
@@ -205,19 +206,9 @@ class Observer:
         if number is None:
             return None
         record = self.stream.records[number]
-        self.saved.append(
-            SavedTensor(
-                node=node,
-                field=field,
-                shape=tuple(map(int, tensor.shape)),
-                dtype=dtype_name(tensor.dtype),
-                nbytes=int(tensor.nbytes),
-                storage=numbers.setdefault(number, len(numbers) + 1),
-                storage_nbytes=int(tensor.untyped_storage().nbytes()),
-                owner="" if record.category in ("", SAVED) and record.phase else record.category or "inputs",
-                module=module,
-            )
-        )
+        storage = numbers.setdefault(number, len(numbers) + 1)
+        owner = "" if record.category in ("", SAVED) and record.phase else record.category or INPUTS
+        self.saved.append(SavedTensor.of(tensor, node, field, storage, owner, module))
         return number
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -252,19 +243,15 @@ _next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
 def observing(device: str | None, stacks: bool = False) -> Iterator[Observer]:
     """Records the code in its body and yields the observer; preparation lasts until `begin` is called."""
     observer = Observer(device, stacks)
-    original, grad = torch.autograd.backward, torch.autograd.grad
     handles = [
         modules.register_module_forward_pre_hook(observer._enter),
         modules.register_module_forward_hook(observer._leave, always_call=True),
         register_optimizer_step_pre_hook(observer._before_step),
         register_optimizer_step_post_hook(observer._after_step),
     ]
-    torch.autograd.backward, torch.autograd.grad = observer._backward(original), observer._backward(grad)
+    watched = [(torch.autograd, name, observer._backward(vars(torch.autograd)[name])) for name in ("backward", "grad")]
     try:
-        with observer.tracker:
+        with removing(handles), replaced(*watched), observer.tracker:
             yield observer
     finally:
-        torch.autograd.backward, torch.autograd.grad = original, grad
-        for handle in handles:
-            handle.remove()
         observer.finish()

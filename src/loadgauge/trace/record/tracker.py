@@ -117,11 +117,11 @@ class Tracker(TorchDispatchMode):
 
     def _take_all(self, out: Any, func: Any) -> None:
         if isinstance(out, tuple | list):
-            for one in out:
-                if isinstance(one, torch.Tensor):
-                    self.take(one, func)
-                elif isinstance(one, tuple | list):
-                    self._take_all(one, func)
+            for item in out:
+                if isinstance(item, torch.Tensor):
+                    self.take(item, func)
+                elif isinstance(item, tuple | list):
+                    self._take_all(item, func)
 
     def take(self, tensor: torch.Tensor, op: Any) -> int | None:
         """The number of a tensor's storage; a new storage is recorded as an allocation by `op`. None off the device."""

@@ -36,9 +36,11 @@ class Usage(msgspec.Struct, frozen=True):
 
         results: tensors that the block has made itself, in any nesting; no input, and no view of one
         """
-        storages = {}
-        for leaf in tree_leaves(results):
-            if isinstance(leaf, torch.Tensor):
-                storages[leaf.untyped_storage()._cdata] = leaf.untyped_storage().nbytes()
-        made = sum(storages.values())
+        made = sum(storage_bytes(results).values())
         return self.persistent - made, self.peak - made
+
+
+def storage_bytes(values: Any) -> dict[int, int]:
+    """The storages of all tensors in `values`, in any nesting, with their bytes; views of one storage count once."""
+    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
