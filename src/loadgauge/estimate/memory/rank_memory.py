@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
@@ -336,13 +337,18 @@ class MemoryModel:
             total = total + self.facts[key].weights.times(count)
         return total
 
+    @cached_property
+    def end_weights(self) -> tuple[RankWeights, RankWeights]:
+        """Weights of the embedding and of the head."""
+        return RankWeights.of(self.embedding.weights), RankWeights.of(self.head.weights)
+
     def units(self, stage: Stage) -> RankWeights:
         """Return the weights of the embedding and the head, as far as they are on this stage."""
         total = RankWeights()
         if stage.first:
-            total = total + RankWeights.of(self.embedding.weights)
+            total = total + self.end_weights[0]
         if stage.last:
-            total = total + RankWeights.of(self.head.weights)
+            total = total + self.end_weights[1]
         return total
 
     def ends(self, stage: Stage) -> RankWeights:

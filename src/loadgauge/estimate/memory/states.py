@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import add
+
 import msgspec
 
 from loadgauge.algebra import Size, spread
@@ -53,10 +55,10 @@ class WeightCount(msgspec.Struct, frozen=True):
 
     def times(self, factor: Size) -> WeightCount:
         """Return the counts of `factor` layers of the same kind."""
-        return WeightCount(*(factor * getattr(self, field) for field in self.__struct_fields__))
+        return WeightCount(*[factor * size for size in msgspec.structs.astuple(self)])
 
     def __add__(self, other: WeightCount) -> WeightCount:
-        return WeightCount(*(getattr(self, field) + getattr(other, field) for field in self.__struct_fields__))
+        return WeightCount(*map(add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 class RankWeights(msgspec.Struct, frozen=True):
