@@ -1,8 +1,8 @@
-"""Children of `loadgauge trace`, `measure` and `compare` that begin with PyTorch imported.
+"""Children of `loadgauge trace` that begin with PyTorch imported.
 
 Each is a process of its own, as `loadgauge.trace.subprocess` starts it, and runs the same `main`; but it is forked from a
-process that has imported PyTorch and transformers, which is most of the time that a small trace takes. (Tests of the page, and
-doctests, start theirs from nothing.)
+process that has imported PyTorch and transformers, which is most of the time that a small trace takes. (Tests of the
+page, of `measure` and `compare`, and doctests, start theirs from nothing.)
 """
 
 from __future__ import annotations
