@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from warm_children import warm_children, warm_source
+
+__all__ = ["warm_children", "warm_source"]
+
 # One thread each: the order of sums and the scratch of kernels do not depend on the number of cores, and processes that
 # test side by side do not wait for each other. Before torch and numpy are imported; what tests start inherits it.
 os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -43,6 +47,9 @@ KERNELS = {
 }  # fmt: skip
 """Where CPUs differ: peaks of memory, and results to the last digit. `make cpus` runs these as on other CPUs."""
 
+WARM = {HERE / place for place in ("trace", "oom/test_causes.py")}
+"""Whose child processes begin with PyTorch imported (`warm_children`)."""
+
 
 def _in(path: Path, places: set[Path]) -> bool:
     return not places.isdisjoint((path, *path.parents))
@@ -70,6 +77,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark, places in (("slow", SLOW), ("kernels", KERNELS)):
             if _in(item.path, places):
                 item.add_marker(mark)
+        if isinstance(item, pytest.Function) and _in(item.path, WARM):
+            item.fixturenames.append("warm_children")
 
 
 def pytest_collection_finish() -> None:

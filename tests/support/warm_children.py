@@ -1,8 +1,8 @@
-"""Children of `loadgauge trace`, `measure` and `compare` that begin with PyTorch imported.
+"""Children of `loadgauge trace` that begin with PyTorch imported.
 
 Each is a process of its own, as `loadgauge.trace.subprocess` starts it, and runs the same `main`; but it is forked from a
-process that has imported PyTorch and transformers, which is most of the time that a small trace takes. (Doctests of the
-package start theirs from nothing.)
+process that has imported PyTorch and transformers, which is most of the time that a small trace takes. (Tests of the
+page, of `measure` and `compare`, and doctests, start theirs from nothing.)
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import IO, Any
 
@@ -78,20 +79,22 @@ class Child:
             os.kill(self.pid, signal.SIGKILL)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def warm_children() -> Iterator[None]:
-    """Every child that a test starts is forked from one warm process of this worker."""
-    if not sys.platform.startswith("linux"):
-        yield
-        return
-    from loadgauge.trace import subprocess as children
-
+@pytest.fixture(scope="session")
+def warm_source() -> Iterator[Source]:
+    """What this worker's children are forked from."""
     source = Source()
-    stand_in = SimpleNamespace(Popen=lambda words, **_: Child(source, words), PIPE=subprocess.PIPE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(children, "subprocess", stand_in)
-        yield
+    yield source
     source.close()
+
+
+@pytest.fixture
+def warm_children(warm_source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each child that the test starts is forked from one warm process of this worker."""
+    if sys.platform.startswith("linux") and find_spec("torch") and find_spec("transformers"):
+        from loadgauge.trace import subprocess as children
+
+        stand_in = SimpleNamespace(Popen=lambda words, **_: Child(warm_source, words), PIPE=subprocess.PIPE)
+        monkeypatch.setattr(children, "subprocess", stand_in)
 
 
 def fork(request: dict[str, Any], handles: list[int]) -> None:

@@ -77,7 +77,7 @@ def refuse_unusual(reader: Reader) -> None:
 
 
 def num_labels(reader: Reader) -> int:
-    """Columns of a classifier: the length of `id2label`, or `num_labels`, or 2."""
+    """Columns of a classifier: the length of `id2label`, or `num_labels`, or 2. Raises ConfigError where they disagree."""
     labels = reader.raw("id2label", default=None)
     count = reader.optional_whole("num_labels", default=None)
     if labels is None:
@@ -168,7 +168,10 @@ def layer_types(
 
 
 def windows(reader: Reader, types: Sequence[str], window: int | None, key: str = "sliding_window") -> list[int | None]:
-    """The window of each layer: `window` where its type is sliding, else None (all keys)."""
+    """The window of each layer [tokens]: `window` where its type is not full_attention, else None (all keys).
+
+    Raises ConfigError, about `key`, where a layer has a window and there is none.
+    """
     local = next((kind for kind in types if kind != "full_attention"), None)
     if window is None and local is not None:
         raise reader.wrong(key, f"is null (or switched off), but some layers are {local}")
@@ -217,7 +220,7 @@ def rebuilt(spec: ModelSpec, change: Callable[[int, Block], Block]) -> ModelSpec
 
 
 def interleaved(spec: ModelSpec, types: Sequence[str], mixer: LinearMixer) -> ModelSpec:
-    """The model with `mixer` in place of the attention wherever the type is not full_attention."""
+    """The model with `mixer` in place of attention in each layer whose type, of `types`, is not full_attention."""
 
     def change(index: int, block: Block) -> Block:
         return block if types[index] == "full_attention" else msgspec.structs.replace(block, attention=mixer)

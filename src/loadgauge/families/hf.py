@@ -106,7 +106,11 @@ def _near(model_type: str) -> str:
 
 
 def from_hf(path: str | Path, name: str = "") -> ModelSpec:
-    """The model that a `config.json`, or the folder that holds it, describes."""
+    """The model that a `config.json`, or the folder that holds it, describes.
+
+    name: the model's name; else that of the folder, or of a file that is not called config.json
+    Raises ConfigError for what cannot be read, and NotModelled for what is valid but outside the model.
+    """
     from pathlib import Path  # not for a catalogued model
 
     file = str(Path(path) / "config.json" if os.path.isdir(path) else path)

@@ -33,7 +33,7 @@ def whole_mixer(build: Builder, kind: str, file: str, *, heads: bool) -> None:
 
 
 def chunk_pairs(view: View, chunk: Size) -> Size:
-    """Pairs of tokens that meet within a chunk, all of them, causal or not."""
+    """Query-key pairs of a micro-batch where each token meets its whole chunk, min(s, chunk) tokens, causal or not."""
     return minimum(view.pairs, view.tokens * minimum(chunk, view.positions))
 
 

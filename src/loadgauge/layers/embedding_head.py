@@ -25,7 +25,7 @@ def vocabulary(model: ModelSpec, view: View) -> Size:
 
 
 def embedding_layer(model: ModelSpec, view: View) -> Layer:
-    """Token, position and type embeddings, and what follows them up to the first block."""
+    """The operations of the token, position and type embeddings, and of what follows them up to the first block."""
     build = Builder(view)
     hidden = model.hidden_size
     width = hidden if model.embedding_size is None else model.embedding_size

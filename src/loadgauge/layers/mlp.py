@@ -22,7 +22,10 @@ KEEPS_OUTPUT = frozenset({"relu", "tanh"})
 
 
 def activate(build: Builder, name: str, x: Tensor, activation: str) -> Tensor:
-    """Adds an activation function to the list; `activation` is transformers' name of it."""
+    """Adds an activation function, by transformers' name, to the list. Returns its output, which has the shape of `x`.
+
+    Raises NotModelled for a name it does not know.
+    """
     if activation == "xielu":
         return _xielu(build, name, x)
     if activation not in KEPT_INSIDE:

@@ -47,7 +47,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> Size:
-        """Bytes. ``Tensor("x", 10, 2).nbytes == 20``"""
+        """Size of the whole tensor [bytes]. ``Tensor("x", 10, 2).nbytes == 20``"""
         return self.numel * self.itemsize
 
 
@@ -88,7 +88,7 @@ class Gemm(msgspec.Struct, frozen=True):
 
     @property
     def flops(self) -> Size:
-        """FLOPs, 2 m n k per product."""
+        """FLOPs of all products, 2 m n k each [FLOP]."""
         return 2 * self.m * self.n * self.k * self.batch
 
 
@@ -149,12 +149,12 @@ class Operation(msgspec.Struct, frozen=True):
 
     @property
     def params(self) -> Size:
-        """Parameters on this rank."""
+        """Parameters of this operation on this rank."""
         return sum(weight.numel for weight in self.weights)
 
     @property
     def backward_flops(self) -> Size:
-        """Backward FLOPs, without what a fused kernel computes again."""
+        """FLOPs of the gradients of inputs and weights, without what a fused kernel computes again [FLOP]."""
         return self.input_gradient_flops + self.weight_gradient_flops
 
     @property
@@ -279,5 +279,5 @@ class Layer(msgspec.Struct, frozen=True):
 
     @property
     def wire(self) -> Size:
-        """Bytes one rank sends for one forward and backward, without recomputation."""
+        """Bytes one rank sends for one forward and one backward of a micro-batch, without recomputation [bytes]."""
         return sum(collective.wire for collective in self.comm)

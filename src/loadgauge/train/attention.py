@@ -132,7 +132,7 @@ def _seen(module: torch.nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) 
 
 @cache
 def flash_attn_installed() -> bool:
-    """Whether the flash-attn package is there."""
+    """Whether the flash-attn package can be imported."""
     return importlib.util.find_spec("flash_attn") is not None
 
 

@@ -97,7 +97,10 @@ def from_lengths(lengths: Sequence[int]) -> Boundaries:
 
 
 def from_cumulative(cumulative: Tensor, tokens: int) -> Boundaries:
-    """Boundaries from cumulated lengths 0, l_1, l_1 + l_2, ..., which must end at `tokens`."""
+    """Boundaries from cumulated lengths 0, l_1, l_1 + l_2, ... [tokens], which must end at `tokens`.
+
+    Raises ConfigError where they do not rise from 0 to `tokens`. This waits for the GPU.
+    """
     ends = cumulative.tolist()
     if not ends or ends[0] != 0 or ends[-1] != tokens or sorted(ends) != ends:
         raise ConfigError(f"must rise from 0 to the {tokens} tokens of the batch, got {ends[:8]}", key="cu_seq_lens_q")
@@ -130,7 +133,10 @@ def is_marks(mask: object, tokens: int) -> TypeGuard[Tensor]:
 
 
 def read(marks: Tensor) -> Boundaries:
-    """The boundaries that `marks` carry."""
+    """The boundaries that `marks` (1, 1, 1, tokens) carry: its attribute, or else its true entries, each a last token.
+
+    Raises ConfigError where the last token is not the end of a sequence.
+    """
     known = getattr(marks, "boundaries", None)
     if isinstance(known, Boundaries):
         return known

@@ -101,7 +101,7 @@ def before_backbone(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def after_backbone(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """Forward hook of the backbone: what came in padded goes out padded."""
+    """Forward hook of the backbone: the output as (batch, longest, ...) if the batch came padded; None leaves it as it is."""
     mask = kwargs.get("attention_mask")
     mask = next(iter(mask.values()), None) if isinstance(mask, dict) else mask
     where = getattr(mask, "boundaries", None) or getattr(kwargs.get("position_ids"), "boundaries", None)

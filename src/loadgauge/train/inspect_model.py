@@ -85,12 +85,12 @@ def sample(model: PreTrainedModel, length: int, seed: int) -> Tensor:
 
 
 def embedding(model: PreTrainedModel) -> Tensor:
-    """The input embedding's weight: it tells device and precision."""
+    """The weight of the input embedding, (words, width), whose device and dtype are taken for the model's."""
     return next(model.get_input_embeddings().parameters())
 
 
 def first_tensor(output: Any) -> Tensor:
-    """Logits where there are any, else the first tensor of an output."""
+    """The logits of an output of transformers; of any other value, the first tensor in it."""
     logits = getattr(output, "logits", None)
     return logits if isinstance(logits, Tensor) else next(v for v in leaves(output) if isinstance(v, Tensor))
 

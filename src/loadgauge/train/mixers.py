@@ -168,7 +168,11 @@ def _source(flat: dict[str, Any], tokens: int) -> str:
 
 
 def where_from(source: str, call: dict[str, Any]) -> Boundaries | None:
-    """The boundaries of a call, or None for a call without."""
+    """The boundaries of a call, or None for a call without.
+
+    source: the argument that carries them: `cu_seq_lens_q`, `position_ids`, or a mask
+    call: the arguments of the call, by name
+    """
     value = call.get(source)
     if not isinstance(value, Tensor):
         return None

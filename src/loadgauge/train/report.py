@@ -42,7 +42,7 @@ class Report:
 
     @property
     def ratio(self) -> float:
-        """Tokens over padded tokens: what is left of memory and of work outside attention."""
+        """Tokens over padded tokens (0 to 1): the share of memory, and of work outside attention, that is left."""
         return self.tokens / self.padded_tokens
 
     def __str__(self) -> str:
