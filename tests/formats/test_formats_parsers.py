@@ -111,7 +111,7 @@ def test_deepspeed(data: st.DataObject) -> None:
     config = pytest.importorskip("deepspeed.runtime.config")
     run = data.draw(runs("deepspeed", "json"))
     found = YAML(typ="safe").load(write(run, "deepspeed").text)
-    ranks = (run.gpus or 1) // run.within
+    ranks = (run.gpus or 1) // ((run.tp or 1) * (run.pp or 1) * (run.cp or 1))
 
     class Group:
         def get_data_parallel_world_size(self) -> int:
