@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick cpus parsers lint docs planner runs calibration accuracy bench gpu clean
+.PHONY: help demo test quick cpus versions parsers lint docs planner runs operators range accuracy bench stack gpu clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -22,7 +22,7 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/pip install --quiet $(TORCH) && $(BIN)/pip install --quiet --editable '.[dev,torch]' && touch $@
 
 demo: $(VENV)/installed ## does Llama 3.1 8B fit on 8 H100s? (installs what it needs; no network at run time)
-	$(BIN)/loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3 --seq-len 8192 --micro-batch 1
+	$(BIN)/loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3 --seq-len 4096 --micro-batch 1
 
 test: $(VENV)/installed-dev ## the whole test suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -34,6 +34,16 @@ quick: $(VENV)/installed-dev ## the tests that take less than a minute together:
 cpus: $(VENV)/installed-dev ## the tests that run PyTorch's kernels, as on CPUs with fewer instructions
 	ONEDNN_MAX_CPU_ISA=AVX512_CORE ATEN_CPU_CAPABILITY=avx2 $(BIN)/python -m pytest -n 2 -m kernels -k "not compiles" tests
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest -n 2 -m kernels -k "not compiles" tests
+
+# An environment each: old builds of PyTorch are 0.8 GB and more; pip's settings may name an index with the smaller ones for CPUs.
+versions:        ## what must hold with the oldest and a middle PyTorch and transformers (5 minutes once they are installed)
+	for release in oldest middle; do \
+	  test -x $(VENV)-$$release/bin/pytest || { \
+	    $(PYTHON) -m venv $(VENV)-$$release && $(VENV)-$$release/bin/python -m pip install --quiet --upgrade pip && \
+	    $(VENV)-$$release/bin/pip install --quiet -r tests/versions/$$release.txt && \
+	    $(VENV)-$$release/bin/pip install --quiet --editable . hypothesis pytest; } || exit 1; \
+	  timeout 600 $(VENV)-$$release/bin/python -m pytest -q tests/versions || exit 1; \
+	done
 
 # Without what those tools train with: no release of them agrees with all others on that.
 parsers: $(VENV)/installed-dev ## what is exported, read by DeepSpeed, Megatron-Core, axolotl, LLaMA-Factory and verl themselves
@@ -52,11 +62,23 @@ planner: $(VENV)/installed-dev ## docs/planner.md: what the commands in it print
 runs: $(VENV)/installed-dev ## the published runs, as rows of the package, from the tables of tools/published_runs
 	$(BIN)/python tools/published_runs/convert.py
 
-calibration: $(VENV)/installed-dev ## the GPUs' efficiencies, fitted to the published runs (some minutes)
-	PYTHONPATH=tools $(BIN)/python -m accuracy.calibrate
+operators: $(VENV)/installed-dev ## what kernels achieve, fitted to published measurements of single operations, and docs/operators.md
+	PYTHONPATH=tools $(BIN)/python -m operators.fit && PYTHONPATH=tools $(BIN)/python -m operators.page
+
+range: $(VENV)/installed-dev ## the ranges of memory and time, and the factor of software: their spread over published runs (some minutes)
+	PYTHONPATH=tools $(BIN)/python -m accuracy.memory_range && PYTHONPATH=tools $(BIN)/python -m accuracy.slack
 
 accuracy: $(VENV)/installed-dev ## docs/accuracy.md: predicted against published runs (some minutes)
 	$(BIN)/python docs/accuracy.py
+
+# An environment of its own: libraries that ask for CUDA when they are built, or for older versions of others.
+.stack/venv/installed: tools/stack/requirements.txt
+	$(PYTHON) -m venv .stack/venv && .stack/venv/bin/pip install --quiet --upgrade pip
+	.stack/venv/bin/pip install --quiet $(TORCH) setuptools wheel && .stack/venv/bin/pip install --quiet --editable .
+	DS_BUILD_OPS=0 .stack/venv/bin/pip install --quiet --no-build-isolation -r tools/stack/requirements.txt && touch $@
+
+stack: .stack/venv/installed ## docs/stack.md: the real libraries on the simulated device, beside the formula (half an hour; resumes)
+	HF_HUB_OFFLINE=1 PYTHONPATH=tools .stack/venv/bin/python -W ignore -m stack.page
 
 bench: $(VENV)/installed-dev ## speed, as a dated table in benchmarks/
 	$(BIN)/python benchmarks/speed.py

@@ -46,7 +46,7 @@ def dialects() -> str:
     from loadgauge.formats.dialects import dialect
 
     known = [dialect(name) for name in NAMES]
-    words = {"argv": "command line", "yaml": "YAML", "json": "JSON", "toml": "TOML"}
+    words = {"argv": "command line", "python": "script, notebook", "yaml": "YAML", "json": "JSON", "toml": "TOML"}
     lines = [
         f"| `{one.name}` | {one.title}: {', '.join(words[syntax] for syntax in one.syntaxes)} | {one.versions} |"
         f" {len(one.known)} | {len(one.coverage.harmless)} | {len(one.coverage.bounded)} | {len(one.coverage.stops)} |"

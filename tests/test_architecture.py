@@ -22,7 +22,7 @@ LEVELS = [  # a module imports only from rows above its own, or from its own fol
     {"train"},
     {"trace"},
     {"measure", "oom"},
-    {"compare", "validate"},
+    {"articles", "compare", "validate"},
     {"figures"},
     {"report", "plot"},
     {"web", "api"},

@@ -79,6 +79,23 @@ def ceil_div(size: Size, parts: Size) -> Size:
     return -(-size // parts)
 
 
+def next_power_of_two(size: Size) -> Size:
+    """Return the smallest power of two that is not below `size`.
+
+    >>> next_power_of_two(1), next_power_of_two(96), next_power_of_two(1024)
+    (1, 128, 1024)
+    """
+    if type(size) is int:
+        return 1 << (size - 1).bit_length()
+    if _is_symbol(size, 1):
+        sympy = sys.modules["sympy"]
+        return 2 ** sympy.ceiling(sympy.log(size, 2))
+    if _is_array(size, size):
+        numpy = sys.modules["numpy"]
+        return numpy.exp2(numpy.ceil(numpy.log2(size)))
+    return 1 << (math.ceil(size) - 1).bit_length()
+
+
 def common_divisor(first: Size, second: Size) -> Size:
     """Return the greatest common divisor.
 
@@ -160,3 +177,30 @@ def where(condition: Any, yes: Size, no: Size) -> Size:
     if _is_array(condition):
         return sys.modules["numpy"].where(condition, yes, no)
     return yes if condition else no
+
+
+def square_root(value: Size) -> Size:
+    """Return the square root.
+
+    >>> square_root(16.0)
+    4.0
+    """
+    if type(value) in _PLAIN:
+        return math.sqrt(value)
+    if _is_symbol(value):
+        return sys.modules["sympy"].sqrt(value)
+    return sys.modules["numpy"].sqrt(value)
+
+
+def both_count(first: Size, second: Size) -> Size:
+    """Return (x^3 + y^3)^(1/3): the time of a kernel that computes for x and moves bytes for y, neither hidden completely.
+
+    >>> round(both_count(1.0, 0.1), 4), round(both_count(1.0, 1.0), 4)
+    (1.0003, 1.2599)
+    """
+    cubes = first * first * first + second * second * second
+    if type(cubes) in _PLAIN:
+        return cubes ** (1 / 3)
+    if _is_symbol(cubes):
+        return sys.modules["sympy"].cbrt(cubes)
+    return sys.modules["numpy"].cbrt(cubes)

@@ -15,7 +15,7 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import find_model
 from loadgauge.families.reader import shown
 from loadgauge.resolve.resolve import resolve_job
-from loadgauge.spec.calibration import Rates
+from loadgauge.spec.calibration import Efficiencies
 from loadgauge.spec.cluster import cluster as cluster_of
 from loadgauge.spec.hardware import Cluster, Gpu
 from loadgauge.spec.hardware import gpu as gpu_of
@@ -28,6 +28,8 @@ from loadgauge.spec.training import Training
 class Flags(TypedDict, total=False):
     """The flags of `loadgauge estimate` with underscores, except the model and the GPU. A test compares it with `Job`."""
 
+    hub: bool
+    memory: str
     gpus: int
     tp: int
     pp: int
@@ -45,15 +47,41 @@ class Flags(TypedDict, total=False):
     seq_len: int
     lengths: str
     precision: str
+    beside: str
+    dialect: str
+    weights: Literal["auto", "float32", "bfloat16", "float16"]
+    version: str
     optimizer: str
-    attention: Literal["flash", "eager"]
+    attention: Literal["flash", "eager", "fa1", "fa2", "fa3", "fa4", "cudnn", "aiter", "vendor"]
     loss: str
     framework: str
     lora_rank: int
     lora_targets: str
     qlora: bool
     base: str
+    lora_dropout: float
+    lora_dtype: Literal["float32", "bfloat16", "float16"]
+    kbit_upcast: Literal["none", "norms", "all"]
+    use_dora: bool
+    modules_to_save: str
+    lora_layers: str
+    train: str
+    kernels: Literal["native", "liger"]
+    compile: bool
+    padding: Literal["free", "dynamic", "max-length"]
+    eval_batch: int
+    eval_batches: int
+    generate: int
+    save: Literal["sharded", "full"]
     offload: Literal["none", "optimizer", "all"]
+    offload_to: Literal["cpu", "nvme"]
+    end_units: Literal["root", "apart"]
+    engine: str
+    activation_offload: Literal["none", "checkpoints", "all"]
+    pin_memory: bool
+    host_link: str
+    host_bandwidth: str
+    nvme_bandwidth: str
     gpus_per_node: int
     link_bandwidth: str
     nic_bandwidth: str
@@ -84,7 +112,7 @@ def estimate(
     gpu: str | Gpu | None = None,
     cluster: Cluster | None = None,
     *,
-    rates: Rates | None = None,
+    efficiencies: Efficiencies | None = None,
     scale: float = 1.0,
 ) -> Estimate: ...
 
@@ -102,7 +130,7 @@ def estimate(
     gpu: str | Gpu | None = None,
     cluster: Cluster | None = None,
     *,
-    rates: Rates | None = None,
+    efficiencies: Efficiencies | None = None,
     scale: float = 1.0,
     **flags: Any,
 ) -> Estimate:
@@ -116,7 +144,7 @@ def estimate(
     job file), a `ModelSpec`, or a `Job`, which has no other arguments
     gpu: an id (`loadgauge.gpu_ids()`) or a `Gpu`; required for the verdict and the time
     cluster: the links between the GPUs (`loadgauge.cluster`), where they differ from those in the GPU's data file
-    rates: a calibration other than the GPU's own; scale: measured step time over predicted step time
+    efficiencies: a calibration other than the GPU's own; scale: measured step time over predicted step time
 
     Raises `ConfigError` for arguments that cannot be read, `LayoutError` for a layout that cannot exist, `NotModelled`
     for one that can but is not modelled.
@@ -129,15 +157,15 @@ def estimate(
     >>> loadgauge.estimate(job) == result
     True
     >>> layout = loadgauge.Layout(dp=8, zero=3, global_batch=8, seq_len=8192)
-    >>> loadgauge.estimate("llama-3.1-8b", layout, gpu="h100-sxm5-80gb").memory == result.memory
+    >>> loadgauge.estimate("llama-3.1-8b", layout, gpu="h100-sxm5-80gb").memory.total == result.memory.total
     True
     """
     if isinstance(model, Job):
-        if any(value is not None for value in (layout, training, gpu, cluster, rates)) or scale != 1.0 or flags:
+        if any(value is not None for value in (layout, training, gpu, cluster, efficiencies)) or scale != 1.0 or flags:
             raise ConfigError("a Job is estimated as it is; change it with job.replace(...)", key="model")
         return resolve_job(model).estimate()
     if layout is None:
-        given = {"training": training, "cluster": cluster, "rates": rates}
+        given = {"training": training, "cluster": cluster, "efficiencies": efficiencies}
         for name, value in given.items():
             if value is not None:
                 raise ConfigError("goes with a Layout; without one, give the flags of the job", key=name)
@@ -159,7 +187,7 @@ def estimate(
             cluster = cluster_of(card, layout.gpus)
         except (NotStated, ConfigError) as error:
             untimed = f"{error}, in a loadgauge.cluster()"
-    result = of_specifications(spec, layout, training, card, cluster, rates=rates, scale=scale)
+    result = of_specifications(spec, layout, training, card, cluster, efficiencies=efficiencies, scale=scale)
     if untimed:
         result = msgspec.structs.replace(result, untimed=untimed)
     return result

@@ -18,6 +18,12 @@ def read_data(name: str) -> str:
         return file.read()
 
 
+def read_bytes(name: str) -> bytes:
+    """Return a file as it is, by its path below `data/`. Raises `FileNotFoundError`."""
+    with open(os.path.join(FOLDER, name), "rb") as file:
+        return file.read()
+
+
 def list_data(folder: str, ending: str) -> list[str]:
     """Return the names of the files with that ending in a folder of `data/`, without the ending, in no order.
 

@@ -41,8 +41,8 @@ def parse(text: str) -> tuple[float, str]:
     """
     match = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]+)\s*", text)
     if not match or match[2] not in _FACTORS:
-        known = ", ".join(_FACTORS)
-        raise ConfigError(f"cannot read {text!r} as a number with a unit (units: {known})")
+        units = ", ".join(_FACTORS)
+        raise ConfigError(f"cannot read {text!r} as a number with a unit (units: {units})")
     kind, factor = _FACTORS[match[2]]
     value = float(match[1].replace("_", "")) * factor
     if not math.isfinite(value):

@@ -15,12 +15,11 @@ def test_zero_shards_over_context_parallel_ranks_too() -> None:
     assert given.estimate().memory.fits is False
     found = {change.flags: change.result for change in advice(given)}
     assert {"--zero 1", "--zero 3"} <= set(found)
-    assert all(result.memory.fits for result in found.values())
+    assert all(result.memory.verdict != "does not fit" for result in found.values())
 
 
 def test_what_fits_precedes_what_is_tight() -> None:
-    given = resolve_job(Job(model="mixtral-8x7b", gpu="h100-sxm5-80gb", gpus=64, ep=8, tp=2, sequence_parallel=True, pp=2,
-                            vpp=2, schedule="interleaved", global_batch=128))  # fmt: skip
+    given = resolve_job(Job(model="llama-3.1-70b", gpu="h100-sxm5-80gb", gpus=16, tp=8, global_batch=32))
     verdicts = [change.result.memory.verdict for change in advice(given)]
     assert set(verdicts) == {"fits", "tight"}
     assert verdicts == sorted(verdicts)
@@ -31,9 +30,10 @@ def test_an_alternative_changes_what_its_flag_changes() -> None:
     setup = resolve_job(job)
     result = setup.estimate()
     rows = {row.alternative: row for row in assumptions(setup, result)}
-    assert set(rows) == {"--attention eager", "--loss fused"}
+    assert set(rows) == {"--attention eager", "--attention fa2", "--loss fused"}
     for flag, changed in (
         ("--attention eager", job.replace(attention="eager")),
+        ("--attention fa2", job.replace(attention="fa2")),
         ("--loss fused", job.replace(loss="fused")),
     ):
         other = resolve_job(changed).estimate()

@@ -24,7 +24,7 @@ from loadgauge.estimate.time.collectives import Fabric
 from loadgauge.estimate.time.traffic import Carries, stage_traffic
 from loadgauge.families.catalogue import find_model
 from loadgauge.families.reference import gpt_model
-from loadgauge.spec.calibration import rates
+from loadgauge.spec.calibration import efficiencies
 from loadgauge.spec.cluster import cluster, evenly
 from loadgauge.spec.hardware import gpu
 from loadgauge.spec.kernels import PAPER
@@ -41,7 +41,7 @@ def setup(name: str = "llama-3.1-8b", framework: str = "megatron", overlap: Any 
     if overlap is not None:
         training_ = msgspec.structs.replace(training_, overlap=msgspec.structs.replace(training_.overlap, **overlap))
     found = cluster(H100, chosen.gpus)
-    return NetworkCase.of(find_model(name), chosen, training_, found, rates(H100.id), **how)
+    return NetworkCase.of(find_model(name), chosen, training_, found, efficiencies(H100.id), **how)
 
 
 # -- what a need is ---------------------------------------------------------------------------------------------------
@@ -88,7 +88,9 @@ def test_the_articles_largest_cluster_through_the_whole_command() -> None:
     layout = Layout(tp=8, pp=8, dp=18, micro_batch=1, global_batch=1152, seq_len=2048)
     how = msgspec.structs.replace(training("megatron", "fp16-mixed-20"), kernels=PAPER)
     a100 = gpu("a100-sxm4-80gb")
-    asked = NetworkCase.of(model, layout, how, cluster(a100, layout.gpus), rates(a100.id), share=0.05, achieved=150e12)
+    asked = NetworkCase.of(
+        model, layout, how, cluster(a100, layout.gpus), efficiencies(a100.id), share=0.05, achieved=150e12
+    )
     found = asked.answer()
     flops = step_flops(model, layout, PAPER, view_of(layout, how)).hardware
     assert found.compute.total == pytest.approx(flops / (1152 * 150e12))
@@ -258,7 +260,8 @@ def test_replicas_take_time() -> None:
     usual, slowed = asked.answer(), msgspec.structs.replace(asked, fabric=slow).answer()
     sums = [sum(row.seconds for row in each.traffic if row.link == "outer") for each in (usual, slowed)]
     assert sums[1] > sums[0] > 0
-    assert slowed.exposed - usual.exposed == pytest.approx(sums[1] - sums[0])
+    # A layer is not as large as the rest of the weights, and a message of half the size takes a little more than half the time.
+    assert slowed.exposed - usual.exposed == pytest.approx(sums[1] - sums[0], rel=5e-3)
 
 
 @pytest.mark.parametrize("gpus", [424, 1040, 1680, 1696, 2048])

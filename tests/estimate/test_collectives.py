@@ -18,7 +18,7 @@ from loadgauge.estimate.time.collectives import (
     wire_bytes,
 )
 from loadgauge.spec.axes import RANK_ORDER
-from loadgauge.spec.calibration import DEFAULT
+from loadgauge.spec.calibration import efficiencies
 from loadgauge.spec.hardware import Cluster, Link, gpu
 
 FABRIC = Fabric(domain=8, inner_bandwidth=400e9, outer_bandwidth=50e9, inner_latency=3e-6, outer_latency=14e-6)
@@ -224,12 +224,12 @@ def test_a_cluster_of_three_links_has_pods() -> None:
     network = Link(bandwidth=50e9, latency=5e-6, domain=64)
     spine = Link(bandwidth=12.5e9, latency=9e-6, domain=512)
     h100 = gpu("h100-sxm5-80gb")
-    fabric = Fabric.of(Cluster(gpu=h100, gpus=512, gpus_per_node=8, links=(inner, network, spine)), DEFAULT)
+    fabric = Fabric.of(Cluster(gpu=h100, gpus=512, gpus_per_node=8, links=(inner, network, spine)), efficiencies(""))
     assert (fabric.domain, fabric.pod, fabric.oversubscription) == (8, 64, 4)
-    share = DEFAULT.outer_link
+    share = efficiencies("").outer_link
     assert fabric.outer_for(Group("dp", 8, 8)) == pytest.approx(50e9 * share)
     assert fabric.outer_for(Group("dp", 16, 8)) == pytest.approx(12.5e9 * share)
-    two = Fabric.of(Cluster(gpu=h100, gpus=64, gpus_per_node=8, links=(inner, network)), DEFAULT)
-    assert (two.pod, two.oversubscription, two.inner) == (None, 1, pytest.approx(450e9 * DEFAULT.inner_link))
-    one = Fabric.of(Cluster(gpu=h100, gpus=8, gpus_per_node=8, links=(inner,)), DEFAULT)
-    assert (one.domain, one.inner, one.outer) == (8, one.outer, pytest.approx(450e9 * DEFAULT.inner_link))
+    two = Fabric.of(Cluster(gpu=h100, gpus=64, gpus_per_node=8, links=(inner, network)), efficiencies(""))
+    assert (two.pod, two.oversubscription, two.inner) == (None, 1, pytest.approx(450e9 * efficiencies("").inner_link))
+    one = Fabric.of(Cluster(gpu=h100, gpus=8, gpus_per_node=8, links=(inner,)), efficiencies(""))
+    assert (one.domain, one.inner, one.outer) == (8, one.outer, pytest.approx(450e9 * efficiencies("").inner_link))

@@ -57,7 +57,7 @@ def test_what_is_not_known_or_not_modelled_says_so() -> None:
     ):
         training("megatron", "fp8-blokwise")
     for framework, name in (
-        ("huggingface", "fp8"), ("deepspeed", "mxfp8"), ("torchtitan", "nvfp4"), ("megatron", "fp8-rowwise"),
+        ("litgpt", "nvfp4"), ("deepspeed", "fp8-rowwise"), ("torchtitan", "nvfp4"), ("megatron", "fp8-rowwise"),
     ):  # fmt: skip
         with pytest.raises(NotModelled, match=f"is modelled for .*, not for {framework}: "):
             training(framework, name)
@@ -68,6 +68,15 @@ def test_what_is_not_known_or_not_modelled_says_so() -> None:
     with pytest.raises(ConfigError, match="no routed experts"):
         training(lora=Lora(rank=8, quantised="mxfp4")).check(model("llama-3.1-8b"))
     training(lora=Lora(rank=8, quantised="mxfp4")).check(model("gpt-oss-20b"))
+
+
+@pytest.mark.parametrize(("zero", "weight", "moment"), [(0, 2, 2), (3, 4, 4)])
+def test_transformers_quantises_the_products_of_what_it_loads(zero: int, weight: int, moment: int) -> None:
+    """accelerate's 8-bit back-ends change the products: weights are those of plain bf16, as loaded or in float32 shards."""
+    plain, eight = (training("huggingface", name).under(zero).precision for name in ("bf16", "fp8"))
+    assert (eight.weight, eight.moment) == (plain.weight, plain.moment) == (weight, moment)
+    assert plain.products is None
+    assert eight.products is not None
 
 
 # -- what is published ------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from command_line import document, typed
 from loadgauge import Layout, cluster, estimate, gpu, model, training
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.estimate.result import Estimate
+from loadgauge.estimate.time.collectives import Group, seconds
 from loadgauge.estimate.time.traffic import Carries
-from loadgauge.spec.calibration import DEFAULT
+from loadgauge.spec.calibration import efficiencies
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.overlap import Overlap
 
@@ -37,7 +38,7 @@ def timed(
     if latency is not None:
         links = tuple(msgspec.structs.replace(link, latency=latency) for link in machines.links)
         machines = msgspec.structs.replace(machines, links=links)
-    return estimate(model(name), layout, kind, cluster=machines, rates=DEFAULT)
+    return estimate(model(name), layout, kind, cluster=machines, efficiencies=efficiencies(""))
 
 
 LAYOUTS: list[dict[str, Any]] = [
@@ -61,7 +62,9 @@ def test_each_bucket_of_the_two_directions_of_dualpipe_has_its_latency():
     (row,) = (row for row in long.network if row.kind is Carries.GRADIENTS)
     buckets = math.ceil(row.payload / (40e6 * 4))
     assert buckets > 10
-    assert long.time.parts["dp"] - short.time.parts["dp"] == pytest.approx(buckets * 2 * (1e-3 - 1e-6))
+    each = [seconds("all_reduce", 0, Group("dp", 2, 1), found.workings.step.fabric) for found in (short, long)]
+    assert each[1] == pytest.approx(1000 * each[0])
+    assert long.time.parts["dp"] - short.time.parts["dp"] == pytest.approx(buckets * (each[1] - each[0]))
 
 
 @pytest.mark.parametrize("given", LAYOUTS)
@@ -118,7 +121,7 @@ def test_communication_at_the_links_own_rate():
     """Unoverlapped gradients: 2 (n-1)/n of 4 bytes a parameter over the link, and nothing else."""
     found = timed(dp=8, global_batch=8, overlap=Overlap(dp=False), latency=0.0)
     assert found.time is not None
-    carried = 2 * 7 / 8 * 4 * found.params / (450e9 * DEFAULT.inner_link)
+    carried = 2 * 7 / 8 * 4 * found.params / (450e9 * efficiencies("").inner_link)
     assert found.time.parts["dp"] == pytest.approx(carried, rel=0.01)
 
 
@@ -128,7 +131,8 @@ def test_a_measured_run_rescales():
     scaled = document(f"{line} --measured step={plain['step'] * 1.25!r}s")["time"]
     assert scaled["step"] == pytest.approx(plain["step"] * 1.25)
     assert scaled["scale"] == pytest.approx(1.25)
-    assert scaled["high"] - scaled["low"] < plain["high"] - plain["low"]
+    shares = [(time["high"] - time["low"]) / time["step"] for time in (scaled, plain)]
+    assert shares[0] < shares[1]
     assert sum(scaled["parts"].values()) == pytest.approx(scaled["step"])
     other = document(f"{line} --seq-len 8192 --measured step={plain['step'] * 1.25!r}s,seq_len=4096")["time"]
     there = document(f"{line} --seq-len 8192")["time"]

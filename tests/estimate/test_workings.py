@@ -21,6 +21,7 @@ from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.time.step import StepModel
 from loadgauge.families.catalogue import models
 from loadgauge.resolve.resolve import resolve_job
+from loadgauge.resolve.setup import worst_routing
 from loadgauge.spec.job import Job
 from loadgauge.web.handlers import OfBlock, Question, WhatIf, estimate, explain, what_if
 from loadgauge.web.uploads import Uploads
@@ -58,8 +59,9 @@ def uploads() -> Iterator[Uploads]:
     [
         ("--json --tokens 1T --explain activations", ONCE),
         ("--explain gradients --at backward", ONCE),
-        # Padded batches, and one in which every sequence is the longest, are other layouts.
-        ("--lengths uniform:4096 --json", {"MemoryModel": 3, "StepModel": 2}),
+        # Padded batches, and one in which every sequence is the longest, are other layouts; so are the `outcomes` of what is
+        # not said, of which each widens the range of each of these; and another kernel of attention is tried.
+        ("--lengths uniform:4096 --json", {"MemoryModel": 22, "StepModel": 9}),
     ],
 )
 def test_a_command_makes_one_model_of_memory_and_one_of_time(
@@ -128,3 +130,26 @@ def test_an_estimate_is_compared_copied_and_pickled_without_its_workings() -> No
         assert copied.explain("outside") == first.explain("outside")
     assert "workings" not in msgspec.to_builtins(first)
     assert "workings" not in first.to_dict()
+
+
+MOE_JOBS = [
+    Job(model="mixtral-8x7b", gpu="h100-sxm5-80gb", gpus=16, pp=2, ep=8, zero=1, global_batch=32, seq_len=2048),
+    Job(model="deepseek-v3", gpu="h800-sxm5-80gb", gpus=61 * 8, pp=61, ep=8, mtp=True, seq_len=2048, global_batch=488),
+    Job(model="qwen3-30b-a3b", gpu="h100-sxm5-80gb", gpus=16, ep=16, recompute="full", zero=1, seq_len=2048),
+]
+
+
+@pytest.mark.parametrize("job", MOE_JOBS, ids=lambda job: job.model)
+def test_the_worst_routing_shares_all_but_the_experts_and_is_the_estimate_of_its_own_layout(
+    job: Job, made: Counter[str]
+) -> None:
+    given = resolve_job(job)
+    result = given.estimate()
+    made.clear()
+    routed = worst_routing(given, result)
+    assert routed is not None
+    assert made["MemoryModel"] == 0
+    alone = msgspec.structs.replace(given, layout=routed.layout).estimate()
+    assert routed == alone
+    assert routed.memory.total > result.memory.total
+    assert routed.ledger == alone.ledger

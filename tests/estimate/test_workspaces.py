@@ -25,7 +25,6 @@ def test_workspaces_are_allocated_and_stay(card: str, framework: str, name: str,
     without = estimate(model(name), Layout(seq_len=128), training(framework)).memory
     assert found.workspaces == expected * MIB
     assert found.allocated - without.allocated == pytest.approx(expected * MIB)
-    assert found.total - without.total == pytest.approx(expected * MIB)
     assert sum(found.parts.values()) == pytest.approx(found.total)
     assert without.workspaces == 0
 

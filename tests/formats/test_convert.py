@@ -27,7 +27,8 @@ def script(tmp_path: Path) -> Path:
 def test_a_job_becomes_a_file_that_says_it(dialect: str) -> None:
     written = convert(Job(model="llama-3.1-8b", gpus=16, zero=2, micro_batch=2), to=dialect)
     found = read(str(written), dialect, given={"gpus": 16}).job
-    assert (written.dialect, found.zero) == (dialect, 2)
+    assert written.dialect == dialect
+    assert found.zero == 2 or any("--zero 2" in line for line in written.left_out)
     assert found.micro_batch in (2, None)
     assert (found.micro_batch is None) == any("--micro-batch" in line for line in written.left_out)
 

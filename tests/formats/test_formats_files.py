@@ -207,7 +207,7 @@ def test_axolotl() -> None:
     found = read(AXOLOTL, file="job.yaml")
     wanted = {
         "model": "NousResearch/Meta-Llama-3.1-8B", "seq_len": 4096, "micro_batch": 2, "qlora": True,
-        "lora_rank": 32, "lora_targets": "all", "optimizer": "adamw-8bit", "recompute": "full", "precision": "bf16",
+        "lora_rank": 32, "lora_targets": "all", "optimizer": "paged-adamw-8bit", "recompute": "full", "precision": "bf16",
     }  # fmt: skip
     assert found.dialect == "axolotl"
     assert {name: getattr(found.job, name) for name in wanted} == wanted
@@ -310,7 +310,8 @@ def test_torchtitan_of_old() -> None:
         ("0.22", 1024, "full", "bf16", "auto"),
         ("1.5", 1024, "full", "bf16", "auto"),
         ("1.6", 1024, "full", "bf16", "chunked"),
-        (None, 1024, "full", "bf16", "chunked"),
+        ("1.16", 1024, "full", "bf16", "tiled"),
+        (None, 1024, "full", "bf16", "tiled"),
     ],
 )
 def test_defaults_are_those_of_the_version(
@@ -326,7 +327,6 @@ def test_defaults_are_those_of_the_version(
         ("a.yaml", ARGUMENTS + "fp16: true\n", "fp16: contradicts bf16"),
         ("a.yaml", ARGUMENTS.replace("2048", "long"), "max_length: must be a whole number"),
         ("a.yaml", ARGUMENTS + "max_seq_length: 4096\n", "max_seq_length: 4096 contradicts max_length = 2048"),
-        ("a.yaml", ARGUMENTS + "load_in_8bit: true\n", "8 bits is not read"),
         (
             "a.yaml",
             ARGUMENTS + "fsdp: full_shard\ndeepspeed: {zero_optimization: {stage: 2}}\n",
@@ -425,8 +425,8 @@ def test_a_job_file_is_a_model(tmp_path: Path) -> None:
     found = document(f"estimate {place} --gpu rtx4090")
     direct = document(
         "estimate llama-3.1-8b --gpu rtx4090 --framework huggingface --zero 0 --recompute full --micro-batch 2"
-        " --global-batch 8 --seq-len 4096 --precision bf16 --optimizer adamw-8bit --attention flash --lora-rank 32"
-        " --lora-targets all --qlora --base nf4 --offload none"
+        " --global-batch 8 --seq-len 4096 --precision bf16 --optimizer paged-adamw-8bit --attention flash --lora-rank 32"
+        " --lora-targets all --qlora --base nf4 --kbit-upcast none --loss auto --weights bfloat16"
     )
     assert found["memory"] == direct["memory"]
     assert found["time"] == direct["time"]

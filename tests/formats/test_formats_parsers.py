@@ -57,9 +57,10 @@ def test_transformers(name: str, syntax: str, data: st.DataObject, tmp_path: Pat
     text = write(run, name, template, syntax=syntax).text
     if syntax == "argv":
         words = arguments(text)
-        if name == "transformers" and "--model_name_or_path" in words:
-            index = words.index("--model_name_or_path")
-            del words[index : index + 2]  # the script's own
+        for own in ("--model_name_or_path", "--dtype") if name == "transformers" else ():  # the script's own
+            if own in words:
+                index = words.index(own)
+                del words[index : index + 2]
         found = parser.parse_args_into_dataclasses(words)
     else:
         place = tmp_path / "args.yaml"
@@ -74,7 +75,7 @@ def test_transformers(name: str, syntax: str, data: st.DataObject, tmp_path: Pat
         model = found[1]
         assert args.max_length == run.seq_len
         assert (model.lora_r if model.use_peft else 0) == run.lora_rank
-        assert model.load_in_4bit == run.qlora
+        assert (model.load_in_4bit, model.load_in_8bit) == (run.qlora and run.base != "int8", run.base == "int8")
         assert (model.attn_implementation == "eager") == (run.attention == "eager")
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from job_runs import CAN, LAUNCHED, SYNTAXES, runs
+from job_runs import CAN, LAUNCHED, SUFFIXES, SYNTAXES, runs
 from loadgauge.formats.dialects import FILES
 from loadgauge.formats.exchange import read, write
 from loadgauge.formats.facts import FIELDS, Fact, facts_of, solve
@@ -16,7 +16,9 @@ from loadgauge.spec.job import Job
 
 PLAIN: dict[str, Any] = {
     "lora_rank": 0, "tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "etp": 1, "zero": 0, "replicas": 1, "sequence_parallel": False,
-    "recompute": "none", "loss": "auto", "offload": "none", "qlora": False, "attention": "flash", "micro_batch": 1,
+    "recompute": "none", "loss": "auto", "offload": "none", "offload_to": "cpu",
+    "activation_offload": "none", "pin_memory": True, "qlora": False, "attention": "flash", "micro_batch": 1,
+    "kernels": "native", "eval_batches": 0, "save": "sharded",
     "optimizer": "adamw", "precision": "bf16", "order": "tp,cp,ep,dp,pp", "overlap": "cp,pp,prefetch",
 }  # fmt: skip
 """What a run is that says nothing of it."""
@@ -35,7 +37,7 @@ def same(asked: Job, found: Job) -> dict[str, tuple[Any, Any]]:
 
 def differs(asked: Job, text: str, name: str, syntax: str) -> dict[str, tuple[Any, Any]]:
     beside = {"gpus": asked.gpus} if (name, syntax) in LAUNCHED else {}
-    file = f"job.{ {'argv': 'sh'}.get(syntax, syntax) }"
+    file = f"job.{SUFFIXES.get(syntax, syntax)}"
     found = read(text, name, file=file, given=beside).job
     pairs = same(asked, found)
     if "gpus_per_node" not in CAN[name] or asked.gpus_per_node is None:
@@ -46,10 +48,19 @@ def differs(asked: Job, text: str, name: str, syntax: str) -> dict[str, tuple[An
         "seq_len",
         "loss",
         "precision",
+        "weights",
         "optimizer",
         "recompute",
         "schedule",
         "micro_batch",
+        "lora_dropout",
+        "lora_dtype",
+        "kbit_upcast",
+        "kernels",
+        "activation_offload",
+        "eval_batch",
+        "eval_batches",
+        "save",
     ):
         # Of what the run does not say, the file has the tool's own default.
         if getattr(asked, name_of) in (None, ""):
@@ -86,7 +97,7 @@ def test_a_new_file_is_recognised(name: str, syntax: str) -> None:
     ]
     for run in few:
         text = write(run, name, syntax=syntax).text
-        assert read(text, file=f"job.{ {'argv': 'sh'}.get(syntax, syntax) }").dialect == name, text
+        assert read(text, file=f"job.{SUFFIXES.get(syntax, syntax)}").dialect == name, text
 
 
 @pytest.mark.parametrize(("name", "syntax"), SYNTAXES)

@@ -100,6 +100,32 @@ def test_against_simulation(kind: str) -> None:
         assert 5 * sigma < 0.01 * sample.mean()
 
 
+@pytest.mark.parametrize("kind", ["uniform", "skewed", "rare"])
+@pytest.mark.parametrize("b", [1, 2, 8, 32])
+def test_the_fullest_batch_against_drawn_epochs(kind: str, b: int) -> None:
+    generator, epochs = numpy.random.default_rng(7), 400
+    data = {
+        "uniform": numpy.arange(1, 1025),
+        "skewed": numpy.clip(generator.lognormal(5.8, 0.8, 2000).astype(int), 1, 4096),
+        "rare": numpy.array([100] * 990 + [4096] * 10),
+    }[kind]
+    batches = len(data) // b
+    fullest = numpy.median(generator.choice(data, (epochs, batches, b)).sum(axis=2).max(axis=1))
+    found = Lengths.of(data.tolist()).expected_fullest(b)
+    # A step of the length's bins on each sequence, and the spread of a median of 400.
+    assert found == pytest.approx(fullest, rel=0.02)
+    assert found <= b * max(data)
+
+
+def test_the_fullest_batch_is_exact_for_few_lengths() -> None:
+    # Of 6 batches of 2 draws from {10, 1000}: more than 1010 in a quarter of them, so in most epochs one has 2000.
+    assert Lengths.of([10, 1000] * 6).expected_fullest(2) == pytest.approx(2000, rel=2e-3)
+    # A long one in a hundred: a batch of two long ones is in 0.5 % of the epochs.
+    assert Lengths.of([10] * 99 + [1000]).expected_fullest(2) == pytest.approx(1010, rel=2e-3)
+    assert Lengths.of([7] * 5).expected_fullest(4) == 28
+    assert Lengths.uniform(131072).expected_fullest(1_000_000) == pytest.approx(1e6 * 65536.5)
+
+
 def test_one_length_has_no_padding() -> None:
     lengths = Lengths.of([4096] * 3)
     assert lengths.expected_max(64) == lengths.mean == lengths.longest == 4096

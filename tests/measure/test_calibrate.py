@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,12 +16,24 @@ import torch
 
 from command_line import typed
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.time.roofline import Machine, gemm_seconds
-from loadgauge.layers.operations import Gemm
+from loadgauge.estimate.time.collectives import Fabric, Group
+from loadgauge.estimate.time.collectives import seconds as collective
+from loadgauge.estimate.time.roofline import Machine, attention_seconds, gemm_seconds
+from loadgauge.layers.operations import Gemm, Operation
 from loadgauge.measure import benchmarks
-from loadgauge.measure.benchmarks import ON_CUDA, Sizes, Timing, seconds, timings
+from loadgauge.measure.benchmarks import (
+    ATTENTION,
+    COLLECTIVES,
+    ON_CUDA,
+    Saved,
+    Sizes,
+    Timing,
+    refuse_busy,
+    seconds,
+    timings,
+)
 from loadgauge.measure.calibrate import calibrate, fit_efficiencies, text
-from loadgauge.spec.calibration import DEFAULT, Rates
+from loadgauge.spec.calibration import Both, Efficiencies, Wire, efficiencies
 from loadgauge.spec.hardware import gpu
 
 PEAK, BANDWIDTH = 989e12, 3.35e12
@@ -30,50 +43,76 @@ SMALL = Sizes(
 )  # fmt: skip
 
 
-def times_of(known: Rates, machine: Machine) -> list[Timing]:
+def times_of(known: Efficiencies) -> list[Timing]:
     """What a machine with these efficiencies would take."""
+    cool = Machine(peak=PEAK, bandwidth=BANDWIDTH, efficiencies=msgspec.structs.replace(known, throttle=1.0))
+    hot = Machine(peak=PEAK, bandwidth=BANDWIDTH, efficiencies=known)
     made = [
-        Timing("matmul", {"m": m, "n": n, "k": k}, gemm_seconds(Gemm(m, n, k), machine), flops=2 * m * n * k)
+        Timing("matmul", {"m": m, "n": n, "k": k}, gemm_seconds(Gemm(m, n, k), cool), flops=2 * m * n * k)
         for m, n, k in ON_CUDA.matmul
     ]
-    made += [Timing(kind, {"s": 1}, 1e12 / (PEAK * getattr(known, kind)), flops=10**12)
-             for kind in ("flash2", "flash2_backward", "attention", "attention_backward")]  # fmt: skip
-    copied = 2**30 / (BANDWIDTH * known.memory)
-    made += [Timing("copy", {"elements": 1}, copied, nbytes=2**30), Timing("launch", {"elements": 1}, known.launch)]
-    made += [Timing(kind, {"elements": 1}, known.traffic * copied, nbytes=2**30) for kind in ("add", "mul", "silu")]
-    for payload in (2**12, 2**28):
-        wire = 2 * 7 * payload // 8
-        taken = 14 * known.inner_latency + wire / (450e9 * known.inner_link)
-        made.append(Timing("all_reduce", {"bytes": payload, "ranks": 8}, taken, nbytes=wire))
+    made.append(Timing("sustained", {"m": 8192, "n": 8192, "k": 8192}, gemm_seconds(Gemm(8192, 8192, 8192), hot)))
+    for kernel in ATTENTION:
+        for b, s, a, d in ON_CUDA.attention:
+            flops = 4 * b * a * s * s * d
+            gemms = (Gemm(s, s, d, b * a), Gemm(s, d, s, b * a))
+            one = Operation(
+                "a", "attention", (), (), gemms=gemms, forward_flops=flops, input_gradient_flops=2 * flops,
+                rerun_flops=flops // 2, computed_share=0.5,
+            )  # fmt: skip
+            time = attention_seconds(one, msgspec.structs.replace(cool, attention=kernel))
+            made.append(Timing(kernel, {"b": b, "s": s, "a": a, "d": d}, time.forward))
+            made.append(Timing(f"{kernel}_backward", {"b": b, "s": s, "a": a, "d": d}, time.backward))
+    rate = BANDWIDTH * known.memory["elementwise"].forward
+    made += [Timing("launch", {"elements": 1}, known.launch)]
+    made += [
+        Timing(kind, {"elements": 1}, 2**30 / rate + known.launch, nbytes=2**30) for kind in ("copy", "add", "silu")
+    ]
+    norm = known.memory["norm-eager"]
+    made.append(Timing("norm", {"elements": 1}, 2**30 / BANDWIDTH / norm.forward, nbytes=2**30))
+    made.append(Timing("norm_backward", {"elements": 1}, 2**30 / BANDWIDTH / norm.backward, nbytes=2**30))
+    fabric = Fabric(
+        domain=8, inner_bandwidth=450e9, outer_bandwidth=1, inner_latency=0, outer_latency=0, wires=known.wires
+    )
+    for kind in COLLECTIVES:
+        for payload in (2**12, 2**20, 2**24, 2**28):
+            taken = collective(kind, payload, Group("dp", 8, 1), fabric)
+            made.append(Timing(kind, {"bytes": payload, "ranks": 8}, taken))
     return made
 
 
 @pytest.mark.parametrize(
-    ("matmul", "wave", "small_k", "memory"), [(0.7, 0.5, 50, 0.82), (0.62, 0.9, 200, 0.9), (0.55, 0.0, 0, 0.75)]
+    ("matmul", "throttle", "wave", "small_k", "share"),
+    [(0.7, 0.9, 0.5, 50, 0.82), (0.62, 0.75, 0.9, 200, 0.9), (0.55, 1.0, 0.0, 0, 0.75)],
 )
-def test_known_efficiencies_come_back(matmul: float, wave: float, small_k: float, memory: float) -> None:
+def test_known_efficiencies_come_back(
+    matmul: float, throttle: float, wave: float, small_k: float, share: float
+) -> None:
+    usual = efficiencies("")
     known = msgspec.structs.replace(
-        DEFAULT, matmul=matmul, wave=wave, small_k=small_k, memory=memory, flash2=0.51, flash2_backward=0.33,
-        attention=0.66, attention_backward=0.44, traffic=1.3, launch=5e-6, inner_link=0.71, inner_latency=3e-6,
+        usual, matmul=matmul, throttle=throttle, wave=wave, small_k=small_k, launch=5e-6,
+        memory=usual.memory | {"elementwise": Both(share, share), "norm-eager": Both(0.6, 0.3)},
+        attention=usual.attention | {"fa2": Both(0.51, 0.33), "cudnn": Both(0.66, 0.44)},
+        wires=dict.fromkeys(COLLECTIVES, Wire(9e-6, usual.wires["all_reduce"].step, 0.71, 4e-3)),
     )  # fmt: skip
-    times = times_of(known, Machine(peak=PEAK, bandwidth=BANDWIDTH, rates=known))
-    found = fit_efficiencies(times, peak=PEAK, bandwidth=BANDWIDTH, link=450e9)
+    found = fit_efficiencies(times_of(known), peak=PEAK, bandwidth=BANDWIDTH, link=450e9)
     assert found.error < 1e-4
-    for name in (
-        "matmul",
-        "memory",
-        "flash2",
-        "flash2_backward",
-        "attention",
-        "attention_backward",
-        "traffic",
-        "launch",
+    for name in ("matmul", "throttle", "launch"):
+        assert getattr(found.efficiencies, name) == pytest.approx(getattr(known, name), rel=1e-3), name
+    assert (found.efficiencies.wave, found.efficiencies.small_k) == (wave, small_k)
+    for name, kind in (
+        ("memory", "elementwise"),
+        ("memory", "norm-eager"),
+        ("attention", "fa2"),
+        ("attention", "cudnn"),
     ):
-        assert getattr(found.rates, name) == pytest.approx(getattr(known, name), rel=1e-3), name
-    assert (found.rates.wave, found.rates.small_k) == (wave, small_k)
-    assert found.rates.inner_link == pytest.approx(0.71, rel=0.01)
-    assert found.rates.inner_latency == pytest.approx(3e-6, rel=0.01)
-    assert {"contention", "routing", "outer_link", "low", "high"} <= set(found.kept)
+        mine, given = getattr(found.efficiencies, name)[kind], getattr(known, name)[kind]
+        assert (mine.forward, mine.backward) == (
+            pytest.approx(given.forward, rel=1e-3), pytest.approx(given.backward, rel=1e-3),
+        )  # fmt: skip
+    for kind in COLLECTIVES:
+        assert found.efficiencies.wires[kind].share == pytest.approx(0.71, abs=0.03), kind
+    assert {"contention", "routing", "outer_link"} <= set(found.kept)
 
 
 @pytest.fixture(scope="module")
@@ -83,16 +122,18 @@ def on_cpu() -> list[Timing]:
 
 def test_a_cpu_runs_the_whole_way(on_cpu: list[Timing], tmp_path: Path) -> None:
     kinds = {one.kind for one in on_cpu}
-    assert {"matmul", "flash2", "flash2_backward", "copy", "add", "launch", "adamw"} <= kinds
+    assert {"matmul", "sustained", "fa2", "fa2_backward", "norm", "copy", "add", "launch", "adamw"} <= kinds
     assert all(one.seconds > 0 for one in on_cpu)
     found = calibrate("cpu", sizes=SMALL)
-    known = msgspec.convert(tomllib.loads(text(found)), Rates)
-    for name in Rates.__struct_fields__:
-        value = getattr(found.rates, name)
-        assert getattr(known, name) == (pytest.approx(value, rel=5e-3) if isinstance(value, float) else value)
+    known = msgspec.convert(tomllib.loads(text(found)), Efficiencies)
+    for name in Efficiencies.__struct_fields__:
+        value = getattr(found.efficiencies, name)
+        if isinstance(value, (int, float, str)):
+            assert getattr(known, name) == (pytest.approx(value, rel=5e-3) if isinstance(value, float) else value)
+    assert known.attention["fa2"].forward == pytest.approx(found.efficiencies.attention["fa2"].forward, rel=5e-3)
     assert known.basis == "measured"
-    assert known.rows == tuple(one.name for one in found.timings)
-    assert "Defaults, not measured here:" in text(found)
+    assert all(one.name in text(found) for one in found.timings)
+    assert "Not measured here:" in text(found)
 
 
 def test_a_file_is_read_as_the_shipped_ones_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -101,17 +142,20 @@ def test_a_file_is_read_as_the_shipped_ones_are(monkeypatch: pytest.MonkeyPatch,
     from loadgauge.spec import calibration as module
 
     folder = tmp_path / "data" / "calibration"
-    folder.mkdir(parents=True)
+    shutil.copytree(Path(package_data.FOLDER) / "calibration", folder)
+    (tmp_path / "data" / "gpus").symlink_to(Path(package_data.FOLDER) / "gpus")
     card = gpu("h100-sxm5-80gb")
-    times = times_of(DEFAULT, Machine(peak=PEAK, bandwidth=BANDWIDTH, rates=DEFAULT))
+    usual = msgspec.structs.replace(efficiencies(""), matmul=0.5, throttle=0.8)
+    times = times_of(usual)
     (folder / f"{card.id}.toml").write_text(text(fit_efficiencies(times, peak=PEAK, bandwidth=BANDWIDTH, gpu=card.id)))
     monkeypatch.setattr(package_data, "FOLDER", str(tmp_path / "data"))
-    module.rates.cache_clear()
+    module.efficiencies.cache_clear()
     try:
-        assert module.rates(card.id).matmul == pytest.approx(DEFAULT.matmul, rel=1e-2)
+        assert module.efficiencies(card.id).matmul == pytest.approx(0.5, rel=1e-2)
+        assert module.efficiencies(card.id).throttle == pytest.approx(0.8, rel=1e-2)
     finally:
         monkeypatch.undo()
-        module.rates.cache_clear()
+        module.efficiencies.cache_clear()
 
 
 def test_seconds_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +182,39 @@ def test_command_under_torchrun(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-800:]
-    known = msgspec.convert(tomllib.loads(path.read_text()), Rates)
-    assert any(row.startswith("all_reduce") and "ranks=2" in row for row in known.rows)
-    assert known.inner_latency != DEFAULT.inner_latency
+    known = msgspec.convert(tomllib.loads(path.read_text()), Efficiencies)
+    assert known.basis == "measured"
+    for kind in ("all_reduce", "all_gather", "all_to_all"):
+        assert f"{kind} bytes=" in path.read_text()
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cpu.toml.part"
+    calls: list[str] = []
+
+    def stopped(*_: object) -> object:
+        calls.append("norm")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(benchmarks, "_norm", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            timings("cpu", SMALL, Saved(path, "cpu"))
+    first = Saved(path, "cpu").parts
+    assert {"products", "sustained", "attention", "memory"} == set(first)
+    again = timings("cpu", SMALL, Saved(path, "cpu"))
+    assert again[: len(first["products"])] == first["products"], "measured once"
+    assert {"norm", "launch"} <= {one.kind for one in again}
+    assert not Saved(path, "another device").parts
+    Saved(path, "cpu").done()
+    assert not path.exists()
+
+
+def test_a_busy_card_is_refused() -> None:
+    refuse_busy("cuda", used=2**20)
+    refuse_busy("cpu")
+    with pytest.raises(ConfigError, match=r"5\.0 GiB of the card are in use"):
+        refuse_busy("cuda", used=5 * 2**30)
 
 
 def test_errors(tmp_path: Path) -> None:
@@ -159,4 +233,4 @@ def test_errors(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_cuda() -> None:
     found = json.loads(typed("calibrate --gpu h100-sxm5-80gb --json").out)
-    assert 0.2 < found["rates"]["matmul"] <= 1.0
+    assert 0.2 < found["efficiencies"]["matmul"] <= 1.0

@@ -120,7 +120,8 @@ def listed(spec: Moe, kernels: Kernels, *, lora: Lora | None = None) -> Layer:
 
 
 def modules(dtype: torch.dtype) -> Kernels:
-    return msgspec.structs.replace(TRANSFORMERS, dtypes=Dtypes(activation=dtype.itemsize))
+    """Those of a CPU, whose fused attention takes float32 with fewer key heads than heads."""
+    return msgspec.structs.replace(TRANSFORMERS, writes_groups=False, dtypes=Dtypes(activation=dtype.itemsize))
 
 
 def inputs(dtype: torch.dtype) -> torch.Tensor:

@@ -53,12 +53,12 @@ def check(
 @checkpoints
 @dtypes
 @attentions
-@pytest.mark.parametrize("vocab", [64, 16000])
+@pytest.mark.parametrize("vocab", [64, 6000])
 @pytest.mark.parametrize("name", ["llama-gqa", "gpt2"])
 def test_vocabularies(name: str, vocab: int, attention: str, dtype: torch.dtype, checkpointed: bool) -> None:
     built = build(name, attention, dtype, vocab_size=vocab, **WIDE)
     memory = check(built, 256, 2, checkpointed=checkpointed)
-    if vocab == 16000:
+    if vocab == 6000:  # the least, in thousands, with which all these models need the most there
         assert memory.moment == "loss"
 
 

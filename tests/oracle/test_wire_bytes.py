@@ -299,7 +299,7 @@ def test_ddp(case: str, n: int, runs: dict[int, Run]) -> None:
 @rank_counts
 @pytest.mark.parametrize("zero", [1, 2])
 def test_fsdp_keeps_weights(zero: int, n: int, runs: dict[int, Run]) -> None:
-    """FSDP2 that keeps its weights over the step: ZeRO-2, or ZeRO-1 when it keeps whole gradients too."""
+    """FSDP2 that keeps its weights until their backward is ZeRO-2; until the step, with whole gradients, ZeRO-1."""
     real = runs[n].calls(f"fsdp-zero{zero}", axes={1: "dp"})
     assert summed(real) == summed(table(SPEC, data_parallel(n, zero)))
 

@@ -39,7 +39,8 @@ optimizer: adamw_torch_fused
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_file_says_the_layout_that_was_planned(name: str) -> None:
-    found = document(f"{JOB} --export {name}")
+    adapters = "--lora-rank 16" if name == "unsloth" else ""  # it has no other training
+    found = document(f"{JOB} {adapters} --export {name}")
     written, best = found["export"], found["layouts"][0]["layout"]
     run = read(written["text"], name, given={"gpus": 8}).job
     left_out = " ".join(written["left_out"])
@@ -51,7 +52,8 @@ def test_the_file_says_the_layout_that_was_planned(name: str) -> None:
         assert run.seq_len == 4096
     # The search is over what the tool runs.
     assert "--tp" not in left_out
-    assert "--zero" not in left_out
+    if name != "ms-swift":  # whose preset for FSDP recomputes every layer, which this job forbids
+        assert "--zero" not in left_out
 
 
 def test_models_have_the_names_that_hubs_know() -> None:

@@ -169,11 +169,14 @@ def test_no_layout_holds_less_than_is_held_at_least(kind: Any) -> None:
 def test_the_cheapest_kind_of_gpu() -> None:
     prices = {"h100-sxm5-80gb": 3.0, "a100-sxm4-80gb": 1.0, "b200-sxm-180gb": 6.0, "rtx4090": 0.1}
     given = case("llama-3.1-8b", 8, 8, tp=(1, 2, 8), zero=(1, 3), **FEW)
-    found, rest = questions.cheapest_gpu([given], prices)
+
+    def on(name: str) -> list[Case]:
+        return [msgspec.structs.replace(given, cluster=cluster(kind_of_gpu(name), 8))]
+
+    found, rest = questions.cheapest_gpu(on, prices)
     costs = {}
     for name, price in prices.items():
-        there = msgspec.structs.replace(given, cluster=cluster(kind_of_gpu(name), 8))
-        rows = by_hand(there)
+        rows = by_hand(on(name)[0])
         if rows:
             costs[name] = price * 8 * rows[0][0] / 3600 / (8 * 4096) * 1e9
     names = [answer.best.cluster.gpu.id for answer in found if answer.best.cluster is not None]

@@ -101,7 +101,7 @@ def test_the_best_of_many_are_those_of_all_sorted() -> None:
 
 def test_the_least_need_of_network_is_that_of_a_plain_loop_over_quick_layouts() -> None:
     given = case(
-        "llama-3.1-8b", 16, 16, tp=(1, 2, 4), cp=(1, 2), schedule=("1f1b",), vpp=(1,), replicas=(1,), zero=(0, 1, 3)
+        "llama-3.1-8b", 16, 32, tp=(1, 2, 4), cp=(1, 2), schedule=("1f1b",), vpp=(1,), replicas=(1,), zero=(0, 1, 2, 3)
     )
     found = search([given], objective="network", top=5)
     rows = [given.estimate(layout) for layout in every_layout(given)]
@@ -148,7 +148,7 @@ def test_what_cannot_exist_is_said_with_its_reason() -> None:
 def test_the_longest_sequence_fits_and_a_longer_one_does_not() -> None:
     given = case("llama-3.1-8b", 1, 1, schedule=("1f1b",), zero=(0,), card="b200-sxm-180gb")
     answer = questions.largest_sequence(given)
-    assert answer.best.memory.fits
+    assert answer.best.memory.verdict != "does not fit"
     assert questions.best_of(questions.with_space(given, seq_len=answer.value), "time", 0) is not None
     more = answer.value + max(1, answer.value // 1024 // 64) * questions.STEP
     assert questions.best_of(questions.with_space(given, seq_len=more), "time", 0) is None

@@ -17,7 +17,7 @@ from loadgauge.estimate.memory.states import WeightCount, model_states
 from loadgauge.estimate.parameters import parameters
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layers.attention import CORE
-from loadgauge.layers.operations import Collective, Layer, Recompute
+from loadgauge.layers.operations import Collective, Layer, Recompute, Weight
 from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.kernels import Kernels
 from loadgauge.spec.layout import Layout, RecomputePolicy
@@ -99,7 +99,8 @@ def test_all_reduce_is_reduce_scatter_and_all_gather(nbytes: int, ranks: int) ->
     st.sampled_from(sorted(OPTIMIZERS)),
 )
 def test_model_states_by_zero_stage(params: int, dp: int, precision: str, optimizer: str) -> None:
-    count = WeightCount(trainable=params, factored=params)
+    weight = Weight("any", params, shape=(params, 1))
+    count = WeightCount.of((weight,), OPTIMIZERS[optimizer])
     by_stage = [
         model_states(count, PRECISIONS[precision], OPTIMIZERS[optimizer], zero=zero, dp=dp) for zero in (0, 1, 2, 3)
     ]

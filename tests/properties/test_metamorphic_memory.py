@@ -159,7 +159,9 @@ def test_model_states_never_rise_with_the_zero_stage(job: Job) -> None:
 @given(jobs())
 def test_the_peak_falls_with_the_zero_stage_but_where_copies_stand_beside_the_shards(job: Job) -> None:
     """A stage may need as much more as it holds in copies that the stage before has not: what FSDP gathers beside its
-    shards, DeepSpeed's buckets and live parameters, Megatron-FSDP's layers. It never needs more than these."""
+    shards, DeepSpeed's buckets and live parameters, Megatron-FSDP's layers. It never needs more than these. (In one
+    recipe: accelerate makes float32 of 16-bit weights before it shards them.)"""
+    assume(job.how.by_sharding is None)
     found = [job.but(zero=zero).estimate.memory for zero in range(4)]
     for before, after in pairwise(found):
         copies = max(moment.parts["gathered"] + moment.parts["transient"] for moment in after.moments)
@@ -190,9 +192,15 @@ def test_more_recomputation_keeps_no_more(job: Job) -> None:
 @deterministic
 @given(jobs())
 def test_more_micro_batches_need_no_less(job: Job) -> None:
-    """1F1B and GPipe: with more micro-batches no fewer are in flight, and gradients are added to those that are there."""
+    """1F1B and GPipe: with more micro-batches no fewer are in flight, and gradients are added to those that are there.
+
+    Where gradients come with backward that is in place, so that a layer's own need not all be there at once: a little less
+    where the first ones are not in the way.
+    """
     assume(job.layout.schedule in ("1f1b", "gpipe"))
-    assert job.but(global_batch=2 * job.layout.global_batch).peak >= job.peak * (1 - 1e-9)
+    assume(job.how.precision.casts != "fsdp" or job.layout.zero_ranks > 1)  # what FSDP casts is of shards
+    in_place = 1e-9 if job.how.framework.gradients_persist else 0.03
+    assert job.but(global_batch=2 * job.layout.global_batch).peak >= job.peak * (1 - in_place)
 
 
 @settings(deterministic, max_examples=25)

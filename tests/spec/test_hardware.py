@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import loadgauge
@@ -27,6 +28,7 @@ COLUMNS = {
     "peak.int8": ("int8_tops", 1e12, "OP/s"),
     "memory.reported": ("mem_reported_gib", 2**30, "byte"),
     "memory.bandwidth": ("mem_bw_gb_s", 1e9, "byte/s"),
+    "host.bandwidth": ("", 1e9, "byte/s"),
     "link.bandwidth": ("link_gb_s_per_dir_per_gpu", 1e9, "byte/s"),
     "link.domain": ("link_domain_gpus", 1, "GPU"),
     "nic.bandwidth": ("nic_gbit_s_per_gpu", 1e9 / 8, "byte/s"),
@@ -61,6 +63,7 @@ def figures(card: Gpu) -> Iterator[tuple[str, Quantity]]:
         "memory": card.memory,
         "peak": card.peaks,
         "link": card.interconnect,
+        "host": card.host,
         "nic": card.nic,
         "power": card.power,
         "measured": card.measured,
@@ -82,17 +85,16 @@ def card(request: pytest.FixtureRequest) -> Gpu:
 
 
 def test_the_catalogue_lists_each_file_once():
-    assert len(gpu_ids()) == 43
+    assert len(gpu_ids()) > 160
     assert [card.id for card in gpus()] == sorted(gpu_ids())
-    assert len({card.name for card in gpus()}) == 43
+    assert len({card.name for card in gpus()}) == len(gpu_ids())
 
 
 @pytest.mark.skipif(not TABLE.exists(), reason="the table the catalogue was drawn from is not beside the repository")
 def test_every_figure_equals_the_table():
     with TABLE.open(encoding="utf-8") as file:
         rows = {row["id"]: row for row in csv.DictReader(file)}
-    assert set(gpu_ids()) - set(rows) == {"h100-sxm-96gb-500w"}  # from its runs, not from the table
-    assert set(rows) < set(gpu_ids())
+    assert set(rows) < set(gpu_ids())  # the others are from the sources that they name
     for id, row in rows.items():
         card = gpu(id)
         assert (card.name, card.vendor, card.confidence) == (row["name"], row["vendor"], row["confidence"])
@@ -103,14 +105,22 @@ def test_every_figure_equals_the_table():
         )
         assert card.notes or not row["notes"], id
         assert card.notes.count("CONFLICT") == row["notes"].count("CONFLICT"), id
-        found = {key: figure.value for key, figure in figures(card) if key != "memory.label"}
-        stated = {key: float(row[column]) * unit for key, (column, unit, _) in COLUMNS.items() if row[column]}
+        ours = {
+            "memory.label",
+            "memory.chips",
+        }  # the table has no chips, and some figures of the driver's were found later
+        found = {key: figure.value for key, figure in figures(card) if key not in ours}
+        if id == "rtx5090":
+            assert found.pop("memory.reported") == 32120 * 2**20
+        stated = {
+            key: float(row[column]) * unit for key, (column, unit, _) in COLUMNS.items() if column and row[column]
+        }
         assert found == pytest.approx(stated, rel=1e-12), id
 
 
 def test_every_figure_is_in_the_unit_of_its_field(card):
     for key, figure in figures(card):
-        assert figure.kind == ("byte" if key == "memory.label" else COLUMNS[key][2]), key
+        assert figure.kind == ("byte" if key.startswith("memory.") and "band" not in key else COLUMNS[key][2]), key
 
 
 def test_every_figure_has_a_known_source(card):
@@ -120,29 +130,47 @@ def test_every_figure_has_a_known_source(card):
 
 
 def test_memory_is_sane(card):
-    assert band(card.memory.label.value, 8e9, 1000e9)
+    assert band(card.memory.label.value, 6e9, 1000e9)
     if card.memory.bandwidth:
-        assert band(card.memory_bandwidth, 100e9, 20_000e9)
-        # From empty to full in 10 ms to 100 ms: what HBM and GDDR have kept to for ten years.
-        assert band(card.capacity / card.memory_bandwidth, 0.01, 0.1)
+        assert band(card.memory_bandwidth, 60e9, 20_000e9)
+        # From empty to full in 10 ms to 100 ms: what HBM and GDDR have kept to for ten years; LPDDR takes longer.
+        assert band(card.capacity / card.memory_bandwidth, 0.01, 0.5 if card.memory.shared else 0.1)
+
+
+def test_shared_memory_is_that_of_a_system(card):
+    assert card.memory.shared == (card.segment == "unified")
+    if card.memory.usable:
+        assert card.memory.shared
+        assert band(card.capacity / card.memory.label.value, 0.5, 0.81)  # half to three quarters, GiB of GB
 
 
 def test_the_driver_reports_at_least_the_decimal_label(card):
     """The stated basis of reading a label "GB" as 10^9: never more than is there, and within 15 %."""
     if card.memory.reported:
         assert re.fullmatch(r"[0-9]+ GB", card.memory.label.text)
-        assert band(card.memory.reported.value / card.memory.label.value, 1.0, 1.15)
+        assert band(card.memory.reported.value / card.memory.label.value, 0.92 if card.memory.ecc else 1.0, 1.15)
         assert card.memory.reported.value < card.memory.label.value / 10**9 * GIB
         assert (card.capacity, card.capacity_basis) == (card.memory.reported.value, "reported")
     else:
-        assert (card.capacity, card.capacity_basis) == (card.memory.label.value, "assumed")
+        assert card.capacity_basis == "assumed"
+        assert band(card.capacity / card.memory.label.value, 0.5 if card.memory.usable else 0.92, 1.06)
+
+
+def test_chips_less_ecc_less_the_driver_is_a_little_less_than_what_the_driver_reports():
+    """The stated basis of the chips: of each card with a reported figure they promise nothing that is not there, and leave
+    at most 2 % of what is."""
+    both = [card for card in gpus() if card.memory.reported and card.memory.chips]
+    assert {card.id for card in both} >= {"t4", "rtx2060-6gb", "rtx4090", "rtx5090", "l40s", "rtxpro6000-server"}
+    for card in both:
+        memory = msgspec.structs.replace(card.memory, reported=None)
+        assert band(msgspec.structs.replace(card, memory=memory).capacity / card.capacity, 0.975, 1.0), card.id
 
 
 def test_narrower_numbers_are_at_least_as_fast(card):
     rate = {p: card.peak(p) for p in PRECISIONS if getattr(card.peaks, p)}
     order = [p for p in ("fp32", "tf32", "bf16", "fp8", "fp4") if p in rate]
     assert [rate[p] for p in order] == sorted(rate[p] for p in order)
-    assert "bf16" in rate or card.id.startswith("v100")
+    assert "bf16" not in rate or card.bf16
     if {"bf16", "fp16"} <= set(rate):
         assert rate["fp16"] == rate["bf16"] or (card.id in FP16_BELOW_BF16 and rate["fp16"] < rate["bf16"])
     if {"bf16", "int8"} <= set(rate):
@@ -151,14 +179,20 @@ def test_narrower_numbers_are_at_least_as_fast(card):
 
 def test_peaks_keep_their_ratios(card):
     """Sparse doubles and per-die halves show as a ratio that no dense rate has."""
-    half = card.peak("fp16") if card.id.startswith("v100") else card.peak("bf16")
-    bands = {"tf32": (0.25, 1.0), "fp8": (1.0, 4.0), "fp4": (3.7, 8.0), "int8": (0.05, 4.0), "fp32": (0.03, 0.51)}
-    assert band(half, 50e12, 5000e12)
+    figure = card.peaks.bf16 or card.peaks.fp16
+    if figure is None:
+        return
+    half, pascal = figure.value, card.compute_capability.startswith("6.")
+    bands = {"tf32": (0.25, 1.0), "fp8": (1.0, 4.0), "fp4": (3.7, 8.01), "int8": (0.05, 4.01), "fp32": (0.03, 0.51)}
+    if pascal:  # no tensor cores
+        bands = {"fp32": (1.0, 1.0)}
+    assert band(half, 9e12, 5000e12)
     for precision, (low, high) in bands.items():
         if getattr(card.peaks, precision):
             assert band(card.peak(precision) / half, low, high), precision
     if card.memory.bandwidth:
-        assert band(half / card.memory_bandwidth, 30, 600)  # FLOP per byte; the lowest is the H20, cut for export
+        # FLOP per byte; the lowest with tensor cores are the H20, cut for export, and the first of GeForce.
+        assert band(half / card.memory_bandwidth, 10 if pascal else 30, 600)
 
 
 def test_links_are_faster_than_adapters_and_slower_than_memory(card):
@@ -178,14 +212,16 @@ def test_links_are_faster_than_adapters_and_slower_than_memory(card):
 def test_power_and_measured_rates_are_sane(card):
     if card.power.tdp:
         assert band(card.tdp, 30, 2000)
-        assert band((card.peak("fp16") if card.id.startswith("v100") else card.peak("bf16")) / card.tdp, 0.1e12, 4e12)
+        if (half := card.peaks.bf16 or card.peaks.fp16) is not None:
+            assert band(half.value / card.tdp, 0.03e12, 4e12)
     if card.measured.bf16_best:
         assert band(card.bf16_best / card.peak("bf16"), 0.5, 0.98)
 
 
 def test_what_is_left_empty_raises_not_stated(card):
     stated = {key for key, _ in figures(card)}
-    for key in set(ASK) - stated:
+    plugged = {"link.bandwidth"} if card.form == "card" and card.host.pcie else set()  # linked by PCI Express
+    for key in set(ASK) - stated - plugged:
         with pytest.raises(NotStated) as caught:
             ASK[key](card)
         message = str(caught.value)
@@ -207,6 +243,36 @@ def test_published_figures():
     assert gpu("tpu-v4").capacity == 32 * GIB
     assert gpu("h100-pcie-80gb").capacity == 80e9
     assert gpu("rtx4090").peak("bf16") == 165.2e12  # with fp32 accumulation; the box prints the double
+    assert gpu("t4").capacity == 14.75 * GIB
+    for id, tflops in {
+        "t4": 65,
+        "rtx2080ti": 53.8,
+        "titanrtx": 130.5,
+        "rtx3060-12gb": 25.5,
+        "rtx3090ti": 80,
+        "rtxa6000": 154.8,
+        "a40": 149.7,
+        "a10": 125,
+        "a30": 165,
+        "l40": 181,
+        "rtx6000ada": 364.2,
+        "rtx4080": 97.5,
+        "rtx5080": 112.6,
+        "rtx5070ti": 87.9,
+        "p40": 11.76,
+    }.items():  # datasheets and whitepapers, dense, with fp32 accumulation
+        assert gpu(id).peak("fp16") == pytest.approx(tflops * 1e12, rel=2e-3), id
+
+
+def test_the_host_link_is_that_of_the_specification():
+    """PCI Express 3.0 x16 carries 15.75 GB/s each way, and each generation doubles it; NVLink-C2C has 450."""
+    known = {"t4": 15.75, "rtx3090": 31.5, "rtx5080": 63.0, "rtx4060": 15.75, "h100-sxm5-80gb": 63.0, "gh200-96gb": 450}
+    for id, gigabytes in known.items():
+        assert gpu(id).host_bandwidth == pytest.approx(gigabytes * 1e9, rel=1e-3), id
+    assert gpu("rtx3090ti").link_bandwidth == gpu("rtx3090ti").host_bandwidth  # two cards speak over PCI Express
+    for id in ("p100-sxm2-16gb", "gb10"):
+        with pytest.raises(NotStated, match=r"link\.bandwidth"):
+            ASK["link.bandwidth"](gpu(id))
 
 
 def test_known_gaps_stay_gaps():

@@ -278,6 +278,120 @@ def verl() -> Iterator[Section]:
         yield f"{version('verl')}: {name}", keys
 
 
+def folder_of(package: str, name: str) -> Path:
+    """A folder of an installed package, whose modules want libraries that need not be there."""
+    return Path(str(importlib.metadata.distribution(package).locate_file(name)))
+
+
+def arguments_of(path: Path, function: str, prefix: str = "") -> dict[str, Any]:
+    """The arguments of a function in a Python file, wherever it is, with defaults that are literals."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            names = node.args.args + node.args.kwonlyargs
+            defaults = [None] * (len(node.args.args) - len(node.args.defaults)) + list(node.args.defaults)
+            pairs = zip(names, [*defaults, *node.args.kw_defaults], strict=True)
+            return {
+                f"{prefix}{name.arg}": _literal(default)
+                for name, default in pairs
+                if name.arg not in ("self", "cls", "model")
+            }
+    return {}
+
+
+def torchtune() -> Iterator[Section]:
+    """The recipes that come with it, the keys that their programs look up, and the arguments of a builder of models."""
+    recipes, found = folder_of("torchtune", "recipes"), dict[str, Any]()
+    for path in sorted((recipes / "configs").rglob("*.yaml")):
+        if not {"evaluation", "eleuther", "generation", "quantization"} & set(path.stem.split("_")):
+            found |= dict.fromkeys(of_yaml(path))
+    yield f"{version('torchtune')}: recipes/configs", found
+    looked_up = dict[str, Any]()
+    for path in sorted(recipes.glob("*_finetune_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and ast.unparse(node.func) == "cfg.get"
+                and isinstance(node.args[0], ast.Constant)
+            ):
+                looked_up[str(node.args[0].value)] = _literal(node.args[1]) if len(node.args) > 1 else None
+    yield f"{version('torchtune')}: recipes", {key: value for key, value in looked_up.items() if key not in found}
+    builder = folder_of("torchtune", "torchtune/models/llama3_1/_model_builders.py")
+    keys = arguments_of(builder, "lora_llama3_1_8b", "model.")
+    yield f"{version('torchtune')}: lora_llama3_1_8b", {key: value for key, value in keys.items() if key not in found}
+
+
+def litgpt() -> Iterator[Section]:
+    """The arguments of fine-tuning, and of the records in them."""
+    root = folder_of("litgpt", "litgpt")
+    seen: set[str] = {"train", "eval", "log"}
+    for name in ("lora", "full"):
+        keys = {
+            key: value for key, value in arguments_of(root / f"finetune/{name}.py", "setup").items() if key not in seen
+        }
+        seen |= keys.keys()
+        yield f"{version('litgpt')}: finetune/{name}.py", keys
+    for name, fields in dataclasses_of(root / "args.py").items():
+        yield (
+            f"{version('litgpt')}: {name}",
+            {f"{name.removesuffix('Args').lower()}.{key}": value for key, value in fields.items()},
+        )
+
+
+SWIFT = (
+    "arguments/base_args/base_args.py", "arguments/base_args/data_args.py", "arguments/base_args/model_args.py",
+    "arguments/base_args/quant_args.py", "arguments/base_args/template_args.py", "arguments/base_args/generation_args.py",
+    "arguments/tuner_args.py", "arguments/sft_args.py", "trainers/arguments.py",
+)  # fmt: skip
+
+
+def ms_swift() -> Iterator[Section]:
+    """The classes of `swift sft`, without TrainingArguments' own."""
+    seen: set[str] = set()
+    for file in SWIFT:
+        for name, fields in dataclasses_of(folder_of("ms-swift", "swift") / file).items():
+            keys = {key: value for key, value in fields.items() if key not in seen}
+            seen |= keys.keys()
+            yield f"{version('ms-swift')}: {name}", keys
+
+
+AUTOMODEL = {
+    "distributed/config.py": {"FSDP2Config": "distributed.", "MoEParallelizerConfig": "distributed.moe."},
+    "distributed/mesh.py": {"ParallelismSizes": "distributed."},
+    "distributed/pipelining/config.py": {"PipelineConfig": "distributed.pipeline."},
+    "_peft/lora.py": {"PeftConfig": "peft."},
+    "utils/compile_utils.py": {"CompileConfig": "compile."},
+    "quantization/fp8.py": {"FP8Config": "fp8."},
+    "checkpoint/config.py": {"CheckpointingConfig": "checkpoint."},
+}  # fmt: skip
+
+
+def automodel() -> Iterator[Section]:
+    """The records that sections of a recipe are made into."""
+    root = folder_of("nemo-automodel", "nemo_automodel/components")
+    for file, names in AUTOMODEL.items():
+        for name, fields in dataclasses_of(root / file).items():
+            if name in names:
+                keys = {f"{names[name]}{key}": value for key, value in fields.items()}
+                yield f"{version('nemo-automodel')}: {name}", keys
+    steps = arguments_of(root / "training/step_scheduler.py", "__init__", "step_scheduler.")
+    passed = ("dp_size", "dataloader", "preemption_signal", "process_group")  # by the recipe itself
+    keys = {key: value for key, value in steps.items() if key.rpartition(".")[2] not in passed}
+    yield f"{version('nemo-automodel')}: StepScheduler", keys
+
+
+def unsloth() -> Iterator[Section]:
+    """The arguments of its two calls."""
+    root, seen = folder_of("unsloth", "unsloth/models"), set[str]()
+    for file, function, prefix in (
+        ("loader.py", "from_pretrained", "model."),
+        ("llama.py", "get_peft_model", "peft."),
+        ("vision.py", "get_peft_model", "peft."),
+    ):
+        keys = {key: value for key, value in arguments_of(root / file, function, prefix).items() if key not in seen}
+        seen |= keys.keys()
+        yield f"{version('unsloth')}: {file}, {function}", keys
+
+
 def megatron_core() -> Iterator[Section]:
     """The dataclasses of Megatron-Core that its arguments are made of."""
     for module, name in (
@@ -391,6 +505,7 @@ def bridge(root: Path) -> Iterator[Section]:
 INSTALLED: dict[str, Callable[[], Iterator[Section]]] = {
     "transformers": transformers, "trl": trl, "accelerate": accelerate, "llamafactory": llamafactory, "axolotl": axolotl,
     "deepspeed": deepspeed, "torchtitan": torchtitan, "verl": verl, "megatron-core": megatron_core,
+    "torchtune": torchtune, "litgpt": litgpt, "ms-swift": ms_swift, "automodel": automodel, "unsloth": unsloth,
 }  # fmt: skip
 SOURCES = {"megatron": megatron, "megatron-bridge": bridge}
 

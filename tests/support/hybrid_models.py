@@ -158,6 +158,7 @@ class Hybrid:
             TRANSFORMERS,
             attention="flash" if self.attention == "sdpa" else "eager",
             recurrence="fused" if self.fused else "reference",
+            writes_groups=False,  # a CPU's fused attention takes float32 with fewer key heads than heads
             dtypes=Dtypes(activation=self.dtype.itemsize),
         )
         block = self.spec.blocks[self.spec.pattern[position]]

@@ -12,7 +12,13 @@ FEW, SOME = st.sampled_from((1, 2, 4, 8)), st.sampled_from((1, 2, 3, 5, 8, 16))
 LENGTHS = st.sampled_from((512, 1024, 2048, 4096, 8192, 131072))
 FULL = ("none", "full")
 MEGATRON_RECOMPUTE = (*FULL, "selective", "full:layers=2", "full:group=4", "modules:layernorm,moe_act", "modules:mlp")
-HF_OPTIMIZERS = ("adamw", "adamw-8bit", "adafactor", "lion", "sgd")
+HF_OPTIMIZERS = (
+    "adamw", "adamw-8bit", "adafactor", "paged-lion-8bit", "galore:rank=64", "apollo:rank=256,every=50,head", "lomo", "sgd",
+)  # fmt: skip
+TORCH_CLASSES = (
+    "adamw-foreach", "adamw-fused", "adamw-loop", "adamw-fused:in-backward", "adamw-8bit", "paged-adamw-8bit",
+    "paged-adamw-32bit", "adamw-torchao-8bit", "adamw-4bit", "sgd", "sgd-momentum",
+)  # fmt: skip
 CAN: dict[str, dict[str, Any]] = {
     "megatron": {
         "framework": ("megatron",), "tp": (1, 2, 8), "pp": (1, 2, 4), "vpp": (1, 3), "cp": (1, 2), "ep": (1, 4),
@@ -44,45 +50,95 @@ CAN: dict[str, dict[str, Any]] = {
     "deepspeed": {
         "framework": ("deepspeed",), "tp": (1, 2), "cp": (1, 4), "zero": (0, 1, 2, 3),
         "offload": ("none", "optimizer", "all"), "precision": ("fp32", "bf16", "fp16", "bf16-mixed-16", "bf16-mixed-18"),
-        "optimizer": ("adamw", "lion", "muon", "sgd", "sgd-momentum"),
+        "optimizer": ("adamw", "lion", "muon", "sgd", "sgd-momentum"), "save": (None, "full", "sharded"),
     },
     "accelerate": {
         "framework": ("huggingface", "deepspeed", "megatron"), "tp": (1, 2), "pp": (1, 2), "cp": (1, 2),
         "zero": (0, 1, 2, 3), "replicas": (1, 2), "offload": ("none", "optimizer", "all"), "recompute": FULL,
-        "precision": ("fp32", "bf16", "fp16"), "sequence_parallel": (False, True),
+        "precision": ("fp32", "bf16", "fp16"), "sequence_parallel": (False, True), "save": (None, "full", "sharded"),
     },
     "transformers": {
         "framework": ("huggingface", "deepspeed"), "model": (None, "meta-llama/Llama-3.1-8B"), "zero": (0, 1, 2, 3),
         "offload": ("none", "optimizer", "all"), "recompute": (*FULL, "full:every=2"),
-        "precision": ("fp32", "bf16", "fp16"), "optimizer": HF_OPTIMIZERS, "loss": ("auto", "chunked"),
+        "precision": ("fp32", "bf16", "fp16"), "optimizer": HF_OPTIMIZERS, "kernels": ("native", "liger"),
+        "eval_batch": (None, 1, 8), "eval_batches": (None, 4), "save": (None, "full", "sharded"),
     },
     "trl": {
         "framework": ("huggingface", "deepspeed"), "model": (None, "meta-llama/Llama-3.1-8B"), "zero": (0, 1, 2, 3),
         "offload": ("none", "optimizer", "all"), "recompute": (*FULL, "full:every=2"),
-        "precision": ("fp32", "bf16", "fp16"), "optimizer": HF_OPTIMIZERS, "loss": ("chunked",), "seq_len": LENGTHS,
-        "attention": ("flash", "eager"), "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
-        "qlora": (False, True), "base": ("nf4", "nf4-single"),
+        "precision": ("fp32", "bf16", "fp16"), "optimizer": HF_OPTIMIZERS, "loss": ("tiled",), "seq_len": LENGTHS,
+        "kernels": ("native", "liger"), "activation_offload": ("none", "all"), "attention": ("flash", "eager"),
+        "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
+        "qlora": (False, True), "base": ("nf4", "nf4-single", "fp4", "int8"),
+        "use_dora": (None, True), "modules_to_save": (None, "lm_head", "embed_tokens,lm_head"), "lora_dropout": (None, 0.1),
+        "eval_batch": (None, 1, 8), "eval_batches": (None, 4), "save": (None, "full", "sharded"),
     },
     "axolotl": {
         "framework": ("huggingface", "deepspeed"), "model": ("NousResearch/Meta-Llama-3.1-8B",), "zero": (0, 1, 2, 3),
         "offload": ("none", "optimizer", "all"), "recompute": FULL, "precision": ("fp32", "bf16", "fp16", "bf16-pure"),
-        "optimizer": (*HF_OPTIMIZERS, "muon"), "loss": ("auto", "chunked", "chunked:4"), "seq_len": LENGTHS,
+        "optimizer": (*HF_OPTIMIZERS, "muon"), "loss": ("auto", "chunked", "chunked:4", "float32", "liger"),
+        "kernels": ("native", "liger"), "seq_len": LENGTHS,
         "attention": ("flash", "eager"), "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
-        "qlora": (False, True), "base": ("nf4", "nf4-single"), "tp": (1, 2), "cp": (1, 2), "replicas": (1, 2), "ep": (1, 2),
+        "qlora": (False, True), "base": ("nf4", "nf4-single", "int8", "gptq"), "tp": (1, 2), "cp": (1, 2),
+        "replicas": (1, 2), "ep": (1, 2),
+        "activation_offload": ("none", "all", "checkpoints"), "save": (None, "full", "sharded"),
+        "use_dora": (None, True), "modules_to_save": (None, "lm_head", "embed_tokens,lm_head"), "lora_dropout": (None, 0.1),
     },
     "llamafactory": {
         "framework": ("huggingface", "deepspeed"), "model": (None, "meta-llama/Llama-3.1-8B"), "zero": (0, 1, 2, 3),
         "offload": ("none", "optimizer", "all"), "recompute": FULL, "precision": ("fp32", "bf16", "fp16", "bf16-pure"),
-        "optimizer": (*HF_OPTIMIZERS, "muon"), "loss": ("auto", "chunked"), "seq_len": LENGTHS,
+        "optimizer": (*HF_OPTIMIZERS, "muon"), "kernels": ("native", "liger"), "seq_len": LENGTHS,
         "attention": ("flash", "eager"), "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
-        "qlora": (False, True), "base": ("nf4", "nf4-single"),
+        "qlora": (False, True), "base": ("nf4", "nf4-single", "fp4", "int8", "hqq"),
+        "activation_offload": ("none", "checkpoints"),
+        "use_dora": (None, True), "modules_to_save": (None, "lm_head", "embed_tokens,lm_head"), "lora_dropout": (None, 0.1),
+        "eval_batch": (None, 1, 8), "eval_batches": (None, 4), "save": (None, "full", "sharded"),
     },
     "verl": {
         "framework": ("huggingface", "megatron"), "model": ("Qwen/Qwen3-8B",), "tp": (1, 2), "pp": (1, 2), "vpp": (1, 2),
         "cp": (1, 2), "ep": (1, 2), "etp": (1, 2), "zero": (0, 1, 2, 3), "replicas": (1, 2),
         "sequence_parallel": (False, True), "recompute": MEGATRON_RECOMPUTE, "offload": ("none", "all"),
         "precision": (None, "bf16", "bf16-pure"), "seq_len": LENGTHS, "gpus_per_node": (8,),
-        "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
+        "kernels": ("native", "liger"), "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
+    },
+    "torchtune": {
+        "framework": ("torchtune",), "model": ("llama-3.1-8b", "qwen2.5-7b"), "tp": (1, 2), "zero": (2, 3),
+        "recompute": (*FULL, "per-op", "full:every=2"), "precision": ("bf16-pure", "fp32"),
+        "optimizer": TORCH_CLASSES, "activation_offload": ("none", "all"), "seq_len": LENGTHS,
+        "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"), "qlora": (False, True), "base": ("nf4",),
+        "offload": ("none", "all"),
+    },
+    "litgpt": {
+        "framework": ("litgpt",), "model": ("meta-llama/Llama-3.1-8B",), "zero": (3,), "recompute": ("full",),
+        "precision": ("bf16-pure", "bf16-autocast", "fp32"), "optimizer": ("adamw", "adamw-8bit", "paged-adamw-8bit", "sgd"),
+        "seq_len": LENGTHS, "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
+    },
+    "ms-swift": {
+        "framework": ("huggingface", "deepspeed"), "model": ("Qwen/Qwen2.5-7B-Instruct",), "zero": (0, 1, 2, 3), "cp": (1, 2),
+        "offload": ("none", "optimizer", "all"), "recompute": FULL, "precision": ("fp32", "bf16", "fp16"),
+        "optimizer": (*HF_OPTIMIZERS, "muon"), "kernels": ("native", "liger"), "seq_len": LENGTHS,
+        "attention": ("flash", "eager"),
+        "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"), "qlora": (False, True),
+        "base": ("nf4", "nf4-single", "fp4", "int8", "hqq", "gptq", "awq"), "lora_dtype": (None, "bfloat16"),
+        "use_dora": (None, True), "modules_to_save": (None, "lm_head", "embed_tokens,lm_head"), "lora_dropout": (None, 0.1),
+    },
+    "automodel": {
+        "framework": ("torchtitan",), "model": ("meta-llama/Llama-3.1-8B",), "tp": (1, 2), "cp": (1, 2), "pp": (1, 2),
+        "ep": (1, 2), "zero": (0, 2, 3), "replicas": (1, 2), "sequence_parallel": (False, True), "recompute": FULL,
+        "schedule": ("1f1b", "gpipe"), "precision": ("bf16-pure", "bf16-autocast"),
+        "optimizer": ("adamw-foreach", "adamw-fused", "adamw-loop", "muon", "paged-adamw-8bit", "sgd"),
+        "kernels": ("native", "liger"),
+        "loss": ("float32", "chunked", "fused"), "seq_len": LENGTHS, "attention": ("flash", "eager"),
+        "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"), "qlora": (False, True),
+        "base": ("nf4", "nf4-single", "fp4", "int8"),
+    },
+    "unsloth": {
+        "framework": ("unsloth",), "model": ("unsloth/Meta-Llama-3.1-8B",), "recompute": FULL,
+        "precision": ("bf16", "fp16"), "optimizer": HF_OPTIMIZERS[1:], "loss": ("chunked",), "seq_len": LENGTHS,
+        "lora_rank": (8, 16), "lora_targets": ("all", "q_proj,v_proj"), "qlora": (False, True), "base": ("nf4", "int8"),
+        "activation_offload": ("none", "checkpoints"),
+        "use_dora": (None, True), "modules_to_save": (None, "lm_head", "embed_tokens,lm_head"), "lora_dropout": (None, 0.1),
+        "eval_batch": (None, 1, 8), "eval_batches": (None, 4),
     },
 }  # fmt: skip
 SYNTAXES = [
@@ -91,8 +147,19 @@ SYNTAXES = [
     *(("transformers", "yaml"), ("transformers", "json"), ("transformers", "argv")),
     *(("trl", "yaml"), ("trl", "json"), ("trl", "argv"), ("axolotl", "yaml")),
     *(("llamafactory", "yaml"), ("llamafactory", "json"), ("llamafactory", "argv"), ("verl", "argv"), ("verl", "yaml")),
+    *(("torchtune", "yaml"), ("litgpt", "yaml"), ("litgpt", "argv"), ("ms-swift", "argv"), ("ms-swift", "yaml")),
+    *(("automodel", "yaml"), ("unsloth", "python")),
 ]
+SUFFIXES = {"argv": "sh", "python": "py"}
+"""Endings of files by their syntax, where they differ."""
 LAUNCHED = {("megatron", "yaml"), ("torchtitan", "toml"), ("megatron-bridge", "yaml"), ("axolotl", "yaml")}
+LAUNCHED |= {
+    ("torchtune", "yaml"),
+    ("ms-swift", "argv"),
+    ("ms-swift", "yaml"),
+    ("automodel", "yaml"),
+    ("unsloth", "python"),
+}
 LAUNCHED |= {(name, syntax) for name in ("transformers", "trl", "llamafactory") for syntax in ("yaml", "json")}
 """Files that cannot say how many GPUs there are: whoever starts the job does."""
 
@@ -133,11 +200,21 @@ def _agree(values: dict[str, Any], name: str, syntax: str) -> None:
     if values.get("cp", 1) == 1:
         values.pop("cp_comm", None)
     if not values.get("lora_rank"):
-        values |= {key: None for key in ("lora_targets",) if key in values} | (
-            {"qlora": False} if "qlora" in values else {}
-        )
+        adapters = ("lora_targets", "use_dora", "modules_to_save", "lora_dropout", "lora_dtype")
+        values |= {key: None for key in adapters if key in values} | ({"qlora": False} if "qlora" in values else {})
     if not values.get("qlora"):
         values.pop("base", None)
+    if values.get("recompute") == "none" and values.get("activation_offload") == "checkpoints":
+        values["activation_offload"] = "none"
+    if not values.get("eval_batch"):
+        values.pop("eval_batches", None)
+    if name == "trl" and values["kernels"] == "liger":
+        values["loss"] = "auto"  # Liger's own
+    if name == "axolotl":
+        # What one of them alone says, and what it says with the other.
+        liger = values["kernels"] == "liger"
+        values["loss"] = {"liger": "auto"}.get(values["loss"], values["loss"]) if liger else values["loss"]
+        values["loss"] = "auto" if not liger and values["loss"] == "float32" else values["loss"]
     if name == "verl":
         _agree_verl(values, framework)
     if "model" in values and name == "torchtitan" and syntax == "argv":
@@ -160,10 +237,14 @@ def _agree(values: dict[str, Any], name: str, syntax: str) -> None:
             values["zero"] = max(values["zero"], 2)  # its other sizes go with FSDP only
     if framework in ("huggingface", "deepspeed") and name != "verl" and name != "deepspeed":
         if framework == "huggingface":
-            values["zero"] = {1: 3}.get(values["zero"], values["zero"])
-            values["offload"] = "all" if values["offload"] != "none" and values["zero"] else "none"
+            if "zero" in values:
+                values["zero"] = {1: 3}.get(values["zero"], values["zero"])
+            if "offload" in values:
+                values["offload"] = "all" if values["offload"] != "none" and values["zero"] else "none"
         if name == "accelerate" and (framework == "deepspeed" or not values["zero"]):
             values["recompute"] = "none"
+    if name == "ms-swift":
+        _agree_swift(values, framework)
     if framework == "deepspeed":
         if values["zero"] == 0 or (values["offload"] == "all" and values["zero"] != 3):
             values["offload"] = "none"
@@ -171,11 +252,31 @@ def _agree(values: dict[str, Any], name: str, syntax: str) -> None:
             values |= {"replicas": 1, "cp": 1 if name == "accelerate" else values["cp"]}
     if not values.get("zero") and "replicas" in values:
         values["replicas"] = 1
+    if values.get("save") and (
+        not values["zero"] or framework == "megatron" or (framework == "deepspeed" and values["zero"] != 3)
+    ):
+        values["save"] = None  # nothing is sharded
+
+
+def _agree_swift(values: dict[str, Any], framework: str) -> None:
+    """The configurations that come with it: FSDP2 shards fully and checkpoints, DeepSpeed's are six."""
+    values["cp_comm"] = "all_to_all" if values["cp"] > 1 else None
+    if framework == "huggingface":
+        values |= {"zero": 3 if values["zero"] else 0, "offload": "none"}
+        values["recompute"] = "full" if values["zero"] else values["recompute"]
+    elif (values["zero"], values["offload"]) not in {(2, "optimizer"), (3, "all")}:
+        values["offload"] = "none"
 
 
 def _agree_verl(values: dict[str, Any], framework: str) -> None:
     if framework == "megatron":
-        values |= {"zero": min(values["zero"], 1), "offload": "none", "replicas": 1, "precision": None}
+        values |= {
+            "zero": min(values["zero"], 1),
+            "offload": "none",
+            "replicas": 1,
+            "precision": None,
+            "kernels": "native",
+        }
         values["schedule"] = None if values["pp"] == 1 else "interleaved" if values["vpp"] > 1 else "1f1b"
     else:
         values |= {

@@ -24,6 +24,7 @@ gpu = "h100-sxm5-80gb"
 gpus = [1, 2]
 global-batch = 12
 seq-len = 1024
+precision = "bf16-mixed-16"
 tp = 1
 pp = 1
 cp = 1

@@ -81,7 +81,9 @@ class Built(msgspec.Struct):
     def training(self, precision: str = "", optimizer: str = "adamw") -> Training:
         """How loadgauge is told to train it."""
         attention = {"sdpa": "flash"}.get(self.attention, self.attention)
-        return training("huggingface", precision or self.precision, optimizer, attention=attention)
+        how = training("huggingface", precision or self.precision, optimizer, attention=attention)
+        # A CPU's fused attention takes float32 with fewer key heads than heads.
+        return msgspec.structs.replace(how, kernels=msgspec.structs.replace(how.kernels, writes_groups=False))
 
     def view(self, s: int, b: int, precision: str = "") -> View:
         """One micro-batch of it."""

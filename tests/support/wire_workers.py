@@ -103,7 +103,7 @@ def fsdp(
 ) -> Step:
     """FSDP2. `root`: whether embedding and head are resharded after the forward too; `zero`: the stage it acts as.
 
-    Stages below 3 keep the gathered weights over the whole step, and stage 1 whole gradients too.
+    Stages below 3 keep the gathered weights over the backward; stage 1 over the whole step, and whole gradients too.
     """
     model = llama(**keys)
     chosen = {"mesh": mesh, "mp_policy": policy or MixedPrecisionPolicy()}
@@ -113,7 +113,7 @@ def fsdp(
 
     def held_back(more: bool) -> None:
         model.set_requires_gradient_sync(zero > 1 or not more)
-        model.set_reshard_after_backward(zero == 3 or not more)
+        model.set_reshard_after_backward(zero > 1 or not more)
 
     return data_parallel(model, model, held_back)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from accuracy.causes import CAUSES, FAR, far_off
-from accuracy.held_out import held_out, samples
 from accuracy.page import page
+from accuracy.samples import samples
 from loadgauge.validate.runs import Run, published
 from loadgauge.validate.summary import errors
 from loadgauge.validate.validate import validate
@@ -17,18 +17,6 @@ RUNS = {run.id: run for run in published().runs}
 
 def source(*names: str, quality: str = "ABC") -> list[Run]:
     return [run for run in RUNS.values() if run.series in names and run.quality in quality]
-
-
-def test_held_out_uses_no_row_of_the_source_nor_of_its_twin() -> None:
-    runs = source("KOR", "MMFU", "SC21")
-    seen: list[set[str]] = []
-
-    def refit(rest: dict[str, list[object]], chip: str) -> None:
-        seen.append({sample.id.split("-")[1] for each in rest.values() for sample in each})  # type: ignore[attr-defined]
-
-    found = held_out(runs, refit=refit)  # type: ignore[arg-type]
-    assert {one.source for one in found} == {"KOR", "MMFU", "SC21"}
-    assert sorted(map(sorted, seen)) == [["KOR", "MMFU"], ["SC21"], ["SC21"]]
 
 
 def test_a_configuration_weighs_one_in_a_fit() -> None:

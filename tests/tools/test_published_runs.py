@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,13 +13,14 @@ from loadgauge.estimate.parameters import parameters
 from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.hardware import gpu_ids
 from loadgauge.spec.job import Job
+from loadgauge.spec.layout import FULL_PIPE
 from loadgauge.spec.optimizers import OPTIMIZERS
 from loadgauge.validate import runs
 from loadgauge.validate.overrides import apply
 from loadgauge.validate.runs import Measured, Run
 from loadgauge.validate.runs import published as packaged
 from loadgauge.validate.setups import setup_of, variant_setups
-from published_runs import vocabulary
+from published_runs import assumptions, vocabulary
 from published_runs.convert import main
 from published_runs.counters import counter
 from published_runs.expression import express
@@ -128,7 +130,8 @@ def test_a_layout_holds_the_gpus_and_the_batch_of_its_row() -> None:
         if run.global_batch is not None:
             assert layout.global_batch == run.global_batch, run.id
         if run.seq_len is not None:
-            assert layout.seq_len == run.seq_len, run.id
+            capped = "is a cap" in run.notes and layout.seq_len < run.seq_len
+            assert capped or layout.seq_len == run.seq_len, run.id
         further = job.model.num_hidden_layers - (run.layers or job.model.num_hidden_layers)
         assert further in (0, 1), run.id  # 1: a layer of multi-token prediction
         assert sum(layout.layers_of(job.model)) == job.model.num_hidden_layers, run.id
@@ -225,7 +228,7 @@ def test_one_s_own_table_is_converted(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("words_of_the_source", "kind", "last"),
     [
-        ("active (active_bytes.all.peak)", "allocated", False),
+        ("active (active_bytes.all.peak)", "active", False),
         ("allocated (max over all ranks)", "allocated", False),
         ("allocated (torch max_memory_allocated; last rank = last pipeline stage)", "allocated", True),
         ("reserved (torchtitan log)", "reserved", False),
@@ -349,3 +352,111 @@ def test_a_table_with_a_wrong_cell_and_an_unknown_column(tmp_path: Path) -> None
     table = runs.read(file)
     assert (table.runs, table.ignored) == ((), ("colour",))
     assert "gpus: must be a whole number" in table.rejected[0].reason
+
+
+# -- what a row is, and what is not invented ----------------------------------------------------------------------------
+
+
+def row(**cells: Any) -> SourceRow:
+    """A row of a model of the catalogue on 64 H100s."""
+    base = {"id": "T-X-1", "model": "llama-3.1-8b", "hardware": "H100-80GB-SXM", "gpus": 64, "seq_len": 4096}
+    return SourceRow(
+        **{**base, "precision": "bf16", "micro_batch": 1, "global_batch": 512, "recompute": "none", **cells}
+    )
+
+
+def job(**cells: Any) -> Any:
+    found = express(row(**cells))
+    assert found.job is not None, found.reason
+    return found.job
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NeMo 25.04", "megatron"),
+        ("NeMo AutoModel", "automodel"),
+        ("Megatron-DeepSpeed", "megatron-deepspeed"),
+        ("DeepSpeed 0.16 + transformers", "deepspeed"),
+        ("IBM fms-fsdp", "fsdp"),
+        ("llm-foundry / Composer FSDP", "llm-foundry"),
+        ("MaxText (XLA GPU)", "maxtext"),
+        ("nanoGPT", "nanogpt"),
+        ("Paxml", "maxtext"),
+    ],
+)
+def test_frameworks_are_known_by_whole_words(text: str, name: str) -> None:
+    assert job(framework=text, year=2022).training.framework.name == name
+    # A word within another one says nothing.
+    assert assumptions.framework(row(framework=f"x{text.replace(' ', '')}x"))[2].startswith("habits: ")
+
+
+@pytest.mark.parametrize(
+    ("cells", "name"),
+    [
+        ({"tp": 8, "pp": 4}, "megatron"),
+        ({"tp": 8, "sharding": "zero3"}, "torchtitan"),
+        ({}, "fsdp"),
+        ({"hardware": "TPU-v5p"}, "maxtext"),
+        ({"gpus": 1, "global_batch": 8}, "huggingface"),
+    ],
+)
+def test_an_unknown_framework_has_the_habits_of_its_parallelism(cells: dict[str, Any], name: str) -> None:
+    """Fused attention, gradients reduced beside the backward, and a range over what else it may be."""
+    found = express(row(framework="HomeGrown 1.0", year=2025, **cells))
+    assert found.job is not None, found.reason
+    assert found.job.training.framework.name == name
+    assert found.job.training.kernels.attention == "flash"
+    assert found.job.training.overlap.dp
+    assert any("is not known" in said for said in found.assumed)
+    assert "framework" in {variant.knob for variant in found.variants}
+
+
+def test_a_batch_that_is_not_stated_keeps_the_pipe_full() -> None:
+    layout = job(framework="Megatron-LM", tp=2, pp=8, global_batch=None).layout
+    assert layout.num_microbatches == FULL_PIPE * 8
+    assert job(framework="Megatron-LM", tp=2, global_batch=None).layout.num_microbatches == 1
+
+
+def test_a_step_of_a_batch_that_is_not_stated_is_not_compared() -> None:
+    made = {"framework": "Megatron-LM", "tp": 2, "pp": 8, "global_batch": None}
+    assert row_of(row(**made, step_time_s=3.0)).untimed.startswith("global_batch")
+    assert not row_of(row(**made, tokens_per_s_per_gpu=3000.0)).untimed
+
+
+def test_data_parallel_ranks_may_count_those_of_context_parallelism() -> None:
+    layout = job(framework="NeMo 24.03", tp=2, cp=4, dp=32).layout
+    assert (layout.dp, layout.cp) == (8, 4)
+    assert job(framework="NeMo 24.03", tp=2, cp=4, dp=8).layout == layout
+
+
+def test_a_card_below_its_power_is_not_timed() -> None:
+    assert express(row(framework="torchtitan", hardware="B200-SXM (power limited)")).untimed.startswith("hardware")
+
+
+def test_a_cap_of_lengths_is_not_timed() -> None:
+    cells = {"framework": "torchtune", "notes": 'row "Baseline" is unpacked (seq 4096 is a cap)'}
+    assert express(row(**cells, other_flags="Baseline")).untimed.startswith("seq_len")
+    assert not express(row(**cells, other_flags="Baseline; + Packed Dataset")).untimed
+
+
+def test_gradients_like_zero_2_in_a_pipeline_are_sent_once() -> None:
+    assert job(framework="MegaScale", tp=8, pp=8, gpus=256, sharding="zero2-like").layout.zero == 1
+    assert job(framework="torchtitan", tp=8, pp=8, gpus=256, sharding="fsdp2").layout.zero == 2
+
+
+def test_flags_say_what_is_hidden() -> None:
+    said = job(
+        framework="Megatron-Core", year=2021, tp=8, other_flags="tp-comm-overlap; overlap grad reduce"
+    ).training.overlap
+    assert (said.tp, said.dp, said.pp) == (True, True, False)
+
+
+def test_sizes_of_maxtext() -> None:
+    """The names that MaxText's README gives its scales, in parameters (its `get_individual_scales`)."""
+    for scale, billions in ((16, 16), (32, 32), (64, 64), (128, 128), (256, 256), (512, 512), (1024, 1024)):
+        flags = f"global_parameter_scale={scale}; per_device_batch_size=1"
+        cells = {"model": f"MaxText-{billions}B", "hardware": "TPU-v5p", "framework": "MaxText", "global_batch": None}
+        found = job(**cells, tp=4, sharding="fsdp", other_flags=flags)
+        assert parameters(found.model).total == pytest.approx(billions * 1e9, rel=0.1)
+        assert (found.layout.micro_batch, found.layout.global_batch) == (4, 64)

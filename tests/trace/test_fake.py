@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -117,3 +118,20 @@ def test_what_is_returned_as_it_came_is_not_made() -> None:
     x = torch.empty(1024, device="meta")
     assert trace_call(lambda x: (x, x.view(32, 32), x + 1), x, device="cpu").extra == (0, 0)
     assert trace_call(lambda x: (x, x.view(32, 32), x + 1), x).made == x.nbytes
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Linear, torch.nn.Embedding])
+def test_what_is_dropped_is_gone(kind: Any) -> None:
+    """A graph that never runs backward goes with its result, and the storage of a copied module with the module."""
+    place = simulated_device()
+    with fake_tensors():
+        tracker = Tracker(place)
+        with tracker:
+            module = copy.deepcopy(kind(16, 32).to(place))
+            before = tracker.live()
+            norm = torch.linalg.norm(module.weight * 2, dim=1)
+            assert tracker.live() > before
+            del norm
+            assert tracker.live() == before > 0
+            del module
+            assert tracker.live() == 0

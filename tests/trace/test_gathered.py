@@ -6,15 +6,17 @@ ReLU stands in for SiLU, whose backward the tracer runs as several operations on
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import LlamaConfig
 
 from loadgauge import Layout, RecomputePolicy, estimate, from_dict
 from loadgauge.estimate.result import Memory
-from loadgauge.spec.frameworks import TRANSFORMERS
+from loadgauge.spec.frameworks import FRAMEWORKS, TRANSFORMERS
 from loadgauge.spec.kernels import Dtypes
 from loadgauge.spec.training import Training, training
 from loadgauge.trace.checkpointing import DEFAULT_KEEP
@@ -32,6 +34,35 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tied": {"num_hidden_layers": 2, "vocab_size": 32000, "seq_len": 32, "tie_word_embeddings": True},
     "activations": {"num_hidden_layers": 4, "vocab_size": 512, "seq_len": 2048},
 }
+
+
+class Accelerated(ParallelJob):
+    """FSDP2 as accelerate 1.14 shards: the embedding, and the head with its norm, as units of their own.
+
+    `more`: further arguments of `fully_shard`.
+    """
+
+    more: ClassVar[dict[str, Any]] = {}
+
+    def _shared(self, model: Any, mesh: Any) -> Any:
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        mixed = self.run.training.precision.autocast
+        policy = MixedPrecisionPolicy(param_dtype=self.run.computed, reduce_dtype=torch.float32 if mixed else None)
+        keywords: dict[str, Any] = {"mesh": mesh["data"], **self.more, **({"mp_policy": policy} if mixed else {})}
+        again = {"reshard_after_forward": self.layout.zero == 3}
+        for layer in model.model.layers:
+            fully_shard(layer, **keywords, **again)
+        tied = embedding.weight is head.weight
+        if not tied:
+            fully_shard(embedding, **keywords, **again)
+        tail = [model.model.norm, embedding, head] if tied else [model.model.norm, head]
+        fully_shard(tail, **keywords, reshard_after_forward=False)
+        return fully_shard(model, **keywords)
+
+
+def sharded(framework: str) -> type[ParallelJob]:
+    """How a framework shards, which for torchtitan leaves embedding and head to the root."""
+    return Accelerated if training(framework).ends_apart else ParallelJob
 
 
 def config(keys: dict[str, Any]) -> LlamaConfig:
@@ -63,7 +94,8 @@ def both(
         keep=DEFAULT_KEEP if kept else (), optimizer="adamw-fused", precision=precision, seq_len=s, gpus=world, pp=pp,
         zero=zero, global_batch=batches * world // pp, recompute="full" if kept else recompute,
     )  # fmt: skip
-    traced = trace(ParallelJob(config(keys), run), "cuda", gpus=world)
+    run = msgspec.structs.replace(run, training=msgspec.structs.replace(run.training, framework=FRAMEWORKS[framework]))
+    traced = trace(sharded(framework)(config(keys), run), "cuda", gpus=world)
     layout = Layout(
         dp=world // pp, pp=pp, zero=zero, seq_len=s, global_batch=batches * world // pp,
         recompute=RecomputePolicy(mode=predicted or recompute),  # type: ignore[arg-type]
@@ -79,14 +111,26 @@ def check(traced: Trace, memory: Memory) -> None:
     assert peak(memory) == pytest.approx(traced.peak.total, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("zero", [2, 3])
+OPEN = ("activations", "huggingface", 3, "none")
+"""Its peak is 2.3 % low: the last layer is gathered ahead while the head's unit runs backward, which is not counted."""
+
+
 @pytest.mark.parametrize(
-    ("shape", "framework"),
+    ("shape", "framework", "zero", "recompute"),
     [
-        *((shape, "torchtitan") for shape in SHAPES if shape != "pipeline"),
-        ("layers", "huggingface"),
-        ("activations", "huggingface"),
+        pytest.param(
+            *case, marks=pytest.mark.xfail(strict=True, reason="the last layer, gathered ahead") if case == OPEN else ()
+        )
+        for case in (
+            (*kind, zero, recompute)
+            for kind in (
+                *((shape, "torchtitan") for shape in SHAPES if shape != "pipeline"),
+                ("layers", "huggingface"),
+                ("activations", "huggingface"),
+            )
+            for zero in (2, 3)
+            for recompute in ("none", "full")
+        )
     ],
 )
 def test_fsdp(shape: str, zero: int, recompute: str, framework: str) -> None:
@@ -98,6 +142,24 @@ def test_fsdp(shape: str, zero: int, recompute: str, framework: str) -> None:
 @pytest.mark.parametrize(("shape", "zero", "precision"), [("layers", 2, "bf16-autocast"), ("ends", 3, "fp32")])
 def test_fsdp_accumulates_in_shards(shape: str, zero: int, precision: str) -> None:
     check(*both(shape, zero, precision, "full", batches=2, world=4))
+
+
+@pytest.mark.parametrize(
+    ("shape", "zero", "precision", "recompute", "batches"),
+    [
+        ("layers", 2, "bf16-autocast", "none", 3),
+        ("layers", 3, "bf16-pure", "full", 2),
+        ("loss", 3, "bf16-autocast", "none", 2),
+        ("ends", 3, "bf16-pure", "full", 3),
+        ("activations", 2, "bf16-autocast", "none", 2),
+    ],
+)
+def test_gradients_are_whole_until_the_last_micro_batch(
+    shape: str, zero: int, precision: str, recompute: str, batches: int
+) -> None:
+    """Trainer accumulates under `no_sync`: every rank holds the gradients of the whole model."""
+    traced, memory = both(shape, zero, precision, recompute, batches=batches, framework="huggingface")
+    assert peak(memory) == pytest.approx(traced.peak.total, rel=0.0015)  # whole gradients are some 20 % of the peak
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

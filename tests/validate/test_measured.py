@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from loadgauge.errors import NotModelled
 from loadgauge.spec.model import Attention, Mlp
 from loadgauge.validate.measured import step_seconds
 from loadgauge.validate.runs import Measured, published
@@ -53,3 +54,28 @@ def test_flops_are_counted_as_each_framework_counts_them() -> None:
 def test_only_what_is_a_time_counts_as_one() -> None:
     assert not Measured(peak_memory_gib=3.0).timed
     assert Measured(hfu=0.4).timed
+
+
+def test_a_row_that_contradicts_itself_is_no_measurement() -> None:
+    """A time, a rate and a batch that cannot all be right: four times the FLOPs are no way of counting."""
+    run = RUNS["T-MB-074"]
+    setup, rate = setup_of(run), run.measured.model_tflops_per_gpu
+    assert rate is not None
+    step = step_seconds(run, setup)
+    for factor, refused in ((1.0, False), (1.3, False), (0.25, True), (4.0, True)):
+        timed = msgspec.structs.replace(run, measured=Measured(step_time_s=factor * step, model_tflops_per_gpu=rate))
+        if refused:
+            with pytest.raises(NotModelled, match="times the FLOPs of the batch"):
+                step_seconds(timed, setup)
+        else:
+            assert step_seconds(timed, setup) == factor * step
+
+
+def test_no_card_is_faster_than_its_peak() -> None:
+    run = RUNS["T-MB-074"]
+    setup = setup_of(run)
+    tokens = run.measured.tokens_per_s_per_gpu
+    assert tokens is not None
+    fast = msgspec.structs.replace(run, measured=Measured(tokens_per_s_per_gpu=4 * tokens))
+    with pytest.raises(NotModelled, match="of the peak of"):
+        step_seconds(fast, setup)

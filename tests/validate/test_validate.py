@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from command_line import document, typed
-from loadgauge.spec.calibration import rates
+from loadgauge.spec.calibration import efficiencies
 from loadgauge.spec.job import fields
+from loadgauge.spec.memory_range import memory_range, spread
 from loadgauge.validate.baseline import baseline, ideal_seconds, rescaled
-from loadgauge.validate.counters import RESERVE, Counter
+from loadgauge.validate.counters import Counter
 from loadgauge.validate.runs import Measured, Run, Variant, parse, published
 from loadgauge.validate.setups import setup_of
 from loadgauge.validate.summary import errors, quantile, reason_kind, reasons, summary
@@ -67,9 +68,9 @@ def test_the_range_holds_every_value_of_an_open_knob() -> None:
     full, none = (
         msgspec.structs.replace(run, job=run.job.replace(recompute=word), variants=()) for word in ("full", "none")
     )
-    low, high = (validate([stated])[0].predicted for stated in (full, none))
+    low, high = (validate([stated], calibrated=False)[0].predicted for stated in (full, none))
     others = (Variant(knob="recompute", value="full", job={"recompute": "full"}),)
-    found = validate([msgspec.structs.replace(none, variants=others)])[0]
+    found = validate([msgspec.structs.replace(none, variants=others)], calibrated=False)[0]
     assert (found.low, found.high) == (low, high)
     assert found.predicted == high
 
@@ -84,10 +85,13 @@ def test_each_counter_is_compared_with_its_own() -> None:
         assert found.high is not None
         return found.low, found.predicted, found.high
 
-    allocated = predicted("allocated")
-    assert allocated[0] == allocated[1] == allocated[2]
-    assert predicted("reserved") == pytest.approx([allocated[0] * (1 + share) for share in RESERVE])
-    assert allocated[1] < predicted("reserved")[1] < predicted("device")[1]
+    known = spread("pretraining")
+    allocated, idle = predicted("allocated"), memory_range().static.reserved
+    assert predicted("active") == allocated
+    assert allocated == pytest.approx([allocated[1] * factor for factor in (known.low, 1, known.high)])
+    factors = ((1 + idle.low) * known.low, 1 + idle.usual, (1 + idle.high) * known.high)
+    assert predicted("reserved") == pytest.approx([allocated[1] * factor for factor in factors])
+    assert allocated[1] < predicted("reserved")[1] < predicted("device")[1] == predicted("nvidia-smi")[1]
     unknown = predicted("unknown")
     assert unknown[0] == allocated[0]
     assert unknown[2] == predicted("device")[2]
@@ -113,8 +117,10 @@ def test_a_row_with_both_numbers_gives_two_records() -> None:
 
 def test_other_efficiencies_can_be_given() -> None:
     run = RUNS["T-SM-001"]
-    slow = msgspec.structs.replace(rates(""), matmul=rates("").matmul / 2)
-    usual, halved = (validate([run], rates=lambda _, known=known: known)[0].predicted for known in (rates(""), slow))
+    slow = msgspec.structs.replace(efficiencies(""), matmul=efficiencies("").matmul / 2)
+    usual, halved = (
+        validate([run], efficiencies=lambda _, known=known: known)[0].predicted for known in (efficiencies(""), slow)
+    )
     assert usual is not None
     assert halved is not None
     assert 1.3 * usual < halved < 2 * usual

@@ -21,7 +21,7 @@ HEAD = "id,model,pp,gpus,tp,tokens_per_s_per_gpu"
 
 def test_every_published_row_is_read() -> None:
     found = published()
-    assert len(found.runs) == 1047 + 543
+    assert len(found.runs) == 1209 + 676
     assert not found.rejected
     assert not found.ignored
     assert len({run.id for run in found.runs}) == len(found.runs)
@@ -30,7 +30,7 @@ def test_every_published_row_is_read() -> None:
 def test_a_run_in_both_files_counts_its_speed_once() -> None:
     weighed = [run for run in published().runs if run.id.startswith("M-")]
     assert not any(run.measured.timed for run in weighed)
-    assert sum(run.measured.peak_memory_gib is not None for run in weighed) == 506
+    assert sum(run.measured.peak_memory_gib is not None for run in weighed) == 539
 
 
 def test_columns_may_be_missing_in_any_order_and_unknown_ones_are_listed() -> None:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgauge.spec.calibration import rates
+from loadgauge.spec.calibration import efficiencies
 from loadgauge.validate.validate import Record
-from published_runs.free_text import Flags
+from published_runs.free_text import Flags, named
 from published_runs.source_rows import SourceRow
 
 FAR = 0.20
@@ -37,6 +37,13 @@ def _open(run: SourceRow, record: Record, flags: Flags) -> bool:
 
 
 CAUSES: tuple[Cause, ...] = (
+    Cause(
+        "one recipe, two cards",
+        "The source prints two peaks for one recipe, model, length and batch, of two cards; what differed is not stated. The"
+        " peak on the larger card is that of the recipe without activation checkpointing.",
+        lambda run, record, flags: "Memory and training speed" in run.source and "A6000" in run.hardware,
+        "memory",
+    ),
     Cause(
         "unsharded gradients while accumulating",
         "LitGPT accumulates gradients under FSDP without synchronising, which keeps the gradients of all parameters, frozen"
@@ -131,8 +138,60 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "card not calibrated",
-        "No run in the calibration covers this card: round efficiencies stand in, with a wide range.",
-        lambda run, record, flags: bool(record.gpu) and rates(record.gpu).basis == "assumed",
+        "No operation was measured on this card: what its chip or its watts say stands in, with a wide range.",
+        lambda run, record, flags: bool(record.gpu) and efficiencies(record.gpu).basis == "assumed",
+        "time",
+    ),
+    Cause(
+        "recipe not matched",
+        "No recipe of the release matches the row: dispatcher, grouped products, graphs and host time of its experts are not"
+        " known. Rows of the same model that state them are nearer.",
+        lambda run, record, flags: run.moe_experts is not None and not run.sharding,
+        "time",
+    ),
+    Cause(
+        "host time of small experts",
+        "Experts without CUDA graphs: the GPU waits for the launches of dispatch, permutation and grouped products, which no table"
+        " of operators holds. Megatron-Bridge's rows with graphs are 3 % too slow in the median, those without 14 % too fast.",
+        lambda run, record, flags: (
+            (run.moe_experts or 0) >= 16 and flags.value("cuda_graph_impl") in (None, "", "none")
+        ),
+        "time",
+    ),
+    Cause(
+        "heads that tensor cores do not like",
+        "The width of a head is no multiple of 8 elements, so that the batched products of written-out attention are not aligned"
+        " for tensor cores; the tables of operators have no such widths. All ten such rows are 26 to 30 % too fast, those of the"
+        " same source with other widths 2 to 8 %.",
+        lambda run, record, flags: (
+            bool(run.heads) and bool(run.hidden) and (run.head_dim or (run.hidden or 0) // (run.heads or 1)) % 8 != 0
+        ),
+        "time",
+    ),
+    Cause(
+        "ZeRO 1 of InternEvo over all ranks",
+        "The error grows with the ranks that share the optimizer (from 8 % to 45 %), while rows that share it among 8 keep theirs:"
+        " how InternEvo sends updated weights is not modelled, but Megatron-LM's gathering, which hides.",
+        lambda run, record, flags: named(run.framework, "InternEvo") and flags.says("zero1 group all"),
+        "time",
+    ),
+    Cause(
+        "a small batch on many GPUs of InternEvo",
+        "With one or two micro-batches on 512 GPUs and more, what is sent once a step has little to hide under: on that machine it"
+        " takes longer than its adapters' bandwidth says.",
+        lambda run, record, flags: named(run.framework, "InternEvo") and (run.gpus or 0) >= 512,
+        "time",
+    ),
+    Cause(
+        "one measurement among several",
+        "The source ran the same configuration on another server of the same cards, or prints it twice, and gets another time.",
+        lambda run, record, flags: "artifact re-run" in run.notes or "may be stale" in run.other_flags,
+        "time",
+    ),
+    Cause(
+        "continuous tests",
+        "A continuous test of a few steps with logging, not a benchmark.",
+        lambda run, record, flags: "mcore-ci" in run.model,
         "time",
     ),
     Cause(

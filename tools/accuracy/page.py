@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from accuracy.causes import FAR, far_off
+from accuracy.memory_range import FEWEST, calibrated_level, covered, left_out, residuals
+from accuracy.slack import Left
+from accuracy.slack import calibrated_level as slack_level
+from loadgauge.spec.memory_range import memory_range
+from loadgauge.spec.software import software
 from loadgauge.validate.baseline import baseline, rescaled
-from loadgauge.validate.counters import RESERVE
 from loadgauge.validate.runs import Run
 from loadgauge.validate.summary import Errors, errors, grouped, reasons
 from loadgauge.validate.validate import Record
@@ -44,17 +49,20 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def page(
     records: Sequence[Record],
     runs: Sequence[Run],
-    held: Sequence[Record] = (),
+    apart: Sequence[Left] = (),
     today: datetime.date | None = None,
 ) -> str:
-    """The whole page, in Markdown. `held`: records of the cross-validation; empty leaves the section out."""
+    """The whole page, in Markdown.
+
+    apart: the timed runs, each predicted by the sources other than its own; empty leaves the section out
+    """
     stated = {row.id: row for row in source_rows()}
-    parts = [_opening(today or datetime.date.today()), _headline(records, runs, held), _beside(records, runs)]
+    parts = [_opening(today or datetime.date.today()), _headline(records, runs, apart), _beside(records, runs)]
     for quantity in ("time", "memory"):
         parts.append(_sources(records, runs, quantity))
-    parts += [_simumax(records, runs), _korthikanti(records, stated)]
-    if held:
-        parts.append(_held(held))
+    parts += [_range(runs), _simumax(records, runs), _korthikanti(records, stated)]
+    if apart:
+        parts.insert(2, _sources_left_out(apart))
     parts += [_far(records, tuple(stated.values())), _not_expressed(records), _RULES]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -66,10 +74,11 @@ def _opening(today: datetime.date) -> str:
 prints the same for these runs or for your own (`--runs FILE.csv`).*
 
 Every row is a run whose owner measured and published it. Its configuration alone is read; nothing that was measured is an
-input. Efficiencies are one file per kind of GPU, fitted to the rows of quality A of that GPU, so their times are in-sample
-(*Held out* has the others). Memory has no fitted constant but one: what the allocator reserves beyond what it hands out. An
-error is predicted / measured - 1. Medians and percentiles are of the absolute error and weight each configuration (source,
-model, hardware, number of GPUs and layout) the same, however many rows it has."""
+input. What kernels achieve is fitted to published measurements of single operations, never to a run (`docs/operators.md`);
+what software adds to them is one factor, which *Sources left out* takes from the other sources alone. Memory has no fitted
+constant but one: what the allocator reserves beyond what it hands out. An error is predicted / measured - 1. Medians and
+percentiles are of the absolute error and weight each configuration (source, model, hardware, number of GPUs and layout) the
+same, however many rows it has."""
 
 
 def _line(name: str, group: Errors) -> list[str]:
@@ -91,8 +100,10 @@ def _counted(records: Sequence[Record], runs: Sequence[Run], kind: str) -> list[
     return [record for record in records if kinds.get(record.id) == kind]
 
 
-def _headline(records: Sequence[Record], runs: Sequence[Run], held: Sequence[Record]) -> str:
+def _headline(records: Sequence[Record], runs: Sequence[Run], apart: Sequence[Left]) -> str:
     rows = []
+    if apart:
+        rows.append(_line("**step time, quality A and B, sources left out**", errors(_as_records(apart))))
     for quantity, name in (("time", "step time"), ("memory", "peak memory, allocated")):
         for qualities in ("A", "B"):
             of = _of(records, quantity, qualities)
@@ -101,13 +112,12 @@ def _headline(records: Sequence[Record], runs: Sequence[Run], held: Sequence[Rec
             rows.append(_line(f"{name}, quality {qualities}", errors(of)))
         median, p90 = TARGETS[quantity]
         rows.append(["*target, quality A*", "", "85.0 %", "", percent(median), percent(p90), ""])
-        if quantity == "time" and held:
-            rows.append(_line("step time, quality A, its source held out", errors(_of(held, "time", "A"))))
     reserved = _counted(_of(records, "memory", "A"), runs, "reserved")
     rows.append(_line("peak memory, reserved, quality A", errors(reserved)))
+    idle = memory_range().static.reserved
     note = (
-        f"Reserved is predicted as allocated x {1 + RESERVE[1]:.3f} (from {1 + RESERVE[0]:.2f} to {1 + RESERVE[2]:.2f}), measured"
-        " by the 19 SM runs that print both counters."
+        f"Reserved is predicted as allocated x {1 + idle.usual:.3f} (from {1 + idle.low:.3f} to {1 + idle.high:.3f}) where"
+        " gradients exist from the start, by simulated trainings: *The range of memory*."
     )
     return f"## In short\n\n{table(HEAD, rows)}\n\n{note}"
 
@@ -140,6 +150,51 @@ def _sources(records: Sequence[Record], runs: Sequence[Run], quantity: str) -> s
     rows = [_line(name, errors(group)) for name, group in sorted(grouped(of, key).items())]
     title = {"time": "Step time", "memory": "Peak memory"}[quantity]
     return f"## {title} by source\n\n{table(HEAD, rows)}"
+
+
+def _range(runs: Sequence[Run]) -> str:
+    found = residuals(runs)
+    if not found:
+        return ""
+    level = calibrated_level(found)
+    apart = left_out(found, level)
+    head = ("source left out", "stack", "rows", "range from the others", "rows inside")
+    rows = [
+        [one.source, one.stack, str(one.rows), f"{one.low:.3f} to {one.high:.3f}", percent(one.covered)]
+        for one in sorted(apart, key=lambda one: (one.stack, one.source))
+    ]
+    rows.append(["mean over sources", "", str(sum(one.rows for one in apart)), "", percent(covered(apart))])
+    known = memory_range()
+    made = [
+        [one.stack, f"{one.low:.3f} to {one.high:.3f}", str(one.runs), ", ".join(one.sources), percent(one.covered)]
+        for one in known.spread
+    ]
+    idle = [
+        [f"{kind}, {of}", *(percent(getattr(share, at)) for at in ("low", "usual", "high"))]
+        for kind, both in (
+            ("one length, gradients always there", known.static),
+            ("one length", known.fixed),
+            ("changing lengths", known.dynamic),
+        )
+        for of, share in (("reserved", both.reserved), ("needed", both.needed))
+    ]
+    return f"""## The range of memory
+
+A range is meant to hold 80 % of the runs that it was not made from. Each source is left out in turn; the range comes from the
+others, by the spread of measured over predicted beyond what is known to differ. Rows of quality A and B with a known counter;
+a class of stacks with fewer than {FEWEST} sources is pooled with the others. `make range` makes it again.
+
+{table(head, rows)}
+
+The ranges in use, of {known.date}:
+
+{table(("stack", "measured over predicted", "rows", "sources", "rows inside, left out"), made)}
+
+What PyTorch's allocator holds beyond what it hands out, as shares of that: the middle 80 % of the
+trainings of `tools/accuracy/fragmentation.py`, which run on the simulated device. *Reserved* is what `max_memory_reserved`
+shows on a card with room, *needed* by how much the smallest card that serves every request exceeds the allocated peak.
+
+{table(("", "low", "usual", "high"), idle)}"""
 
 
 def _simumax(records: Sequence[Record], runs: Sequence[Run]) -> str:
@@ -177,17 +232,49 @@ def _korthikanti(records: Sequence[Record], stated: Mapping[str, SourceRow]) -> 
 Mean {percent(mean)}, largest {percent(largest)}. Peers, mean (largest): {PEERS}."""
 
 
-def _held(held: Sequence[Record]) -> str:
-    def key(record: Record) -> str:
-        return f"{record.source} on {record.gpu}"
+def _as_records(apart: Sequence[Left]) -> list[Record]:
+    """The errors of runs whose source was left out, as records."""
+    return [
+        Record(
+            id=one.row.id, quantity="time", source=one.row.source, gpu=one.row.gpu, error=math.expm1(one.error),
+            configuration=(one.row.configuration,),
+        )
+        for one in apart
+    ]  # fmt: skip
 
-    rows = [_line("all", errors(held)), *(_line(name, errors(group)) for name, group in grouped(held, key).items())]
-    return f"""## Held out
 
-Each source predicted with efficiencies fitted to all *other* sources of its kind of GPU (quality A); where it is the only
-one, with the stated default.
+def _sources_left_out(apart: Sequence[Left]) -> str:
+    level = slack_level(apart)
+    by_id = {one.row.id: one for one in apart}
 
-{table(HEAD, rows)}"""
+    def line(name: str, group: Sequence[Record]) -> list[str]:
+        inside = [by_id[record.id].inside(level) for record in group]
+        widths = sorted(by_id[record.id].width(level) for record in group)
+        found = errors(group)
+        return [
+            name, str(found.rows), str(found.configurations), percent(found.median), percent(found.p90),
+            percent(found.bias, "+"), percent(sum(inside) / len(inside)), percent(widths[len(widths) // 2]),
+        ]  # fmt: skip
+
+    records = _as_records(apart)
+    kinds = {True: "with experts", False: "dense"}
+    rows = [line("all", records)]
+    for experts in (False, True):
+        rows.append(line(kinds[experts], [record for record in records if by_id[record.id].row.experts is experts]))
+    sources = grouped(records, lambda record: record.source)
+    rows += [line(name, group) for name, group in sorted(sources.items())]
+    head = ("", "rows", "configurations", "median", "p90", "bias", "inside their range", "half-width")
+    known = software()
+    return f"""## Sources left out
+
+Step times of quality A and B, each source predicted without any of its own rows, nor those of the same runs or machine under
+another name: the rates of kernels come from measurements of single operations, the factor of software and the width of the range
+from the *other* sources (`tools/accuracy/slack.py`). The range is to hold 80 %, both of rows (those of a configuration share one
+vote) and of the rows of a source on average; the width is the lowest that does. After one run of one's own the range is
+{known.low_measured:.2f} to {known.high_measured:.2f} of the rescaled prediction. A GPU without tables of its own has a range
+{known.transferred:.2f} times as wide, as a logarithm.
+
+{table(head, rows)}"""
 
 
 def _far(records: Sequence[Record], stated: Sequence[SourceRow]) -> str:
@@ -236,9 +323,9 @@ def generate(cross_validate: bool = True, say: Callable[[str], object] | None = 
     if say is not None:
         say(f"{len(runs.runs)} runs")
     records = validate(runs)
-    held: tuple[Record, ...] = ()
+    apart: list[Left] = []
     if cross_validate:
-        from accuracy.held_out import held_out
+        from accuracy import slack
 
-        held = held_out([run for run in runs.runs if run.quality == "A"], say=say)
-    return page(records, runs.runs, held)
+        apart = slack.left_out(slack.timed(runs.runs))
+    return page(records, runs.runs, apart)

@@ -6,14 +6,17 @@ The rules follow what the framework itself does when nothing is said, and were f
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from loadgauge.spec.layout import FULL_PIPE
 from loadgauge.spec.model import ModelSpec
 from published_runs import vocabulary
-from published_runs.free_text import Flags
+from published_runs.free_text import Flags, named
 from published_runs.models import Inexpressible
+from published_runs.recipes import packed
 from published_runs.source_rows import SourceRow
 
 
@@ -25,11 +28,17 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     framework: str
     recipe: str
     model: ModelSpec
+    known: bool = True
 
     @property
     def performance_recipe(self) -> bool:
         """Whether it is a run of NVIDIA's own performance recipes."""
-        return "NeMo" in self.run.framework or "Megatron-Bridge" in self.run.framework
+        return performance_recipe(self.run, self.framework)
+
+
+def performance_recipe(run: SourceRow, framework: str) -> bool:
+    """Whether a run is one of NVIDIA's own performance recipes, on Megatron's core."""
+    return framework == "megatron" and any(named(run.framework, word) for word in ("NeMo", "Megatron-Bridge"))
 
 
 class Knob(msgspec.Struct, frozen=True):
@@ -41,19 +50,49 @@ class Knob(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+SHARDED = frozenset({"torchtitan", "fsdp", "llm-foundry", "automodel", "maxtext"})
+"""Frameworks that shard by FSDP where nothing is said."""
+SPLITS = frozenset({"megatron", "megatron-deepspeed"})
+"""Megatron and its kin."""
+OLD_STACK = 2022
+"""The last year of Megatron-DeepSpeed without FlashAttention."""
+OTHERS = {
+    "fsdp": "huggingface",
+    "huggingface": "fsdp",
+    "megatron": "torchtitan",
+    "torchtitan": "megatron",
+    "maxtext": "megatron",
+}
+"""For an unknown framework, whose habits it may have instead."""
+ALPACA = 1034
+"""Tokens of the longest sample of Alpaca (source: litgpt, tutorials/resource-tables.md)."""
+
+
 def framework(run: SourceRow) -> tuple[str, str, str]:
     """Whose habits a run has, its 16-bit recipe where that differs, and what was assumed."""
-    text = run.framework.lower()
-    for part, name, recipe in vocabulary.FRAMEWORKS:
-        if part.lower() in text:
+    if named(run.framework, "ms-swift") and named(run.framework, "transformers") and run.sharding.startswith("zero"):
+        return "deepspeed", "", ""  # its `--deepspeed zero2` and `zero3`; FSDP2 has a launch file of its own
+    for words, name, recipe in vocabulary.FRAMEWORKS:
+        if named(run.framework, words):
+            if name == "megatron-deepspeed" and (run.year or 0) > OLD_STACK:
+                name = "megatron"
             return name, recipe, ""
-    if "fsdp" in run.sharding or (run.sharding == "zero3" and (run.tp or 1) > 1):
-        name = "torchtitan"
-    elif max(run.tp or 1, run.pp or 1) > 1 or run.sequence_parallel == "yes":
-        name = "megatron"
+    split = max(run.tp or 1, run.pp or 1) > 1
+    if run.hardware.startswith("TPU"):
+        name, why = "maxtext", "the stack of its vendor"
+    elif "fsdp" in run.sharding or (run.sharding == "zero3" and split):
+        name, why = "torchtitan", "its sharding"
+    elif split or run.sequence_parallel == "yes":
+        name, why = "megatron", "its tensor and pipeline parallelism"
+    elif (
+        (run.gpus or run.dp or 1) > 1
+        and run.task in ("pretrain", "full-ft")
+        and run.sharding not in ("none", "none (ddp)")
+    ):
+        name, why = "fsdp", "sharded data parallelism"
     else:
-        name = "huggingface"
-    return name, "", f"habits: {name}'s, by the layout, as {run.framework or 'the framework'!r} is not modelled"
+        name, why = "huggingface", "one rank, or whole copies"
+    return name, "", f"habits: {name}'s, by {why}, as {run.framework or 'the framework'!r} is not known"
 
 
 def choose(facts: Facts) -> tuple[dict[str, Any], tuple[Knob, ...]]:
@@ -64,6 +103,7 @@ def choose(facts: Facts) -> tuple[dict[str, Any], tuple[Knob, ...]]:
         _sharding(facts),
         _sequence_parallel(facts),
         _micro_batch(facts),
+        _micro_batches(facts),
         _attention(facts),
         _expert_tp(facts),
         _gpus(facts),
@@ -77,12 +117,16 @@ def _recompute(facts: Facts) -> Knob:
     run = facts.run
     if run.recompute:
         return Knob("recompute", run.recompute)
-    if facts.framework == "torchtitan":
-        if "torchtitan" in run.framework:
-            return Knob("recompute", "selective (per-op)", ("none", "full"), "torchtitan's default")
-        return Knob("recompute", "none", ("full",), "the framework's default")
-    if facts.framework == "megatron":
+    if named(run.framework, "torchtitan"):
+        return Knob("recompute", "selective (per-op)", ("none", "full"), "torchtitan's default")
+    if facts.framework == "maxtext":
+        return Knob("recompute", "remat_policy full", ("remat_policy minimal",), "MaxText's default")
+    if facts.framework == "torchtune":
+        return Knob("recompute", "full", ("none",), "torchtune's recipes switch activation checkpointing on")
+    if facts.framework in SPLITS:
         return Knob("recompute", "none", ("selective (attention)", "full"), "Megatron-LM's default")
+    if named(run.framework, "ms-swift"):
+        return Knob("recompute", "full", ("none",), "ms-swift's default")
     return Knob("recompute", "none", ("full",), "the framework's default")
 
 
@@ -90,15 +134,19 @@ def _sharding(facts: Facts) -> Knob:
     run = facts.run
     if run.sharding:
         return Knob("sharding", run.sharding)
-    if facts.framework == "torchtitan":
-        return Knob("sharding", "fsdp2", (), "the framework shards so")
+    if facts.framework in SHARDED:
+        return Knob("sharding", "fsdp2", () if facts.known else ("zero1", "none"), "the framework shards so")
     if facts.framework == "deepspeed":
         return Knob("sharding", "zero2", ("zero1", "zero3"), "a common choice")
+    if facts.framework == "megatron-deepspeed":
+        return Knob("sharding", "zero1", ("none",), "DeepSpeed is there for it")
     if facts.framework == "megatron":
         if facts.performance_recipe or facts.flags.has("use-distributed-optimizer"):
             return Knob("sharding", "zero1", ("none",), "its recipes use the distributed optimizer")
         if facts.flags.says("overlap grad reduce/param gather"):
             return Knob("sharding", "zero1", (), "parameters are gathered")
+        if not facts.known:
+            return Knob("sharding", "zero1", ("none",), "usual beside a split model")
         return Knob("sharding", "none", ("zero1",), "Megatron-LM's default")
     return Knob("sharding", "none", (), "the framework's default")
 
@@ -114,10 +162,12 @@ def _sequence_parallel(facts: Facts) -> Knob:
         return Knob("sequence_parallel", "yes", (), "experts with tensor parallelism need it")
     if facts.flags.has("sequence-parallel"):
         return Knob("sequence_parallel", "yes")
-    if facts.framework == "torchtitan" or facts.performance_recipe:
+    if facts.framework in SHARDED or facts.performance_recipe:
         return Knob("sequence_parallel", "yes", ("no",), "the framework's recipes use it with tp")
     if facts.flags.says("tp-comm-overlap"):
         return Knob("sequence_parallel", "yes", (), "overlap of tensor parallelism needs it")
+    if not facts.known:
+        return Knob("sequence_parallel", "yes", ("no",), "usual with tp since 2022")
     return Knob("sequence_parallel", "no", ("yes",), "Megatron-LM's default")
 
 
@@ -128,18 +178,49 @@ def _micro_batch(facts: Facts) -> Knob:
     return Knob("micro_batch", 1, (2, 4), "the smallest")
 
 
+def _micro_batches(facts: Facts) -> Knob:
+    """Micro-batches of a step and rank, where no column or flag gives the batch."""
+    run, stages = facts.run, facts.run.pp or 1
+    if run.global_batch is not None or stated_batch(facts) is not None:
+        return Knob("micro_batches", None)
+    if stages > 1:
+        full = FULL_PIPE * stages
+        return Knob("micro_batches", full, (full // 4, 4 * full), "a full pipe, as the batch is not stated")
+    return Knob("micro_batches", 1, (8,), "one a step, as the batch is not stated")
+
+
+def stated_batch(facts: Facts) -> Callable[[int, int], int] | None:
+    """The sequences of a step by ranks and micro-batch, where a flag gives them in other words."""
+    run, flags = facts.run, facts.flags
+    for phrase in flags.phrases:
+        tokens = re.search(r"([\d.]+) ?([kM])-token global batch", phrase)
+        if tokens and run.seq_len:
+            sequences = float(tokens[1]) * {"k": 1e3, "M": 1e6}[tokens[2]] / run.seq_len
+            return lambda dp, micro: max(round(sequences / (dp * micro)), 1) * dp * micro
+    minibatch = flags.after(r"grad accumulation to minibatch (\d+)")
+    if minibatch:
+        return lambda dp, micro: max(minibatch // (dp * micro), 1) * dp * micro
+    local = flags.after(r"local batch (\d+) per DP rank")
+    return None if local is None else lambda dp, micro: dp * local
+
+
 def _attention(facts: Facts) -> Knob:
     run, flags = facts.run, facts.flags
     if flags.value("attention-backend") == "unfused" or flags.says("no flash"):
         return Knob("attention", "eager")
     if flags.value("transformer-impl") == "local" and not flags.has("use-flash-attn"):
         return Knob("attention", "eager")
+    for words, kernel in vocabulary.FLASH:
+        if flags.says(words) and not flags.says(f"no {words}"):
+            return Knob("attention", kernel)
+    if any(named(run.framework, words) and (run.year or 9999) <= year for words, year in vocabulary.FLASH_1):
+        return Knob("attention", "fa1", ("fa2",), "what its instructions of that year ask for")
     stated = ("flash", "sdpa", "transformer_engine", "torch.compile")
     if any(flags.says(word) for word in stated):
         return Knob("attention", "flash")
-    if facts.framework == "megatron" and run.year is not None and run.year <= 2022:
+    if facts.framework in SPLITS and run.year is not None and run.year <= OLD_STACK:
         return Knob("attention", "eager", (), "Megatron-LM had no flash attention before 2023")
-    if facts.framework == "megatron" and run.year == 2023 and not facts.performance_recipe:
+    if facts.framework == "megatron" and run.year == 2023 and facts.known and not facts.performance_recipe:
         return Knob("attention", "eager", ("flash",), "Megatron-LM's default until Transformer Engine was it, in 2024")
     return Knob("attention", "flash", (), "the framework's default")
 
@@ -182,6 +263,9 @@ def _gpus(facts: Facts) -> Knob:
 
 def _seq_len(facts: Facts) -> Knob:
     run = facts.run
+    if run.seq_len is not None and re.search(r"unpacked \(seq \d+ is a cap\)", run.notes) and not packed(facts.flags):
+        why = "the longest sample of Alpaca, the data of torchtune's recipes; the row states a cap"
+        return Knob("seq_len", min(ALPACA, run.seq_len), (ALPACA // 4, run.seq_len), why)
     if run.seq_len is not None:
         return Knob("seq_len", run.seq_len)
     longest = re.search(r"longest sample (\d+) tokens", run.notes)
@@ -190,7 +274,9 @@ def _seq_len(facts: Facts) -> Knob:
     stated = facts.flags.number("max_target_length") or facts.flags.number("max_length")
     if stated:
         return Knob("seq_len", stated)
-    if "torchtitan" in run.framework:
+    if facts.framework == "maxtext":
+        return Knob("seq_len", 2048, (), "MaxText's default")
+    if named(run.framework, "torchtitan"):
         return Knob("seq_len", 8192, (), "torchtitan's Llama 3 configurations")
     raise Inexpressible("seq_len: the sequence length is not stated")
 
@@ -202,7 +288,7 @@ def _precision(facts: Facts) -> Knob:
     stated = re.search(r"default (fp16|bf16)", run.notes)
     if stated:
         return Knob("precision", stated[1], (), "the fork's default, by the row's notes")
-    if facts.framework == "megatron" and "fork" in run.framework:
+    if facts.framework == "megatron" and named(run.framework, "fork"):
         return Knob("precision", "fp16", ("bf16",), "the scripts of the zero-bubble fork")
     return Knob("precision", "bf16", (), "usual; fp16 takes the same bytes at the same rate")
 

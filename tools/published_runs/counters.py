@@ -20,7 +20,9 @@ def counter(run: SourceRow) -> Counter:
         raise Inexpressible(f"memory_kind: {run.memory_kind!r} is not the memory of one GPU")
     last = "last rank" in text
     if text.startswith(("allocated", "active")):
-        return Counter("allocated", last)  # active is allocated, in blocks of 512 bytes
+        return Counter("active" if text.startswith("active") else "allocated", last)
+    if "default metric is peak active" in text:
+        return Counter("active", last)  # what the tool prints where nothing else is asked for
     if text.startswith("reserved"):
         return Counter("reserved", last)
     if text.startswith("nvidia-smi"):

@@ -7,26 +7,35 @@ variant, one knob at a time.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from loadgauge.errors import Error
+from loadgauge.estimate.estimate import estimate
+from loadgauge.formats.recompute import REMAT, resolve_recompute
 from loadgauge.layers import View, block_layer
+from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.hardware import Gpu, gpu, gpu_ids
+from loadgauge.spec.host import Host
 from loadgauge.spec.layout import SCHEDULES, TWO_CHUNKS, Layout, RecomputePolicy
 from loadgauge.spec.lora import BaseName, Lora
 from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.spec.stacks import Stack
 from loadgauge.spec.training import Training
 from loadgauge.spec.training import training as trained
-from published_runs import assumptions, vocabulary
-from published_runs.free_text import Flags
+from published_runs import assumptions, recipes, vocabulary
+from published_runs.free_text import Flags, named
 from published_runs.models import Inexpressible, describe
 from published_runs.run_defaults import with_overlap
 from published_runs.source_rows import SourceRow
 from published_runs.stages import stage_layers
 
+LARGEST = (8, 4, 2)
+"""Micro-batches that are tried, from the largest, where the source states none."""
 NODE = 8
 """GPUs of a node where the source does not say."""
 
@@ -45,6 +54,7 @@ class Expressed(msgspec.Struct, frozen=True, kw_only=True):
     gpu: Gpu | None
     gpus_per_node: int | None
     nic_bandwidth: float | None = None
+    version: str | None = None
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -75,6 +85,9 @@ def express(run: SourceRow) -> Expression:
 
 
 def _express(run: SourceRow) -> Expression:
+    for file, says in vocabulary.FILES.items():
+        if file in run.notes:
+            run = msgspec.structs.replace(run, **{key: value for key, value in says.items() if not getattr(run, key)})
     flags = Flags.of(run.other_flags)
     if run.task not in ("pretrain", "full-ft", "lora", "qlora"):
         raise Inexpressible(f"task: {run.task!r} is not modelled (adapters other than LoRA)")
@@ -82,21 +95,29 @@ def _express(run: SourceRow) -> Expression:
     described = describe(run, framework)
     assumed = [*described.assumed, *([how] if how else [])]
     card, untimed = _gpu(run)
-    facts = assumptions.Facts(run=run, flags=flags, framework=framework, recipe=recipe, model=described.model)
+    facts = assumptions.Facts(
+        run=run, flags=flags, framework=framework, recipe=recipe, model=described.model, known=not how
+    )
     chosen, open_knobs = assumptions.choose(facts)
-    assumed += [f"{knob.name}: {knob.default} ({knob.why})" for knob in open_knobs if knob.why]
     if run.gpus is None and not untimed:
         untimed = "gpus: the number of GPUs is not stated"
+    if re.search(r"\bis a cap\b", run.notes) and not flags.says("pack") and not untimed:
+        untimed = "seq_len: it is a cap, and the lengths of the samples are not stated"
+    if (again := _contradicts(facts)) is not None:
+        assumed.append(again)
 
-    def build(values: dict[str, Any], model: ModelSpec) -> Expressed:
-        training = _training(run, flags, framework, recipe, values, model)
+    def build(values: dict[str, Any], model: ModelSpec, habits: str = framework) -> Expressed:
+        training = _training(run, flags, habits, recipe, values, model)
         layout = _layout(facts, values, model, training)
         layout.check(model)
         return Expressed(
-            model=model, like=described.like, layout=layout, training=training, gpu=card, gpus_per_node=run.gpus_per_node,
-            nic_bandwidth=_nic(run, flags),
+            model=model, like=described.like, layout=layout, training=training.under(layout.zero), gpu=card,
+            gpus_per_node=run.gpus_per_node, nic_bandwidth=_nic(run, flags), version=_version(run, habits),
         )  # fmt: skip
 
+    if run.micro_batch is None and (run.pp or 1) == 1 and run.task == "pretrain":
+        open_knobs = _largest_batch(chosen, open_knobs, lambda values: build(values, described.model))
+    assumed += [f"{knob.name}: {knob.default} ({knob.why})" for knob in open_knobs if knob.why]
     job = build(chosen, described.model)
     variants: list[Variant] = []
     for knob in open_knobs:
@@ -105,9 +126,29 @@ def _express(run: SourceRow) -> Expression:
                 variants.append(Variant(knob.name, str(value), build({**chosen, knob.name: value}, described.model)))
             except Error:
                 continue  # a value that this layout cannot have is not plausible
+    if how and (other := assumptions.OTHERS.get(framework)):
+        with contextlib.suppress(Error):
+            variants.append(Variant("framework", other, build(chosen, described.model, other)))
     for name, model in described.others:
         variants.append(Variant(name.split()[0], name, build(chosen, model)))
     return Expression(job=job, variants=tuple(variants), assumed=tuple(assumed), untimed=untimed)
+
+
+def _largest_batch(
+    chosen: dict[str, Any], knobs: tuple[assumptions.Knob, ...], build: Callable[[dict[str, Any]], Expressed]
+) -> tuple[assumptions.Knob, ...]:
+    """The knobs with the largest micro-batch that fits by our memory, as runs that are published for their speed have it."""
+    for size in LARGEST:
+        with contextlib.suppress(Error):
+            job = build({**chosen, "micro_batch": size})
+            if job.gpu is None or not estimate(job.model, job.layout, job.training, job.gpu).memory.fits:
+                continue
+            chosen["micro_batch"] = size
+            knob = assumptions.Knob(
+                "micro_batch", size, tuple(other for other in (1, *LARGEST) if other != size), "the largest that fits"
+            )
+            return tuple(knob if each.name == "micro_batch" else each for each in knobs)
+    return knobs
 
 
 def _nic(run: SourceRow, flags: Flags) -> float | None:
@@ -116,6 +157,9 @@ def _nic(run: SourceRow, flags: Flags) -> float | None:
         match = re.search(r"inter-node (\d+)x(\d+) ?Gb", phrase)
         if match:
             return int(match[1]) * int(match[2]) * 1e9 / 8 / (run.gpus_per_node or NODE)
+    for machine, (adapters, gigabits) in vocabulary.MACHINES.items():
+        if machine in run.notes:
+            return adapters * gigabits * 1e9 / 8 / (run.gpus_per_node or NODE)
     return None
 
 
@@ -127,7 +171,24 @@ def _gpu(run: SourceRow) -> tuple[Gpu | None, str]:
         raise Inexpressible(f"hardware: {run.hardware!r} is not mapped to the catalogue")
     if name == vocabulary.UNNAMED:
         return None, f"hardware: {run.hardware!r} is not in the catalogue"
-    return gpu(name), ""
+    joined, other = vocabulary.JOINED.get(run.hardware, (0, ""))
+    if other and (run.tp or 1) > joined:
+        name = other
+    limited = vocabulary.LIMITED.search(run.hardware)
+    return gpu(name), f"hardware: {run.hardware!r} does not say to what power" if limited else ""
+
+
+def _contradicts(facts: assumptions.Facts) -> str | None:
+    """What is said where a printed `dp` is not what the GPUs leave: some sources count context-parallel ranks with it."""
+    run = facts.run
+    if run.dp is None or run.gpus is None:
+        return None
+    whole, cp = run.gpus // ((run.tp or 1) * (run.pp or 1)), run.cp or 1
+    if run.dp * cp == whole:
+        return None
+    if run.dp == whole:
+        return f"dp: {run.dp} as printed counts the {cp} ranks of context parallelism too"
+    return f"dp: {run.dp} as printed contradicts the GPUs, which make {whole // cp}"
 
 
 def _training(
@@ -136,8 +197,10 @@ def _training(
     word = vocabulary.PRECISION.get(str(values["precision"]))
     if word is None:
         raise Inexpressible(f"precision: {values['precision']!r} is not mapped")
-    if framework == "megatron" and word == "fp16":
+    if framework in assumptions.SPLITS and word == "fp16":
         word = "fp16-mixed-16"  # it gathers gradients in float32 for bf16 only, unless it is told to
+    if framework == "megatron-deepspeed" and word == "bf16" and "fp32 grad" in run.sharding:
+        word = "bf16-mixed-18"
     if recipe and word == "bf16" and "fp32 grad" not in run.sharding:
         word = f"{word}-{recipe}"
     optimizer = vocabulary.OPTIMIZER.get(run.optimizer)
@@ -145,7 +208,7 @@ def _training(
         raise Inexpressible(f"optimizer: {run.optimizer!r} is not modelled")
     if word == "fp8-tensorwise" and run.precision == "fp8" and framework == "megatron" and (run.year or 0) < 2025:
         word = "fp8-delayed"  # the only recipe there was
-    tuned = "NeMo" in run.framework or "Megatron-Bridge" in run.framework
+    tuned = assumptions.performance_recipe(run, framework)
     gathered = flags.value("fp8-param-gather") != "false" if flags.has("fp8-param-gather") else tuned
     if word.startswith(("fp8-tensorwise", "fp8-delayed", "mxfp8")) and gathered:
         word = f"{word}-primary"
@@ -162,26 +225,55 @@ def _training(
     if run.task in ("lora", "qlora"):
         lora = _lora(run, flags, model, int(values["lora_rank"]))
         word = "bf16-pure" if word == "bf16" and run.task == "qlora" else word
+    loss, compiled, host, apart = _loss(run, flags, framework), False, Host(), False
+    if framework == "torchtune":
+        told = recipes.recipe(run, flags, optimizer)
+        optimizer, loss, compiled, offload = told.optimizer, told.loss, told.compiled, told.offload
+        host, apart = Host(activations=told.activations), told.ends_apart  # type: ignore[arg-type]
     kind = trained(
         framework,
         word,
         optimizer=optimizer,
         attention=values["attention"],
-        loss=_loss(run, flags, framework),
+        loss=loss,
         lora=lora,
         offload=offload,
+        host=host,
+        compiled=compiled,
+        kernels="liger" if _liger(flags) else "native",
+        stack=Stack.parse(_version(run, framework)),
     )
+    if apart:
+        kind = msgspec.structs.replace(kind, ends_apart=True)
     if recipe == "mixed-16" and kind.precision.master and kind.precision.gradient == 4:
         kind = msgspec.structs.replace(kind, precision=msgspec.structs.replace(kind.precision, gradient=2))
+    if kind.kernels.attention == "flash" and not kind.kernels.flash:
+        kernel = kind.framework.flash_on(_gpu(run)[0], Stack.parse(_version(run, framework)))
+        kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, flash=kernel))
     return with_overlap(run, flags, kind, performance_recipe=tuned)
+
+
+def _version(run: SourceRow, framework: str) -> str | None:
+    """The releases of libraries that a run of its year had, where what its framework does hangs on them.
+
+    bitsandbytes 0.41 is what LitGPT asked for in 2023, and the newest of that year.
+    """
+    given = {"bitsandbytes": "0.41"} if run.task == "qlora" and (run.year or 9999) <= 2023 else {}
+    libraries = {library for choice in FRAMEWORKS[framework].flash for library, _ in choice.since}
+    for library, releases in vocabulary.RELEASES.items():
+        if library in libraries and run.year is not None and (run.year in releases or run.year < min(releases)):
+            given[library] = releases.get(run.year, releases[min(releases)])
+    return ",".join(f"{name}={release}" for name, release in given.items()) or None
+
+
+def _liger(flags: Flags) -> bool:
+    return flags.value("use_liger_kernel") == "true" or (flags.says("Liger-Kernel") and not flags.says("no Liger"))
 
 
 def _loss(run: SourceRow, flags: Flags, framework: str) -> str:
     """How the loss runs: Megatron-LM's fused form is its own (`native`) unless a source says otherwise, and torchtitan
     compiles its loss with the model from 2025 on."""
-    if flags.value("use_liger_kernel") == "true":
-        return "chunked"
-    if framework == "megatron":
+    if framework in assumptions.SPLITS:
         if flags.says("fused cross entropy") or flags.value("cross-entropy-fusion-impl") == "te":
             return "fused"
         fused = flags.has("cross-entropy-loss-fusion") and flags.value("cross-entropy-loss-fusion") != "false"
@@ -196,13 +288,19 @@ def _lora(run: SourceRow, flags: Flags, model: ModelSpec, rank: int) -> Lora:
     if run.task == "qlora":
         stored = "nf4-single" if flags.says("bnb.nf4") and not flags.says("dq") else "nf4"
     lora = Lora(rank=rank, quantised=stored, dropout=0.05 if "litgpt" in run.framework.lower() else 0.0)
-    if flags.value("target_modules") == "all-linear" or not ("litgpt" in run.framework.lower() or flags.says("q,v")):
+    if named(run.framework, "torchtune") and not flags.says("LoRA layers"):
+        return msgspec.structs.replace(lora, targets=recipes.TARGETS)
+    # NVIDIA's performance recipes adapt `linear_qkv` alone (megatron-bridge: scripts/performance, llama3_70b_lora_config).
+    tuned = not flags.has("target_modules") and any(named(run.framework, word) for word in ("NeMo", "Megatron-Bridge"))
+    few = tuned or named(run.framework, "LitGPT") or flags.says("q,v")
+    if flags.value("target_modules") == "all-linear" or not few:
         return lora
     names: set[str] = set()
     for block in model.blocks:
         layer = block_layer(block, model.hidden_size, View(tokens=1, pairs=1, lora=lora))
         names |= {name.split(".")[-2] for name in layer.names if name.endswith(".lora_a")}
-    wanted = {"query", "value", "qkv"} if not flags.value("target_modules") else {"query", "key", "value", "qkv"}
+    whole = tuned or flags.value("target_modules")
+    wanted = {"query", "key", "value", "qkv"} if whole else {"query", "value", "qkv"}
     return msgspec.structs.replace(lora, targets=frozenset(names & wanted))
 
 
@@ -210,20 +308,21 @@ def _layout(facts: assumptions.Facts, values: dict[str, Any], model: ModelSpec, 
     run, flags = facts.run, facts.flags
     tp, pp, cp = run.tp or 1, run.pp or 1, run.cp or 1
     gpus = int(values["gpus"])
-    if run.tp is None and run.pp is None and facts.framework == "megatron" and gpus > (run.dp or gpus):
+    if run.tp is None and run.pp is None and facts.framework in assumptions.SPLITS and gpus > (run.dp or gpus):
         raise Inexpressible("tp, pp: how the model is split is not stated")
     within = tp * pp * cp
     if gpus % within:
         raise Inexpressible(f"gpus: {gpus} over tp {tp} x pp {pp} x cp {cp} leaves {gpus % within}")
     dp = gpus // within
-    if run.dp is not None and run.gpus is not None and run.dp != dp:
-        raise Inexpressible(f"dp: {run.dp} is stated, but {gpus} GPUs over tp {tp} x pp {pp} x cp {cp} are {dp}")
-    micro = int(values["micro_batch"])
-    local = flags.after(r"local batch (\d+) per DP rank")
-    if run.global_batch is None:
-        total = dp * (local or micro)
-    else:
+    # Sources that have a batch of each chip share a sequence over the chips of tensor parallelism.
+    micro = int(values["micro_batch"]) * (tp if flags.has("per_device_batch_size") else 1)
+    stated = assumptions.stated_batch(facts)
+    if run.global_batch is not None:
         total = run.global_batch
+    elif stated is not None:
+        total = stated(dp, micro)
+    else:
+        total = dp * micro * int(values["micro_batches"])
     schedule = _schedule(run, flags)
     vpp = run.vpp or 1
     if schedule in TWO_CHUNKS:
@@ -242,9 +341,7 @@ def _layout(facts: assumptions.Facts, values: dict[str, Any], model: ModelSpec, 
         extra["cp_comm"] = "all_to_all"
     if flags.number("sequence_parallel_size"):
         raise Inexpressible("sequence_parallel_size: Ulysses over data-parallel ranks is not mapped")
-    zero = vocabulary.SHARDING.get(str(values["sharding"]))
-    if zero is None:
-        raise Inexpressible(f"sharding: {values['sharding']!r} is not mapped")
+    zero = _zero(str(values["sharding"]), facts, pp)
     return Layout(
         dp=dp,
         replicas=_replicas(run, flags, dp, zero),
@@ -264,6 +361,19 @@ def _layout(facts: assumptions.Facts, values: dict[str, Any], model: ModelSpec, 
         stage_layers=stage_layers(run, flags, model, pp, vpp, training),
         **extra,
     )
+
+
+def _zero(word: str, facts: assumptions.Facts, stages: int) -> int:
+    """The ZeRO stage. In a pipeline Megatron's kin that shard gradients "like ZeRO 2" reduce those of a chunk after its last
+    backward, as ZeRO 1 sends them (MegaScale, arXiv:2402.15627, section 3.2), and torchtitan does not shard weights again."""
+    zero = vocabulary.SHARDING.get(word)
+    if zero is None:
+        raise Inexpressible(f"sharding: {word!r} is not mapped")
+    if zero == 2 and stages > 1 and facts.framework in assumptions.SPLITS:
+        return 1
+    if zero == 3 and stages > 1 and facts.framework == "torchtitan":
+        return 2
+    return zero
 
 
 def _replicas(run: SourceRow, flags: Flags, dp: int, zero: int) -> int:
@@ -289,16 +399,19 @@ def _recompute(word: str, facts: assumptions.Facts, model: ModelSpec, training: 
     if word.startswith("selective:"):
         modules = re.findall(r"[a-z_]+", word.partition(":")[2])
         return _modules(modules, model, training)
-    if word.startswith("remat_policy") and word not in vocabulary.RECOMPUTE:
-        raise Inexpressible(f"recompute: {word!r} is not modelled")
-    policy = vocabulary.RECOMPUTE.get(word)
-    if policy is None:
+    if word.startswith("remat_policy "):
+        policy = word.removeprefix("remat_policy ")
+        if policy not in REMAT:
+            raise Inexpressible(f"recompute: {word!r} does not say what it keeps")
+        return RecomputePolicy.parse(resolve_recompute(f"remat:{policy}", model, training))
+    mapped = vocabulary.RECOMPUTE.get(word)
+    if mapped is None:
         raise Inexpressible(f"recompute: {word!r} is not mapped")
-    if policy == "selective" and facts.framework != "megatron":
-        policy = "per-op"
-    if policy == "per-op":
+    if mapped == "selective" and facts.framework not in assumptions.SPLITS:
+        mapped = "per-op"
+    if mapped == "per-op":
         return _per_op(model, training)
-    return RecomputePolicy.parse(policy)
+    return RecomputePolicy.parse(mapped)
 
 
 def _names(model: ModelSpec, training: Training) -> list[frozenset[str]]:

@@ -7,6 +7,15 @@ import re
 import msgspec
 
 
+def named(text: str, words: str) -> bool:
+    """Whether a text has these words as whole words, whatever the case; a hyphen joins words.
+
+    >>> named("NeMo (24.07 container)", "nemo"), named("Megatron-DeepSpeed", "DeepSpeed"), named("ReTRLm", "TRL")
+    (True, False, False)
+    """
+    return re.search(rf"(?<![\w-]){re.escape(words)}(?![\w-])", text, re.IGNORECASE) is not None
+
+
 class Flags(msgspec.Struct, frozen=True):
     """The phrases of one row.
 

@@ -41,6 +41,7 @@ FAMILIES: tuple[tuple[str, str], ...] = (
     (r"opt-", "opt-6.7b"),
     (r"glm-?4\.5", "glm-4.5-air"),
     (r"glm", "glm-4-9b"),
+    (r"maxtext", "llama-3.1-8b"),
     (r"gpt", "megatron-gpt-22b"),
 )
 SUFFIXES = re.compile(r"-(instruct|base|chat|hf|fp8|bf16|2507|thinking|it|v1)$")
@@ -70,6 +71,8 @@ class Described(msgspec.Struct, frozen=True):
 def describe(run: SourceRow, framework: str) -> Described:
     """The model of a row; raises `Inexpressible`."""
     flags = Flags.of(run.other_flags)
+    if framework == "maxtext":
+        run = maxtext_sizes(run, flags)
     known = named(run.model)
     if run.layers is None or run.hidden is None or run.heads is None:
         if known is None:
@@ -86,6 +89,41 @@ def describe(run: SourceRow, framework: str) -> Described:
     if any(block.dropout for block in spec.blocks):
         variants.append(("no dropout", undropped(spec)))
     return Described(spec, template.name, tuple(assumed), tuple(variants))
+
+
+def maxtext_sizes(run: SourceRow, flags: Flags) -> SourceRow:
+    """The sizes of a MaxText model, from its scale or from the bases it gives (source: maxtext, `configs/base.yml`, and
+    `get_individual_scales` in `configs/types.py`). Of the widths that its releases give a head, and of an MLP with and without
+    a gate, those whose parameters are closest to what the model is called: 16.1e9 here, and 15.6e9 with a gate and 128.
+
+    >>> row = maxtext_sizes(SourceRow(id="x", model="MaxText-16B"), Flags.of("global_parameter_scale=16"))
+    >>> row.layers, row.hidden, row.heads, row.ffn, row.head_dim, row.gated
+    (32, 4096, 64, 28672, 256, 'no')
+    """
+    scale = flags.number("global_parameter_scale") or 1
+    if not flags.has("global_parameter_scale") and not flags.has("base_emb_dim"):
+        return run
+    base, more = divmod(scale.bit_length() - 1, 3)
+    wide, deep, heads = 2 ** (base + (more > 1)), 2**base, 2 ** (base + (more > 0))
+
+    def size(name: str, usual: int, times: int) -> int:
+        return (flags.number(name) or usual) * times
+
+    layers, hidden = size("base_num_decoder_layers", 16, deep), size("base_emb_dim", 2048, wide)
+    count, ffn = size("base_num_query_heads", 16, heads), size("base_mlp_dim", 7168, heads)
+    called = re.search(r"(\d+(?:\.\d+)?)B", run.model)
+
+    def parameters(width: int, gated: bool) -> float:
+        return layers * hidden * (4 * count * width + (2 + gated) * ffn)
+
+    shapes = [(width, gated) for width in (128, 256) for gated in (True, False)]
+    if called:
+        wanted = float(called[1]) * 1e9
+        shapes.sort(key=lambda shape: abs(parameters(*shape) - wanted))
+    width, gated = shapes[0]
+    found = {"layers": layers, "hidden": hidden, "heads": count, "ffn": ffn, "head_dim": width, "vocab": 32_000}
+    stated = {name: getattr(run, name) for name in found if getattr(run, name) is not None}
+    return msgspec.structs.replace(run, **{**found, **stated}, gated=run.gated or ("yes" if gated else "no"))
 
 
 def undropped(spec: ModelSpec) -> ModelSpec:
@@ -185,7 +223,9 @@ def _spec(
     assert run.hidden is not None
     first = template.blocks[0]
     norm = _norm(run, flags, first.norm)
-    megatron_gpt = framework == "megatron" and first.norm.kind == "layernorm" and norm.kind == "layernorm"
+    megatron_gpt = (
+        framework in ("megatron", "megatron-deepspeed") and first.norm.kind == "layernorm" and norm.kind == "layernorm"
+    )
     dropout = MEGATRON_DROPOUT if megatron_gpt and not _undropped(run) else 0.0
     if megatron_gpt:
         assumed.append(f"dropout: {dropout:g}{' (the default of Megatron-LM)' if dropout else ''}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -12,6 +13,8 @@ from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.job import Job
 from loadgauge.spec.lora import Lora
 from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.stacks import NEWEST_STACK, Stack
+from loadgauge.spec.training import Training, spell_loss
 from loadgauge.validate.counters import UNKNOWN
 from loadgauge.validate.overrides import UNCHANGED, Changes, Overrides, apply
 from loadgauge.validate.runs import Measured, Run, Variant
@@ -19,6 +22,7 @@ from loadgauge.validate.setups import resolve
 from published_runs import vocabulary
 from published_runs.counters import counter
 from published_runs.expression import Expressed, express
+from published_runs.free_text import named
 from published_runs.models import Inexpressible
 from published_runs.source_rows import SourceRow
 
@@ -40,10 +44,17 @@ def row_of(source: SourceRow) -> Run:
         layout=layout_words(source), assumed=expression.assumed, reason=expression.reason, untimed=expression.untimed,
         measured=Measured(**{name: getattr(source, name) for name in Measured.__struct_fields__}),
         counter=counted, miscounted=miscounted,
-        causal_flops=any(word in source.framework for word in vocabulary.CAUSAL_FLOPS),
+        causal_flops=counts_causal(source),
     )  # fmt: skip
     if expression.job is None:
         return run
+    if (
+        not expression.untimed
+        and expression.job.layout.pp > 1
+        and not _rated(source)
+        and "micro_batches:" in " ".join(expression.assumed)
+    ):
+        run = msgspec.structs.replace(run, untimed="global_batch: not stated, and only the time of a step is printed")
     job, overrides = job_of(expression.job)
     variants = []
     for variant in expression.variants:
@@ -54,6 +65,39 @@ def row_of(source: SourceRow) -> Run:
         more = overrides_of(other, variant.job, overrides)
         variants.append(Variant(knob=variant.knob, value=variant.value, job=changes, overrides=more))
     return msgspec.structs.replace(run, job=job, overrides=overrides, variants=tuple(variants))
+
+
+def _attention(target: Expressed) -> str | None:
+    """The attention, or the kernel of it, that the framework would not run by itself."""
+    kernels, framework = target.training.kernels, FRAMEWORKS[target.training.framework.name]
+    if kernels.attention != framework.kernels.attention:
+        return kernels.attention
+    usual = framework.flash_on(target.gpu, Stack.parse(target.version))
+    return kernels.flash if kernels.flash not in ("", usual) else None
+
+
+def _rated(source: SourceRow) -> bool:
+    """Whether a rate is printed, which a larger batch hardly changes, and not only the time of a step."""
+    rates = ("tokens_per_s_per_gpu", "model_tflops_per_gpu", "hw_tflops_per_gpu", "mfu", "hfu")
+    return any(getattr(source, name) is not None for name in rates) or source.step_time_s is None
+
+
+def counts_causal(source: SourceRow) -> bool:
+    """Whether a row's model FLOPs count half of the query-key pairs: as it says itself, else as its framework counts.
+
+    >>> counts_causal(SourceRow(id="x", notes="TFLOPS are model FLOPs with causal attention"))
+    True
+    >>> counts_causal(SourceRow(id="x", notes="FLOPs formula counts full (non-causal) attention", framework="Megatron-Bridge"))
+    False
+    """
+    for part in (*source.notes.split(";"), *source.other_flags.split(";")):
+        if not re.search(r"flops|mfu", part, re.IGNORECASE):
+            continue
+        if vocabulary.FULL_WORDS.search(part):
+            return False
+        if vocabulary.CAUSAL_WORDS.search(part):
+            return True
+    return any(named(source.framework, word) for word in vocabulary.CAUSAL_FLOPS)
 
 
 def layout_words(source: SourceRow) -> str:
@@ -75,7 +119,7 @@ def job_of(target: Expressed) -> tuple[Job, Overrides]:
     """The job of what a row means, and the overrides with which it resolves to exactly that."""
     layout, training = target.layout, target.training
     kernels, framework = training.kernels, FRAMEWORKS[training.framework.name]
-    chunks = f":{kernels.loss_chunks}" if kernels.loss == "chunked" else ""
+    liger = kernels.loss == "liger"
     degrees = {
         name: size for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "replicas") if (size := getattr(layout, name)) > 1
     }
@@ -94,13 +138,19 @@ def job_of(target: Expressed) -> tuple[Job, Overrides]:
         micro_batch=layout.micro_batch,
         global_batch=layout.global_batch,
         seq_len=layout.seq_len,
-        precision=training.precision.name,
+        precision=training.precision.name[:4] if training.weights else training.precision.name,
+        weights=training.weights or None,
         optimizer=training.optimizer.name if training.optimizer.name != "adamw" else None,
-        attention=kernels.attention if kernels.attention != "flash" else None,
-        loss=f"{kernels.loss}{chunks}" if kernels.loss != framework.kernels.loss else None,
+        attention=_attention(target),
+        loss=_loss(training),
+        compile=True if kernels.compiled and not framework.kernels.compiled else None,
+        end_units=_end_units(training),
+        kernels="liger" if liger else None,
         framework=training.framework.name,
+        version=target.version,
         **adapter,
         offload=training.offload if training.offload != "none" else None,
+        activation_offload=training.host.activations if training.host.activations != "none" else None,
         cp_comm=layout.cp_comm if layout.cp > 1 and layout.cp_comm != "ring" else None,
         gpus_per_node=target.gpus_per_node if target.gpu is not None else None,
         nic_bandwidth=f"{target.nic_bandwidth / 1e9:g}GB/s"
@@ -109,6 +159,22 @@ def job_of(target: Expressed) -> tuple[Job, Overrides]:
         overlap=training.overlap.text() if training.overlap != framework.overlap and target.gpu is not None else None,
     )
     return job, overrides_of(job, target)
+
+
+def _end_units(training: Training) -> str | None:
+    """The flag of the units of embedding and head, where they are not the framework's own."""
+    own = FRAMEWORKS[training.framework.name].end_units.at(NEWEST_STACK).value == "apart"
+    return None if training.ends_apart == own else "apart" if training.ends_apart else "root"
+
+
+def _loss(training: Training) -> str | None:
+    """The flag of the loss, where it is not the framework's own."""
+    kernels = training.kernels
+    own = FRAMEWORKS[training.framework.name].kernels.loss
+    if kernels.loss == "liger" or (kernels.compiled and kernels.loss == "compiled"):
+        return None
+    word = spell_loss(training)
+    return None if word == own else word
 
 
 def _adapter(lora: Lora | None) -> dict[str, Any]:

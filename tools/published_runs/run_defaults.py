@@ -11,6 +11,11 @@ from published_runs.source_rows import SourceRow
 OVERLAP_SINCE = 2023
 """The year from which the runs of Megatron-LM and its kin reduce gradients, and send activations, beside compute."""
 
+SAID = {
+    "tp": ("async TP", "tp-comm-overlap", "tp_comm_overlap"), "pp": ("PP overlap", "overlap-p2p"),
+    "dp": ("overlap grad reduce", "overlap-grad-reduce", "overlap_grad_reduce"),
+}  # fmt: skip
+"""Words of flags by which communication of an axis is hidden."""
 PLACEHOLDERS_SINCE = 2025
 """The year from which Transformer Engine keeps placeholders of weights' gradients."""
 
@@ -30,12 +35,15 @@ def with_overlap(run: SourceRow, flags: Flags, training: Training, *, performanc
         graphs = flags.value("cuda_graph_impl") not in (None, "", "none")
         overlap = msgspec.structs.replace(overlap, tp=True, dp=True, ep=a2a, launch=graphs)
     elif training.framework.scripts_overlap:
-        since = run.year is not None and run.year >= OVERLAP_SINCE
+        since = run.year is None or run.year >= OVERLAP_SINCE
         overlap = msgspec.structs.replace(overlap, dp=since, pp=since)
+    if not flags.says("no comm overlap"):
+        said = {name: True for name, words in SAID.items() if any(flags.says(word) for word in words)}
+        overlap = msgspec.structs.replace(overlap, **said)
     kernels = training.kernels
     before = run.year is None or run.year < PLACEHOLDERS_SINCE
     if before or flags.has("no-gradient-accumulation-fusion") or flags.value("transformer-impl") == "local":
         kernels = msgspec.structs.replace(kernels, gradient_placeholders=False)
-    if flags.value("moe_flex_dispatcher_backend") in ("deepep", "hybridep"):
+    if flags.value("moe_flex_dispatcher_backend") in ("deepep", "hybridep") or flags.says("DeepEP"):
         kernels = msgspec.structs.replace(kernels, dispatch="deduplicated")
     return msgspec.structs.replace(training, overlap=overlap, kernels=kernels)

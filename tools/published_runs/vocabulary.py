@@ -7,6 +7,8 @@ that the source does not say; what is assumed then is in `expression.py`.
 
 from __future__ import annotations
 
+import re
+
 UNNAMED = "-"
 """A word that is understood but names no card of the catalogue: memory can be predicted, time cannot."""
 
@@ -26,7 +28,7 @@ HARDWARE: dict[str, str] = {
     "Ascend 910B (Atlas 900 A2 PODc)": "ascend-910b",
     "Ascend Atlas 900 A3 SuperPoD": "ascend-910c",
     "B200-SXM": "b200-sxm-180gb",
-    "B200-SXM (power limited)": "b200-sxm-180gb",
+    "B200-SXM (power limited)": "b200-sxm-180gb",  # its limit is not stated: see `LIMITED`
     "B300-SXM": "b300-sxm-288gb",
     "GB200": "gb200-nvl72",
     "GB300": "gb300-nvl72",
@@ -43,7 +45,7 @@ HARDWARE: dict[str, str] = {
     "MI325X-256GB": "mi325x",
     "MI350X-288GB": "mi350x",
     "MI355X-288GB": "mi355x",
-    "RTX-A6000-48GB": UNNAMED,
+    "RTX-A6000-48GB": "rtxa6000",
     "RTX3090-24GB (PCIe)": "rtx3090",
     "RTX4090-24GB": "rtx4090",
     "TPU-v3-256 (cores)": UNNAMED,
@@ -54,6 +56,9 @@ HARDWARE: dict[str, str] = {
     "TPU7x-Ironwood (per chip)": "tpu-v7x",
     "Trainium1 (trn1.32xlarge; gpus = NeuronCores)": UNNAMED,
 }
+
+LIMITED = re.compile(r"power[- ](limited|capped)|throttled|clocks? (locked|limited)", re.IGNORECASE)
+"""Words of a card that runs below what its own power allows, by an amount that they do not state: its speed is no card's."""
 
 PRECISION: dict[str, str] = {
     "bf16": "bf16",
@@ -124,13 +129,13 @@ RECOMPUTE: dict[str, str] = {
     "full (uniform)": "full",
     "full (uniform 1)": "full",
     "full(block):5 layers": "full:layers=5",
-    "remat_policy full": "full",
     "selective": "selective",
     "selective (attention)": "selective",
     "selective (every other layer)": "full:every=2",
     "selective (per-op)": "per-op",
 }
-"""`per-op` is torchtitan's; `selective` alone is Megatron's, or torchtitan's default (`per-op`)."""
+"""`remat_policy` is MaxText's (`remat:` of `resolve_recompute`), `per-op` torchtitan's; `selective` alone is
+Megatron's, or torchtitan's default (`per-op`)."""
 
 RECOMPUTE_MODULES: dict[str, tuple[str, ...]] = {
     "core_attn": ("attention.scores", "attention.softmax", "attention.dropped", "attention.context", "attention.flash"),
@@ -164,35 +169,98 @@ OPTIMIZER: dict[str, str] = {
 OPTIMIZER_OFFLOADED = frozenset({"adamw (CPU offload)"})
 
 FRAMEWORKS: tuple[tuple[str, str, str], ...] = (
-    # substring of the framework column, whose habits, 16-bit recipe ("" = the framework's own)
+    # whole words of the framework column, whose habits, 16-bit recipe ("" = the framework's own)
+    ("NeMo AutoModel", "automodel", ""),
+    ("NeMo Automodel", "automodel", ""),
+    ("AutoModel", "automodel", ""),
     ("Megatron-Bridge", "megatron", "mixed-16"),
     ("NeMo", "megatron", "mixed-16"),
-    ("Megatron-DeepSpeed", "megatron", ""),
+    ("Megatron-DeepSpeed", "megatron-deepspeed", ""),
     ("Megatron-SWIFT", "megatron", ""),
+    ("Megatron-LM", "megatron", ""),
+    ("Megatron-Core", "megatron", ""),
     ("Megatron", "megatron", ""),
+    ("MegaScale", "megatron", ""),
+    ("GPT-NeoX", "megatron", ""),
     ("MindSpeed", "megatron", ""),
+    ("MindSpeed-LLM", "megatron", ""),
+    ("MindSpeed-MM", "megatron", ""),
     ("Primus", "megatron", ""),
     ("InternEvo", "megatron", "mixed-16"),
+    ("neuronx-distributed", "megatron", ""),
     ("torchtitan", "torchtitan", ""),
-    ("torchtune", "torchtitan", ""),
-    ("llm-foundry", "torchtitan", ""),
-    ("FSDP", "torchtitan", ""),
-    ("thunder", "torchtitan", ""),
-    ("TinyLlama", "torchtitan", ""),
-    ("LitGPT", "huggingface", ""),
+    ("torchtune", "torchtune", ""),
+    ("llm-foundry", "llm-foundry", ""),
+    ("LLM Foundry", "llm-foundry", ""),
+    ("Composer", "llm-foundry", ""),
+    ("fms-fsdp", "fsdp", ""),
+    ("FSDP", "fsdp", ""),
+    ("FSDP2", "torchtitan", ""),
+    ("lightning-thunder", "litgpt", ""),
+    ("thunder", "litgpt", ""),
+    ("lit-gpt", "fsdp", ""),
+    ("TinyLlama", "fsdp", ""),
+    ("LitGPT", "litgpt", ""),
+    ("MaxText", "maxtext", ""),
+    ("Paxml", "maxtext", ""),
+    ("PaxML", "maxtext", ""),
+    ("Levanter", "maxtext", ""),
+    ("EasyLM", "maxtext", ""),
+    ("nanoGPT", "nanogpt", ""),
+    ("nanochat", "nanogpt", ""),
+    ("llm.c", "nanogpt", ""),
+    ("modded-nanogpt", "nanogpt", ""),
     ("DeepSpeed", "deepspeed", ""),
+    ("unsloth", "unsloth", ""),
     ("ms-swift", "huggingface", ""),
     ("transformers", "huggingface", ""),
-    ("Hugging", "huggingface", ""),
+    ("Hugging Face", "huggingface", ""),
+    ("HuggingFace", "huggingface", ""),
+    ("accelerate", "huggingface", ""),
     ("TRL", "huggingface", ""),
     ("axolotl", "huggingface", ""),
-    ("unsloth", "huggingface", ""),
-    ("FlashAttention", "huggingface", ""),
-    ("MaxText", "torchtitan", ""),
+    ("LLaMA-Factory", "huggingface", ""),
+    ("FlashAttention", "fsdp", ""),
 )
-"""The first substring that occurs, whatever the case, decides whose habits a run has. Where none occurs the layout
-decides: FSDP is torchtitan's, tensor or pipeline parallelism Megatron's, else transformers'. NVIDIA's performance recipes
-reduce gradients in bf16, as InternEvo does."""
+"""The first entry that occurs, as whole words and whatever the case, decides whose habits a run has. Where none occurs the layout
+decides (`assumptions.framework`). NVIDIA's performance recipes reduce gradients in bf16, as InternEvo does."""
+
+FLASH: tuple[tuple[str, str], ...] = (
+    ("FA4", "fa4"),
+    ("FA3", "fa3"),
+    ("flash_attention_3", "fa3"),
+    ("flash attention 3", "fa3"),
+    ("FlashAttention-3", "fa3"),
+    ("FlashAttention-2", "fa2"),
+    ("flash attention 2", "fa2"),
+    ("FlashAttention-1", "fa1"),
+    ("cudnn attention", "cudnn"),
+)
+"""Phrases of `other_flags` that name the kernel of attention."""
+
+FLASH_1 = (("InternEvo", 2023),)
+"""Frameworks that asked for FlashAttention 1 in their instructions until the end of a year, by whole words (InternLM's
+doc/en/install.md names v1.0.5)."""
+
+JOINED: dict[str, tuple[int, str]] = {"H100-94GB": (2, "h100-sxm5-80gb")}
+"""A card that comes in two forms: how many GPUs the link of the one that `HARDWARE` names joins, and the other, which a
+tensor-parallel group larger than that must be on (the bridge of H100 NVL joins two)."""
+
+MACHINES: dict[str, tuple[int, int]] = {"Jean Zay": (4, 100)}
+"""Adapters of a node, and Gbit/s of each, of machines that notes name: Jean Zay's nodes of eight A100 have four Omni-Path links
+(BLOOM, arXiv:2211.05100, section 3.4)."""
+
+RELEASES: dict[str, dict[int, str]] = {
+    "torch": {2022: "1.13", 2023: "2.1", 2024: "2.5", 2025: "2.9"},
+    "flash-attn": {2023: "1.0"},
+}
+"""The newest release of a library at the end of a year, as far as a default hangs on it; a later year has the newest of all.
+LLM Foundry asked for FlashAttention 1 until its release 0.4, of the end of 2023."""
+
+FILES: dict[str, dict[str, str | int]] = {
+    "models/gpu/llama2_7b.yml": {"seq_len": 4096, "micro_batch": 4, "recompute": "remat_policy minimal_flash"},
+}
+"""What the files of a framework say that a row names in place of its columns (MaxText's `configs`)."""
 
 SCHEDULES: tuple[tuple[str, str], ...] = (
     ("schedule Interleaved 1F1B", "interleaved"),
@@ -209,5 +277,8 @@ SCHEDULES: tuple[tuple[str, str], ...] = (
 """Phrases of `other_flags`; the first that occurs."""
 
 CAUSAL_FLOPS = ("Megatron-Bridge",)
-"""Frameworks whose model FLOPs count half of the query-key pairs; the others count all, as the papers do. Rows that
-print tokens/s and TFLOP/s agree with this: attention's share is 0.50 there, and 1.00 in NeMo 24 and llm-foundry."""
+"""Frameworks whose model FLOPs count half of the query-key pairs; the others count all, as the papers do. Rows that print
+tokens/s and TFLOP/s agree with this: attention's share is 0.50 there, and 1.00 in NeMo 24 and llm-foundry."""
+CAUSAL_WORDS = re.compile(r"(?<!non-)(?<!not )\bcausal(?!ly)\b(?! mask)", re.IGNORECASE)
+"""A row whose notes or flags count its FLOPs with causal attention says so in these words, but for `FULL_WORDS`."""
+FULL_WORDS = re.compile(r"non-causal|not causal|full attention|before the causal correction", re.IGNORECASE)

@@ -27,11 +27,18 @@ def advice(setup: Setup) -> list[Tried]:
         fitting += _pairs(setup, single, {trial.flags for trial in fitting})
     if not fitting:
         fitting += [trial for trial in (_together(setup), _more_gpus(setup), _adapters(setup)) if trial is not None]
+    before = setup.estimate().memory
+    if before.verdict == "does not fit":  # then one that may fit is a step on
+        fitting += [trial for trial in tried if trial.result.memory.verdict == "tight"]
     if fitting:
-        return sorted(fitting[:MOST_SHOWN], key=lambda trial: trial.result.memory.verdict == "tight")
-    total = setup.estimate().memory.total
-    better = [trial for trial in tried if trial.result.memory.total < total]
-    return sorted(better, key=lambda trial: trial.result.memory.total)[:ENOUGH]
+        return fitting[:MOST_SHOWN]
+    better = [trial for trial in tried if trial.result.memory.total < before.total]
+    return sorted(better, key=_closeness)[:ENOUGH]
+
+
+def _closeness(trial: Tried) -> tuple[bool, float]:
+    memory = trial.result.memory
+    return memory.verdict != "tight", memory.total
 
 
 def _pairs(setup: Setup, single: list[Change], fitting: set[str]) -> list[Tried]:

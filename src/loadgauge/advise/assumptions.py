@@ -9,10 +9,18 @@ import msgspec
 from loadgauge.advise.try_ import try_change
 from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.setup import Setup
+from loadgauge.spec.attention_kernels import runs_on
+from loadgauge.spec.optimizers import parse
 from loadgauge.units import GIB
 
 WORTH_A_LINE = 0.02
 """Least change of the memory or of the step time that is reported, as a share."""
+BOTH_OUTCOMES = 0.05
+"""Least change of the memory from which both outcomes are shown in full, as a share."""
+FASTER = ("cudnn", "fa2")
+"""Kernels of attention, one of which is tried in place of the other."""
+STEPS = ("fused", "foreach")
+"""The ways to run AdamW that releases of transformers differ in."""
 
 
 class Assumption(msgspec.Struct, frozen=True):
@@ -30,10 +38,12 @@ class Assumption(msgspec.Struct, frozen=True):
         >>> from loadgauge import Layout, estimate, model
         >>> eager = Assumption("--attention", "flash", "--attention eager", 2**33, None)
         >>> eager.text(estimate(model("gpt2"), Layout(seq_len=1024)))
-        '--attention flash is assumed; --attention eager: +8.0 GiB'
+        '--attention flash is assumed; --attention eager: 10.6 GiB instead of 2.6 GiB'
         """
-        words = []
-        if abs(self.memory) > WORTH_A_LINE * result.memory.total:
+        words, total = [], result.memory.total
+        if abs(self.memory) > BOTH_OUTCOMES * total:
+            words.append(f"{(total + self.memory) / GIB:,.1f} GiB instead of {total / GIB:,.1f} GiB")
+        elif abs(self.memory) > WORTH_A_LINE * total:
             words.append(f"{self.memory / GIB:+,.1f} GiB")
         if self.step is not None and result.time is not None and abs(self.step) > WORTH_A_LINE * result.time.step:
             words.append(f"{self.step / result.time.step:+.0%} step time")
@@ -63,11 +73,29 @@ def _alternatives(setup: Setup) -> Iterator[tuple[str, str, str, Estimate]]:
             trial = try_change(setup, {flag.strip("-"): other})
             if trial is not None:
                 yield flag, value, f"{flag} {other}", trial.result
-    if kind.framework.torch_optimizer and kind.optimizer.variants and kind.offload == "none":
-        framework = msgspec.structs.replace(kind.framework, foreach_step=True)
-        training = msgspec.structs.replace(kind, framework=framework)
-        changed = msgspec.structs.replace(setup, training=training, cluster=None)  # its time is the same
-        yield "optimizer step", "fused", "a foreach step", changed.estimate()
+    if "--attention" in setup.assumed and kernels.flash and setup.gpu is not None:
+        other = next((name for name in FASTER if name != kernels.flash and runs_on(name, setup.gpu)), "")
+        trial = try_change(setup, {"attention": other}) if other else None
+        if trial is not None:
+            yield "--attention", kernels.flash, f"--attention {other}", trial.result
+    if kind.weights and setup.job.weights is None and setup.job.precision != "fp16":
+        other = "bfloat16" if kind.weights == "float32" else "float32"
+        trial = try_change(setup, {"weights": other})
+        if trial is not None:
+            yield "--weights", kind.weights, f"--weights {other}", trial.result
+    if "--kbit-upcast" in setup.assumed and kind.lora is not None:
+        other = "none" if kind.lora.upcast == "all" else "all"
+        trial = try_change(setup, {"kbit_upcast": other})
+        if trial is not None:
+            yield "--kbit-upcast", kind.lora.upcast, f"--kbit-upcast {other}", trial.result
+    chosen = parse(kind.optimizer.name)
+    if chosen.variants and kind.framework.optimizer_step.libraries and kind.offload == "none":
+        for variant in chosen.variants:
+            if variant.suffix in STEPS and variant.step != kind.optimizer.step:
+                trial = try_change(setup, {"optimizer": f"{chosen.name}-{variant.suffix}"})
+                if trial is not None:
+                    own = next((v.suffix for v in chosen.variants if v.step == kind.optimizer.step), chosen.name)
+                    yield "optimizer step", own, f"--optimizer {chosen.name}-{variant.suffix}", trial.result
 
 
 def _difference(result: Estimate, other: Estimate) -> tuple[float, float | None]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from loadgauge.plan.search import Case
-from loadgauge.resolve.resolve import LORA_RANK
+from loadgauge.resolve.adapters import LORA_RANK
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.hardware import Gpu, Link
 from loadgauge.spec.job import Job
@@ -37,6 +37,7 @@ class Kind(Enum):
     MORE_TP = auto()
     MORE_PP = auto()
     OPTIMIZER = auto()
+    EVALUATION = auto()
     PURE_16_BIT = auto()
     OFFLOAD_OPTIMIZER = auto()
     OFFLOAD_ALL = auto()
@@ -58,7 +59,7 @@ class Kind(Enum):
 
 
 FIT = frozenset({
-    Kind.LOSS, Kind.ZERO, Kind.SMALLER_MICRO_BATCH, Kind.ATTENTION, Kind.RECOMPUTE_MORE, Kind.SEQUENCE_PARALLEL,
+    Kind.EVALUATION, Kind.LOSS, Kind.ZERO, Kind.SMALLER_MICRO_BATCH, Kind.ATTENTION, Kind.RECOMPUTE_MORE, Kind.SEQUENCE_PARALLEL,
     Kind.MORE_TP, Kind.MORE_PP, Kind.OPTIMIZER, Kind.OFFLOAD_OPTIMIZER,
 })  # fmt: skip
 """Changes that leave less in memory in a given layout."""
@@ -131,8 +132,23 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 def changes(run: Run, kinds: Collection[Kind]) -> Iterator[Change]:
     """Yield the applicable changes of some kinds: first those that reduce memory, the mildest first."""
-    rules = (_of_layout, _of_states, _of_job, _links, _of_layout_for_speed, _for_speed)
+    rules = (_between_steps, _of_layout, _of_states, _of_job, _links, _of_layout_for_speed, _for_speed)
     return (change for rule in rules for change in rule(run) if change.kind in kinds)
+
+
+def _between_steps(run: Run) -> Iterator[Change]:
+    around = run.training.around
+    if around.eval_batches > 1:
+        yield Change(
+            Kind.EVALUATION, {"eval_batches": 1}, "moves logits to the host after each batch: eval_accumulation_steps"
+        )
+    if around.eval_batches:
+        yield Change(Kind.EVALUATION, {"eval_batches": 0}, "keeps the loss alone: prediction_loss_only")
+    if around.eval_batch > 1:
+        yield Change(Kind.EVALUATION, {"eval_batch": 1}, "evaluates one sequence at a time")
+        if around.eval_batches:
+            both = {"eval_batch": 1, "eval_batches": 0}
+            yield Change(Kind.EVALUATION, both, "evaluates one sequence at a time, keeps the loss alone")
 
 
 def _of_layout(run: Run) -> Iterator[Change]:
@@ -176,6 +192,9 @@ def _of_states(run: Run) -> Iterator[Change]:
     if training.precision.master and training.precision.products is None and training.lora is None:
         title = "all in bf16, without float32 weights"
         yield Change(Kind.PURE_16_BIT, {"precision": "bf16-pure"}, "no float32 weights", title)
+    if training.weights == "float32" and training.precision.name == "bf16-autocast" and training.lora is None:
+        fields: dict[str, Any] = {"precision": "bf16-autocast-8", "weights": None}
+        yield Change(Kind.PURE_16_BIT, fields, "weights loaded in bf16, no float32 copy", "weights loaded in bf16")
     if training.offload == "none":
         why = "optimizer states in host memory; slower"
         yield Change(Kind.OFFLOAD_OPTIMIZER, {"offload": "optimizer"}, why, "the optimizer on the host")
@@ -188,10 +207,11 @@ def _of_job(run: Run) -> Iterator[Change]:
     training = run.training
     # Without the framework's name, adapters mean transformers', and so does one GPU.
     framework = {} if training.framework.is_default else {"framework": training.framework.name}
-    if run.has_loss and training.lora is None:
+    whole = run.has_loss and not run.model.partly
+    if whole and training.lora is None:
         why = "trains adapters only"
         yield Change(Kind.ADAPTERS, {"lora_rank": LORA_RANK, **framework}, why, "adapters on a frozen base")
-    if run.has_loss and (training.lora is None or not training.lora.quantised):
+    if whole and (training.lora is None or not training.lora.quantised):
         why = "trains adapters on a 4-bit base only"
         yield Change(Kind.ADAPTERS, {"qlora": True, **framework}, why, "adapters on a frozen base in 4 bits")
     if not run.ragged and run.seq_len >= 1024:

@@ -12,12 +12,11 @@ from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.plan.reopen import reopen
 from loadgauge.plan.search import Case, Objective, search
-from loadgauge.resolve.resolve import LORA_RANK
+from loadgauge.resolve.adapters import LORA_RANK
 from loadgauge.spec.job import Job
 from loadgauge.spec.lora import Lora
-from loadgauge.spec.optimizers import OPTIMIZERS
 from loadgauge.spec.overlap import Overlap
-from loadgauge.spec.training import Training, training
+from loadgauge.spec.training import Training, optimizer_of, spell_loss, training
 from loadgauge.units import parse
 
 Progress = Callable[[str], None]
@@ -120,17 +119,29 @@ def _training(case: Case, fields: dict[str, Any]) -> Training | None:
     if "precision" in fields:
         return _recast(case, fields["precision"])
     if "optimizer" in fields:
-        return msgspec.structs.replace(old, optimizer=OPTIMIZERS[fields["optimizer"]])
+        return msgspec.structs.replace(old, optimizer=optimizer_of(old.framework, fields["optimizer"]))
     if "offload" in fields:
         return msgspec.structs.replace(old, offload=fields["offload"])
     if "overlap" in fields:
         return msgspec.structs.replace(old, overlap=Overlap.parse(fields["overlap"]))
     if "lora_rank" in fields:
-        return msgspec.structs.replace(old, lora=Lora(rank=fields["lora_rank"]))
+        return _adapted(old, Lora(rank=fields["lora_rank"]))
     if "qlora" in fields:
         lora = Lora(rank=LORA_RANK) if old.lora is None else old.lora
-        return msgspec.structs.replace(old, lora=msgspec.structs.replace(lora, quantised=True))
+        upcast: Any = "all" if old.framework.peft else "none"
+        return _adapted(old, msgspec.structs.replace(lora, quantised=True, upcast=upcast))
     return None
+
+
+def _adapted(old: Training, lora: Lora) -> Training:
+    """With adapters, as the framework runs them; a recipe that followed from the weights is then another one."""
+    recipe = training(old.framework.name, old.precision.name[: 4 if old.weights else None], lora=lora)
+    return msgspec.structs.replace(
+        old, lora=recipe.lora, precision=recipe.precision, by_sharding=None,
+        kernels=msgspec.structs.replace(
+            old.kernels, dtypes=recipe.kernels.dtypes, softmax_float32=recipe.kernels.softmax_float32
+        ),
+    )  # fmt: skip
 
 
 def _recast(case: Case, precision: str) -> Training:
@@ -138,6 +149,5 @@ def _recast(case: Case, precision: str) -> Training:
     old, kernels = case.training, case.training.kernels
     if precision == "fp8":
         case.cluster.gpu.peak("fp8")
-    loss = f"chunked:{kernels.loss_chunks}" if kernels.loss == "chunked" else kernels.loss
-    new = training(old.framework.name, precision, old.optimizer.name, kernels.attention, loss)
+    new = training(old.framework.name, precision, old.optimizer.name, kernels.attention, spell_loss(old))
     return msgspec.structs.replace(new, overlap=old.overlap, offload=old.offload)

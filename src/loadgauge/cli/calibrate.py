@@ -19,22 +19,25 @@ from loadgauge.optional_deps import needs_torch
 @click.option("--output", metavar="FILE.toml", help="Where to write the file; default: the terminal.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, every timing in it.")
 def command(device: str, gpu: str | None, output: str | None, as_json: bool) -> None:
-    """Time matrix products, attention, copies, element-wise operations, AdamW and, under torchrun, all-reduce; and fit
-    the efficiencies that `estimate` reads.
+    """Time matrix products (cool and sustained), attention, copies, norms, AdamW and, under torchrun, collectives; and fit
+    the efficiencies that `estimate` reads. Takes a minute or two; one that was stopped goes on where it was.
 
     \b
     loadgauge calibrate --gpu h100-sxm5-80gb --output h100-sxm5-80gb.toml
     torchrun --nproc-per-node 8 -m loadgauge calibrate --gpu h100-sxm5-80gb --output h100-sxm5-80gb.toml
     """
     needs_torch("calibrate")
-    from loadgauge.measure.benchmarks import join_ranks
+    from loadgauge.measure.benchmarks import Saved, join_ranks
     from loadgauge.measure.calibrate import calibrate, text
     from loadgauge.spec.hardware import gpu as find_gpu
 
     if output is not None and not Path(output).resolve().parent.is_dir():
         raise click.UsageError(f"--output: no such folder: {Path(output).parent}")
     with join_ranks(device) as rank:
-        calibration = calibrate(device, None if gpu is None else find_gpu(gpu))
+        path = None if output is None else Path(f"{output}.part{rank or ''}")
+        saved = Saved(path, device)
+        calibration = calibrate(device, None if gpu is None else find_gpu(gpu), saved=saved)
+        saved.done()
     if rank:
         return
     if output is not None:

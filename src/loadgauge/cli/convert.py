@@ -19,8 +19,6 @@ from loadgauge.spec.job import Job
 @click.command("convert")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--to", "target", required=True, metavar="DIALECT", help=f"{', '.join(FILES)}, or {FLAGS}.")
-@click.option("--from", "source", metavar="DIALECT", help="Dialect of FILE, if its keys do not tell.")
-@click.option("--version", metavar="1.6", help="Version of the tool that FILE is for (default: the newest).")
 @click.option("--onto", metavar="FILE", help="A file of DIALECT to patch; its comments and all else in it stay.")
 @click.option("--model", metavar="MODEL", help="MODEL to use instead of the one that FILE names.")
 @click.option("--out", metavar="FILE", help="File to write, instead of to the terminal.")
@@ -29,8 +27,6 @@ from loadgauge.spec.job import Job
 def command(
     files: tuple[str, ...],
     target: str,
-    source: str | None,
-    version: str | None,
     onto: str | None,
     model: str | None,
     out: str | None,
@@ -49,7 +45,7 @@ def command(
     loadgauge convert ds_config.json --to flags
     """
     asked = Job(model=model or "", **flags)
-    result = convert_files(files, target, source=source, onto=onto, version=version, flags=asked)
+    result = convert_files(files, target, onto=onto, flags=asked)
     written = result.written
     if as_json:
         from loadgauge.report.table import document
@@ -80,6 +76,7 @@ def _plain(result: Conversion) -> dict[str, Any]:
             {
                 "file": file.file,
                 "dialect": file.dialect,
+                "version": file.version,
                 "not_read": list(file.unread),
                 "auto": list(file.auto),
                 "not_counted": [item.note for item in file.uncounted],

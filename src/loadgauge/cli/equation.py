@@ -8,6 +8,7 @@ import click
 
 from loadgauge.cli.param_types import Whole
 from loadgauge.equation.equation import QUANTITIES
+from loadgauge.equation.run_forms import FORMS
 from loadgauge.errors import ConfigError, suggest
 from loadgauge.spec.axes import AXES, STAGE_AXES
 
@@ -52,6 +53,10 @@ def command(quantity: str, latex: bool, as_json: bool, **flags: Any) -> None:
     activations                          bytes a layer keeps for backward
     wire                                 bytes a rank sends for a layer
     states                               model states, bytes a parameter
+    bandwidth                            what tensor, pipeline and data parallelism need
+    bubble, checkpoints, amdahl          of a pipeline, the best number of, and the limit to speed
+    duration, gpus, utilisation          of a run
+    kv-cache                             bytes of keys and values
 
     \b
     loadgauge equation activations --layer gpt --tp --sequence-parallel --recompute selective
@@ -61,9 +66,11 @@ def command(quantity: str, latex: bool, as_json: bool, **flags: Any) -> None:
     if latex and as_json:
         raise ConfigError("--latex and --json exclude one another; the JSON document has the LaTeX too")
     from loadgauge.equation.equation import equations
+    from loadgauge.equation.run_forms import run_forms
     from loadgauge.report.table import document
 
-    forms = equations(quantity, **arguments(quantity, flags))
+    given = arguments(quantity, flags)
+    forms = run_forms(quantity) if quantity in FORMS else equations(quantity, **given)
     if as_json:
         document({"equations": [form.to_dict() for form in forms]})
     elif latex:
@@ -98,12 +105,12 @@ _APPLY = {
 
 def arguments(quantity: str, flags: dict[str, Any]) -> dict[str, Any]:
     """What the user gave, as arguments of `equations`; a flag that does not apply is an error."""
-    if quantity not in QUANTITIES:
-        known = ", ".join(QUANTITIES)
-        raise ConfigError(f"unknown quantity {quantity!r} (known: {known}){suggest(quantity, QUANTITIES)}")
+    known = (*QUANTITIES, *FORMS)
+    if quantity not in known:
+        raise ConfigError(f"unknown quantity {quantity!r} (known: {', '.join(known)}){suggest(quantity, known)}")
     given = {name: value for name, value in flags.items() if value is not None and value is not False}
     for name in given:
-        if name not in _APPLY[quantity]:
+        if name not in _APPLY.get(quantity, frozenset()):
             raise ConfigError(f"--{name.replace('_', '-')} does not change {quantity}")
     if given.get("sequence_parallel") and "tp" not in given:
         given["tp"] = "t"

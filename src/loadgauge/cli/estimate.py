@@ -7,47 +7,99 @@ from typing import Any, get_args
 import click
 
 from loadgauge.cli.options import run_options, whole_run_options
-from loadgauge.errors import ConfigError
+from loadgauge.cli.sizes import model_or_usage, size_options
+from loadgauge.errors import NO, YES, ConfigError, Error
 from loadgauge.estimate.memory.phases import PARTS
-from loadgauge.estimate.result import When
+from loadgauge.estimate.result import Estimate, When
+from loadgauge.estimate.tables import TABLES, TableName
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.job import Job
+from loadgauge.spec.memory_range import COUNTERS, Counter
 
 FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 
 
 @click.command("estimate")
-@click.argument("model")
+@click.argument("model", required=False)
+@size_options
 @run_options
 @whole_run_options
+@click.option(
+    "--counter", type=click.Choice(COUNTERS),
+    help="What this counter shows at the peak: torch.cuda.max_memory_allocated, active_bytes, max_memory_reserved, or the"
+    " driver's.",
+)  # fmt: skip
+@click.option(
+    "--allow-tight", is_flag=True, help="Exit code 0 where it is TIGHT: the card's memory lies inside the range."
+)
+@click.option(
+    "--brief/--no-brief", default=None,
+    help="The verdict, the largest parts, the step and the remedy in ten lines; the default in a terminal of fewer than 80"
+    " columns.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
 @click.option("--explain", "part", type=click.Choice(PARTS), help="Explain one part: formula, your numbers, source.")
 @click.option(
     "--at", type=click.Choice(get_args(When)), help="With --explain: the moment of the step (default: largest)."
 )
+@click.option(
+    "--table",
+    type=click.Choice(TABLES),
+    help="A table by operation, of a micro-batch on the rank that needs the most memory.",
+)
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="NAME=VALUES",
+    help="Estimate every value of a flag (micro-batch=1,2,4..64); given again, every combination.",
+)
+@click.option("--output", metavar="FILE", help="With --sweep: write the cells to a .csv, .json or .parquet file.")
+@click.option("--csv", "as_csv", is_flag=True, help="With --table or --sweep: CSV.")
 @click.option("--plot", "file", type=click.Path(), metavar="FILE", help="Draw the estimate: .svg, .png or .pdf.")
 @click.option(
     "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all on one sheet)."
 )
 def command(
-    model: str, as_json: bool, part: str | None, at: When | None, file: str | None, figure: str, **flags: Any
-) -> int:
+    model: str | None, counter: Counter | None, allow_tight: bool, brief: bool | None, as_json: bool, part: str | None,
+    at: When | None, table: TableName | None, sweeps: tuple[str, ...], output: str | None, as_csv: bool, file: str | None,
+    figure: str, **flags: Any,
+) -> int:  # fmt: skip
     """Estimate the memory of the fullest rank at its peak, FLOPs, time and cost of training MODEL.
 
     MODEL is a name in the catalogue (`loadgauge models`), a Hugging Face config.json, its folder, or another tool's job
-    file, whose run the flags change (`loadgauge convert --help` lists the tools). Flags that are not given have
-    defaults, which are listed. Exit code: 0 it fits (or no --gpu is given), 1 it does not, 2 cannot tell.
+    file, whose run the flags change (`loadgauge convert --help` lists the tools); or sizes describe it (--size). Flags
+    that are not given have defaults, which are listed.
+
+    The verdict is of an 80 % range: FITS where the card holds its upper end too, TIGHT where the card's memory lies inside,
+    DOES NOT FIT where not even the lower end fits. Exit code: 0 FITS (or no --gpu is given), 1 TIGHT (0 with --allow-tight)
+    or DOES NOT FIT, 2 cannot tell.
 
     \b
     loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3
     loadgauge estimate llama-3.1-70b --gpu h100-sxm5-80gb --gpus 64 --tp 8 --pp 2 --sequence-parallel \\
         --global-batch 512 --tokens 1T --price 2.50
     loadgauge estimate my-model/config.json --gpu rtx4090 --qlora --loss chunked
+    loadgauge estimate --size 10B --family gpt --vocab 50k --gpu a100-sxm4-80gb --gpus 8 --zero 3
+    loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --sweep micro-batch=1,2,4..16 --sweep zero=1..3
     """
+    model = model_or_usage(model, flags)
     if file is None and figure != "all":
         raise ConfigError("--figure says what --plot FILE draws; there is no --plot")
     if part is None and at is not None:
         raise ConfigError("--at chooses the moment that --explain PART explains; there is no --explain")
+    if brief and (as_json or part is not None):
+        raise ConfigError(f"is the short text; {'--json' if as_json else '--explain'} is another answer", key="brief")
+    answer = "--sweep" if sweeps else "" if table is None else "--table"
+    _consistent(answer, part, as_csv=as_csv, as_json=as_json, brief=brief, file=file, counter=counter)
+    if output is not None and not sweeps:
+        raise ConfigError("goes with --sweep", key="output")
+    if sweeps:
+        if table is not None:
+            raise ConfigError("is of one estimate; leave out --sweep", key="table")
+        return _sweep(
+            Job(model=model, **flags), sweeps, output, as_csv=as_csv, as_json=as_json, allow_tight=allow_tight
+        )
     given = resolve_job(Job(model=model, **flags))
     result = given.estimate()
     if file is not None:
@@ -56,18 +108,91 @@ def command(
         from loadgauge.plot.sheet import plot
 
         plot(given, result, Path(file), figure)
-    code = 1 if result.memory.fits is False else 0
-    if as_json:
+    fits = result.memory.fits is not False or (allow_tight and result.memory.verdict == "tight")
+    if table is not None:
+        _table(result, table, as_csv=as_csv, as_json=as_json)
+    elif as_json:
         from loadgauge.report.document import estimate_document
         from loadgauge.report.table import document
 
-        document(estimate_document(given, result, part, at or "largest"))
+        document(estimate_document(given, result, part, at or "largest", outcomes=True))
     elif part is not None:
         from loadgauge.report.explanation import show
 
         show(result.explain(part, at or "largest"))
     else:
+        from loadgauge.report import brief as short
         from loadgauge.report.estimate import report
 
-        report(given, result)
-    return code
+        if short.narrow() if brief is None else brief:
+            short.brief(given, result, counter)
+        else:
+            report(given, result, counter=counter)
+    return YES if fits else NO
+
+
+def _consistent(answer: str, part: str | None, *, as_csv: bool, as_json: bool, **texts: Any) -> None:
+    """Raises `ConfigError` where one answer is asked for in two ways. answer: --table, --sweep or neither"""
+    if not answer:
+        if as_csv:
+            raise ConfigError("goes with --table or --sweep", key="csv")
+        return
+    for name, value in {"explain": part, **texts}.items():
+        if value:
+            raise ConfigError(f"is another answer than {answer}", key="plot" if name == "file" else name)
+    if as_csv and as_json:
+        raise ConfigError("--csv and --json exclude one another")
+
+
+def _table(result: Estimate, name: TableName, *, as_csv: bool, as_json: bool) -> None:
+    """Prints a table by operation."""
+    from loadgauge.estimate.tables import table as table_of
+
+    found = table_of(result.workings, name)
+    if as_json:
+        from loadgauge.report.table import document
+
+        document(found.to_dict())
+    elif as_csv:
+        from loadgauge.report.rows import print_csv
+
+        print_csv(found.rows, list(found.rows[0]))
+    else:
+        from loadgauge.report.operations import report as report_table
+
+        report_table(found)
+
+
+def _sweep(
+    job: Job, texts: tuple[str, ...], output: str | None, *, as_csv: bool, as_json: bool, allow_tight: bool
+) -> int:
+    """Estimates every cell and prints them; the exit code: 0 one fits, 1 none does, 2 no cell is a run."""
+    from loadgauge.plan.sweep.estimates import CANNOT_TELL as UNTOLD
+    from loadgauge.plan.sweep.estimates import columns, read_axes, swept
+    from loadgauge.report import rows as files
+
+    axes = read_axes(texts)
+    if output is not None:
+        files.ending(output)
+    rows = list(swept(job, axes))
+    names = columns(list(axes))
+    if output is not None:
+        files.write(output, rows, names)
+    if as_json:
+        from loadgauge.report.table import document
+
+        document({"axes": axes, "cells": rows})
+    elif as_csv:
+        files.print_csv(rows, list(names))
+    else:
+        from loadgauge.report.estimates import report as report_cells
+
+        report_cells(rows, axes, job.command())
+        if output is not None:
+            click.echo(f"Every column: {output}")
+    outcomes = {row["outcome"] for row in rows}
+    if outcomes & {"fits", "unknown", *(["tight"] if allow_tight else [])}:
+        return YES
+    if not outcomes - {UNTOLD}:
+        raise Error(f"no cell of the sweep is a run: {rows[0]['error']}")
+    return NO

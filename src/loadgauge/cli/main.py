@@ -19,6 +19,7 @@ COMMANDS = {
     "plan": "the best of all valid layouts, or the nearest miss",
     "network": "what the network must carry, how fast, and whether it can",
     "equation": "the closed form of a quantity, with its source",
+    "article": "the tables of five articles, as printed and as they are right",
     "validate": "predicted against published runs",
     "trace": "what PyTorch would allocate, save, compute and send, with no GPU",
     "measure": "memory, time and FLOP/s of real training steps",

@@ -9,19 +9,21 @@ import msgspec
 
 from loadgauge.cli.options import run_options
 from loadgauge.cli.param_types import Positive, Whole
+from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.estimate.time.bandwidth_needs import SHARE, Network, NetworkCase, largest_tp, smallest_batch, what_if
 from loadgauge.report.network import NOT_COUNTED, report
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.axes import SIZES
-from loadgauge.spec.calibration import rates
+from loadgauge.spec.calibration import efficiencies
 from loadgauge.spec.job import Job
 from loadgauge.units import parse
 
 
 @click.command("network")
-@click.argument("model")
+@click.argument("model", required=False)
+@size_options
 @run_options
 @click.option(
     "--share",
@@ -42,7 +44,7 @@ from loadgauge.units import parse
 @click.option("--rails", is_flag=True, help="GPUs at the same position in their nodes share a switch.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, seconds, byte/s and plain counts.")
 def command(
-    model: str,
+    model: str | None,
     share: float,
     achieved: str | None,
     oversubscription: float | None,
@@ -61,7 +63,7 @@ def command(
     loadgauge network llama-3.1-70b --gpu h100-sxm5-80gb --gpus 256 --tp 8 --pp 4 --sequence-parallel --global-batch 512
     loadgauge network llama-3.1-8b --gpu a100-sxm4-80gb --gpus 64 --zero 3 --oversubscription 4 --rails --pod 32
     """
-    given = resolve_job(Job(model=model, **flags))
+    given = resolve_job(Job(model=model_or_usage(model, flags), **flags))
     setup = _setup(
         given, share=share, achieved=_achieved(achieved), oversubscription=oversubscription, pod=pod, rails=rails
     )
@@ -85,7 +87,7 @@ def _setup(given: Setup, *, oversubscription: float | None, pod: int | None, rai
     if given.cluster is None:
         raise NotStated(given.untimed)
     return NetworkCase.of(
-        given.model, given.layout, given.training, given.cluster, rates(given.gpu.id), oversubscription=oversubscription,
+        given.model, given.layout, given.training, given.cluster, efficiencies(given.gpu.id), oversubscription=oversubscription,
         pod=pod, rails=rails, **how,
     )  # fmt: skip
 
@@ -108,7 +110,7 @@ def _plain(given: Setup, setup: NetworkCase, answer: Network) -> dict[str, Any]:
     batch = smallest_batch(setup)
     return {
         "model": {"name": given.model.name},
-        "gpu": setup.machine.rates.gpu,
+        "gpu": setup.machine.efficiencies.gpu,
         "layout": {
             **{name: getattr(layout, name) for name in (*SIZES, "zero", "replicas")},
             "order": list(layout.order),
@@ -145,7 +147,7 @@ def _plain(given: Setup, setup: NetworkCase, answer: Network) -> dict[str, Any]:
 
 
 def _basis(given: Setup, setup: NetworkCase) -> dict[str, str]:
-    known, job = setup.machine.rates, given.job
+    known, job = setup.machine.efficiencies, given.job
     return {
         "bytes": "derived",
         "inner_bandwidth": "given" if job.link_bandwidth else "datasheet",

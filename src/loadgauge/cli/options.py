@@ -35,9 +35,9 @@ def options(command: Command, names: Iterable[str]) -> Command:
     return command
 
 
-def run_options(command: Command) -> Command:
-    """Add the options that describe one step of a job to a command."""
-    return options(command, [name for name in fields() if name not in ("model", *WHOLE_RUN)])
+def run_options(command: Command, *without: str) -> Command:
+    """Add the options that describe one step of a job to a command. without: fields that it has in a way of its own"""
+    return options(command, [name for name in fields() if name not in ("model", *WHOLE_RUN, *without)])
 
 
 def whole_run_options(command: Command) -> Command:

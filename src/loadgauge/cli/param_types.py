@@ -19,7 +19,7 @@ class Whole(click.ParamType):  # type: ignore[type-arg]
         self.low, self.high = low, high
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read the number; thousands may be separated by underscores."""
+        """Read the number; thousands may be separated by underscores. One out of bounds is a usage error."""
         try:
             return whole_number(str(value), self.low, self.high)
         except ConfigError as error:
@@ -32,7 +32,7 @@ class Positive(click.ParamType):  # type: ignore[type-arg]
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read the number."""
+        """Read the number; anything but a finite number above 0 is a usage error."""
         try:
             return positive_number(str(value))
         except ConfigError as error:

@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from loadgauge.cli.options import option
 from loadgauge.cli.param_types import Whole
+from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import ConfigError
 from loadgauge.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, questions
 from loadgauge.spec.job import Field, fields
@@ -43,6 +44,7 @@ def _options(command: Any) -> Any:
 
 @click.command("plan")
 @click.argument("model", required=False)
+@size_options
 @_options
 @click.option("--sweep", metavar="FILE", help="Plan every cell of a TOML file: lists of models, GPUs, sizes, links.")
 @click.option("--output", metavar="FOLDER", help="Folder for the results of a sweep, as Parquet (FILE-results).")
@@ -72,9 +74,7 @@ def command(model: str | None, as_json: bool, **flags: Any) -> int:
     for name, value in (("output", output), ("workers", workers), ("ray", ray)):
         if value is not None:
             raise ConfigError("goes with --sweep", key=name)
-    if model is None:
-        raise click.UsageError("Missing argument 'MODEL'.", click.get_current_context())
-    request = PlanRequest.of(model, flags)
+    request = PlanRequest.of(model_or_usage(model, flags), flags)
     if request.find is not None:
         from loadgauge.report import inverse
 

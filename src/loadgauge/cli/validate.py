@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 @click.option("--quality", default="ABC", show_default=True, help="Only rows of these qualities, such as A or AB.")
 @click.option("--quantity", type=click.Choice(["time", "memory"]), help="Only step times, or only peak memory.")
 @click.option("--rows/--no-rows", "show_rows", default=None, help="Print every row (default: with --runs).")
+@click.option(
+    "--operators", is_flag=True, help="Single operations instead of runs: the measurements behind the calibration."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: seconds and bytes.")
 def command(
-    path: str | None, source: tuple[str, ...], quality: str, quantity: str | None, show_rows: bool | None, as_json: bool
-) -> int:
+    path: str | None, source: tuple[str, ...], quality: str, quantity: str | None, show_rows: bool | None,
+    operators: bool, as_json: bool,
+) -> int:  # fmt: skip
     """Predict published runs, and report how far off the predictions are.
 
     No measurement is an input. Values that a row does not state widen its range; a row that cannot be predicted is listed
@@ -42,7 +46,10 @@ def command(
     loadgauge validate --source SM --rows
     loadgauge validate --runs my-runs.csv --json
     loadgauge validate --runs benchmarks/gpu.json
+    loadgauge validate --operators
     """
+    if operators:
+        return _operators(as_json=as_json, alone=path is None and not source and quantity is None and show_rows is None)
     from loadgauge.validate.runs import published, read
     from loadgauge.validate.summary import summary
     from loadgauge.validate.validate import validate
@@ -63,6 +70,24 @@ def command(
 
         print_validation(records, runs, rows=bool(path) if show_rows is None else show_rows)
     return 0 if any(record.error is not None for record in records) else 2
+
+
+def _operators(*, as_json: bool, alone: bool) -> int:
+    """Score the measured operations."""
+    from loadgauge.validate.operators import scores
+
+    if not alone:
+        raise click.UsageError("--operators goes with --json alone: its measurements come with loadgauge")
+    found = scores()
+    if as_json:
+        from loadgauge.report.table import document
+
+        document({"operators": [msgspec.structs.asdict(score) for score in found]})
+    else:
+        from loadgauge.report.validation import print_operators
+
+        print_operators(found)
+    return 0
 
 
 def _chosen(runs: Runs, sources: tuple[str, ...], quality: str) -> Runs:

@@ -11,9 +11,11 @@ import click
 import msgspec
 
 from loadgauge.advise.advice import advice
+from loadgauge.advise.try_ import Tried, try_change
 from loadgauge.cli.options import run_options
 from loadgauge.cli.param_types import Whole
 from loadgauge.oom.files import LARGEST_TEXT, content_of, is_pickle, read_stdin
+from loadgauge.oom.traceback import Place, place
 from loadgauge.optional_deps import needs_torch
 from loadgauge.report import why as report
 from loadgauge.report.table import document as print_document
@@ -34,18 +36,24 @@ def command(file: str, gpu_index: int, model: str | None, as_json: bool, **flags
     """What held the memory, and what would free it? FILE is the text of a CUDA out-of-memory error ("-": from standard
     input, up to 256 MB), a snapshot that `torch.cuda.memory._dump_snapshot` has written, or what `loadgauge trace --json` says.
 
-    A snapshot is a pickle; it is read without running anything in it. With --model and the flags of `estimate` that
-    describe the run, every change that would make it fit is estimated.
+    The traceback before the error says in which phase memory ran out, and for which tensor. A snapshot is a pickle; it is
+    read without running anything in it. With --model and the flags of `estimate` that describe the run, every change that
+    would make it fit is estimated.
 
     \b
     loadgauge why error.txt
     loadgauge why snapshot.pickle --model llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3 --seq-len 8192
     """
     setup = _resolve(model, flags)
-    document, print_text = _read(file, gpu_index)
+    document, print_text, found = _read(file, gpu_index)
     if not as_json:
         print_text()
-    changes = [] if setup is None else advice(setup)
+    changes = [] if setup is None else _changes(setup, found)
+    if setup is not None and found is not None:
+        size = found.same_size(document["tried"], setup.estimate())
+        document["place"]["same_size"] = size
+        if size and not as_json:
+            report.print_size(document["tried"], size)
     if as_json:
         if setup is not None:
             document["changes"] = [report.describe_change(change) for change in changes]
@@ -66,15 +74,25 @@ def _resolve(model: str | None, flags: dict[str, Any]) -> Setup | None:
     return resolve_job(Job(model=model, **flags))
 
 
-def _read(file: str, gpu_index: int) -> tuple[dict[str, Any], Callable[[], None]]:
-    """What a file says: as a document, and a function that prints it as text."""
+def _changes(setup: Setup, found: Place | None) -> list[Tried]:
+    """The changes that shrink what the traceback names and make the run fit, then those that the estimate alone advises."""
+    named = [] if found is None else [try_change(setup, fields, found.remedy) for fields in found.changes]
+    fitting = [trial for trial in named if trial is not None and trial.result.memory.fits]
+    flags = {trial.flags for trial in fitting}
+    return [*fitting, *(trial for trial in advice(setup) if trial.flags not in flags)]
+
+
+def _read(file: str, gpu_index: int) -> tuple[dict[str, Any], Callable[[], None], Place | None]:
+    """What a file says: as a document, and a function that prints it as text; with the place that a traceback names."""
     path = Path(file)
     if file != "-" and is_pickle(path):
         from loadgauge.oom.diagnose import of_file
 
         snapshot, findings = of_file(path, gpu_index)
-        return {**msgspec.to_builtins(snapshot), **msgspec.to_builtins(findings)}, partial(
-            report.print_snapshot, snapshot, findings
+        return (
+            {**msgspec.to_builtins(snapshot), **msgspec.to_builtins(findings)},
+            partial(report.print_snapshot, snapshot, findings),
+            None,
         )
     text = read_stdin() if file == "-" else content_of(path, LARGEST_TEXT).decode("utf-8", errors="replace")
     if file != "-" and text.startswith("{") and '"at_peak"' in text:
@@ -89,10 +107,13 @@ def _read(file: str, gpu_index: int) -> tuple[dict[str, Any], Callable[[], None]
             "peak": trace.peak.total,
             "retraced": msgspec.to_builtins(retraced),
         }
-        return document, partial(report.print_trace_causes, trace, findings, retraced)
+        return document, partial(report.print_trace_causes, trace, findings, retraced), None
     from loadgauge.oom.message import REMEDIES, parse
 
-    error = parse(text)
-    return {**msgspec.structs.asdict(error), "cause": error.cause}, partial(
-        report.print_error, error, REMEDIES[error.cause]
+    error, found = parse(text), place(text)
+    named = {} if found is None else {"place": msgspec.to_builtins(found)}
+    return (
+        {**msgspec.structs.asdict(error), "cause": error.cause, **named},
+        partial(report.print_error, error, REMEDIES[error.cause], found),
+        found,
     )

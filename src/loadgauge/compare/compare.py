@@ -90,7 +90,7 @@ def compare(job: ConfigJob, device: str = "cuda", measure: str = "", timed: int 
 
     Raises NotModelled where the formula does not cover the job.
     """
-    formula = Formula(job.config, job.run)
+    formula = Formula(job.config, job.run, device)
     traced = record(job, device)
     taken = measure_steps(job, measure, timed) if measure else None
     rows, differences = [], []

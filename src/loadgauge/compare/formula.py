@@ -6,6 +6,8 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
 from loadgauge.errors import NotModelled
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.memory.ledger import kept_by
@@ -31,13 +33,20 @@ class Line(NamedTuple):
 
 
 class Formula:
-    """The estimate of a traced job, and its layers. Raises NotModelled for what has no formula."""
+    """The estimate of a traced job, and its layers. Raises NotModelled for what has no formula.
 
-    def __init__(self, config: Any, run: TorchRun) -> None:
+    device: that it is traced as on. A CPU's fused attention takes float32 with fewer key heads than heads (source: pytorch 2.13,
+    `native/transformers/attention.cpp`).
+    """
+
+    def __init__(self, config: Any, run: TorchRun, device: str = "cuda") -> None:
         if run.keep:
             raise NotModelled("selective checkpointing by a policy over operations of PyTorch has no formula")
         self.spec: ModelSpec = from_dict(config.to_dict())
         self.run, self.layout, self.training = run, run.layout, run.training
+        if device == "cpu":
+            kernels = msgspec.structs.replace(run.training.kernels, writes_groups=False)
+            self.training = msgspec.structs.replace(run.training, kernels=kernels)
         self.policy = self.layout.recompute
         self.view = View.of(run.layout.seq_len, run.layout.micro_batch, kernels=self.training.kernels)
 

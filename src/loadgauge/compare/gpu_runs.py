@@ -145,7 +145,7 @@ def _ran(case: Case, device: str, timed: int) -> Outcome:
 
 
 def row(case: Case, taken: MeasuredSteps, card: Gpu, number: int) -> dict[str, Any]:
-    """A measured training as a row of `data/runs` (its README explains them)."""
+    """Return a measured training as a row of `data/runs` (its README explains them). number: of the row among this GPU's"""
     optimizer = OPTIMIZERS[str(case.job.optimizer)][0]
     job = case.job.replace(optimizer=optimizer, gpu=card.id, gpus=1, gpus_per_node=1, framework="huggingface")
     pattern = find_model(job.model).pattern[: case.layers]
@@ -192,10 +192,13 @@ def find_gpu_by_name(name: str) -> Gpu:
     >>> find_gpu_by_name("NVIDIA A100-SXM4-80GB").id
     'a100-sxm4-80gb'
     """
+    from loadgauge.spec.gpu_names import names_one
     from loadgauge.spec.hardware import gpus
 
-    words = name.lower().replace("nvidia", "").replace("geforce", "").replace("-", " ").split()
-    fitting = [card for card in gpus() if all(word in card.id.replace("-", " ") or word in card.id for word in words)]
+    words = name.lower().replace("nvidia", "").replace("geforce", "").replace("-", " ").split() or [name]
+    # An id begins with the name's first word: a GH200 is no H200.
+    fitting = [card for card in gpus() if card.id.startswith(words[0]) and all(word in card.id for word in words)]
+    fitting = [card for card in fitting if names_one(name, card.id)] or fitting
     if len(fitting) != 1:
         raise ConfigError(f"{name!r}: name it with --gpu (fitting: {', '.join(one.id for one in fitting) or 'none'})")
     return fitting[0]

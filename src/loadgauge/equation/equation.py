@@ -73,7 +73,7 @@ class Equation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def factored(self) -> str:
-        """The equation with the first term's letters factored out; empty where that changes nothing."""
+        """The equation as text, with the first term's letters factored out; empty where that changes nothing."""
         return "" if self.is_long else factored(self.expression)
 
     @property
@@ -208,9 +208,9 @@ def equations(quantity: str, layer: str = "gpt", **options: Any) -> tuple[Equati
         return tuple(equation(quantity, layer, zero=stage, **options) for stage in stages)
     several = layer not in LAYERS and not quantity.startswith("model-")
     count = subject(layer).kinds if several else 1
-    found = [equation(quantity, layer, kind=index, **options) for index in range(count)]
+    by_kind = [equation(quantity, layer, kind=index, **options) for index in range(count)]
     # Kinds that keep, compute and send the same are listed once.
-    alike = {(one.text, tuple(one.numbers.items())): one for one in reversed(found)}
+    alike = {(each.text, tuple(each.numbers.items())): each for each in reversed(by_kind)}
     return tuple(reversed(alike.values()))
 
 
@@ -221,8 +221,8 @@ def _one_layer(choice: Choice, kind: int) -> tuple[dict[str, Any], dict[str, Siz
     """The parts of one layer, and the numbers behind its letters."""
     block = choice.of.blocks[kind]
     layer = block_layer(block.what, letter("h"), choice.view())
-    found = by_part(choice.quantity, layer, block.what, applied(choice.policy, layer))
-    return {name: natural(substitute(each, choice.numbers)) for name, each in found.items()}, block.numbers
+    terms = by_part(choice.quantity, layer, block.what, applied(choice.policy, layer))
+    return {name: natural(substitute(each, choice.numbers)) for name, each in terms.items()}, block.numbers
 
 
 def _whole_model(choice: Choice) -> tuple[dict[str, Any], dict[str, Size]]:

@@ -5,6 +5,6 @@
 
 The first form takes the flags of `loadgauge estimate`, with underscores. What is not given takes the command's defaults
 (see `Estimate.assumed`); dp = gpus / (tp * pp * cp). The second takes a `Layout` and optionally a `training`, a `gpu`, a
-`cluster`, `rates` and a `scale`. Both return an `Estimate`.
+`cluster`, `efficiencies` and a `scale`. Both return an `Estimate`.
 `help(loadgauge.api.estimate)` describes every argument.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.estimate.parameters import parameters
 from loadgauge.estimate.result import Basis, Estimate
@@ -9,10 +11,11 @@ from loadgauge.estimate.time.step import Time
 from loadgauge.estimate.time.traffic import Traffic
 from loadgauge.estimate.workings import Workings, view_of
 from loadgauge.spec.axes import MODEL_PARALLEL
-from loadgauge.spec.calibration import Rates
+from loadgauge.spec.calibration import Efficiencies
 from loadgauge.spec.frameworks import default_framework
 from loadgauge.spec.hardware import Cluster, Gpu
 from loadgauge.spec.layout import Layout
+from loadgauge.spec.lora import FUSED, Lora
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
 from loadgauge.spec.training import training as how_to_train
@@ -27,12 +30,12 @@ def estimate(
     gpu: Gpu | None = None,
     cluster: Cluster | None = None,
     *,
-    rates: Rates | None = None,
+    efficiencies: Efficiencies | None = None,
     scale: float = 1.0,
 ) -> Estimate:
     """Estimate memory, FLOPs, and on a cluster the time and traffic of one optimizer step.
 
-    gpu: enables the fits / does-not-fit verdict; cluster: enables time and network; rates: another calibration than the
+    gpu: enables the fits / does-not-fit verdict; cluster: enables time and network; efficiencies: another calibration than the
         GPU's own; scale: measured over predicted seconds of a step. `loadgauge.estimate` is this function with names in
         place of specifications, and the cluster filled in.
     Memory is of the worst rank at its peak [bytes]. Raises `LayoutError` when the layout cannot exist, `NotModelled` when
@@ -45,14 +48,14 @@ def estimate(
     >>> result.params, result.memory.fits
     (8030261248, True)
     """
-    chosen = training or default_training(layout)
+    chosen = (training or default_training(layout)).under(layout.zero)
     layout.check(model)
     chosen.check(model)
     if cluster is not None:
         gpu = cluster.gpu if gpu is None else gpu
         if cluster.gpus != layout.gpus:
             raise ConfigError(f"the layout needs {layout.gpus} GPUs and the cluster has {cluster.gpus}", key="gpus")
-    workings = Workings(model, layout, chosen, gpu, cluster, rates, scale)
+    workings = Workings(model, layout, chosen, gpu, cluster, efficiencies, scale)
     time, network, untimed = _time(workings)
     counted = parameters(model)
     result = Estimate(
@@ -67,7 +70,7 @@ def estimate(
         time=time,
         network=network,
         cluster=cluster,
-        basis=_basis(gpu, None if time is None else workings.rates),
+        basis=_basis(gpu, None if time is None else workings.efficiencies),
         left_out=_left_out(model, chosen),
         untimed=untimed,
         assumed={key: f"{size} (not in the config: {model.model_type}'s default)" for key, size in model.defaults},
@@ -95,26 +98,57 @@ def _time(workings: Workings) -> tuple[Time | None, tuple[Traffic, ...], str]:
         return None, (), str(error)
 
 
-def _basis(gpu: Gpu | None, rates: Rates | None) -> dict[str, Basis]:
+def _basis(gpu: Gpu | None, efficiencies: Efficiencies | None) -> dict[str, Basis]:
     basis: dict[str, Basis] = dict.fromkeys(
-        ("params", "flops", "weights", "gradients", "optimizer", "gathered", "activations", "loss", "transient"),
+        (
+            "params",
+            "flops",
+            "weights",
+            "gradients",
+            "optimizer",
+            "gathered",
+            "activations",
+            "loss",
+            "transient",
+            "evaluation",
+        ),
         "derived",
     )
     basis["outside"] = "assumed"
     basis["high"] = "assumed"
     if gpu is not None:
         basis["capacity"] = gpu.capacity_basis
-    if rates is not None:
+    if efficiencies is not None:
         basis["network"] = "derived"
-        basis["time"] = "measured" if rates.basis == "measured" else "assumed"
+        basis["time"] = "measured" if efficiencies.basis == "measured" else "assumed"
     return basis
 
 
+def _adapters_left_out(lora: Lora) -> Iterator[str]:
+    stored = lora.stored
+    if stored is not None and stored.source not in ("dettmers2023", "dettmers2022", "openai2025"):
+        yield "what the kernels of this quantised base keep and cast (taken for those of bitsandbytes' 4-bit layers)"
+    if lora.peft and lora.upcast == "all" and not lora.autocast:
+        yield "float32 products of the head outside autocast"
+    if lora.fused:
+        yield "gradients that Unsloth's kernels write over activations in attention, and its smaller chunks of short batches' loss"
+        if any(not lora.fuses(target) for group in FUSED for target in group & lora.targets):
+            yield "what Unsloth keeps where not all matrices of attention or MLP have adapters (taken for PEFT's)"
+    if not lora.peft and lora.stored is not None:
+        yield "casts of this library's adapters and 4-bit layers"
+
+
 def _left_out(model: ModelSpec, training: Training) -> tuple[str, ...]:
-    notes = [
-        "data loading, checkpoint saving and evaluation",
-    ]
+    around = training.around
+    silent = {
+        "evaluation": around.eval_batch,
+        "generation": around.generate,
+        "checkpoint saving": around.save == "full",
+    }
+    notes = [", ".join(["data loading", *(name for name, counted in silent.items() if not counted)])]
     if training.lora is not None:
-        notes.append("copies that PEFT makes when adapters and activations differ in dtype")
+        notes += _adapters_left_out(training.lora)
+    if training.kernels.compiled:
+        notes.append("buffers inside torch.compile's kernels, pools of its CUDA graphs, and what graph breaks keep")
     notes += [f"config key {key}" for key in model.unused_keys]
     return tuple(notes)

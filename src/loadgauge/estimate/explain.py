@@ -226,13 +226,13 @@ def _layer_formula(ledger: Ledger, key: Key) -> Formula:
 
 def _kept(where: str, layer: Layer, again: Recompute) -> Iterator[Kept]:
     for tensor in layer.kept(again):
-        users = [
-            operation.name + (" (runs again)" if operation.name in again else "")
-            for operation in layer
-            if any(kept.name == tensor.name for kept in operation.keeps)
-            or (operation.name in again and any(read.name == tensor.name for read in operation.inputs))
-        ]
-        yield Kept(layer=where, name=tensor.name, numel=tensor.numel, nbytes=tensor.nbytes, by=tuple(users))
+        yield Kept(
+            layer=where,
+            name=tensor.name,
+            numel=tensor.numel,
+            nbytes=tensor.nbytes,
+            by=layer.keepers(tensor.name, again),
+        )
 
 
 def _loss(ledger: Ledger, _: str) -> dict[str, Any]:
@@ -257,11 +257,23 @@ def _transient(ledger: Ledger, _: str) -> dict[str, Any]:
         return {"rule": "temporaries of the backward of the embedding"}
     if phase is Phase.REDUCTION:
         return {"rule": "temporaries of the reduction of gradients"}
+    if phase is Phase.CLIP:
+        return {
+            "rule": "temporaries between backward and the optimizer step",
+            "sources": _cited(ledger.training.framework.source),
+        }
     if ledger.moment.key is None:
         return {"rule": "temporaries of the optimizer step" if phase is Phase.STEP else "nothing at this moment"}
     way = "forward" if work is not None and work.forward else "backward"
     walked = "walked operation by operation, as autograd makes and drops its tensors"
     return {"rule": f"temporaries of the {way} of one layer", "sources": (walked,)}
+
+
+def _evaluation(ledger: Ledger, _: str) -> dict[str, Any]:
+    if not ledger.moment.phase.between_steps:
+        return {"rule": "nothing at this moment"}
+    rule = "what an evaluation holds: the forward of a batch, logits kept of earlier ones, a cache of keys and values"
+    return {"rule": rule, "sources": _cited("transformers")}
 
 
 READERS: dict[str, Callable[[Ledger, str], dict[str, Any]]] = {
@@ -272,6 +284,7 @@ READERS: dict[str, Callable[[Ledger, str], dict[str, Any]]] = {
     "activations": _activations,
     "loss": _loss,
     "transient": _transient,
+    "evaluation": _evaluation,
     "outside": _outside,
 }
 """What there is to say of each part beside its entries: rule, formulas, tensors, sources, notes."""

@@ -20,7 +20,7 @@ from loadgauge.errors import NotModelled
 from loadgauge.estimate.estimate import default_training, estimate
 from loadgauge.estimate.result import Estimate
 from loadgauge.lengths import Lengths
-from loadgauge.spec.calibration import Rates
+from loadgauge.spec.calibration import Efficiencies
 from loadgauge.spec.hardware import Cluster, Gpu
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import Attention, ModelSpec
@@ -114,19 +114,17 @@ def forecast(
     gpu: Gpu | None = None,
     cluster: Cluster | None = None,
     *,
-    rates: Rates | None = None,
+    efficiencies: Efficiencies | None = None,
     scale: float = 1.0,
-    same: Estimate | None = None,
 ) -> Forecast:
     """Forecast micro-batches of `layout.micro_batch` sequences of these lengths, by method; see `estimate` for the rest.
 
-    The layout's own `seq_len`, `tokens` and `pairs` are replaced. same: the estimate of this job, reused for the method it
-    uses. The smallest GPT-2, lengths from U{1..1024}, batches of 8:
+    The layout's own `seq_len`, `tokens` and `pairs` are replaced. The smallest GPT-2, lengths from U{1..1024}, batches of 8:
 
     >>> from loadgauge import Layout, model
     >>> found = forecast(model("gpt2"), Lengths.uniform(1024), Layout(micro_batch=8, global_batch=8, seq_len=1))
     >>> [round(found.share(row, "layer"), 2) for row in found.rows]
-    [1.0, 0.43, 0.25]
+    [1.0, 0.45, 0.26]
     """
     chosen = training or default_training(layout)
     b = layout.micro_batch
@@ -137,9 +135,7 @@ def forecast(
         assert expected.pairs is not None
         row = Row(method=method, tokens=expected.tokens, pairs=expected.pairs)
         try:
-            result = same
-            if result is None or (result.layout, result.training) != (expected, how):
-                result = estimate(model, expected, how, gpu, cluster, rates=rates, scale=scale)
+            result = estimate(model, expected, how, gpu, cluster, efficiencies=efficiencies, scale=scale)
         except NotModelled as error:
             rows.append(msgspec.structs.replace(row, reason=str(error)))
             continue
@@ -177,7 +173,9 @@ def of_method(method: Method, lengths: Lengths, layout: Layout, training: Traini
     attention = "eager" if method is Method.PADDED_EAGER else "flash"
     kernels = msgspec.structs.replace(training.kernels, attention=attention)
     return (
-        msgspec.structs.replace(layout, seq_len=lengths.longest, tokens=tokens, pairs=pairs, kernel_tokens=within),
+        msgspec.structs.replace(
+            layout, seq_len=lengths.longest, tokens=tokens, pairs=pairs, kernel_tokens=within, fullest=None
+        ),
         msgspec.structs.replace(training, kernels=kernels),
     )
 

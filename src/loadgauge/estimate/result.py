@@ -20,6 +20,7 @@ from loadgauge.spec.axes import RANK_AXES
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.hardware import gpu as find_gpu
 from loadgauge.spec.layout import Layout
+from loadgauge.spec.memory_range import COUNTERS
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
 
@@ -112,6 +113,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `estimate --json`, in bytes, FLOPs, seconds and plain counts."""
         layout, memory, training = self.layout, self.memory, self.training
+        assumed = memory.range_of()
         return {
             "model": {
                 "name": self.model.name,
@@ -149,6 +151,18 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 "high": memory.high,
                 "capacity": memory.capacity,
                 "fits": memory.fits,
+                "verdict": memory.verdict,
+                "as_assumed": {"low": assumed.low, "high": assumed.high},
+                "outcomes": [
+                    {"flag": outcome.flag, "total": shown.value, "low": shown.low, "high": shown.high}
+                    for outcome in memory.outcomes
+                    for shown in [memory.range_of(outcome)]
+                ],
+                "counters": {
+                    name: {"low": shown.low, "value": shown.value, "high": shown.high}
+                    for name in COUNTERS
+                    for shown in [memory.reading(name)]
+                },
                 "rank": {"stage": memory.rank.stage},
                 "moment": memory.moment,
                 "parts": memory.parts,
@@ -162,6 +176,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 ],
                 "stages": list(memory.stages),
                 "host": memory.host,
+                "pinned": memory.pinned,
+                "nvme": memory.nvme,
+                "saving": memory.saving,
             },
             "flops": {
                 "model_per_step": self.flops.model,

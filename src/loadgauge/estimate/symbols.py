@@ -296,6 +296,13 @@ def _tells_apart(place: str, described: list[dict[str, str]]) -> bool:
     return len(words - {""} if place == "width" else words) > 1
 
 
+def _trained(block: Block) -> str:
+    """What of a block is trained, where it is not all of it."""
+    if block.trained is None:
+        return "trained weights"
+    return "a part of its weights trained" if block.trained else "frozen weights"
+
+
 def _features(block: Block) -> dict[str, str]:
     """What may tell one block from another, in words."""
     mixer, mlp = block.attention, block.mlp
@@ -307,4 +314,7 @@ def _features(block: Block) -> dict[str, str]:
         "mlp": "no MLP" if mlp is None else "experts" if isinstance(mlp, Moe) else "MLP",
         "width": "" if mlp is None or isinstance(mlp, Moe) else f"MLP of width {mlp.intermediate_size}",
         "first_norm": "" if block.first_norm else "no first norm",
+        "trained": _trained(block),
+        "adapted": "adapters" if block.adapted else "no adapters",
+        "reached": "" if block.reached else "nothing trained below it",
     }

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import msgspec
+
 from loadgauge.algebra import Size, shard
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.flops import Flops, step_flops
+from loadgauge.estimate.memory.around import evaluated, moments
 from loadgauge.estimate.memory.ledger import Ledger
 from loadgauge.estimate.memory.overhead import workspaces
 from loadgauge.estimate.memory.peak import Memory, Worst
-from loadgauge.estimate.memory.phases import Moment
+from loadgauge.estimate.memory.phases import Moment, StageAtWork
 from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.schedule.simulate import Simulation, simulate
 from loadgauge.estimate.schedule.stages import Stage, stages
@@ -22,8 +25,8 @@ from loadgauge.estimate.time.step import StepModel, Time, step_time
 from loadgauge.estimate.time.traffic import Traffic
 from loadgauge.layers import View
 from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute
-from loadgauge.spec.calibration import Rates
-from loadgauge.spec.calibration import rates as calibrated
+from loadgauge.spec.calibration import Efficiencies
+from loadgauge.spec.calibration import efficiencies as calibrated
 from loadgauge.spec.hardware import Cluster, Gpu
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import ModelSpec
@@ -50,6 +53,8 @@ def view_of(layout: Layout, training: Training) -> View:
         imbalance=layout.expert_imbalance,
         kernels=training.kernels,
         lora=training.lora,
+        # transformers and PEFT make them where layers run again (`enable_input_require_grads`).
+        input_gradients=training.framework.peft and layout.recompute.mode == "full",
     )
 
 
@@ -72,7 +77,7 @@ class TimedOperation(NamedTuple):
 class Workings:
     """Everything behind one estimate: the models whose sums are its totals, for explanations and figures to draw from.
 
-    rates: the efficiencies, else the calibrated ones of the GPU; scale: measured over predicted seconds of a step
+    efficiencies: those to reckon with, else the calibrated ones of the GPU; scale: measured over predicted seconds of a step
     """
 
     def __init__(
@@ -82,14 +87,25 @@ class Workings:
         training: Training,
         gpu: Gpu | None = None,
         cluster: Cluster | None = None,
-        rates: Rates | None = None,
+        efficiencies: Efficiencies | None = None,
         scale: float = 1.0,
     ) -> None:
         self.model, self.layout, self.training = model, layout, training
         self.gpu, self.cluster, self.scale = gpu, cluster, scale
-        self.rates = rates or calibrated("" if gpu is None else gpu.id)
+        self.efficiencies = efficiencies or calibrated("" if gpu is None else gpu.id)
         self.view = view_of(layout, training)
         self._played: dict[tuple[int, bool], Simulation] = {}
+
+    def rerouted(self, imbalance: float) -> Workings:
+        """Return the workings of the same job with another `expert_imbalance`; what routing does not change is shared."""
+        layout = msgspec.structs.replace(self.layout, expert_imbalance=imbalance)
+        other = Workings(self.model, layout, self.training, self.gpu, self.cluster, self.efficiencies, self.scale)
+        other.memory = self.memory.rerouted(layout, other.view)
+        if layout.fullest is not None:
+            there = layout.at_peak
+            other.at_peak = self.at_peak.rerouted(there, view_of(there, self.training))
+        other.stages, other.flops, other.workspaces = self.stages, self.flops, self.workspaces
+        return other
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -99,6 +115,14 @@ class Workings:
         return MemoryModel(self.model, self.layout, self.training, self.view)
 
     @cached_property
+    def at_peak(self) -> MemoryModel:
+        """The memory model of the micro-batch that makes the peak."""
+        if self.layout.fullest is None:
+            return self.memory
+        layout = self.layout.at_peak
+        return MemoryModel(self.model, layout, self.training, view_of(layout, self.training))
+
+    @cached_property
     def stages(self) -> list[Stage]:
         """All pipeline stages."""
         return list(stages(self.model, self.layout))
@@ -106,12 +130,29 @@ class Workings:
     @cached_property
     def worst(self) -> Worst:
         """The rank that needs the most memory, and the peak of every stage [bytes]."""
-        return Worst.of(self.memory, self.stages)
+        return Worst.of(self.at_peak, self.stages, self.around)
+
+    def around(self, rank: StageAtWork) -> Iterator[Moment]:
+        """Yield the moments between the steps of a rank."""
+        return moments(rank, self.model, self.evaluation)
+
+    @cached_property
+    def evaluation(self) -> MemoryModel | None:
+        """The memory model of an evaluation batch; None where there is none."""
+        if not self.training.around.eval_batch:
+            return None
+        layout = evaluated(self.layout, self.training)
+        return MemoryModel(self.model, layout, self.training, view_of(layout, self.training))
 
     @property
     def phases(self) -> tuple[Moment, ...]:
         """The moments of a step on the worst rank, with the work in each; without memory outside the step."""
         return self.worst.phases
+
+    @property
+    def gpu_has_bf16(self) -> bool:
+        """Whether the GPU multiplies in bf16; where none is known, as if it did."""
+        return self.gpu is None or self.gpu.bf16
 
     @cached_property
     def workspaces(self) -> float:
@@ -120,11 +161,11 @@ class Workings:
 
     def peak_memory(self) -> Memory:
         """The memory of the worst rank at its peak."""
-        return self.worst.memory(None if self.gpu is None else self.gpu.capacity, self.workspaces)
+        return self.worst.memory(self.gpu, self.workspaces)
 
     def ledger(self, phase: int) -> Ledger:
         """Return the ledger of the worst rank at one of its `phases`, by index."""
-        return Ledger(self.worst.rank, self.phases[phase], self.workspaces)
+        return Ledger(self.worst.rank, self.phases[phase], self.workspaces, self.gpu)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -137,8 +178,8 @@ class Workings:
     def step(self) -> StepModel:
         """The step model on the cluster. Raises `NotStated` where the GPU lacks a figure that is needed."""
         assert self.cluster is not None, "time needs a cluster"
-        machine = Machine.of(self.cluster.gpu, self.rates, self.training)
-        return StepModel(self.memory, machine, Fabric.of(self.cluster, self.rates))
+        machine = Machine.of(self.cluster.gpu, self.efficiencies, self.training, experts=self.model.has_experts)
+        return StepModel(self.memory, machine, Fabric.of(self.cluster, self.efficiencies))
 
     @cached_property
     def timed(self) -> tuple[Time, tuple[Traffic, ...]]:

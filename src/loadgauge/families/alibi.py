@@ -17,7 +17,7 @@ def _hidden_size(reader: Reader, default: int) -> int:
 
 
 def bloom(reader: Reader) -> ModelSpec:
-    """BLOOM: a norm after the embedding, biases everywhere."""
+    """Read a config of BLOOM: a norm after the embedding, biases everywhere. Raises as `hf.from_dict`."""
     if reader.flag("apply_residual_connection_post_layernorm"):
         raise reader.unmodelled(
             "apply_residual_connection_post_layernorm", "residual sums after norms are not modelled"
@@ -26,10 +26,10 @@ def bloom(reader: Reader) -> ModelSpec:
     heads = reader.whole("n_head", "num_attention_heads")
     dropout = reader.rate("hidden_dropout")
     block = Block(
-        attention=Attention(
-            num_attention_heads=heads,
-            num_key_value_heads=heads,
-            head_dim=parts.head_width(reader, hidden_size, heads),
+        attention=parts.multi_head(
+            reader,
+            hidden_size,
+            heads,
             qkv_bias=True,
             output_bias=True,
             fused_qkv=True,
@@ -44,14 +44,10 @@ def bloom(reader: Reader) -> ModelSpec:
     )
     reader.ignore(*("attention_softmax_in_fp32", "masked_softmax_fusion", "offset_alibi", "skip_bias_add"))
     reader.ignore(*("skip_bias_add_qkv", "slow_but_exact", "bias_dropout_fusion"))
-    return ModelSpec(
-        name=reader.name,
-        model_type=reader.model_type,
-        hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size"),
-        blocks=(block,),
-        pattern=(0,) * parts.layers(reader, "n_layer", "num_hidden_layers"),
-        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+    return parts.assembled(
+        reader,
+        hidden_size,
+        [block] * parts.layers(reader, "n_layer", "num_hidden_layers"),
         embedding_norm=parts.LAYER_NORM,
         final_norm=parts.LAYER_NORM,
         head=parts.decoder_head(reader, parts.decoder_classes("Bloom")),
@@ -59,7 +55,10 @@ def bloom(reader: Reader) -> ModelSpec:
 
 
 def mpt(reader: Reader) -> ModelSpec:
-    """MPT: no bias anywhere. transformers' class reads less of the config than MosaicML's own code."""
+    """Read a config of MPT: no bias anywhere. transformers' class reads less of it than MosaicML's own code.
+
+    Raises as `hf.from_dict`.
+    """
     hidden_size = reader.whole("d_model", "hidden_size")
     heads = reader.whole("n_heads", "num_attention_heads")
     inner = reader.section("attn_config", default={})
@@ -73,10 +72,11 @@ def mpt(reader: Reader) -> ModelSpec:
     # Attention drops by one rate everywhere; the class looks at no other.
     dropout = inner.rate("attn_pdrop")
     block = Block(
-        attention=Attention(
-            num_attention_heads=heads,
-            num_key_value_heads=heads,
-            head_dim=parts.head_width(reader, hidden_size, heads, "d_model"),
+        attention=parts.multi_head(
+            reader,
+            hidden_size,
+            heads,
+            "d_model",
             fused_qkv=True,
             clip=inner.optional_real("clip_qkv") is not None,
             rotary=False,
@@ -89,14 +89,10 @@ def mpt(reader: Reader) -> ModelSpec:
     )
     reader.ignore("init_device", "init_config", "learned_pos_emb", "no_bias", "norm_type", "embedding_fraction")
     reader.ignore("resid_pdrop", "emb_pdrop", "logit_scale", "tokenizer_name", "verbose")
-    return ModelSpec(
-        name=reader.name,
-        model_type=reader.model_type,
-        hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size"),
-        blocks=(block,),
-        pattern=(0,) * parts.layers(reader, "n_layers", "num_hidden_layers"),
-        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+    return parts.assembled(
+        reader,
+        hidden_size,
+        [block] * parts.layers(reader, "n_layers", "num_hidden_layers"),
         max_position_embeddings=reader.whole("max_seq_len"),
         final_norm=Norm("layernorm"),
         head=parts.decoder_head(reader, parts.decoder_classes("Mpt")),
@@ -105,7 +101,10 @@ def mpt(reader: Reader) -> ModelSpec:
 
 
 def falcon(reader: Reader) -> ModelSpec:
-    """Falcon: attention and MLP side by side, after one norm (7B) or each after its own (40B, 180B)."""
+    """Read a config of Falcon: attention and MLP side by side, after one norm (7B) or each after its own (40B, 180B).
+
+    Raises as `hf.from_dict`.
+    """
     hidden_size = _hidden_size(reader, 4544)
     heads = reader.whole("num_attention_heads")
     new, multi_query = (
@@ -140,11 +139,8 @@ def falcon(reader: Reader) -> ModelSpec:
             # With rotary positions transformers' class drops no probabilities.
             dropout=attention_dropout if alibi else 0.0,
         ),
-        mlp=Mlp(
-            intermediate_size=reader.optional_whole("ffn_hidden_size") or 4 * hidden_size,
-            gated=False,
-            bias=biased,
-            activation=reader.text("activation"),
+        mlp=parts.plain_mlp(
+            reader, reader.optional_whole("ffn_hidden_size") or 4 * hidden_size, "activation", bias=biased
         ),
         norm=parts.LAYER_NORM,
         placement="parallel" if parallel else "pre",
@@ -154,14 +150,10 @@ def falcon(reader: Reader) -> ModelSpec:
         dropout_after_attention=not parallel and attention_dropout > 0,
     )
     reader.ignore("apply_residual_connection_post_layernorm", "ff_factor")
-    return ModelSpec(
-        name=reader.name,
-        model_type=reader.model_type,
-        hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size"),
-        blocks=(block,),
-        pattern=(0,) * parts.layers(reader, "num_hidden_layers"),
-        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+    return parts.assembled(
+        reader,
+        hidden_size,
+        [block] * parts.layers(reader, "num_hidden_layers"),
         max_position_embeddings=reader.whole("max_position_embeddings"),
         final_norm=parts.LAYER_NORM,
         head=parts.decoder_head(reader, parts.decoder_classes("Falcon")),

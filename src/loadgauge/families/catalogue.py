@@ -13,7 +13,11 @@ import msgspec
 
 from loadgauge.errors import ConfigError, closest
 from loadgauge.families.hf import decode, from_dict, from_hf
+from loadgauge.families.hub import REPOSITORY, cached, fetch
 from loadgauge.families.reader import shown
+from loadgauge.families.shapes import how as describe_shape
+from loadgauge.families.shapes import is_shape
+from loadgauge.families.shapes import read as read_shape
 from loadgauge.package_data import list_data, read_data
 from loadgauge.spec.model import ModelSpec
 
@@ -80,12 +84,12 @@ def model(name: str) -> ModelSpec:
     Traceback (most recent call last):
     loadgauge.errors.ConfigError: no model is called 'llama2-7b'; did you mean llama-2-7b, llama-7b or llama-2-70b?
     """
-    known = _known(name)
-    if known is None:
+    listed = _catalogue_name(name)
+    if listed is None:
         raise ConfigError(f"no model is called {shown(name)}{_hint(name, models())}")
-    spec = from_dict(config(known), f"data/models/{known}.json", known)
+    spec = from_dict(config(listed), f"data/models/{listed}.json", listed)
     # The class defaults that a published config leaves out are what its publisher means; nothing of it is assumed.
-    return msgspec.structs.replace(spec, defaults=(), source=str(_source(known)))
+    return msgspec.structs.replace(spec, defaults=(), source=str(_source(listed)))
 
 
 def config(name: str) -> dict[str, Any]:
@@ -99,25 +103,101 @@ def config(name: str) -> dict[str, Any]:
     return content
 
 
+class Found(msgspec.Struct, frozen=True):
+    """A model that a name was read as. `how`: in words, empty where the name is its own; `stored`: how the copy that was named
+    is quantised (the words of `derived.split_stored`), empty where it is not."""
+
+    spec: ModelSpec
+    how: str = ""
+    stored: str = ""
+
+
 def find_model(text: str) -> ModelSpec:
-    """The model that a user means: a name in the catalogue, a path to a `config.json`, or the folder that holds one.
+    """The model that a user means, as `find` finds it without asking the hub."""
+    return find(text).spec
 
-    A name in the catalogue comes first; write `./gpt2` for a folder of that name.
+
+def names_file(text: str) -> bool:
+    """Whether the name of a model is a path, if no model of the catalogue has it.
+
+    >>> names_file("./gpt2"), names_file("gpt2")
+    (True, False)
     """
-    if _known(text) is not None:
-        return model(text)
-    if text.startswith((".", "/")) or text.endswith(".json") or os.path.exists(text):
-        return from_hf(text)
-    raise ConfigError(f"{shown(text)} is neither a model in the catalogue nor a file{_hint(text, models())}")
+    if _catalogue_name(text) is not None:
+        return False
+    return text.startswith((".", "/")) or text.endswith(".json") or os.path.exists(text)
 
 
-def _known(name: str) -> str | None:
+def find(text: str, hub: bool = False) -> Found:
+    """Find the model that a user means: a name in the catalogue, a path to a `config.json` or the folder that holds one, or
+    a repository on the Hugging Face hub; or a family and sizes (`loadgauge.families.shapes`).
+
+    A name in the catalogue comes first; write `./gpt2` for a folder of that name. A repository is looked for in the local
+    cache, then among the names that stand for a shipped model (`derived`), then, where `hub` allows it, on the hub. Raises
+    `ConfigError` with the closest names.
+
+    >>> found = find("NousResearch/Hermes-3-Llama-3.1-8B")
+    >>> found.spec.name, found.how
+    ('llama-3.1-8b', 'NousResearch/Hermes-3-Llama-3.1-8B has its sizes, by its name')
+    """
+    if _catalogue_name(text) is not None:
+        return Found(model(text))
+    if is_shape(text):
+        spec, shape = read_shape(text)
+        return Found(spec, describe_shape(text, shape))
+    if names_file(text):
+        return Found(from_hf(text))
+    from loadgauge.families.derived import derive, split_stored  # most models are named by the catalogue's own names
+
+    stored = split_stored(text)[1]
+    if (file := cached(text)) is not None:
+        spec = from_hf(file, text.rpartition("/")[2].lower())
+        return Found(spec, f"config.json of {text} in the local Hugging Face cache", _stored(config_of(file)) or stored)
+    alike = derive(text, {name: source.repository for name, source in model_sources().items()})
+    if alike is not None:
+        spec = model(alike.base)
+        if alike.changes:
+            changed = from_dict(config(alike.base) | dict(alike.changes), f"data/models/{alike.base}.json", alike.base)
+            spec = msgspec.structs.replace(changed, defaults=(), source=spec.source, name=split_stored(text)[0])
+        how = (
+            f"has the sizes of {alike.base} but for {', '.join(alike.changes)}"
+            if alike.changes
+            else "has its sizes, by its name"
+        )
+        return Found(spec, f"{text} {how}", alike.stored)
+    if hub:
+        content = decode(fetch(text), f"huggingface.co/{text}")
+        spec = from_dict(content, f"huggingface.co/{text}", text.rpartition("/")[2].lower())
+        return Found(spec, f"config.json of {text} on huggingface.co", _stored(content) or stored)
+    ask = "; --hub asks huggingface.co" if REPOSITORY.fullmatch(text) else ""
+    raise ConfigError(f"{shown(text)} is neither a model in the catalogue nor a file{_hint(text, models())}{ask}")
+
+
+def config_of(file: str) -> Any:
+    """The content of a `config.json` file."""
+    with open(file, "rb") as stream:
+        return decode(stream.read(), file)
+
+
+def _stored(content: Any) -> str:
+    """How a checkpoint is quantised, by its `quantization_config`; empty where it is not, and for MXFP4, which is the model's
+    own format."""
+    given = content.get("quantization_config") if isinstance(content, dict) else None
+    if not isinstance(given, dict):
+        return ""
+    method = str(given.get("quant_method", "")).lower()
+    if method == "bitsandbytes":
+        return "int8" if given.get("load_in_8bit") else "nf4"
+    return "" if method == "mxfp4" else method
+
+
+def _catalogue_name(name: str) -> str | None:
     lowered = name.lower()
     if lowered in _names():
         return lowered
-    for known, source in model_sources().items():
+    for listed, source in model_sources().items():
         if source.repository and source.repository.lower() == lowered:
-            return known
+            return listed
     return None
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from loadgauge.families.reader import Reader, shown
-from loadgauge.spec.model import Block, Head, LinearMixer, ModelSpec, Norm
+from loadgauge.spec.model import Attention, Block, Head, LinearMixer, Mlp, ModelSpec, Norm
 
 LAYER_NORM = Norm("layernorm", bias=True)
 RMS_NORM = Norm("rmsnorm")
@@ -53,7 +53,10 @@ def decoder_classes(prefix: str) -> dict[str, str]:
 
 
 def task(reader: Reader, classes: Mapping[str, str]) -> str:
-    """What the head of the class in `architectures` does; the first of `classes` where the config names none."""
+    """Return what the head of the class in `architectures` does, by `classes`; the first of them where none is named.
+
+    Raises `NotModelled` for another class.
+    """
     names = reader.texts("architectures")
     if reader.task:
         return reader.task
@@ -153,7 +156,10 @@ def next_token_layers(reader: Reader) -> int:
 def layer_types(
     reader: Reader, count: int, known: Sequence[str] = ("full_attention", "sliding_attention")
 ) -> tuple[str, ...] | None:
-    """`layer_types`, one for each layer, each full_attention or sliding_attention; None where the config has none."""
+    """Return `layer_types`, one of `known` for each of `count` layers; None where the config has none.
+
+    Raises `ConfigError` for a wrong number of entries, `NotModelled` for another type.
+    """
     types = reader.texts("layer_types")
     if types is None:
         return None
@@ -178,6 +184,17 @@ def windows(reader: Reader, types: Sequence[str], window: int | None, key: str =
     return [None if kind == "full_attention" else window for kind in types]
 
 
+def windows_where(reader: Reader, count: int, window: int | None, local: Callable[[int], bool]) -> list[int | None]:
+    """The window of each of `count` layers [tokens]: `window` where `layer_types` says so; without it, where `local` does.
+
+    local: of the index of a layer. Raises as `layer_types` and `windows`.
+    """
+    types = layer_types(reader, count)
+    if types is None:
+        types = tuple("sliding_attention" if local(i) else "full_attention" for i in range(count))
+    return windows(reader, types, window)
+
+
 def distinct(blocks: Sequence[Block]) -> tuple[tuple[Block, ...], tuple[int, ...]]:
     """Each different block once, and which of them each layer is.
 
@@ -187,6 +204,67 @@ def distinct(blocks: Sequence[Block]) -> tuple[tuple[Block, ...], tuple[int, ...
     index: dict[Block, int] = {}
     pattern = tuple(index.setdefault(block, len(index)) for block in blocks)
     return tuple(index), pattern
+
+
+def masked_language_head(activation: str) -> Head:
+    """A masked-LM head: a dense layer with this activation, a norm, and the vocabulary's matrix with a bias."""
+    return Head(transform=True, transform_norm=LAYER_NORM, activation=activation, bias=True, loss_float32=False)
+
+
+def first_token_classifier(reader: Reader, activation: str) -> Head:
+    """A classifier on the first token: a dense layer with this activation, and a matrix over the labels with a bias."""
+    return Head(kind="classifier", transform=True, activation=activation, bias=True, num_labels=num_labels(reader))
+
+
+def refuse_untied(reader: Reader) -> None:
+    """Raises `NotModelled` for a masked-LM head whose matrix is not the embedding's."""
+    if not reader.flag("tie_word_embeddings"):
+        raise reader.unmodelled(
+            "tie_word_embeddings", "false is not modelled here: transformers then keeps a second bias that nothing uses"
+        )
+
+
+def refuse_cross_attention(reader: Reader, model: str) -> None:
+    """Raises `NotModelled`, about `model`, for layers that also attend to another model's output."""
+    if reader.flag("add_cross_attention"):
+        raise reader.unmodelled("add_cross_attention", f"{model} is not modelled")
+
+
+# What most configs state alike
+
+
+def multi_head(reader: Reader, hidden_size: int, heads: int, key: str = "hidden_size", **own: Any) -> Attention:
+    """Attention whose query heads have keys and values of their own, each of `hidden_size` over `heads` channels.
+
+    own: the other fields of `Attention`. Raises `ConfigError`, naming `key`, where the heads do not divide `hidden_size`.
+    """
+    width = head_width(reader, hidden_size, heads, key)
+    return Attention(num_attention_heads=heads, num_key_value_heads=heads, head_dim=width, **own)
+
+
+def plain_mlp(reader: Reader, intermediate_size: int, activation: str, *, bias: bool = True, **own: Any) -> Mlp:
+    """An MLP of two matrices, with biases unless said otherwise; activation: the key that states it; own: other fields."""
+    return Mlp(
+        intermediate_size=intermediate_size, gated=False, bias=bias, activation=reader.text(activation), **own
+    )  # fmt: skip
+
+
+def assembled(reader: Reader, hidden_size: int, layers: Sequence[Block], **own: Any) -> ModelSpec:
+    """The model of these layers, first to last; vocabulary and tied table by the keys that every config has for them.
+
+    own: the other fields of `ModelSpec`
+    """
+    blocks, pattern = distinct(layers)
+    return ModelSpec(
+        name=reader.name,
+        model_type=reader.model_type,
+        hidden_size=hidden_size,
+        vocab_size=reader.whole("vocab_size"),
+        blocks=blocks,
+        pattern=pattern,
+        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+        **own,
+    )
 
 
 # Hybrids: layers of different mixers

@@ -12,7 +12,7 @@ EXPERTS = Experts(count=("moe_num_experts",), per_token=("moe_top_k",), width="f
 
 
 def dbrx(reader: Reader) -> ModelSpec:
-    """Reads a config of DBRX into a model."""
+    """Read a config of DBRX: experts in every layer, no bias. Raises as `hf.from_dict`."""
     hidden_size = reader.whole("d_model", "hidden_size")
     heads = reader.whole("n_heads", "num_attention_heads")
     count = parts.layers(reader, "n_layers", "num_hidden_layers")
@@ -39,18 +39,13 @@ def dbrx(reader: Reader) -> ModelSpec:
     feeding.ignore("model_type", "moe_jitter_eps", "moe_loss_weight", "moe_normalize_expert_weights", "hidden_size")
     feeding.ignore("uniform_expert_assignment")
     moes = experts.expert_layers(feeding, EXPERTS, count, Mlp(intermediate_size=1, activation=activation))
-    blocks, pattern = parts.distinct(
-        [Block(attention=attention, mlp=moe, norm=norm, dropout=dropout) for moe in moes if moe is not None]
-    )
+    layers = [Block(attention=attention, mlp=moe, norm=norm, dropout=dropout) for moe in moes if moe is not None]
     if reader.flag("tie_word_embeddings"):
         raise reader.wrong("tie_word_embeddings", "transformers' class of DBRX cannot tie them")
-    return ModelSpec(
-        name=reader.name,
-        model_type=reader.model_type,
-        hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size"),
-        blocks=blocks,
-        pattern=pattern,
+    return parts.assembled(
+        reader,
+        hidden_size,
+        layers,
         max_position_embeddings=reader.whole("max_seq_len", "max_position_embeddings"),
         embedding_dropout=0.0,  # transformers' class does not look at emb_pdrop
         final_norm=norm,

@@ -40,11 +40,8 @@ def typed_windows(every: Callable[[Reader], int]) -> Windows:
 
     def read_windows(reader: Reader, count: int) -> list[int | None]:
         window = reader.optional_whole("sliding_window")
-        types = parts.layer_types(reader, count)
         step = every(reader)
-        if types is None:
-            types = tuple("sliding_attention" if (i + 1) % step else "full_attention" for i in range(count))
-        return parts.windows(reader, types, window)
+        return parts.windows_where(reader, count, window, lambda i: bool((i + 1) % step))
 
     return read_windows
 
@@ -125,7 +122,7 @@ class Decoder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(reader: Reader, family: Decoder) -> ModelSpec:
-    """Reads a config of the family `family` into a model."""
+    """Read a config of the family that `family` states. Raises as `hf.from_dict`."""
     reader.ignore(*family.ignored)
     hidden_size = reader.whole("hidden_size")
     count = parts.layers(reader, "num_hidden_layers")
@@ -168,16 +165,11 @@ def read(reader: Reader, family: Decoder) -> ModelSpec:
     windows = family.windows(reader, count)
     layers = list(zip(windows, family.rotated(reader, windows), moes, strict=True))
     made = {kind: block(*kind) for kind in dict.fromkeys(layers)}
-    blocks, pattern = parts.distinct([made[kind] for kind in layers])
     following = parts.next_token_layers(reader) if family.next_tokens else 0
-    return ModelSpec(
-        name=reader.name,
-        model_type=reader.model_type,
-        hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size"),
-        blocks=blocks,
-        pattern=pattern,
-        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+    return parts.assembled(
+        reader,
+        hidden_size,
+        [made[kind] for kind in layers],
         max_position_embeddings=reader.whole("max_position_embeddings"),
         rotary_tables=len(set(windows)) if family.own_angles else 1,
         embedding_dropout=reader.rate(family.embedding_dropout) if family.embedding_dropout else 0.0,
@@ -231,4 +223,4 @@ def _mlp(reader: Reader, family: Decoder) -> Mlp:
 
 def readers(family: Mapping[str, Decoder]) -> dict[str, Callable[[Reader], ModelSpec]]:
     """The function that reads a config, for each `model_type` of `family`."""
-    return {model_type: partial(read, family=one) for model_type, one in family.items()}
+    return {model_type: partial(read, family=stated) for model_type, stated in family.items()}

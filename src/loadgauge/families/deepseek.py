@@ -12,7 +12,7 @@ from loadgauge.spec.model import LatentAttention
 
 
 def latent_attention(reader: Reader) -> LatentAttention:
-    """Multi-head latent attention, by DeepSeek's keys."""
+    """Read multi-head latent attention, by DeepSeek's keys. Raises as `hf.from_dict`."""
     count = reader.whole("num_attention_heads")
     if parts.key_value_heads(reader, count, None) != count:
         raise reader.wrong("num_key_value_heads", "must be num_attention_heads: latents are not shared by heads")
@@ -33,17 +33,7 @@ V3 = Decoder(
     latent=latent_attention,
     ignored=("head_dim", "ep_size"),
     next_tokens=True,
-    experts=Experts(
-        count=("n_routed_experts", "num_local_experts"),
-        per_token=("num_experts_per_tok",),
-        width="moe_intermediate_size",
-        sparse=experts.after_first,
-        shared=experts.counted("n_shared_experts"),
-        router_score="sigmoid",
-        norm_topk_prob="norm_topk_prob",
-        router_float32=True,
-        weights_float32=True,
-    ),
+    experts=experts.DEEPSEEK_V3,
 )
 
 READERS = readers(
@@ -54,8 +44,6 @@ READERS = readers(
             ignored=("head_dim", "ep_size"),
             experts=Experts(
                 count=("n_routed_experts", "num_experts"),
-                per_token=("num_experts_per_tok",),
-                width="moe_intermediate_size",
                 sparse=experts.after_first,
                 shared=experts.counted("n_shared_experts"),
                 shared_bias=True,
@@ -70,17 +58,7 @@ READERS = readers(
             classes=parts.decoder_classes("Dots1"),
             qk_norm=parts.RMS_NORM,
             windows=window_after_types,
-            experts=Experts(
-                count=("n_routed_experts", "num_local_experts"),
-                per_token=("num_experts_per_tok",),
-                width="moe_intermediate_size",
-                sparse=experts.after_first,
-                shared=experts.counted("n_shared_experts"),
-                router_score="sigmoid",
-                norm_topk_prob="norm_topk_prob",
-                router_float32=True,
-                weights_float32=True,
-            ),
+            experts=experts.DEEPSEEK_V3,
         ),
     }
 )

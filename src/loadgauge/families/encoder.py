@@ -10,7 +10,7 @@ import msgspec
 
 from loadgauge.families import common as parts
 from loadgauge.families.reader import Reader
-from loadgauge.spec.model import Attention, Block, Head, Mlp, ModelSpec, Norm
+from loadgauge.spec.model import Block, Head, Mlp, ModelSpec, Norm
 
 
 def encoder_classes(prefix: str) -> dict[str, str]:
@@ -34,9 +34,8 @@ class Encoder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(reader: Reader, family: Encoder) -> ModelSpec:
-    """Reads a config of the BERT family `family` into a model."""
-    if reader.flag("add_cross_attention"):
-        raise reader.unmodelled("add_cross_attention", "an encoder that attends to another is not modelled")
+    """Read a config of the relative of BERT that `family` states. Raises as `hf.from_dict`."""
+    parts.refuse_cross_attention(reader, "an encoder that attends to another")
     if reader.text("position_embedding_type", default="absolute") != "absolute":
         raise reader.unmodelled("position_embedding_type", "only absolute positions are modelled")
     hidden_size = reader.whole("hidden_size")
@@ -52,10 +51,10 @@ def read(reader: Reader, family: Encoder) -> ModelSpec:
     dropout = reader.rate("hidden_dropout_prob")
     post = family.placement == "post"
     block = Block(
-        attention=Attention(
-            num_attention_heads=heads,
-            num_key_value_heads=heads,
-            head_dim=parts.head_width(reader, hidden_size, heads),
+        attention=parts.multi_head(
+            reader,
+            hidden_size,
+            heads,
             qkv_bias=True,
             output_bias=True,
             rotary=False,
@@ -63,31 +62,19 @@ def read(reader: Reader, family: Encoder) -> ModelSpec:
             softmax_float32=False,
             dropout=reader.rate("attention_probs_dropout_prob"),
         ),
-        mlp=Mlp(
-            intermediate_size=reader.whole("intermediate_size"),
-            gated=False,
-            bias=True,
-            activation=activation,
-        ),
+        mlp=parts.plain_mlp(reader, reader.whole("intermediate_size"), "hidden_act"),
         norm=parts.LAYER_NORM,
         placement=family.placement,
         dropout=dropout,
         dropout_after_mlp=post,  # transformers' XLM-RoBERTa-XL drops the attention's output only
     )
-    tied = reader.flag("tie_word_embeddings")
     head = _head(reader, family, activation)
-    if head.kind == "lm" and not tied:
-        raise reader.unmodelled(
-            "tie_word_embeddings", "false is not modelled here: transformers then keeps a second bias that nothing uses"
-        )
-    return ModelSpec(
-        name=reader.name,
-        model_type=reader.model_type,
-        hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size"),
-        blocks=(block,),
-        pattern=(0,) * count,
-        tie_word_embeddings=tied,
+    if head.kind == "lm":
+        parts.refuse_untied(reader)
+    return parts.assembled(
+        reader,
+        hidden_size,
+        [block] * count,
         max_position_embeddings=longest,
         learned_positions=rows,
         token_types=reader.whole("type_vocab_size", minimum=0),
@@ -101,22 +88,17 @@ def read(reader: Reader, family: Encoder) -> ModelSpec:
 def _head(reader: Reader, family: Encoder, activation: str) -> Head:
     wanted = parts.task(reader, family.classes)
     if wanted == parts.LANGUAGE:
-        return Head(
-            transform=True,
-            transform_norm=parts.LAYER_NORM,
-            activation=family.head_activation or activation,
-            bias=True,
-            loss_float32=False,
-        )
+        return parts.masked_language_head(family.head_activation or activation)
     if wanted == parts.CLASSIFY:
-        return Head(
-            kind="classifier", transform=True, activation="tanh", bias=True, num_labels=parts.num_labels(reader)
-        )
+        return parts.first_token_classifier(reader, "tanh")
     return Head(kind="pooler", transform=True, activation="tanh")
 
 
 def modernbert(reader: Reader) -> ModelSpec:
-    """ModernBERT: rotary positions, gated MLP, local attention in two layers of three, no norm before the first."""
+    """Read a config of ModernBERT: rotary positions, gated MLP, local attention in two layers of three.
+
+    No norm before the first layer. Raises as `hf.from_dict`.
+    """
     reader.ignore("position_embedding_type")  # published as "absolute", and not looked at
     hidden_size = reader.whole("hidden_size")
     heads = reader.whole("num_attention_heads")
@@ -130,10 +112,10 @@ def modernbert(reader: Reader) -> ModelSpec:
     types = parts.layer_types(reader, count)
     if types is None:
         types = tuple("sliding_attention" if i % every else "full_attention" for i in range(count))
-    attention = Attention(
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=parts.head_width(reader, hidden_size, heads),
+    attention = parts.multi_head(
+        reader,
+        hidden_size,
+        heads,
         qkv_bias=biased,
         output_bias=biased,
         fused_qkv=True,
@@ -159,15 +141,10 @@ def modernbert(reader: Reader) -> ModelSpec:
         )
         for index, keys in enumerate(parts.windows(reader, types, window, "local_attention"))
     ]
-    blocks, pattern = parts.distinct(layers)
-    return ModelSpec(
-        name=reader.name,
-        model_type=reader.model_type,
-        hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size"),
-        blocks=blocks,
-        pattern=pattern,
-        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+    return parts.assembled(
+        reader,
+        hidden_size,
+        layers,
         max_position_embeddings=reader.whole("max_position_embeddings"),
         rotary_tables=len(set(types)),
         embedding_norm=norm,

@@ -103,14 +103,14 @@ def one_more(reader: Reader, width: int) -> int:
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """How a family states its mixture of experts. The first three are names of keys.
+    """How a family states its mixture of experts. `count`, `per_token` and `width` are names of keys.
 
     A config must have those keys whose default in the class is null. The other fields are those of `Moe`.
     """
 
     count: tuple[str, ...]
-    per_token: tuple[str, ...]
-    width: str
+    per_token: tuple[str, ...] = ("num_experts_per_tok",)
+    width: str = "moe_intermediate_size"
     sparse: Sparse = every_layer
     shared: Shared = no_shared
     shared_gate: bool = False
@@ -126,6 +126,17 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     norm_topk_prob: Switch = True
     router_float32: bool = False
     weights_float32: bool = False
+
+
+DEEPSEEK_V3 = Experts(
+    count=("n_routed_experts", "num_local_experts"),
+    sparse=after_first,
+    shared=counted("n_shared_experts"),
+    router_score="sigmoid",
+    norm_topk_prob="norm_topk_prob",
+    router_float32=True,
+    weights_float32=True,
+)
 
 
 def expert_layers(reader: Reader, family: Experts, count: int, dense: Mlp) -> list[Moe | None]:
@@ -176,7 +187,7 @@ def _chosen(reader: Reader, family: Experts, count: int, experts: int) -> list[i
             raise reader.wrong(key, f"has {len(chosen)} entries for {count} layers")
     else:
         chosen = [_needed(reader, names)] * count
-    for one in set(chosen):
-        if not 1 <= one <= experts:
-            raise reader.wrong(key, f"{shown(one)} of {experts} experts cannot be chosen")
+    for number in set(chosen):
+        if not 1 <= number <= experts:
+            raise reader.wrong(key, f"{shown(number)} of {experts} experts cannot be chosen")
     return chosen[:count]

@@ -8,7 +8,7 @@ import msgspec
 
 from loadgauge.families import common as parts
 from loadgauge.families.reader import Reader
-from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec
+from loadgauge.spec.model import Attention, Block, ModelSpec
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,9 +27,8 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(reader: Reader, names: Names) -> ModelSpec:
-    """Reads a config of XGLM or BioGPT, which call keys by their own `names`, into a model."""
-    if reader.flag("add_cross_attention"):
-        raise reader.unmodelled("add_cross_attention", "a decoder that attends to an encoder is not modelled")
+    """Read a config of XGLM or BioGPT, whose keys are those of `names`. Raises as `hf.from_dict`."""
+    parts.refuse_cross_attention(reader, "a decoder that attends to an encoder")
     hidden_size = reader.whole(*names.hidden_size)
     heads = reader.whole(*names.heads)
     positions = reader.whole("max_position_embeddings")
@@ -46,25 +45,17 @@ def read(reader: Reader, names: Names) -> ModelSpec:
             softmax_float32=False,
             dropout=reader.rate(names.attention_dropout),
         ),
-        mlp=Mlp(
-            intermediate_size=reader.whole(names.intermediate_size),
-            gated=False,
-            bias=True,
-            activation=reader.text(names.activation),
-            dropout=reader.rate("activation_dropout"),
+        mlp=parts.plain_mlp(
+            reader, reader.whole(names.intermediate_size), names.activation, dropout=reader.rate("activation_dropout")
         ),
         norm=parts.LAYER_NORM,
         dropout=dropout,
     )
     reader.ignore("scale_embedding")
-    return ModelSpec(
-        name=reader.name,
-        model_type=reader.model_type,
-        hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size"),
-        blocks=(block,),
-        pattern=(0,) * parts.layers(reader, *names.layers),
-        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+    return parts.assembled(
+        reader,
+        hidden_size,
+        [block] * parts.layers(reader, *names.layers),
         max_position_embeddings=positions,
         learned_positions=positions + 2 if names.learned else 0,
         embedding_dropout=dropout,

@@ -8,24 +8,21 @@ from loadgauge.families.reader import Reader
 
 
 def gemma2_windows(reader: Reader, count: int) -> list[int | None]:
-    """Every second layer is full attention."""
+    """Return the window of each of `count` layers [tokens]; None: all keys. By `layer_types`, or each second layer has none."""
     window = reader.optional_whole("sliding_window")
-    types = parts.layer_types(reader, count)
-    if types is None:
-        types = tuple("full_attention" if i % 2 else "sliding_attention" for i in range(count))
-    return parts.windows(reader, types, window)
+    return parts.windows_where(reader, count, window, lambda i: not i % 2)
 
 
 def gemma3_windows(reader: Reader, count: int) -> list[int | None]:
-    """Every sixth layer, or every `sliding_window_pattern`-th, is full attention."""
+    """Return the window of each of `count` layers [tokens]; None: all keys.
+
+    By `layer_types`; without it each sixth layer, or each `sliding_window_pattern`-th, has none.
+    """
     window = reader.optional_whole("sliding_window")
     every = reader.whole("sliding_window_pattern", default=6)
     if window is not None and reader.flag("use_bidirectional_attention", nullable=True):
         window = window // 2 + 1  # as transformers' Gemma3TextConfig does
-    types = parts.layer_types(reader, count)
-    if types is None:
-        types = tuple("sliding_attention" if (i + 1) % every else "full_attention" for i in range(count))
-    return parts.windows(reader, types, window)
+    return parts.windows_where(reader, count, window, lambda i: bool((i + 1) % every))
 
 
 READERS = readers(

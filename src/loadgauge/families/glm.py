@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from loadgauge.families import common as parts
 from loadgauge.families import experts
 from loadgauge.families.decoder import Decoder, readers
 from loadgauge.families.deepseek import latent_attention
-from loadgauge.families.experts import Experts
 
 READERS = readers(
     {
@@ -29,34 +30,14 @@ READERS = readers(
             qk_normed="use_qk_norm",
             rotary_factor=0.5,
             next_tokens=True,
-            experts=Experts(
-                count=("n_routed_experts", "num_local_experts"),
-                per_token=("num_experts_per_tok",),
-                width="moe_intermediate_size",
-                sparse=experts.after_first,
-                shared=experts.counted("n_shared_experts"),
-                router_score="sigmoid",
-                norm_topk_prob="norm_topk_prob",
-                router_float32=True,
-                weights_float32=True,
-            ),
+            experts=experts.DEEPSEEK_V3,
         ),
         "glm4_moe_lite": Decoder(
             classes=parts.decoder_classes("Glm4MoeLite"),
             latent=latent_attention,
             ignored=("head_dim",),
             next_tokens=True,
-            experts=Experts(
-                count=("n_routed_experts", "num_local_experts"),
-                per_token=("num_experts_per_tok",),
-                width="moe_intermediate_size",
-                sparse=experts.typed,
-                shared=experts.counted("n_shared_experts"),
-                router_score="sigmoid",
-                norm_topk_prob="norm_topk_prob",
-                router_float32=True,
-                weights_float32=True,
-            ),
+            experts=msgspec.structs.replace(experts.DEEPSEEK_V3, sparse=experts.typed),
         ),
     }
 )

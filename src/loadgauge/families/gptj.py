@@ -1,4 +1,4 @@
-"""GPT-J, CodeGen, GPT-Neo and GPTBigCode (StarCoder): relatives of GPT-2 with other positions, or one key-value head."""
+"""GPT-J, CodeGen and GPT-Neo: relatives of GPT-2 with other positions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from functools import partial
 import msgspec
 
 from loadgauge.families import common as parts
-from loadgauge.families.common import CLASSIFY, LANGUAGE
 from loadgauge.families.reader import Reader
-from loadgauge.spec.model import Attention, Block, Mlp, ModelSpec
+from loadgauge.spec.model import Attention, Block, ModelSpec
 
 
 def gptj(reader: Reader, prefix: str, fused: bool) -> ModelSpec:
-    """GPT-J and CodeGen: attention and MLP side by side after one norm, part of each head rotated."""
+    """Read a config of GPT-J or CodeGen: attention and MLP side by side after one norm, part of each head rotated.
+
+    prefix: of transformers' classes; fused: one weight makes queries, keys and values. Raises as `hf.from_dict`.
+    """
     hidden_size = reader.whole("n_embd", "hidden_size")
     heads = reader.whole("n_head", "num_attention_heads")
     head_dim = parts.head_width(reader, hidden_size, heads, "n_embd")
@@ -32,25 +34,16 @@ def gptj(reader: Reader, prefix: str, fused: bool) -> ModelSpec:
             scores_float32=True,
             dropout=reader.rate("attn_pdrop"),
         ),
-        mlp=Mlp(
-            intermediate_size=reader.optional_whole("n_inner") or 4 * hidden_size,
-            gated=False,
-            bias=True,
-            activation=reader.text("activation_function"),
-        ),
+        mlp=parts.plain_mlp(reader, reader.optional_whole("n_inner") or 4 * hidden_size, "activation_function"),
         norm=parts.LAYER_NORM,
         placement="parallel",
         shared_norm=True,
         dropout=reader.rate("resid_pdrop"),
     )
-    return ModelSpec(
-        name=reader.name,
-        model_type=reader.model_type,
-        hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size"),
-        blocks=(block,),
-        pattern=(0,) * count,
-        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+    return parts.assembled(
+        reader,
+        hidden_size,
+        [block] * count,
         max_position_embeddings=reader.whole("n_positions", "max_position_embeddings"),
         embedding_dropout=reader.rate("embd_pdrop"),
         final_norm=parts.LAYER_NORM,
@@ -60,44 +53,39 @@ def gptj(reader: Reader, prefix: str, fused: bool) -> ModelSpec:
 
 def _attention_types(reader: Reader, count: int) -> tuple[str, ...]:
     """`attention_types`: pairs of a list of types and how often it is repeated."""
-    found: list[str] = []
+    kinds: list[str] = []
     stated = reader.raw("attention_types")
     for entry in [[["global", "local"], 12]] if stated is None else stated if isinstance(stated, list) else [stated]:
         if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], list):
             raise reader.wrong("attention_types", "must be pairs of a list of types and a number")
         if isinstance(entry[1], bool) or not isinstance(entry[1], int) or not 0 <= entry[1] <= parts.MOST_LAYERS:
             raise reader.wrong("attention_types", "must be pairs of a list of types and a number of layers")
-        if len(found) + len(entry[0]) * entry[1] > count:
+        if len(kinds) + len(entry[0]) * entry[1] > count:
             raise reader.wrong("attention_types", f"has more entries than {count} layers")
-        found += entry[0] * entry[1]
-    if len(found) != count or not all(kind in ("global", "local") for kind in found):
+        kinds += entry[0] * entry[1]
+    if len(kinds) != count or not all(kind in ("global", "local") for kind in kinds):
         raise reader.wrong("attention_types", f"must be global or local for each of {count} layers")
-    return tuple(found)
+    return tuple(kinds)
 
 
 def gpt_neo(reader: Reader) -> ModelSpec:
-    """GPT-Neo: learned positions, a window in every second layer."""
+    """Read a config of GPT-Neo: learned positions, a window in every second layer. Raises as `hf.from_dict`."""
     hidden_size = reader.whole("hidden_size")
     heads = reader.whole("num_heads", "num_attention_heads")
     count = parts.layers(reader, "num_layers", "num_hidden_layers")
     positions = reader.whole("max_position_embeddings")
     window = reader.whole("window_size")
     reader.ignore("attention_layers")  # transformers works it out anew
-    attention = Attention(
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=parts.head_width(reader, hidden_size, heads),
+    attention = parts.multi_head(
+        reader,
+        hidden_size,
+        heads,
         output_bias=True,
         rotary=False,
         scores_float32=True,
         dropout=reader.rate("attention_dropout"),
     )
-    mlp = Mlp(
-        intermediate_size=reader.optional_whole("intermediate_size") or 4 * hidden_size,
-        gated=False,
-        bias=True,
-        activation=reader.text("activation_function"),
-    )
+    mlp = parts.plain_mlp(reader, reader.optional_whole("intermediate_size") or 4 * hidden_size, "activation_function")
     dropout = reader.rate("resid_dropout")
     layers = [
         Block(
@@ -108,15 +96,10 @@ def gpt_neo(reader: Reader) -> ModelSpec:
         )
         for kind in _attention_types(reader, count)
     ]
-    blocks, pattern = parts.distinct(layers)
-    return ModelSpec(
-        name=reader.name,
-        model_type=reader.model_type,
-        hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size"),
-        blocks=blocks,
-        pattern=pattern,
-        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+    return parts.assembled(
+        reader,
+        hidden_size,
+        layers,
         max_position_embeddings=positions,
         learned_positions=positions,
         embedding_dropout=reader.rate("embed_dropout"),
@@ -125,62 +108,8 @@ def gpt_neo(reader: Reader) -> ModelSpec:
     )
 
 
-def gpt_bigcode(reader: Reader) -> ModelSpec:
-    """GPTBigCode: GPT-2 with one key-value head for all query heads."""
-    if reader.flag("add_cross_attention"):
-        raise reader.unmodelled("add_cross_attention", "a decoder that attends to an encoder is not modelled")
-    reader.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
-    hidden_size = reader.whole("n_embd", "hidden_size")
-    heads = reader.whole("n_head", "num_attention_heads")
-    count = parts.layers(reader, "n_layer", "num_hidden_layers")
-    positions = reader.whole("n_positions", "max_position_embeddings")
-    block = Block(
-        attention=Attention(
-            num_attention_heads=heads,
-            num_key_value_heads=1 if reader.flag("multi_query") else heads,
-            head_dim=parts.head_width(reader, hidden_size, heads, "n_embd"),
-            qkv_bias=True,
-            output_bias=True,
-            fused_qkv=True,
-            rotary=False,
-            dropout=reader.rate("attn_pdrop"),
-        ),
-        mlp=Mlp(
-            intermediate_size=reader.optional_whole("n_inner") or 4 * hidden_size,
-            gated=False,
-            bias=True,
-            activation=reader.text("activation_function"),
-        ),
-        norm=parts.LAYER_NORM,
-        dropout=reader.rate("resid_pdrop"),
-    )
-    return ModelSpec(
-        name=reader.name,
-        model_type=reader.model_type,
-        hidden_size=hidden_size,
-        vocab_size=reader.whole("vocab_size"),
-        blocks=(block,),
-        pattern=(0,) * count,
-        tie_word_embeddings=reader.flag("tie_word_embeddings"),
-        max_position_embeddings=positions,
-        learned_positions=positions,
-        embedding_dropout=reader.rate("embd_pdrop"),
-        final_norm=parts.LAYER_NORM,
-        head=parts.decoder_head(
-            reader,
-            {
-                "GPTBigCodeForCausalLM": LANGUAGE,
-                "GPTBigCodeLMHeadModel": LANGUAGE,
-                "GPTBigCodeForSequenceClassification": CLASSIFY,
-                "GPTBigCodeModel": parts.BODY,
-            },
-        ),
-    )
-
-
 READERS = {
     "gptj": partial(gptj, prefix="GPTJ", fused=False),
     "codegen": partial(gptj, prefix="CodeGen", fused=True),
     "gpt_neo": gpt_neo,
-    "gpt_bigcode": gpt_bigcode,
 }

@@ -29,8 +29,8 @@ FILES = {
     "fairseq": ("biogpt", "xglm"),
     "gemma": ("gemma", "gemma2", "gemma3_text"),
     "glm": ("glm", "glm4", "glm4_moe", "glm4_moe_lite"),
-    "gpt": ("gpt2", "gpt_neox", "opt"),
-    "gptj": ("codegen", "gpt_bigcode", "gpt_neo", "gptj"),
+    "gpt": ("gpt2", "gpt_bigcode", "gpt_neox", "opt"),
+    "gptj": ("codegen", "gpt_neo", "gptj"),
     "hybrid": ("bamba", "falcon_h1", "granitemoehybrid", "jamba"),
     "hunyuan": ("hunyuan_v1_dense", "hunyuan_v1_moe"),
     "layer_norm": ("cohere", "cohere2", "nemotron", "persimmon", "phi", "stablelm", "starcoder2"),
@@ -97,7 +97,17 @@ def from_dict(config: object, file: str = "", name: str = "", *, class_defaults:
     spec: ModelSpec = module.READERS[model_type](reader)
     windowed = any(getattr(block.attention, "sliding_window", None) for block in spec.blocks)
     defaults = tuple((key, size) for key, size in reader.defaults.items() if windowed or not key.endswith(WINDOW))
-    return msgspec.structs.replace(spec, unused_keys=reader.unused(spec.unused_keys), defaults=defaults, source=file)
+    return msgspec.structs.replace(
+        spec, unused_keys=reader.unused(spec.unused_keys), defaults=defaults, dtype=_dtype(config), source=file
+    )
+
+
+def _dtype(config: Any) -> str:
+    """The dtype of the checkpoint that a config describes, "" where it does not say; what no weights have is ignored."""
+    parts = [config, *(part for part in (config.get("text_config"),) if isinstance(part, dict))]
+    stated = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
+    words = (word.removeprefix("torch.") for word in stated if isinstance(word, str))
+    return next((word for word in words if word in ("float32", "bfloat16", "float16")), "")
 
 
 def _near(model_type: str) -> str:
@@ -135,12 +145,12 @@ def decode(content: bytes, file: str = "") -> Any:
         raise ValueError(f"{text} is not a JSON number")
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for key, value in pairs:
-            if key in found:
+            if key in values:
                 raise ConfigError(f"the key {shown(key)} appears twice", file=file)
-            found[key] = value
-        return found
+            values[key] = value
+        return values
 
     # Not msgspec: like most decoders it keeps the last of two equal keys and says nothing of the first.
     try:

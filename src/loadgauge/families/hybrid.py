@@ -30,7 +30,7 @@ BAMBA = Decoder(classes=language("Bamba"), rotary_factor=0.5)
 
 
 def bamba(reader: Reader) -> ModelSpec:
-    """Reads Bamba: Mamba-2, and attention in the layers of `attn_layer_indices`."""
+    """Read a config of Bamba: Mamba-2, and attention in the layers of `attn_layer_indices`. Raises as `hf.from_dict`."""
     spec = decoder.read(reader, BAMBA)
     chosen = set(reader.wholes("attn_layer_indices") or ())
     types = ["full_attention" if i in chosen else "linear_attention" for i in range(spec.num_hidden_layers)]
@@ -45,7 +45,6 @@ GRANITE = Decoder(
     rotated=lambda reader, windows: [reader.raw("position_embedding_type") == "rope"] * len(windows),
     experts=Experts(
         count=("num_local_experts",),
-        per_token=("num_experts_per_tok",),
         width="intermediate_size",
         shared=experts.wide("shared_intermediate_size"),
         router_score="softmax_of_chosen",
@@ -54,7 +53,10 @@ GRANITE = Decoder(
 
 
 def granite(reader: Reader) -> ModelSpec:
-    """Reads Granite 4.0 hybrids: Mamba-2 by `layer_types`; without experts, the shared MLP alone."""
+    """Read a config of Granite 4.0 hybrids: Mamba-2 by `layer_types`; without experts, the shared MLP alone.
+
+    Raises as `hf.from_dict`.
+    """
     dense = reader.whole("num_local_experts", minimum=0) == 0
     if dense:
         reader.ignore("num_experts_per_tok", "intermediate_size")
@@ -82,7 +84,7 @@ FALCON_H1 = Decoder(
 
 
 def falcon_h1(reader: Reader) -> ModelSpec:
-    """Reads Falcon-H1: Mamba-2 in parallel with the attention of every layer."""
+    """Read a config of Falcon-H1: Mamba-2 in parallel with the attention of every layer. Raises as `hf.from_dict`."""
     spec = decoder.read(reader, FALCON_H1)
     inner = reader.optional_whole("mamba_d_ssm")
     mixer: Mamba2 = msgspec.structs.replace(
@@ -102,7 +104,6 @@ JAMBA = Decoder(
     ignored=("use_mamba_kernels", "use_mambapy", "use_associative_scan"),
     experts=Experts(
         count=("num_experts", "num_local_experts"),
-        per_token=("num_experts_per_tok",),
         width="intermediate_size",
         sparse=lambda reader, count: [kind == 1 for kind in _periodic(reader, "expert", count)],
         norm_topk_prob=False,
@@ -120,7 +121,10 @@ def _periodic(reader: Reader, what: str, count: int) -> list[int]:
 
 
 def jamba(reader: Reader) -> ModelSpec:
-    """Reads Jamba: Mamba, and attention in one layer of `attn_layer_period`; experts in one of `expert_layer_period`."""
+    """Read a config of Jamba: Mamba, and attention in one layer of `attn_layer_period`.
+
+    Experts are in one of `expert_layer_period`. Raises as `hf.from_dict`.
+    """
     single = reader.whole("num_experts", "num_local_experts") == 1
     if single:
         reader.ignore("num_experts_per_tok", "expert_layer_period", "expert_layer_offset")

@@ -13,7 +13,7 @@ COHERE_NORM = Norm("layernorm", arithmetic="written")
 
 
 def local_rotate(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:
-    """Only the layers with a window rotate (Cohere 2)."""
+    """Return whether each layer rotates: those with a window do (Cohere 2)."""
     return [window is not None for window in windows]
 
 

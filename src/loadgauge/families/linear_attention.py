@@ -26,8 +26,6 @@ QWEN3_NEXT = Decoder(
     rotary_factor=0.25,
     experts=Experts(
         count=("num_experts",),
-        per_token=("num_experts_per_tok",),
-        width="moe_intermediate_size",
         sparse=experts.stepped,
         shared=experts.wide("shared_expert_intermediate_size"),
         shared_gate=True,
@@ -49,8 +47,6 @@ QWEN3_5_MOE = msgspec.structs.replace(
     own={"intermediate_size": 5632},
     experts=Experts(
         count=("num_experts",),
-        per_token=("num_experts_per_tok",),
-        width="moe_intermediate_size",
         shared=experts.wide("shared_expert_intermediate_size"),
         shared_gate=True,
     ),
@@ -86,7 +82,10 @@ def _delta_nets(reader: Reader, family: Decoder, *, separate: bool) -> ModelSpec
 
 
 def qwen3_next(reader: Reader) -> ModelSpec:
-    """Qwen3-Next; its multi-token prediction layer is published with it but not part of transformers' class."""
+    """Read a config of Qwen3-Next, without the multi-token prediction layer, which transformers' class lacks.
+
+    Raises as `hf.from_dict`.
+    """
     dense = reader.whole("num_experts", minimum=0) == 0
     family = msgspec.structs.replace(QWEN3_NEXT, experts=None) if dense else QWEN3_NEXT
     return _delta_nets(reader, family, separate=False)
@@ -116,8 +115,6 @@ LFM2_MOE = msgspec.structs.replace(
     classes=language("Lfm2Moe"),
     experts=Experts(
         count=("num_experts",),
-        per_token=("num_experts_per_tok",),
-        width="moe_intermediate_size",
         sparse=_after_dense,
         router_score="sigmoid",
         norm_topk_prob="norm_topk_prob",
@@ -161,7 +158,10 @@ def lfm2(reader: Reader) -> ModelSpec:
 
 
 def lfm2_moe(reader: Reader) -> ModelSpec:
-    """Reads LFM2-MoE: short convolutions by `layer_types`, experts in all but the first `num_dense_layers`."""
+    """Read a config of LFM2-MoE: short convolutions by `layer_types`, experts in all but the first `num_dense_layers`.
+
+    Raises as `hf.from_dict`.
+    """
     spec = decoder.read(reader, LFM2_MOE)
     types = types_of(reader, spec.num_hidden_layers, "conv")
     if types is None:
@@ -177,7 +177,6 @@ MINIMAX = Decoder(
     ),
     experts=Experts(
         count=("num_local_experts", "num_experts"),
-        per_token=("num_experts_per_tok",),
         width="intermediate_size",
         weights_float32=True,
     ),
@@ -185,9 +184,9 @@ MINIMAX = Decoder(
 
 
 def minimax(reader: Reader) -> ModelSpec:
-    """Lightning attention by `layer_types`, or in every second layer.
+    """Read a config of MiniMax: lightning attention by `layer_types`, or in every second layer.
 
-    Its residuals are taken after the norms; what is kept for backward is the same.
+    Its residuals are taken after the norms; what is kept for backward is the same. Raises as `hf.from_dict`.
     """
     spec = decoder.read(reader, MINIMAX)
     types = types_of(reader, spec.num_hidden_layers) or [

@@ -14,7 +14,7 @@ HELIUM_NORM = Norm("rmsnorm", gain_float32=True, gain_copied=True)
 
 
 def ministral_windows(reader: Reader, count: int) -> list[int | None]:
-    """`layer_types`; where it is missing, every layer has the window, if there is one."""
+    """Return the window of each of `count` layers [tokens]; None: all keys. By `layer_types`; without it, one for all."""
     window = reader.optional_whole("sliding_window")
     types = parts.layer_types(reader, count)
     if types is None:
@@ -23,18 +23,23 @@ def ministral_windows(reader: Reader, count: int) -> list[int | None]:
 
 
 def rope_layers(reader: Reader, count: int) -> list[bool]:
-    """Layers that rotate: 1 in `no_rope_layers`; where it is missing, all but each `no_rope_layer_interval`-th."""
+    """Return whether each of `count` layers rotates: 1 in `no_rope_layers`; without it, all but each
+    `no_rope_layer_interval`-th.
+    """
     interval = reader.whole("no_rope_layer_interval")
     listed = reader.wholes("no_rope_layers")
     if not listed:
         return [bool((i + 1) % interval) for i in range(count)]
     if len(listed) < count:
         raise reader.wrong("no_rope_layers", f"has {len(listed)} entries for {count} layers")
-    return [bool(one) for one in listed[:count]]
+    return [bool(entry) for entry in listed[:count]]
 
 
 def smollm3_windows(reader: Reader, count: int) -> list[int | None]:
-    """With `use_sliding_window`, the layers that do not rotate have a window, or those `layer_types` says."""
+    """Return the window of each of `count` layers [tokens]; None: all keys.
+
+    With `use_sliding_window`, by `layer_types`; without it, the layers that do not rotate have one.
+    """
     switched_on = reader.flag("use_sliding_window")
     window = reader.optional_whole("sliding_window")
     types = parts.layer_types(reader, count)
@@ -51,7 +56,10 @@ def smollm3_rotated(reader: Reader, windows: Sequence[int | None]) -> Sequence[b
 
 
 def exaone_windows(reader: Reader, count: int) -> list[int | None]:
-    """`layer_types`; where it is missing, `sliding_window_pattern`: a number of layers, or L and G letter by letter."""
+    """Return the window of each of `count` layers [tokens]; None: all keys.
+
+    By `layer_types`; without it by `sliding_window_pattern`, a number of layers, or L and G letter by letter.
+    """
     window = reader.optional_whole("sliding_window")
     types = parts.layer_types(reader, count)
     letters = reader.raw("sliding_window_pattern")
@@ -65,12 +73,12 @@ def exaone_windows(reader: Reader, count: int) -> list[int | None]:
         every = reader.optional_whole("sliding_window_pattern", minimum=0 if types else 1) or 1
         local = [bool((i + 1) % every) for i in range(count)]
     if types is None:
-        types = tuple("sliding_attention" if one else "full_attention" for one in local)
+        types = tuple("sliding_attention" if is_local else "full_attention" for is_local in local)
     return parts.windows(reader, types, window)
 
 
 def exaone_rotated(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:
-    """Where some layers could have a window, only those that have it rotate."""
+    """Return whether each layer rotates: where some could have a window, those that have it; else all."""
     whole = reader.optional_whole("sliding_window") is None
     return [whole or window is not None for window in windows]
 

@@ -20,11 +20,14 @@ LOCAL_EXPERTS = ("num_local_experts", "num_experts")
 
 
 def chunks(reader: Reader, count: int) -> list[int | None]:
-    """Llama 4: chunks of `attention_chunk_size` tokens where `layer_types` says so, or else in layers that rotate."""
+    """Return the chunk of each of `count` layers [tokens]; None: all keys (Llama 4).
+
+    `attention_chunk_size` where `layer_types` says so, or else in layers that rotate.
+    """
     size = reader.optional_whole("attention_chunk_size")
     types = parts.layer_types(reader, count, ("full_attention", "chunked_attention"))
     if types is None:
-        types = tuple("chunked_attention" if one else "full_attention" for one in rope_layers(reader, count))
+        types = tuple("chunked_attention" if rotates else "full_attention" for rotates in rope_layers(reader, count))
     return parts.windows(reader, types, size, "attention_chunk_size")
 
 
@@ -37,7 +40,6 @@ GRANITE_MOE = Decoder(
     classes=parts.decoder_classes("GraniteMoe"),
     experts=Experts(
         count=LOCAL_EXPERTS,
-        per_token=("num_experts_per_tok",),
         width="intermediate_size",
         router_score="softmax_of_chosen",
     ),
@@ -49,9 +51,7 @@ READERS = readers(
         "mixtral": Decoder(
             classes=parts.decoder_classes("Mixtral"),
             windows=one_window,
-            experts=Experts(
-                count=LOCAL_EXPERTS, per_token=("num_experts_per_tok",), width="intermediate_size", weights_float32=True
-            ),
+            experts=Experts(count=LOCAL_EXPERTS, width="intermediate_size", weights_float32=True),
         ),
         "phimoe": Decoder(
             classes=parts.decoder_classes("Phimoe"),
@@ -59,7 +59,7 @@ READERS = readers(
             head_bias="lm_head_bias",
             windows=one_window,
             ignored=("hidden_dropout",),
-            experts=Experts(count=LOCAL_EXPERTS, per_token=("num_experts_per_tok",), width="intermediate_size"),
+            experts=Experts(count=LOCAL_EXPERTS, width="intermediate_size"),
         ),
         "granitemoe": GRANITE_MOE,
         "granitemoeshared": msgspec.structs.replace(
@@ -76,7 +76,6 @@ READERS = readers(
             windows=typed_windows(lambda reader: 2),
             experts=Experts(
                 count=LOCAL_EXPERTS,
-                per_token=("num_experts_per_tok",),
                 width="intermediate_size",
                 activation="clamped_swiglu",
                 expert_bias=True,
@@ -96,7 +95,6 @@ READERS = readers(
             ),
             experts=Experts(
                 count=LOCAL_EXPERTS,
-                per_token=("num_experts_per_tok",),
                 width="intermediate_size",
                 router_score="sigmoid",
                 weights_float32=True,
@@ -113,7 +111,6 @@ READERS = readers(
             experts=Experts(
                 count=("moe_num_experts", "num_experts"),
                 per_token=("moe_k", "num_experts_per_tok"),
-                width="moe_intermediate_size",
                 sparse=experts.between,
                 shared=experts.counted("moe_num_shared_experts"),
                 shared_bias=True,
@@ -133,7 +130,6 @@ READERS = readers(
             ignored=("for_llm_compressor", "floor_scale", "attn_scale"),
             experts=Experts(
                 count=LOCAL_EXPERTS[:1],
-                per_token=("num_experts_per_tok",),
                 width="intermediate_size",
                 sparse=experts.listed,
                 shared=experts.one_more,

@@ -65,7 +65,10 @@ WRAPPERS = {
 
 
 def read(reader: Reader, wrapper: Wrapper) -> ModelSpec:
-    """Reads the text tower of a multimodal config, with its head, into a model; the vision tower is left out."""
+    """Read the text tower of a multimodal config, with its head; the vision tower is left out.
+
+    wrapper: where the tower is in the config. Raises as `hf.from_dict`.
+    """
     wanted = parts.task(
         reader,
         {f"{wrapper.prefix}ForConditionalGeneration": parts.LANGUAGE, f"{wrapper.prefix}Model": parts.BODY},

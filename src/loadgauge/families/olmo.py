@@ -39,7 +39,6 @@ READERS = readers(
             clip_key="clip_qkv",
             experts=Experts(
                 count=("num_experts", "num_local_experts"),
-                per_token=("num_experts_per_tok",),
                 width="intermediate_size",
                 norm_topk_prob="norm_topk_prob",
             ),
@@ -52,7 +51,6 @@ READERS = readers(
             qk_norm_over="all",
             experts=Experts(
                 count=("num_experts", "num_local_experts"),
-                per_token=("num_experts_per_tok",),
                 width="intermediate_size",
                 norm_topk_prob="norm_topk_prob",
             ),

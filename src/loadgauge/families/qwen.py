@@ -12,32 +12,33 @@ from loadgauge.families.reader import Reader
 
 
 def window_after_some(reader: Reader, count: int) -> list[int | None]:
-    """Full attention up to layer `max_window_layers`, and a window after it where `use_sliding_window` is set."""
+    """Return the window of each of `count` layers [tokens]; None: all keys.
+
+    With `use_sliding_window`, by `layer_types`; without it, from layer `max_window_layers` on.
+    """
     switched_on = reader.flag("use_sliding_window")
     window = reader.optional_whole("sliding_window")
     first = reader.whole("max_window_layers", default=28, minimum=0)
     if not switched_on:
         window = None
-    types = parts.layer_types(reader, count)
-    if types is None:
-        sliding = window is not None
-        types = tuple("sliding_attention" if sliding and i >= first else "full_attention" for i in range(count))
-    return parts.windows(reader, types, window)
+    return parts.windows_where(reader, count, window, lambda i: window is not None and i >= first)
 
 
 def window_after_types(reader: Reader, count: int) -> list[int | None]:
-    """`layer_types`; where it is missing, a window from layer `max_window_layers` on (dots.llm1)."""
+    """Return the window of each of `count` layers [tokens]; None: all keys (dots.llm1).
+
+    By `layer_types`; without it, from layer `max_window_layers` on.
+    """
     window = reader.optional_whole("sliding_window")
     first = reader.whole("max_window_layers", minimum=0)
-    types = parts.layer_types(reader, count)
-    if types is None:
-        sliding = window is not None
-        types = tuple("sliding_attention" if sliding and i >= first else "full_attention" for i in range(count))
-    return parts.windows(reader, types, window)
+    return parts.windows_where(reader, count, window, lambda i: window is not None and i >= first)
 
 
 def window_before_some(reader: Reader, count: int) -> list[int | None]:
-    """With `use_sliding_window`, every second layer below `max_window_layers` has a window (as transformers has it)."""
+    """Return the window of each of `count` layers [tokens]; None: all keys.
+
+    With `use_sliding_window`, every second layer below `max_window_layers` has one (as transformers has it).
+    """
     switched_on = reader.flag("use_sliding_window")
     window = reader.optional_whole("sliding_window", minimum=0)
     last = reader.whole("max_window_layers", minimum=0)
@@ -66,8 +67,6 @@ QWEN3_MOE = Decoder(
     windows=one_switched_window,
     experts=Experts(
         count=("num_experts", "num_local_experts"),
-        per_token=("num_experts_per_tok",),
-        width="moe_intermediate_size",
         sparse=experts.stepped,
         norm_topk_prob="norm_topk_prob",
     ),
@@ -82,8 +81,6 @@ READERS = readers(
             windows=window_before_some,
             experts=Experts(
                 count=("num_experts",),
-                per_token=("num_experts_per_tok",),
-                width="moe_intermediate_size",
                 sparse=experts.stepped,
                 shared=experts.wide("shared_expert_intermediate_size"),
                 shared_gate=True,
@@ -101,8 +98,6 @@ READERS = readers(
             ignored=("norm_topk_prob",),  # always so
             experts=Experts(
                 count=("num_experts", "num_local_experts"),
-                per_token=("num_experts_per_tok",),
-                width="moe_intermediate_size",
                 sparse=experts.stepped,
             ),
         ),

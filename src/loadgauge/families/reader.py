@@ -273,11 +273,11 @@ class Reader:
 
     def unused(self, among: Iterable[str] = ()) -> tuple[str, ...]:
         """Keys that were not read and could matter, after those in `among`; null, false, 0 and empty do nothing."""
-        found = list(among)
+        names = list(among)
         for key, value in self.config.items():
             harmless = key in HARMLESS or key.endswith(HARMLESS_ENDINGS) or key.startswith(HARMLESS_BEGINNINGS)
             if key in self._read or harmless or not value:
                 continue
             name = f"{self.path}.{key}" if self.path else key
-            found.append(f"{name} ({REMARKS[key]})" if key in REMARKS else name)
-        return tuple(found)
+            names.append(f"{name} ({REMARKS[key]})" if key in REMARKS else name)
+        return tuple(names)

@@ -23,7 +23,7 @@ def llama_ffn(hidden_size: int, multiple_of: int = 256) -> int:
 
 
 def gpt_block(hidden_size: Size, num_attention_heads: Size, *, dropout: float = 0.1) -> Block:
-    """A GPT block: 12 h^2 + 13 h parameters."""
+    """Return a GPT block: 12 h^2 + 13 h parameters (source: narayanan2021). dropout: probability, everywhere"""
     return Block(
         attention=Attention(
             num_attention_heads=num_attention_heads,
@@ -59,7 +59,7 @@ def gpt_model(
 def llama_block(
     hidden_size: Size, num_attention_heads: Size, num_key_value_heads: Size, head_dim: Size, intermediate_size: Size
 ) -> Block:
-    """A Llama block: 2 h a d + 2 h k d + 3 h f + 2 h parameters."""
+    """Return a Llama block: 2 h a d + 2 h k d + 3 h f + 2 h parameters (source: touvron2023)."""
     return Block(
         attention=Attention(
             num_attention_heads=num_attention_heads, num_key_value_heads=num_key_value_heads, head_dim=head_dim
@@ -80,7 +80,7 @@ def llama_model(
     tie_word_embeddings: bool = False,
     name: str = "llama",
 ) -> ModelSpec:
-    """A Llama; multi-head and with the published feed-forward width unless said otherwise."""
+    """Return a Llama (source: touvron2023); multi-head and with the published feed-forward width unless said otherwise."""
     width = llama_ffn(hidden_size) if intermediate_size is None else intermediate_size
     block = llama_block(
         hidden_size, num_attention_heads,

@@ -46,7 +46,7 @@ def mamba2_of(reader: Reader, hidden_size: int, inner: int | None = None) -> Mam
 
 
 def mamba2_model(reader: Reader) -> ModelSpec:
-    """Mamba-2: blocks of one norm and one mixer, no MLP."""
+    """Read a config of Mamba-2: blocks of one norm and one mixer, no MLP. Raises as `hf.from_dict`."""
     reader.ignore(
         "time_step_limit", "time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "norm_before_gate",
         "rms_norm", "rescale_prenorm_residual", "mamba2", "use_mambapy", "intermediate_size",
@@ -75,14 +75,10 @@ def mamba2_model(reader: Reader) -> ModelSpec:
         norm=parts.RMS_NORM,
         residual_in_fp32=reader.flag("residual_in_fp32"),
     )
-    return ModelSpec(
-        name=reader.name,
-        model_type=reader.model_type,
-        hidden_size=hidden,
-        vocab_size=reader.whole("vocab_size"),
-        blocks=(block,),
-        pattern=(0,) * parts.layers(reader, "num_hidden_layers"),
-        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+    return parts.assembled(
+        reader,
+        hidden,
+        [block] * parts.layers(reader, "num_hidden_layers"),
         final_norm=parts.RMS_NORM,
         head=parts.decoder_head(reader, {"Mamba2ForCausalLM": parts.LANGUAGE, "Mamba2Model": parts.BODY}),
     )
@@ -92,8 +88,6 @@ LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp
 OLD_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
 NEMOTRON_EXPERTS = Experts(
     count=("n_routed_experts", "num_local_experts"),
-    per_token=("num_experts_per_tok",),
-    width="moe_intermediate_size",
     shared=wide("moe_shared_expert_intermediate_size"),
     shared_bias=True,
     router_score="sigmoid",
@@ -132,7 +126,7 @@ def _older(reader: Reader, older: str, name: str) -> str:
 
 
 def nemotron_h(reader: Reader) -> ModelSpec:
-    """Nemotron-H: each block is one norm and a Mamba-2 mixer, attention without positions, an MLP, or experts."""
+    """Read a config of Nemotron-H: each block is one norm and a mixer, attention, an MLP, or experts. Raises as `hf.from_dict`."""
     reader.ignore(
         *("expand", "mamba_expand", "time_step_limit", "time_step_min", "time_step_max", "time_step_floor"),
         *("mamba_dt_min", "mamba_dt_max", "mamba_dt_limit", "mamba_dt_init_floor", "rescale_prenorm_residual"),
@@ -178,16 +172,11 @@ def nemotron_h(reader: Reader) -> ModelSpec:
         "mlp": Block(attention=None, mlp=mlp, norm=NORM_FLOAT32),
         "moe": Block(attention=None, mlp=moe, norm=NORM_FLOAT32),
     }
-    blocks, pattern = parts.distinct([made[kind] for kind in types])
     following = reader.whole("num_nextn_predict_layers", minimum=0)
-    return ModelSpec(
-        name=reader.name,
-        model_type=reader.model_type,
-        hidden_size=reader.whole("hidden_size"),
-        vocab_size=reader.whole("vocab_size"),
-        blocks=blocks,
-        pattern=pattern,
-        tie_word_embeddings=reader.flag("tie_word_embeddings"),
+    return parts.assembled(
+        reader,
+        reader.whole("hidden_size"),
+        [made[kind] for kind in types],
         max_position_embeddings=reader.whole("max_position_embeddings"),
         final_norm=NORM_FLOAT32,
         head=parts.decoder_head(reader, {"NemotronHForCausalLM": parts.LANGUAGE, "NemotronHModel": parts.BODY}),

@@ -1,4 +1,4 @@
-"""Colours of the figures: the four groups of memory look the same here and on the page."""
+"""Colours of the plots and of the notebook; the page has them in `web/static/css/tokens.css`, and a test keeps them equal."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ PARTS = {
     "weights": "#2b5788",
     "optimizer": "#4476ae",
     "gradients": "#8ab3dc",
-    "activations": "#b9632b",
+    "activations": "#b05a24",
     "loss": "#8a4315",
     "gathered": "#a3a8b0",
     "transient": "#6c727b",
+    "evaluation": "#3f7f8c",
     "outside": "#cbb65c",
 }
 """Of the memory's parts, from the bottom up: states blue, activations orange, temporary grey, outside yellow."""

@@ -63,10 +63,7 @@ def thinned(rows: list[list[Any]], most: int = ROWS) -> list[list[Any]]:
 def curve(result: Estimate) -> Iterator[tuple[float, Moment]]:
     """Yield the worst rank's way through its schedule: seconds, before `Workings.scale`, and the moment."""
     played = result.workings.play(_batches(result), timed=result.time is not None)
-    stage = result.memory.rank.stage
-    return _curve(
-        result.workings.worst.rank, [event for event in played.timeline if event.stage == stage], played.total
-    )
+    return _curve(result.workings.worst.rank, played.events(result.memory.rank.stage), played.total)
 
 
 def _batches(result: Estimate) -> int:
@@ -92,6 +89,8 @@ def _curve(at_work: StageAtWork, events: list[Event], end: float) -> Iterator[tu
             last = moment
     if at_work.memory.fully_sharded and at_work.layout.pp > 1:
         yield end, at_work.at_reduction()
+    if at_work.memory.engine is not None:
+        yield end, at_work.at_clip()
     yield end, at_work.at_step()
 
 
@@ -106,6 +105,8 @@ def _within(at_work: StageAtWork, work: Work) -> Iterator[tuple[float, Moment]]:
         return
     if chunk.last:
         yield 0.0, at_work.at_loss(work)
+        if memory.engine is not None and at_work.layout.zero < 3:
+            yield 0.0, at_work.at_head_gradient(work)
         if memory.prediction is not None:
             yield 0.0, at_work.predicted(work, memory.prediction)
     places = {position: (key, "last") for key, position in at_work.positions(chunk, "last")}

@@ -9,14 +9,14 @@ import msgspec
 from loadgauge.estimate.result import Estimate
 from loadgauge.estimate.time.bandwidth_needs import Need, Network, NetworkCase
 from loadgauge.resolve.setup import Setup
-from loadgauge.spec.calibration import rates
+from loadgauge.spec.calibration import efficiencies
 
 
 def setup_of(given: Setup) -> NetworkCase | None:
     """Return the case of `loadgauge network`; None without links, or where a measured run rescales the time."""
     if given.gpu is None or given.cluster is None or given.job.measured is not None:
         return None
-    return NetworkCase.of(given.model, given.layout, given.training, given.cluster, rates(given.gpu.id))
+    return NetworkCase.of(given.model, given.layout, given.training, given.cluster, efficiencies(given.gpu.id))
 
 
 def network(result: Estimate) -> list[dict[str, Any]] | None:

@@ -31,9 +31,6 @@ def schedule(result: Estimate) -> dict[str, Any]:
     drawn = drawn_stages(layout.pp, result.memory.rank.stage)
     bytes_of: dict[object, list[tuple[Size, Size]]] = {}
     cells = []
-    events: dict[int, list[Event]] = {}
-    for event in played.timeline:
-        events.setdefault(event.stage, []).append(event)
     for index in drawn:
         stage = workings.stages[index]
         key = memory.make_up(stage)
@@ -41,7 +38,8 @@ def schedule(result: Estimate) -> dict[str, Any]:
             chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
             bytes_of[key] = [(each.kept + each.head, each.waiting + each.head_waiting) for each in chunks]
         kept: dict[Flights, Size] = {}
-        for event, flight in zip(events[index], flights(events[index], played.order.chunks), strict=True):
+        events = played.events(index)
+        for event, flight in zip(events, flights(events, played.order.chunks), strict=True):
             if flight not in kept:
                 kept[flight] = live(flight, bytes_of[key])
             cells.append(
@@ -96,8 +94,8 @@ def shortened(stages: int, batches: int, drawn: list[int], played: int) -> str:
     >>> shortened(4, 64, [0, 1, 2, 3], 16)
     '16 of 64 micro-batches'
     """
-    said = [f"{played} of {batches} micro-batches"] if played < batches else []
-    return ", ".join(said + ([f"{len(drawn)} of {stages} stages"] if len(drawn) < stages else []))
+    left_out = [f"{played} of {batches} micro-batches"] if played < batches else []
+    return ", ".join(left_out + ([f"{len(drawn)} of {stages} stages"] if len(drawn) < stages else []))
 
 
 def flights(events: list[Event], chunks: int) -> list[Flights]:

@@ -9,7 +9,6 @@ from typing import Any
 from loadgauge.algebra import Size
 from loadgauge.estimate.memory.ledger import NOT_ITEMISED, Entry, Ledger
 from loadgauge.estimate.memory.phases import PARTS
-from loadgauge.estimate.memory.states import RankWeights
 from loadgauge.estimate.result import Estimate
 from loadgauge.layers.operations import Weight
 
@@ -17,7 +16,7 @@ Node = dict[str, Any]
 STATES = ("weights", "gradients", "optimizer")
 GROUPS = {
     **dict.fromkeys(STATES, "states"), "activations": "activations", "loss": "activations", "gathered": "temporary",
-    "transient": "temporary", "outside": "outside",
+    "transient": "temporary", "evaluation": "temporary", "outside": "outside",
 }  # fmt: skip
 """The four kinds of parts that have colours of their own."""
 
@@ -36,7 +35,10 @@ def treemap(result: Estimate) -> list[Node]:
 
 
 def node(part: str, id: str, label: str, nbytes: Size, children: Iterable[Node] = ()) -> Node:
-    """Return one block. Bytes its children do not account for become a child of their own."""
+    """Return one block of the treemap. Bytes its children do not account for become a child of their own.
+
+    part: of the memory; id, label: see `treemap`; nbytes: of the block; children: blocks within it
+    """
     listed = [child for child in children if child["bytes"]]
     if listed:
         settle(listed, nbytes, part, id)
@@ -44,7 +46,7 @@ def node(part: str, id: str, label: str, nbytes: Size, children: Iterable[Node] 
 
 
 def settle(children: list[Node], nbytes: Size, part: str, id: str) -> None:
-    """Make children add up to their parent: rounding goes to the largest, anything more becomes its own child."""
+    """Make children add up to their parent's bytes, in place: rounding goes to the largest, more becomes its own child."""
     rest = nbytes - sum(child["bytes"] for child in children)
     if abs(rest) > 1e-9 * nbytes:
         children.append(node(part, f"{id}/rest", NOT_ITEMISED, rest))
@@ -96,7 +98,7 @@ def _states(ledger: Ledger, part: str, total: float) -> list[Node]:
     """Each kind of layer and each weight by its share of the part, as ZeRO shards all of them together."""
     pieces = list(_pieces(ledger))
     sizes = [
-        [times * getattr(ledger.memory.states(RankWeights.of((weight,))), part) for weight in weights]
+        [times * getattr(ledger.memory.states(ledger.memory.count((weight,))), part) for weight in weights]
         for _, times, weights in pieces
     ]
     shares = apportion(total, [sum(weight_bytes) for weight_bytes in sizes])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.formats.coverage import words
+from loadgauge.formats.evaluation import saving
 from loadgauge.formats.huggingface import processes
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import CPU, NOWHERE, SHARDING
@@ -181,6 +182,7 @@ ACCELERATE = Dialect(
         _degrees(),
         _accumulation(),
         _named(),
+        saving(f"{F}state_dict_type", switches=(f"{D}zero3_save_16bit_model",)),
         row("precision", "mixed_precision", words={"bf16": "bf16", "fp16": "fp16", "no": "fp32"}),
     ),
 )

@@ -304,6 +304,9 @@ def _options(words: list[Word]) -> Iterator[Option]:
             yield Option(word.text.replace("-", "_"), word.text, word.start, word.end, (), False)
         elif NAME.match(word.text):
             values = []
+            if index < len(words) and not words[index].first and _pairs(words[index]):
+                values.append(words[index])  # such as `--optim_args rank=64`
+                index += 1
             while index < len(words) and not (words[index].first or _begins(words[index])):
                 values.append(words[index])
                 index += 1
@@ -312,6 +315,11 @@ def _options(words: list[Word]) -> Iterator[Option]:
 
 def _begins(word: Word) -> bool:
     return bool(NAME.match(word.text) or _overrides(word) or SUBCOMMAND.match(word.text))
+
+
+def _pairs(word: Word) -> bool:
+    """Whether a word is a value of its own kind, `name=number,...`, and not an override with a section."""
+    return bool(UNDOTTED.match(word.text) and not HYDRA.match(word.text))
 
 
 def _overrides(word: Word) -> bool:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.formats import deepspeed
 from loadgauge.formats.coverage import words
-from loadgauge.formats.huggingface import dropout, sharding, targets
+from loadgauge.formats.evaluation import asked, saving
+from loadgauge.formats.huggingface import INLINE, compiled, dropout, sharding, targets
+from loadgauge.formats.optimizers import optimizer
+from loadgauge.formats.partial import adapted_layers, unfrozen
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
-from loadgauge.formats.words import ATTENTION, TORCH_OPTIMIZERS
+from loadgauge.formats.words import ATTENTION, AXOLOTL_OPTIMIZERS, TORCH_OPTIMIZERS
 
+NORM, GATED = "liger_rms_norm", ("liger_glu_activation", "liger_swiglu")
 SWITCHES = {"flash_attention": "flash", "sdp_attention": "flash", "flex_attention": "flash", "eager_attention": "eager"}
 SWITCHES |= {"xformers_attention": "flash", "sage_attention": "flash"}
 
@@ -38,24 +43,32 @@ def _attention() -> Idea:
 
 def _checkpointing() -> Idea:
     key, own, part = "gradient_checkpointing", "fsdp_config.activation_checkpointing", "selective_checkpointing"
-    old = "fsdp_config.fsdp_activation_checkpointing"
+    old, moved = "fsdp_config.fsdp_activation_checkpointing", "activation_offloading"
 
     def read(keys: Keys) -> Facts:
-        word = keys.raw(key)
-        if word in ("offload", "offload_disk"):
-            raise keys.wrong(key, f"{word!r}, activations in host memory, is not read; true is")
+        word, moves = keys.raw(key), keys.raw(moved)
+        if "offload_disk" in (word, moves) or moves == "disk":
+            raise keys.wrong(key if word == "offload_disk" else moved, "activations on the disk are not read; true is")
         if keys.raw(part) not in (None, False):
             raise keys.wrong(part, "operations that are kept are not read")
-        return {"recompute": "full" if keys.flag(key) or keys.flag(own) or keys.flag(old) else "none"}
+        asked = word == "offload" or keys.flag(key) or keys.flag(own) or keys.flag(old)
+        # Its older name; beside adapters, the older way, which moves the inputs of layers alone.
+        where = keys.choice(moved, {"true": "all", "false": "none", "legacy": "checkpoints"}) or "none"
+        if word == "offload":
+            where = "checkpoints" if keys.has("adapter") or not keys.since(0, 10) else "all"
+        return {"recompute": "full" if asked else "none", "activation_offload": where}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         word = facts.get("recompute") or "none"
         if word not in ("none", "full"):
             return {}
+        where = facts.get("activation_offload") or "none"
         present = [name for name in (key, own, old) if keys.has(name)] or [key]
-        return dict.fromkeys(present, word == "full")
+        off = False if keys.has(moved) else None
+        spelled = {"all": True, "checkpoints": "legacy"}.get(where, off)
+        return dict.fromkeys(present, word == "full") | {moved: spelled}
 
-    return Idea(keys=(key, own, old, part), facts=("recompute",), read=read, write=write)
+    return Idea(keys=(key, own, old, part, moved), facts=("recompute", "activation_offload"), read=read, write=write)
 
 
 def _precision() -> Idea:
@@ -71,47 +84,64 @@ def _precision() -> Idea:
             raise keys.wrong("bf16", f"contradicts another switch: {', '.join(sorted(values))}")
         if keys.flag("fp8"):
             raise keys.wrong("fp8", "8-bit products through torchao in accelerate are not read")
-        return {"precision": values.pop() if values else "bf16" if not keys.has(*switches) else "fp32"}
+        name = values.pop() if values else "bf16" if not keys.has(*switches) else "fp32"
+        # It loads the weights in the dtype that it computes in.
+        return {"precision": name, "weights": "bfloat16" if name == "bf16" else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name = facts["precision"]
+        name = facts.get("precision") or "bf16"
         key = {"bf16": "bf16", "fp16": "fp16", "bf16-pure": "bfloat16", "fp32": "float32"}.get(name)
         if key is None:
             return {}
         return {other: None for other in switches if keys.has(other) or other in keys.left} | {key: True}
 
-    return Idea(keys=(*switches, "fp8"), facts=("precision",), read=read, write=write)
+    return Idea(keys=(*switches, "fp8"), facts=("precision", "weights"), read=read, write=write)
 
 
 def _loss() -> Idea:
     key, count = "chunked_cross_entropy", "chunked_cross_entropy_num_chunks"
-    fused = ("liger_fused_linear_cross_entropy", "cut_cross_entropy")
+    fused, cut = "liger_fused_linear_cross_entropy", "cut_cross_entropy"
+
+    def kernels(keys: Keys) -> bool:
+        """Whether norms and MLPs both are Liger's; one of them alone is bounded."""
+        return bool(keys.flag(NORM) and any(keys.flag(name) for name in GATED))
 
     def read(keys: Keys) -> Facts:
+        facts: Facts = {"kernels": "liger" if kernels(keys) else "native"}
         if keys.flag(key):
             number = keys.whole(count)
-            return {"loss": f"chunked:{number}" if number else "chunked"}
-        return {"loss": "chunked" if any(keys.flag(name) for name in fused) else "auto"}
+            return facts | {"loss": f"chunked:{number}" if number else "chunked"}
+        if keys.flag(cut):
+            return facts | {"loss": "chunked"}
+        if keys.flag(fused):
+            return facts | {"loss": "auto" if kernels(keys) else "liger"}
+        return facts | {"loss": "float32" if kernels(keys) else "auto"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         kind, _, number = (facts.get("loss") or "auto").partition(":")
-        off: dict[str, Any] = dict.fromkeys((key, count, *fused))
-        if kind == "auto":
-            return off
+        on = facts.get("kernels") == "liger"
+        values: dict[str, Any] = dict.fromkeys((key, count, fused, cut))
+        # One of them alone, which is bounded, stays.
+        if on or kernels(keys):
+            gated = next((name for name in GATED if keys.has(name)), GATED[0])
+            values |= {NORM: True if on else None, gated: True if on else None}
+        if kind == "liger" or (kind == "auto" and on):
+            return values | {fused: True}
+        if kind == "auto" or (kind == "float32" and on):
+            return values
         if kind != "chunked":
             return {}
-        present = [name for name in fused if keys.flag(name)]
-        return off | (
-            {present[0]: True} if present and not number else {key: True, count: int(number) if number else None}
+        return values | (
+            {cut: True} if keys.flag(cut) and not number else {key: True, count: int(number) if number else None}
         )
 
-    return Idea(keys=(key, count, *fused), facts=("loss",), read=read, write=write)
+    return Idea(keys=(key, count, fused, cut), facts=("loss", "kernels"), read=read, write=write)
 
 
 def _adapter() -> Idea:
-    inner = targets("lora_r", "lora_target_modules", ("adapter", None, "lora"), 8)
+    inner = targets("lora_r", "lora_target_modules", ("adapter", None, "lora"), 8, parameters="lora_target_parameters")
     linear, four, eight = "lora_target_linear", "load_in_4bit", "load_in_8bit"
-    nested = "bnb_config_kwargs.bnb_4bit_use_double_quant"
+    nested, packed = "bnb_config_kwargs.bnb_4bit_use_double_quant", "gptq"
 
     def read(keys: Keys) -> Facts:
         kind = keys.choice("adapter", {"lora": "lora", "qlora": "qlora"})
@@ -119,35 +149,73 @@ def _adapter() -> Idea:
             if keys.flag(four):
                 raise keys.wrong(four, "says a base in 4 bits, and no adapter trains on it")
             return {"lora_rank": 0, "qlora": False}
-        if keys.flag(eight):
-            raise keys.wrong(eight, "a base in 8 bits is not read; 4 bits are")
         facts = inner.read(keys)
         if keys.flag(linear):
-            facts["lora_targets"] = "all"
+            facts["lora_targets"] = ",".join(["all", *(keys.words("lora_target_parameters") or [])])
         quantised = kind == "qlora" or bool(keys.flag(four))
         base = "nf4-single" if keys.flag(nested) is False else "nf4"
-        return facts | {"qlora": quantised, "base": base if quantised else None}
+        if keys.flag(eight):
+            quantised, base = True, "int8"
+        if keys.flag(packed):
+            if keys.raw("gptq_groupsize") not in (None, 128, "128"):
+                raise keys.wrong("gptq_groupsize", "is read where it is 128")
+            quantised, base = True, "gptq"
+        # What prepare_model_for_kbit_training casts to float32 is cast back (loaders/model.py, `_configure_embedding_dtypes`).
+        upcast = "none" if quantised else None
+        save = keys.words("lora_modules_to_save")
+        return facts | {
+            "qlora": quantised, "base": base if quantised else None, "kbit_upcast": upcast,
+            "use_dora": keys.flag("peft_use_dora") or None, "modules_to_save": ",".join(save) if save else None,
+        }  # fmt: skip
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         values = inner.write(facts, keys)
         if not facts.get("lora_rank"):
-            return values | {"adapter": None, linear: None, four: None, eight: None}
+            return values | {"adapter": None, linear: None, four: None, eight: None, packed: None}
         base = facts.get("base") or "nf4"
         quantised = bool(facts.get("qlora"))
-        if quantised and base not in ("nf4", "nf4-single"):
+        if quantised and base not in ("nf4", "nf4-single", "int8", "gptq"):
             return {}
-        everything = facts.get("lora_targets") == "all"
+        four_bits, save = quantised and base not in ("int8", "gptq"), facts.get("modules_to_save")
+        everything = (facts.get("lora_targets") or "").partition(",")[0] == "all"
         return values | {
-            "adapter": "qlora" if quantised else "lora", four: True if quantised else None,
+            "adapter": "qlora" if four_bits else "lora", four: True if four_bits else None,
+            eight: True if quantised and base == "int8" else None, packed: True if quantised and base == "gptq" else None,
+            "peft_use_dora": True if facts.get("use_dora") else None,
+            "lora_modules_to_save": save.split(",") if save else None,
             linear: True if everything else None,
             "lora_target_modules": None if everything else values["lora_target_modules"],
             nested: False if quantised and base == "nf4-single" else None,
         }  # fmt: skip
 
     return Idea(
-        keys=(*inner.keys, linear, four, eight, nested), facts=("lora_rank", "lora_targets", "qlora", "base"),
+        keys=(*inner.keys, linear, four, eight, nested, packed, "gptq_groupsize", "peft_use_dora", "lora_modules_to_save"),
+        facts=("lora_rank", "lora_targets", "qlora", "base", "kbit_upcast", "use_dora", "modules_to_save"),
         read=read, write=write,
     )  # fmt: skip
+
+
+def _evaluation() -> Idea:
+    """It evaluates where there is data for it and something says when (`core/builders/base.py`)."""
+    size, share, sets = "eval_batch_size", "val_set_size", "test_datasets"
+    when = ("eval_steps", "evals_per_epoch", "eval_strategy", "evaluation_strategy")
+
+    def data(keys: Keys) -> bool:
+        return bool(keys.real(share) or keys.raw(sets))
+
+    def on(keys: Keys) -> bool:
+        return data(keys) and (bool(keys.real(when[0]) or keys.real(when[1])) or asked(keys, *when[2:]))
+
+    def read(keys: Keys) -> Facts:
+        number = keys.whole(size) or keys.whole("micro_batch_size") or 1
+        return {"eval_batch": number} if on(keys) else {}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if facts.get("eval_batch") is None or not data(keys):
+            return {}
+        return {size: facts["eval_batch"]} | ({} if on(keys) else {when[2]: "steps"})
+
+    return Idea(keys=(size, share, sets, *when), facts=("eval_batch",), read=read, write=write)
 
 
 def _degrees() -> Idea:
@@ -198,20 +266,25 @@ AXOLOTL = Dialect(
         row("seq_len", "sequence_len", default=512),
         row("micro_batch", "micro_batch_size", default=1),
         row("accumulation", "gradient_accumulation_steps", default=1),
-        row(
-            "optimizer",
-            "optimizer",
-            words=TORCH_OPTIMIZERS | {"muon": "muon", "ao_adamw_8bit": "adamw-8bit"},
-            default="adamw",
-        ),
+        optimizer("optimizer", TORCH_OPTIMIZERS | AXOLOTL_OPTIMIZERS),
         row("ep", "expert_parallel_size", default=1, off=1),
         sharding(switched=False),
         _degrees(),
         _adapter(),
+        unfrozen("unfrozen_parameters"),
+        adapted_layers("peft_layers_to_transform"),
         _checkpointing(),
         _precision(),
         _attention(),
         _loss(),
         dropout("lora_dropout"),
+        _evaluation(),
+        saving(
+            "fsdp_config.state_dict_type",
+            "fsdp_config.fsdp_state_dict_type",
+            "fsdp_config.final_state_dict_type",
+            switches=tuple(f"{INLINE}zero_optimization.{name}" for name in deepspeed.GATHERS),
+        ),
+        compiled("torch_compile"),
     ),
 )

@@ -1,6 +1,6 @@
 """What happens to a key that no idea of a dialect reads. No key is ignored silently; each is one of
 
-harmless: it changes neither memory nor the time of a step (logging, saving, data paths, learning rates)
+harmless: it changes neither memory nor the time of a step (logging, saving, data paths, learning efficiencies)
 stops: it changes the answer in a way that is not modelled, so there is none (`Stop`)
 bounded: it changes the answer by no more than is known (`Bound`): the range is widened by that, and says so
 unknown: no list has it; it also stops the answer where its name suggests memory or time, and is reported otherwise

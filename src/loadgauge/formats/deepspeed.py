@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.formats.coverage import words
+from loadgauge.formats.evaluation import saving
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys
 from loadgauge.formats.words import CPU, NOWHERE
+from loadgauge.spec.zero_engine import SETTINGS
 
 OPTIMIZERS = {
     "AdamW": "adamw", "Adam": "adamw", "CPUAdam": "adamw", "Lion": "lion", "Muon": "muon", "Adafactor": "adafactor",
     "SGD": "sgd", "fusedadam": "adamw",
 }  # fmt: skip
+GATHERS = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+"""Switches by which a checkpoint holds whole weights, now and before 0.6."""
+OVERLAPS = {True: "cp,dp,pp,prefetch", False: "cp,pp,prefetch"}
+"""What `overlap_comm` hides; what ZeRO 3 gathers ahead and what other axes send has no switch there."""
 REMOVED = ("mics_shard_size", "mics_hierarchical_params_gather")
 
 
@@ -42,14 +48,20 @@ def batch(prefix: str = "") -> Idea:
 
 
 def zero(prefix: str = "") -> Idea:
-    """The idea of the ZeRO stage and of what is offloaded to host memory."""
+    """The idea of the ZeRO stage, of what is offloaded to host memory, and of whether gradients are reduced beside backward."""
     stage, param, state = (
         f"{prefix}zero_optimization.{key}" for key in ("stage", "offload_param.device", "offload_optimizer.device")
     )
     share, old = f"{prefix}zero_optimization.offload_optimizer.ratio", f"{prefix}zero_optimization.cpu_offload"
+    comm = f"{prefix}zero_optimization.overlap_comm"
     spelled = dict.fromkeys(CPU, True) | dict.fromkeys(NOWHERE, False)
+    pins = tuple(f"{prefix}zero_optimization.{where}.pin_memory" for where in ("offload_param", "offload_optimizer"))
 
     def read(keys: Keys) -> Facts:
+        hidden = None if keys.raw(comm) in (None, "auto") else keys.flag(comm)
+        return sharded(keys) | ({} if hidden is None else {"overlap": OVERLAPS[hidden]})
+
+    def sharded(keys: Keys) -> Facts:
         for name in REMOVED:
             if keys.has(f"{prefix}zero_optimization.{name}"):
                 raise keys.wrong(f"{prefix}zero_optimization.{name}", "was removed from DeepSpeed (MiCS)")
@@ -60,26 +72,79 @@ def zero(prefix: str = "") -> Idea:
         if keys.choice(param, spelled):
             if number != 3:
                 raise keys.wrong(param, f"goes with stage 3, not with {number or 0}")
-            return {"zero": number, "offload": "all"}
+            return {"zero": number, "offload": "all", **beside(keys)}
         if moved and not number:
             raise keys.wrong(state, "goes with stages 1 to 3")
         if moved and keys.real(share) not in (None, 1.0):
             raise keys.wrong(share, f"a part ({keys.real(share)}) is not read; 1 is")
-        return {"zero": number or 0, "offload": "optimizer" if moved else "none"}
+        return {"zero": number or 0, "offload": "optimizer" if moved else "none", **(beside(keys) if moved else {})}
+
+    def beside(keys: Keys) -> Facts:
+        nvme = [keys.raw(key) == "nvme" for key in (state, param) if keys.raw(key) in CPU]
+        if len(set(nvme)) > 1:
+            raise keys.wrong(
+                param, f"{keys.raw(param)!r} with the optimizer on {keys.raw(state)!r} is not read; the same is"
+            )
+        plain = any(keys.flag(key) is False for key in pins)
+        return {"offload_to": "nvme" if any(nvme) else None, "pin_memory": False if plain else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         moved = facts.get("offload") or "none"
         values: dict[str, Any] = {stage: facts.get("zero") or 0}
         for key, on in ((param, moved == "all"), (state, moved != "none")):
             if on or keys.has(key):
-                values[key] = keys.document.get(key) if on and keys.raw(key) in CPU else ("cpu" if on else "none")
+                device = "nvme" if facts.get("offload_to") == "nvme" else "cpu"
+                values[key] = device if on else "none"
+        if moved != "none":
+            locked = facts.get("pin_memory") is not False
+            values |= {key: locked for key in pins if keys.has(key) or (not locked and key == pins[1])}
         if keys.has(old):
             values[old] = None
         if keys.has(share):
             values[share] = 1.0
+        if (hidden := facts.get("overlap")) in OVERLAPS.values():
+            values[comm] = hidden == OVERLAPS[True]
         return values
 
-    return Idea(keys=(stage, param, state, share, old), facts=("zero", "offload"), read=read, write=write)
+    return Idea(
+        keys=(stage, param, state, share, old, comm, *pins),
+        facts=("zero", "offload", "offload_to", "pin_memory", "overlap"), read=read, write=write,
+    )  # fmt: skip
+
+
+def engine(prefix: str = "") -> Idea:
+    """The idea of the engine's buckets and of how far it gathers weights ahead, as one text (`Job.engine`)."""
+    named = {f"{prefix}zero_optimization.{name}": name for name in SETTINGS}
+    stage = f"{prefix}zero_optimization.stage"
+
+    def said(keys: Keys, key: str) -> str | None:
+        if str(keys.document.get(key)).lower() == "auto":
+            return "auto"
+        if named[key] == "overlap_comm":
+            on = keys.flag(key)
+            return None if on is None else str(on).lower()
+        number = keys.real(key)
+        if number is not None and (number < 0 or not number.is_integer()):
+            raise keys.wrong(key, f"must be a whole number of elements, got {number:g}")
+        return None if number is None else f"{number:.0f}"
+
+    def read(keys: Keys) -> Facts:
+        if not keys.whole(stage, minimum=0):
+            return {}
+        words = [f"{name}={value}" for key, name in named.items() if (value := said(keys, key)) is not None]
+        return {"engine": ",".join(words) or None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        told = dict(word.split("=") for word in filter(None, str(facts.get("engine") or "").split(",")))
+        values: dict[str, Any] = {}
+        for key, name in named.items():
+            value = told.get(name)
+            if value != said(keys, key):
+                known = {"true": True, "false": False, "auto": "auto", None: None}
+                values[key] = known[value] if value in known else int(float(str(value)))
+        return values
+
+    return Idea(keys=tuple(named), facts=("engine",), read=read, write=write)
 
 
 def precision(prefix: str = "") -> Idea:
@@ -175,7 +240,9 @@ DEEPSPEED = Dialect(
         context_parallel("sequence_parallel_size"),
         batch(),
         zero(),
+        engine(),
         precision(),
         _optimizer(),
+        saving(switches=tuple(f"zero_optimization.{name}" for name in GATHERS)),
     ),
 )

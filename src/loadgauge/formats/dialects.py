@@ -10,13 +10,17 @@ from loadgauge.formats.table import Dialect, Document
 FILES = {
     "megatron": "megatron", "megatron-bridge": "bridge", "torchtitan": "torchtitan", "deepspeed": "deepspeed",
     "accelerate": "accelerate", "transformers": "huggingface", "trl": "huggingface", "axolotl": "axolotl",
-    "llamafactory": "llamafactory", "verl": "verl",
+    "llamafactory": "llamafactory", "verl": "verl", "torchtune": "torchtune", "litgpt": "litgpt", "ms-swift": "swift",
+    "automodel": "automodel", "unsloth": "unsloth",
 }  # fmt: skip
 """Dialects, and the files of this folder that have them, each under its name in capitals."""
-BUILT_ON = {"trl": "transformers", "llamafactory": "transformers"}
+BUILT_ON = {"trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers"}
 """Tools whose files have another's keys too: those of the other mark them as well."""
-CONSTANTS = {"megatron-bridge": "BRIDGE"}
-ALIASES = {"hf": "transformers", "fsdp": "accelerate", "llama-factory": "llamafactory", "bridge": "megatron-bridge"}
+CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT"}
+ALIASES = {
+    "hf": "transformers", "fsdp": "accelerate", "llama-factory": "llamafactory", "bridge": "megatron-bridge",
+    "lit-gpt": "litgpt", "swift": "ms-swift", "nemo": "automodel", "nemo-automodel": "automodel", "tune": "torchtune",
+}  # fmt: skip
 MARK = 10
 
 
@@ -28,7 +32,8 @@ def dialect(name: str) -> Dialect:
     >>> dialect("megatron-ml")
     Traceback (most recent call last):
     loadgauge.errors.ConfigError: unknown dialect 'megatron-ml' (known: megatron, megatron-bridge, torchtitan, deepspeed,
-    accelerate, transformers, trl, axolotl, llamafactory, verl); did you mean megatron?
+    accelerate, transformers, trl, axolotl, llamafactory, verl, torchtune, litgpt, ms-swift, automodel, unsloth); did you
+    mean megatron?
     """
     wanted = ALIASES.get(name.lower(), name.lower())
     if wanted not in FILES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,20 @@ from loadgauge.formats.argv import Argv
 from loadgauge.formats.dialects import dialect as dialect_of
 from loadgauge.formats.dialects import recognise
 from loadgauge.formats.facts import SPLITS, Extra, Fact, describe, facts_given, facts_of, merge, solve
+from loadgauge.formats.known_files import KnownFile, known_file
 from loadgauge.formats.nested import json_document, toml_document, yaml_document
 from loadgauge.formats.table import Dialect, Document, Keys, Missing
 from loadgauge.formats.uncounted import Uncounted
 from loadgauge.spec.axes import DEGREES, RANK_ORDER
 from loadgauge.spec.job import Job
+from loadgauge.spec.optimizers import OPTIMIZERS
 
 LARGEST_FILE = 100_000
 """Bytes. A job file has some thousands."""
+LARGEST_NOTEBOOK = 4_000_000
+"""Bytes of a notebook, which may hold the pictures that it printed."""
 SYNTAXES = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
+SYNTAXES |= dict.fromkeys((".py", ".ipynb"), "python")
 SYNTAXES |= dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch"), "argv")
 DERIVED = ("dp", "shards", "nodes", "gpus_per_node", "accumulation")
 """Facts that follow from others, so that a file may leave them out."""
@@ -32,8 +38,10 @@ LAUNCHED_WITH = "config_file"
 """The option of `accelerate launch` that names its configuration."""
 ALIKE: dict[str, Any] = {
     "lora_rank": 0, **dict.fromkeys(DEGREES, 1), "zero": 0, "replicas": 1, "sequence_parallel": False,
-    "recompute": "none", "loss": "auto", "offload": "none", "qlora": False, "attention": "flash", "micro_batch": 1,
-    "order": ",".join(RANK_ORDER), "precision": "bf16", "optimizer": "adamw", "overlap": "cp,pp,prefetch",
+    "recompute": "none", "loss": "auto", "offload": "none", "offload_to": "cpu",
+    "activation_offload": "none", "pin_memory": True, "qlora": False, "attention": "flash", "micro_batch": 1,
+    "order": ",".join(RANK_ORDER), "precision": "bf16", "weights": "bfloat16", "optimizer": "adamw",
+    "overlap": "cp,pp,prefetch", "kernels": "native", "use_dora": False, "eval_batches": 0, "save": "sharded",
 }  # fmt: skip
 """What a job is estimated with where nothing is said."""
 
@@ -41,16 +49,19 @@ ALIKE: dict[str, Any] = {
 class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     """A job file that was read.
 
+    version: of the tool, whose defaults are taken where the file does not say
     job, extra: what it says; the model is empty where it names none
     facts: the same before GPUs and batches were worked out, with the keys that say it
     unread: its keys that no idea reads; auto: keys that it leaves to another file
     uncounted: what it asks for that is not counted
     stopped: what it asks for that there is no estimate with, where that was allowed
+    remarks: what was taken for a file that it names, in words
     """
 
     dialect: str
     syntax: str
     file: str
+    version: str = ""
     job: Job
     extra: Extra = Extra()
     facts: dict[str, Fact] = {}
@@ -58,6 +69,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     auto: tuple[str, ...] = ()
     uncounted: tuple[Uncounted, ...] = ()
     stopped: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,18 +85,16 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 def load(path: str | Path) -> str:
     """The text of a job file. Raises `ConfigError` where it is none: no regular file, too large, or not UTF-8."""
-    return read_text(path, LARGEST_FILE)
+    return read_text(path, LARGEST_NOTEBOOK if str(path).lower().endswith(".ipynb") else LARGEST_FILE)
 
 
 def _syntax(text: str, file: str) -> str:
     suffix = Path(file).suffix.lower()
-    if suffix == ".py":
-        raise ConfigError(
-            "is a program, which is not run; give the flags or the file that it is started with", file=file
-        )
     if suffix in SYNTAXES:
         return SYNTAXES[suffix]
     start = text.lstrip()
+    if re.search(r"^(?:from|import) \w", text, re.MULTILINE):
+        return "python"
     if start.startswith("{"):
         return "json"
     if (
@@ -105,6 +115,11 @@ def document(text: str, syntax: str, chosen: Dialect | None = None, file: str = 
         if syntax == "argv":
             style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
             return Argv(text, style, objects)  # type: ignore[arg-type]
+        if syntax == "python":
+            from loadgauge.formats.calls import Calls
+            from loadgauge.formats.unsloth import FIRST, SECTIONS
+
+            return Calls(text, SECTIONS, FIRST)
         reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
         return reader(text, sections)
     except ConfigError as error:
@@ -139,14 +154,18 @@ def read(
     version: str | None = None,
     alone: bool = False,
     keeping: str | None = None,
+    beside: frozenset[str] = frozenset(),
 ) -> JobFile:
     """Reads a job file. Raises `ConfigError` where it contradicts itself, where no dialect knows it, or where it asks for
     something that an estimate would be wrong about.
 
     name: of the dialect; None: the one whose keys the file has
     given: facts known from elsewhere, as flags name them, which go before the file's
-    version: of the tool; None: the newest whose defaults are known
+    version: of the tool, or releases of libraries as `--version` takes them, of which the tool's counts; None: the newest
+        whose defaults are known
     alone: a DeepSpeed configuration that it names is not looked for on the disk
+    beside: paths of files that are read as well; where there are any, a configuration that is named is one of them or is
+        looked for
     keeping: a dialect whose files are only patched: what there is no estimate with stays in them, and is `stopped`
 
     >>> file = read('{"zero_optimization": {"stage": 3}, "train_batch_size": 64, "gradient_clipping": 1.0,'
@@ -156,22 +175,33 @@ def read(
     """
     syntax = _syntax(text, file)
     chosen = recognise_text(text, syntax, file) if name is None else dialect_of(name)
+    if chosen is None and syntax == "python":
+        raise ConfigError(
+            "is a program, which is not run, and none of Unsloth's calls are in it; give the flags or the file that it is"
+            " started with", file=file,
+        )  # fmt: skip
     if chosen is None:
         raise ConfigError("has no keys of a job file that is known; say whose it is with --from", file=file)
     if syntax not in chosen.syntaxes:
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
-    keys = Keys(document(text, syntax, chosen, file), file, chosen.auto, _version(version))
+    release = _version(version, chosen)
+    keys = Keys(document(text, syntax, chosen, file), file, chosen.auto, release, given)
     known = facts_given(given or {})
     reading = _read_alone(chosen, keys, frozenset(known), keeping=keeping == chosen.name)
-    facts, unread, uncounted = reading.facts, reading.unread, reading.uncounted
-    facts.setdefault("framework", Fact(chosen.framework, chosen.name, True))
+    facts, unread, uncounted, remarks = reading.facts, reading.unread, reading.uncounted, reading.remarks
+    # Whoever has a configuration of DeepSpeed trains with it, whatever the trainer's own file would do.
+    facts.setdefault("framework", Fact(chosen.framework, chosen.name, chosen.name != "deepspeed"))
     if not alone:
-        for other in _read_named(keys, file, frozenset(known)):
+        for other in _read_named(keys, file, frozenset(known), beside):
             facts = merge(facts, other.facts, other.file)
             unread += tuple(f"{other.file}: {key}" for key in other.unread)
             uncounted += other.uncounted
+            remarks += other.remarks
     job, extra = solve(_with(facts, known), file)
-    return msgspec.structs.replace(reading, job=job, extra=extra, facts=facts, unread=unread, uncounted=uncounted)
+    used = chosen.newest if release is None else ".".join(map(str, release))
+    return msgspec.structs.replace(
+        reading, version=used, job=job, extra=extra, facts=facts, unread=unread, uncounted=uncounted, remarks=remarks
+    )
 
 
 def _read_alone(chosen: Dialect, keys: Keys, known: frozenset[str], *, keeping: bool = False) -> JobFile:
@@ -198,17 +228,33 @@ def _first(errors: list[ConfigError]) -> ConfigError:
     return ConfigError(f"{message} (so do {len(rest)} more: {names})", key=first.key, file=first.file)
 
 
-def _version(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    parts = text.split(".")
-    if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in parts):
-        raise ConfigError(f"must be a version such as 1.6, got {text!r}", key="version")
-    return tuple(int(part) for part in parts)
+def _version(text: str | None, chosen: Dialect) -> tuple[int, ...] | None:
+    """The release of the dialect's tool in `1.6`, or in `trl=1.6,torch=2.6`."""
+    for word in (text or "").split(","):
+        library, _, release = word.replace("==", "=").rpartition("=")
+        if not word.strip() or (library and library.strip().lower() != chosen.library):
+            continue
+        parts = release.strip().split(".")
+        if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in parts):
+            raise ConfigError(f"must be a version such as 1.6, got {release!r}", key="version")
+        return tuple(int(part) for part in parts)
+    return None
 
 
-def _read_named(keys: Keys, file: str, known: frozenset[str]) -> list[JobFile]:
-    """The files that a job file names: DeepSpeed's configuration, and that of `accelerate launch`."""
+def with_tool(version: str | None, dialect: str) -> str | None:
+    """Releases of libraries with the tool's name before a number that stands alone.
+
+    >>> with_tool("0.24,torch=2.6", "trl"), with_tool("0.3", "megatron-bridge")
+    ('trl=0.24,torch=2.6', None)
+    """
+    library = dialect_of(dialect).library
+    words = [word.strip() for word in (version or "").split(",") if word.strip()]
+    named = [word if "=" in word else f"{library}={word}" if library else "" for word in words]
+    return ",".join(filter(None, named)) or None
+
+
+def _read_named(keys: Keys, file: str, known: frozenset[str], beside: frozenset[str]) -> list[JobFile]:
+    """The files that a job file names: DeepSpeed's configuration, and that of `accelerate launch`, which may name the former."""
     named: list[tuple[str, str, tuple[str, ...]]] = [(key, "deepspeed", (".json",)) for key in BESIDE]
     if keys.document.syntax == "argv":
         named.append((LAUNCHED_WITH, "accelerate", (".yaml", ".yml")))
@@ -220,6 +266,13 @@ def _read_named(keys: Keys, file: str, known: frozenset[str]) -> list[JobFile]:
             continue
         places = [Path(file).parent / name, Path(name)] if file else [Path(name)]
         place = next((place for place in places if place.is_file()), None)
+        if Path(name).name in {Path(path).name for path in beside}:
+            continue
+        if place is None and (told := known_file(name)) is not None:
+            files.append(_of_tool(name, told, known))
+            continue
+        if place is None and beside:
+            continue
         if place is None:
             if "zero" in known:
                 continue
@@ -228,7 +281,17 @@ def _read_named(keys: Keys, file: str, known: frozenset[str]) -> list[JobFile]:
         chosen = dialect_of(dialect)
         other = Keys(document(load(place), chosen.syntaxes[0], chosen, str(place)), str(place), chosen.auto)
         files.append(_read_alone(chosen, other, known))
+        if dialect == "accelerate":
+            files += _read_named(other, str(place), known, beside)
     return files
+
+
+def _of_tool(name: str, told: KnownFile, known: frozenset[str]) -> JobFile:
+    """A configuration that is not there, as the tool that comes with it has it."""
+    chosen = dialect_of("deepspeed")
+    keys = Keys(document(told.content, "json", chosen, name), name, chosen.auto)
+    remark = f"{name} is not there, and is taken to be {told.tool}'s ({told.source})"
+    return msgspec.structs.replace(_read_alone(chosen, keys, known), unread=(), remarks=(remark,))
 
 
 def _with(of_file: Mapping[str, Fact], given: Mapping[str, Fact]) -> dict[str, Fact]:
@@ -270,6 +333,8 @@ def write(
     wanted, changed = facts_of(job, extra), False
     if template is None and job.micro_batch is None and job.global_batch is None:
         wanted["micro_batch"] = 1  # without a batch the file could be any tool's
+    if "lora_rank" in wanted:
+        wanted = {"use_dora": False, "modules_to_save": None} | wanted
     for idea in chosen.ideas:
         if not wanted.keys() & set(idea.facts):
             continue
@@ -278,8 +343,6 @@ def write(
                 changed |= _put(target, key, value)
     text = target.text() if changed or template is None else template
     left_out = _left_out(job, text, chosen, kind)
-    if "lora_dropout" in wanted and not any("lora_dropout" in idea.facts for idea in chosen.ideas):
-        left_out += (f"lora_dropout = {wanted['lora_dropout']}: has no place in it",)
     return Written(dialect=chosen.name, text=text, left_out=left_out)
 
 
@@ -318,7 +381,7 @@ def _left_out(job: Job, text: str, chosen: Dialect, syntax: str) -> tuple[str, .
     lines = [f"--gpus {job.gpus}: is said to the launcher"] if beyond and solve(facts)[0].gpus != job.gpus else []
     for field, asked in describe(job, Extra()).items():
         got = written.get(field)
-        if field in ("framework", "gpus_per_node", "gpus"):
+        if field in ("framework", "gpus_per_node", "gpus") or (field == "optimizer" and _runs(asked, got)):
             continue
         if field in ("lora_targets", "base", "schedule", "cp_comm") and got is None and _alike(field, asked, job):
             continue
@@ -327,6 +390,12 @@ def _left_out(job: Job, text: str, chosen: Dialect, syntax: str) -> tuple[str, .
             rest = "has no place in it" if got is None else f"it means {got}"
             lines.append(f"{flag}: {rest}")
     return tuple(lines)
+
+
+def _runs(asked: str, got: str | None) -> bool:
+    """Whether an optimizer is one way to run the one that was asked for."""
+    name, _, options = (got or "").partition(":")
+    return name in OPTIMIZERS and ":".join(filter(None, (OPTIMIZERS[name].variant_of, options))) == asked
 
 
 def _alike(field: str, asked: Any, job: Job) -> bool:

@@ -20,10 +20,12 @@ from loadgauge.spec.axes import DEGREES, FACTORS
 from loadgauge.spec.job import Job
 
 NAMES = (
-    "model", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas",
-    "sequence_parallel", "schedule", "stage_layers", "recompute", "micro_batch", "global_batch", "accumulation", "seq_len",
-    "precision", "optimizer", "attention", "loss", "lora_rank", "lora_targets", "qlora", "base", "offload", "cp_comm",
-    "order", "overlap",
+    "model", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas", "sequence_parallel", "schedule",
+    "stage_layers", "recompute", "micro_batch", "global_batch", "accumulation", "seq_len", "precision", "weights",
+    "optimizer", "attention", "loss", "kernels", "compile", "lora_rank", "lora_targets", "qlora", "base", "lora_dropout",
+    "lora_dtype", "kbit_upcast", "use_dora", "modules_to_save", "lora_layers", "train", "offload", "offload_to",
+    "activation_offload", "pin_memory", "end_units", "engine",
+    "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap",
 )  # fmt: skip
 """What a converted job is described by, in this order."""
 FIELDS = tuple(name for name in NAMES if name in Job.__struct_fields__)
@@ -38,12 +40,10 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
 
     config: the model as a Hugging Face `config.json`, where the file has the sizes instead of a name
     accumulation: micro-batches of a step on one data parallel rank, where how many ranks there are is not known
-    lora_dropout: share of the adapters' inputs that is dropped; None where no adapters are trained or nothing is fact
     """
 
     config: dict[str, Any] | None = None
     accumulation: int | None = None
-    lora_dropout: float | None = None
 
 
 class Fact(msgspec.Struct, frozen=True):
@@ -130,35 +130,27 @@ def solve(facts: Mapping[str, Fact], file: str = "") -> tuple[Job, Extra]:
     return job, Extra(
         config=_value(facts, "config"),
         accumulation=accumulation if batch is None else None,
-        lora_dropout=_value(facts, "lora_dropout") if job.lora_rank else None,
     )
 
 
 def _precision_of_weights(
     loaded: Fact, values: Mapping[str, Any], facts: Mapping[str, Fact], file: str
 ) -> dict[str, Any]:
-    """The precision recipe where the file says what format the weights are loaded in.
-
-    With FSDP accelerate casts them to float32, DeepSpeed keeps a float32 copy, and frozen weights have no optimizer, so
-    it matters only where whole weights are trained on every GPU: those of 16 bits are trained in 16 bits throughout.
-    """
-    plain = values.get("framework", "huggingface") == "huggingface" and not values.get("zero")
-    if values.get("lora_rank") and (values.get("qlora") or loaded.value != "fp32"):
-        return {}
-    if not plain or values.get("precision") not in ("bf16", "fp16") or facts["precision"].key.startswith("--"):
-        return {}
-    if loaded.value == "auto":
-        raise ConfigError(
-            "auto is whatever the checkpoint has; give --precision bf16-pure for a checkpoint of 16 bits, or"
-            " --precision bf16-autocast for one of float32", key=loaded.key, file=file,
-        )  # fmt: skip
-    if loaded.value == "fp16" and values["precision"] == "fp16":
-        raise ConfigError(
-            "weights of float16 cannot be trained with fp16's scaled gradients", key=loaded.key, file=file
-        )
-    if loaded.value == "fp16" or (loaded.value == "bf16" and values["precision"] == "fp16"):
+    """The dtype that weights are loaded in, where it has a say: DeepSpeed keeps its own float32 copy whatever it is, and a
+    recipe that is given by its name says what the weights are."""
+    name, framework = values.get("precision"), values.get("framework", "huggingface")
+    if framework != "huggingface" or loaded.value is None:
+        return {"weights": None}
+    if name == "fp32" and not values.get("lora_rank") and not values.get("zero"):
+        # No autocast: everything is in the dtype of the weights.
+        narrow = loaded.value in ("auto", "bfloat16", "float16") and not facts["precision"].key.startswith("--")
+        return {"precision": "bf16-pure" if narrow else name, "weights": None}
+    if name not in ("bf16", "fp16"):
+        return {"weights": None}
+    halves = {"bf16": "bfloat16", "fp16": "float16"}
+    if not values.get("lora_rank") and loaded.value in halves.values() and loaded.value != halves[name]:
         raise ConfigError(f"{loaded.value} contradicts {facts['precision']}", key=loaded.key, file=file)
-    return {"precision": "bf16-pure" if loaded.value == "bf16" else f"{values['precision']}-autocast"}
+    return {"weights": None if name == "fp16" and loaded.default else loaded.value}
 
 
 def _value(facts: Mapping[str, Fact], name: str) -> Any:
@@ -223,8 +215,6 @@ def facts_of(job: Job, extra: Extra | None = None) -> dict[str, Any]:
     """
     extra = extra or Extra()
     values = describe(job, extra)
-    if extra.lora_dropout is not None:
-        values["lora_dropout"] = extra.lora_dropout
     dp = 1
     if job.gpus is not None:
         dp, left = divmod(job.gpus, ranks_of_replica(job))

@@ -6,9 +6,12 @@ from typing import Any
 
 from loadgauge.formats import deepspeed
 from loadgauge.formats.coverage import words
+from loadgauge.formats.evaluation import evaluation, saving
 from loadgauge.formats.megatron import launched
+from loadgauge.formats.optimizers import optimizer
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import ATTENTION, SHARDING, TORCH_OPTIMIZERS
+from loadgauge.spec.stacks import LOADED_DTYPE, LOADED_DTYPE_SFT, Stack
 
 FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 INLINE = "deepspeed."
@@ -57,10 +60,17 @@ def sharding(switched: bool = True) -> Idea:
 
     switched: whether `fsdp` must be on for `fsdp_config` to count; in axolotl it counts by being there
     """
-    inner = deepspeed.zero(INLINE)
+    inner, sizes = deepspeed.zero(INLINE), deepspeed.engine(INLINE)
     names = ("reshard_after_forward", "version", "sharding_strategy", "cpu_offload", "offload_params")
     keyed = {name: (f"fsdp_config.{name}", f"fsdp_config.fsdp_{name}") for name in names}
-    owned = ("fsdp", "deepspeed", *inner.keys, *(key for pair in keyed.values() for key in pair), "fsdp_version")
+    owned = (
+        "fsdp",
+        "deepspeed",
+        *inner.keys,
+        *sizes.keys,
+        *(key for pair in keyed.values() for key in pair),
+        "fsdp_version",
+    )
 
     def first(keys: Keys, name: str) -> str | None:
         return next((key for key in keyed[name] if keys.has(key)), None)
@@ -98,7 +108,7 @@ def sharding(switched: bool = True) -> Idea:
         if configuration is not None and keys.has("fsdp") and keys.raw("fsdp") is not False:
             raise keys.wrong("deepspeed", f"contradicts {keys.document.shown('fsdp')}")
         if isinstance(configuration, dict):
-            return {"framework": "deepspeed"} | inner.read(keys)
+            return {"framework": "deepspeed"} | inner.read(keys) | sizes.read(keys)
         if configuration is not None and configuration is not False:
             return {"framework": "deepspeed"}
         if keys.has("fsdp") or (not switched and any(keys.has(*pair) for pair in keyed.values())):
@@ -118,7 +128,7 @@ def sharding(switched: bool = True) -> Idea:
             auto = {f"{INLINE}{name}": "auto" for name in FILLED if not keys.has(f"{INLINE}{name}")}
             if isinstance(configuration, dict):
                 auto = {}
-            return values | auto | inner.write(facts, keys)
+            return values | auto | inner.write(facts, keys) | sizes.write(facts, keys)
         if not zero:
             return values
         present = {name: first(keys, name) or pair[0] for name, pair in keyed.items()}
@@ -142,7 +152,9 @@ def sharding(switched: bool = True) -> Idea:
             present["cpu_offload"]: True if moved == "all" else None,
         }  # fmt: skip
 
-    return Idea(keys=owned, facts=("framework", "zero", "offload"), read=read, write=write)
+    return Idea(
+        keys=owned, facts=("framework", "zero", "offload", "offload_to", "pin_memory", "overlap"), read=read, write=write
+    )  # fmt: skip
 
 
 def half(default: Any = None, pure: str = "") -> Idea:
@@ -164,6 +176,8 @@ def half(default: Any = None, pure: str = "") -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         name = facts["precision"]
+        if pure and name == "bf16" and facts.get("weights") == "bfloat16":
+            name = "bf16-pure"
         if name not in ("bf16", "fp16", "fp32") and not (pure and name == "bf16-pure"):
             return {}
         usual = default(keys) if callable(default) else default
@@ -177,22 +191,36 @@ def half(default: Any = None, pure: str = "") -> Idea:
 
 
 DTYPES = {
-    "bfloat16": "bf16", "bf16": "bf16", "torch.bfloat16": "bf16", "float32": "fp32", "fp32": "fp32",
-    "torch.float32": "fp32", "float16": "fp16", "fp16": "fp16", "torch.float16": "fp16", "half": "fp16", "auto": "auto",
+    "bfloat16": "bfloat16", "bf16": "bfloat16", "torch.bfloat16": "bfloat16", "float32": "float32", "fp32": "float32",
+    "torch.float32": "float32", "float16": "float16", "fp16": "float16", "torch.float16": "float16", "half": "float16",
+    "auto": "auto",
 }  # fmt: skip
-"""`torch_dtype` of `from_pretrained`."""
+"""`dtype` (`torch_dtype`) of `from_pretrained`."""
 
 
-def weights(*names: str) -> Idea:
-    """The idea of the format that weights are loaded in: bf16, fp16, fp32, or auto, which is the checkpoint's (`solve`)."""
+def weights(*names: str, default: Any = None, decides: bool = False) -> Idea:
+    """The idea of the dtype that weights are loaded in; `auto` is the checkpoint's.
+
+    default: a function of the keys; decides: whether float32 throughout is said here alone, without a switch for it
+    """
 
     def read(keys: Keys) -> Facts:
-        return {"weights": keys.agreed(names, lambda name: _dtype(keys, name))}
+        stated = keys.agreed(names, lambda name: _dtype(keys, name))
+        return {"weights": default(keys) if stated is None and default is not None else stated}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {}
+        present = [name for name in names if keys.has(name)] or names[:1]
+        if "weights" not in facts:
+            return {present[0]: "float32"} if facts.get("precision") == "fp32" else {}
+        return dict.fromkeys(names) | {present[0]: facts["weights"]}
 
-    return Idea(keys=names, facts=("weights",), read=read, write=write)
+    facts = ("weights", "precision") if decides else ("weights",)
+    return Idea(keys=names, facts=facts, read=read, write=write)
+
+
+def _without_autocast(keys: Keys) -> str | None:
+    """What a script loads where the file says neither bf16 nor fp16: nothing else then says what is trained."""
+    return None if keys.flag("bf16") or keys.flag("fp16") or "bf16" in keys.left else LOADED_DTYPE.at(Stack()).value
 
 
 def _dtype(keys: Keys, name: str) -> str | None:
@@ -204,11 +232,13 @@ def _dtype(keys: Keys, name: str) -> str | None:
     return word
 
 
-def targets(rank: str, modules: str, switch: Any, usual: int, everything: str = "all-linear") -> Idea:
+def targets(
+    rank: str, modules: str, switch: Any, usual: int, everything: str = "all-linear", parameters: str = ""
+) -> Idea:
     """The idea of LoRA: its rank and the linear layers that get adapters.
 
     rank, modules: keys; switch: a key with its values for off and on; usual: the tool's default rank
-    everything: the word for all linear layers
+    everything: the word for all linear layers; parameters: a key for the matrices of experts (PEFT's `target_parameters`)
     """
     key, off, on = switch
 
@@ -220,20 +250,28 @@ def targets(rank: str, modules: str, switch: Any, usual: int, everything: str = 
             return {"lora_rank": 0}
         chosen = keys.words(modules)
         words = None if chosen is None else "all" if chosen in ([everything], ["all"]) else ",".join(chosen)
+        if parameters and (experts := keys.words(parameters)):
+            words = ",".join([*([words] if words else []), *experts])
         return {"lora_rank": keys.whole(rank) or usual, "lora_targets": words}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not facts.get("lora_rank"):
             return {key: None if off is False or off is None else off, rank: None, modules: None}
         words = facts.get("lora_targets")
+        listed = [] if words is None else words.split(",")
+        experts = [word for word in listed if "experts." in word] if parameters else []
+        if experts:
+            words = ",".join(word for word in listed if word not in experts) or None
         spelled = None if words is None else everything if words == "all" else words.split(",")
         if words == "attention":
             spelled = ["q_proj", "k_proj", "v_proj", "o_proj"]
         if isinstance(spelled, str) and keys.document.syntax == "argv":
             spelled = [spelled]  # in the place of all the words of a list
-        return {key: on, rank: facts["lora_rank"], modules: spelled}
+        more = {parameters: experts or None} if parameters else {}
+        return {key: on, rank: facts["lora_rank"], modules: spelled} | more
 
-    return Idea(keys=(rank, modules, key), facts=("lora_rank", "lora_targets"), read=read, write=write)
+    names = (rank, modules, key, parameters) if parameters else (rank, modules, key)
+    return Idea(keys=names, facts=("lora_rank", "lora_targets"), read=read, write=write)
 
 
 def processes(*, argv: bool = True) -> Idea:
@@ -294,10 +332,11 @@ def dropout(key: str, switch: str = "", default: float | None = None) -> Idea:
         share = keys.real(key)
         if share is not None and not 0 <= share < 1:
             raise keys.wrong(key, f"must be at least 0 and below 1, got {share:g}")
-        return {"lora_dropout": default if share is None and switch and keys.flag(switch) else share}
+        usual = default if share is None and switch and keys.flag(switch) else share
+        return {"lora_dropout": usual or None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        return {key: facts["lora_dropout"]}
+        return {key: facts.get("lora_dropout")}
 
     return Idea(keys=(key,), facts=("lora_dropout",), read=read, write=write)
 
@@ -306,22 +345,51 @@ def _quantised() -> Idea:
     four, eight, kind, nested = "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant"
 
     def read(keys: Keys) -> Facts:
+        save = keys.words("lora_modules_to_save")
+        whole = {"use_dora": keys.flag("use_dora") or None, "modules_to_save": ",".join(save) if save else None}
         if keys.flag(eight):
-            raise keys.wrong(eight, "a base in 8 bits is not read; 4 bits are")
+            return {"qlora": True, "base": "int8"} | _trl_run(keys, eight=True) | whole
         if not keys.flag(four):
-            return {"qlora": False}
-        keys.choice(kind, {"nf4": True})
-        return {"qlora": True, "base": "nf4" if keys.flag(nested) else "nf4-single"}
+            return {"qlora": False} | whole
+        base = keys.choice(kind, {"nf4": "nf4-single", "fp4": "fp4"}) or "nf4-single"
+        if keys.flag(nested):
+            if base == "fp4":
+                raise keys.wrong(nested, "quantised scales of fp4 are not read; those of nf4 are")
+            base = "nf4"
+        return {"qlora": True, "base": base} | _trl_run(keys) | whole
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         base = facts.get("base") or "nf4"
+        save = facts.get("modules_to_save")
+        whole = {
+            "use_dora": True if facts.get("use_dora") else None, "lora_modules_to_save": save.split(",") if save else None
+        }  # fmt: skip
         if not facts.get("qlora"):
-            return {four: False if keys.has(four) else None, nested: None}
-        if base not in ("nf4", "nf4-single"):
+            return {four: False if keys.has(four) else None, nested: None, eight: None, kind: None} | whole
+        if base == "int8":
+            return {eight: True, four: None, nested: None, kind: None} | whole
+        if base not in ("nf4", "nf4-single", "fp4"):
             return {}
-        return {four: True, nested: True if base == "nf4" else None}
+        spelled = "fp4" if base == "fp4" else None
+        return {four: True, eight: None, nested: True if base == "nf4" else None, kind: spelled} | whole
 
-    return Idea(keys=(four, eight, kind, nested), facts=("qlora", "base"), read=read, write=write)
+    return Idea(
+        keys=(four, eight, kind, nested, "use_dora", "lora_modules_to_save"),
+        facts=("qlora", "base", "kbit_upcast", "lora_dtype", "use_dora", "modules_to_save"), read=read, write=write,
+    )  # fmt: skip
+
+
+def _trl_run(keys: Keys, *, eight: bool = False) -> Facts:
+    """How the adapters of a quantised model run.
+
+    Since TRL 1.0 they are made bfloat16, and nothing float32. Before, `prepare_model_for_kbit_training` cast all that is not
+    quantised to float32, of which with bf16 and 4 bits `peft_module_casting_to_bf16` left the norms.
+    """
+    if keys.since(1, 0):
+        return {"kbit_upcast": "none", "lora_dtype": "bfloat16"}
+    bf16 = keys.flag("bf16")
+    half = bf16 if bf16 is not None else _trl_precision(keys) == "bf16" and not keys.flag("fp16")
+    return {"kbit_upcast": "all"} if eight or not half else {"kbit_upcast": "norms", "lora_dtype": "bfloat16"}
 
 
 def _trl_loss() -> Idea:
@@ -331,32 +399,55 @@ def _trl_loss() -> Idea:
         # Since 1.6 the logits are never whole, with a plain `nll` too from 1.16 on.
         words = {"nll": keys.since(1, 16), "chunked_nll": True, "dft": False}
         values = keys.choice(key, words)
-        chunked = keys.flag(liger) or keys.flag(old) or (keys.since(1, 6) if values is None else values)
-        return {"loss": "chunked" if chunked else "auto"}
+        if keys.flag(liger) or keys.flag(old):
+            return {"loss": "auto", "kernels": "liger"}
+        chunked = keys.since(1, 6) if values is None else values
+        whole = keys.since(1, 16)  # of one kernel, with tiles of the logits; before, of the model's head in chunks
+        return {"loss": ("tiled" if whole else "chunked") if chunked else "auto", "kernels": "native"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        chunked = (facts.get("loss") or "auto").startswith("chunked")
+        if facts.get("kernels") == "liger":
+            return {key: None, liger: True}
+        chunked = (facts.get("loss") or "auto").startswith(("chunked", "tiled"))
         return {key: "nll" if chunked else None, liger: False if keys.has(liger) else None} if chunked else {}
 
-    return Idea(keys=(key, liger, old), facts=("loss",), read=read, write=write)
+    return Idea(keys=(key, liger, old), facts=("loss", "kernels"), read=read, write=write)
 
 
 def liger(*names: str) -> Idea:
-    """The idea of Liger's kernels, whose loss is chunked; the first name is written."""
+    """The idea of Liger's kernels; the first name is written."""
 
     def read(keys: Keys) -> Facts:
-        return {"loss": "chunked" if any(keys.flag(name) for name in names) else "auto"}
+        return {"kernels": "liger" if any(keys.flag(name) for name in names) else "native"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        chunked = facts.get("loss") == "chunked"
-        off: dict[str, Any] = {name: None for name in names[1:] if keys.has(name) and not chunked}
-        return off | {names[0]: True if chunked else False if keys.has(names[0]) else None}
+        on = facts.get("kernels") == "liger"
+        off: dict[str, Any] = {name: None for name in names[1:] if keys.has(name) and not on}
+        return off | {names[0]: True if on else False if keys.has(names[0]) else None}
 
-    return Idea(keys=names, facts=("loss",), read=read, write=write)
+    return Idea(keys=names, facts=("kernels",), read=read, write=write)
+
+
+def compiled(*names: str, default: Any = False) -> Idea:
+    """The idea of torch.compile."""
+    return row("compile", *names, kind="flag", default=default, off=False, add=False)
+
+
+TORCH_COMPILE = compiled("torch_compile", default=lambda keys: keys.has("torch_compile_backend", "torch_compile_mode"))
+"""TrainingArguments: a backend or a mode switches it on."""
 
 
 def _trl_precision(keys: Keys) -> str | None:
     return "bf16" if keys.since(0, 19) else None
+
+
+def _sft_loads(keys: Keys) -> str | None:
+    """The trainer loads the model by its name."""
+    quantised = keys.flag("load_in_4bit") or keys.flag("load_in_8bit")
+    release = next((number for number in ((0, 27), (0, 26)) if keys.since(*number)), None)
+    # Older ones went with transformers 4.
+    stack = Stack((("trl", (0, 25)), ("transformers", (4, 57)))) if release is None else Stack((("trl", release),))
+    return None if quantised else LOADED_DTYPE_SFT.at(stack).value
 
 
 def _trl_checkpointing(keys: Keys) -> bool:
@@ -374,7 +465,15 @@ BATCH = (
     row("micro_batch", "per_device_train_batch_size", default=8),
     row("accumulation", "gradient_accumulation_steps", default=1),
 )
-OPTIMIZER = row("optimizer", "optim", words=TORCH_OPTIMIZERS, default="adamw")
+ACTIVATIONS = row(
+    "activation_offload", "activation_offloading", words={"true": "all", "false": "none"}, default="none", off="none",
+)  # fmt: skip
+"""TRL's and axolotl's switch, under which all that is kept for backward goes to host memory."""
+SAVING = saving(
+    "fsdp_config.state_dict_type", "fsdp_config.fsdp_state_dict_type",
+    switches=tuple(f"{INLINE}zero_optimization.{name}" for name in deepspeed.GATHERS),
+)  # fmt: skip
+OPTIMIZER = optimizer("optim", TORCH_OPTIMIZERS)
 METHOD = (OPTIMIZER, attention("use_flash_attention_2"))
 
 BLANK = {
@@ -398,8 +497,11 @@ TRANSFORMERS = Dialect(
         row("seq_len", "block_size", "max_seq_length", "model_max_length", "max_length", add=False),
         checkpointing(),
         half(),
-        weights("dtype", "torch_dtype"),
+        weights("dtype", "torch_dtype", default=_without_autocast, decides=True),
         liger("use_liger_kernel"),
+        evaluation(),
+        SAVING,
+        TORCH_COMPILE,
     ),
     programs=OTHER_TRAINERS,
 )
@@ -430,11 +532,15 @@ TRL = Dialect(
         row("seq_len", "max_length", "max_seq_length", default=1024),
         checkpointing(_trl_checkpointing, new="gradient_checkpointing"),
         half(_trl_precision),
-        weights("dtype", "torch_dtype"),
+        weights("dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype", default=_sft_loads),
         _trl_loss(),
+        TORCH_COMPILE,
+        ACTIVATIONS,
         _quantised(),
-        targets("lora_r", "lora_target_modules", ("use_peft", False, True), 16),
+        targets("lora_r", "lora_target_modules", ("use_peft", False, True), 16, parameters="lora_target_parameters"),
         dropout("lora_dropout", "use_peft", 0.05),
+        evaluation(),
+        SAVING,
     ),
     programs=OTHER_TRAINERS,
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.formats.coverage import words
-from loadgauge.formats.huggingface import BATCH, OPTIMIZER, SHARED, dropout, half, liger, targets
+from loadgauge.formats.evaluation import evaluation
+from loadgauge.formats.huggingface import BATCH, OPTIMIZER, SAVING, SHARED, TORCH_COMPILE, dropout, half, liger, targets
+from loadgauge.formats.partial import freeze
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 
 
@@ -33,49 +35,112 @@ def _adapter() -> Idea:
     bits, kind, nested, method = "quantization_bit", "quantization_type", "double_quantization", "quantization_method"
 
     def read(keys: Keys) -> Facts:
-        how = keys.choice("finetuning_type", {"lora": "lora", "full": "full"}) or "lora"
+        how = keys.choice("finetuning_type", METHODS) or "lora"
         number = keys.whole(bits)
         if how == "full":
             if number is not None:
                 raise keys.wrong(bits, "goes with finetuning_type lora, not with full")
             return {"lora_rank": 0, "qlora": False}
-        if number not in (None, 4):
-            raise keys.wrong(bits, f"a base in {number} bits is not read; 4 bits are")
-        keys.choice(kind, {"nf4": True})
-        keys.choice(method, {"bnb": True, "bitsandbytes": True})
+        if number not in (None, 4, 8):
+            raise keys.wrong(bits, f"a base in {number} bits is not read; 4 and 8 bits are")
+        fours = keys.choice(kind, {"nf4": "nf4", "fp4": "fp4"}) or "nf4"
+        library = keys.choice(method, {"bnb": "bnb", "bitsandbytes": "bnb", "hqq": "hqq"}) or "bnb"
         facts = {"lora_rank": keys.whole("lora_rank") or 8, "lora_targets": inner.read(keys).get("lora_targets")}
         facts["lora_targets"] = facts.get("lora_targets") or "all"
         base = "nf4-single" if keys.flag(nested) is False else "nf4"
-        return facts | {"qlora": number == 4, "base": base if number == 4 else None}
+        if library == "hqq":
+            if number == 8:
+                raise keys.wrong(bits, "a base of HQQ in 8 bits is not read; 4 bits are")
+            base = "hqq"
+        elif fours == "fp4" and number == 4:
+            if keys.flag(nested) is not False:
+                raise keys.wrong(kind, "fp4 with quantised scales is not read; double_quantization: false is")
+            base = "fp4"
+        upcast = "norms" if keys.flag("upcast_layernorm") else "none" if number is not None else None
+        save = keys.words("additional_target")
+        return facts | {
+            "qlora": number is not None, "base": None if number is None else "int8" if number == 8 else base,
+            "kbit_upcast": upcast, "use_dora": keys.flag("use_dora") or None,
+            "modules_to_save": ",".join(save) if save else None,
+            # PEFT makes adapters float32 beside 16-bit weights, with pure_bf16 too (get_peft_model's autocast_adapter_dtype).
+            "lora_dtype": "float32" if keys.flag("pure_bf16") else None,
+        }  # fmt: skip
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         values = inner.write(facts, keys)
         if isinstance(values.get("lora_target"), list):
             values["lora_target"] = ",".join(values["lora_target"])
         base, quantised = facts.get("base") or "nf4", bool(facts.get("qlora"))
-        if quantised and base not in ("nf4", "nf4-single"):
+        if quantised and base not in ("nf4", "nf4-single", "int8", "hqq", "fp4"):
             return {}
-        single = quantised and base == "nf4-single"
+        single = quantised and base in ("nf4-single", "fp4")
+        turned = base == "hqq" and quantised
         return values | {
-            bits: 4 if quantised else None,
+            bits: (8 if base == "int8" else 4) if quantised else None,
+            "upcast_layernorm": True if facts.get("kbit_upcast") == "norms" else None,
+            "use_dora": True if facts.get("use_dora") else None,
+            "additional_target": facts.get("modules_to_save"),
             nested: False if single else True if keys.has(nested) else None,
-        }
+            method: "hqq" if turned else "bnb" if keys.has(method) and quantised else None,
+            kind: "fp4" if quantised and base == "fp4" else "nf4" if keys.has(kind) and quantised else None,
+        }  # fmt: skip
 
     return Idea(
-        keys=(*inner.keys, bits, kind, nested, method), facts=("lora_rank", "lora_targets", "qlora", "base"),
+        keys=(*inner.keys, bits, kind, nested, method, "upcast_layernorm", "use_dora", "additional_target"),
+        facts=("lora_rank", "lora_targets", "qlora", "base", "kbit_upcast", "use_dora", "modules_to_save", "lora_dtype"),
         read=read, write=write,
     )  # fmt: skip
 
 
+METHODS = {"lora": "lora", "full": "full", "freeze": "full"}
+"""`finetuning_type`: whole weights are trained, all of them or some (`partial.freeze`), or adapters."""
+OWN_OPTIMIZERS = (
+    "use_muon", "use_galore", "galore_rank", "galore_update_interval", "galore_layerwise", "galore_target", "use_apollo",
+    "apollo_rank", "apollo_update_interval", "apollo_layerwise", "apollo_target", "use_badam", "badam_mode", "use_adam_mini",
+)  # fmt: skip
+"""Keys of the optimizers that LLaMA-Factory builds itself (`train/trainer_utils.py`)."""
+
+
 def _optimizer() -> Idea:
     def read(keys: Keys) -> Facts:
-        return {"optimizer": "muon"} if keys.flag("use_muon") else OPTIMIZER.read(keys)
+        if keys.flag("use_muon"):
+            return {"optimizer": "muon"}
+        for name, rank, interval in (
+            ("galore", "galore_rank", "galore_update_interval"), ("apollo", "apollo_rank", "apollo_update_interval"),
+        ):  # fmt: skip
+            if keys.flag(f"use_{name}"):
+                layerwise = "-layerwise" if keys.flag(f"{name}_layerwise") else ""
+                if str(keys.raw(f"{name}_target") or "all") != "all":
+                    raise keys.wrong(f"{name}_target", "is read where it is all")
+                every = keys.whole(interval) or 200
+                return {"optimizer": f"{name}{layerwise}:rank={keys.whole(rank) or 16},every={every}"}
+        if keys.flag("use_badam"):
+            if str(keys.raw("badam_mode") or "layer") != "layer":
+                raise keys.wrong("badam_mode", "is read where it is layer: one layer is trained at a time")
+            return {"optimizer": "badam"}
+        return {"optimizer": "adam-mini"} if keys.flag("use_adam_mini") else OPTIMIZER.read(keys)
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        muon = facts["optimizer"] == "muon"
-        return ({} if muon else OPTIMIZER.write(facts, keys)) | {"use_muon": True if muon else None}
+        whole = facts["optimizer"]
+        name = {"muon": "muon", "badam": "badam", "adam-mini": "adam_mini"}.get(whole)
+        switches: dict[str, Any] = {
+            f"use_{each}": True if each == name else None for each in ("muon", "badam", "adam_mini", "galore", "apollo")
+        }
+        return (dict.fromkeys(OPTIMIZER.keys) if name else OPTIMIZER.write(facts, keys)) | switches
 
-    return Idea(keys=(*OPTIMIZER.keys, "use_muon"), facts=("optimizer",), read=read, write=write)
+    return Idea(keys=(*OPTIMIZER.keys, *OWN_OPTIMIZERS), facts=("optimizer",), read=read, write=write)
+
+
+def _precision() -> Idea:
+    """What is trained is made float32 unless `pure_bf16` is on (`cast_trainable_params_to_fp32` of its adapter.py)."""
+    inner = half(pure="pure_bf16")
+
+    def read(keys: Keys) -> Facts:
+        facts = inner.read(keys)
+        whole = keys.choice("finetuning_type", METHODS) == "full"
+        return facts | {"weights": "float32" if whole and facts["precision"] in ("bf16", "fp16") else None}
+
+    return Idea(keys=inner.keys, facts=("precision", "weights"), read=read, write=inner.write)
 
 
 ATTENTION = {"fa2": "flash", "auto": "flash", "sdpa": "flash", "fa3": "flash", "disabled": "eager"}
@@ -105,10 +170,21 @@ LLAMAFACTORY = Dialect(
         *BATCH,
         _optimizer(),
         _adapter(),
+        freeze(),
         _checkpointing(),
-        half(pure="pure_bf16"),
+        _precision(),
         row("attention", "flash_attn", words=ATTENTION, default="flash"),
         liger("enable_liger_kernel", "use_liger_kernel"),
         dropout("lora_dropout"),
+        row(
+            "activation_offload",
+            "use_unsloth_gc",
+            words={"true": "checkpoints", "false": "none"},
+            default="none",
+            off="none",
+        ),
+        evaluation(),
+        SAVING,
+        TORCH_COMPILE,
     ),
 )

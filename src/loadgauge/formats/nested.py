@@ -65,7 +65,7 @@ class Nested:
         return tuple(self.paths)
 
     def get(self, key: str) -> Any:
-        """The value of a key; a mapping where the key is that of a section."""
+        """The value of a key; a mapping where the key is that of a section; `MISSING` where there is none."""
         node = self.root
         for name in self._place(key):
             if not isinstance(node, dict) or name not in node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+from loadgauge.errors import ConfigError
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.attention import CORE
 from loadgauge.spec.model import ModelSpec, Moe
@@ -15,10 +16,29 @@ LATENT = {"attention.query_up", "attention.key_value_up", "attention.rotary_q", 
 LATENT |= {"attention.query_joined", "attention.key_joined", "attention.value"}
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 
+NAMES = {
+    "query_proj": ("attention.query",), "key_proj": ("attention.key",), "value_proj": ("attention.value",),
+    "kv_proj": ("attention.key", "attention.value"), "out_proj": ("attention.output",),
+    "qkv_proj": ("attention.query", "attention.key", "attention.value", "attention.qkv"),
+    "context": ("attention.flash", "attention.context"), "mlpwi_0": ("mlp.gate", "mlp.gate_up"), "mlpwi_1": ("mlp.up",),
+    "mlpwi": ("mlp.gate", "mlp.up", "mlp.gate_up"), "mlpwo": ("mlp.down",),
+}  # fmt: skip
+"""MaxText's names of tensors, as the operations whose outputs they are (source: maxtext, `configs/base.yml`)."""
+REMAT = {
+    "full": "", "minimal": "qkv_proj out_proj mlpwi mlpwo", "save_out_proj": "out_proj", "save_qkv_proj": "qkv_proj",
+    "minimal_with_context": "qkv_proj context out_proj mlpwi mlpwo", "save_dot_except_mlp": "qkv_proj out_proj",
+    "save_dot_with_context_except_mlp": "qkv_proj context out_proj", "save_dot_except_mlpwi": "qkv_proj out_proj mlpwo",
+    "qkv_proj_offloaded": "qkv_proj", "minimal_offloaded": "qkv_proj out_proj mlpwi mlpwo",
+}  # fmt: skip
+REMAT["minimal_flash"] = REMAT["minimal_with_context"]
+"""MaxText's `remat_policy` and what each keeps; those that are offloaded wait in host memory and come back beside the computing
+(source: maxtext, `layers/decoders.py`, `get_remat_policy`)."""
+
 
 def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
-    """Translates a recompute policy of a job file into one of the command line: `per-op` (torchtitan: attention and every
-    second matrix product keep their outputs) and `modules:...` (Megatron) become operations of the model.
+    """Translates a recompute policy into operations of the model: `per-op` (torchtitan: attention and every second matrix
+    product keep their outputs), `modules:...` (Megatron) and `remat:...` (MaxText: the name of a `remat_policy`, or
+    `remat:custom=` with what is kept, joined by +). Any other stays as it is. Raises `ConfigError` for an unknown name.
 
     >>> from loadgauge.families.reference import llama_model
     >>> from loadgauge.spec.training import training
@@ -30,7 +50,26 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
         return ",".join(sorted(_per_op(model, training)))
     if kind == "modules":
         return ",".join(sorted(_of_modules(modules.split(","), model, training))) or "none"
+    if kind == "remat":
+        return _remat(modules, model, training)
     return word
+
+
+def _remat(policy: str, model: ModelSpec, training: Training) -> str:
+    custom, equals, kept = policy.partition("=")
+    if custom == "custom" and equals:
+        names = kept.split("+")
+    elif policy in REMAT:
+        names = REMAT[policy].split()
+    else:
+        raise ConfigError(
+            f"unknown remat policy {policy[:40]!r} (known: {', '.join(REMAT)}, custom=NAME+NAME)", key="recompute"
+        )
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        raise ConfigError(f"unknown tensor {unknown[0][:40]!r} (known: {', '.join(NAMES)})", key="recompute")
+    keeps = {operation for name in names for operation in NAMES[name]}
+    return ",".join(sorted(frozenset.union(*_names(model, training)) - keeps)) if keeps else "full"
 
 
 def spell_recompute(policy: str, model: ModelSpec, training: Training) -> str:

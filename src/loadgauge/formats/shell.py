@@ -93,7 +93,7 @@ def variables_of(source: str) -> dict[str, str]:
 
 
 def _expanded(text: str, variables: dict[str, str]) -> str:
-    """`$NAME`, `${NAME}`, `${NAME:-default}` and `$((A * B))`, as far as they are known."""
+    """`$NAME`, `${NAME}`, `${NAME:-default}`, `$((A * B))` and `$(expr A / B)`, as far as they are known."""
     if "$" not in text or len(text) > 500:
         return text
 
@@ -114,4 +114,18 @@ def _expanded(text: str, variables: dict[str, str]) -> str:
             result *= int(word)
         return str(result)
 
-    return re.sub(r"\$\(\(([\w\s*]{1,100})\)\)", product, plain)
+    plain = re.sub(r"\$\(\(([\w\s*]{1,100})\)\)", product, plain)
+    return re.sub(r"\$\(expr\s+([\d\s*/\\]{1,100})\)", _quotient, plain)
+
+
+def _quotient(match: re.Match[str]) -> str:
+    """`$(expr 32 / 4 / 2)` as a number, where it is one of whole numbers, times and divided by."""
+    first, *rest = re.sub(r"\\", "", match[1]).split()
+    if not first.isdecimal() or len(match[1]) > 60 or len(rest) % 2:
+        return match[0]
+    result = int(first)
+    for sign, word in zip(rest[::2], rest[1::2], strict=True):
+        if sign not in ("*", "/") or not word.isdecimal() or (sign == "/" and int(word) == 0):
+            return match[0]
+        result = result * int(word) if sign == "*" else result // int(word)
+    return str(result)

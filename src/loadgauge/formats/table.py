@@ -13,8 +13,11 @@ from loadgauge.errors import ConfigError
 from loadgauge.formats.coverage import Coverage, Kind, key_lists
 from loadgauge.formats.facts import Fact
 from loadgauge.formats.uncounted import Uncounted
+from loadgauge.spec.stacks import NEWEST
 
 LARGEST = 10**9
+PACKAGES = {"automodel": "nemo-automodel"}
+"""Packages whose name is not the dialect's."""
 UNKNOWN = "a key that is not known here, so whatever it does is not counted"
 TRUE, FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
 
@@ -59,9 +62,16 @@ class Keys:
     `ConfigError` with the key and the file where the value is of another kind."""
 
     def __init__(
-        self, document: Document, file: str = "", auto: bool = False, version: tuple[int, ...] | None = None
+        self,
+        document: Document,
+        file: str = "",
+        auto: bool = False,
+        version: tuple[int, ...] | None = None,
+        given: Mapping[str, Any] | None = None,
     ) -> None:
         self.document, self.file, self.auto, self.version = document, file, auto, version
+        self.given: Mapping[str, Any] = given or {}
+        """Facts known from elsewhere, where a tool's default depends on them, such as the number of GPUs."""
         self.left: list[str] = []
         """Keys left to another file."""
 
@@ -159,7 +169,10 @@ class Keys:
         return str(value)
 
     def words(self, key: str) -> list[str] | None:
-        """The value as a list of texts; a text is split at commas and spaces."""
+        """The value as a list of texts; a text is split at commas and spaces.
+
+        None without one; `ConfigError` for anything else.
+        """
         value = self.raw(key)
         if value is None:
             return None
@@ -172,7 +185,10 @@ class Keys:
         return [part for word in value for part in word.replace(",", " ").split()]
 
     def choice(self, key: str, among: Mapping[str, Any]) -> Any:
-        """The meaning of a word, case ignored; an unknown word is an error that lists the known ones."""
+        """The meaning of a word by `among`, case ignored; None without one.
+
+        Raises `ConfigError`, with the known words, for another.
+        """
         value = self._one(key)
         if value is None:
             return None
@@ -246,7 +262,7 @@ class Idea(msgspec.Struct, frozen=True, kw_only=True):
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """The job files of a tool.
 
-    versions: which its table was checked against
+    versions: which its table was checked against; the last number is the newest, whose defaults count unless another is given
     syntaxes: of its files, the one that is written first
     marks: keys that no other tool has
     blank: what an export begins from, by syntax
@@ -276,6 +292,26 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return key_lists(self.name)
 
     @property
+    def library(self) -> str:
+        """The package whose release the versions are of; empty where it is none that `--version` names.
+
+        >>> Dialect(name="automodel", title="", versions="", syntaxes=(), ideas=()).library
+        'nemo-automodel'
+        """
+        name = PACKAGES.get(self.name, self.name)
+        return name if name in NEWEST else ""
+
+    @property
+    def newest(self) -> str:
+        """The newest version whose defaults are known.
+
+        >>> Dialect(name="x", title="", versions="X 0.8 - 0.19", syntaxes=(), ideas=()).newest
+        '0.19'
+        """
+        numbers = re.findall(r"\d+(?:\.\d+)+", self.versions)
+        return max(numbers, key=lambda text: tuple(int(part) for part in text.split(".")), default="")
+
+    @property
     def known(self) -> frozenset[str]:
         """Every key that some idea reads."""
         return frozenset(key for idea in self.ideas for key in idea.keys)
@@ -290,9 +326,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 values = idea.read(keys)
             except Unknown as error:
-                if given & set(idea.facts):
+                asked = ["global_batch" if fact == "accumulation" else fact for fact in idea.facts]
+                if given & {*idea.facts, *asked}:
                     continue
-                flags = ", ".join(f"--{fact.replace('_', '-')}" for fact in idea.facts if fact not in ("nodes", "dp"))
+                names = dict.fromkeys(fact for fact in asked if fact not in ("nodes", "dp", "weights", "lora_dropout"))
+                flags = ", ".join(f"--{fact.replace('_', '-')}" for fact in names)
                 message = f"{str(error).rpartition(': ')[2]}; give {flags}"
                 raise ConfigError(message, key=error.key, file=error.file) from None
             present = [key for key in idea.keys if keys.has(key)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.formats.coverage import words
+from loadgauge.formats.huggingface import compiled
 from loadgauge.formats.megatron import launched
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 
@@ -281,5 +282,6 @@ TORCHTITAN = Dialect(
         _precision(),
         _optimizer(),
         _offload(),
+        compiled("compile.enable", "training.compile"),
     ),
 )

@@ -175,6 +175,23 @@ def _loss() -> Idea:
     return Idea(keys=fused, facts=("loss",), read=read, write=write)
 
 
+def _liger() -> Idea:
+    """Liger's norms and MLPs under FSDP; the loss is verl's own."""
+    actor, sft = "actor_rollout_ref.model.use_liger", "model.use_liger"
+
+    def read(keys: Keys) -> Facts:
+        on = keys.flag(actor if _actor(keys) else sft) and _engine(keys) != "megatron"
+        return {"kernels": "liger" if on else "native"}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        key, on = actor if _actor(keys) else sft, facts.get("kernels") == "liger"
+        if _engine(keys) == "megatron" and on:
+            return {}
+        return {key: True if on else False if keys.has(key) else None}
+
+    return Idea(keys=(actor, sft), facts=("kernels",), read=read, write=write)
+
+
 def _seq_len() -> Idea:
     prompt, answer, sft = "data.max_prompt_length", "data.max_response_length", "data.max_length"
 
@@ -256,6 +273,7 @@ VERL = Dialect(
         _micro_batch(),
         _seq_len(),
         _loss(),
+        _liger(),
         _recompute(),
         _lora(),
         row(

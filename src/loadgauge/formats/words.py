@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 TORCH_OPTIMIZERS = {
-    "adamw_torch_fused": "adamw", "adamw_torch": "adamw", "adamw_hf": "adamw", "adamw_anyprecision": "adamw",
-    "paged_adamw_32bit": "adamw", "paged_adamw": "adamw", "adamw_apex_fused": "adamw", "adamw_torch_xla": "adamw",
-    "adamw_bnb_8bit": "adamw-8bit", "adamw_8bit": "adamw-8bit", "paged_adamw_8bit": "adamw-8bit",
-    "adamw_torch_8bit": "adamw-8bit", "adafactor": "adafactor", "lion_32bit": "lion", "paged_lion_32bit": "lion",
-    "sgd": "sgd",
+    "adamw_torch_fused": "adamw-fused", "adamw_torch": "adamw-foreach", "adamw_hf": "adamw-loop",
+    "adamw_anyprecision": "adamw-anyprecision",
+    "paged_adamw_32bit": "paged-adamw-32bit", "paged_adamw": "paged-adamw-32bit", "adamw_apex_fused": "adamw-fused",
+    "adamw_torch_xla": "adamw-fused",
+    "adamw_bnb_8bit": "adamw-8bit", "adamw_8bit": "adamw-8bit", "paged_adamw_8bit": "paged-adamw-8bit",
+    "adamw_torch_8bit": "adamw-torchao-8bit", "adamw_torch_4bit": "adamw-4bit", "adafactor": "adafactor",
+    "lion_32bit": "lion-bnb-32bit", "lion_8bit": "lion-8bit", "paged_lion_32bit": "paged-lion-32bit",
+    "paged_lion_8bit": "paged-lion-8bit", "sgd": "sgd", "adagrad": "adagrad", "rmsprop": "rmsprop",
+    "rmsprop_bnb": "rmsprop-bnb-32bit", "rmsprop_bnb_32bit": "rmsprop-bnb-32bit", "rmsprop_bnb_8bit": "rmsprop-8bit",
+    "ademamix": "ademamix", "ademamix_8bit": "ademamix-8bit", "galore_adamw": "galore", "galore_adamw_8bit": "galore-8bit",
+    "galore_adafactor": "galore-adafactor", "galore_adamw_layerwise": "galore-layerwise",
+    "galore_adamw_8bit_layerwise": "galore-8bit-layerwise", "apollo_adamw": "apollo",
+    "apollo_adamw_layerwise": "apollo-layerwise", "lomo": "lomo", "adalomo": "adalomo", "grokadamw": "grokadamw",
+    "schedule_free_adamw": "schedule-free-adamw", "schedule_free_radam": "schedule-free-adamw",
+    "schedule_free_sgd": "schedule-free-sgd", "stable_adamw": "stable-adamw",
 }  # fmt: skip
-"""`TrainingArguments.optim`. Paged optimizers move to the host only when memory runs out."""
+"""`TrainingArguments.optim`."""
+
+AXOLOTL_OPTIMIZERS = {
+    "muon": "muon", "ao_adamw_8bit": "adamw-torchao-8bit", "ao_adamw_4bit": "adamw-4bit", "ao_adamw_fp8": "adamw-fp8",
+    "optimi_adamw": "stable-adamw",
+}  # fmt: skip
+"""What axolotl has beside them."""
+
+BITSANDBYTES = {
+    "bitsandbytes.optim.PagedAdamW8bit": "paged-adamw-8bit", "bitsandbytes.optim.AdamW8bit": "adamw-8bit",
+    "bitsandbytes.optim.PagedAdamW": "paged-adamw-32bit", "bitsandbytes.optim.PagedAdamW32bit": "paged-adamw-32bit",
+}  # fmt: skip
+"""bitsandbytes' classes, as configurations that instantiate a class name them."""
 
 ATTENTION = {
     "flash_attention_2": "flash", "sdpa": "flash", "flash_attention_3": "flash", "flex_attention": "flash",

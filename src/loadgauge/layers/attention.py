@@ -9,6 +9,8 @@ flash: queries, keys, values, the output and one log-sum-exp a token and head.
 
 from __future__ import annotations
 
+import msgspec
+
 from loadgauge.algebra import Size, minimum, same, shard, spread
 from loadgauge.errors import NotModelled
 from loadgauge.layers.builder import Builder
@@ -39,7 +41,17 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
             build.elementwise(f"attention.repeat_{n}", (tensor,), build.tensor(f"attention.repeat_{n}", full))
             for n, tensor in (("k", key), ("v", value))
         )
+    written = len(build.operations)
     context = core(build, spec, query, key, value, heads, kv_heads)
+    if (
+        build.kernels.written_mask
+        and build.operations[-1].name == "attention.context"
+        and len(build.operations) > written + 1
+    ):
+        # Arguments of the functions that write attention out.
+        last = build.operations[-1]
+        repeated = tuple(one.outputs[0] for one in build.operations[written:] if one.name == "attention.repeat_k")
+        build.operations[-1] = msgspec.structs.replace(last, holds=(x, query, key, value, *repeated))
     if gate is not None:
         opened, product = (build.tensor(f"attention.{name}", gate.numel) for name in ("gate_sigmoid", "gated"))
         build.elementwise("attention.gate_sigmoid", (gate,), opened, keeps=(opened,))
@@ -70,9 +82,11 @@ def _project(
         )  # fmt: skip
         if spec.clip:
             fused = _clip(build, fused)
-        query, key = (build.tensor(f"attention.{n}", tokens * w) for n, w in (("q", query_width), ("k", kv_width)))
+        query, key = (
+            Tensor(f"attention.{n}", tokens * w, fused.itemsize) for n, w in (("q", query_width), ("k", kv_width))
+        )
         pinned = view.kernels.views_pin_storage and view.kernels.attention == "flash" and spec.rotary
-        value = fused if pinned else build.tensor("attention.v", tokens * kv_width)
+        value = fused if pinned else Tensor("attention.v", tokens * kv_width, fused.itemsize)
         pieces = (query, key) if pinned else (query, key, value)
         build.operations.append(Operation("attention.split", "view", (fused,), pieces))
         held = fused if view.kernels.views_pin_storage else None
@@ -97,13 +111,21 @@ def _project(
     if spec.rotary:
         tables = _own_tables(build, spec)
         query, key = (
-            build.elementwise(f"attention.rotary_{n}", (x,), build.tensor(f"attention.rotary_{n}", x.numel), tables)
+            build.elementwise(
+                f"attention.rotary_{n}", (x,), Tensor(f"attention.rotary_{n}", x.numel, x.itemsize), tables
+            )
             for n, x in (("q", query), ("k", key))
-        )
+        )  # fmt: skip
     if spec.query_scale != "none":
         factor = Tensor("attention.query_scale", view.positions, 4 if spec.query_scale == "float32" else query.itemsize)
         scaled = build.tensor("attention.query_scaled", query.numel)
         query = build.elementwise("attention.query_scaled", (query,), scaled, keeps=(factor,))
+    if build.view.lora is not None and value.itemsize != build.dtypes.activation:
+        # Attention runs in 16 bits, and keeps these copies.
+        query, key, value = (
+            build.cast(f"attention.cast_{n}", x, build.dtypes.activation)
+            for n, x in (("q", query), ("k", key), ("v", value))
+        )
     return query, key, value, gate
 
 
@@ -149,14 +171,25 @@ def core(
 ) -> Tensor:
     """Adds what makes the context of queries, keys and values. `value_width`: where values are not as wide as keys."""
     wide = spec.head_dim if value_width is None else value_width
-    if build.kernels.attention == "flash":
+    if build.kernels.attention == "flash" and not _math(build, heads, kv_heads):
         return _flash(build, spec, query, key, value, heads, kv_heads, wide)
     return _eager(build, spec, query, key, value, heads, wide)
 
 
+def _math(build: Builder, heads: Size, kv_heads: Size) -> bool:
+    """Whether PyTorch writes attention out where a fused kernel was asked for: in float32 none takes fewer key heads than
+    heads. With a mask transformers repeats the keys, as for TRL's batches, and there is one (source: pytorch 2.13,
+    `transformers/cuda/sdp_utils.cpp`; transformers 5.23, `integrations/sdpa_attention.py`)."""
+    kernels = build.kernels
+    grouped = kernels.writes_groups and not same(heads, kv_heads)
+    return grouped and build.dtypes.activation == 4 and kernels.loss != "tiled"
+
+
 def _sinks(build: Builder, spec: Attention, heads: Size) -> tuple[Weight, ...]:
     """One learned score a head, which takes part in the softmax and is then dropped (GPT-OSS)."""
-    return (Weight("attention.sinks.weight", heads, build.view.tp, "vector", build.trainable),) if spec.sinks else ()
+    if not spec.sinks:
+        return ()
+    return (Weight("attention.sinks.weight", heads, build.view.tp, "vector", build.trains("attention.sinks")),)
 
 
 def _flash(
@@ -297,7 +330,9 @@ def _eager(
             wide = scores
         else:
             build.elementwise("attention.softmax_upcast", (scores,), wide)
-        build.elementwise("attention.softmax", (wide,), exact, keeps=(exact,))
+        # A mask as wide as the residual stream has made the scores float32 already.
+        named = (scores,) if kernels.written_mask and build.residual_itemsize != 4 else ()
+        build.elementwise("attention.softmax", (wide,), exact, keeps=(exact,), holds=named)
         build.elementwise("attention.softmax_cast", (exact,), probabilities)
     else:
         build.elementwise("attention.softmax", (scores,), probabilities, keeps=(probabilities,))

@@ -28,16 +28,19 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
     >>> layer.saved() == 34 * s * b * h + 5 * a * s**2 * b
     True
     """
-    build = Builder(view, low=view.kernels.products)
+    if not block.adapted and view.lora is not None:
+        view = msgspec.structs.replace(view, lora=msgspec.structs.replace(view.lora, targets=frozenset()))
+    build = Builder(view, low=view.kernels.products, trained=block.trained)
     wide_residual = block.residual_in_fp32 and not build.autocast and build.dtypes.activation != 4
     if block.residual_in_fp32:
         build.residual_itemsize = 4
     x = build.residual("input", hidden_size)
 
-    def norm(name: str, tensor: Tensor) -> Tensor:
+    def norm(name: str, tensor: Tensor, branch: Tensor | None = None) -> Tensor:
+        held = branch if branch is not None and build.kernels.compiled and branch.itemsize < tensor.itemsize else None
         if wide_residual:
             tensor = build.elementwise(f"{name}.cast", (tensor,), build.hidden(f"{name}.cast", hidden_size))
-        return build.norm(name, tensor, block.norm, build.local_tokens, hidden_size)
+        return build.norm(name, tensor, block.norm, build.local_tokens, hidden_size, kept_input=held)
 
     def attend(tensor: Tensor) -> Tensor:
         spec = block.attention
@@ -86,9 +89,10 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
         sandwich = block.placement == "sandwich"
         normed = norm("attention.norm", x) if block.first_norm else x
         attended = attend(normed) if block.beside is None else both(normed, block.beside)
-        y = build.add("attention.residual", x, norm("attention.post_norm", attended) if sandwich else attended)
-        fed = feed_forward(norm("mlp.norm", y))
+        attended = norm("attention.post_norm", attended) if sandwich else attended
+        y = build.add("attention.residual", x, attended)
+        fed = feed_forward(norm("mlp.norm", y, attended))
         build.add("mlp.residual", y, norm("mlp.post_norm", fed) if sandwich else fed)
     if block.shares_weights:
         build.operations = [msgspec.structs.replace(operation, weights=()) for operation in build.operations]
-    return build.layer("block")
+    return build.layer("block", reached=block.reached or view.input_gradients)

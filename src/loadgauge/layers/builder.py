@@ -6,95 +6,33 @@ tokens outside the matrix products (t with sequence parallelism, else 1).
 
 from __future__ import annotations
 
-from loadgauge.algebra import Size, shard
+import msgspec
+
+from loadgauge.algebra import Size
+from loadgauge.layers.adapters import (
+    AdapterShape,
+    adapted,
+    as_stored,
+    fused_adapter,
+    peft_adapted,
+    quantised_result,
+    saved_copy,
+)
+from loadgauge.layers.gradients import with_gradients
 from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, OperationKind, Tensor, Weight
-from loadgauge.layers.rank_view import View
-from loadgauge.spec.kernels import LowPrecision
+from loadgauge.layers.writer import Writer
 from loadgauge.spec.model import Norm
 
 
-class Builder:
-    """Collects operations; each method adds some and returns the tensor they make."""
+class Builder(Writer):
+    """A writer that knows linear layers, norms and what stands around tensor-parallel regions."""
 
-    def __init__(self, view: View, low: LowPrecision | None = None) -> None:
-        self.view = view
-        self.low = low
-        """The recipe of the matrix products, where these are the operations of a block."""
-        self.kernels = view.kernels
-        self.dtypes = view.kernels.dtypes
-        self.residual_itemsize = self.dtypes.activation if self.dtypes.residual is None else self.dtypes.residual
-        self.trainable = view.lora is None
-        """Whether the model's own weights get gradients."""
-        self.autocast = self.dtypes.residual is not None
-        self.operations: list[Operation] = []
-        self.local_tokens = shard(view.tokens, view.token_shards, "tokens of a micro-batch")
-
-    def layer(self, name: str) -> Layer:
-        """The operations written so far, as a `Layer`."""
-        return Layer(name, tuple(self.operations))
-
-    # -- tensors ------------------------------------------------------------------------------------------------------
-
-    def tensor(self, name: str, numel: Size) -> Tensor:
-        """An activation in the compute dtype."""
-        return Tensor(name, numel, self.dtypes.activation)
-
-    def mask(self, name: str, numel: Size) -> Tensor:
-        """A dropout mask, one byte an element on CUDA."""
-        return Tensor(name, numel, self.dtypes.mask, "mask")
-
-    def float32(self, name: str, numel: Size) -> Tensor:
-        """A tensor that stays in float32 whatever the compute dtype."""
-        return Tensor(name, numel, 4, "float32")
-
-    def hidden(self, name: str, width: Size) -> Tensor:
-        """A tensor made by a matrix product, with its tokens shared under sequence parallelism."""
-        return self.tensor(name, self.local_tokens * width)
-
-    def residual(self, name: str, width: Size) -> Tensor:
-        """A tensor of the residual stream: float32 under autocast, its tokens shared with sequence parallelism."""
-        return Tensor(name, self.local_tokens * width, self.residual_itemsize)
-
-    def quantised(self, x: Tensor) -> Tensor:
-        """The copy of `x` in 8 or 4 bits that the products reading it keep together, scales included."""
-        assert self.low is not None
-        copy = Tensor(f"{x.name}.quantised", x.numel, self.low.element, "quantised")
-        if all(operation.name != copy.name for operation in self.operations):
-            self.operations.append(Operation(copy.name, "quantise", (x,), (copy,)))
-        return copy
-
-    # -- operations ---------------------------------------------------------------------------------------------------
-
-    def elementwise(
-        self,
-        name: str,
-        inputs: tuple[Tensor, ...],
-        output: Tensor,
-        keeps: tuple[Tensor, ...] = (),
-        shares_gradient: bool = False,
-        backward_workspace: Size = 0,
-        kind: OperationKind = "elementwise",
-    ) -> Tensor:
-        """An operation on each element: bound by memory, no FLOPs counted (as the papers and PyTorch's counter do)."""
-        self.operations.append(
-            Operation(
-                name, kind, inputs, (output,), keeps=keeps, shares_gradient=shares_gradient,
-                backward_workspace=backward_workspace,
-            )
-        )  # fmt: skip
-        return output
-
-    def add(self, name: str, first: Tensor, second: Tensor) -> Tensor:
-        """A residual sum; keeps nothing."""
-        output = Tensor(name, first.numel, self.residual_itemsize)
-        return self.elementwise(name, (first, second), output, shares_gradient=True)
-
-    def dropout(self, name: str, x: Tensor, probability: float, kind: OperationKind = "elementwise") -> Tensor:
-        """Dropout; keeps its mask. Left out at probability 0, as PyTorch does."""
-        if not probability:
-            return x
-        output = Tensor(name, x.numel, x.itemsize)
-        return self.elementwise(name, (x,), output, keeps=(self.mask(f"{name}.mask", x.numel),), kind=kind)
+    def layer(self, name: str, *, reached: bool = True) -> Layer:
+        """The operations written so far, as a `Layer`; reached: whether what goes in needs a gradient."""
+        operations = as_stored(self.view.lora, self.operations)
+        if reached and self.trained is None:
+            return Layer(name, operations)
+        return Layer(name, with_gradients(operations, reached=reached, autocast=self.autocast))
 
     def norm(
         self,
@@ -115,16 +53,23 @@ class Builder:
         """
         held = kept_input or x
         size = width if gain is None else gain
-        weights = [Weight(f"{name}.weight", size, shards, "vector", self.trainable)] if spec.weight else []
+        trained = self.trains(name)
+        weights = [Weight(f"{name}.weight", size, shards, "vector", trained)] if spec.weight else []
         if spec.bias:
-            weights.append(Weight(f"{name}.bias", size, shards, "vector", self.trainable))
-        output = Tensor(name, rows * width, x.itemsize)
+            weights.append(Weight(f"{name}.bias", size, shards, "vector", trained))
+        lora = self.view.lora
+        # Layer norms are on autocast's list of what runs in float32, the written-out ones of some models are not.
+        autocast = self.autocast or (lora is not None and lora.casts)
+        widened = autocast and spec.kind == "layernorm" and spec.arithmetic != "written" and x.itemsize != 4
+        # A float32 gain makes a float32 result of a 16-bit row.
+        of_gain = lora is not None and lora.upcast != "none" and spec.weight
+        output = Tensor(name, rows * width, 4 if widened or of_gain else x.itemsize)
         statistic = self.dtypes.norm_statistic
         keeps: list[Tensor]
         workspace: Size = 0
         written = spec.arithmetic == "written" and self.kernels.norm == "upcast"
         if spec.kind.startswith("layernorm") and not written:
-            upcast = spec.arithmetic == "float32" and self.kernels.norm == "upcast" and x.itemsize != 4
+            upcast = widened or (spec.arithmetic == "float32" and self.kernels.norm == "upcast" and x.itemsize != 4)
             keeps = [self.float32(f"{name}.float32", x.numel) if upcast else held]
             keeps += [Tensor(f"{name}.{each}", rows, statistic, "statistic") for each in ("mean", "rstd")]
             if spec.kind == "layernorm_plus_one":
@@ -141,7 +86,7 @@ class Builder:
             keeps.append(Tensor(f"{name}.rstd", rows, 4, "statistic"))
             if spec.kind == "rmsnorm_plus_one" or ((written or spec.gain_copied) and copied):
                 keeps.append(self.float32(f"{name}.gain", size))
-            if self.trainable and spec.weight:
+            if trained and spec.weight:
                 wide = spec.kind == "rmsnorm_plus_one" or written or spec.gain_float32
                 keeps.append(Tensor(f"{name}.normalised", x.numel, 4 if wide else x.itemsize))
             # In the backward of the square five float32 tensors are alive beside the copy; the input's gradient and the
@@ -176,86 +121,88 @@ class Builder:
         exact: bool = False,
         held: bool = False,
         operation: OperationKind = "gemm",
+        around: tuple[Tensor, ...] = (),
     ) -> Tensor:
         """y[rows, o] = x[rows, i] w[i, o] (+ bias): 2 rows i o FLOPs forward, as much for each gradient.
 
         Keeps `kept_input` (x itself unless a shard stands for it) when the weight is trainable, and only then.
         `adapter` names it among the LoRA targets. `weight=False`: the matrix is another operation's (tied embeddings).
         `exact`: no recipe of 8 or 4 bits applies to it; `held`: its input is kept in 16 bits by another operation;
-        `operation`: the kind of operation that it is.
+        `operation`: the kind of operation that it is; `around`: what the module that calls it holds meanwhile.
         """
         lora, low = self.view.lora, None if exact else self.low
         base = bool(adapter) and lora is not None and not lora.experts_only
+        trained = self.trains(name)
         matrix = Weight(
-            f"{name}.weight", i * o, shards, kind, self.trainable,
-            base=base, quantised=low is not None, factored=i + o,
+            f"{name}.weight", i * o, shards, kind, trained,
+            base=base, quantised=low is not None, shape=(o, i),
         )  # fmt: skip
         weights = [matrix] if weight else []
         if bias:
             of_bias = shards if bias_shards is None else bias_shards
-            weights.append(Weight(f"{name}.bias", o, of_bias, "vector", self.trainable))
+            weights.append(Weight(f"{name}.bias", o, of_bias, "vector", trained))
         out = output or self.tensor(name, rows * o)
-        kept = kept_input or x
-        if self.autocast and x.itemsize != self.dtypes.activation:
+        kept, given = kept_input or x, x
+        peft = lora is not None and lora.peft
+        if (self.autocast or peft) and x.itemsize != self.dtypes.activation:
             # Autocast caches its 16-bit copies of weights, not of activations: each product makes and keeps its own.
-            x = kept = self.elementwise(f"{name}.cast", (x,), self.tensor(f"{name}.cast", x.numel))
+            x = kept = self.compute_copy(x, name, moved=peft)
         gemm = Gemm(rows, o, i)
-        keeps = (kept,) if self.trainable else ()
+        keeps = (kept,) if trained else ()
+        saved = saved_copy(lora, kind, weights[0] if weight else matrix)
+        if saved:
+            matrix = msgspec.structs.replace(matrix, cast=False)  # its copy is read instead
+            weights = [matrix, *weights[1:]] if weight else weights
+        if lora is not None and kind == "head" and (lora.upcast == "all" or saved):
+            keeps = (kept,) if saved else ()
+            if lora.upcast == "all" and self.dtypes.activation != 4:
+                # Autocast copies the float32 matrix for the product, and its backward reads the copy.
+                keeps = (*keeps, self.tensor(f"{name}.weight.cast", i * o))
+        if lora is not None and base and lora.stored is not None and lora.stored.keeps_input:
+            keeps = (given,)
+        elif lora is not None and base and lora.keeps_inputs:
+            keeps = (*keeps, x)
         if low is not None:
             copied = low.keeps and not (held and low.shares)
-            if self.trainable and copied:
+            if trained and copied:
                 keeps = (self.quantised(kept),)
             # Of a row-parallel matrix, `leave` counts the gathered gradient.
             if not (forward_comm and self.view.sequence_parallel):
-                workspace = workspace + low.inside(rows * i, rows * o, i * o, trained=self.trainable, kept=copied)
-        if base and lora is not None and lora.stored is not None:
+                workspace = workspace + low.inside(rows * i, rows * o, i * o, trained=trained, kept=copied)
+        four = base and lora is not None and lora.stored is not None
+        inputs: tuple[Tensor, ...] = (x,)
+        again: Size = 0
+        fused = lora is not None and lora.fuses(adapter)
+        if four and fused:
+            # Forward uses the buffer that all of them share, backward for all but the last matrix another one.
+            again = 0 if adapter == "down" else self.dtypes.activation * i * o
+        elif four:
             # Made in 16 bits for as long as the product takes, forward and backward.
             workspace = workspace + self.dtypes.activation * i * o
+        if fused:
+            inputs = (x, fused_adapter(self, name, x, AdapterShape(rows, i, o, shards), adapter))
         self.operations.append(
             Operation(
-                name, operation, (x,), (out,), tuple(weights),
+                name, operation, inputs, (out,), (*weights, *saved),
                 keeps=keeps,
                 gemms=(gemm,),
                 forward_flops=gemm.flops,
                 input_gradient_flops=gemm.flops,
-                weight_gradient_flops=gemm.flops if self.trainable else 0,
+                weight_gradient_flops=gemm.flops if trained or saved else 0,
                 forward_comm=forward_comm, backward_comm=backward_comm, workspace=workspace,
-                borrows=() if weight else (matrix,),
+                backward_workspace=again, borrows=() if weight else (matrix,), holds=around,
             )
         )  # fmt: skip
-        if lora is not None and adapter in lora.targets:
-            return self._adapter(name, x, kept, out, rows, i, o, shards)
-        return out
-
-    def _adapter(
-        self, name: str, x: Tensor, kept: Tensor, base: Tensor, rows: Size, i: Size, o: Size, shards: Size
-    ) -> Tensor:
-        """The two low-rank products beside a frozen linear layer, and their sum with it."""
-        lora = self.view.lora
-        assert lora is not None
-        rank = lora.rank
-        source = x
-        if lora.dropout:
-            source = self.dropout(f"{name}.lora_dropout", x, lora.dropout)
-            kept = source
-        low = self.tensor(f"{name}.lora_a", rows * rank)
-        high = self.tensor(f"{name}.lora_b", rows * o)
-        # Of the two, the one on the sharded side of the base is sharded with it.
-        column = base.numel is not None and name.rsplit(".", 1)[-1] not in ("output", "down")
-        for part, inputs, output, keeps, gemm, split in (
-            ("lora_a", source, low, kept, Gemm(rows, rank, i), 1 if column else shards),
-            ("lora_b", low, high, low, Gemm(rows, o, rank), shards if column else 1),
-        ):
-            self.operations.append(
-                Operation(
-                    f"{name}.{part}", "gemm", (inputs,), (output,),
-                    (Weight(f"{name}.{part}.weight", gemm.n * gemm.k, split),),
-                    keeps=(keeps,), gemms=(gemm,), forward_flops=gemm.flops,
-                    input_gradient_flops=gemm.flops, weight_gradient_flops=gemm.flops,
-                )
-            )  # fmt: skip
-        total = self.tensor(f"{name}.adapted", base.numel)
-        return self.elementwise(f"{name}.adapted", (base, high), total, shares_gradient=True)
+        if lora is None:
+            return out
+        if fused:
+            return out
+        if four and peft:
+            out = quantised_result(self, name, out, given, x, copied=adapter in lora.targets)
+        if (adapter or kind) not in lora.targets:
+            return out
+        shape = AdapterShape(rows, i, o, shards)
+        return peft_adapted(self, name, given, out, shape, around) if peft else adapted(self, name, x, kept, out, shape)
 
     # -- tensor parallelism: Megatron's f and g (source: korthikanti2022, section 4.2) ---------------------------------
 

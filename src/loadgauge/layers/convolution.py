@@ -53,9 +53,9 @@ def causal_convolution(
     `x` is the tensor whose storage the input is in: a view of a projection keeps all of that projection.
     """
     view = build.view
-    weights = [Weight(f"{name}.weight", channels * width, shards, "vector", build.trainable)]
+    weights = [Weight(f"{name}.weight", channels * width, shards, "vector", build.trains(name))]
     if bias:
-        weights.append(Weight(f"{name}.bias", channels, shards, "vector", build.trainable))
+        weights.append(Weight(f"{name}.bias", channels, shards, "vector", build.trains(name)))
     fused = build.kernels.recurrence == "fused"
     rows = view.tokens if fused else view.sequences * (view.positions + width - 1)
     product = Gemm(rows, 1, width, channels)

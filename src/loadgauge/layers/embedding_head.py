@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.algebra import Size, ceil_div, shard, spread
+from loadgauge.algebra import Size, ceil_div, minimum, next_power_of_two, shard, spread
 from loadgauge.errors import NotModelled
+from loadgauge.layers.adapters import embedded, saved_copy
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.mlp import activate
 from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, Tensor, Weight
@@ -26,23 +27,26 @@ def vocabulary(model: ModelSpec, view: View) -> Size:
 
 def embedding_layer(model: ModelSpec, view: View) -> Layer:
     """The operations of the token, position and type embeddings, and of what follows them up to the first block."""
-    build = Builder(view)
+    build = Builder(view, trained=model.trained)
     hidden = model.hidden_size
     width = hidden if model.embedding_size is None else model.embedding_size
     indices = Tensor("input_ids", view.tokens, build.dtypes.index, "index")
     full = build.dtypes.activation * view.tokens * width
     summed = "reduce_scatter" if view.sequence_parallel else "all_reduce"
-    trainable = build.trainable
+    trainable = build.trains("embedding.tokens")
     x = build.residual("embedding.tokens", width)
+    whole = _table("embedding.tokens", vocabulary(model, view), width, view.tp, trainable)
+    saved = saved_copy(view.lora, "embedding", whole)
     build.operations.append(
         Operation(
-            "embedding.tokens", "lookup", (indices,), (x,),
-            (Weight("embedding.tokens.weight", vocabulary(model, view) * width, view.tp, "table", trainable),),
-            keeps=(indices,) if trainable else (),
+            "embedding.tokens", "lookup", (indices,), (x,), (whole, *saved),
+            keeps=(indices,) if trainable or saved else (),
             forward_comm=(Collective(summed, "tp", full, view.tp),),
             backward_comm=(Collective("all_gather", "tp", full, view.tp),) if view.sequence_parallel else (),
         )
     )  # fmt: skip
+    if view.lora is not None and "embedding" in view.lora.targets:
+        x = embedded(build, x, vocabulary(model, view), width, indices)
     narrow = model.embedding_size is not None
     if narrow and not model.factorised_embedding:
         x, width = build.linear("embedding.project_in", x, build.local_tokens, width, hidden), hidden
@@ -54,8 +58,8 @@ def embedding_layer(model: ModelSpec, view: View) -> Layer:
             continue
         chosen = Tensor(f"embedding.{name}.ids", count, build.dtypes.index, "index")
         table = build.residual(f"embedding.{name}", width)
-        weight = Weight(f"embedding.{name}.weight", rows * width, 1, "table", trainable)
-        keeps = (chosen,) if trainable else ()
+        weight = _table(f"embedding.{name}", rows, width, 1, build.trains(f"embedding.{name}"))
+        keeps = (chosen,) if weight.trainable else ()
         build.operations.append(Operation(f"embedding.{name}", "lookup", (chosen,), (table,), (weight,), keeps))
         x = build.add(f"embedding.{name}_sum", x, table)
     if model.embedding_norm is not None:
@@ -64,6 +68,10 @@ def embedding_layer(model: ModelSpec, view: View) -> Layer:
     if narrow and model.factorised_embedding:
         build.linear("embedding.project_in", x, build.local_tokens, width, hidden, bias=True)
     return build.layer("embedding")
+
+
+def _table(name: str, rows: Size, width: Size, shards: Size, trainable: bool) -> Weight:
+    return Weight(f"{name}.weight", rows * width, shards, "table", trainable, shape=(rows, width))
 
 
 def _rotated(mixer: object) -> Size | None:
@@ -104,13 +112,13 @@ def prediction_layer(model: ModelSpec, view: View, *, holds_table: bool = False)
     makes one of the two. `holds_table`: count that table here too, as a stage does which does not have the embedding.
     """
     build = Builder(view)
-    hidden, rows, trainable = model.hidden_size, build.local_tokens, build.trainable
+    hidden, rows, trainable = model.hidden_size, build.local_tokens, build.trains("prediction.tokens")
     if model.embedding_size is not None:
         raise NotModelled("multi-token prediction with an embedding of another width is not modelled")
     norm = model.final_norm or Norm("rmsnorm")
     indices = Tensor("prediction.ids", view.tokens, build.dtypes.index, "index")
     embedded = build.residual("prediction.tokens", hidden)
-    table = Weight("prediction.tokens.weight", vocabulary(model, view) * hidden, view.tp, "table", trainable)
+    table = _table("prediction.tokens", vocabulary(model, view), hidden, view.tp, trainable)
     keeps = (indices,) if trainable else ()
     weights = (table,) if holds_table else ()
     build.operations.append(Operation("prediction.tokens", "lookup", (indices,), (embedded,), weights, keeps))
@@ -136,7 +144,7 @@ def head_layer(
     `holds_table`: count a tied table here too, as the last pipeline stage does, which keeps a copy of it.
     `shared`: the matrix is another head's, as in multi-token prediction.
     """
-    build = Builder(view)
+    build = Builder(view, trained=model.trained)
     hidden, head, rows = model.hidden_size, model.head, build.local_tokens
     x = build.residual("input", hidden)
     if model.blocks and model.blocks[-1].residual_in_fp32:
@@ -162,7 +170,7 @@ def head_layer(
             read = _transform(build, read, head, rows, width, width)
         if head.kind == "classifier":
             build.linear("head.classifier", read, rows, width, head.num_labels, bias=head.bias)
-    return build.layer("head")
+    return build.layer("head", reached=model.reached or view.input_gradients)
 
 
 def _transform(build: Builder, x: Tensor, head: Head, rows: Size, width: Size, inner: Size) -> Tensor:
@@ -179,14 +187,27 @@ def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool
     columns = vocabulary(model, view)
     source, kept, reduced, workspace = build.enter("head.gather", x, width)
     chunked = loss and build.kernels.loss == "chunked"
-    parts = build.kernels.loss_chunks if chunked else 1
-    logits = build.tensor("head.logits", view.tokens * columns / parts if chunked else view.tokens * columns)
-    build.linear(
+    in_pieces = loss and build.kernels.loss in ("float32", "plain") and build.kernels.loss_pieces > 1
+    parts = build.kernels.loss_chunks if chunked else build.kernels.loss_pieces if in_pieces else 1
+    whole = view.tokens * columns
+    if loss and build.kernels.loss == "tiled":
+        if view.lora is not None and "head" in view.lora.targets:
+            raise NotModelled("an adapter of the head under TRL's loss in tiles: --loss float32")
+        _tiled(build, x, width, columns, owned, head.bias)
+        return
+    logits = build.tensor("head.logits", whole if parts == 1 else whole / parts)
+    if loss and build.kernels.loss == "liger":
+        chunked = True
+        rows = next_power_of_two(ceil_div(view.tokens, ceil_div(columns, width)))
+        logits = build.tensor("head.logits", minimum(rows, view.tokens) * columns)
+    if view.lora is not None and "head" in view.lora.targets and (chunked or in_pieces):
+        raise NotModelled(f"an adapter of the head under the loss {build.kernels.loss}: its own is --loss float32")
+    logits = build.linear(
         "head.logits", source, view.tokens, width, columns,
         bias=head.bias, kept_input=kept, shards=view.tp, kind="head", output=logits,
         weight=owned, backward_comm=reduced, workspace=workspace,
     )  # fmt: skip
-    if build.kernels.gradient_placeholders and build.trainable and not chunked:
+    if build.kernels.gradient_placeholders and build.trains("head.logits") and not chunked:
         product = build.operations[-1]
         beside = build.dtypes.activation * width * columns + logits.nbytes
         build.operations[-1] = msgspec.structs.replace(product, backward_workspace=beside)
@@ -194,8 +215,98 @@ def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool
         capped = build.tensor("head.softcap", logits.numel)
         logits = build.elementwise("head.softcap", (logits,), capped, keeps=() if chunked else (capped,))
     if loss:
-        upcast = head.loss_float32 or build.autocast
+        upcast = (head.loss_float32 or build.autocast) and build.kernels.loss != "plain"
+        if in_pieces:
+            _loss_in_pieces(build, logits, upcast)
+            return
+        if build.kernels.loss == "liger":
+            trained = sum(weight.numel for weight in build.operations[-1].weights if weight.trainable)
+            # Under autocast the gradient of the float32 matrix is float32, and that of the input as wide as it is.
+            wide = 4 * trained if build.residual_itemsize != build.dtypes.activation else 0
+            _liger_loss(build, logits, Tensor("head.input_gradient", view.tokens * width, x.itemsize), wide)
+            return
         _loss(build, logits, upcast, chunked, Gemm(view.tokens, columns, width).flops)
+
+
+TILE_ROWS, TILE_COLUMNS = 4096, 32768
+
+
+def _tiled(build: Builder, x: Tensor, width: Size, columns: Size, owned: bool, bias: bool) -> None:
+    """Head and loss of TRL: logits in tiles of one buffer, made again in backward, where all gradients are summed in float32.
+
+    The buffer has all its columns, however small the vocabulary is. Source: trl, `kernels/chunked_logprob.py` (1.16).
+    """
+    view, act = build.view, build.dtypes.activation
+    rows = view.tokens - view.sequences  # the last token of a sequence predicts nothing
+    tall = minimum(rows, TILE_ROWS)
+    build.linear(
+        "head.logits", x, rows, width, columns, bias=bias, shards=view.tp, kind="head", weight=owned,
+        output=build.tensor("head.logits", tall * TILE_COLUMNS),
+    )  # fmt: skip
+    product = build.operations.pop()
+    if build.operations and build.operations[-1].name == "head.logits.cast":
+        build.operations.pop()  # it casts tile by tile
+    hidden = Tensor("head.hidden", rows * width, x.itemsize)
+    read = [weight for weight in product.weights if weight.kind == "head"]
+    # Where the residual stream is float32, so is the head's matrix, and its rows are cast tile by tile.
+    wide = act != 4 and (build.residual_itemsize == 4 or any(weight.wide for weight in read))
+    trained = build.trains("head.logits") or any(weight.trainable for weight in read)
+    casts = wide * act * minimum(columns, TILE_COLUMNS) * width + (x.itemsize != act) * act * tall * width
+    narrow = 4 * ((x.itemsize != 4) * rows + (trained and not wide and act != 4) * columns) * width
+    build.operations.append(
+        msgspec.structs.replace(
+            product, inputs=(x,), keeps=(hidden,), workspace=product.workspace + casts,
+            backward_workspace=product.outputs[0].nbytes + narrow,
+        )
+    )  # fmt: skip
+    build.operations.append(
+        Operation(
+            "head.loss", "loss", product.outputs, (build.float32("head.loss", 1),), rerun_flops=product.forward_flops
+        )
+    )
+
+
+def _liger_loss(build: Builder, logits: Tensor, input_gradient: Tensor, workspace: Size) -> None:
+    """Liger's fused linear cross-entropy; `logits`: of one chunk. Forward keeps the gradient of its input, and that of the
+    head's matrix, which is counted where backward hands it on, a moment later (source: liger,
+    `ops/fused_linear_cross_entropy.py`: chunks of the next power of two above T / ceil(v / h) tokens)."""
+    view = build.view
+    one = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
+    build.operations.append(
+        Operation(
+            "head.loss", "loss", (logits,), (build.float32("head.loss", 1),), keeps=(input_gradient,),
+            forward_comm=(one, one, one), overwrites=True, workspace=workspace,
+        )
+    )  # fmt: skip
+
+
+def _loss_in_pieces(build: Builder, logits: Tensor, upcast: bool) -> None:
+    """Cross-entropy piece by piece; `logits`: of one piece. Those of all pieces are made first, and are alive until the
+    last piece is through (source: torchtune, `CEWithChunkedOutputLoss`; litgpt, `chunked_cross_entropy`)."""
+    view, pieces = build.view, build.kernels.loss_pieces
+    one = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
+    make = build.float32 if upcast else build.tensor
+    probabilities = make("head.log_softmax", logits.numel * pieces)
+    labels = Tensor("head.labels", view.tokens, build.dtypes.index, "index")
+    others = build.tensor("head.logits_of_other_pieces", logits.numel * (pieces - 1))
+    piece = probabilities.nbytes / pieces
+    if build.kernels.compiled:
+        # Compiled, a piece keeps its logits as they are, and takes the gradient from them (torchtune, `compile_loss`).
+        build.operations.append(
+            Operation(
+                "head.loss", "loss", (logits,), (build.float32("head.loss", 1),), keeps=(logits, others, labels),
+                forward_comm=(one, one, one),
+            )
+        )  # fmt: skip
+        return
+    held = (logits, others) if build.kernels.holds_logits else ()
+    build.operations.append(
+        Operation(
+            "head.loss", "loss", (logits,), (build.float32("head.loss", 1),), keeps=(probabilities, labels, *held),
+            forward_comm=(one, one, one), workspace=(0 if held else others.nbytes) + (piece if upcast else 0),
+            backward_workspace=2 * piece,
+        )
+    )  # fmt: skip
 
 
 def _loss(build: Builder, logits: Tensor, upcast: bool, chunked: bool, logits_flops: Size) -> None:
@@ -213,6 +324,14 @@ def _loss(build: Builder, logits: Tensor, upcast: bool, chunked: bool, logits_fl
         # The float32 copy becomes the probabilities in place, and the gradient in place again; the fused form makes the
         # probabilities beside the copy.
         second = probabilities.nbytes if build.kernels.loss == "jit" else 0
+        if logits.itemsize == 4 and not second:
+            # There is no copy: the logits become the probabilities.
+            build.operations.append(
+                Operation(
+                    "head.log_softmax", "loss", (logits,), (value,), keeps=(logits,), forward_comm=reduced, overwrites=True
+                )
+            )  # fmt: skip
+            return
         build.operations.append(
             Operation(
                 "head.log_softmax", "loss", (logits,), (value,), keeps=(probabilities,), forward_comm=reduced,
@@ -242,7 +361,7 @@ def _loss(build: Builder, logits: Tensor, upcast: bool, chunked: bool, logits_fl
         )  # fmt: skip
         return
     if upcast:
-        build.elementwise("head.float32", (logits,), source)
+        build.elementwise("head.float32", (logits,), source, keeps=(logits,) if build.kernels.holds_logits else ())
     else:
         probabilities = build.tensor("head.log_softmax", logits.numel)
     build.operations.append(

@@ -79,7 +79,8 @@ def _decay(build: Builder, steps: Tensor, heads: Size) -> Tensor:
     kept = [build.float32(f"delta.decay.{name}", steps.numel) for name in ("biased", "softplus")]
     kept += [build.float32(f"delta.decay.{name}", heads) for name in ("exponential", "negative")]
     weights = tuple(
-        Weight(f"delta.{name}.weight", heads, build.view.tp, "vector", build.trainable) for name in ("decay", "step")
+        Weight(f"delta.{name}.weight", heads, build.view.tp, "vector", build.trains(f"delta.{name}"))
+        for name in ("decay", "step")
     )
     build.operations.append(Operation("delta.decay", "elementwise", (steps,), (output,), weights, keeps=tuple(kept)))
     return output
@@ -126,7 +127,7 @@ def _fused(
 def _gated_norm(build: Builder, x: Tensor, gate: Tensor, heads: Size, width: Size) -> Tensor:
     """norm(x) silu(z), over each head. transformers' module makes the product in float32."""
     tokens = build.view.tokens
-    weight = Weight("delta.norm.weight", width, 1, "vector", build.trainable)
+    weight = Weight("delta.norm.weight", width, 1, "vector", build.trains("delta.norm"))
     statistic = Tensor("delta.norm.rstd", tokens * heads, build.dtypes.norm_statistic, "statistic")
     output = build.tensor("delta.norm", x.numel)
     keeps: list[Tensor] = [x, gate, statistic]

@@ -57,7 +57,7 @@ def mamba2(build: Builder, x: Tensor, spec: Mamba2, hidden_size: Size) -> Tensor
 
 
 def _vector(build: Builder, name: str, numel: Size) -> Weight:
-    return Weight(f"mamba.{name}.weight", numel, build.view.tp, "vector", build.trainable)
+    return Weight(f"mamba.{name}.weight", numel, build.view.tp, "vector", build.trains(f"mamba.{name}"))
 
 
 def _decay(build: Builder, heads: Size) -> Tensor:
@@ -82,9 +82,10 @@ def _fused(build: Builder, spec: Mamba2, projected: Tensor, heads: Size, groups:
     scores, inside = 2 * pairs * groups * state, 2 * pairs * inner
     states = 2 * tokens * inner * state
     forward = convolution + scores + inside + 2 * states
-    weights = [Weight("mamba.convolution.weight", channels * spec.conv_kernel, view.tp, "vector", build.trainable)]
+    trained = build.trains("mamba.convolution")
+    weights = [Weight("mamba.convolution.weight", channels * spec.conv_kernel, view.tp, "vector", trained)]
     if spec.use_conv_bias:
-        weights.append(Weight("mamba.convolution.bias", channels, view.tp, "vector", build.trainable))
+        weights.append(Weight("mamba.convolution.bias", channels, view.tp, "vector", trained))
     weights += [_vector(build, "time_step", heads), _vector(build, "skip", heads)]
     output = build.tensor("mamba.scan", tokens * inner)
     # Alive inside: the convolution's output, and in float32 the scores of each group and the state of each chunk.
@@ -174,10 +175,12 @@ def _reference(build: Builder, spec: Mamba2, projected: Tensor, heads: Size, gro
         Operation("mamba.skip", "elementwise", (skipped,), (skip,), (_vector(build, "skip", heads),), keeps=(skipped,))
     )
     scaled = step_of("mamba.scaled", (values, *steps), wide("mamba.scaled", padded * inner), keeps=(values, steps[0]))
-    rates = step_of("mamba.rates", (decay, steps[-1]), wide("mamba.rates", padded * heads), keeps=(decay, steps[-1]))
+    efficiencies = step_of(
+        "mamba.efficiencies", (decay, steps[-1]), wide("mamba.efficiencies", padded * heads), keeps=(decay, steps[-1])
+    )
     masks = tuple(build.mask(f"mamba.mask{index}", chunk * chunk) for index in (1, 2))
     decays = wide("mamba.decays", padded * chunk * heads)
-    step_of("mamba.decays", (rates,), decays, keeps=(*masks, decays))
+    step_of("mamba.decays", (efficiencies,), decays, keeps=(*masks, decays))
     # With a single chunk the values of both products are one copy, and the states before and after it one tensor.
     several = minimum(chunks - 1, 1)
     x_inside, x_state = copies(
@@ -194,18 +197,18 @@ def _reference(build: Builder, spec: Mamba2, projected: Tensor, heads: Size, gro
     step_of("mamba.decayed", (scores, decays), decayed, keeps=(scores, decays))
     inside = product("mamba.inside", decayed, x_inside, wide("mamba.inside", padded * inner), chunk, width, chunk)
     fade, rise = (wide(f"mamba.{name}", padded * heads) for name in ("fade", "rise"))
-    step_of("mamba.fade", (rates,), fade, keeps=(fade,))
+    step_of("mamba.fade", (efficiencies,), fade, keeps=(fade,))
     faded = step_of("mamba.faded_write", (write, fade), wide("mamba.faded_write", by_head), keeps=(write, fade))
     held = wide("mamba.states", view.sequences * (chunks + 1) * inner * state)
     product("mamba.states", faded, x_state, held, state, width, chunk)
     passing = wide("mamba.chunk_decays", view.sequences * heads * (chunks + 1) * (chunks + 1))
     masks = tuple(build.mask(f"mamba.chunk_mask{index}", (chunks + 1) * (chunks + 1)) for index in (1, 2))
-    step_of("mamba.chunk_decays", (rates,), passing, keeps=(*masks, passing))
+    step_of("mamba.chunk_decays", (efficiencies,), passing, keeps=(*masks, passing))
     started = wide("mamba.started", view.sequences * maximum(chunks, 2) * inner * state)
     product("mamba.passing", passing, held, started, chunks + 1, width * state, chunks + 1)
     across = wide("mamba.across", padded * inner)
     product("mamba.across", read_across, started, across, chunk, width, state)
-    step_of("mamba.rise", (rates,), rise, keeps=(rise,))
+    step_of("mamba.rise", (efficiencies,), rise, keeps=(rise,))
     risen = step_of("mamba.risen", (across, rise), wide("mamba.risen", padded * inner), keeps=(across, rise))
     return step_of("mamba.sum", (inside, risen, skip), wide("mamba.sum", padded * inner))
 

@@ -64,13 +64,15 @@ def _scan(
     """The kernel: time step, scan, skip and gate. It takes all of its inputs channels first, most of them as copies."""
     view, channels, state = build.view, spec.intermediate_size, spec.state_size
     size = view.tokens * channels
-    rates, exponential = (build.float32(f"mamba.{n}", channels * state) for n in ("decay", "decay_exponential"))
+    efficiencies, exponential = (build.float32(f"mamba.{n}", channels * state) for n in ("decay", "decay_exponential"))
 
     def vector(name: str, numel: Size) -> Weight:
-        return Weight(f"mamba.{name}.weight", numel, 1, "vector", build.trainable)
+        return Weight(f"mamba.{name}.weight", numel, 1, "vector", build.trains(f"mamba.{name}"))
 
     weight = vector("decay", channels * state)
-    build.operations.append(Operation("mamba.decay", "elementwise", (), (rates,), (weight,), keeps=(exponential,)))
+    build.operations.append(
+        Operation("mamba.decay", "elementwise", (), (efficiencies,), (weight,), keeps=(exponential,))
+    )
     copies = tuple(
         build.tensor(f"mamba.{name}_by_channel", numel)
         for name, numel in (("values", size), ("gate", size), ("write", write.numel), ("read", read.numel))
@@ -84,9 +86,9 @@ def _scan(
     product = Gemm(channels, 1, state, view.tokens)
     build.operations.append(
         Operation(
-            "mamba.scan", "scan", (*copies, step, rates), (gated,),
+            "mamba.scan", "scan", (*copies, step, efficiencies), (gated,),
             (vector("step_bias", channels), vector("skip", channels)),
-            keeps=(*copies, step, rates, states, output, *floats), gemms=(product,),
+            keeps=(*copies, step, efficiencies, states, output, *floats), gemms=(product,),
             forward_flops=product.flops, input_gradient_flops=2 * product.flops, rerun_flops=product.flops,
         )
     )  # fmt: skip

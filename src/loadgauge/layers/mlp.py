@@ -6,6 +6,8 @@ Kept for backward by PyTorch: the input, what the activation needs, both factors
 
 from __future__ import annotations
 
+import msgspec
+
 from loadgauge.algebra import Size, shard
 from loadgauge.errors import NotModelled
 from loadgauge.layers.builder import Builder
@@ -31,6 +33,8 @@ def activate(build: Builder, name: str, x: Tensor, activation: str) -> Tensor:
     if activation not in KEPT_INSIDE:
         known = ", ".join(sorted((*KEPT_INSIDE, "xielu")))
         raise NotModelled(f"activation {activation!r} is not modelled (known: {known}); extend layers/mlp.py")
+    if activation == "gelu_new" and not build.kernels.written_gelu:
+        activation = "gelu"
     if activation == "gelu_new" and build.kernels.activation == "unfused":
         return _gelu_new(build, name, x)
     output = Tensor(name, x.numel, x.itemsize)
@@ -52,8 +56,8 @@ def _gelu_new(build: Builder, name: str, x: Tensor) -> Tensor:
         build.tensor(f"{name}.half", x.numel),
     )
     output = wide(name, x.numel)
-    # The gradients of the last product and of both its factors are alive together.
-    workspace = 2 * output.nbytes + half.nbytes - x.nbytes
+    # The gradients of the last product and of both its factors are alive together; that of the half is cast to 16 bits.
+    workspace = (2 + build.autocast) * output.nbytes + half.nbytes - x.nbytes
     return build.elementwise(name, (x,), output, keeps=(base, tanh, half, sum_), backward_workspace=workspace)
 
 
@@ -63,10 +67,10 @@ def _xielu(build: Builder, name: str, x: Tensor) -> Tensor:
     keeps: tuple[Tensor, ...] = (x,)
     if build.kernels.activation == "unfused":
         # The right branch's product, the left one's exponential and, for its slope, what is multiplied by it.
-        inside = ("right", "exponential", "left") if build.trainable else ("right", "exponential")
+        inside = ("right", "exponential", "left") if build.trains(name) else ("right", "exponential")
         branches = (Tensor(f"{name}.{each}", x.numel, x.itemsize) for each in inside)
         keeps = (x, *branches, build.mask(f"{name}.side", x.numel), Tensor(f"{name}.slopes", 2, x.itemsize))
-    slopes = Weight(f"{name}.alpha", 2, 1, "vector", build.trainable)
+    slopes = Weight(f"{name}.alpha", 2, 1, "vector", build.trains(name))
     build.operations.append(Operation(name, "elementwise", (x,), (output,), (slopes,), keeps))
     return output
 
@@ -90,10 +94,15 @@ def mlp(build: Builder, x: Tensor, spec: Mlp, hidden_size: Size, prefix: str = "
 
     if not spec.gated:
         inner = activate(build, f"{prefix}.activation", column("up", width, True), spec.activation)
+    elif build.kernels.activation == "unfused" and not spec.fused_gate_up and spec.activation != "clamped_swiglu":
+        # In the order of `act(gate(x)) * up(x)`, which backward goes through the other way.
+        gate = column("gate", width, True)
+        active = activate(build, f"{prefix}.activation", gate, spec.activation)
+        inner = _multiplied(build, active, column("up", width, False), prefix)
     else:
         if spec.fused_gate_up:
             both = column("gate_up", 2 * width, True)
-            gate, up = (build.tensor(f"{prefix}.{name}", tokens * width) for name in ("gate", "up"))
+            gate, up = (Tensor(f"{prefix}.{name}", tokens * width, both.itemsize) for name in ("gate", "up"))
             build.operations.append(Operation(f"{prefix}.split", "view", (both,), (gate, up)))
         else:
             gate, up = column("gate", width, True), column("up", width, False)
@@ -102,7 +111,7 @@ def mlp(build: Builder, x: Tensor, spec: Mlp, hidden_size: Size, prefix: str = "
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
         f"{prefix}.down", inner, tokens, width, hidden_size,
-        bias=spec.bias, shards=view.tp, bias_shards=1, adapter="down",
+        bias=spec.bias, shards=view.tp, bias_shards=1, adapter="down", around=(x,),
         output=build.hidden(f"{prefix}.down", hidden_size),
         forward_comm=forward, backward_comm=backward, workspace=workspace,
     )  # fmt: skip
@@ -116,7 +125,10 @@ def gated(build: Builder, gate: Tensor, up: Tensor, activation: str, prefix: str
 
     output = made("multiply")
     if build.kernels.activation == "fused":
-        return build.elementwise(output.name, (gate, up), output, keeps=(gate, up))
+        build.elementwise(output.name, (gate, up), output, keeps=(gate, up))
+        if build.kernels.activation_in_place:
+            build.operations[-1] = msgspec.structs.replace(build.operations[-1], overwrites=True)
+        return output
     if activation == "clamped_swiglu":
         # GPT-OSS: (up + 1) g sigmoid(1.702 g), both clamped, in seven operations.
         clamped, sigmoid, active, above = (made(name) for name in ("clamped", "sigmoid", "activation", "above"))
@@ -124,5 +136,9 @@ def gated(build: Builder, gate: Tensor, up: Tensor, activation: str, prefix: str
         build.elementwise(active.name, (clamped,), active, keeps=(clamped, sigmoid))
         build.elementwise(above.name, (up,), above, keeps=(up,))
         return build.elementwise(output.name, (active, above), output, keeps=(active, above))
-    active = activate(build, f"{prefix}.activation", gate, activation)
+    return _multiplied(build, activate(build, f"{prefix}.activation", gate, activation), up, prefix)
+
+
+def _multiplied(build: Builder, active: Tensor, up: Tensor, prefix: str) -> Tensor:
+    output = Tensor(f"{prefix}.multiply", up.numel, up.itemsize)
     return build.elementwise(output.name, (active, up), output, keeps=(active, up))

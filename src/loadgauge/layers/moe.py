@@ -15,6 +15,7 @@ each other, and dispatchers that send a token once to several experts of one ran
 from __future__ import annotations
 
 from loadgauge.algebra import Size, maximum, minimum, shard, where
+from loadgauge.layers.adapters import adapted_experts
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.mlp import activate, gated, mlp
 from loadgauge.layers.operations import Collective, Gemm, Operation, Tensor, Weight
@@ -252,15 +253,16 @@ def _grouped(
     workspace: Size = 0,
 ) -> None:
     """One matrix of every expert on this rank, times the rows that came to it; keeps its input where it is trained."""
-    view, trainable, low = build.view, build.trainable, build.low
+    view, trainable, low = build.view, build.trains(name), build.low
     experts = shard(spec.num_experts, view.ep, "num_experts")
     shards = view.ep * view.etp
     grouped = build.kernels.experts == "grouped"
+    stays = view.lora is not None and view.lora.experts_stay
     weights = [
         Weight(
             f"{name}.weight", experts * i * o, shards, "matrix", trainable,
-            base=view.lora is not None, expert=True, quantised=low is not None, cast=not (grouped and build.autocast),
-            factored=experts * (i + o),
+            base=view.lora is not None and not stays, expert=True, quantised=low is not None, cast=not (grouped and build.autocast),
+            shape=(o, i), copies=experts,
         )
     ]  # fmt: skip
     keeps = (source,) if trainable else ()
@@ -269,7 +271,7 @@ def _grouped(
             keeps = (build.quantised(source),)
         taken, made = rows.computed * i, rows.computed * o
         workspace = workspace + low.inside(taken, made, experts * i * o, trained=trainable, kept=low.keeps)
-    if view.lora is not None and view.lora.stored is not None:
+    if view.lora is not None and view.lora.stored is not None and not stays:
         workspace = workspace + build.dtypes.activation * experts * i * o
     if grouped:
         keeps = (*keeps, Tensor("mlp.offsets", experts, OFFSET_BYTES if build.dtypes.index else 0, "index"))
@@ -279,11 +281,16 @@ def _grouped(
         if trainable and grouped:
             keeps = (*keeps, Tensor("mlp.expert_of_row", rows.computed, build.dtypes.index, "index"))
     flops = Gemm(rows.computed, o, i).flops
+    reads: tuple[Tensor, ...] = (source,)
+    adapted = view.lora is not None and f"experts.{name.rpartition('.')[2]}" in view.lora.targets
+    if adapted:
+        reads = (source, adapted_experts(build, name, weights[0], i, o))
+        keeps = (*reads, *keeps)
     build.operations.append(
         Operation(
-            name, "gemm", (source,), (output,), tuple(weights), keeps=keeps,
+            name, "gemm", reads, (output,), tuple(weights), keeps=keeps,
             gemms=(Gemm(rows.computed / experts, o, i, experts),),
-            forward_flops=flops, input_gradient_flops=flops, weight_gradient_flops=flops if trainable else 0,
+            forward_flops=flops, input_gradient_flops=flops, weight_gradient_flops=flops if trainable or adapted else 0,
             forward_comm=forward_comm, backward_comm=backward_comm, workspace=workspace,
         )
     )  # fmt: skip

@@ -70,8 +70,12 @@ class Weight(msgspec.Struct, frozen=True):
     """Read in 8 or 4 bits by a recipe that has such products."""
     cast: bool = True
     """Autocast reads a 16-bit copy of it where it is a matrix."""
-    factored: Size | None = None
-    """Rows plus columns, what Adafactor keeps instead of a moment; None: not factored."""
+    shape: tuple[Size, Size] | None = None
+    """Rows and columns of a matrix or table, which some optimizers' states depend on; None: of one dimension."""
+    copies: Size = 1
+    """Matrices of this shape (experts) in the tensor."""
+    wide: bool = False
+    """Held in float32, with its gradient and moments, whatever the recipe."""
 
 
 class Gemm(msgspec.Struct, frozen=True):
@@ -116,7 +120,8 @@ class Collective(msgspec.Struct, frozen=True):
 class Operation(msgspec.Struct, frozen=True):
     """One operation of a layer.
 
-    `keeps`: the tensors it holds from forward to backward. Of the FLOPs, `input_gradient_flops` and
+    `keeps`: the tensors it holds from forward to backward; `holds`: those that live until its forward is done without
+    being read (variables of the Python function around it). Of the FLOPs, `input_gradient_flops` and
     `weight_gradient_flops` are the two halves of backward; `rerun_flops` is what a fused kernel computes again inside
     its own backward (FlashAttention's scores), hardware work that model FLOPs do not count. `workspace` is bytes alive
     only inside the operation, such as the gathered input of a sequence-parallel linear; `backward_workspace` is bytes
@@ -125,6 +130,10 @@ class Operation(msgspec.Struct, frozen=True):
     `overwrites` marks one whose input's gradient is written over what it kept (a fused loss, over the logits).
     `borrows`: weights it reads that another operation owns (a tied table).
     `computed_share`: of the FLOPs, which count every query-key pair, what a causal kernel carries out.
+    `spares`: inputs that need no gradient, as nothing before them is trained; `gradients`: whether any of its outputs needs
+    one, so that it runs backward at all.
+    `moves`: bytes that its kernels read and write forward and backward, where each of them is known (a cast, a copy); None:
+    what goes in and out is counted, and what a calibration found that such operations move beside it.
     """
 
     name: str
@@ -133,6 +142,7 @@ class Operation(msgspec.Struct, frozen=True):
     outputs: tuple[Tensor, ...]
     weights: tuple[Weight, ...] = ()
     keeps: tuple[Tensor, ...] = ()
+    holds: tuple[Tensor, ...] = ()
     gemms: tuple[Gemm, ...] = ()
     forward_flops: Size = 0
     input_gradient_flops: Size = 0
@@ -146,6 +156,9 @@ class Operation(msgspec.Struct, frozen=True):
     overwrites: bool = False
     borrows: tuple[Weight, ...] = ()
     computed_share: Size = 1
+    moves: tuple[Size, Size] | None = None
+    spares: frozenset[str] = frozenset()
+    gradients: bool = True
 
     @property
     def params(self) -> Size:
@@ -156,6 +169,11 @@ class Operation(msgspec.Struct, frozen=True):
     def backward_flops(self) -> Size:
         """FLOPs of the gradients of inputs and weights, without what a fused kernel computes again [FLOP]."""
         return self.input_gradient_flops + self.weight_gradient_flops
+
+    @property
+    def into_inputs(self) -> bool:
+        """Whether its backward makes a gradient of an input."""
+        return not self.spares or any(tensor.name not in self.spares for tensor in self.inputs)
 
     @property
     def trains_matrix(self) -> bool:
@@ -242,6 +260,8 @@ class Layer(msgspec.Struct, frozen=True):
         A tensor is needed when an operation keeps it, or when an operation that runs again reads it. It is dropped when
         its maker runs again, unless the maker is only checkpointed and an operation outside the region keeps it.
         """
+        if not recompute:
+            return tuple({tensor.name: tensor for operation in self.operations for tensor in operation.keeps}.values())
         needed: dict[str, Tensor] = {}
         outside: set[str] = set()
         maker: dict[str, str] = {}
@@ -258,14 +278,21 @@ class Layer(msgspec.Struct, frozen=True):
                     outside.add(tensor.name)
             if again:
                 needed.update((tensor.name, tensor) for tensor in operation.inputs)
-        if not recompute:
-            return tuple(needed.values())
         return tuple(
             tensor
             for name, tensor in needed.items()
             if (made_by := maker.get(name)) is None
             or made_by not in recompute
             or (made_by in recompute.checkpointed and made_by not in recompute.discarded and name in outside)
+        )
+
+    def keepers(self, name: str, recompute: Recompute = NOTHING) -> tuple[str, ...]:
+        """The operations for which a tensor is held: those that keep it, and those that read it when they run again."""
+        return tuple(
+            operation.name + (" (runs again)" if operation.name in recompute else "")
+            for operation in self.operations
+            if any(kept.name == name for kept in operation.keeps)
+            or (operation.name in recompute and any(read.name == name for read in operation.inputs))
         )
 
     def saved(self, recompute: Recompute = NOTHING) -> Size:

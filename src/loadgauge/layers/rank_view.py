@@ -24,6 +24,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     cp: context-parallel ranks, which share the sequence; cp_comm: how they exchange keys and values
     ep, etp: expert-parallel ranks, and tensor-parallel ranks of one expert
     imbalance: rows the busiest expert rank computes, over the mean (1: balanced)
+    input_gradients: the embedding's output gets a gradient though nothing below is trained, as libraries make it for
+        layers that run again in backward
     """
 
     tokens: Size
@@ -40,6 +42,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     imbalance: Size = 1
     kernels: Kernels = Kernels()
     lora: Lora | None = None
+    input_gradients: bool = False
 
     @property
     def token_shards(self) -> Size:

@@ -10,6 +10,7 @@ F_i^b, so E[K] = v_m - sum over i < m of F_i^b (v_{i+1} - v_i), and alike with s
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter
@@ -187,6 +188,23 @@ class Lengths(msgspec.Struct, frozen=True):
         """
         return self.expected_sum(b), self.expected_sum_square(b)
 
+    def expected_fullest(self, b: int) -> float:
+        """Return the tokens of the fullest of the batches of one epoch, without padding: the median of that maximum [tokens].
+
+        An epoch has as many batches as the data set has sequences for. With F the distribution of a batch's tokens, by
+        convolution over `BINS` steps of length, and n batches, the smallest x with F(x)^n >= 1/2.
+
+        >>> Lengths.of([10, 20, 1000]).expected_fullest(1)
+        1000.0
+        """
+        draws, count = _batch(b), self.cumulative[-1]
+        batches = max(1, count // draws)
+        if draws == 1:
+            return float(
+                self.values[next(i for i, upto in enumerate(self.cumulative) if (upto / count) ** batches >= 0.5)]
+            )
+        return _fullest(self, draws, batches)
+
     def _moment(self, power: int) -> float:
         below, total = 0, 0
         for value, upto in zip(self.values, self.cumulative, strict=True):
@@ -202,6 +220,35 @@ class Lengths(msgspec.Struct, frozen=True):
             for (value, after), upto in zip(steps, self.cumulative, strict=False)
         )
         return float(self.longest**power) - missing
+
+
+BINS = 1024
+"""Steps of length in the distribution of a batch's tokens, at most; longer data are rounded up to them."""
+MEAN_BELOW = 16
+"""Bins below which the fullest batch is taken for the mean one."""
+POINTS = 2**20
+"""Points of that distribution at most; a batch of more sequences than these allow bins for has nearly its mean."""
+
+
+@functools.lru_cache(8)
+def _fullest(lengths: Lengths, draws: int, batches: int) -> float:
+    import numpy  # only for this, and only where there are lengths
+
+    bins = min(BINS, lengths.longest, POINTS // draws)
+    if bins < MEAN_BELOW:
+        return draws * lengths.mean
+    step = lengths.longest / bins
+    values, cumulative = numpy.asarray(lengths.values), numpy.asarray(lengths.cumulative)
+    shares = numpy.bincount(
+        numpy.ceil(values / step - 1e-9).astype(int), numpy.diff(cumulative, prepend=0), bins + 1
+    ) / cumulative[-1]  # fmt: skip
+    size = 1 << (bins * draws).bit_length()
+    sums = numpy.fft.irfft(numpy.fft.rfft(shares, size) ** draws, size)
+    # What lies beyond, instead of what lies below, keeps its digits.
+    beyond = numpy.cumsum(sums[::-1])[::-1]
+    # No more than 1 - 2^(-1/n) of all batches may lie beyond.
+    allowed = -math.expm1(-math.log(2) / batches)
+    return float(step * (numpy.flatnonzero(beyond > allowed)[-1]))
 
 
 def _batch(b: int) -> int:

@@ -1,34 +1,37 @@
-"""The efficiencies of this device from microbenchmarks, as a file of `data/calibration`.
+"""What the kernels of this device achieve, from microbenchmarks, as a file of `data/calibration`.
 
-Matrix products are fitted with the roofline that will read them. What one device cannot tell (links without a second
-rank, 8 bits where there are none) keeps the stated default, and is listed.
+The forms that will read the figures fit them (`estimate/time`). What one device cannot tell (links without a second rank, 8 bits
+where there are none) keeps what is known of the card, and is listed.
 """
 
 from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import torch
 
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.time.roofline import Machine, gemm_seconds
-from loadgauge.layers.operations import Gemm
-from loadgauge.measure.benchmarks import Sizes, Timing, median, timings
-from loadgauge.spec.calibration import DEFAULT, Rates
+from loadgauge.estimate.time.collectives import Fabric, Group, seconds
+from loadgauge.estimate.time.roofline import Machine, attention_seconds, gemm_seconds
+from loadgauge.layers.operations import Gemm, Operation
+from loadgauge.measure.benchmarks import ATTENTION, COLLECTIVES, NORM, STREAMS, Saved, Sizes, Timing, median, timings
+from loadgauge.spec.calibration import Both, Efficiencies, Wire, efficiencies
 from loadgauge.spec.hardware import Gpu
 
 WAVES = tuple(step / 10 for step in range(11))
 SMALL_K = (0, 10, 20, 35, 50, 75, 100, 150, 200, 300, 400)
+ROOTS = tuple(step / 2000 for step in range(21))
+"""Square roots of seconds: `Wire.root`."""
 
 
 class Calibration(msgspec.Struct, frozen=True):
     """Efficiencies, what they were taken from, and the device. `peak` [FLOP/s] and `bandwidth` [byte/s] are what the
     shares are of. `kept`: fields that nothing here could measure; `error`: of the products, |log(fit / measured)|."""
 
-    rates: Rates
+    efficiencies: Efficiencies
     timings: tuple[Timing, ...]
     device: str
     torch: str
@@ -39,14 +42,17 @@ class Calibration(msgspec.Struct, frozen=True):
     error: float
 
 
-def calibrate(device: str, gpu: Gpu | None = None, sizes: Sizes | None = None) -> Calibration:
+def calibrate(
+    device: str, gpu: Gpu | None = None, sizes: Sizes | None = None, saved: Saved | None = None
+) -> Calibration:
     """Times the device and fits its efficiencies. `gpu`: whose datasheet they are shares of; without one, they are of
-    the best that was measured, and good for comparing only. Raises ConfigError where there is no such device."""
+    the best that was measured, and good for comparing only; `saved`: where parts are kept, so that a run that was
+    stopped goes on. Raises ConfigError where there is no such device, or something else runs on it."""
     if gpu is None and device == "cuda":
         raise ConfigError(
             "gpu: say which one it is (`loadgauge gpus` lists them): efficiencies are shares of its datasheet"
         )
-    taken = timings(device, sizes)
+    taken = timings(device, sizes, saved)
     if gpu is not None:
         peak, bandwidth = gpu.peak("bf16"), gpu.memory_bandwidth
     else:
@@ -64,40 +70,61 @@ def fit_efficiencies(
     taken: Sequence[Timing], *, peak: float, bandwidth: float, gpu: str = "", device: str = "cpu",
     multiprocessors: int = 132, fp8_peak: float | None = None, link: float | None = None,
 ) -> Calibration:  # fmt: skip
-    """Fits the efficiencies with which the roofline reproduces these times."""
-    efficiencies: dict[str, float] = {"launch": _of(taken, "launch", lambda timing: timing.seconds)}
-    efficiencies["memory"] = min(1.0, _of(taken, "copy", lambda timing: timing.nbytes / timing.seconds / bandwidth))
-    for kind in ("flash2", "flash2_backward", "attention", "attention_backward"):
-        if any(timing.kind == kind for timing in taken):
-            efficiencies[kind] = _of(taken, kind, lambda timing: timing.flops / timing.seconds / peak)
-    moved = [
-        _traffic(timing, bandwidth * efficiencies["memory"])
-        for timing in taken
-        if timing.kind in ("add", "mul", "silu", "gelu")
+    """Fit the efficiencies with which an estimate reproduces these times."""
+    known = msgspec.structs.replace(
+        efficiencies(gpu), multiprocessors=multiprocessors, launch=_of(taken, "launch", lambda timing: timing.seconds),
+        throttle=1.0, nvls=0.0,
+    )  # fmt: skip
+    fit, error = _products([timing for timing in taken if timing.kind == "matmul"], known, peak, bandwidth)
+    known = msgspec.structs.replace(known, **fit)
+    found: dict[str, object] = {"launch": known.launch, **fit}
+    whole = Machine(peak=peak, bandwidth=bandwidth, efficiencies=known)
+    long = [timing for timing in taken if timing.kind == "sustained"]
+    if long:
+        found["throttle"] = min(1.05, median([_product(timing, whole) / timing.seconds for timing in long]))
+    attention = dict(known.attention)
+    for kernel in ATTENTION:
+        ahead, back = ([timing for timing in taken if timing.kind == kind] for kind in (kernel, f"{kernel}_backward"))
+        if ahead and back:
+            attention[kernel] = Both(_attention(ahead, whole, kernel, 0), _attention(back, whole, kernel, 1))
+    memory = dict(known.memory)
+    moved = [timing.nbytes / (timing.seconds - known.launch) / bandwidth for timing in taken if timing.kind in STREAMS]
+    memory["elementwise"] = Both(min(1.0, median(moved)), min(1.0, median(moved)))
+    norms = [
+        [timing.nbytes / timing.seconds / bandwidth for timing in taken if timing.kind == kind]
+        for kind in (NORM, f"{NORM}_backward")
     ]
-    efficiencies["traffic"] = median(moved)
-    known = msgspec.structs.replace(DEFAULT, multiprocessors=multiprocessors, **efficiencies)
-    products = [timing for timing in taken if timing.kind == "matmul"]
-    fit, error = _products(products, known, peak, bandwidth)
-    efficiencies |= fit
+    if all(norms):
+        memory["norm-eager"] = Both(min(1.0, median(norms[0])), min(1.0, median(norms[1])))
+    found |= {"attention": attention, "memory": memory}
     eights = [timing for timing in taken if timing.kind == "matmul-fp8"]
     if eights and fp8_peak is not None:
-        efficiencies["fp8_matmul"] = median([eight.flops / eight.seconds / fp8_peak for eight in eights])
-    efficiencies |= _link([timing for timing in taken if timing.kind == "all_reduce"], link)
-    measured = {"multiprocessors", "gpu", "basis", "date", "rows", *efficiencies}
-    rates = msgspec.structs.replace(
-        DEFAULT, gpu=gpu or device, multiprocessors=multiprocessors, basis="measured", date=_today(),
-        rows=tuple(timing.name for timing in taken), **efficiencies,
-    )  # fmt: skip
+        found["fp8_matmul"] = median([eight.flops / eight.seconds / fp8_peak for eight in eights])
+    wires = {
+        kind: _wire([timing for timing in taken if timing.kind == kind], kind, known, link) for kind in COLLECTIVES
+    }
+    measured = {kind: wire for kind, wire in wires.items() if wire is not None}
+    if measured:
+        found["wires"] = known.wires | measured
+    fitted = msgspec.structs.replace(
+        known,
+        gpu=gpu or device,
+        basis="measured",
+        how="",
+        date=_today(),
+        figures={},
+        **found,
+    )
+    beside = {"multiprocessors", "gpu", "basis", "how", "date", "figures", "nvls", *found}
     return Calibration(
-        rates=rates,
+        efficiencies=fitted,
         timings=tuple(taken),
         device=torch.cuda.get_device_name() if device == "cuda" else "cpu",
         torch=str(torch.__version__),
         cuda=str(torch.version.cuda or ""),
         peak=peak,
         bandwidth=bandwidth,
-        kept=tuple(name for name in Rates.__struct_fields__ if name not in measured),
+        kept=tuple(name for name in Efficiencies.__struct_fields__ if name not in beside),
         error=error,
     )
 
@@ -110,13 +137,8 @@ def _of(taken: Sequence[Timing], kind: str, value: Callable[[Timing], float]) ->
     return median([value(timing) for timing in taken if timing.kind == kind])
 
 
-def _traffic(timing: Timing, achieved: float) -> float:
-    """How often an element-wise operation moves its bytes, at the rate of a copy."""
-    return timing.seconds / (timing.nbytes / achieved)
-
-
 def _products(
-    products: Sequence[Timing], known: Rates, peak: float, bandwidth: float
+    products: Sequence[Timing], known: Efficiencies, peak: float, bandwidth: float
 ) -> tuple[dict[str, float], float]:
     """`matmul`, `wave` and `small_k` with the least mean |log(fit / measured)|; and that."""
     if not products:
@@ -124,56 +146,96 @@ def _products(
     best: tuple[float, dict[str, float]] = (math.inf, {})
     for wave in WAVES:
         for small_k in SMALL_K:
-            matmul = known.matmul
-            for _ in range(3):  # the share and which products are bound by memory decide each other
-                rates = msgspec.structs.replace(known, matmul=matmul, wave=wave, small_k=float(small_k))
-                logs = _logs(products, Machine(peak=peak, bandwidth=bandwidth, rates=rates))
-                matmul = min(1.5, matmul * math.exp(median(logs)))
-            rates = msgspec.structs.replace(known, matmul=matmul, wave=wave, small_k=float(small_k))
-            error = sum(map(abs, _logs(products, Machine(peak=peak, bandwidth=bandwidth, rates=rates)))) / len(products)
+            fit = {"matmul": known.matmul, "wave": wave, "small_k": float(small_k)}
+            for _ in range(4):  # the share and which products are bound by memory decide each other
+                logs = _logs(products, msgspec.structs.replace(known, **fit), peak, bandwidth)
+                fit["matmul"] = min(1.5, fit["matmul"] * math.exp(median(logs)))
+            error = sum(map(abs, _logs(products, msgspec.structs.replace(known, **fit), peak, bandwidth))) / len(
+                products
+            )
             if error < best[0]:
-                best = error, {"matmul": matmul, "wave": wave, "small_k": float(small_k)}
+                best = error, fit
     return best[1], best[0]
 
 
-def _logs(products: Sequence[Timing], machine: Machine) -> list[float]:
-    return [
-        math.log(
-            gemm_seconds(Gemm(product.sizes["m"], product.sizes["n"], product.sizes["k"]), machine) / product.seconds
-        )
-        for product in products
-    ]
+def _logs(products: Iterable[Timing], known: Efficiencies, peak: float, bandwidth: float) -> list[float]:
+    machine = Machine(peak=peak, bandwidth=bandwidth, efficiencies=known)
+    return [math.log(_product(product, machine) / product.seconds) for product in products]
 
 
-def _link(reduced: Sequence[Timing], link: float | None) -> dict[str, float]:
-    """Latency of a step from the smallest all-reduce, and from the largest the share of the link that it reaches."""
-    if not reduced or reduced[0].sizes["ranks"] < 2:
-        return {}
-    ranks = reduced[0].sizes["ranks"]
-    small, large = min(reduced, key=lambda timing: timing.nbytes), max(reduced, key=lambda timing: timing.nbytes)
-    result = {"inner_latency": small.seconds / (2 * (ranks - 1))}
-    if link is not None:
-        result["inner_link"] = min(1.0, large.nbytes / max(1e-12, large.seconds - small.seconds) / link)
-    return result
+def _product(product: Timing, machine: Machine) -> float:
+    time: float = gemm_seconds(Gemm(product.sizes["m"], product.sizes["n"], product.sizes["k"]), machine)
+    return time
+
+
+def _attention(taken: Sequence[Timing], machine: Machine, kernel: str, way: int) -> float:
+    """The share of the peak with which the form gives these times, forward (way 0) or backward."""
+    known = machine.efficiencies
+    known = msgspec.structs.replace(known, attention=known.attention | {kernel: Both(1.0, 1.0)})
+    at_peak = msgspec.structs.replace(machine, efficiencies=known, attention=kernel)
+    shares = []
+    for timing in taken:
+        b, s, a, d = (timing.sizes[letter] for letter in "bsad")
+        flops = 4 * b * a * s * s * d
+        operation = Operation(
+            "attention", "attention", (), (), gemms=(Gemm(s, s, d, b * a), Gemm(s, d, s, b * a)), forward_flops=flops,
+            input_gradient_flops=2 * flops, rerun_flops=flops // 2, computed_share=0.5,
+        )  # fmt: skip
+        time = attention_seconds(operation, at_peak)
+        at_best = (time.backward if way else time.forward) - machine.launch
+        shares.append(at_best / max(1e-9, timing.seconds - machine.launch))
+    return median(shares)
+
+
+def _wire(taken: Sequence[Timing], kind: str, known: Efficiencies, link: float | None) -> Wire | None:
+    """How long a collective takes inside a domain, from its times by size; None where there is no second rank or link.
+
+    One number of ranks does not tell a start from the steps between them: the steps stay what they are.
+    """
+    if not taken or taken[0].sizes["ranks"] < 2 or link is None:
+        return None
+    ranks, step = taken[0].sizes["ranks"], known.wires[kind].step
+    small = min(taken, key=lambda timing: timing.sizes["bytes"])
+
+    def error(wire: Wire) -> float:
+        fabric = Fabric(
+            domain=ranks, inner_bandwidth=link, outer_bandwidth=link, inner_latency=0.0, outer_latency=0.0,
+            wires={kind: wire},
+        )  # fmt: skip
+        group = Group("dp", ranks, 1)
+        return sum(abs(math.log(seconds(kind, each.sizes["bytes"], group, fabric) / each.seconds)) for each in taken)
+
+    start = max(1e-7, small.seconds - step * (ranks - 1))
+    return min(
+        (Wire(start, min(step, small.seconds / ranks), share / 100, root) for share in range(1, 111) for root in ROOTS),
+        key=error,
+    )
 
 
 def text(calibration: Calibration) -> str:
     """The efficiencies as TOML, which `spec.calibration` reads."""
-    known = calibration.rates
+    known = calibration.efficiencies
     lines = [
-        f"# Efficiencies of {calibration.device}, by `loadgauge calibrate`: PyTorch {calibration.torch},"
+        f"# What kernels achieve on {calibration.device}, by `loadgauge calibrate`: PyTorch {calibration.torch},"
         f" CUDA {calibration.cuda or 'none'}.",
         f"# Shares of {calibration.peak / 1e12:.4g} TFLOP/s and {calibration.bandwidth / 1e9:.4g} GB/s. Of the time of the matrix"
         f" products, these are off by {math.expm1(calibration.error):.1%} on average.",
-        f"# Defaults, not measured here: {', '.join(calibration.kept)}.",
+        f"# Not measured here: {', '.join(calibration.kept)}.",
+        f"# From: {', '.join(timing.name for timing in calibration.timings)}.",
     ]
-    for name in Rates.__struct_fields__:
-        value = getattr(known, name)
-        if name == "rows":
-            continue
-        lines.append(f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {_number(value)}")
-    return "\n".join([*lines, "rows = [", *(f'  "{row}",' for row in known.rows), "]", ""])
+    tables = ("attention", "memory", "wires")
+    for name in Efficiencies.__struct_fields__:
+        if name not in (*tables, "figures", "how"):
+            value = getattr(known, name)
+            lines.append(f"{name} = {_value(value)}")
+    for name in tables:
+        lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in getattr(known, name).items())]
+    return "\n".join([*lines, ""])
 
 
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else repr(float(f"{value:.3g}"))
+def _value(value: object) -> str:
+    if isinstance(value, msgspec.Struct):
+        return f"[{', '.join(map(_value, msgspec.structs.astuple(value)))}]"
+    if isinstance(value, float):
+        return repr(float(f"{value:.3g}"))
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -83,7 +83,7 @@ class MeasureCallback(TrainerCallback):
         )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Starts the FLOP counter or the memory recorder if this step is to be measured."""
+        """Start the FLOP counter or the memory recorder if this step is to be measured; called by transformers' Trainer."""
         if state.global_step == self.count_at:
             self.counter = self._open.enter_context(FlopCounter())
         elif state.global_step == self.watch_at:
@@ -96,7 +96,7 @@ class MeasureCallback(TrainerCallback):
             self._before = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stops the instruments; counts the time of a step that ran without any."""
+        """Stop the instruments, and count the time of a step that ran without any; called by transformers' Trainer."""
         done = state.global_step - 1
         self._open.close()
         now = time.perf_counter()
@@ -105,7 +105,7 @@ class MeasureCallback(TrainerCallback):
         self._before = now
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Adds `step_seconds`, `tflops` and `mfu` to the log and its history (reporters called earlier do not see them)."""
+        """Add `step_seconds` [s], `tflops` and `mfu` to the log and its history (callbacks called earlier do not see them)."""
         measured = self.result
         if measured.step is None:
             return

@@ -151,27 +151,27 @@ def live(stream: Sequence[Event], since: int = 0, until: int = 1 << 63) -> Live:
     """
     now = peak = 0
     at = -1
-    held: dict[int, Event] = {}
+    allocated: dict[int, Event] = {}
     begun = False
     for number, event in enumerate(stream):
         if not begun and event.time >= since:
             begun, peak, at = True, now, number - 1  # what is there at the beginning
-        now += _counted(event, held)
+        now += _counted(event, allocated)
         if now > peak and since <= event.time <= until:
             peak, at = now, number
-    held.clear()
+    allocated.clear()
     for event in stream[: at + 1]:
-        _counted(event, held)
-    return Live(peak, now, tuple(held.values()))
+        _counted(event, allocated)
+    return Live(peak, now, tuple(allocated.values()))
 
 
-def _counted(event: Event, held: dict[int, Event]) -> int:
-    """Bytes that an event changes; `held` follows it."""
+def _counted(event: Event, allocated: dict[int, Event]) -> int:
+    """Bytes that an event changes; `allocated` follows it."""
     if event.change > 0:
-        held[event.address] = event
+        allocated[event.address] = event
         return event.change
-    known = held.pop(event.address, None)
-    return 0 if known is None else -known.change
+    released = allocated.pop(event.address, None)
+    return 0 if released is None else -released.change
 
 
 class Use(NamedTuple):
@@ -182,12 +182,15 @@ class Use(NamedTuple):
 
 
 def uses(stream: Sequence[Event], stretches: Sequence[Range]) -> dict[str, Use]:
-    """The largest peak and the largest remainder of the stretches of each name [bytes]; both lists in order of time."""
+    """Return, for each name of a stretch, its largest peak and what it left allocated at most [bytes].
+
+    stream, stretches: in order of time, from `events` and `ranges`
+    """
     times = [event.time for event in stream]
     levels = [0]
-    held: dict[int, Event] = {}
+    allocated: dict[int, Event] = {}
     for event in stream:
-        levels.append(levels[-1] + _counted(event, held))
+        levels.append(levels[-1] + _counted(event, allocated))
     result: dict[str, Use] = {}
     for stretch in stretches:
         first, last = bisect.bisect_left(times, stretch.begin), bisect.bisect_right(times, stretch.end)

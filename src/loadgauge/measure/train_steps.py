@@ -162,7 +162,7 @@ def measure_steps(job: Traceable, device: str = "cpu", timed: int = 3) -> Measur
 
 
 def measure_request(request: Request, timed: int = 3) -> MeasuredSteps:
-    """Measures the job of a request in this process; see `trace.subprocess.in_child`."""
+    """Measure the job of a request in this process; see `trace.subprocess.in_child`. timed: number of steps that are timed"""
     return measure_steps(request.find(), request.device, timed)
 
 
@@ -173,7 +173,7 @@ class States:
         self.highest: dict[str, int] = {}
 
     def note(self, optimizer: torch.optim.Optimizer, buffers: list[Any]) -> None:
-        """Updates the largest sizes from an optimizer, its parameters and the model's buffers."""
+        """Update the largest sizes [bytes] from an optimizer, its parameters and the model's buffers."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         states = [value for state in optimizer.state.values() for value in state.values()]
         for name, sized in (
@@ -333,7 +333,7 @@ def recorder(device: str, before: int = 0) -> Recorder:
 
 @contextlib.contextmanager
 def watch_steps(observer: Observer, memory: Recorder, sizes: States) -> Iterator[None]:
-    """Reports forwards of modules and steps of optimizers in its body to the recorder and the observer."""
+    """A context that reports each module's forward and each optimizer step in its body to the recorder and the observer."""
     open_: list[Any] = []
     steps: list[Any] = []
     buffers: list[Any] = []

@@ -139,11 +139,11 @@ def causes(parts: Parts) -> tuple[Cause, ...]:
 
 def _structural(parts: Parts) -> Iterable[Cause]:
     """What is wrong with the program rather than large."""
-    held = sum(parts.table().values())
+    live = sum(parts.table().values())
     if parts.failed and parts.idle + parts.free >= parts.failed:
         # Little that lies idle stops one request, but the next would not have been served either.
         yield Cause(
-            "fragmentation", parts.idle, max(parts.idle, held) if parts.idle > IDLE * held else parts.idle,
+            "fragmentation", parts.idle, max(parts.idle, live) if parts.idle > IDLE * live else parts.idle,
             f"{gib(parts.failed)} did not fit, while {gib(parts.idle)} lay idle in pieces",
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         )  # fmt: skip
@@ -219,7 +219,10 @@ def _kept_per_layer(kept: Counter[tuple[str, ...]]) -> int:
 
 
 def of_file(path: Path, device: int = 0) -> tuple[Snapshot, Findings]:
-    """Reads a snapshot file and finds the causes on one device. Raises ConfigError for what is no snapshot; runs nothing."""
+    """Read a snapshot file and return it with the causes on one device, by index. Raises ConfigError for what is no snapshot.
+
+    Nothing in the file is run.
+    """
     content = load(path)
     with reading(path):
         check_device(content, device)
@@ -230,18 +233,18 @@ def of_snapshot(content: Mapping[str, Any], device: int = 0) -> Findings:
     """The causes that a snapshot shows (see `snapshot.load`), each with the peak that its remedy would have left [bytes]."""
     events, _, _, at_peak = replay(content, device, failure=True)
     totals = summary(content, device)
-    held = list(at_peak)
+    live = list(at_peak)
     failures = [(number, event) for number, event in enumerate(events) if event["action"] == "oom"]
     if failures:  # what did not fit belongs to what was needed
         number, event = failures[-1]
-        held.append(Block(event["size"], event.get("frames") or [], number))
+        live.append(Block(event["size"], event.get("frames") or [], number))
     passes = _passes(events)
     parts = Parts(failed=totals.failed, idle=totals.idle, free=totals.free)
     parts.checkpointed = any(CHECKPOINT in frame["filename"] for event in events for frame in event.get("frames") or ())
-    last = max((passes[block.event] for block in held if block.event >= 0), default=0)
-    recorded = any(block.frames for block in held)
+    last = max((passes[block.event] for block in live if block.event >= 0), default=0)
+    recorded = any(block.frames for block in live)
     purposes: dict[int, str] = {}
-    for block in held:
+    for block in live:
         purpose = purpose_of(block, last - passes[block.event] if block.event >= 0 else 0, recorded)
         parts.add(purpose, block.nbytes, tuple(line_of(frame) for frame in (block.frames or [])[:6]))
         if block.event >= 0:

@@ -92,7 +92,10 @@ class Retraced(msgspec.Struct, frozen=True):
 
 
 def retrace(trace: Trace) -> tuple[Retraced, ...]:
-    """The changes that lower the peak of a trace of a MODEL, each traced again, the mildest first; none for a script."""
+    """Return the changes that lower the peak of a trace of a MODEL, each traced again [bytes], the mildest first.
+
+    Empty for the trace of a script.
+    """
     from loadgauge.errors import Error
     from loadgauge.trace.subprocess import Request, in_child, trace_request
     from loadgauge.trace.target import is_script

@@ -161,12 +161,12 @@ def replay(
 
     `failure`: instead of the peak, what was live when the last allocation failed, where one did.
     """
-    events, held = beginning(content, device)
-    now = sum(block.nbytes for block in held.values())
-    peak, at_peak, at = now, dict(held), -1
-    start = dict(held)
+    events, live = beginning(content, device)
+    now = sum(block.nbytes for block in live.values())
+    peak, at_peak, at = now, dict(live), -1
+    start = dict(live)
     for number, event in enumerate(events):
-        now += _apply(number, event, held)
+        now += _apply(number, event, live)
         if now > peak:
             peak, at = now, number
     failed = [number for number, event in enumerate(events) if event["action"] == "oom"] if failure else []
@@ -176,7 +176,7 @@ def replay(
         at_peak = start
         for number, event in enumerate(events[: at + 1]):
             _apply(number, event, at_peak)
-    return events, held, peak, list(at_peak.values())
+    return events, live, peak, list(at_peak.values())
 
 
 def beginning(content: Mapping[str, Any], device: int = 0) -> tuple[list[Any], dict[int, Block]]:
@@ -185,19 +185,19 @@ def beginning(content: Mapping[str, Any], device: int = 0) -> tuple[list[Any], d
     traces = content.get("device_traces") or []
     events = list(traces[device]) if device < len(traces) else []
     final = {block["address"]: block for block in _blocks(segments) if block["state"].startswith("active")}
-    held: dict[int, Block] = {}
+    live: dict[int, Block] = {}
     seen: set[int] = set()
     for event in events:  # what is freed, but was never allocated, was there before
         address, size = event.get("addr"), event["size"]
         if event["action"] == "alloc":
             seen.add(address)
         elif event["action"] == "free_completed" and address not in seen:
-            held[address] = Block(size, None)
+            live[address] = Block(size, None)
             seen.add(address)
     for address, block in final.items():
         if address not in seen:
-            held[address] = Block(block["size"], block.get("frames") or None)
-    return events, held
+            live[address] = Block(block["size"], block.get("frames") or None)
+    return events, live
 
 
 def _apply(number: int, event: Any, held: dict[int, Block]) -> int:

@@ -14,7 +14,10 @@ from loadgauge.trace.trace import Trace
 
 
 def trace_for_viewer(request: Request, path: str) -> Trace:
-    """Traces the job of a request and writes its snapshot to `path`; see `in_child`."""
+    """Trace the job of a request, write its snapshot to `path`, and return the trace; see `in_child`.
+
+    Raises as `trace_request`.
+    """
     recorded = request.record(stacks=True)
     write(recorded.stream, Path(path))
     return recorded.trace

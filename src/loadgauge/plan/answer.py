@@ -140,8 +140,8 @@ def plan(
 
     >>> import loadgauge
     >>> best = loadgauge.plan("llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, global_batch=64, tp=(1, 2), pp=1, cp=1).best
-    >>> best.flags().partition(" --framework ")[2], best.estimate.memory.fits
-    ('megatron', True)
+    >>> best.flags().partition(" --framework ")[2], best.estimate.memory.verdict
+    ('megatron', 'fits')
     """
     spec = model if isinstance(model, ModelSpec) else None
     flags["gpu"] = gpu.id if isinstance(gpu, Gpu) else gpu

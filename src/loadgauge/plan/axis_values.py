@@ -21,13 +21,18 @@ WHOLE_LAYERS = (RECOMPUTE[0], RECOMPUTE[-1])
 ALL = "all"
 
 
-def narrowed(framework: Framework) -> dict[str, tuple[Any, ...]]:
-    """Return the values of the axes that a framework restricts, by axis; values that the user locks take precedence."""
+def narrowed(framework: Framework, sharded: bool = True) -> dict[str, tuple[Any, ...]]:
+    """Return the values of the axes that a framework restricts, by axis; values that the user locks take precedence.
+
+    sharded: whether ZeRO can shard the optimizer
+    """
     narrow: dict[str, tuple[Any, ...]] = {} if framework.splits_model else dict.fromkeys(MODEL_PARALLEL, (1,))
     if not framework.hybrid_shards:
         narrow["replicas"] = (1,)
     if framework.zero_stages is not None:
         narrow["zero"] = framework.zero_stages
+    if not sharded:
+        narrow["zero"] = (0,)
     if not framework.recomputes_parts:
         narrow["recompute"] = WHOLE_LAYERS
     return {**narrow, "schedule": framework.schedules}
@@ -43,13 +48,13 @@ def space_for(
     locks: dict[str, tuple[Any, ...]] | None = None,
     stage_layers: tuple[int, ...] | None = None,
     lengths: Lengths | None = None,
+    padded: bool | None = None,
     base: Layout | None = None,
 ) -> Space:
     """Return the space of all layouts that the framework can run.
 
     locks: the values that an axis may have, by its name; base: a layout whose order of axes, cp exchange and expert imbalance
-    all layouts share
-
+    all layouts share; padded: whether micro-batches of `lengths` are padded (None: where attention is eager)
 
     >>> from loadgauge import model, training
     >>> space = space_for(model("llama-3.1-8b"), training("megatron"), 8, 16, 4096, locks={"tp": (2,)})
@@ -69,10 +74,11 @@ def space_for(
     for name, values in locked.items():
         if name == "schedule" and values == (ALL,):
             locked[name] = SCHEDULES
-    chosen = {**open_axes, **narrowed(training.framework), **locked}
+    chosen = {**open_axes, **narrowed(training.framework, training.optimizer.sharded), **locked}
     space = Space(
         model=model, gpus=gpus, global_batch=global_batch, seq_len=seq_len, stage_layers=stage_layers, lengths=lengths,
-        padded=training.kernels.attention == "eager", base=_common(base or Layout(seq_len=1)), **chosen,
+        padded=training.kernels.attention == "eager" if padded is None else padded,
+        base=_common(base or Layout(seq_len=1)), **chosen,
     )  # fmt: skip
     return trimmed(space, keep=set(locked))
 
@@ -126,7 +132,7 @@ def out_of_reach(space: Space) -> list[str]:
     """
     base = msgspec.structs.replace(space.base, seq_len=space.seq_len, expert_imbalance=1.0)
     reasons = []
-    experts = any(isinstance(block.mlp, Moe) for block in space.model.blocks)
+    experts = space.model.has_experts
     for name in (axis for axis in STAGE_AXES if experts or not AXES[axis].experts):
         most = max(getattr(space, name))
         for value in (value for value in divisors(space.gpus) if value > most):

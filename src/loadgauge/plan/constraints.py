@@ -9,7 +9,6 @@ from loadgauge.algebra import Size
 from loadgauge.estimate.schedule.orders import violation
 from loadgauge.plan.memo import ByIdentity, Memo
 from loadgauge.plan.space import Grid, Structure, whole
-from loadgauge.spec.model import Moe
 
 
 class Places:
@@ -67,7 +66,7 @@ class Constraints:
 
         self.grid, self.space, self.sizes, self.numpy = grid, grid.space, grid.sizes, numpy
         self._of_blocks, self._of_schedules, self._possible = Memo(), Memo(), Memo()
-        self.experts = any(isinstance(block.mlp, Moe) for block in self.space.model.blocks)
+        self.experts = self.space.model.has_experts
 
     def masks(self, structure: Structure) -> Iterator[tuple[str, Any]]:
         """Yield name and mask (true: satisfied) of each constraint on the layouts of a structure."""
@@ -95,7 +94,7 @@ class Constraints:
             yield "ZeRO has several ranks to shard over", numpy.asarray(dp / sizes["replicas"] * sizes["cp"] > 1)
 
     def possible(self, structure: Structure) -> Places:
-        """The places of the valid layouts of a structure."""
+        """Return the places of the grid at which the layouts of a structure are valid; cached until `forget`."""
         within = structure.pp, structure.sequence_parallel, structure.zero > 0
         runs = self.of_schedule(structure)
 

@@ -19,7 +19,6 @@ from loadgauge.plan.reopen import reopen
 from loadgauge.plan.search import Case, Objective, cost_per_billion_tokens, search
 from loadgauge.plan.space import divisors
 from loadgauge.spec.axes import COMMUNICATION
-from loadgauge.spec.cluster import cluster
 from loadgauge.spec.hardware import gpu as kind_of_gpu
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import ModelSpec
@@ -63,7 +62,7 @@ def best_of(case: Case, objective: Objective, margin: float) -> Estimate | None:
 def leanest(case: Case) -> tuple[float, Layout | None]:
     """Return the least memory of all layouts [bytes] and the layout that needs it; no times are computed.
 
-    >>> from loadgauge import gpu, model, training
+    >>> from loadgauge import cluster, gpu, model, training
     >>> kind = training("torchtitan")
     >>> space = space_for(model("llama-3.1-8b"), kind, 8, 8, 4096, locks={"pp": (1,)})
     >>> least, layout = leanest(Case(space=space, training=kind, cluster=cluster(gpu("h100-sxm5-80gb"), 8)))
@@ -301,7 +300,7 @@ def largest_model(
         try:
             other = space_for(
                 model, case.training, space.gpus, space.global_batch, space.seq_len, locks=case.locks,
-                lengths=space.lengths, base=space.base,
+                lengths=space.lengths, padded=space.padded, base=space.base,
             )  # fmt: skip
             larger = msgspec.structs.replace(case, space=other)
             if leanest(larger)[0] > limit:
@@ -317,7 +316,7 @@ def largest_model(
 def held_bytes(case: Case) -> float:
     """Return the least bytes per parameter that all GPUs together hold, whatever the layout.
 
-    >>> from loadgauge import gpu, model, training
+    >>> from loadgauge import cluster, gpu, model, training
     >>> kind = training("megatron")
     >>> space = space_for(model("llama-3.1-8b"), kind, 8, 8, 4096)
     >>> held_bytes(Case(space=space, training=kind, cluster=cluster(gpu("h100-sxm5-80gb"), 8)))
@@ -334,21 +333,19 @@ def held_bytes(case: Case) -> float:
 
 
 def cheapest_gpu(
-    cases: Sequence[Case], prices: dict[str, float], margin: float = 0.0, progress: Progress = quiet
+    on: Callable[[str], Sequence[Case]], prices: dict[str, float], margin: float = 0.0, progress: Progress = quiet
 ) -> tuple[list[Answer], list[str]]:
-    """Rank kinds of GPU by the cost of a billion tokens, the cheapest first, each on the best number of GPUs of the cases.
+    """Rank kinds of GPU by the cost of a billion tokens, the cheapest first, each on the best number of GPUs of its cases.
 
-    prices: of one GPU-hour, by GPU. Returns the answers, and for kinds without one the reason. Raises `NothingFits`.
+    on: the cases on a kind of GPU, which has kernels of its own; prices: of one GPU-hour, by GPU. Returns the answers, and for
+    kinds without one the reason. Raises `NothingFits`.
     """
     answers, rest = [], []
     for name, price in prices.items():
         card = kind_of_gpu(name)
         progress(card.name)
         try:
-            there = [
-                msgspec.structs.replace(case, cluster=cluster(card, case.space.gpus), rates=None, price=price)
-                for case in cases
-            ]
+            there = [msgspec.structs.replace(case, price=price) for case in on(name)]
             best = search(there, objective="money", margin=margin, top=1).layouts[0]
         except Error as error:
             rest.append(f"{card.name}: {error}")
@@ -356,5 +353,5 @@ def cheapest_gpu(
         cost = cost_per_billion_tokens(price, best)
         answers.append(Answer(f"{card.name}: {cost:,.2f} for a billion tokens", cost, best))
     if not answers:
-        raise NothingFits(f"{cases[0].space.model.name} fits none of {', '.join(prices)}: {'; '.join(rest)}")
+        raise NothingFits(f"it fits none of {', '.join(prices)}: {'; '.join(rest)}")
     return sorted(answers, key=lambda answer: answer.value), rest

@@ -36,7 +36,7 @@ def reopen(
         return msgspec.structs.replace(case, space=msgspec.structs.replace(space, **sizes), training=kind)
     space = space_for(
         space.model, kind, machines.gpus, global_batch or space.global_batch, seq_len or space.seq_len,
-        locks=case.locks, stage_layers=space.stage_layers, lengths=space.lengths, base=space.base,
+        locks=case.locks, stage_layers=space.stage_layers, lengths=space.lengths, padded=space.padded, base=space.base,
     )  # fmt: skip
     return msgspec.structs.replace(case, space=space, training=kind, cluster=machines)
 

@@ -19,11 +19,11 @@ from loadgauge.families.catalogue import models as catalogue
 from loadgauge.plan.axis_values import ALL, space_for
 from loadgauge.plan.search import OBJECTIVES, Case, Objective
 from loadgauge.plan.space import Space
-from loadgauge.resolve.resolve import names_job_file, resolve_job
+from loadgauge.resolve.resolve import asks_for_files, resolve_job
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.axes import AXES, MODEL_PARALLEL
 from loadgauge.spec.frameworks import default_framework
-from loadgauge.spec.job import WHOLE_RUN, Field, Job, fields
+from loadgauge.spec.job import AROUND, WHOLE_RUN, Field, Job, fields
 from loadgauge.spec.job_text import positive_number
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.model import ModelSpec, Moe
@@ -34,7 +34,7 @@ FINDS = {"seq-len": ("seq_len", "lengths"), "micro-batch": ("micro_batch", "leng
 """What `find` looks for, and the fields that would state it already."""
 OPEN_AXES = tuple(field.name for field in msgspec.structs.fields(Space) if isinstance(field.default, tuple))
 """Fields of a job that the search tries all values of, unless they are locked."""
-JOB_FIELDS = tuple(name for name in fields() if name not in ("model", "measured", *WHOLE_RUN))
+JOB_FIELDS = tuple(name for name in fields() if name not in ("model", "measured", *AROUND, *WHOLE_RUN))
 """Fields of a job that a plan may be asked with."""
 RANKING = ("objective", "margin", "price")
 """Questions that decide which layout is the best; the others are about what is shown."""
@@ -280,10 +280,18 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
         space = space_for(
             setup.model, setup.training, gpus, setup.layout.global_batch, setup.layout.seq_len, locks=locks,
             stage_layers=None if own is not None and layers is None else setup.layout.stage_layers,
-            lengths=setup.lengths, base=setup.layout,
+            lengths=None if setup.layout.tokens is None else setup.lengths, padded=setup.padded,
+            base=setup.layout,
         )  # fmt: skip
         searches.append(
-            Case(space=space, training=setup.training, cluster=setup.cluster, price=request.price, locks=locks)
+            Case(
+                space=space,
+                training=setup.training,
+                cluster=setup.cluster,
+                price=request.price,
+                locks=locks,
+                others=setup.others,
+            )
         )
     assert setup is not None
     hidden = {f"--{name.replace('_', '-')}" for name in OPEN_AXES}
@@ -305,7 +313,7 @@ def file_estimate(request: PlanRequest) -> Estimate | None:
 
 def _setup_of_file(job: Job, sizes: tuple[int, ...]) -> Setup | None:
     """The run of another tool's job file on the first of some numbers of GPUs, or else on as many as its own layout has."""
-    if not names_job_file(job.model):
+    if not asks_for_files(job):
         return None
     try:
         return resolve_job(job.replace(gpus=sizes[0] if sizes else None))

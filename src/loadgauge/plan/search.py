@@ -15,14 +15,15 @@ import msgspec
 from loadgauge.errors import ConfigError, LayoutError, NothingFits
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.result import Estimate
+from loadgauge.estimate.unsaid import with_unsaid
 from loadgauge.plan.batch.evaluate import BatchEvaluator
 from loadgauge.plan.batch.types import Batch, Wanted
 from loadgauge.plan.constraints import Constraints
 from loadgauge.plan.memo import Memo
 from loadgauge.plan.sample import Sampler
 from loadgauge.plan.space import SIZES, Grid, Space, Structure
-from loadgauge.spec.calibration import Rates
-from loadgauge.spec.calibration import rates as calibrated
+from loadgauge.spec.calibration import Efficiencies
+from loadgauge.spec.calibration import efficiencies as calibrated
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.training import Training
@@ -40,19 +41,23 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One cluster to plan for, and the layouts on it.
 
     price: of a GPU-hour; locks: the values of axes that the user wants, which a changed job keeps (None: those of the space)
+    others: other ways in which the run may train, for what is not said
     """
 
     space: Space
     training: Training
     cluster: Cluster
-    rates: Rates | None = None
+    efficiencies: Efficiencies | None = None
     price: float | None = None
     scale: float = 1.0
     locks: dict[str, tuple[Any, ...]] | None = None
+    others: tuple[Training, ...] = ()
 
     def evaluator(self) -> BatchEvaluator:
         """The evaluator of all layouts of the case at once."""
-        return BatchEvaluator(self.space, self.training, self.cluster, self.rates or calibrated(self.cluster.gpu.id))
+        return BatchEvaluator(
+            self.space, self.training, self.cluster, self.efficiencies or calibrated(self.cluster.gpu.id)
+        )
 
     def batches(self, progress: Progress | None = None, wanted: Wanted | None = None) -> Iterator[Batch]:
         """Yield the valid layouts, structure by structure, with memory [bytes] and step time [s].
@@ -73,11 +78,17 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def estimate(self, layout: Layout) -> Estimate:
         """Estimate one layout exactly; with sequence lengths, the memory is that of the longest."""
         mean = estimate(
-            self.space.model, layout, self.training, cluster=self.cluster, rates=self.rates, scale=self.scale
+            self.space.model,
+            layout,
+            self.training,
+            cluster=self.cluster,
+            efficiencies=self.efficiencies,
+            scale=self.scale,
         )
+        mean = with_unsaid(mean, self.others)
         if self.space.lengths is None:
             return mean
-        equal_lengths = msgspec.structs.replace(layout, tokens=None, pairs=None)
+        equal_lengths = msgspec.structs.replace(layout, tokens=None, pairs=None, fullest=None)
         worst = estimate(self.space.model, equal_lengths, self.training, self.cluster.gpu)
         return mean if worst.memory.total < mean.memory.total else msgspec.structs.replace(mean, memory=worst.memory)
 
@@ -116,7 +127,7 @@ class Row(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """The layout, in whole numbers."""
+        """The layout, every size a whole number."""
         return self.grid.layout(self.structure, self.place)
 
 
@@ -226,7 +237,7 @@ def search(
     >>> space = Space(model=model("llama-3.1-8b"), gpus=8, global_batch=8, seq_len=4096)
     >>> result = search([Case(space=space, training=training("torchtitan"), cluster=cluster(gpu("h100-sxm5-80gb"), 8))])
     >>> result.layouts[0].layout.zero, result.evaluated, result.valid
-    (3, 8, 4)
+    (2, 8, 4)
     """
     import numpy
 
@@ -327,7 +338,7 @@ def _simplicity(layout: Layout) -> tuple[int, ...]:
 
 
 def no_layout(cases: Sequence[Case]) -> str:
-    """Explain in one line why no layout is valid: the constraints that none satisfies."""
+    """Explain in one line why no layout of the searches is valid: the constraints that none satisfies."""
     reasons: dict[str, None] = {}
     for case in cases:
         space = case.space
@@ -352,7 +363,7 @@ def no_layout(cases: Sequence[Case]) -> str:
 
 
 def example(space: Space) -> str:
-    """Return what `Layout.valid` objects to where tp, pp and cp have one value each; empty where they are open."""
+    """Return the first objection of `Layout.valid` where tp, pp and cp have one value each; empty where they are open."""
     if len(space.tp) > 1 or len(space.pp) > 1 or len(space.cp) > 1:
         return ""
     for structure in space.structures():
@@ -371,7 +382,10 @@ def _list(values: Sequence[int]) -> str:
 
 
 def nothing_fits(cases: Sequence[Case], layout: Layout, number: int, margin: float) -> NothingFits:
-    """Make the error for when nothing fits, with the layout that needs least and the memory it lacks [bytes]."""
+    """Return the error for when nothing fits: the layout that needs least, estimated, and the memory it lacks [bytes].
+
+    number: which of the cases that layout is of; margin: memory to be left free [bytes]
+    """
     case = cases[number]
     nearest = case.estimate(layout)
     missing = nearest.memory.total + margin - case.cluster.gpu.capacity

@@ -95,7 +95,7 @@ class Grid:
         return {**sizes, "micro_batch": numpy.tile(self.micro_batches, rows)}
 
     def at(self, place: int) -> dict[str, int]:
-        """Return the whole sizes, by name (`SIZES`), at a place of the flattened arrays."""
+        """Return the sizes at a place of the flattened arrays, as whole numbers by the names in `SIZES`."""
         row, batch, replica = map(int, self.numpy.unravel_index(place, self.dims))
         sizes = {name: int(column[row]) for name, column in self.rows.items()}
         return {**sizes, "micro_batch": int(self.micro_batches[batch]), "replicas": int(self.replicas[replica])}
@@ -196,7 +196,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
     def structures(self) -> Iterator[Structure]:
         """Yield all structures; those with the same split of layers are adjacent."""
-        shared = any(block.shares_weights for block in self.model.blocks)
+        shared = self.model.partly or any(block.shares_weights for block in self.model.blocks)
         for pp in self.pp:
             if pp > 1 and shared:
                 continue
@@ -256,7 +256,10 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
                 yield from Grid(self, {**values, "tp": tuple(tp), "cp": tuple(cp)}, spread).parts()
 
     def layout(self, structure: Structure, sizes: dict[str, Size], ragged: dict[str, Size] | None = None) -> Layout:
-        """A layout of ints, or of open arrays. ragged: the tokens and pairs of a micro-batch, where they are at hand."""
+        """Return the layout of a structure with these sizes, by the names in `SIZES`: ints, or open arrays of many layouts.
+
+        ragged: tokens and query-key pairs of a micro-batch; None: those of the job's sequence lengths, if it has any
+        """
         within = sizes["tp"] * sizes["cp"] * structure.pp
         left = self.gpus // within if isinstance(within, int) else self.gpus / within
         if ragged is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.errors import NotStated
 from loadgauge.estimate.parameters import parameters
 from loadgauge.spec.hardware import Gpu, Quantity
 from loadgauge.spec.model import ModelSpec
@@ -15,18 +16,29 @@ def gpu_row(card: Gpu) -> dict[str, Any]:
     def value(figure: Quantity | None) -> float | None:
         return None if figure is None else figure.value
 
+    def stated(name: str) -> float | None:
+        try:
+            figure: float = getattr(card, name)
+        except NotStated:
+            return None
+        return figure
+
     return {
         "id": card.id,
         "name": card.name,
         "vendor": card.vendor,
+        "segment": card.segment,
+        "form": card.form,
         "confidence": card.confidence,
         "capacity": card.capacity,
         "capacity_basis": card.capacity_basis,
+        "shared_memory": card.memory.shared,
         "memory_bandwidth": value(card.memory.bandwidth),
         "peak_flops": {name: value(getattr(card.peaks, name)) for name in card.peaks.__struct_fields__},
+        "host_bandwidth": stated("host_bandwidth"),
         "link": {
             "kind": card.interconnect.kind,
-            "bandwidth": value(card.interconnect.bandwidth),
+            "bandwidth": stated("link_bandwidth"),
             "domain": value(card.interconnect.domain),
         },
         "nic_bandwidth": value(card.nic.bandwidth),

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.advise.assumptions import assumptions
 from loadgauge.estimate.result import Estimate, When
 from loadgauge.resolve.setup import Setup, worst_routing
 
 
-def estimate_document(given: Setup, result: Estimate, part: str | None = None, at: When = "largest") -> dict[str, Any]:
+def estimate_document(
+    given: Setup, result: Estimate, part: str | None = None, at: When = "largest", *, outcomes: bool = False
+) -> dict[str, Any]:
     """Return the document of `loadgauge estimate --json`: the estimate, the assumptions, and what else the job asks for.
 
+    outcomes: with what each assumption's alternative comes to, an estimate each
     part, at: with `--explain`, the part of the memory to explain and the moment of the step. Bytes, seconds and FLOP.
     """
     document = result.to_dict()
     document["assumed"] = given.assumed
+    if outcomes and part is None:
+        document["outcomes"] = [
+            {
+                "name": one.name, "value": one.value, "alternative": one.alternative,
+                "memory": result.memory.total + one.memory,
+                "step": None if one.step is None or result.time is None else result.time.step + one.step,
+            }
+            for one in assumptions(given, result)
+        ]  # fmt: skip
     if given.file:
         document["file"] = given.file
     budget = given.budget(result) if given.job.tokens else None
@@ -28,12 +41,19 @@ def estimate_document(given: Setup, result: Estimate, part: str | None = None, a
             "longest": given.lengths.longest,
             "expected_tokens": given.layout.tokens,
             "expected_pairs": given.layout.pairs,
-            "worst_case": {"total": memory.total, "low": memory.low, "high": memory.high, "fits": memory.fits},
+            "fullest_tokens": None if given.layout.fullest is None else given.layout.fullest.tokens,
+            "worst_case": {
+                "total": memory.total,
+                "low": memory.low,
+                "high": memory.high,
+                "fits": memory.fits,
+                "verdict": memory.verdict,
+            },
         }
-    expected = given.forecast(result)
+    expected = given.forecast()
     if expected is not None:
         document["forecast"] = expected.to_dict()
-    routed = worst_routing(given)
+    routed = worst_routing(given, result)
     if routed is not None:
         memory = routed.memory
         document["experts"] = {
@@ -41,7 +61,7 @@ def estimate_document(given: Setup, result: Estimate, part: str | None = None, a
             "worst_imbalance": routed.layout.expert_imbalance,
             "worst_case": {
                 "total": memory.total, "low": memory.low, "high": memory.high, "fits": memory.fits,
-                "step": None if routed.time is None else routed.time.step,
+                "verdict": memory.verdict, "step": None if routed.time is None else routed.time.step,
             },
         }  # fmt: skip
     if part is not None:

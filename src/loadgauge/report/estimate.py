@@ -13,28 +13,27 @@ from loadgauge.report.padding import padding
 from loadgauge.report.setup import layout_words, print_assumed
 from loadgauge.report.step_time import headline, timing
 from loadgauge.report.table import Column, bar, console, draw, heading, points
+from loadgauge.report.verdict import ENDINGS, STYLES, WORDS, effort, outcome_words, verdict_words, why_tight
 from loadgauge.resolve.reproduce import show_command
 from loadgauge.resolve.setup import Setup, worst_routing
+from loadgauge.spec.memory_range import COUNTERS, Counter
 from loadgauge.units import count, flops, gib, in_gib, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-WORDS = {
-    "fits": ("FITS", "bold green"),
-    "tight": ("TIGHT", "bold yellow"),
-    "does not fit": ("DOES NOT FIT", "bold red"),
-    "unknown": ("NEEDS", "bold"),
+TITLES = {
+    "fits": "Changes that make it fit (each one estimated)",
+    "tight": "No change tried makes it fit for certain; the closest",
+    "does not fit": "No change tried makes it fit; the closest",
 }
-"""The verdict, and its colour."""
-ENDINGS = {True: ", which fits too.", False: ", which DOES NOT FIT.", None: "."}
-"""How a line about a worst case ends, by whether it fits."""
+"""Head of the table of changes, by the verdict of the best."""
 
 
-def report(given: Setup, result: Estimate, target: Console | None = None) -> None:
-    """Print the whole estimate to `target`, by default the terminal."""
+def report(given: Setup, result: Estimate, target: Console | None = None, counter: Counter | None = None) -> None:
+    """Print the whole estimate to `target`, by default the terminal. counter: one whose reading is asked for"""
     target = target or console()
-    _verdict(target, given, result)
+    _verdict(target, given, result, counter)
     if result.memory.fits is False:
         _advice(target, given, result)
     _parts(target, result)
@@ -42,7 +41,7 @@ def report(given: Setup, result: Estimate, target: Console | None = None) -> Non
     _stages(target, result)
     timing(target, given, result)
     _work(target, result)
-    expected = given.forecast(result)
+    expected = given.forecast()
     if expected is not None:
         padding(target, expected)
     if given.file:
@@ -70,15 +69,12 @@ def verdict(result: Estimate) -> str:
     'worst rank (stage 0 of 1)'
     """
     memory = result.memory
-    word, _ = WORDS[memory.verdict]
-    capacity = "" if memory.capacity is None else f" of {gib(memory.capacity, 1)}"
-    return (
-        f"{word}  {gib(memory.total, 1)}{capacity} on the worst rank"
-        f" (stage {memory.rank.stage} of {result.layout.pp}), range {in_gib(memory.low, 1)}-{gib(memory.high, 1)}"
-    )
+    where = f" on the worst rank (stage {memory.rank.stage} of {result.layout.pp})"
+    head, _, spread = verdict_words(result).partition(", 80 % range ")
+    return f"{head}{where}, 80 % range {spread}"
 
 
-def _verdict(target: Console, given: Setup, result: Estimate) -> None:
+def _verdict(target: Console, given: Setup, result: Estimate, counter: Counter | None) -> None:
     from rich.text import Text
 
     memory, layout = result.memory, result.layout
@@ -96,12 +92,28 @@ def _verdict(target: Console, given: Setup, result: Estimate) -> None:
     if result.time is not None:
         lines.append(headline(result.time))
     points(target, lines, "")
+    if memory.outcomes:
+        points(target, outcome_words(memory), "", style="yellow")
     if memory.verdict == "tight":
-        points(target, ["It fits, but the upper end of the range does not."], "", style="yellow")
+        points(target, [why_tight(memory)], "", style="yellow")
+    points(target, [_counters(memory, counter)], "")
     if memory.host:
-        points(target, [f"Host memory: {gib(memory.host)} per rank of this stage."], "")
+        locked = f", of it {gib(memory.pinned)} page-locked" if memory.pinned else ""
+        disk = f"; NVMe: {gib(memory.nvme)}" if memory.nvme else ""
+        points(target, [f"Host memory: {gib(memory.host)} per rank of this stage{locked}{disk}."], "")
+    if memory.saving:
+        points(target, [f"Saving: {gib(memory.saving)} of host memory on the first rank, for the gathered state."], "")
     _lengths(target, given)
-    _routing(target, given)
+    _routing(target, given, result)
+
+
+def _counters(memory: Memory, counter: Counter | None) -> str:
+    """What counters show at the peak: the one that is asked for with its range, else each."""
+    if counter is not None:
+        shown = memory.reading(counter)
+        return f"{counter} shows {gib(shown.value)} at the peak (80 % range {in_gib(shown.low)}-{gib(shown.high)})."
+    shown_by = {name: in_gib(memory.reading(name).value, 1) for name in COUNTERS if name != "active"}
+    return f"Counters at the peak: {', '.join(f'{name} {value}' for name, value in shown_by.items())} GiB (usual)."
 
 
 def _lengths(target: Console, given: Setup) -> None:
@@ -109,31 +121,35 @@ def _lengths(target: Console, given: Setup) -> None:
     worst = given.worst_case()
     if worst is None or given.lengths is None:
         return
-    how = "without padding" if given.training.kernels.attention == "flash" else "with padding"
-    shown = f"Shown: the expected micro-batch, {given.layout.tokens:,.0f} tokens {how}"
-    points(target, [f"{shown}; mean length {given.lengths.mean:,.0f}."], "")
+    layout, mean = given.layout, f"mean length {given.lengths.mean:,.0f}"
+    if layout.tokens is None or layout.fullest is None:
+        points(target, [f"Every sequence is padded to the longest, {given.lengths.longest:,} tokens; {mean}."], "")
+        return
+    how = "with" if given.padded else "without"
+    full = f"Memory is of the fullest micro-batch of an epoch, {layout.fullest.tokens:,.0f} tokens {how} padding"
+    points(target, [f"{full}; time of the expected one, {layout.tokens:,.0f} ({mean})."], "")
     memory = worst.memory
     line = f"Worst micro-batch, {given.layout.micro_batch} x the longest ({given.lengths.longest:,} tokens):"
     points(
         target,
-        [f"{line} {gib(memory.total, 1)}{ENDINGS[memory.fits]}"],
+        [f"{line} {gib(memory.total, 1)}{ENDINGS[memory.verdict]}"],
         "",
-        style="red" if memory.fits is False else "",
+        style=STYLES.get(memory.verdict, ""),
     )
 
 
-def _routing(target: Console, given: Setup) -> None:
+def _routing(target: Console, given: Setup, result: Estimate) -> None:
     """With experts over several ranks: which routing is assumed, and the worst case."""
-    worst = worst_routing(given)
+    worst = worst_routing(given, result)
     if worst is None:
         return
     memory, layout = worst.memory, worst.layout
     step = "" if worst.time is None else f", a step {seconds(worst.time.step)}"
     line = (
         f"Experts: the busiest rank gets {given.layout.expert_imbalance:g} x the mean (assumed). Worst case,"
-        f" {layout.expert_imbalance:g} x: {gib(memory.total, 1)}{step}{ENDINGS[memory.fits]}"
+        f" {layout.expert_imbalance:g} x: {gib(memory.total, 1)}{step}{ENDINGS[memory.verdict]}"
     )
-    points(target, [line], "", style="red" if memory.fits is False else "")
+    points(target, [line], "", style=STYLES.get(memory.verdict, ""))
 
 
 def _advice(target: Console, given: Setup, result: Estimate) -> None:
@@ -142,14 +158,14 @@ def _advice(target: Console, given: Setup, result: Estimate) -> None:
 
     assert memory.capacity is not None
     name, nbytes = max(memory.parts.items(), key=lambda item: item[1])
-    line = f"{gib(memory.total - memory.capacity, 1)} over capacity; the largest part is {name},"
+    over = memory.total - memory.capacity
+    line = f"{gib(abs(over), 1)} {'over' if over > 0 else 'below'} capacity; the largest part is {name},"
     points(target, [f"{line} {gib(nbytes, 1)} ({nbytes / memory.total:.0%})."], "")
     changes = advice(given)
     if not changes:
         points(target, ["None of the flag changes tried here makes it smaller."], "")
         return
-    fits = any(change.result.memory.fits for change in changes)
-    title = "Changes that make it fit (each one estimated)" if fits else "No change tried makes it fit; the closest"
+    title = TITLES[changes[0].result.memory.verdict]
     columns = [
         Column("change", wrap=True),
         Column("GiB", "right"),
@@ -160,20 +176,12 @@ def _advice(target: Console, given: Setup, result: Estimate) -> None:
     rows = []
     for change in changes:
         other = change.result
-        more = _effort(other, result) - 1
+        more = effort(other, result) - 1
         work = f"{more:+.0%}" if abs(more) >= 0.005 else "same"
         rows.append([change.flags, in_gib(other.memory.total, 1), other.memory.verdict, work, change.note])
     draw(target, columns, rows, title)
     target.print()
     show_command(target, changes[0].command, "To reproduce the first line:")
-
-
-def _effort(other: Estimate, result: Estimate) -> float:
-    """The cost of a sequence there relative to here: time where it is known, else FLOPs."""
-    if other.time is not None and result.time is not None:
-        return other.time.step / other.time.tokens / (result.time.step / result.time.tokens)
-    here = result.flops.hardware / result.layout.global_batch
-    return float(other.flops.hardware / other.layout.global_batch / here)
 
 
 def _parts(target: Console, result: Estimate) -> None:
@@ -220,6 +228,10 @@ def _meaning(result: Estimate) -> dict[str, str]:
         return f", sharded over {layout.zero_ranks} ranks" if layout.zero >= stage and layout.zero_ranks > 1 else ""
 
     stored = f"{precision.weight} B per parameter"
+    if result.model.trained is not None:
+        memory = result.workings.memory
+        trained = memory.weighed(result.workings.stages[result.memory.rank.stage])[1].all.trainable
+        stored += f", {count(trained)} of them trained"
     if (lora := training.lora) is not None:
         base = "" if lora.stored is None else f" in {lora.stored.words}"
         stored = f"frozen base{base} and adapters of rank {lora.rank}"
@@ -244,6 +256,7 @@ def _meaning(result: Estimate) -> dict[str, str]:
         "activations": kept if flight == 1 else f"{kept}, {flight:g} micro-batches in flight",
         "loss": f"logits and their copies, {training.kernels.loss} loss",
         "transient": "temporaries of one layer or of the optimizer step",
+        "evaluation": "a batch without gradients, logits kept of others, keys and values in generation",
         "outside": "CUDA context, NCCL and cuBLAS buffers",
     }
 

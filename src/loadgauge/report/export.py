@@ -31,7 +31,7 @@ def export_plan(plan: Plan, *, as_json: bool) -> dict[str, Any]:
     job = job_of(msgspec.structs.replace(setup, layout=estimate.layout, training=plan.case.training))
     extra, template, file = Extra(), None, request.onto or ""
     if is_job_file(model):
-        own = read(load(model), file=model)
+        own = read(load(model), request.job.dialect, file=model, version=request.job.version)
         job, extra = job.replace(model=own.job.model), Extra(config=own.extra.config)
         if not file and own.dialect == request.export:
             file = model

@@ -34,7 +34,12 @@ def answer(request: PlanRequest, *, as_json: bool) -> int:
     left_out: list[str] = []
     try:
         if request.find == "gpu":
-            answers, left_out = inverse.cheapest_gpu(cases, request.gpu_prices, request.margin_bytes, say)
+
+            def on(name: str) -> list[Case]:
+                there = request.job.replace(gpu=name)
+                return planned_cases(msgspec.structs.replace(request, job=there))[1]
+
+            answers, left_out = inverse.cheapest_gpu(on, request.gpu_prices, request.margin_bytes, say)
         else:
             answers = [_answer(request, setup, cases[-1])]
     finally:

@@ -82,7 +82,7 @@ def _verdict(target: Console, given: Setup, setup: NetworkCase, network: Network
     line = Text(f"{word}  {rest}")
     line.stylize(style, 0, len(word))
     target.print(line, soft_wrap=True)
-    layout, fabric, efficiencies = given.layout, setup.fabric, setup.machine.rates
+    layout, fabric, efficiencies = given.layout, setup.fabric, setup.machine.efficiencies
     assert given.gpu is not None
     shape = layout_words(layout, ("replicas",))
     batches = f"{layout.num_microbatches} micro-batch{'es' if layout.num_microbatches > 1 else ''} on each rank"
@@ -94,7 +94,7 @@ def _verdict(target: Console, given: Setup, setup: NetworkCase, network: Network
         how = (
             f"at the {setup.achieved / 1e12:g} TFLOP/s you gave"
             if setup.achieved
-            else f"by the roofline, efficiencies {efficiencies.basis}"
+            else f"by its kernels, {efficiencies.basis}"
         )
         lines += [
             f"Ranks fill nodes in the order {', '.join(layout.order)}; a node here is the GPUs that the fast link connects.",

@@ -19,7 +19,7 @@ def line(result: Estimate) -> str:
     """Return the model and the verdict in one line, as a Python prompt shows it.
 
     >>> from loadgauge import Layout, estimate
-    >>> repr(estimate("gpt2", Layout(seq_len=1024))).partition(", range")[0][-25:]
+    >>> repr(estimate("gpt2", Layout(seq_len=1024))).partition(", 80 % range")[0][-25:]
     'worst rank (stage 0 of 1)'
     """
     return f"<Estimate of {result.model.name}: {' '.join(verdict(result).split())}>"

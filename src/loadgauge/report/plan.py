@@ -149,7 +149,7 @@ def _of_file(own: Estimate, best: Estimate) -> str:
     if own.time is None or best.time is None or own.memory.capacity is None:
         return ""
     memory = f"{gib(own.memory.total, 1)}"
-    if not own.memory.fits:
+    if own.memory.verdict == "does not fit":
         return f"Your file's layout does not fit: {layout_flags(own)} needs {memory}."
     speed = own.time.step / best.time.step * best.time.tokens / own.time.tokens
     than = f"the best is {speed:.2f} times as fast" if speed > 1 + CLOSE else "nothing is faster"

@@ -12,6 +12,9 @@ from loadgauge.spec.layout import Layout
 if TYPE_CHECKING:
     from rich.console import Console
 
+UNBROKEN = 60
+"""Characters of a flag and its value that stay on one line."""
+
 
 def layout_words(layout: Layout, more: tuple[str, ...] = ()) -> str:
     """Return a layout in words: data parallelism, every other degree above 1, the ZeRO stage. more: further fields
@@ -28,4 +31,6 @@ def print_assumed(target: Console, assumed: Mapping[str, str]) -> None:
     """Print what the user did not give: flags with the values assumed for them."""
     if assumed:
         heading(target, "Assumptions (flags not given)")
-        points(target, [", ".join(f"{flag} {value}".replace(" ", GLUE) for flag, value in assumed.items())], "")
+        said = (f"{flag} {value}" for flag, value in assumed.items())
+        # Short ones are not broken.
+        points(target, [", ".join(text.replace(" ", GLUE) if len(text) < UNBROKEN else text for text in said)], "")

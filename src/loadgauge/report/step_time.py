@@ -8,7 +8,7 @@ from loadgauge.estimate.cost import Budget
 from loadgauge.estimate.result import Estimate, Time
 from loadgauge.report.table import Column, bar, draw, heading, points
 from loadgauge.resolve.setup import Setup
-from loadgauge.spec.calibration import rates
+from loadgauge.spec.calibration import efficiencies
 from loadgauge.units import count, seconds
 
 if TYPE_CHECKING:
@@ -68,13 +68,12 @@ def basis(result: Estimate) -> str:
     assert result.gpu is not None
     if result.time.scale != 1.0:
         return f"Rescaled by your measured run: predicted times are multiplied by {result.time.scale:.3f}."
-    calibration = rates(result.gpu)
+    calibration = efficiencies(result.gpu)
     if calibration.basis == "assumed":
-        return f"Efficiencies are assumed: no published run on {result.gpu} calibrates them, so the range is wide."
-    sources = ", ".join(sorted({row.split("-")[1] for row in calibration.rows}))
-    return (
-        f"Efficiencies: {result.gpu}, fitted to {len(calibration.rows)} published runs ({sources}), {calibration.date}."
-    )
+        return f"Kernels are assumed ({calibration.how}), so the range is wide."
+    rows = sum(figure.rows for figure in calibration.figures.values())
+    sources = ", ".join(sorted({source for figure in calibration.figures.values() for source in figure.sources}))
+    return f"Kernels: {rows:,} measured operations on {result.gpu} ({sources}), {calibration.date}; none is a training run."
 
 
 def whole_run(target: Console, budget: Budget) -> None:

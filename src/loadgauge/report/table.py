@@ -18,6 +18,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 GLUE = "\0"
 NARROWEST = 40
@@ -80,6 +81,18 @@ def _terminal() -> int | None:
         return (os.get_terminal_size(sys.stdout.fileno()).columns or DEFAULT) if sys.stdout.isatty() else None
     except (OSError, ValueError, AttributeError):
         return None
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal, or of COLUMNS there; None where stdout is no terminal."""
+    return None if _terminal() is None else _columns() or _terminal()
+
+
+def draw_lines(target: Console, lines: Iterable[Text]) -> None:
+    """Print lines of text one below the other, each wrapped where the terminal ends."""
+    for line in lines:
+        line.plain = printable(line.plain)
+        target.print(line)
 
 
 def room() -> int | None:

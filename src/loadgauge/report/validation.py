@@ -12,6 +12,7 @@ from loadgauge.validate.summary import Errors, errors, grouped, reasons
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from loadgauge.validate.operators import Score
     from loadgauge.validate.runs import Runs
     from loadgauge.validate.validate import Record
 
@@ -43,6 +44,28 @@ def print_validation(records: Sequence[Record], runs: Runs, *, rows: bool) -> No
         notes.append(f"ignored columns: {', '.join(runs.ignored)}")
     target.print()
     points(target, notes)
+
+
+def print_operators(scores: Sequence[Score]) -> None:
+    """Print how far off the predictions of single operations are, by kind and GPU."""
+    target = console()
+    columns = [
+        Column("operation"), Column("GPU"), Column("rows", "right"), Column("median", "right"), Column("p90", "right"),
+        Column("bias", "right"),
+    ]  # fmt: skip
+    rows = [
+        [score.kind, score.gpu, f"{score.rows:,}", f"{score.median:.1%}", f"{score.p90:.1%}", f"{score.signed:+.1%}"]
+        for score in scores
+    ]
+    draw(target, columns, rows, "Single operations")
+    target.print()
+    points(
+        target,
+        [
+            "median, p90: of the absolute error, predicted / measured - 1; bias: median of the signed error",
+            "short: calls of less than a millisecond, on a cool chip; sustained: longer ones, or one product after the other",
+        ],
+    )
 
 
 def _rows(target: Console, records: Sequence[Record], quantity: str) -> None:

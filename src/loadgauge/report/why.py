@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from loadgauge.oom.message import OutOfMemory
     from loadgauge.oom.remedies import Retraced
     from loadgauge.oom.snapshot import Snapshot
+    from loadgauge.oom.traceback import Place
     from loadgauge.resolve.setup import Setup
     from loadgauge.trace.trace import Trace
 
@@ -25,10 +26,14 @@ SCARCE = 0.1
 """Idle share of what PyTorch holds below which little memory is lost to fragmentation."""
 
 
-def print_error(error: OutOfMemory, remedy: str) -> None:
-    """Print what the text of an out-of-memory error says, and the remedy for its cause."""
+def print_error(error: OutOfMemory, remedy: str, found: Place | None = None) -> None:
+    """Print what the text of an out-of-memory error says, where its traceback says it was, and the remedy."""
     target = console()
     target.print(f"CAUSE  {error.cause}")
+    if found is not None:
+        points(target, [f"WHERE  {found.phase}: {found.tensor}", f"AT     {found.frame}"], "")
+        if found.own and found.own != found.frame:
+            points(target, [f"FROM   {found.own}"], "")
     rows = [
         [gib(value), label] for label, value in (
             ("tried to allocate", error.tried), ("the GPU has", error.capacity), ("free", error.free),
@@ -40,7 +45,7 @@ def print_error(error: OutOfMemory, remedy: str) -> None:
     target.print()
     draw(target, [Column("", "right"), Column("what the error says")], rows)
     target.print()
-    notes = [remedy]
+    notes = [remedy] if found is None else [found.remedy, remedy]
     if error.cause == "fragmentation" and error.allocated and error.idle is not None:
         share = error.idle / (error.allocated + error.idle)
         if share < SCARCE:
@@ -52,6 +57,11 @@ def print_error(error: OutOfMemory, remedy: str) -> None:
         )
     notes += [f"contradiction in the error: {contradiction}" for contradiction in error.contradictions]
     points(target, notes)
+
+
+def print_size(tried: int, words: str) -> None:
+    """Print how the size that was asked for follows from the model."""
+    points(console(), [f"{gib(tried)} = {words}"])
 
 
 def print_trace_causes(trace: Trace, findings: Findings, retraced: Sequence[Retraced]) -> None:
@@ -111,7 +121,8 @@ def print_changes(setup: Setup, changes: Sequence[Tried]) -> None:
 def describe_change(change: Tried) -> dict[str, Any]:
     """Return a change and its estimated memory [bytes], as `loadgauge why --json` has it."""
     memory = change.result.memory
-    return {"flags": change.flags, "note": change.note, "total": memory.total, "fits": memory.fits}
+    return {"flags": change.flags, "note": change.note, "total": memory.total, "fits": memory.fits,
+            "verdict": memory.verdict}  # fmt: skip
 
 
 def _print_causes(findings: Findings) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from loadgauge.formats.dialects import dialect as dialect_of
-from loadgauge.formats.exchange import JobFile, Written, combine, load, read, write
+from loadgauge.formats.exchange import JobFile, Written, combine, load, write
 from loadgauge.formats.facts import FIELDS, Extra
 from loadgauge.resolve.export import FLAGS, export
-from loadgauge.resolve.job_file import fill_in, find_alike, flags_given, is_job_file
+from loadgauge.resolve.job_file import READING, fill_in, find_alike, flags_given, is_job_file, names_beside, read_files
 from loadgauge.resolve.reproduce import completer
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.job import Job
@@ -37,17 +37,16 @@ def convert(
     to: str = "megatron",
     *,
     onto: str | Path | None = None,
-    version: str | None = None,
     **fields: Any,
 ) -> Written:
     """Writes a job as the job file of a tool, or as flags of `loadgauge estimate`; nothing is dropped in silence.
 
     job: a `Job`, a name in the catalogue, or one or more job files of another tool that describe one job together
     to: a dialect (megatron, megatron-bridge, torchtitan, deepspeed, accelerate, transformers, trl, axolotl, llamafactory,
-    verl) or "flags"
+    verl, torchtune, litgpt, ms-swift, automodel, unsloth) or "flags"
     onto: a file of that dialect to patch; its comments and everything else in it stay
-    version: of the tool that the job files are for; the newest unless given
-    fields: fields of `Job` that change it, such as `tp=4`
+    fields: fields of `Job` that change it, such as `tp=4`, or that say how files are read: `version` of the tool (the newest
+    unless given), `dialect` of the first, files `beside` it
 
     Returns the text (`str` of it too) and, as `left_out`, a line for everything that the dialect cannot say. Raises
     `ConfigError` for files that cannot be read, that contradict each other, or that ask for what is not modelled, and for
@@ -73,33 +72,31 @@ def convert(
         files, changes = [job.model], job.replace(model="")
     else:
         files = [str(file) for file in job]
-    return convert_files(files, to, onto=place, version=version, flags=changes).written
+    return convert_files(files, to, onto=place, flags=changes).written
 
 
 def convert_files(
     paths: Sequence[str],
     to: str,
     *,
-    source: str | None = None,
     onto: str | None = None,
-    version: str | None = None,
     flags: Job | None = None,
 ) -> Conversion:
     """Reads job files that describe one job, and writes it; a single file of the dialect `to` is patched. See `convert`.
 
-    source: the dialect of the files, where their keys do not tell; flags: change the job, also its model where not empty
+    flags: change the job, also its model where not empty, or say how the files are read (`resolve.job_file.READING`)
     """
     asked = flags or Job(model="")
     given = flags_given(asked) | ({"model": asked.model} if asked.model else {})
+    given = {name: value for name, value in given.items() if name not in READING}
+    paths = [*paths, *names_beside(asked)]
     inside = {name: value for name, value in given.items() if name in FIELDS}
     beyond = {name: value for name, value in given.items() if name not in FIELDS}
     keeping = dialect_of(to).name if to != FLAGS and onto is None and len(paths) == 1 else None
-    files = tuple(read(load(path), source, file=path, given=inside, version=version, keeping=keeping) for path in paths)
+    files = read_files(paths, asked.dialect, inside, asked.version, keeping)
     job, extra = combine(files, inside)
     if to == FLAGS:
-        dropout = extra.lora_dropout
-        left_out = (f"lora_dropout = {dropout}: no flag says it",) if dropout else ()
-        written, onto = Written(dialect=FLAGS, text=_flags(job, extra, beyond), left_out=left_out), None
+        written, onto = Written(dialect=FLAGS, text=_flags(job, extra, beyond), left_out=()), None
     else:
         same = [file.file for file in files if file.dialect == dialect_of(to).name]
         if onto is None and len(files) == 1 and same:

@@ -24,6 +24,7 @@ def job_of(given: Setup) -> Job:
     job, layout, kind = given.job, given.layout, given.training
     lora, precision = kind.lora, kind.precision.name
     usual = kind.framework.precision
+    followed = kind.weights and kind.lora is None
     whole: dict[str, Any] = {name: int(getattr(layout, name)) for name in (*DEGREES, *SIZES)}
     quantised = lora is not None and bool(lora.quantised)
     targets = None if lora is None else "attention" if lora.targets <= ATTENTION_TARGETS else "all"
@@ -36,15 +37,38 @@ def job_of(given: Setup) -> Job:
         schedule=layout.schedule if layout.pp > 1 else None,
         stage_layers=None if layout.stage_layers is None else ",".join(map(str, layout.stage_layers)),
         recompute=spell_recompute(str(layout.recompute), given.model, kind),
-        precision=precision[:4] if precision in (usual, f"fp16{usual[4:]}") else precision,
+        precision=precision[:4] if followed or precision in (usual, f"fp16{usual[4:]}") else precision,
+        weights=kind.weights if followed else None,
         optimizer=kind.optimizer.name,
-        attention=kind.kernels.attention,
+        attention=job.attention or kind.kernels.attention,
         loss=job.loss,
+        kernels=job.kernels or "native",
+        compile=job.compile,
         lora_rank=0 if lora is None else int(lora.rank),
         lora_targets=targets and (job.lora_targets or targets),
         qlora=quantised,
         base=(job.base or "nf4") if quantised else None,
+        **{
+            name: getattr(job, name)
+            for name in (
+                "lora_dropout",
+                "lora_dtype",
+                "kbit_upcast",
+                "use_dora",
+                "modules_to_save",
+                "lora_layers",
+                "train",
+            )
+        },
         offload=kind.offload,
+        end_units=job.end_units,
+        engine=job.engine,
+        offload_to="nvme" if kind.host.nvme else None,
+        activation_offload=kind.host.activations,
+        pin_memory=None if kind.host.pinned else False,
+        eval_batch=job.eval_batch,
+        eval_batches=job.eval_batches,
+        save=job.save,
         cp_comm=layout.cp_comm if layout.cp != 1 else None,
         order=",".join(layout.order),
         overlap=job.overlap,

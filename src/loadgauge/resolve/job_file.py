@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import os
-import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from loadgauge.errors import ConfigError
-from loadgauge.families.catalogue import find_model, model_sources, models
-from loadgauge.formats.exchange import SYNTAXES, JobFile, load, read
+from loadgauge.families.catalogue import find, find_model, model_sources, models
+from loadgauge.families.derived import derive
+from loadgauge.formats.exchange import SYNTAXES, JobFile, combine, load, read, with_tool
 from loadgauge.formats.facts import FIELDS, Extra, ranks_of_replica
 from loadgauge.formats.recompute import resolve_recompute
 from loadgauge.formats.uncounted import Uncounted
 from loadgauge.spec.axes import MODEL_PARALLEL
-from loadgauge.spec.frameworks import default_framework
+from loadgauge.spec.frameworks import FRAMEWORKS, default_framework
 from loadgauge.spec.job import Job
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import training
 
+READING = ("beside", "dialect", "version")
+"""Flags about how job files are read, and not about the run."""
 WITH_GPU = ("gpus_per_node", "order", "overlap")
 """Flags that say nothing without --gpu."""
 CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config")
 """Keys of which a Hugging Face `config.json` has at least one."""
-VARIANTS = re.compile(r"^(meta-|unsloth-)|-(hf|instruct|chat|it|base|v\d+(\.\d+)?|bnb|4bit|unsloth|bf16|sft)\b")
 
 
 def is_job_file(text: str) -> bool:
@@ -46,24 +50,61 @@ def is_job_file(text: str) -> bool:
     return not any(f'"{key}"' in start for key in CONFIG_KEYS)
 
 
-def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...], float]:
+def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...]]:
     """Reads the job file that a job names in place of a model; flags of the job go before those of the file.
 
-    Returns the job with the file's flags, its model, a line on how the file was read, what it asks for that is not
-    counted, and the dropout of its adapters, which no flag says. Raises `ConfigError`.
+    Returns the job with the file's flags, its model, a line on how the file was read, and what it asks for that is
+    not counted. Raises `ConfigError`.
     """
-    given = flags_given(job)
-    file = read(load(job.model), file=job.model, given={name: given[name] for name in FIELDS if name in given})
-    model, remark = model_of(file)
-    filled = fill_in(file.job, file.extra, model)
+    given = {name: value for name, value in flags_given(job).items() if name not in READING}
+    inside = {name: given[name] for name in FIELDS if name in given}
+    first = is_job_file(job.model) or (job.dialect is not None and os.path.isfile(job.model))
+    if job.dialect is not None and not first:
+        raise ConfigError("says how a job file is read, and MODEL is none; give the file", key="dialect")
+    files = read_files(
+        ([job.model] if first else []) + names_beside(job), job.dialect if first else None, inside, job.version
+    )
+    if first:
+        whole, extra = combine(files, inside)
+        model, remark = model_of(msgspec.structs.replace(files[0], job=whole, extra=extra))
+    else:
+        whole, extra = combine(files, inside | {"model": job.model})
+        model, remark = find_model(job.model), ""
+    filled = fill_in(whole, extra, model)
+    version = job.version
+    for file in files:
+        version = with_tool(version, file.dialect)
     needless = {
         *given,
         "model",
         *(WITH_GPU if job.gpu is None else ()),
         *(["seq_len"] if job.lengths is not None else []),
     }
-    flags = {name: getattr(filled, name) for name in FIELDS if name not in needless}
-    return job.replace(**flags), model, f"{note(file)}{remark}", file.uncounted, file.extra.lora_dropout or 0.0
+    flags = {name: getattr(filled, name) for name in FIELDS if name not in needless} | {"version": version}
+    uncounted = tuple(item for file in files for item in file.uncounted)
+    notes = "; ".join(note(file) for file in files)
+    return job.replace(**flags), model, f"{notes}{remark}", uncounted
+
+
+def names_beside(job: Job) -> list[str]:
+    """The job files beside the model's that a job names."""
+    return [name.strip() for name in (job.beside or "").split(",") if name.strip()]
+
+
+def read_files(
+    paths: Sequence[str], dialect: str | None, given: Mapping[str, Any], version: str | None, keeping: str | None = None
+) -> tuple[JobFile, ...]:
+    """Reads job files of one job; the first is of `dialect` where it is given. Raises `ConfigError`.
+
+    A configuration that another of the files names is not read a second time.
+    """
+    names = [dialect, *([None] * len(paths))]
+    return tuple(
+        read(
+            load(path), name, file=path, given=given, version=version, keeping=keeping, beside=frozenset(paths) - {path}
+        )
+        for path, name in zip(paths, names, strict=False)
+    )
 
 
 def flags_given(job: Job) -> dict[str, Any]:
@@ -88,7 +129,8 @@ def note(file: JobFile) -> str:
     whole = tuple(item.key.removesuffix("*") for item in bounded if item.key.endswith("*"))
     harmless = [key for key in file.unread if key not in named]
     harmless = [key for key in harmless if not (whole and key.lstrip("+-").startswith(whole))]
-    parts = [f"{file.file} is read as {file.dialect}"]
+    parts = [f"{file.file} is read as {f'{file.dialect} {file.version}'.strip()}"]
+    parts += file.remarks
     if unknown:
         parts.append(f"{_count(unknown, 'is', 'are')} not known here, and not counted: {', '.join(unknown)}")
     parts += [f"not counted: {item.note}" for item in bounded]
@@ -104,7 +146,9 @@ def _count(keys: list[str], one: str, several: str) -> str:
 
 
 def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
-    """The job of a file as flags: with its batch and its recompute policy worked out, without flags that mean nothing.
+    """Return the job of a file with its batch and recompute policy worked out, and without flags that mean nothing.
+
+    extra: what the file states beside fields of `Job`, such as accumulation; model: whose layers `recompute` names, if known
 
     >>> fill_in(Job(model="", gpus=8, tp=2, micro_batch=3, cp_comm="ring"), Extra(accumulation=2), None).flags()
     '--gpus 8 --tp 2 --micro-batch 3 --global-batch 24'
@@ -116,9 +160,12 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
     if job.recompute is not None and model is not None:
         framework = job.framework or default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
         changes["recompute"] = resolve_recompute(job.recompute, model, training(framework))
+    own = FRAMEWORKS.get(job.framework or "")
+    # Where an unsaid loss may be one of several, the usual one says which.
+    usual = job.loss == "auto" and (own is None or not own.peft or job.kernels == "liger")
     meaningless = {
         "cp_comm": (job.cp or 1) == 1, "schedule": (job.pp or 1) == 1, "base": job.qlora is not True,
-        "loss": job.loss == "auto" or (model is not None and model.head.kind != "lm"), "lora_rank": not job.lora_rank,
+        "loss": usual or (model is not None and model.head.kind != "lm"), "lora_rank": not job.lora_rank,
     }  # fmt: skip
     return job.replace(**changes, **{name: None for name, drop in meaningless.items() if drop})
 
@@ -143,30 +190,17 @@ def model_of(file: JobFile) -> tuple[ModelSpec, str]:
     if not os.path.exists(name) and next_to_it.exists():
         return find_model(str(next_to_it)), ""
     try:
-        return find_model(name), ""
+        found = find(name)
     except ConfigError as error:
-        similar = find_alike(name)
-        if similar is None:
-            raise ConfigError(str(error), file=file.file) from None
-        return find_model(similar), f"; its model {name} is taken for {similar}"
+        raise ConfigError(str(error), file=file.file) from None
+    return found.spec, f"; its model {name} is taken for {found.spec.name}" if found.how else ""
 
 
 def find_alike(name: str) -> str | None:
-    """The model of the catalogue whose name differs only by its publisher and its fine-tuning; None where there is none.
+    """The model of the catalogue whose sizes a name on the hub has; None where its name does not say.
 
     >>> find_alike("NousResearch/Meta-Llama-3.1-8B-Instruct"), find_alike("someone/something")
     ('llama-3.1-8b', None)
     """
-    wanted = _plain(name)
-    for candidate in models():
-        if wanted in (_plain(candidate), _plain(model_sources()[candidate].repository)):
-            return candidate
-    return None
-
-
-def _plain(name: str) -> str:
-    words = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
-    before = ""
-    while before != words:
-        before, words = words, VARIANTS.sub("", words)
-    return words
+    alike = derive(name, {known: source.repository for known, source in model_sources().items()})
+    return None if alike is None or alike.changes else alike.base

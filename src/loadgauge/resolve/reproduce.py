@@ -14,13 +14,15 @@ import msgspec
 
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
+from loadgauge.resolve.adapters import usual_upcast
 from loadgauge.resolve.rescale import run as measured_run
-from loadgauge.resolve.resolve import bandwidth, names_job_file, resolve_job
+from loadgauge.resolve.resolve import asks_for_files, bandwidth, resolve_job
 from loadgauge.spec.axes import DEGREES, RANK_ORDER
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.hardware import Cluster
-from loadgauge.spec.job import Job
-from loadgauge.spec.training import Training, training
+from loadgauge.spec.job import AROUND, WHOLE_RUN, Job
+from loadgauge.spec.stacks import Stack
+from loadgauge.spec.training import Training, spell_loss, training
 from loadgauge.units import rate
 
 if TYPE_CHECKING:
@@ -28,16 +30,28 @@ if TYPE_CHECKING:
 
 CONSTANT = {
     **dict.fromkeys((*DEGREES, "replicas"), 1), "zero": 0, "recompute": "none",
-    "optimizer": "adamw", "attention": "flash", "offload": "none", "base": "nf4", "lora_targets": "all",
+    "optimizer": "adamw", "attention": "flash", "offload": "none", "offload_to": "cpu", "activation_offload": "none",
+    "kernels": "native",
+    "base": "nf4", "lora_targets": "all",
     "cp_comm": "ring", "order": ",".join(RANK_ORDER),
     **dict.fromkeys(("sequence_parallel", "qlora", "mtp"), False),
 }  # fmt: skip
 """Defaults that depend on no other flag."""
 NEEDING = ("cp_comm", "base", "lora_targets")
 """Of those, flags that are refused without another one."""
-WHOLE_RUN = ("tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
-"""Flags of the whole training run."""
-KEPT = ("lengths", *WHOLE_RUN)
+KEPT = (
+    "hub",
+    "memory",
+    "train",
+    "lora_layers",
+    "lengths",
+    "padding",
+    "kernels",
+    "compile",
+    "version",
+    *AROUND,
+    *WHOLE_RUN,
+)
 """Flags that an estimate's result does not hold; they stay as they were given."""
 
 
@@ -68,12 +82,13 @@ def show_command(target: Console, command: str, title: str = "To reproduce it:")
 
 def _from_file(job: Job) -> dict[str, Any] | None:
     """The flags of the job file alone; empty where the model is no job file, None where it cannot be read alone."""
-    if not names_job_file(job.model):
+    if not asks_for_files(job):
         return {}
     from loadgauge.resolve.job_file import from_job_file  # only then are dialects read
 
     try:
-        own = from_job_file(Job(model=job.model, gpu=job.gpu))[0]
+        named = Job(model=job.model, gpu=job.gpu, beside=job.beside, dialect=job.dialect, version=job.version)
+        own = from_job_file(named)[0]
     except Error:
         return None
     return {name: value for name in own.__struct_fields__ if (value := getattr(own, name)) is not None}
@@ -81,12 +96,14 @@ def _from_file(job: Job) -> dict[str, Any] | None:
 
 def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
     layout, kind = result.layout, result.training
-    framework = training(kind.framework.name)
+    stack = Stack.parse(job.version)
+    framework = training(kind.framework.name, lora=kind.lora, checkpoint=result.model.dtype, stack=stack)
+    framework = framework.under(layout.zero)
     values: dict[str, Any] = {
         **{name: getattr(job, name) for name in KEPT},
         "mtp": bool(job.mtp),
         **{name: int(getattr(layout, name)) for name in (*DEGREES, "zero", "replicas")},
-        "gpu": result.gpu,
+        "gpu": None if result.gpu is None or result.gpu.startswith("memory=") else result.gpu,
         "gpus": int(layout.gpus),
         "sequence_parallel": layout.sequence_parallel,
         "schedule": layout.schedule if layout.pp > 1 else None,
@@ -98,9 +115,11 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
         "framework": kind.framework.name,
         "precision": kind.precision.name,
         "optimizer": kind.optimizer.name,
-        "attention": kind.kernels.attention,
-        "loss": _loss(kind) if result.model.head.kind == "lm" else None,
+        "attention": job.attention or kind.kernels.attention,
+        "kernels": job.kernels,
+        "loss": spell_loss(kind) if result.model.head.kind == "lm" else None,
         "offload": kind.offload,
+        **_hosted(job, kind, layout.recompute.mode),
         "cp_comm": layout.cp_comm if layout.cp > 1 else "ring",
         "expert_imbalance": None if layout.expert_imbalance == 1 else float(layout.expert_imbalance),
         "order": ",".join(layout.order),
@@ -111,8 +130,17 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
     defaults = {
         **CONSTANT,
         # What the framework decides once it is named.
-        "precision": framework.precision.name, "loss": _loss(framework), "overlap": kind.framework.overlap.text(),
+        "precision": framework.precision.name, "loss": spell_loss(framework), "overlap": kind.framework.overlap.text(),
     }  # fmt: skip
+    if kind.lora is not None and kind.lora.stored is not None and file == {}:
+        defaults["recompute"] = "full"
+    if kind.lora is not None and job.kbit_upcast is None and file == {}:
+        # Written out, it would be known, and the range narrower.
+        defaults["kbit_upcast"] = usual_upcast(kind.lora, kind.framework)
+    if result.gpu is not None and not result.workings.gpu_has_bf16:
+        defaults["precision"] = ""
+        if job.precision in ("bf16", "fp16") and kind.precision.name.startswith(job.precision):
+            values["precision"] = job.precision  # of which the recipe depends on the dtype of the weights
     if layout.cp == 1:
         values["cp_comm"] = None
     if result.gpu is None:
@@ -146,11 +174,6 @@ def _measured(job: Job, result: Estimate, here: Job) -> str:
     return ",".join(words)
 
 
-def _loss(kind: Training) -> str:
-    kernels = kind.kernels
-    return f"chunked:{kernels.loss_chunks}" if kernels.loss == "chunked" else kernels.loss
-
-
 def _adapters(job: Job, kind: Training) -> dict[str, Any]:
     lora = kind.lora
     if lora is None:
@@ -161,6 +184,22 @@ def _adapters(job: Job, kind: Training) -> dict[str, Any]:
         "lora_targets": job.lora_targets or "all",
         "qlora": bool(lora.quantised),
         "base": base if lora.quantised else None,
+        "kbit_upcast": lora.upcast if lora.peft and (lora.upcast != "none" or lora.quantised) else None,
+        **{name: getattr(job, name) for name in ("lora_dropout", "lora_dtype", "use_dora", "modules_to_save")},
+    }
+
+
+def _hosted(job: Job, kind: Training, recompute: str) -> dict[str, Any]:
+    moved = kind.offload != "none"
+    # A search may choose layouts that recompute nothing, and have no checkpoints.
+    hosted = "none" if kind.host.activations == "checkpoints" and recompute != "full" else kind.host.activations
+    return {
+        "offload_to": "nvme" if kind.host.nvme and moved else None,
+        "activation_offload": hosted,
+        "pin_memory": None if kind.host.pinned or not (moved or kind.host.activations != "none") else False,
+        "end_units": job.end_units,
+        "engine": job.engine,
+        **{name: getattr(job, name) for name in ("host_link", "host_bandwidth", "nvme_bandwidth")},
     }
 
 

@@ -3,39 +3,51 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from loadgauge.errors import ConfigError, LayoutError, NotStated
-from loadgauge.families.catalogue import find_model
+from loadgauge.errors import ConfigError, LayoutError, NotModelled, NotStated
+from loadgauge.families.catalogue import find
+from loadgauge.families.hub import allowed
+from loadgauge.formats.recompute import resolve_recompute
 from loadgauge.formats.uncounted import Uncounted
-from loadgauge.layers import View, block_layer
 from loadgauge.lengths import Lengths
+from loadgauge.resolve.adapters import adapters
 from loadgauge.resolve.rescale import scale
 from loadgauge.resolve.setup import Setup
+from loadgauge.resolve.trained import adapt_only, train_only
+from loadgauge.spec.around import Around
+from loadgauge.spec.attention_kernels import FLASH_KERNELS, runs_on
 from loadgauge.spec.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
 from loadgauge.spec.cluster import cluster
-from loadgauge.spec.frameworks import default_framework
-from loadgauge.spec.hardware import Cluster, Gpu, gpu
+from loadgauge.spec.frameworks import FRAMEWORKS, default_framework
+from loadgauge.spec.gpu_names import names_one, variants
+from loadgauge.spec.hardware import Cluster, Gpu, card_of, gpu, gpu_ids, with_memory
+from loadgauge.spec.host import HOST_LINK, PCIE_4, Host
 from loadgauge.spec.job import Job
-from loadgauge.spec.layout import Layout, RecomputePolicy
-from loadgauge.spec.lora import ATTENTION_TARGETS, Lora
-from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.spec.layout import FULL_PIPE, Filled, Layout, RecomputePolicy
+from loadgauge.spec.lora import BASE_FORMATS
+from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.optimizers import parse as parse_optimizer
 from loadgauge.spec.overlap import Overlap
+from loadgauge.spec.stacks import LOSS_SFT, UPCAST_SFT, Stack
 from loadgauge.spec.training import Training, training
-from loadgauge.units import parse
+from loadgauge.units import gib, parse, rate
 
-LORA_RANK = 16
-JOB_FILES = ("json", "toml", "yaml", "yml", "sh", "txt", "args", "bash", "slurm", "sbatch")
+JOB_FILES = ("py", "ipynb", "json", "toml", "yaml", "yml", "sh", "txt", "args", "bash", "slurm", "sbatch")
 """Endings of files that may be another tool's."""
 SEQ_LEN = 4096
-TARGETS = {
-    "q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output", "qkv_proj": "qkv", "c_attn": "qkv",
-    "query_key_value": "qkv", "out_proj": "output", "gate_proj": "gate", "up_proj": "up", "down_proj": "down",
-    "gate_up_proj": "gate_up", "fc1": "up", "fc2": "down", "c_fc": "up",
-}  # fmt: skip
-"""Linear layers by their names in transformers' modules."""
+
+
+def asks_for_files(job: Job) -> bool:
+    """Whether job files of other tools say something of a job: as its model, or beside it.
+
+    >>> asks_for_files(Job(model="gpt2")), asks_for_files(Job(model="gpt2", beside="ds_config.json"))
+    (False, True)
+    """
+    return job.beside is not None or job.dialect is not None or names_job_file(job.model)
 
 
 def names_job_file(model: str) -> bool:
@@ -60,17 +72,16 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     >>> setup.layout.dp, setup.layout.seq_len, setup.training.framework.name
     (2, 4096, 'megatron')
     """
-    file, dropout = "", 0.0
+    file = ""
     uncounted: tuple[Uncounted, ...] = ()
-    if model is None and names_job_file(job.model):
+    if model is not None and (job.beside is not None or job.dialect is not None):
+        raise ConfigError("goes with the name of a model or of a job file", key="beside" if job.beside else "dialect")
+    if model is None and asks_for_files(job):
         from loadgauge.resolve.job_file import from_job_file  # only then are dialects read
 
-        job, model, file, uncounted, dropout = from_job_file(job)
-    chosen = find_model(job.model) if model is None else model
-    card = None if job.gpu is None else gpu(job.gpu)
-    assumed: dict[str, str] = {}
-    if card is not None and job.gpu != card.id:
-        assumed["--gpu"] = f"{card.id} (the commonest {job.gpu})"
+        job, model, file, uncounted = from_job_file(job)
+    card, assumed = _card(job)
+    chosen, job = _model(job, assumed) if model is None else (model, job)
 
     def fill(name: str, default: Any, why: str = "") -> Any:
         value = getattr(job, name)
@@ -82,35 +93,54 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     _applies(job, chosen)
     if job.mtp:
         chosen = chosen.with_mtp()
+    chosen = _part(job, chosen)
     _whole_run(job)
     dp, degrees = _degrees(job, fill)
     micro_batch = fill("micro_batch", 1)
     lengths = _lengths(job.lengths)
-    kind = training(
-        framework=fill("framework", framework_of(job), _why_framework(job)),
-        precision=fill("precision", "bf16"),
-        optimizer=fill("optimizer", "adamw"),
-        attention=fill("attention", "flash"),
-        loss=fill("loss", "auto"),
-        lora=_lora(job, chosen, fill),
-        offload=_offload(job.offload or "none"),
-    )
+    usual = "bf16" if card is None or card.bf16 else "fp16"
+    given: dict[str, Any] = {
+        "framework": fill("framework", framework_of(job), _why_framework(job)),
+        "precision": fill("precision", usual),
+        "optimizer": fill("optimizer", "adamw"),
+        "attention": fill("attention", *_attention(job)),
+        "loss": fill("loss", "auto"),
+        "lora": adapters(job, chosen, job.framework or framework_of(job), fill),
+        "offload": _offload(job.offload or "none"),
+        "host": _host(job, card, assumed, file),
+        "kernels": job.kernels or "native",
+        "compiled": job.compile or False,
+        "weights": job.weights,
+        "checkpoint": chosen.dtype,
+        "stack": (stack := Stack.parse(job.version)),
+    }
+    kind = _with_engine(job, chosen, training(**given))
+    if job.end_units is not None:
+        if not kind.framework.fully_shards:
+            raise ConfigError(f"is of FSDP, which {kind.framework.name} does not shard by", key="end_units")
+        kind = msgspec.structs.replace(kind, ends_apart=job.end_units == "apart")
+    zero, around = fill("zero", 0), _around(job, degrees["pp"])
+    kind = _with_kernel(job, msgspec.structs.replace(kind.under(zero), around=around), card, stack, assumed)
+    _says_what_is_loaded(job, chosen, kind, stack, assumed)
     if job.overlap is not None:
         kind = msgspec.structs.replace(kind, overlap=Overlap.parse(job.overlap))
     if job.precision in (None, "bf16", "fp16"):
-        assumed["--precision"] = f"{kind.precision.name} ({kind.framework.name}'s recipe of {job.precision or 'bf16'})"
+        why = f"{kind.framework.name}'s recipe of {job.precision or usual}"
+        if job.precision is None and usual == "fp16":
+            why += f": {card.name if card else ''} has no bf16"
+        assumed["--precision"] = f"{kind.precision.name} ({why})"
     if chosen.head.kind != "lm":
         assumed.pop("--loss", None)
     elif job.loss in (None, "auto"):
         assumed["--loss"] = f"{kind.kernels.loss} ({kind.framework.name}'s)"
     layout = Layout(
-        **degrees,
+        **degrees,  # type: ignore[arg-type]
         dp=dp,
-        zero=fill("zero", 0),
+        zero=zero,
         sequence_parallel=job.sequence_parallel or False,
-        recompute=RecomputePolicy.parse(fill("recompute", "none")),
+        recompute=RecomputePolicy.parse(resolve_recompute(fill("recompute", *_recompute(job, file)), chosen, kind)),
         micro_batch=micro_batch,
-        global_batch=fill("global_batch", dp * micro_batch, "dp x micro-batch"),
+        global_batch=fill("global_batch", *_global_batch(dp, micro_batch, degrees["pp"])),
         seq_len=_seq_len(job, chosen, lengths, fill),
         schedule=_schedule(job, assumed),
         stage_layers=_stage_layers(job.stage_layers),
@@ -118,24 +148,194 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         expert_imbalance=_imbalance(job, chosen, fill),
         replicas=job.replicas or 1,
         order=_order(job.order),
-        **_ragged(lengths, micro_batch, kind),
+        **_ragged(job, lengths, micro_batch, kind, assumed),
     )
+    _runs(kind, layout)
+    if card is not None and job.overlap is None and not kind.overlap.dp and layout.zero < 3 and layout.zero_ranks > 1:
+        why = f"{kind.framework.name}'s: with dp, gradients hide"
+        assumed["--overlap"] = f"{kind.overlap.text()} ({why})"
     for key, size in chosen.defaults:
         assumed[key] = f"{size} (not in the config: {chosen.model_type}'s default)"
     machines, untimed = _cluster(job, card, layout)
+    if card is not None and not card.bf16 and kind.precision.name.startswith("bf16"):
+        uncounted = (*uncounted, Uncounted(no_bf16(card), "precision"))
     setup = Setup(
         job=job, model=chosen, layout=layout, training=kind, gpu=card, lengths=lengths, assumed=assumed,
-        cluster=machines, untimed=untimed, file=file, uncounted=uncounted, dropout=dropout,
+        cluster=machines, untimed=untimed, file=file, uncounted=uncounted,
+        others=tuple(
+            msgspec.structs.replace(
+                other, around=kind.around, overlap=kind.overlap,
+                kernels=msgspec.structs.replace(other.kernels, flash=kind.kernels.flash),
+            )
+            for other in _others(job, given, kind, chosen, stack, assumed)
+        ) if not file else (),
     )  # fmt: skip
     if job.measured is None:
         return setup
     return msgspec.structs.replace(setup, scale=scale(job, lambda there: resolve_job(there, chosen).estimate().time))
 
 
+def _part(job: Job, model: ModelSpec) -> ModelSpec:
+    """The model with what the job does not train frozen."""
+    adapters_too = job.lora_rank is not None or bool(job.qlora)
+    if job.train is not None and adapters_too:
+        raise ConfigError("trains weights of the model itself; beside adapters: --modules-to-save", key="train")
+    if job.lora_layers is not None and not adapters_too:
+        raise ConfigError("goes with --lora-rank or --qlora", key="lora_layers")
+    if job.train is None and job.lora_layers is None:
+        return model
+    return train_only(model, job.train) if job.train is not None else adapt_only(model, job.lora_layers or "")
+
+
+def _card(job: Job) -> tuple[Gpu | None, dict[str, str]]:
+    """The GPU of a job, and what was taken for it."""
+    if job.gpu is None:
+        if job.memory is None:
+            return None, {}
+        return card_of(job.memory), {"--gpu": f"none, only its memory: {job.memory}"}
+    card = gpu(job.gpu)
+    assumed = {}
+    if job.gpu != card.id:
+        others = variants(card.id, gpu_ids()) if not names_one(job.gpu, card.id) else ()
+        rest = f": the commonest {job.gpu}; there is also {', '.join(others[:3])}" if others else f": {card.name}"
+        assumed["--gpu"] = f"{card.id} ({rest[2:]})"
+    if job.memory is not None:
+        card = with_memory(card, job.memory)
+    elif card.memory.shared:
+        of = f"{gib(card.capacity, 1)} of {card.memory.label.text}" if card.memory.usable else card.memory.label.text
+        assumed["--memory"] = f"{of}, shared with the system, whose part is not counted"
+    return card, assumed
+
+
+def _model(job: Job, assumed: dict[str, str]) -> tuple[ModelSpec, Job]:
+    """The model of a job, and the job with how the copy that it names is stored; what was taken is noted in `assumed`."""
+    found = find(job.model, allowed(job.hub))
+    if found.how:
+        assumed["model"] = f"{found.spec.name} ({found.how})"
+    if not found.stored or job.qlora is not None:
+        return found.spec, job
+    if found.stored not in BASE_FORMATS:
+        raise NotModelled(
+            f"training on {job.model}, whose weights are stored in {found.stored}: known are {', '.join(BASE_FORMATS)};"
+            " --no-qlora trains the model it was made from, in 16 bits"
+        )
+    assumed["--qlora"] = f"the copy that is named is stored in {found.stored}"
+    return found.spec, job.replace(qlora=True, base=job.base or found.stored)
+
+
+def _with_engine(job: Job, model: ModelSpec, kind: Training) -> Training:
+    """The training with the settings of DeepSpeed's engine that are asked for. Raises `ConfigError`."""
+    if job.engine is None:
+        return kind
+    engine = kind.framework.engine
+    if engine is None:
+        raise ConfigError("goes with --framework deepspeed", key="engine")
+    framework = msgspec.structs.replace(kind.framework, engine=engine.told(job.engine, model.hidden_size))
+    return msgspec.structs.replace(kind, framework=framework)
+
+
+def no_bf16(card: Gpu) -> str:
+    """Return what is said of bf16 on a GPU that has none."""
+    return (
+        f"bf16 on {card.name}, which has none (compute capability {card.compute_capability}, below 8.0): PyTorch emulates it"
+        " at the price of time and memory, and libraries may refuse it; --precision fp16 is the usual choice there"
+    )
+
+
+def _attention(job: Job) -> tuple[str, str]:
+    """The attention that a framework of its time has, and why."""
+    framework = FRAMEWORKS.get(job.framework or "")
+    if framework is not None and framework.kernels.attention != "flash":
+        return framework.kernels.attention, f"{framework.name} is from before FlashAttention"
+    return "flash", ""
+
+
+def _with_kernel(job: Job, kind: Training, card: Gpu | None, stack: Stack, assumed: dict[str, str]) -> Training:
+    """The training with the kernel of fused attention that runs on the card. Raises `ConfigError` where a named one cannot."""
+    kernels = kind.kernels
+    if kernels.attention == "eager":
+        return kind
+    if kernels.flash:
+        if card is not None and not runs_on(kernels.flash, card):
+            raise ConfigError(f"{FLASH_KERNELS[kernels.flash]} does not run on {card.name}", key="attention")
+        return kind
+    name = kind.framework.flash_on(card, stack)
+    if "--attention" in assumed and card is not None:
+        releases = kind.framework.flash_libraries
+        on = f"{card.id}, {stack.text(*releases)}" if releases and card.flash_attention else card.id
+        what = name if card.flash_attention else "the memory-efficient kernel"
+        assumed["--attention"] = f"flash ({what} on {on})"
+    return msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kernels, flash=name))
+
+
+def _recompute(job: Job, file: str) -> tuple[str, str]:
+    """The default of recomputation, and why."""
+    if job.qlora and not file:  # a job file says it itself
+        return "full", "as QLoRA's tools do when they prepare the model; --recompute none turns it off"
+    if not file and _offloads_checkpoints(job):
+        return "full", f"as {job.framework} does; --recompute none turns it off"
+    return "none", ""
+
+
+def _offloads_checkpoints(job: Job) -> bool:
+    framework = FRAMEWORKS.get(job.framework or "")
+    return framework is not None and framework.offloads_checkpoints
+
+
+def _says_what_is_loaded(job: Job, model: ModelSpec, kind: Training, stack: Stack, assumed: dict[str, str]) -> None:
+    """Notes the dtype of the loaded weights and the way the optimizer runs where they are defaults of a release."""
+    framework, loaded = kind.framework, kind.framework.loaded
+    if loaded is not None and kind.weights and job.weights in (None, "auto"):
+        habit = loaded.at(stack)
+        of_checkpoint = "the checkpoint's" if model.dtype else "as most checkpoints are"
+        why = of_checkpoint if (job.weights or habit.value) == "auto" else "what trains with scaled gradients"
+        if job.weights is None and habit.value == kind.weights:
+            why = "its default"
+        released = "" if job.weights else f"{stack.text(*loaded.libraries)}: "
+        assumed["--weights"] = f"{kind.weights} ({released}{why})"
+    chosen = parse_optimizer(kind.optimizer.name)
+    if chosen.variants and chosen.step != kind.optimizer.step:
+        way = next(variant.suffix for variant in chosen.variants if variant.step == kind.optimizer.step)
+        assumed["optimizer step"] = f"{way} ({stack.text(*framework.optimizer_step.libraries) or framework.name})"
+
+
+def _others(
+    job: Job, given: dict[str, Any], kind: Training, model: ModelSpec, stack: Stack, assumed: dict[str, str]
+) -> Iterator[Training]:
+    """The other ways in which the run may train, for each thing that neither the job nor its releases say.
+
+    given: the arguments of `training` for the way that is assumed
+    """
+    framework, lora = kind.framework, kind.lora
+    if framework.loaded is not None and kind.weights and job.weights is None and given["precision"] != "fp16":
+        for value in framework.loaded.possible(stack):
+            yield training(**given | {"weights": value})
+    if lora is not None and "--kbit-upcast" in assumed:
+        for value in UPCAST_SFT.possible(stack):
+            yield training(**given | {"lora": msgspec.structs.replace(given["lora"], upcast=value)})
+    if framework.peft and job.loss is None and job.kernels != "liger" and model.head.kind == "lm":
+        for value in LOSS_SFT.possible(stack):
+            yield training(**given | {"loss": value})
+    if parse_optimizer(given["optimizer"]).variants and kind.offload == "none":
+        for value in framework.optimizer_step.possible(stack):
+            yield msgspec.structs.replace(kind, optimizer=kind.optimizer.run_as(value, *framework.own_optimizers))
+
+
 def _whole_run(job: Job) -> None:
     """Refuses flags that go with others that are not there."""
     if job.gpu is None:
-        for name in ("gpus_per_node", "link_bandwidth", "nic_bandwidth", "overlap", "order", "tokens", "measured"):
+        for name in (
+            "gpus_per_node",
+            "link_bandwidth",
+            "nic_bandwidth",
+            "host_link",
+            "host_bandwidth",
+            "nvme_bandwidth",
+            "overlap",
+            "order",
+            "tokens",
+            "measured",
+        ):
             if getattr(job, name) is not None:
                 raise ConfigError("goes with --gpu", key=name)
     if job.tokens is None:
@@ -175,7 +375,7 @@ def _applies(job: Job, model: ModelSpec) -> None:
     """Refuses flags that mean nothing for this model."""
     if job.loss is not None and model.head.kind != "lm":
         raise ConfigError(f"{model.name} has no language-model head, so it has no such loss", key="loss")
-    experts = any(isinstance(block.mlp, Moe) for block in model.blocks)
+    experts = model.has_experts
     for name in ("ep", "etp"):
         if (getattr(job, name) or 1) > 1 and not experts:
             raise ConfigError(f"{model.name} has no experts to shard", key=name)
@@ -215,6 +415,84 @@ def _offload(text: str) -> Any:
     return text
 
 
+def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -> Host:
+    """How what is off the card is kept. Raises `ConfigError`."""
+    whole = (job.recompute or _recompute(job, file)[0]).partition(":")[0] == "full"
+    if job.activation_offload is None and whole and _offloads_checkpoints(job):
+        job = job.replace(activation_offload="checkpoints")
+        assumed["--activation-offload"] = f"checkpoints (as {job.framework} does; none: they stay on the card)"
+    moved = job.offload not in (None, "none")
+    hosted = job.activation_offload or "none"
+    if job.offload_to is not None and not moved:
+        raise ConfigError("goes with --offload optimizer or all", key="offload_to")
+    if job.pin_memory is not None and not moved and hosted == "none":
+        raise ConfigError("goes with --offload or --activation-offload", key="pin_memory")
+    if hosted == "checkpoints" and not whole:
+        raise ConfigError("checkpoints: goes with --recompute full", key="activation_offload")
+    nvme = job.offload_to == "nvme"
+    if job.nvme_bandwidth is not None and not nvme:
+        raise ConfigError("goes with --offload-to nvme", key="nvme_bandwidth")
+    link = bandwidth(job.host_link, "host_link")
+    if link is None:
+        stated = None if card is None or card.interconnect.topology != "PCIe" else card.interconnect.bandwidth
+        link = HOST_LINK if stated is None else HOST_LINK / PCIE_4 * stated.value
+        if card is not None and (moved or hosted != "none"):
+            assumed["--host-link"] = f"{rate(link)} ({'PCIe 4' if stated is None else card.interconnect.kind})"
+    return Host(
+        pinned=job.pin_memory is not False, nvme=nvme, activations=hosted, link=link,  # type: ignore[arg-type]
+        bandwidth=bandwidth(job.host_bandwidth, "host_bandwidth"),
+        nvme_bandwidth=bandwidth(job.nvme_bandwidth, "nvme_bandwidth"),
+    )  # fmt: skip
+
+
+def _runs(kind: Training, layout: Layout) -> None:
+    """Refuses optimizers and offload where the framework or the layout has none."""
+    optimizer = kind.optimizer
+    if not optimizer.sharded and layout.zero:
+        raise NotModelled(
+            f"{optimizer.name} under ZeRO {layout.zero}: its states are those of whole tensors (--zero 0)"
+        )
+    if optimizer.in_backward and (layout.num_microbatches > 1 or layout.gpus > 1):
+        raise ConfigError(
+            f"{optimizer.name} updates each tensor in backward: on one GPU, without gradient accumulation"
+            f" ({layout.gpus} GPUs, {layout.num_microbatches:g} micro-batches a step here)", key="optimizer",
+        )  # fmt: skip
+    if kind.host.nvme and not (kind.framework.engine is not None and layout.zero == 3):
+        raise NotModelled("--offload-to nvme is DeepSpeed's ZeRO-Infinity: with --framework deepspeed --zero 3")
+    if kind.framework.engine is not None and layout.pp > 1 and layout.zero >= 2:
+        raise ConfigError(
+            f"{kind.framework.name} refuses ZeRO 2 and 3 with a pipeline (its runtime/pipe/engine.py); ZeRO 1 goes with it",
+            key="zero",
+        )
+    if kind.host.activations != "none" and layout.pp > 1:
+        raise NotModelled(f"--activation-offload {kind.host.activations} in a pipeline of {layout.pp} stages")
+    if (optimizer.in_backward or optimizer.one_block) and kind.framework.gradients_persist:
+        raise NotModelled(f"{optimizer.name} with {kind.framework.name}, whose gradients are a buffer that stays")
+    if (optimizer.in_backward or optimizer.one_block) and kind.offload != "none":
+        raise NotModelled(f"{optimizer.name} with --offload {kind.offload}")
+
+
+def _around(job: Job, stages: int) -> Around:
+    """What happens between the steps. Raises `ConfigError` or `NotModelled`."""
+    for name in ("eval_batches", "generate"):
+        if getattr(job, name) is not None and job.eval_batch is None:
+            raise ConfigError("goes with --eval-batch", key=name)
+    if stages > 1 and (job.eval_batch is not None or job.save == "full"):
+        raise NotModelled("evaluation, generation and full checkpoints over pipeline stages")
+    return Around(
+        eval_batch=job.eval_batch or 0, eval_batches=job.eval_batches or 0, generate=job.generate or 0,
+        save="full" if job.save == "full" else "sharded",
+    )  # fmt: skip
+
+
+def _global_batch(dp: int, micro_batch: int, stages: int) -> tuple[int, str]:
+    """The batch where none is stated: of a pipeline one that keeps it full, as with a micro-batch each it would stand still."""
+    if stages == 1:
+        return dp * micro_batch, "dp x micro-batch"
+    batches = FULL_PIPE * stages
+    return dp * micro_batch * batches, f"a full pipe: dp x micro-batch x {batches} micro-batches"
+
+
 def _schedule(job: Job, assumed: dict[str, str]) -> Any:
     if job.schedule is not None:
         if (job.pp or 1) == 1:
@@ -237,13 +515,36 @@ def _seq_len(job: Job, model: ModelSpec, lengths: Lengths | None, fill: Any) -> 
     return seq_len
 
 
-def _ragged(lengths: Lengths | None, micro_batch: int, kind: Training) -> dict[str, Any]:
-    """Expected tokens and query-key pairs of a micro-batch: padding-free with flash attention, padded with eager."""
+def _ragged(
+    job: Job, lengths: Lengths | None, micro_batch: int, kind: Training, assumed: dict[str, str]
+) -> dict[str, Any]:
+    """Tokens and query-key pairs of the expected micro-batch, which decides the time, and of the fullest, which makes the peak.
+
+    A micro-batch that pads holds at some point of an epoch the longest sequence of all. Without padding it is the fullest of
+    the epoch's micro-batches; its pairs are an upper bound, on which flash attention's memory does not depend.
+    """
+    flash = kind.kernels.attention == "flash"
     if lengths is None:
+        if job.padding is not None:
+            raise ConfigError("goes with --lengths", key="padding")
         return {}
-    free = kind.kernels.attention == "flash"
-    tokens, pairs = lengths.unpadded(micro_batch) if free else lengths.padded(micro_batch)
-    return {"tokens": tokens, "pairs": pairs}
+    if job.padding == "free" and not flash:
+        raise ConfigError("free goes with --attention flash: eager attention pads", key="padding")
+    how = job.padding or ("free" if flash else "dynamic")
+    if job.padding is None:
+        assumed["--padding"] = f"{how} (--attention {kind.kernels.attention})"
+    if how == "max-length":
+        return {}
+    if how == "free":
+        tokens, pairs = lengths.unpadded(micro_batch)
+        most = lengths.expected_fullest(micro_batch)
+        return {"tokens": tokens, "pairs": pairs, "fullest": Filled(most, most * lengths.longest)}
+    tokens, pairs = lengths.padded(micro_batch)
+    longest = float(lengths.longest)
+    return {
+        "tokens": tokens, "pairs": pairs,
+        "fullest": Filled(micro_batch * longest, micro_batch * longest**2),
+    }  # fmt: skip
 
 
 def _order(text: str | None) -> tuple[str, ...]:
@@ -260,7 +561,7 @@ def _order(text: str | None) -> tuple[str, ...]:
 
 def _imbalance(job: Job, model: ModelSpec, fill: Any) -> float:
     """Tokens of the busiest expert rank over the mean; balanced where nothing is said, and said so."""
-    if any(isinstance(block.mlp, Moe) for block in model.blocks):
+    if model.has_experts:
         return float(fill("expert_imbalance", 1.0, "balanced routing"))
     if job.expert_imbalance is not None:
         raise ConfigError(f"{model.name} has no experts", key="expert_imbalance")
@@ -274,35 +575,3 @@ def _stage_layers(text: str | None) -> tuple[int, ...] | None:
     if not all(word.isascii() and word.isdecimal() and len(word) < 6 for word in words):
         raise ConfigError(f"must be counts of layers such as 7,8,8,7, got {text!r}", key="stage_layers")
     return tuple(int(word) for word in words)
-
-
-def _lora(job: Job, model: ModelSpec, fill: Any) -> Lora | None:
-    if job.base is not None and not job.qlora:
-        raise ConfigError("goes with --qlora", key="base")
-    if job.lora_rank is None and not job.qlora:
-        if job.lora_targets is not None:
-            raise ConfigError("goes with --lora-rank or --qlora", key="lora_targets")
-        return None
-    rank = fill("lora_rank", LORA_RANK)
-    lora = Lora(rank=rank, quantised=(job.base or True) if job.qlora else False)  # type: ignore[arg-type]
-    known = _targets(model, lora)
-    wanted = fill("lora_targets", "all", f"every linear layer of a block: {', '.join(sorted(known))}")
-    if wanted == "all":
-        return lora
-    if wanted == "attention":
-        return msgspec.structs.replace(lora, targets=known & ATTENTION_TARGETS)
-    names = [name.strip() for name in wanted.split(",")]
-    for name in names:
-        if TARGETS.get(name, name) not in known:
-            raise ConfigError(
-                f"no linear layer {name!r} in this model (known: all, attention, {', '.join(sorted(known))})",
-                key="lora_targets",
-            )
-    return msgspec.structs.replace(lora, targets=frozenset(TARGETS.get(name, name) for name in names))
-
-
-def _targets(model: ModelSpec, lora: Lora) -> frozenset[str]:
-    """The linear layers of a model that can have adapters."""
-    view = View(tokens=1, pairs=1, lora=lora)
-    names = (name for block in model.blocks for name in block_layer(block, model.hidden_size, view).names)
-    return frozenset(name.split(".")[-2] for name in names if name.endswith(".lora_a"))

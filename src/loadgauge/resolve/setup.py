@@ -8,6 +8,7 @@ from loadgauge.estimate.cost import Budget, Failures
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.padding import Forecast, forecast
 from loadgauge.estimate.result import Estimate
+from loadgauge.estimate.unsaid import with_unsaid
 from loadgauge.formats.uncounted import Uncounted
 from loadgauge.lengths import Lengths
 from loadgauge.spec.hardware import Cluster, Gpu
@@ -15,7 +16,7 @@ from loadgauge.spec.job import Job
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
-from loadgauge.units import GIB, parse_count
+from loadgauge.units import parse_count
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,20 +36,30 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """Measured over predicted step time of the user's measured run."""
     file: str = ""
     """Where the model is another tool's job file: whose, and how its keys were read."""
+    others: tuple[Training, ...] = ()
+    """Other ways in which the run may train, for what neither the job nor its releases say."""
     uncounted: tuple[Uncounted, ...] = ()
     """Settings of a job file that are not counted."""
-    dropout: float = 0.0
-    """Of the input of a job file's adapters."""
 
     def estimate(self) -> Estimate:
-        """Return the estimate; its range is widened by settings of a job file that are not counted."""
+        """Return the estimate; widened by settings of a job file that are not counted, and with lengths by the largest batch."""
         result = estimate(self.model, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
         result = result.replace(assumed=self.assumed)
         if self.untimed:
             result = result.replace(untimed=self.untimed)
-        if self.uncounted or (self.dropout and self.training.lora is not None):
-            result = widened(self, result)
+        result = with_unsaid(self.with_uncounted(result), self.others)
+        worst = self.worst_case()
+        if worst is not None:
+            # More long sequences than in the fullest micro-batch to expect may come together, up to the longest alone.
+            more = max(0.0, worst.memory.total - result.memory.total)
+            result = result.replace(memory=result.memory.widened(0.0, more))
         result.__dict__["setup"] = self
+        return result
+
+    def with_uncounted(self, result: Estimate) -> Estimate:
+        """Return an estimate of this run with its range widened by settings of a job file that are not counted."""
+        if self.uncounted:
+            return widened(self, result)
         return result
 
     def budget(self, result: Estimate) -> Budget | None:
@@ -74,49 +85,60 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             wanted_days=job.days,
         )
 
+    @property
+    def padded(self) -> bool:
+        """Whether ragged micro-batches are padded."""
+        if self.job.padding is not None:
+            return self.job.padding != "free"
+        return self.training.kernels.attention != "flash"
+
     def worst_case(self) -> Estimate | None:
         """Return the estimate with every sequence of the micro-batch as long as the longest; None without lengths."""
         if self.lengths is None:
             return None
-        layout = msgspec.structs.replace(self.layout, tokens=None, pairs=None)
+        layout = msgspec.structs.replace(self.layout, tokens=None, pairs=None, kernel_tokens=None, fullest=None)
         return estimate(self.model, layout, self.training, self.gpu)
 
-    def forecast(self, result: Estimate | None = None) -> Forecast | None:
-        """Return memory and time of the lengths padded and padding-free; None without lengths. result: the own estimate."""
+    def forecast(self) -> Forecast | None:
+        """Return memory and time to expect of the lengths, padded and padding-free; None without lengths."""
         if self.lengths is None:
             return None
-        return forecast(
-            self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster, scale=self.scale, same=result
-        )
+        return forecast(self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
 
 
-def worst_routing(given: Setup) -> Estimate | None:
-    """Return the estimate with the worst possible imbalance of experts; None where that changes nothing."""
+def worst_routing(given: Setup, result: Estimate) -> Estimate | None:
+    """Return the estimate with the worst possible imbalance of experts; None where that changes nothing.
+
+    result: the own estimate; memory, time and traffic are those of the other routing, all else is taken from it
+    """
     worst = given.layout.worst_imbalance(given.model)
     if worst <= given.layout.expert_imbalance:
         return None
-    layout = msgspec.structs.replace(given.layout, expert_imbalance=worst)
-    return msgspec.structs.replace(given, layout=layout).estimate()
+    workings = result.workings.rerouted(worst)
+    time, network = (None, ()) if result.time is None else workings.timed
+    routed = msgspec.structs.replace(
+        result, layout=workings.layout, memory=workings.peak_memory(), time=time, network=network
+    ).keep(workings)
+    return given.with_uncounted(routed)
 
 
 def widened(given: Setup, result: Estimate) -> Estimate:
     """Return an estimate whose range and notes include the settings of a job file that are not counted."""
-    memory, items = result.memory, list(given.uncounted)
-    if given.dropout and given.training.lora is not None:
-        lora = msgspec.structs.replace(given.training.lora, dropout=given.dropout)
-        kind = msgspec.structs.replace(given.training, lora=lora)
-        more = max(0.0, estimate(given.model, given.layout, kind, given.gpu).memory.total - memory.total)
-        text = f"lora_dropout = {given.dropout:g}: a dropped copy and a mask of each adapter's input"
-        items.append(Uncounted(f"{text}, up to {more / GIB:.2f} GiB", "lora_dropout", high=more))
+    memory, counted = result.memory, given.training.kernels
+    # A kernel that the whole job runs is counted; the key of it alone says nothing more.
+    items = [
+        item for item in given.uncounted
+        if not item.kernels or any(getattr(counted, name) != word for name, word in item.kernels.items())
+    ]  # fmt: skip
     kernels = {name: word for item in items for name, word in item.kernels.items()}
     if kernels:
         kind = msgspec.structs.replace(
             given.training, kernels=msgspec.structs.replace(given.training.kernels, **kernels)
         )
-        change = estimate(given.model, given.layout, kind, given.gpu).memory.total - memory.total
+        change = estimate(given.model, result.layout, kind, given.gpu).memory.total - memory.total
         items.append(Uncounted("", "", low=max(0.0, -change), high=max(0.0, change)))
     extra = sum(item.parameter for item in items) * result.params / result.layout.gpus
     low, high = sum(item.low for item in items), sum(item.high for item in items) + extra
-    memory = msgspec.structs.replace(memory, low=max(0.0, memory.low - low), high=memory.high + high)
+    memory = memory.widened(low, high)
     notes = tuple(item.note for item in items if item.note)
     return result.replace(memory=memory, unmodelled=notes)

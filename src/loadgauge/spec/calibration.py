@@ -1,89 +1,257 @@
-"""The share of its datasheet that a GPU achieves, by kind of operation: `data/calibration/<gpu>.toml`, read on demand.
+"""What kernels achieve on a GPU: `data/calibration`, made by `make operators` from published measurements of single operations.
 
-A calibration is data with its source and date, one file per kind of GPU; no constant belongs to a run, a model or a
-source. A GPU without a file gets the stated default, and a wider range.
+No figure is fitted to training runs, and none belongs to a run, a model or a framework. `common.toml` holds what all GPUs share
+(the shape of the forms, shares of the bandwidth by kernel) and, by chip, what a GPU without measurements takes over; a file for
+each measured GPU holds its own figures. What software adds beside its kernels is in `data/software.toml`.
 """
 
 from __future__ import annotations
 
 import functools
 import tomllib
+from contextlib import suppress
+from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, NotStated
 from loadgauge.package_data import read_data
+from loadgauge.spec.hardware import Gpu
+from loadgauge.spec.hardware import gpu as card_named
+
+MEASURED_BEST, PER_WATT, SHARE, HIGHEST = 0.85, 0.27, 0.70, 0.85
+"""Of a GPU without measured products: what the best one ever found loses when it is any, and runs long; the power of the watts
+for each FLOP/s with which the share of chips of one kind goes; the share where nothing is known; and the highest that any rule
+gives."""
+PCIE_CHIP = "12"
+"""The chip whose measured cards have PCI Express alone between them."""
 
 
-class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Efficiencies of one GPU: shares of its datasheet, unless a unit is given.
+class Both(msgspec.Struct, frozen=True, array_like=True):
+    """A figure of forward and of backward kernels."""
 
-    matmul: share of the peak that a large matrix product reaches
+    forward: float
+    backward: float
+
+
+class Wire(msgspec.Struct, frozen=True, array_like=True):
+    """A collective inside a domain of n ranks takes `start` + `step` (n - 1) + y + `root` sqrt(y) seconds.
+
+    y: the bytes that a rank sends over `share` of the link's bandwidth; start, step [s], root [s^0.5]: the ramp between small
+    and large messages
+    """
+
+    start: float
+    step: float
+    share: float
+    root: float
+
+
+class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a figure comes from: how many measurements, their median error under it, and the works they are from."""
+
+    rows: int
+    spread: float
+    sources: tuple[str, ...]
+
+
+class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the kernels of one GPU achieve: shares of its datasheet, unless a unit is given.
+
+    Matrix products take ((arithmetic)^3 + (traffic)^3)^(1/3) + launch:
+    matmul, fp8_matmul, fp8_block_matmul, fp4_matmul: share of the peak of the format that a large product reaches while the
+        chip is cool; `block`: with a scale for each block of an operand
+    throttle: what is left of the tensor cores' rate, in products and attention, when they are busy all the time: it depends on
+        cooling and power limits, so it belongs to the machine (0.7 to 1) and not to the kind of GPU
+    small_k, fp8_small_k, fp8_block_small_k, fp4_small_k: inner width at which a product reaches half of its share [elements]
     wave: how much of the loss by partial waves of tiles shows (0: none, 1: all)
-    small_k: inner width at which a product reaches half of that [elements]
-    attention, attention_backward: share of the peak in the vendor's fused attention (cuDNN, as Transformer Engine and so
-        Megatron use), of the pairs that are not masked; flash2, flash2_backward: in FlashAttention-2 (PyTorch, transformers)
-    memory: share of the memory bandwidth; traffic: memory traffic of element-wise operations over the unfused count
-    launch: exposed launch overhead of an operation [s]
-    inner_link, outer_link: achieved share of the link inside a domain, and of the network adapter
-    inner_latency, outer_latency: latency of one step of a collective [s]
+    product_memory: share of the memory bandwidth at which a product reads and writes
+    weight_gradient: time of a product that adds to a gradient, over that of one that writes
+    grouped, grouped_weight: rate of a grouped product of experts over that of one product, in forward and for the gradient of its
+        inputs, and for that of weights; grouped_rows: rows of an expert at which it reaches half of that
+    launch: of each kernel [s]; quantise_launch, block_quantise_launch: of making the copy of few bits that a product reads, with
+        one scale for the tensor or one for each block [s]
+
+    attention: by kernel, share of the 16-bit peak over the pairs that are not masked, of heads 128 wide and long sequences;
+        attention_keys: keys that a query sees at which half of that is reached; narrow, wide: factors on it for heads of 64 and
+        256
+    memory: by family of kernels that memory bounds, share of the memory bandwidth
+
+    wires: by collective, inside a domain; nvls: share of the link that an all-reduce in the switch reaches, counted once over
+        the tensor (0: there is no such switch), from `nvls_ranks` on
+    inner_link, outer_link: achieved share of the link inside a domain where no collective is named, and of the network adapter
+    inner_latency, outer_latency: latency of one step of a ring [s]
+    outer_start, outer_root: what a collective that leaves its domain takes beside [s], and the ramp of the network as in
+        `Wire.root` [s^0.5]
     contention: share of hidden communication's time that the overlapping compute loses
-    fp8_matmul, fp4_matmul: as `matmul`, of the 8-bit and the 4-bit peak
     routing: time that an expert layer's routing adds in each direction [s]: many small kernels, and a host that waits for
         the number of tokens of each expert
     multiprocessors: how many tiles of a matrix product are computed at a time
-    low, high: factors on a predicted time that span 80 % of the rows that were not used to fit it
-    low_measured, high_measured: the same once a measured run of the same model and machine has rescaled it
+
+    basis: `measured` on this GPU, or `assumed`; how: in words, for a GPU without measurements of its own
+    figures: where the figures come from, by their names
     """
 
     gpu: str
     matmul: float
-    wave: float
+    fp8_matmul: float
+    fp8_block_matmul: float
+    fp4_matmul: float
+    throttle: float
     small_k: float
-    attention: float
-    attention_backward: float
-    memory: float
-    traffic: float
+    fp8_small_k: float
+    fp8_block_small_k: float
+    fp4_small_k: float
+    wave: float
+    product_memory: float
+    weight_gradient: float
+    grouped: float
+    grouped_weight: float
+    grouped_rows: float
     launch: float
+    quantise_launch: float
+    block_quantise_launch: float
+    attention: dict[str, Both]
+    attention_keys: Both
+    narrow: Both
+    wide: Both
+    memory: dict[str, Both]
+    wires: dict[str, Wire]
+    nvls: float = 0.0
+    nvls_ranks: int = 5
     inner_link: float
     outer_link: float
     inner_latency: float
     outer_latency: float
-    low: float
-    high: float
-    basis: str
-    date: str
-    rows: tuple[str, ...]
-    fp8_matmul: float = 0.5
-    fp4_matmul: float = 0.4
-    routing: float = 3e-4
-    flash2: float = 0.45
-    flash2_backward: float = 0.35
-    contention: float = 0.2
+    outer_start: float
+    outer_root: float
+    contention: float
+    routing: float
     multiprocessors: int = 132
-    low_measured: float = 0.9
-    high_measured: float = 1.1
+    basis: Literal["measured", "assumed"]
+    how: str = ""
+    date: str = ""
+    figures: dict[str, Figure] = {}
 
 
-DEFAULT = Rates(
-    gpu="", matmul=0.70, wave=0.5, small_k=50, attention=0.55, attention_backward=0.45, memory=0.82, traffic=1.0,
-    launch=4e-6, inner_link=0.78, outer_link=0.85, inner_latency=3.4e-6, outer_latency=1.4e-5, low=0.75, high=1.4,
-    basis="assumed", date="", rows=(),
-)  # fmt: skip
-"""For GPUs that no run in the calibration covers: round figures in the middle of those that are covered. Latencies: those
-of a step of a ring in NCCL's own tables (source: nccl)."""
+class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the measured GPUs of a chip have in common, for those of it that nobody measured.
+
+    per_watt: `matmul` of 1 W for each TFLOP/s of the 16-bit peak; fp8, fp8_block, fp4: over `matmul`; attention: over it, by kernel
+    """
+
+    per_watt: float
+    throttle: float
+    fp8: float
+    fp8_block: float
+    fp4: float
+    attention: dict[str, Both]
+    wires: dict[str, Wire] = {}
+    nvls: float = 0.0
+    gpus: tuple[str, ...] = ()
+    """Those that were measured."""
+
+
+def chip_of(card: Gpu) -> str:
+    """Return the kind of chip: of NVIDIA's the compute capability, of which 10.x is one kind, 12.x too; of others the vendor.
+
+    >>> from loadgauge.spec.hardware import gpu
+    >>> [chip_of(gpu(id)) for id in ("a100-sxm4-40gb", "gb300-nvl72", "rtx4090", "mi300x")]
+    ['8.0', '10', '8.9', 'amd']
+    """
+    major, _, minor = card.compute_capability.partition(".")
+    if not major:
+        return card.vendor
+    return f"{major}.{minor}" if major == "8" else major
 
 
 @functools.cache
-def rates(gpu: str) -> Rates:
-    """Return the calibration of a GPU by its id, or `DEFAULT` (whose `basis` is assumed). Raises `ConfigError`.
+def _common() -> dict[str, Any]:
+    """`common.toml`: the fields that all GPUs share, and `chips`."""
+    return tomllib.loads(read_data("calibration/common.toml"))
 
-    >>> rates("no-such-gpu").basis
-    'assumed'
+
+@functools.cache
+def efficiencies(gpu: str) -> Efficiencies:
+    """Return what the kernels of a GPU achieve, by its id; of one without a file of its own, by rule. Raises `ConfigError`.
+
+    >>> efficiencies("no-such-gpu").basis, efficiencies("t4").multiprocessors, efficiencies("h100-sxm5-80gb").basis
+    ('assumed', 40, 'measured')
     """
+    card = None
+    with suppress(ConfigError):  # of a card that is not in the catalogue nothing more is known
+        card = card_named(gpu) if gpu else None
+    fields = transferred(card) | {"gpu": gpu}
+    with suppress(FileNotFoundError):
+        if not gpu.endswith(".toml"):  # a card of the user's
+            own = tomllib.loads(read_data(f"calibration/{gpu}.toml"))
+            for name in ("attention", "memory", "wires"):
+                own[name] = fields[name] | own.get(name, {})
+            fields |= own | {"how": ""}
     try:
-        return msgspec.convert(tomllib.loads(read_data(f"calibration/{gpu}.toml")), Rates)
-    except FileNotFoundError:
-        return msgspec.structs.replace(DEFAULT, gpu=gpu)
-    except (msgspec.ValidationError, tomllib.TOMLDecodeError) as error:
+        return msgspec.convert(fields, Efficiencies)
+    except msgspec.ValidationError as error:
         raise ConfigError(str(error), file=f"data/calibration/{gpu}.toml") from None
+
+
+def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the fields of `Efficiencies` for a GPU that nobody measured, from `common.toml` or other figures like it.
+
+    The share of its products is, in this order: that of measured GPUs of its chip, by the watts for each FLOP/s; `MEASURED_BEST`
+    of the best product ever found on it; that of all chips by its watts; `SHARE`.
+    """
+    common = dict(common or _common())
+    chips = {name: msgspec.convert(chip, Chip) for name, chip in common.pop("chips").items()}
+    every, pcie, kind = chips.pop("any"), chips[PCIE_CHIP].wires, "" if card is None else chip_of(card)
+    chip = chips.get(kind, every)
+    share, how = SHARE, "no measurement: shares in the middle of those of other GPUs"
+    if card is not None:
+        how = f"no measurement of {card.name}"
+        watts = _watts_per_teraflop(card)
+        if kind in chips and watts is not None:
+            share = chip.per_watt * watts**PER_WATT
+            how += f": as {', '.join(chip.gpus)}, by its watts"
+        elif card.measured.bf16_best is not None and card.peaks.bf16 is not None:
+            share = MEASURED_BEST * card.bf16_best / card.peak("bf16")
+            how += ": from the best product known"
+        elif watts is not None:
+            share = every.per_watt * watts**PER_WATT
+            how += ": as other chips, by its watts"
+    short = min(share / chip.throttle, HIGHEST)
+    return common | {
+        "matmul": short,
+        "fp8_matmul": min(HIGHEST, chip.fp8 * short),
+        "fp8_block_matmul": min(HIGHEST, chip.fp8_block * short),
+        "fp4_matmul": min(HIGHEST, chip.fp4 * short),
+        "throttle": chip.throttle,
+        "attention": {
+            name: [min(HIGHEST, way.forward * short), min(HIGHEST, way.backward * short)]
+            for name, way in {**every.attention, **chip.attention}.items()
+        },
+        "wires": {
+            name: list(msgspec.structs.astuple(wire))
+            for name, wire in (pcie if _over_pcie(card) else every.wires | chip.wires).items()
+        },
+        "nvls": chip.nvls,
+        "multiprocessors": (0 if card is None else card.multiprocessors) or 132,
+        "basis": "assumed",
+        "how": how,
+        "figures": {},
+    }
+
+
+def _over_pcie(card: Gpu | None) -> bool:
+    """Whether PCI Express alone joins cards of this kind."""
+    return card is not None and (
+        card.interconnect.bandwidth is None or (card.interconnect.kind or "").startswith("PCIe")
+    )
+
+
+def _watts_per_teraflop(card: Gpu) -> float | None:
+    """Watts for each TFLOP/s of the 16-bit peak, where both are stated."""
+    peak = card.peaks.bf16 or card.peaks.fp16
+    if peak is None or card.power.tdp is None:
+        return None
+    with suppress(NotStated):
+        return card.tdp / (peak.value / 1e12)
+    return None

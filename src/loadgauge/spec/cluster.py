@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadgauge.errors import ConfigError, NotStated
-from loadgauge.spec.calibration import rates
+from loadgauge.spec.calibration import efficiencies
 from loadgauge.spec.hardware import Cluster, Gpu, Link
 
 GPUS_PER_NODE = 8
@@ -59,7 +59,7 @@ def cluster(
     domain = link_domain or domain_of(gpu, gpus_per_node)
     if link_domain is None and domain > GPUS_PER_NODE:
         domain = evenly(gpus, domain)
-    known = rates(gpu.id)
+    known = efficiencies(gpu.id)
     size = min(domain, gpus)
     # A GPU that no fast link joins to others is a domain of its own, as fast inside as its memory.
     links = [Link(bandwidth=gpu.memory_bandwidth, latency=0.0, domain=1)]

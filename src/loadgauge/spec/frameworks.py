@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from loadgauge.spec.attention_kernels import SDPA, Choice, flash_kernel
+from loadgauge.spec.attention_kernels import TORCHTITAN as TORCHTITAN_ATTENTION
+from loadgauge.spec.attention_kernels import TRANSFORMER_ENGINE as TRANSFORMER_ENGINE_ATTENTION
 from loadgauge.spec.axes import MODEL_PARALLEL
-from loadgauge.spec.kernels import Kernels, LowPrecision
+from loadgauge.spec.hardware import Gpu
+from loadgauge.spec.host import HostBuffers
+from loadgauge.spec.kernels import Kernels, LowPrecision, with_compile
 from loadgauge.spec.layout import SCHEDULES, Schedule
+from loadgauge.spec.memory_range import Stack
 from loadgauge.spec.overlap import Overlap
 from loadgauge.spec.precision import TORCHAO, TRANSFORMER_ENGINE
+from loadgauge.spec.stacks import ADAMW_STEP, END_UNITS, LOADED_DTYPE, NEWEST_STACK, Habit
+from loadgauge.spec.stacks import Stack as Releases
+from loadgauge.spec.zero_engine import ZeroEngine
 
 
 class Framework(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,10 +28,15 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
 
     Numbers and kernels:
     precision: its usual 16-bit recipe
+    stack: what it is used for, by which what its software adds to its kernels' time, and the spread of measured memory, are known
     low_precisions: its 8- and 4-bit recipes by name
     casts: who casts float32 weights to 16 bits: `autocast`, which keeps the residual stream in float32, or `fsdp`, which
         casts whole parameters
-    transformer_engine: its layers are Transformer Engine's: cuDNN's attention, cuBLASLt workspaces, FP8 products
+    loaded: the dtype in which weights are loaded, by its releases; they are trained in it, under autocast, without another
+        copy. None: its recipe does not depend on it
+    sharded: its usual recipe where FSDP shards the weights, if that is another one
+    transformer_engine: its layers are Transformer Engine's: cuBLASLt workspaces, FP8 products
+    flash: which kernel of fused attention it runs, by card and releases
 
     Gradients and weights:
     gradients_persist: the gradient buffer exists from the start (Megatron, DeepSpeed), not only from backward on
@@ -30,12 +44,26 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     ddp_copies: plain data parallelism holds gradients a second time, in communication buckets
     fully_shards: ZeRO 2 and 3 are PyTorch's FSDP2. Both hold weights in shards; stage 2 (`reshard_after_forward=False`)
         keeps each layer gathered from its forward to its backward, stage 3 gathers it for each pass
+    end_units: whether its FSDP2 has the embedding and the head as units of their own (`apart`), where they are not tied
     unit_gradients: the gradients of a layer are whole, in a buffer, until they are scattered (ZeRO 2 and 3)
-    torch_optimizer: it runs PyTorch's own optimizers, of which the fused ones are assumed
-    foreach_step: the optimizer step makes a temporary of one weight-sized copy
-    float32_step: the optimizer step copies 16-bit gradients to float32
-    buckets: elements of each communication bucket under ZeRO; 0: none beyond the gradient buffer
-    live_parameters: elements that ZeRO 3 keeps gathered at most, whatever their layer; 0: it gathers layer by layer
+    returns_float32: what a model returns from autocast is copied to float32, its logits too (source: accelerate,
+        `utils/operations.py`, `convert_to_fp32`)
+    prepares: its adapters' base is prepared as PEFT does unless said otherwise: what is not quantised becomes float32
+    peft: adapters are PEFT's, in float32 beside 16-bit weights, and run under autocast (Trainer's `bf16` and `fp16`)
+    fused_adapters: it runs the adapters of attention and MLP inside the function of the layer (Unsloth), which keeps the layer's
+        input and what the activation reads, and makes the rest again in backward
+    shared_matrix: it makes quantised matrices in 16 bits in one buffer as large as the largest, for good
+    offloads_checkpoints: with full recomputation the inputs of the layers wait in host memory
+    reduces_once: where it accumulates micro-batches under FSDP it reduces gradients with the last one only (`no_sync`), and
+        every rank holds all of them whole until then
+    flat_parameters: it shards by FSDP1, each unit as one flat tensor: where some of a unit's weights are trained, there is a
+        gradient of all of them
+    optimizer_step: how it runs an optimizer that can run in several ways (`Optimizer.variants`), by its releases
+    own_optimizers: those ways that are its own, whatever the release
+    engine: what runs ZeRO 1 to 3 where that is neither FSDP2 nor layer by layer; its optimizer step copies 16-bit gradients
+        to float32
+    embeddings_32bit: it tells bitsandbytes to keep the states of embeddings in float32 (transformers' `Trainer.create_optimizer`)
+    host: what it has in host memory where states are offloaded
 
     Communication:
     overlap: which of it is hidden under compute
@@ -58,19 +86,32 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kernels: Kernels
     precision: str
+    stack: Stack = "fine-tuning"
     low_precisions: tuple[tuple[str, LowPrecision], ...] = ()
     casts: Literal["autocast", "fsdp"] = "autocast"
+    loaded: Habit | None = None
+    sharded: str = ""
     transformer_engine: bool = False
+    flash: tuple[Choice, ...] = SDPA
     gradients_persist: bool
     gradient_tensors: bool = False
     ddp_copies: bool = False
     fully_shards: bool = False
+    end_units: Habit = Habit.always("root", "its launch scripts")
     unit_gradients: bool = False
-    torch_optimizer: bool = False
-    foreach_step: bool = False
-    float32_step: bool = False
-    buckets: int = 0
-    live_parameters: int = 0
+    peft: bool = False
+    returns_float32: bool = False
+    prepares: bool = True
+    fused_adapters: bool = False
+    shared_matrix: bool = False
+    offloads_checkpoints: bool = False
+    reduces_once: bool = False
+    flat_parameters: bool = False
+    optimizer_step: Habit = Habit.always("fused", "its launch scripts")
+    own_optimizers: tuple[str, ...] = ()
+    engine: ZeroEngine | None = None
+    embeddings_32bit: bool = False
+    host: HostBuffers = HostBuffers()
     overlap: Overlap = Overlap()
     reduced: float = 25 * 2**20 / 4
     reduced_per_rank: float = 0
@@ -86,6 +127,15 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     recomputes_parts: bool = True
     source: str
 
+    def flash_on(self, card: Gpu | None, stack: Releases = NEWEST_STACK) -> str:
+        """Return the kernel of fused attention that it runs on a card with these releases."""
+        return flash_kernel(self.flash, card, stack)
+
+    @property
+    def flash_libraries(self) -> tuple[str, ...]:
+        """The libraries whose releases decide which kernel of attention it runs."""
+        return tuple(dict.fromkeys(library for choice in self.flash for library, _ in choice.since))
+
     @property
     def is_default(self) -> bool:
         """Whether it is the one where none is named and the model is not split."""
@@ -98,9 +148,23 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
 
 
 TRANSFORMERS = Kernels(
-    norm="upcast", softmax_float32=True, repeat_kv=True, views_pin_storage=True, written_mask=True, joint_output=True
+    norm="upcast",
+    norm_kernel="written",
+    softmax_float32=True,
+    repeat_kv=True,
+    views_pin_storage=True,
+    written_mask=True,
+    writes_groups=True,
+    joint_output=True,
 )
 """The modules of Hugging Face's transformers, as they are written."""
+
+DDP = Overlap(dp=True)
+"""PyTorch's DistributedDataParallel reduces its buckets beside the backward, always."""
+
+FSDP_HOST = HostBuffers(gradients=("all",), copies=None)
+"""FSDP2's `CPUOffloadPolicy`: shards and their gradients; of a plain optimizer on the host (torchao's
+`CPUOffloadOptimizer`), a copy of each weight and of its gradient."""
 
 FRAMEWORKS: dict[str, Framework] = {
     framework.name: framework
@@ -108,7 +172,14 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(
             name="huggingface",
             kernels=TRANSFORMERS,
-            precision="bf16-mixed-16", gradients_persist=False, ddp_copies=True, fully_shards=True, torch_optimizer=True,
+            precision="bf16-mixed-16", gradients_persist=False, ddp_copies=True, fully_shards=True, peft=True,
+            # accelerate runs 8-bit products by torchao or Transformer Engine (its `fp8_backend`).
+            low_precisions=tuple({**TRANSFORMER_ENGINE, **TORCHAO}.items()),
+            loaded=LOADED_DTYPE, sharded="bf16-fsdp-16", end_units=END_UNITS, returns_float32=True,
+            optimizer_step=ADAMW_STEP, own_optimizers=("transformers",),
+            embeddings_32bit=True, host=FSDP_HOST,
+            overlap=DDP,
+            reduces_once=True,  # Trainer enters accelerate's `no_sync` for every micro-batch but the last
             # DDP, and FSDP's SHARD_GRAD_OP and FULL_SHARD; its models checkpoint whole layers, or none.
             splits_model=False, zero_stages=(0, 2, 3), schedules=("1f1b",), recomputes_parts=False,
             source="transformers",
@@ -116,9 +187,12 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(
             name="megatron",
             kernels=Kernels(
-                activation="fused", experts="fused", loss="inplace", vocabulary_multiple=128, gradient_placeholders=True
+                norm_kernel="fused", activation="fused", experts="fused", loss="inplace", vocabulary_multiple=128,
+                gradient_placeholders=True,
             ),
-            precision="bf16-mixed-18",
+            flash=TRANSFORMER_ENGINE_ATTENTION,
+            precision="bf16-mixed-18", stack="pretraining",
+            optimizer_step=Habit.always("fused", "megatron-lm: optimizer/__init__.py, FusedAdam"),
             low_precisions=(
                 *TRANSFORMER_ENGINE.items(),
                 *((f"{name}-primary", msgspec.structs.replace(low, weights="instead", gathers=True))
@@ -136,24 +210,126 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
         Framework(
             name="torchtitan",
-            kernels=Kernels(keep_gathered=True, views_pin_storage=True),
-            precision="bf16-autocast", low_precisions=tuple(TORCHAO.items()), casts="fsdp",
-            gradients_persist=False, fully_shards=True, torch_optimizer=True, reduces_by_layer=True,
+            kernels=Kernels(keep_gathered=True, views_pin_storage=True), flash=TORCHTITAN_ATTENTION,
+            precision="bf16-autocast", stack="FSDP", low_precisions=tuple(TORCHAO.items()), casts="fsdp",
+            gradients_persist=False, fully_shards=True, reduces_by_layer=True,
+            optimizer_step=Habit.always("fused", "torchtitan 0.2: components/optimizer.py"),
+            overlap=DDP,
+            host=FSDP_HOST,
             # FSDP2 shards everything, or nothing (DDP).
             zero_stages=(0, 3), schedules=("1f1b", "gpipe", "interleaved", "zb-v", "dualpipev"),
             source="pytorch",
         ),
         Framework(
+            name="torchtune",
+            # GQA's keys and values are expanded to all heads; norms are in float32; weights, gradients and states in 16 bits.
+            kernels=Kernels(norm="upcast", views_pin_storage=True, loss_pieces=8),
+            overlap=DDP,
+            precision="bf16-pure", low_precisions=tuple(TORCHAO.items()),
+            gradients_persist=False, fully_shards=True, reduces_by_layer=True, host=FSDP_HOST,
+            splits_model=False, zero_stages=(0, 2, 3), schedules=("1f1b",), recomputes_parts=False,
+            source="torchtune",
+        ),
+        Framework(
+            name="litgpt",
+            kernels=Kernels(
+                norm="upcast", norm_kernel="written", activation="unfused", written_gelu=False, views_pin_storage=True,
+                loss="plain", loss_pieces=8, holds_logits=True,
+            ),
+            precision="bf16-pure", low_precisions=tuple(TORCHAO.items()),
+            gradients_persist=False, fully_shards=True, reduces_once=True, flat_parameters=True,
+            overlap=DDP,
+            optimizer_step=Habit.always("foreach", "litgpt 0.5.13: utils.py, instantiate_torch_optimizer"),
+            splits_model=False, zero_stages=(0, 3), schedules=("1f1b",), recomputes_parts=False,
+            source="litgpt",
+        ),
+        Framework(
+            name="unsloth",
+            # Norms, rotations and SwiGLU by its own kernels; of the logits a chunk at a time, in forward and in backward again.
+            kernels=Kernels(
+                norm="fused", norm_kernel="fused", activation="fused", activation_in_place=True, loss="chunked",
+            ),
+            precision="bf16-mixed-16", gradients_persist=False, ddp_copies=True, fully_shards=True, peft=True,
+            loaded=LOADED_DTYPE, sharded="bf16-fsdp-16",
+            optimizer_step=ADAMW_STEP, own_optimizers=("transformers",), embeddings_32bit=True, host=FSDP_HOST,
+            overlap=DDP,
+            fused_adapters=True, shared_matrix=True, offloads_checkpoints=True, prepares=False, reduces_once=True,
+            splits_model=False, zero_stages=(0,), schedules=("1f1b",), recomputes_parts=False,
+            source="unsloth",
+        ),
+        Framework(
             name="deepspeed",
             kernels=TRANSFORMERS,
-            precision="bf16-mixed-16", gradients_persist=True, float32_step=True, buckets=500_000_000,
-            live_parameters=10**9, reduced=500e6,
+            precision="bf16-mixed-16", low_precisions=tuple(TRANSFORMER_ENGINE.items()),
+            gradients_persist=True, engine=ZeroEngine(),
+            optimizer_step=Habit.always("fused", "deepspeed 0.19.8: runtime/engine.py, FusedAdam"),
+            reduced=500e6,
+            # stage_1_and_2.py: fp32 partition, its gradient and a 16-bit buffer; stage3.py: gradients in float32 and 16 bits.
+            host=HostBuffers(
+                gradients=("optimizer", "all"), gradients_from=2, copies=6, pinned=("weights", "copies"),
+                pinned_below=3, largest=True, accumulates=2,
+            ),
             splits_model=False, hybrid_shards=False, schedules=("1f1b",), recomputes_parts=False,
             source="rajbhandari2019",
         ),
     )
 }  # fmt: skip
 """Every framework by name."""
+
+
+def _like(name: str, other: str, **changes: Any) -> None:
+    """Adds a framework that is another one but for what is said."""
+    FRAMEWORKS[name] = msgspec.structs.replace(FRAMEWORKS[other], name=name, **changes)
+
+
+_like(
+    # Megatron-Bridge and NeMo: Megatron's core, with what their recipes switch on.
+    "nemo", "megatron", overlap=Overlap(tp=True, dp=True), scripts_overlap=False, source="megatron-bridge",
+)  # fmt: skip
+_like(
+    # Of 2021-22 (BLOOM, MT-NLG): kernels from before FlashAttention; gradients reduced, and activations sent, in turn with
+    # computing (runtime/pipe/engine.py: `_exec_reduce_grads` after the last backward, blocking `p2p.send`).
+    "megatron-deepspeed", "megatron",
+    kernels=msgspec.structs.replace(
+        FRAMEWORKS["megatron"].kernels, attention="eager", experts="grouped", gradient_placeholders=False
+    ),
+    precision="bf16-mixed-16", low_precisions=(), transformer_engine=False, unit_gradients=False, flash=SDPA[-1:],
+    overlap=Overlap(cp=False, pp=False), scripts_overlap=False, splits_sends=False,
+    zero_stages=(0, 1), schedules=("1f1b",), source="smith2022",
+)  # fmt: skip
+_like(
+    # Plain scripts over PyTorch's FSDP (fms-fsdp, Lightning): one unit a layer, each a flat tensor (FSDP1).
+    "fsdp", "torchtitan",
+    kernels=Kernels(views_pin_storage=True), flat_parameters=True, splits_model=False, zero_stages=(0, 2, 3),
+    schedules=("1f1b",),
+)  # fmt: skip
+_like(
+    "llm-foundry", "fsdp", precision="bf16-autocast",
+    flash=(
+        Choice("fa2", "llm-foundry 0.4: setup.py, flash-attn 2", since=(("flash-attn", (2,)),)),
+        Choice("fa1", "llm-foundry 0.3: setup.py, flash-attn 1 and triton-pre-mlir"),
+    ),
+    source="llm-foundry",
+)  # fmt: skip
+_like(
+    # transformers' modules over FSDP2, with PyTorch's tensor and pipeline parallelism.
+    "automodel", "torchtitan",
+    kernels=msgspec.structs.replace(TRANSFORMERS, keep_gathered=True), stack="fine-tuning",
+    low_precisions=(*TORCHAO.items(),), zero_stages=(0, 2, 3), source="nemo-automodel",
+)  # fmt: skip
+_like(
+    # One compiled model under DDP.
+    "nanogpt", "fsdp",
+    kernels=with_compile(Kernels()), flat_parameters=False, fully_shards=False, ddp_copies=True, hybrid_shards=False,
+    low_precisions=(), casts="autocast", zero_stages=(0, 1), source="pytorch",
+)  # fmt: skip
+_like(
+    # XLA fuses what is done element by element, and its scheduler hides collectives under other work; GSPMD shards float32
+    # weights, which are read in bfloat16, over the `fsdp` axis.
+    "maxtext", "torchtitan",
+    kernels=with_compile(Kernels(keep_gathered=True)), overlap=Overlap(tp=True, dp=True), stack="pretraining",
+    low_precisions=(), schedules=("1f1b", "interleaved"), flash=TRANSFORMER_ENGINE_ATTENTION, source="maxtext",
+)  # fmt: skip
 
 LOW_PRECISIONS: dict[str, dict[str, LowPrecision]] = {
     name: dict(framework.low_precisions) for name, framework in FRAMEWORKS.items() if framework.low_precisions

@@ -10,16 +10,18 @@ import msgspec
 
 from loadgauge.errors import ConfigError, suggest
 from loadgauge.spec import job_text
+from loadgauge.spec.attention_kernels import ATTENTIONS
 from loadgauge.spec.axes import RANK_ORDER
 from loadgauge.spec.frameworks import FRAMEWORKS
-from loadgauge.spec.layout import SCHEDULES, CpComm
-from loadgauge.spec.lora import BASE_FORMATS
+from loadgauge.spec.host import ActivationOffload
+from loadgauge.spec.layout import SCHEDULES, CpComm, Padding
+from loadgauge.spec.lora import ADAPTER_DTYPES, BASE_FORMATS, SAVED_MODULES, Upcast
 from loadgauge.spec.optimizers import OPTIMIZERS
 from loadgauge.spec.overlap import Overlap
 from loadgauge.spec.precision import PRECISIONS
 
 Kind = Literal["text", "whole", "positive", "switch", "choice", "file", "bandwidth", "count"]
-Group = Literal["model", "method", "batch", "layout", "cluster", "money", "plan"]
+Group = Literal["model", "file", "method", "batch", "layout", "cluster", "money", "plan"]
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +30,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     low, high: bounds of a whole number; choices: all values of a choice; values: the usual values of a text
     unit: of a number in text form (GB/s); metavar: the placeholder in `--help`; aliases: other spellings of the flag
     needs: the field that must be given for this one to have a meaning
+    group: `file` is about job files on the disk of whoever types the command, and no control of the page
     """
 
     kind: Kind
@@ -89,11 +92,28 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     '--gpu h100-sxm5-80gb --gpus 8 --tp 4'
     """
 
+    hub: Annotated[
+        bool | None,
+        _field(
+            "switch", "model",
+            "Ask huggingface.co for the config of a model that is neither shipped nor in the local cache (LOADGAUGE_HUB=1).",
+        ),
+    ] = None  # fmt: skip
     gpu: Annotated[
         str | None,
         _field(
-            "text", "cluster", "GPU model (`loadgauge gpus` lists them); required for the fits / does-not-fit verdict.",
+            "text", "cluster",
+            "GPU model (`loadgauge gpus` lists them), or a TOML file of your own; required for the fits / does-not-fit verdict.",
             metavar="GPU",
+        ),
+    ] = None  # fmt: skip
+    memory: Annotated[
+        str | None,
+        _field(
+            "text", "cluster",
+            "Memory of a GPU: with --gpu, what a program may use of it (a shared or limited card); alone, a card of which"
+            " nothing else is known, so that there is a verdict but no time.",
+            metavar="16GiB",
         ),
     ] = None  # fmt: skip
     gpus: Annotated[
@@ -118,7 +138,7 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
         str | None,
         _field(
             "text", "layout",
-            "none, selective, full, full:every=N, full:layers=N, full:group=N, or names of operations.",
+            "none, selective, full, full:every=N, full:layers=N, full:group=N, remat:POLICY (MaxText's), or names of operations.",
             metavar="WHAT", values=("none", "selective", "full", "full:every=2", "full:every=4"),
         ),
     ] = None  # fmt: skip
@@ -142,6 +162,15 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
             metavar="FILE",
         ),
     ] = None  # fmt: skip
+    padding: Annotated[
+        str | None,
+        _field(
+            "choice", "batch",
+            "How --lengths are put in a micro-batch: free (no padding), dynamic (to its longest), max-length (to the"
+            " longest of all).",
+            choices=get_args(Padding), needs="lengths",
+        ),
+    ] = None  # fmt: skip
     precision: Annotated[
         str | None,
         _field(
@@ -149,19 +178,64 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
             values=("bf16", "fp16", *PRECISIONS),
         ),
     ] = None  # fmt: skip
+    beside: Annotated[
+        str | None,
+        _field(
+            "text", "file",
+            "Further job files of the same run, such as accelerate's or DeepSpeed's beside the trainer's; several with commas.",
+            metavar="FILE,...", aliases=("with",),
+        ),
+    ] = None  # fmt: skip
+    dialect: Annotated[
+        str | None,
+        _field(
+            "text", "file", "Tool that MODEL is a job file of, where its keys do not tell.", metavar="DIALECT", aliases=("from",),
+        ),
+    ] = None  # fmt: skip
+    weights: Annotated[
+        str | None,
+        _field(
+            "choice", "method",
+            "Dtype in which weights are loaded (auto: the checkpoint's), and trained where the framework makes no copy.",
+            choices=("auto", "float32", "bfloat16", "float16"),
+        ),
+    ] = None  # fmt: skip
+    version: Annotated[
+        str | None,
+        _field(
+            "text", "method",
+            "Releases of libraries, whose defaults apply (the newest); a number alone is that of the job file's tool.",
+            metavar="transformers=4.57,torch=2.6",
+        ),
+    ] = None  # fmt: skip
     optimizer: Annotated[
         str | None,
         _field("text", "method", f"{', '.join(OPTIMIZERS)}.", metavar="NAME", values=tuple(OPTIMIZERS)),
     ] = None
     attention: Annotated[
-        str | None, _field("choice", "method", "Attention implementation.", choices=("flash", "eager"))
+        str | None, _field(
+            "choice", "method", "eager, flash (the kernel that the framework runs on this card), or a kernel of it by name.",
+            choices=ATTENTIONS,
+        ),
     ] = None  # fmt: skip
     loss: Annotated[
         str | None,
         _field(
-            "text", "method", "auto (the framework's), float32, inplace, fused, chunked or chunked:N.", metavar="HOW",
-            values=("auto", "float32", "inplace", "fused", "compiled", "chunked"),
+            "text", "method",
+            "auto (the framework's), float32, float32:N (in N pieces), inplace, fused, liger, tiled (TRL's), chunked:N.",
+            metavar="HOW",
+            values=("auto", "float32", "inplace", "fused", "compiled", "chunked", "tiled", "plain", "liger"),
         ),
+    ] = None  # fmt: skip
+    kernels: Annotated[
+        str | None,
+        _field(
+            "choice", "method", "Kernels in place of the framework's own: liger's norms, MLPs, rotations and loss.",
+            choices=("native", "liger"),
+        ),
+    ] = None  # fmt: skip
+    compile: Annotated[
+        bool | None, _field("switch", "method", "Layers and loss in torch.compile.", aliases=("torch-compile",))
     ] = None  # fmt: skip
     framework: Annotated[
         str | None,
@@ -177,7 +251,9 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     lora_targets: Annotated[
         str | None,
         _field(
-            "text", "method", "all, attention, or linear layers such as q_proj,v_proj.", metavar="NAMES",
+            "text", "method",
+            "all, attention, or names such as q_proj,v_proj; also embed_tokens, lm_head, experts.gate_up_proj, experts.down_proj.",
+            metavar="NAMES",
             values=("all", "attention"), needs="lora_rank",
         ),
     ] = None  # fmt: skip
@@ -187,12 +263,140 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     base: Annotated[
         str | None,
         _field(
-            "choice", "method", "How the 4-bit base of --qlora is stored (nf4).", choices=tuple(BASE_FORMATS),
+            "choice", "method", "How the frozen base of --qlora is stored (nf4).", choices=tuple(BASE_FORMATS),
             needs="qlora",
+        ),
+    ] = None  # fmt: skip
+    lora_dropout: Annotated[
+        float | None,
+        _field("positive", "method", "Dropout of the adapters' inputs.", metavar="SHARE", needs="lora_rank"),
+    ] = None
+    lora_dtype: Annotated[
+        str | None,
+        _field(
+            "choice", "method", "Adapters' weights (float32 beside 16-bit ones, as PEFT makes them).",
+            choices=tuple(ADAPTER_DTYPES), needs="lora_rank",
+        ),
+    ] = None  # fmt: skip
+    kbit_upcast: Annotated[
+        str | None,
+        _field(
+            "choice", "method",
+            "Frozen weights cast to float32 before training: all that are not quantised (PEFT's"
+            " prepare_model_for_kbit_training), norms, or none.",
+            choices=get_args(Upcast), needs="lora_rank",
+        ),
+    ] = None  # fmt: skip
+    use_dora: Annotated[
+        bool | None, _field("switch", "method", "Adapters with magnitudes (DoRA).", needs="lora_rank")
+    ] = None
+    modules_to_save: Annotated[
+        str | None,
+        _field(
+            "text", "method", "Trained whole beside the adapters: embed_tokens, lm_head, or both.", metavar="NAMES",
+            values=tuple(SAVED_MODULES), needs="lora_rank",
+        ),
+    ] = None  # fmt: skip
+    lora_layers: Annotated[
+        str | None,
+        _field(
+            "text", "method", "Layers that have adapters: places and ranges such as 0,1 or 16: (all).", metavar="PLACES",
+            needs="lora_rank",
+        ),
+    ] = None  # fmt: skip
+    train: Annotated[
+        str | None,
+        _field(
+            "text", "method",
+            "Train these weights of the model and freeze the rest: layers.-8:, layers.24:32.mlp, embed_tokens, lm_head, norm, a"
+            " regular expression on parameters' names, or frozen:0.8 (all but the first 80 %).",
+            metavar="WHAT", values=("layers.-2:", "layers.-8:", "frozen:0.5"),
         ),
     ] = None  # fmt: skip
     offload: Annotated[
         str | None, _field("choice", "method", "What is offloaded to host memory.", choices=("none", "optimizer", "all"))
+    ] = None  # fmt: skip
+    offload_to: Annotated[
+        str | None,
+        _field(
+            "choice", "method", "Where --offload puts it (cpu): host memory, or NVMe by way of it.", choices=("cpu", "nvme"),
+            needs="offload",
+        ),
+    ] = None  # fmt: skip
+    end_units: Annotated[
+        str | None,
+        _field(
+            "choice", "method", "FSDP units of embedding and head: one with what is in no layer (root), or each its own (apart).",
+            choices=("root", "apart"),
+        ),
+    ] = None  # fmt: skip
+    engine: Annotated[
+        str | None,
+        _field(
+            "text", "method",
+            "Settings of DeepSpeed's zero_optimization, such as reduce_bucket_size=auto,overlap_comm=true; auto as transformers"
+            " fills it in.",
+            metavar="NAME=N,...",
+        ),
+    ] = None  # fmt: skip
+    activation_offload: Annotated[
+        str | None,
+        _field(
+            "choice", "method",
+            "Activations in host memory between forward and backward: the inputs of recomputed layers, or all that is kept.",
+            choices=get_args(ActivationOffload),
+        ),
+    ] = None  # fmt: skip
+    pin_memory: Annotated[
+        bool | None, _field("switch", "method", "Page-locked host memory for what is offloaded (on).")
+    ] = None  # fmt: skip
+    host_link: Annotated[
+        str | None,
+        _field(
+            "bandwidth", "cluster", "Bandwidth between a GPU and its host, per direction (the card's PCIe link).", unit="GB/s",
+            metavar="GB/s", needs="gpu",
+        ),
+    ] = None  # fmt: skip
+    host_bandwidth: Annotated[
+        str | None,
+        _field(
+            "bandwidth", "cluster", "Bandwidth of a node's host memory, which bounds an optimizer step on the CPU.",
+            unit="GB/s", metavar="GB/s", needs="gpu",
+        ),
+    ] = None  # fmt: skip
+    nvme_bandwidth: Annotated[
+        str | None,
+        _field(
+            "bandwidth", "cluster", "Bandwidth of a node's NVMe, for --offload-to nvme.", unit="GB/s", metavar="GB/s",
+            needs="gpu",
+        ),
+    ] = None  # fmt: skip
+    eval_batch: Annotated[
+        int | None,
+        _field("whole", "batch", "Sequences of an evaluation batch on one rank; its memory is then counted.", low=1, high=10**6),
+    ] = None  # fmt: skip
+    eval_batches: Annotated[
+        int | None,
+        _field(
+            "whole", "batch",
+            "Evaluation batches whose logits are on the GPU at once: eval_accumulation_steps, or all where metrics are"
+            " computed without it (0: the loss alone is kept).",
+            low=0, high=10**6, needs="eval_batch",
+        ),
+    ] = None  # fmt: skip
+    generate: Annotated[
+        int | None,
+        _field(
+            "whole", "batch", "Tokens that an evaluation generates after each sequence, with a cache.", low=1, high=10**7,
+            needs="eval_batch",
+        ),
+    ] = None  # fmt: skip
+    save: Annotated[
+        str | None,
+        _field(
+            "choice", "method", "Checkpoints of sharded weights: sharded, or full (gathered on the first rank).",
+            choices=("sharded", "full"),
+        ),
     ] = None  # fmt: skip
     gpus_per_node: Annotated[
         int | None,
@@ -359,3 +563,5 @@ def _did_you_mean(name: str) -> str:
 
 WHOLE_RUN = ("tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
 """Fields that describe the whole training run instead of one step."""
+AROUND = ("eval_batch", "eval_batches", "generate", "save")
+"""Fields that describe what happens between steps."""

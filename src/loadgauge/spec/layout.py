@@ -72,13 +72,21 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it applies to all layers, and so to those of multi-token prediction too."""
         return self.mode != "none" and self.every == 1 and self.layers is None
 
-    def applies_to(self, layers: int) -> int:
-        """Return how many of a stage's `layers` are recomputed."""
-        if self.mode == "none":
-            return 0
-        if self.layers is not None:
-            return min(layers, self.layers)
-        return layers // self.every
+
+FULL_PIPE = 8
+"""Micro-batches a stage with which a pipeline is full enough where no batch is stated: its bubble is below an eighth."""
+
+Padding = Literal["free", "dynamic", "max-length"]
+"""How sequences of unequal lengths are put in a micro-batch: without padding, padded to the longest of the micro-batch (the
+collators of transformers), or to the longest of all."""
+
+
+class Filled(msgspec.Struct, frozen=True):
+    """Tokens and query-key pairs of one ragged micro-batch; kernel_tokens: those its flash kernel sees, where they are fewer."""
+
+    tokens: Size
+    pairs: Size
+    kernel_tokens: Size | None = None
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +99,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     replicas: data-parallel groups that hold the same ZeRO shards (HSDP, Megatron's optimizer instances); 1: none
     order: in which the axes number the ranks, the fastest first
     tokens, pairs: of a ragged micro-batch (None: micro_batch x seq_len); kernel_tokens: those its flash kernel sees
+    fullest: the ragged micro-batch that makes the peak of memory, where it is not that one
     """
 
     dp: Size = 1
@@ -115,6 +124,17 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Size | None = None
     pairs: Size | None = None
     kernel_tokens: Size | None = None
+    fullest: Filled | None = None
+
+    @property
+    def at_peak(self) -> Layout:
+        """The layout with the micro-batch that makes the peak of memory."""
+        full = self.fullest
+        if full is None:
+            return self
+        return msgspec.structs.replace(
+            self, tokens=full.tokens, pairs=full.pairs, kernel_tokens=full.kernel_tokens, fullest=None
+        )
 
     @property
     def gpus(self) -> Size:
@@ -306,6 +326,8 @@ def _of_stages(layout: Layout, model: ModelSpec) -> Iterator[str]:
         yield f"stage layers {given} must be {layout.pp} counts that add up to {layers}"
     if layout.pp > 1 and any(block.shares_weights for block in model.blocks):
         yield f"pp = {layout.pp}: the layers share one set of weights, which more than one stage would have to hold"
+    if layout.pp > 1 and model.partly:
+        yield f"pp = {layout.pp}: which stages run backward where only some layers are trained is not modelled"
     if layout.recompute.layers is not None and layout.recompute.layers > layers:
         yield f"recompute asks for {layout.recompute.layers} layers of {layers}"
 

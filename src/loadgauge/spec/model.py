@@ -270,6 +270,12 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     """transformers' module keeps the residual stream in float32 (Mamba-2)."""
     shares_weights: bool = False
     """Its weights are those of an earlier layer (ALBERT), and counted there."""
+    trained: frozenset[str] | None = None
+    """The operations whose weights get gradients, where not all do (`loadgauge.resolve.trained`)."""
+    reached: bool = True
+    """Whether its input needs a gradient: something before it is trained."""
+    adapted: bool = True
+    """Whether adapters lie in it, where the model is trained by adapters (PEFT's `layers_to_transform`)."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -326,12 +332,28 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of the config that were not read and could matter."""
     defaults: tuple[tuple[str, int], ...] = ()
     """Sizes that the config does not state, by key, and the default of transformers' class taken for each."""
+    dtype: str = ""
+    """The dtype of the published checkpoint's weights, as its config states it; "" where it does not."""
     source: str = ""
+    trained: frozenset[str] | None = None
+    """Of the embedding's and the head's operations, those whose weights get gradients, where not all do."""
+    reached: bool = True
+    """Whether the head's input needs a gradient."""
+
+    @property
+    def partly(self) -> bool:
+        """Whether only a part of the layers is trained, or has adapters."""
+        return self.trained is not None or any(not (block.reached and block.adapted) for block in self.blocks)
 
     @property
     def num_hidden_layers(self) -> int:
         """Number of blocks."""
         return len(self.pattern)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any block is a mixture of experts."""
+        return any(isinstance(block.mlp, Moe) for block in self.blocks)
 
     def with_mtp(self, layers: int | None = None) -> ModelSpec:
         """Return the model with its multi-token prediction modules, or with a given number; each predicts one token more.

@@ -11,9 +11,9 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     """What is hidden under compute, one switch per axis.
 
     tp: collectives of tensor parallelism overlap their matrix products (Megatron's user buffers, async TP)
-    dp: gradients are reduced bucket by bucket during the backward of the last micro-batch, weights gathered during the
-        first forward
-    prefetch: the next layer of ZeRO-3 / FSDP is gathered while one computes
+    dp: gradients are reduced bucket by bucket during backward (those reduced once a step, during the last one), updated weights
+        gathered during the first forward
+    prefetch: what FSDP and ZeRO-3 gather and reduce travels while other layers compute
     cp: keys and values of the next ring step travel while one computes
     ep: dispatch and combine of one half of a micro-batch overlap the other half (DualPipe, batch-level overlap)
     pp: activations travel between stages while they compute

@@ -13,8 +13,12 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes per parameter, by part, and bytes per activation element.
 
     weight: the weights as the framework holds them; compute: as the matrix products read them
+    frozen: weights that are not trained, where they are held otherwise (0: as the rest)
     gradient: the buffer that gradients accumulate in; main_gradient: an additional float32 copy of 16-bit gradients
     master: additional float32 weights of 16-bit ones; moment: one optimizer moment
+    reduction: of what gradients are reduced in under FSDP (0: the buffer's)
+    casts: who makes 16-bit copies of wider weights, where that is not the framework's usual way (`Framework.casts`)
+    wrapped: forward runs under autocast, whatever the weights are; some operations then give float32 (layer norms)
     products: the 8- or 4-bit recipe of the blocks' matrix products; the rest of the record is that of everything else
     ZeRO-1 shards main_gradient, master and moments; ZeRO-2 the gradients too; ZeRO-3 all of it.
     """
@@ -23,12 +27,21 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
     weight: int
     compute: int
     gradient: int
+    frozen: int = 0
     main_gradient: int = 0
     master: int = 0
     moment: int = 4
     activation: int = 2
+    reduction: int = 0
+    casts: Literal["", "autocast", "fsdp"] = ""
+    wrapped: bool = False
     products: LowPrecision | None = None
     source: str = "rajbhandari2019"
+
+    @property
+    def reduced(self) -> int:
+        """Bytes of a gradient element as FSDP reduces it."""
+        return self.reduction or self.gradient
 
     @property
     def autocast(self) -> bool:
@@ -48,6 +61,31 @@ PRECISIONS: dict[str, Precision] = {
         Precision(name="fp16-mixed-20", weight=2, compute=2, gradient=2, main_gradient=4, master=4, source="smith2022"),
         Precision(name="bf16-autocast", weight=4, compute=2, gradient=4, source="pytorch"),
         Precision(name="fp16-autocast", weight=4, compute=2, gradient=4, source="pytorch"),
+        # transformers' Trainer: autocast over weights that are bf16 already, and no copy of them in float32.
+        Precision(
+            name="bf16-autocast-8", weight=2, compute=2, gradient=2, moment=2, wrapped=True, source="transformers"
+        ),
+        # accelerate makes what is trained float32 before FSDP shards it; products and reductions are in 16 bits.
+        Precision(
+            name="bf16-fsdp-16",
+            weight=4,
+            compute=2,
+            gradient=4,
+            reduction=2,
+            casts="fsdp",
+            wrapped=True,
+            source="transformers",
+        ),
+        Precision(
+            name="fp16-fsdp-16",
+            weight=4,
+            compute=2,
+            gradient=4,
+            reduction=2,
+            casts="fsdp",
+            wrapped=True,
+            source="transformers",
+        ),
         Precision(name="bf16-pure", weight=2, compute=2, gradient=2, moment=2, source="pytorch"),
     )
 }

@@ -72,14 +72,17 @@ def trace_call(function: Callable[..., Any], *inputs: Any, device: str = "cuda")
 
 
 def where(device: str) -> str:
-    """PyTorch's name of the simulated device for `device` (cuda or cpu). Raises ConfigError for another."""
+    """Return PyTorch's name of the simulated device for `device` (cuda or cpu). Raises ConfigError for another."""
     if device not in DEVICES:
         raise ConfigError(f"device: traces as on {' or '.join(DEVICES)}, got {device!r}")
     return simulated_device() if device == "cuda" else "cpu"
 
 
 def fake_like(mode: FakeMode, value: Any, device: str) -> Any:
-    """A fake tensor of the shape, strides, dtype and need for gradient of another; other things as they are."""
+    """Return a fake tensor of the shape, strides, dtype and `requires_grad` of a tensor; other values unchanged.
+
+    mode: the fake mode it belongs to; device: PyTorch's name of its device
+    """
     if not isinstance(value, torch.Tensor):
         return value
     made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)

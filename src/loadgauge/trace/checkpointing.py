@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, NotModelled
 
 DEFAULT_KEEP = (
     "mm", "addmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
@@ -23,7 +23,12 @@ def contexts(names: Iterable[str]) -> Callable[[], Any]:
 
     >>> first, again = contexts(["mm"])()
     """
-    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+    try:
+        from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+    except ImportError:
+        raise NotModelled(
+            f"keep: PyTorch {torch.__version__} has no selective checkpointing by a policy; 2.5 and newer have"
+        ) from None
 
     kept = {_operation(name) for name in names}
 

@@ -34,13 +34,13 @@ class Hidden(NamedTuple):
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """The tensors from which the region is recomputed."""
+        """The tensors from which the checkpointed region is recomputed in backward."""
         given = getattr(self.region, "get_inputs", None)
         return tuple(tensor for tensor in given() if isinstance(tensor, torch.Tensor)) if callable(given) else ()
 
 
 def nodes(roots: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """Every node that backward of these tensors would visit, each once."""
+    """Yield every node of the graph that backward of these tensors would visit, each once. roots: results, of any shape"""
     waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
     seen = set(waiting)
     while waiting:

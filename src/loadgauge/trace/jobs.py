@@ -17,6 +17,7 @@ from loadgauge.trace.checkpointing import contexts
 from loadgauge.trace.device.fake import FakeMode
 from loadgauge.trace.record.allocations import INPUTS
 from loadgauge.trace.torch_run import ATTENTIONS, TorchRun
+from loadgauge.trace.transformers_api import text_config, without_initial_values
 
 if TYPE_CHECKING:
     from loadgauge.trace.record.observe import Observer
@@ -44,7 +45,7 @@ class ConfigJob:
         self.config, self.run = config, run
         self.target = target or type(config).__name__
         self.assumed = {
-            "settings": run.flags(getattr(config.get_text_config(), "num_hidden_layers", None)),
+            "settings": run.flags(getattr(text_config(config), "num_hidden_layers", None)),
             "loss": "transformers' own, logits and all",
             "optimizer": f"torch.optim, {run.training.optimizer.name}, gradients freed after each step",
             "ids": "not padded, no attention mask",
@@ -54,12 +55,16 @@ class ConfigJob:
 
     @contextlib.contextmanager
     def prepared(self, mode: FakeMode | None, device: str) -> Iterator[Callable[[Any], None]]:
-        """Builds the model, with values where there is no fake mode; a step is forward, backward and optimizer."""
+        """A context that builds the model on `device` and yields a function that trains one step: forward, backward, optimizer.
+
+        mode: the fake mode in which it is built; None: with real, random values. Raises ConfigError where transformers cannot
+        build it.
+        """
         run = self.run
         self._model = build_model(self.config, run, device, values=mode is None)
         ids = torch.empty((int(run.layout.micro_batch), int(run.layout.seq_len)), dtype=torch.long, device=device)
         if mode is None:
-            ids.random_(3, min(1000, self.config.get_text_config().vocab_size))
+            ids.random_(3, min(1000, text_config(self.config).vocab_size))
         self._ids = ids
         optimizer = run.optimizer([parameter for parameter in self._model.parameters() if parameter.requires_grad])
 
@@ -75,7 +80,7 @@ class ConfigJob:
         yield step
 
     def introduce(self, observer: Observer) -> None:
-        """Names the modules; the ids are an input."""
+        """Report the modules' names to the observer, and the token ids as an input."""
         observer.name(self._model)
         observer.tracker.claim([self._ids], INPUTS)
 
@@ -86,7 +91,6 @@ def build_model(config: Any, run: TorchRun, device: str, values: bool = False) -
     Raises ConfigError where transformers has no language model for the config, or refuses it.
     """
     import transformers
-    from transformers.initialization import no_init_weights
 
     longest = getattr(config, "max_position_embeddings", None)
     if longest and run.layout.seq_len > longest:
@@ -99,7 +103,7 @@ def build_model(config: Any, run: TorchRun, device: str, values: bool = False) -
     default = torch.get_default_dtype()
     torch.set_default_dtype(run.dtype)
     try:
-        with torch.device(device), contextlib.nullcontext() if values else no_init_weights():
+        with torch.device(device), contextlib.nullcontext() if values else without_initial_values():
             if fitting:
                 model = fitting[0]._from_config(config, attn_implementation=attention)
             else:
@@ -136,7 +140,10 @@ class ModuleJob:
 
     @contextlib.contextmanager
     def prepared(self, mode: FakeMode | None, device: str) -> Iterator[Callable[[Any], None]]:
-        """Replaces the parameters; a step is forward, loss, backward and optimizer."""
+        """A context that replaces the parameters by fake ones and yields a function that trains one step.
+
+        A step is forward, loss, backward and optimizer. Raises ConfigError without a fake mode: a module is measured elsewhere.
+        """
         if mode is None:
             raise ConfigError("a module is measured where it runs: use `measured` or `MeasureCallback`")
         memo: dict[int, Any] = {}  # ids that serve as labels too are one tensor
@@ -164,7 +171,7 @@ class ModuleJob:
             yield step
 
     def introduce(self, observer: Observer) -> None:
-        """Names the modules; what is given to forward is an input."""
+        """Report the modules' names to the observer, and what is given to forward as inputs."""
         observer.name(self.module)
         observer.tracker.claim(tree_leaves(self._fake), INPUTS)
 
@@ -184,7 +191,10 @@ def of_module(
 
 
 def mean_loss(result: Any) -> torch.Tensor:
-    """The `.loss` of a result, or the mean of its first tensor."""
+    """Return the `.loss` of a result, or else the mean of its first floating-point tensor, a scalar.
+
+    Raises ConfigError where there is no tensor.
+    """
     own = getattr(result, "loss", None)
     if isinstance(own, torch.Tensor):
         return own
@@ -196,7 +206,7 @@ def mean_loss(result: Any) -> torch.Tensor:
 
 @contextlib.contextmanager
 def with_fake_parameters(module: nn.Module, mode: FakeMode, device: str) -> Iterator[None]:
-    """The module with fake parameters and buffers, tied ones tied; its own are restored at the end."""
+    """A context in which the module has fake parameters and buffers on `device`, tied ones tied; its own return at the end."""
     memo: dict[int, Any] = {}
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for part in module.modules():

@@ -119,7 +119,7 @@ def saved(function: Callable[..., Any], *inputs: Any, names: Mapping[str, Any] |
 
 @contextlib.contextmanager
 def record_saved() -> Iterator[list[weakref.ref[_Packed]]]:
-    """Yields weak references to all tensors saved for backward in its body."""
+    """A context that yields a list, to which a weak reference to each tensor saved for backward in its body is added."""
     packed: list[weakref.ref[_Packed]] = []
 
     def pack(tensor: torch.Tensor) -> _Packed:

@@ -87,7 +87,7 @@ class FunctionJob:
 
     @contextlib.contextmanager
     def prepared(self, mode: FakeMode | None, device: str) -> Iterator[Callable[[Any], None]]:
-        """`cuda` is the simulated device; the function itself is called by `introduce`."""
+        """A context in which `cuda` is the simulated device. Yields what trains one step; `introduce` calls the script."""
 
         def once(_: Any) -> None:
             if callable(self._step):
@@ -103,7 +103,7 @@ class FunctionJob:
                 yield once
 
     def introduce(self, observer: Observer) -> None:
-        """Calls the function; if it returns a step, the call itself was the preparation."""
+        """Call the function; if it returns a step, the call itself was the preparation. Raises ConfigError for its errors."""
         self.counters.follow(observer.stream)
         if self.run is None:
             self.run = function(self.target)
@@ -178,7 +178,7 @@ _IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
 
 
 def is_program(frame: Any) -> bool:
-    """Whether a line belongs to the traced program rather than to a library or to loadgauge."""
+    """Return whether a frame of Python's stack belongs to the traced program, not to a library or to loadgauge."""
     return _is_own_file(frame.f_code.co_filename)
 
 
@@ -193,7 +193,7 @@ LIBRARIES = ("site-packages", "dist-packages", f"{os.sep}torch{os.sep}")
 
 @contextlib.contextmanager
 def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[None]:
-    """Redirects `cuda` to another device in its body; `counters` answer questions about its memory."""
+    """A context in which `cuda` means another device, by PyTorch's name; `counters` answer questions about its memory."""
     counters = counters or Counters()
     mode = _Renamed(device, counters.asked)
     to, to_empty, autocast, default = (
@@ -203,7 +203,8 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
         torch.set_default_device,
     )
     real_device: Any = FakeTensor.device
-    real_accelerator: Any = torch.accelerator.current_accelerator
+    accelerators: Any = getattr(torch, "accelerator", None)  # from PyTorch 2.6 on, its memory functions from 2.9 on
+    real_accelerator: Any = getattr(accelerators, "current_accelerator", None)
 
     def moved(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         named = {name: mode.renamed(value) for name, value in kwargs.items()}
@@ -217,6 +218,14 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
     def cast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         autocast(self, device if device_type == "cuda" else device_type, *args, **kwargs)
 
+    def casting(device_type: str | None = None) -> bool:
+        asked: bool = asked_autocast(device if device_type in (None, "cuda") else device_type)
+        return asked
+
+    def casting_to(device_type: str) -> torch.dtype:
+        asked: torch.dtype = asked_dtype(device if device_type == "cuda" else device_type)
+        return asked
+
     def device_of(self: FakeTensor) -> torch.device:
         place: torch.device = real_device.fget(self)
         return _CUDA if place.type == device and is_program(sys._getframe(1)) else place
@@ -227,7 +236,11 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
     def emptied(self: nn.Module, *, device: Any, recurse: bool = True) -> nn.Module:
         return to_empty(self, device=mode.renamed(device), recurse=recurse)
 
+    asked_autocast: Any = torch.is_autocast_enabled
+    asked_dtype: Any = torch.get_autocast_dtype
     changes: list[tuple[Any, str, Any]] = [
+        (torch, "is_autocast_enabled", casting),  # PEFT asks, without naming a device
+        (torch, "get_autocast_dtype", casting_to),
         (nn.Module, "to", moved),
         (nn.Module, "to_empty", emptied),
         (nn.Module, "cuda", on_cuda),
@@ -237,11 +250,13 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
         (FakeTensor, "device", property(device_of, real_device.fset)),
         *((torch.cuda, name, value) for name, value in counters.cuda().items()),
         *((torch.cuda.memory, name, value) for name, value in counters.cuda().items() if hasattr(torch.cuda.memory, name)),
-        (torch.accelerator, "current_accelerator", accelerator),
-        *((torch.accelerator, name, value) for name, value in counters.accelerator().items()),
-        *((torch.accelerator.memory, name, value) for name, value in counters.accelerator().items()
-          if hasattr(torch.accelerator.memory, name)),
     ]  # fmt: skip
+    if accelerators is not None:
+        memory: Any = getattr(accelerators, "memory", None)
+        answers = counters.accelerator()
+        changes.append((accelerators, "current_accelerator", accelerator))
+        changes += [(accelerators, name, value) for name, value in answers.items()]
+        changes += [(memory, name, value) for name, value in answers.items() if hasattr(memory, name)]
     with replaced(*changes), mode:
         yield
 
@@ -251,7 +266,7 @@ _CUDA = torch.device("cuda", 0)
 
 @contextlib.contextmanager
 def always_step() -> Iterator[None]:
-    """A gradient scaler steps: it would ask whether gradients are infinite, and fake ones answer that they are."""
+    """A context in which a gradient scaler always steps: asked whether gradients are infinite, fake tensors say they are."""
 
     def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)
@@ -262,7 +277,7 @@ def always_step() -> Iterator[None]:
 
 @contextlib.contextmanager
 def real_tensors_in_imports(folder: Path) -> Iterator[None]:
-    """Modules imported in its body create real tensors, except those in `folder`."""
+    """A context in which imported modules create real tensors, except those in `folder`, the traced program's own."""
     bootstrap: Any = sys.modules["_frozen_importlib"]
     original, local = bootstrap._find_and_load, f"{folder}{os.sep}"
 

@@ -42,7 +42,7 @@ class Request(msgspec.Struct, frozen=True):
         return find_job(self.job.model, TorchRun.of(self.job, self.rank, self.keep), self.layers)
 
     def record(self, stacks: bool = False) -> Recorded:
-        """Traces the job in this process."""
+        """Trace the job in this process. stacks: with the program's lines at each allocation. Raises as `find` does."""
         gpus = self.job.gpus or 1
         return record(self.find(), self.device, gpus=gpus if gpus > 1 else None, rank=self.rank, stacks=stacks)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from loadgauge.errors import ConfigError, first_line
 from loadgauge.families.catalogue import find_model, models
+from loadgauge.families.shapes import is_shape
+from loadgauge.families.shapes import read as read_shape
 from loadgauge.package_data import read_data
 from loadgauge.trace.jobs import ConfigJob, Traceable
 from loadgauge.trace.script import FunctionJob, check
@@ -46,7 +48,10 @@ def config_job(config: Any, run: TorchRun, target: str = "", layers: int | None 
 
 
 def hugging_face(target: str) -> Any:
-    """The configuration object of transformers for a model of the catalogue or a file."""
+    """Return transformers' configuration object for a model: a name in the catalogue, or a path.
+
+    Raises ConfigError where the model is unknown, or transformers cannot read its config.
+    """
     from transformers import CONFIG_MAPPING
 
     keys = _keys(target)
@@ -60,6 +65,8 @@ def hugging_face(target: str) -> Any:
 
 
 def _keys(target: str) -> dict[str, Any]:
+    if is_shape(target):
+        return read_shape(target)[1].config()
     spec = find_model(target)  # says what is wrong, in the words of every command
     if spec.name in models() and not Path(target).exists():
         text = read_data(f"models/{spec.name}.json")

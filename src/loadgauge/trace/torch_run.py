@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from loadgauge.errors import ConfigError, LayoutError, NotModelled
+from loadgauge.spec import optimizers as spec
 from loadgauge.spec.axes import DEGREES, TRACED
 from loadgauge.spec.job import Job
 from loadgauge.spec.layout import Layout, RecomputePolicy
@@ -24,9 +25,20 @@ from loadgauge.trace.checkpointing import DEFAULT_KEEP
 from loadgauge.trace.old_words import translate
 
 Factory = Callable[[Any], torch.optim.Optimizer]
+
+
+def _found(factory: str) -> Any:
+    """An optimizer by its dotted name; None where this PyTorch does not have it yet."""
+    try:
+        return pkgutil.resolve_name(factory)
+    except AttributeError:
+        return None
+
+
 OPTIMIZERS: dict[str, tuple[str, Factory]] = {
-    name: (known.optimizer, functools.partial(pkgutil.resolve_name(known.factory), **known.options))
+    name: (known.optimizer, functools.partial(found, **known.options))
     for name, known in torch_optimizers().items()
+    if (found := _found(known.factory)) is not None
 }
 """By name: the optimizer of `loadgauge.spec`, and PyTorch's. PyTorch's own default implementation (on CUDA: foreach)
 unless the name says otherwise."""
@@ -40,7 +52,8 @@ SCHEDULES = {
 """Pipeline schedules of torch.distributed.pipelining."""
 REFUSED = {
     **{axis: 1 for axis in DEGREES if axis not in TRACED}, "lengths": None, "loss": "auto", "framework": "huggingface",
-    "lora_rank": None, "qlora": False, "offload": "none", "mtp": False,
+    "lora_rank": None, "qlora": False, "offload": "none", "offload_to": "cpu", "activation_offload": "none",
+    "pin_memory": True, "mtp": False, "weights": None, "version": None,
 }  # fmt: skip
 """Fields of a `Job` that a traced MODEL cannot have, and the value that changes nothing."""
 SINGLE_GPU = {"seq_len", "micro_batch", "global_batch", "precision", "optimizer", "attention", "recompute"}
@@ -88,6 +101,8 @@ class TorchRun(msgspec.Struct, frozen=True):
         for name, value, choices in (
             ("optimizer", optimizer, OPTIMIZERS), ("precision", precision, PRECISIONS), ("attention", attention, ATTENTIONS),
         ):  # fmt: skip
+            if value in torch_optimizers() and name == "optimizer" and value not in choices:
+                raise NotModelled(f"optimizer {value}: PyTorch {torch.__version__} does not have it; a newer one does")
             if value not in choices:
                 raise ConfigError(f"must be one of {', '.join(choices)}, got {value!r}", key=name)
         gpus, tp, pp, micro_batch = job.gpus or 1, job.tp or 1, job.pp or 1, job.micro_batch
@@ -102,10 +117,10 @@ class TorchRun(msgspec.Struct, frozen=True):
             schedule=job.schedule or ("interleaved" if (job.vpp or 1) > 1 else "1f1b"),  # type: ignore[arg-type]
             stage_layers=_numbers(job.stage_layers), recompute=RecomputePolicy.parse(job.recompute or "none"),
         )  # fmt: skip
-        spec_name = OPTIMIZERS[optimizer][0]
-        trained = training("huggingface", precision, spec_name, attention)
-        variant = msgspec.structs.replace(trained.optimizer, name=optimizer)
-        run = cls(layout, msgspec.structs.replace(trained, optimizer=variant), rank, keep)
+        # PyTorch's own way on CUDA where none is named.
+        trained = training("huggingface", precision, optimizer, attention)
+        own = trained.optimizer.run_as("foreach") if optimizer == "adamw" else spec.OPTIMIZERS[optimizer]
+        run = cls(layout, msgspec.structs.replace(trained, optimizer=own), rank, keep)
         run.check()
         return run
 
@@ -176,19 +191,19 @@ class TorchRun(msgspec.Struct, frozen=True):
 
     @property
     def computed(self) -> torch.dtype:
-        """The dtype of matrix products, and of what pipeline stages send."""
+        """The dtype of matrix products, and of what pipeline stages send to each other."""
         if not self.training.precision.autocast:
             return self.dtype
         return torch.bfloat16 if self.training.precision.name.startswith("bf16") else torch.float16
 
     def autocast(self, device: str) -> Any:
-        """The context in which forward runs."""
+        """Return the context in which forward runs on a device: autocast by the precision, or one that does nothing."""
         if not self.training.precision.autocast:
             return contextlib.nullcontext()
         return torch.autocast(device, dtype=self.computed)
 
     def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
-        """PyTorch's optimizer for these parameters."""
+        """Return the `torch.optim` optimizer of this run for some parameters, with PyTorch's default settings."""
         return OPTIMIZERS[self.training.optimizer.name][1](parameters)
 
     def flags(self, layers: int | None = None) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from loadgauge.trace.call import where
 from loadgauge.trace.device import cuda_kernels
-from loadgauge.trace.device.simulated import PINNED, fake_tensors
+from loadgauge.trace.device.simulated import TESTED, fake_tensors
 from loadgauge.trace.device.untraced import Hidden, hidden
 from loadgauge.trace.fused_advice import Advice, advise
 from loadgauge.trace.jobs import Traceable
@@ -233,8 +233,8 @@ def _not_counted(device: str, observer: Observer) -> tuple[str, ...]:
     elsewhere = observer.tracker.elsewhere[1]
     if device == "cuda" and elsewhere > MUCH_ELSEWHERE * max(1, observer.stream.walk(_nothing)):
         notes.append(f"tensors that were not put on cuda: {gib(elsewhere)} of CPU memory at most")
-    if not torch.__version__.startswith(PINNED):
-        notes.append(f"differences of PyTorch {torch.__version__}: private parts were tested with {', '.join(PINNED)}")
+    if not torch.__version__.startswith(tuple(f"{release}." for release in TESTED)):
+        notes.append(f"differences of PyTorch {torch.__version__}: private parts were tested with {', '.join(TESTED)}")
     if observer.steps < STEPS:
         notes.append(f"later steps: {observer.steps} optimizer steps were seen, and its states come with the first")
     if observer.uncounted:

@@ -18,7 +18,12 @@ try:
     from loadgauge.train.leak_probe import Leak
     from loadgauge.train.report import Report, report
     from loadgauge.train.saved import saved_bytes
-except ModuleNotFoundError as missing:
+except ImportError as missing:
+    if not isinstance(missing, ModuleNotFoundError) and missing.name == "transformers":
+        raise ImportError(
+            "loadgauge.train needs transformers 4.53 or newer: it puts its attention and masks behind AttentionInterface and"
+            " AttentionMaskInterface, and older models have attention of their own"
+        ) from None
     if missing.name not in ("torch", "transformers"):
         raise
     raise ImportError(f"loadgauge.train needs {missing.name}: pip install 'loadgauge[torch]'") from None

@@ -63,7 +63,7 @@ class Seen:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Notes of equal keys have equal reach."""
+        """What tells the notes of one layer from those of another: notes with equal keys have an equal `reach`."""
         return self.made_by, self.masked, self.is_causal
 
     def reach(self) -> Reach | None:
@@ -144,7 +144,10 @@ def varlen_supported(device: torch.device) -> bool:
 
 
 def backend_for(plan: LayerPlan, query: Tensor, *, dropout: float, softcap: float | None, sinks: bool) -> str:
-    """The back-end of this call. Raises `ConfigError` where the one asked for cannot do it."""
+    """Return the name of the back-end of this call. query: (1, H, T, D); sinks: whether the layer has attention sinks
+
+    Raises `ConfigError` where the back-end asked for cannot do it.
+    """
     device, width = query.device, query.shape[-1]
     half = query.dtype in (torch.float16, torch.bfloat16) and width <= 256 and width % 8 == 0
     general = plan.reach.function is None
@@ -222,7 +225,11 @@ def per_sequence(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """One attention call a sequence. Scores are written out only where a soft cap or a sink asks for it."""
+    """Return attention within each sequence, computed by one call a sequence; shapes as in `attend`.
+
+    where: the boundaries; reach: what a token sees of its sequence. Scores are written out only where a soft cap or a sink
+    asks for it.
+    """
     lengths = list(where.lengths)
     outputs = []
     for q, k, v in zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True):

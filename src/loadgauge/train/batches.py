@@ -54,7 +54,7 @@ class TokenBudgetSampler:
         self._batches: tuple[int, list[list[int]]] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw another order for this epoch."""
+        """Draw another order for this epoch, by its number, as PyTorch's `DistributedSampler` does."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:

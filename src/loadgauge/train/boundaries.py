@@ -31,11 +31,11 @@ class Rows:
     longest: int
 
     def gather(self, padded: Tensor) -> Tensor:
-        """(batch, longest, ...) to (1, tokens, ...)."""
+        """Return the real tokens of a padded tensor: (batch, longest, ...) to (1, tokens, ...)."""
         return padded.flatten(0, 1).index_select(0, self.index)[None]
 
     def scatter(self, flat: Tensor) -> Tensor:
-        """(1, tokens, ...) to (batch, longest, ...), zero at the padding."""
+        """Return a flat tensor padded again with zeros: (1, tokens, ...) to (batch, longest, ...)."""
         rows = flat.new_zeros(self.batch * self.longest, *flat.shape[2:]).index_copy(0, self.index, flat[0])
         return rows.view(self.batch, self.longest, *flat.shape[2:])
 
@@ -66,7 +66,7 @@ class Boundaries:
         return list(itertools.pairwise(ends))
 
     def cumulative(self, device: torch.device) -> Tensor:
-        """0, l_1, l_1 + l_2, ... as int32, the form flash-attn and `torch.nn.attention.varlen` take."""
+        """Return 0, l_1, l_1 + l_2, ... as int32, (sequences + 1,): the form flash-attn and `torch.nn.attention.varlen` take."""
         if device not in self._cumulative:
             ends = [0, *(end for _, end in self.spans)]
             self._cumulative[device] = torch.tensor(ends, dtype=torch.int32, device=device)
@@ -137,9 +137,9 @@ def read(marks: Tensor) -> Boundaries:
 
     Raises ConfigError where the last token is not the end of a sequence.
     """
-    known = getattr(marks, "boundaries", None)
-    if isinstance(known, Boundaries):
-        return known
+    attached = getattr(marks, "boundaries", None)
+    if isinstance(attached, Boundaries):
+        return attached
     ends = (marks.reshape(-1).nonzero().flatten() + 1).tolist()
     if not ends or ends[-1] != marks.shape[-1]:
         raise ConfigError("the boundaries were changed on their way through the model")

@@ -41,7 +41,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing leaks and everything agrees."""
+        """Whether no token sees another sequence and all outputs and gradients agree with sequences run alone."""
         errors = [e for e in (self.output_error, self.loss_error, self.gradient_error) if e is not None]
         return not self.reason and self.leak.worst == 0 and all(error <= self.tolerance for error in errors)
 
@@ -149,13 +149,13 @@ def _relative(found: Tensor, expected: Tensor) -> float:
 def _gradient_error(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> float:
     """Largest difference of any gradient, relative to the largest gradient."""
     worst = largest = 0.0
-    for one, other in zip(found, expected, strict=True):
-        if one is None and other is None:
+    for own, other in zip(found, expected, strict=True):
+        if own is None and other is None:
             continue
-        known = one if one is not None else other
-        assert known is not None
-        one, other = (torch.zeros_like(known) if tensor is None else tensor for tensor in (one, other))
-        worst = max(worst, float((one - other).abs().max()))
+        either = own if own is not None else other
+        assert either is not None
+        own, other = (torch.zeros_like(either) if tensor is None else tensor for tensor in (own, other))
+        worst = max(worst, float((own - other).abs().max()))
         largest = max(largest, float(other.abs().max()))
     return worst / largest if largest else worst
 

@@ -155,17 +155,7 @@ def varlen_attention(
 
 
 @varlen_attention.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    marks: Tensor,
-    sinks: Tensor | None,
-    left: int,
-    right: int,
-    chunk: int,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     heads, tokens = query.shape[1:3]
     return value.new_empty(1, tokens, heads, value.shape[-1]), query.new_empty(heads, tokens, dtype=_statistics(query))
 
@@ -185,7 +175,10 @@ def varlen_attention_backward(
     chunk: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key, value and sinks (empty without sinks), shaped like them."""
+    """Return the gradients of query, key, value and sinks (empty without sinks), shaped like them.
+
+    gradient: of the output, (1, T, H, E); output, lse: what `varlen_attention` returned; the others as it takes them
+    """
     tokens, width = query.shape[2:]
     grouped_query, grouped_key, grouped_value = _grouped(query, key, value)
     groups, repeat = grouped_query.shape[:2]
@@ -230,19 +223,9 @@ def varlen_attention_backward(
 
 @varlen_attention_backward.register_fake
 def _(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    marks: Tensor,
-    sinks: Tensor | None,
-    left: int,
-    right: int,
-    chunk: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, marks: Tensor,
+    sinks: Tensor | None, *_: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     def like(tensor: Tensor) -> Tensor:
         heads, tokens, width = tensor.shape[1:]
         return tensor.new_empty(tokens, heads, width).transpose(0, 1)[None]

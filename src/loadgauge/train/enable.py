@@ -161,7 +161,7 @@ def disable(model: Model) -> Model:
 
 @contextlib.contextmanager
 def paused(model: nn.Module) -> Iterator[None]:
-    """Within this block an enabled model runs as transformers made it, boundaries ignored: for comparison."""
+    """A context in which an enabled model runs as transformers made it, boundaries ignored: for comparison."""
     wirings = [w for m in model.modules() if isinstance(w := m.__dict__.get("padding_free_wiring"), Wiring)]
     before = [wiring.paused for wiring in wirings]
     for wiring in wirings:

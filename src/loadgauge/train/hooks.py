@@ -48,7 +48,7 @@ class Wiring:
 
 
 def arguments(module: nn.Module) -> tuple[str, ...]:
-    """The names of what a module's class takes, in order."""
+    """Return the names of the arguments that the `forward` of a module's class takes, in order."""
     return tuple(name for name in inspect.signature(type(module).forward).parameters if name != "self")
 
 
@@ -62,7 +62,11 @@ def by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def before_backbone(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forward pre-hook of the backbone: one flat row in, boundaries in place of the mask."""
+    """Forward pre-hook of the backbone: gives it one flat row, and the boundaries in place of the mask.
+
+    Returns the new (args, kwargs), or None to leave the call as it is. Raises `ConfigError` for images and sound, and where
+    sequences cannot be told apart.
+    """
     wiring = module.__dict__.get("padding_free_wiring")
     if wiring is None or wiring.paused:
         return None
@@ -111,7 +115,10 @@ def after_backbone(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def before_model(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forward pre-hook of the whole model, where its backbone alone would not see boundaries or its head wants rows."""
+    """Forward pre-hook of the whole model, where its backbone alone would not see boundaries or its head wants rows.
+
+    Returns the changed (args, kwargs), or None where the call is left as it is.
+    """
     wiring = module.__dict__.get("padding_free_wiring")
     if wiring is None or wiring.paused or not (wiring.from_top or wiring.one_row_each):
         return None
@@ -129,7 +136,11 @@ def before_model(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def flat_marks(call: dict[str, Any]) -> Tensor | None:
-    """The boundaries of a call that holds one flat row; None where it holds rows, or continues from a cache."""
+    """Return the boundaries of a call that holds one flat row, as `Boundaries.marks`, (1, 1, 1, tokens).
+
+    call: its arguments by name. None where it holds padded rows, or continues from a cache.
+    Raises `ConfigError` for several sequences with a cache.
+    """
     mask, cumulative, positions = (call.get(key) for key in ("attention_mask", "cu_seq_lens_q", "position_ids"))
     rows, length = _shape(call)
     if boundaries.is_marks(mask, length):
@@ -158,7 +169,11 @@ def flat_marks(call: dict[str, Any]) -> Tensor | None:
 
 
 def padded(call: dict[str, Any]) -> Boundaries | None:
-    """The boundaries of a call that holds padded rows; None where it continues from a cache or brings its own mask."""
+    """Return the boundaries of a call that holds padded rows (batch, longest). call: its arguments by name
+
+    None where it continues from a cache. Raises `ConfigError` for a mask of its own shape, and for one row that may hold several
+    sequences.
+    """
     mask, positions = call.get("attention_mask"), call.get("position_ids")
     rows, length = _shape(call)
     if _cached(call):
@@ -216,7 +231,10 @@ def _unflatten(call: dict[str, Any], where: Boundaries, pad_token_id: int | None
 
 
 def repad(module: nn.Module, output: Any, rows: Rows, tokens: int) -> Any:
-    """Every output of one flat row, padded again; a pooled output is pooled again, from each row."""
+    """Return an output of one flat row with every tensor in it padded again, (1, tokens, ...) to (batch, longest, ...).
+
+    module: the backbone, whose pooler pools again from each row; tokens: length of the flat row
+    """
 
     def back(value: Any, key: str = "") -> Any:
         if isinstance(value, Tensor) and value.dim() >= 2:
@@ -238,7 +256,7 @@ def repad(module: nn.Module, output: Any, rows: Rows, tokens: int) -> Any:
 
 
 def cumulative_of(marks: Tensor) -> Tensor:
-    """Cumulated lengths as int32, carrying the boundaries themselves."""
+    """Return cumulated lengths as int32, (sequences + 1,), with the boundaries attached. marks: (1, 1, 1, tokens)"""
     if torch.compiler.is_compiling():
         ends = marks.reshape(-1).nonzero().flatten() + 1
         return torch.cat([ends.new_zeros(1), ends]).int()

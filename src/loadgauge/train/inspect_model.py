@@ -90,14 +90,14 @@ def embedding(model: PreTrainedModel) -> Tensor:
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The logits of an output of transformers; of any other value, the first tensor in it."""
+    """Return the logits of an output of transformers; of any other value, the first tensor in it."""
     logits = getattr(output, "logits", None)
     return logits if isinstance(logits, Tensor) else next(v for v in leaves(output) if isinstance(v, Tensor))
 
 
 @contextlib.contextmanager
 def quiet(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, random numbers put aside; both as before afterwards."""
+    """A context with the model in evaluation mode and random numbers put aside; both are as before afterwards."""
     modes = {module: module.training for module in model.modules()}
     try:
         with torch.random.fork_rng(enabled=True):
@@ -175,7 +175,7 @@ def _probe(
 
 
 def samples_by_run(samples: tuple[Tensor, Tensor]) -> list[tuple[str, Tensor]]:
-    """Both samples under the names their runs are noted by."""
+    """Return both samples, token ids (1, length), each after the name under which its run is noted."""
     return list(zip(("first", "second"), samples, strict=True))
 
 

@@ -25,7 +25,10 @@ class Leak:
 
 @contextlib.contextmanager
 def embeddings(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Within this block the input embeddings of each call become leaves of the graph, listed; parameters are frozen."""
+    """A context that yields a list, to which the input embeddings of each call are added as leaves of the graph.
+
+    Each entry: (batch, positions, width). Parameters are frozen meanwhile.
+    """
     leaves: list[Tensor] = []
 
     def cut(module: nn.Module, args: Any, output: Tensor) -> Tensor:

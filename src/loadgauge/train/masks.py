@@ -58,7 +58,7 @@ class Reach:
         return seen
 
     def over(self, length: int, device: torch.device) -> Tensor:
-        """Boolean mask (length, length) of a sequence: rows are queries, columns keys."""
+        """Return what is visible in a sequence of `length` tokens, boolean (length, length): rows are queries, columns keys."""
         index = torch.arange(length, device=device)
         return self.sees(index[:, None], index[None])
 
@@ -66,12 +66,12 @@ class Reach:
         """Boolean mask (length, length), or None where a sequence that short is simply causal or sees all of itself."""
         if self.plain(length):
             return None
-        known = self._dense.get((length, device))
-        if known is None:
-            known = self.over(length, device)
+        mask = self._dense.get((length, device))
+        if mask is None:
+            mask = self.over(length, device)
             self._dense.clear()  # neighbours in a batch differ in length; only layers of one forward share a mask
-            self._dense[length, device] = known
-        return known
+            self._dense[length, device] = mask
+        return mask
 
     def plain(self, length: int) -> bool:
         """Whether no window, chunk or function of this mask is felt within `length` tokens."""

@@ -24,8 +24,6 @@ from loadgauge.train.boundaries import Boundaries
 from loadgauge.train.hooks import FLAT_KEYS, arguments, by_name
 from loadgauge.train.masks import MaskFunction, Reach, reach_of
 
-MaskBuilder = Callable[[int, Tensor, Tensor | None], Tensor]
-
 
 @dataclass
 class Convention:
@@ -48,13 +46,13 @@ class Notes:
 
 
 def leaves(value: Any) -> list[Any]:
-    """The leaves of an argument: tensors, numbers, None."""
+    """Return the leaves of an argument in any nesting: tensors, numbers, None."""
     flat: list[Any] = tree_flatten(value)[0]
     return flat or [None]
 
 
 def token_dims(first: Any, second: Any, lengths: tuple[int, int]) -> list[int]:
-    """Dimensions that follow the length, from the same tensor of two sequences."""
+    """Return the dimensions that follow the length, from the same tensor of two sequences of `lengths` tokens."""
     if not (isinstance(first, Tensor) and isinstance(second, Tensor) and first.dim() == second.dim()):
         return []
     return [d for d in range(first.dim()) if (first.shape[d], second.shape[d]) == lengths]
@@ -176,9 +174,9 @@ def where_from(source: str, call: dict[str, Any]) -> Boundaries | None:
     value = call.get(source)
     if not isinstance(value, Tensor):
         return None
-    known = getattr(value, "boundaries", None)
-    if isinstance(known, Boundaries):
-        return known
+    attached = getattr(value, "boundaries", None)
+    if isinstance(attached, Boundaries):
+        return attached
     if source == "cu_seq_lens_q":
         return boundaries.from_cumulative(value, int(value[-1]))
     if source == "position_ids":
@@ -188,7 +186,10 @@ def where_from(source: str, call: dict[str, Any]) -> Boundaries | None:
 
 
 def run_per_sequence(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The `forward` of a mixer of an enabled model."""
+    """The `forward` of a mixer of an enabled model: the mixer's own on each sequence, and the outputs joined.
+
+    module: the mixer; args, kwargs: those of its `forward`, with which it is called as it is where no boundaries came
+    """
     original = module.__dict__.get("padding_free_forward") or types.MethodType(type(module).forward, module)
     convention = module.__dict__.get("padding_free_mixer")
     if isinstance(convention, Notes):

@@ -82,7 +82,7 @@ def _per_token(model: nn.Module) -> tuple[float, float]:
         raise ConfigError("is not padding-free: call enable first", key="model")
     top = anatomy.whole(model)
     device = anatomy.embedding(top).device
-    found = []
+    measured = []
     for counts in ((16, 8), (32, 24)):
         rows = [anatomy.sample(top, count, 1)[0].tolist() for count in counts]
         batch = Collator("token")([{"input_ids": row, "labels": row} for row in rows])
@@ -92,7 +92,7 @@ def _per_token(model: nn.Module) -> tuple[float, float]:
             batch.pop("labels")
         batch = {key: v.to(device) if isinstance(v, torch.Tensor) else v for key, v in batch.items()}
         with torch.random.fork_rng(enabled=True):
-            found.append((sum(counts), saved_bytes(functools.partial(model, **batch), model.parameters())))
-    (few, less), (many, more) = found
+            measured.append((sum(counts), saved_bytes(functools.partial(model, **batch), model.parameters())))
+    (few, less), (many, more) = measured
     each = (more - less) / (many - few)
     return each, less - each * few

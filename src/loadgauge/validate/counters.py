@@ -10,13 +10,11 @@ from typing import Literal, get_args
 import msgspec
 
 from loadgauge.errors import ConfigError
+from loadgauge.estimate.memory.counters import Reading
 from loadgauge.estimate.result import Estimate
 
-RESERVE = (0.0, 0.047, 0.10)
-"""What the caching allocator holds beyond the allocated peak, as a share of it: low, usual, high. Measured: the 19 runs
-of SimuMax's B200 release that print both counters, whose median is 1.047 and whose extremes are 1.028 and 1.093."""
-
-Kind = Literal["allocated", "reserved", "device", "unknown"]
+Kind = Literal["allocated", "active", "reserved", "device", "nvidia-smi", "unknown"]
+"""`device` is what the driver shows, as `nvidia-smi` does."""
 
 
 class Counter(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -41,16 +39,17 @@ class Counter(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 UNKNOWN = Counter()
 
 
-def reading(counter: Counter, estimate: Estimate) -> tuple[float, float, float]:
-    """Return what the counter would show [bytes]: low, predicted, high. An unknown one is between allocated and device."""
-    memory = estimate.memory
+def reading(counter: Counter, estimate: Estimate, *, calibrated: bool = True) -> Reading:
+    """Return what the counter would show [bytes]. An unknown one is between allocated and what the driver shows.
+
+    calibrated: whether the range includes the spread of published runs, or only what is known to differ
+    """
+    memory, margins = estimate.memory, estimate.memory.margins
+    if not calibrated:
+        margins = msgspec.structs.replace(margins, spread=msgspec.structs.replace(margins.spread, low=1.0, high=1.0))
     outside = memory.parts["outside"] - memory.workspaces
     allocated = (memory.stages[-1] if counter.last_stage else memory.total) - outside
-    if counter.kind == "allocated":
-        return allocated, allocated, allocated
-    low, usual, high = (allocated * (1 + share) for share in RESERVE)
-    if counter.kind == "reserved":
-        return low, usual, high
-    if counter.kind == "device":
-        return low + memory.low - memory.allocated, usual + outside, high + outside
-    return allocated, usual, high + outside
+    if counter.kind != "unknown":
+        return margins.reading("nvidia-smi" if counter.kind == "device" else counter.kind, allocated)
+    least, most = (margins.reading(kind, allocated) for kind in ("allocated", "nvidia-smi"))
+    return Reading(least.low, margins.reading("reserved", allocated).value, most.high)

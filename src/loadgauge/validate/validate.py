@@ -11,7 +11,7 @@ from loadgauge.errors import Error, NotModelled
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.setup import Setup
-from loadgauge.spec.calibration import Rates
+from loadgauge.spec.calibration import Efficiencies
 from loadgauge.spec.hardware import Cluster
 from loadgauge.units import GIB
 from loadgauge.validate.counters import reading
@@ -52,19 +52,22 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 Others = Sequence[tuple[str, Setup]]
 """The setups of a run's variants, each with its open question (knob)."""
-RatesOf = Callable[[str], Rates]
+EfficienciesOf = Callable[[str], Efficiencies]
 """The efficiencies of a GPU by its id, in place of those that come with loadgauge."""
 
 
 def validate(
     runs: Runs | Sequence[Run],
     quantities: Sequence[Quantity] = ("time", "memory"),
-    rates: RatesOf | None = None,
+    efficiencies: EfficienciesOf | None = None,
     progress: Callable[[], object] | None = None,
+    *,
+    calibrated: bool = True,
 ) -> tuple[Record, ...]:
     """Predict every measured number of the runs: a `Record` each, in their order; rows that could not be read come last.
 
     `progress` is called after each run. A run that cannot be predicted gives a record with a `reason`; nothing is raised.
+    calibrated: whether ranges of memory include the spread of published runs
 
     >>> from loadgauge.validate.runs import parse
     >>> text = "id,model,gpu,gpus,seq_len,zero,framework,peak_memory_gib,memory_kind"
@@ -75,7 +78,7 @@ def validate(
     rows = runs.runs if isinstance(runs, Runs) else runs
     records: list[Record] = []
     for run in rows:
-        records += _records(run, quantities, rates)
+        records += _records(run, quantities, efficiencies, calibrated)
         if progress is not None:
             progress()
     if isinstance(runs, Runs):
@@ -84,7 +87,9 @@ def validate(
     return tuple(records)
 
 
-def _records(run: Run, quantities: Sequence[Quantity], rates: RatesOf | None) -> Iterator[Record]:
+def _records(
+    run: Run, quantities: Sequence[Quantity], efficiencies: EfficienciesOf | None, calibrated: bool
+) -> Iterator[Record]:
     timed = "time" in quantities and run.measured.timed
     weighed = "memory" in quantities and run.measured.peak_memory_gib is not None
     if not timed and not weighed:
@@ -98,14 +103,15 @@ def _records(run: Run, quantities: Sequence[Quantity], rates: RatesOf | None) ->
         except Error as error:
             reason = str(error)
     if timed:
-        yield _checked(run, "time", setup, others, reason or run.untimed, rates)
+        yield _checked(run, "time", setup, others, reason or run.untimed, efficiencies, calibrated)
     if weighed:
-        yield _checked(run, "memory", setup, others, reason or run.miscounted, rates)
+        yield _checked(run, "memory", setup, others, reason or run.miscounted, efficiencies, calibrated)
 
 
 def _checked(
-    run: Run, quantity: Quantity, setup: Setup | None, others: Others, reason: str, rates: RatesOf | None
-) -> Record:
+    run: Run, quantity: Quantity, setup: Setup | None, others: Others, reason: str, efficiencies: EfficienciesOf | None,
+    calibrated: bool,
+) -> Record:  # fmt: skip
     assumed = run.assumed
     if assumed is None:
         assumed = () if setup is None else tuple(f"{name}: {value}" for name, value in setup.assumed.items())
@@ -119,26 +125,27 @@ def _checked(
         return msgspec.structs.replace(record, reason=reason)
     try:
         if quantity == "memory":
-            return _memory(run, setup, others, record)
-        return _time(run, setup, others, record, rates)
+            return _memory(run, setup, others, record, calibrated)
+        return _time(run, setup, others, record, efficiencies)
     except Error as error:
         return msgspec.structs.replace(record, reason=str(error))
 
 
-def _memory(run: Run, setup: Setup, others: Others, record: Record) -> Record:
-    low, predicted, high = reading(run.counter, _estimate(setup))
+def _memory(run: Run, setup: Setup, others: Others, record: Record, calibrated: bool) -> Record:
+    shown = reading(run.counter, _estimate(setup), calibrated=calibrated)
+    low, high = shown.low, shown.high
     # Each open question alone, and all of them together in the direction that each one pulls.
-    for values in _by_knob(others, lambda other: reading(run.counter, _estimate(other))[1] - predicted):
+    for values in _by_knob(others, lambda other: reading(run.counter, _estimate(other)).value - shown.value):
         low += min(0.0, *values)
         high += max(0.0, *values)
     assert record.measured is not None
-    return _with(record, record.measured, predicted, max(low, 0.0), high)
+    return _with(record, record.measured, shown.value, max(low, 0.0), high)
 
 
-def _time(run: Run, setup: Setup, others: Others, record: Record, rates: RatesOf | None) -> Record:
+def _time(run: Run, setup: Setup, others: Others, record: Record, efficiencies: EfficienciesOf | None) -> Record:
     measured = step_seconds(run, setup)
     place = machine(setup)
-    fitted = None if rates is None else rates(place.gpu.id)
+    fitted = None if efficiencies is None else efficiencies(place.gpu.id)
     time = _estimate(setup, place, fitted).time
     if time is None:
         raise NotModelled("no time was predicted")
@@ -184,5 +191,5 @@ def machine(setup: Setup) -> Cluster:
     return setup.cluster
 
 
-def _estimate(setup: Setup, place: Cluster | None = None, rates: Rates | None = None) -> Estimate:
-    return estimate(setup.model, setup.layout, setup.training, setup.gpu, place, rates=rates)
+def _estimate(setup: Setup, place: Cluster | None = None, efficiencies: Efficiencies | None = None) -> Estimate:
+    return estimate(setup.model, setup.layout, setup.training, setup.gpu, place, efficiencies=efficiencies)

@@ -57,7 +57,7 @@ class Api:
         return catalogue()
 
     async def estimate(self, request: Request) -> Any:
-        """Answer a `Question` with the estimate and its figures. Raises `Refused` or an `Error`, which become error answers."""
+        """Answer a `Question` with the estimate and its figures, as JSON. Raises `Refused` or `Error`, answered as errors."""
         return handlers.estimate(decode(await request.body(), handlers.Question), self.uploads)
 
     async def warm(self) -> None:

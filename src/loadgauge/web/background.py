@@ -78,13 +78,16 @@ class Background:
             await self.second.ask("explain", "", question={"flags": flags, "id": "activations"}, uploads={})
 
     async def ask(self, task: str, request: Request) -> Any:
-        """Answer a question about the flags alongside the estimates, so that a moving slider does not wait for it."""
+        """Answer a question about the flags in another process, so that a moving slider does not wait for it.
+
+        task: its name in `TASKS`; returns the answer as JSON. Raises `Refused` for a body that cannot be read.
+        """
         question = decode(await request.body(), load(TASKS[task].question))
         uploads = self.uploads.of(question.flags)
         return await self.second.ask(task, "", question=msgspec.to_builtins(question), uploads=uploads)
 
     async def plan(self, request: Request) -> Any:
-        """Search for every layout that fits; a newer plan of the same page replaces this one."""
+        """Search for every layout that fits, and return the answer as JSON; a newer plan of the same page replaces this one."""
         asked = decode(await request.body(), Plan)
         texts, path = self.uploads.of(asked.flags), ""
         if str(asked.flags.get("model", "")).startswith(PREFIX):
@@ -94,14 +97,14 @@ class Background:
         )  # fmt: skip
 
     async def validation(self, request: Request) -> Any:
-        """Compare predictions with published runs, from row `since` on."""
+        """Return as JSON how predictions compare with published runs, from row `since` of the request on."""
         since = request.query_params.get("since", "0")
         if not (since.isascii() and since.isdecimal() and len(since) < 10):
             raise Refused(400, "since must be a number of rows")
         return await self.validator.ask("validation", "", since=int(since))
 
     async def drop(self, request: Request) -> Any:
-        """Read a file that was dropped; a model's config and lengths of sequences are kept as uploads."""
+        """Read a file that was dropped, and return what it is; configs and sequence lengths are kept as uploads."""
         asked = decode(await request.body(), Drop)
         answer = await self.reader.ask(
             "text", "", name=asked.name, text=asked.text, base64_text=asked.base64, others=dict(self.named)
@@ -120,7 +123,7 @@ class Background:
         return document
 
     async def snapshot(self, request: Request) -> Any:
-        """Diagnose a snapshot of the allocator. The body is written to disk as it arrives and deleted afterwards."""
+        """Return the diagnosis of an allocator snapshot. The body is written to disk as it arrives and deleted afterwards."""
         device = request.query_params.get("device", "0")
         if not (device.isascii() and device.isdecimal() and len(device) < 4):
             raise Refused(400, "device must be a number")

@@ -23,7 +23,7 @@ PRESETS: tuple[dict[str, Any], ...] = (
     {
         "name": "Llama 3.1 8B, 8 H100, FSDP",
         "flags": {
-            "model": "llama-3.1-8b", "gpu": "h100-sxm5-80gb", "gpus": "8", "zero": "3", "seq-len": "8192",
+            "model": "llama-3.1-8b", "gpu": "h100-sxm5-80gb", "gpus": "8", "zero": "3", "seq-len": "4096",
             "micro-batch": "1", "global-batch": "64", "framework": "torchtitan", "recompute": "selective",
         },
     },
@@ -66,10 +66,15 @@ def catalogue() -> dict[str, Any]:
     return {
         "models": [model_row(find_model(name)) for name in models()],
         "gpus": [gpu_row(card) for card in gpus()],
-        "flags": [flag_row(name, field) for name, field in fields().items() if name != "model"],
+        "flags": [flag_row(name, field) for name, field in fields().items() if _shown(name, field)],
         "dialects": list(FILES),
         "presets": list(PRESETS),
     }
+
+
+def _shown(name: str, field: Field) -> bool:
+    """Whether a field is a control of the page: job files are dropped onto it, never named."""
+    return name != "model" and field.group != "file"
 
 
 def flag_row(name: str, field: Field) -> dict[str, Any]:

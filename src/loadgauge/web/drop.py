@@ -71,7 +71,10 @@ def text(name: str, text: str = "", base64_text: str = "", others: dict[str, str
 
 
 def snapshot(path: str, device: int = 0) -> dict[str, Any]:
-    """Diagnose a snapshot of PyTorch's allocator. The pickle is read without classes or functions, so none of it runs."""
+    """Return the diagnosis of a snapshot of PyTorch's allocator as plain values [bytes]. device: index of the GPU in it
+
+    The pickle is read without classes or functions, so none of it runs. Raises `ConfigError` for what is no snapshot.
+    """
     from loadgauge.oom.diagnose import of_file
 
     with Path(path).open("rb") as file:

@@ -60,7 +60,7 @@ def error_answer(error: Exception) -> tuple[int, dict[str, Any]]:
 
 
 def error_body(text: str, kind: str, code: int = CANNOT_TELL) -> dict[str, Any]:
-    """The JSON body of an error: the text on one printable line, its kind, and the exit code."""
+    """Return the JSON body of an error: the text on one printable line, its kind, and the exit code of the command line."""
     line = " ".join(text.split())
     shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
     return {"error": shown[:LONGEST], "kind": kind, "code": code}

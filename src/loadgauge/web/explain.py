@@ -23,7 +23,10 @@ ADDRESSES = (
 
 
 def explained(result: Estimate, id: str) -> dict[str, Any]:
-    """What there is to say of one block, by its id; the numbers are those of `loadgauge estimate --explain`."""
+    """Return the rule, formulas, tensors and sources of one block of the treemap, by its id, as plain values [bytes].
+
+    Raises `ConfigError` for an unknown block. The numbers are those of `loadgauge estimate --explain`.
+    """
     part = id.partition("/")[0]
     if part not in PARTS:
         raise ConfigError(f"no block {id[:60]!r}", key="id")

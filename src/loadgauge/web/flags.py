@@ -9,6 +9,7 @@ import msgspec
 
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.result import Estimate
+from loadgauge.families.catalogue import find_model, names_file
 from loadgauge.families.catalogue import model as catalogued
 from loadgauge.resolve.reproduce import completer
 from loadgauge.resolve.resolve import resolve_job
@@ -48,12 +49,19 @@ def model_of(state: State, uploads: Uploads) -> ModelSpec:
         raise ConfigError("none is chosen", key="model")
     if name.startswith(PREFIX):
         return uploads.model(name)
-    return catalogued(name)
+    if names_file(name):
+        return catalogued(name)  # which says that there is none of that name
+    return find_model(name)
 
 
 def files_of(state: State, uploads: Uploads) -> State:
     """The state with ids of uploads replaced by the paths where they are kept. Raises `ConfigError` for any other file."""
+    for name, field in fields().items():
+        if field.group == "file" and written(name, state.get(name, "")):
+            raise ConfigError("a file cannot be named here; drop it onto the page", key=name)
     measured, lengths = (written(name, state.get(name, "")) for name in ("measured", "lengths"))
+    if written("gpu", state.get("gpu", "")).endswith(".toml"):
+        raise ConfigError("a file cannot be named here; a size can, as memory", key="gpu")
     if "lengths" in measured:
         raise ConfigError("a file of lengths cannot be named here", key="measured")
     if not lengths or UNIFORM.fullmatch(lengths):

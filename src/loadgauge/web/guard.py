@@ -74,7 +74,7 @@ class Guard:
             await refuse(error, send)
 
     def check(self, scope: Scope, headers: dict[str, str]) -> int:
-        """Return the limit of the body [bytes]. Raises `Refused`."""
+        """Return the limit of the body [bytes]. Raises `Refused` without the token, or for another host, origin or method."""
         path, method = scope["path"], scope["method"]
         if headers.get("host", "").lower() not in self.hosts:
             text = "this host is not served here; open the address that `loadgauge serve` printed"

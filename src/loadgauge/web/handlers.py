@@ -26,7 +26,7 @@ RANGED = (
     "gpus_needed",
 )  # fmt: skip
 """Figures that depend on the step time, and have a range because it has one."""
-ENDINGS = {"json": "json", "yaml": "yaml", "toml": "toml", "argv": "sh"}
+ENDINGS = {"json": "json", "yaml": "yaml", "toml": "toml", "argv": "sh", "python": "py"}
 NAMES = {"deepspeed": "ds_config"}
 """File names from the documentation of a tool, where they differ from its name."""
 

@@ -73,7 +73,7 @@ class Uploads:
         return str(self.files[key][1])
 
     def config(self, key: str) -> Path:
-        """Write the config of an uploaded model to disk and return its path."""
+        """Write the config of an uploaded model, by its id, to disk and return its path. Raises as `model`."""
         self.model(key)
         folder = Path(self.folder.name) / "models" / key.removeprefix(PREFIX)
         folder.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ class Done:
 
 @cache
 def order() -> tuple[Run, ...]:
-    """Return the published runs, mixed over the sources."""
+    """Return the published runs, mixed so that the first rows are of many sources."""
     runs = published().runs
     stride = STRIDE if len(runs) % STRIDE else STRIDE + 2
     return tuple(runs[place * stride % len(runs)] for place in range(len(runs)))

@@ -193,7 +193,7 @@ class Pool:
         self.workers = [Worker(seconds, room) for _ in range(count)]
 
     async def ask(self, task: str, page: str = "", /, **given: Any) -> msgspec.Raw:
-        """Ask the worker with the shortest queue; see `Worker.ask`."""
+        """Ask the worker with the shortest queue, and return its answer as JSON; arguments and errors as in `Worker.ask`."""
         return await min(self.workers, key=lambda worker: worker.waiting).ask(task, page, **given)
 
     async def close(self) -> None:

@@ -20,7 +20,7 @@ from loadgauge.web.protocol import READY, TASKS, Asked, Task, framed, read_messa
 
 
 def answer(asked: Asked) -> dict[str, Any]:
-    """Carry out a task: `{"answer": ...}`, or the status and body of an error."""
+    """Carry out a task and return `{"answer": ...}`, or the status and body of an error; nothing is raised."""
     try:
         with address_space(asked.room):
             return {"answer": _call(TASKS[asked.task], asked.given)}

@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.algebra import Size
+from loadgauge.algebra import Size, same
+from loadgauge.estimate.memory import zero_engine
 from loadgauge.estimate.memory.gathered import copies
 from loadgauge.estimate.memory.in_flight import Work
-from loadgauge.estimate.memory.overhead import COMMUNICATOR, CONTEXT, communicators
+from loadgauge.estimate.memory.overhead import COMMUNICATOR, communicators, context
 from loadgauge.estimate.memory.phases import PARTS, Holding, Moment, Phase, StageAtWork
 from loadgauge.estimate.memory.rank_memory import End, Kept
 from loadgauge.estimate.memory.states import RankWeights, States, WeightCount, model_states
@@ -23,6 +24,7 @@ from loadgauge.estimate.schedule.stages import Key
 from loadgauge.estimate.symbols import kinds
 from loadgauge.layers.operations import NOTHING, Layer, Recompute, Tensor
 from loadgauge.sources import cite
+from loadgauge.spec.hardware import Gpu
 from loadgauge.spec.lora import base_format
 from loadgauge.spec.optimizers import OPTIMIZERS
 
@@ -49,10 +51,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger:
-    """The entries of one rank of a stage at one phase of the step. `workspaces`: bytes of cuBLAS and the like."""
+    """The entries of one rank of a stage at one phase of the step. `workspaces`: bytes of cuBLAS and the like on `gpu`."""
 
-    def __init__(self, rank: StageAtWork, moment: Moment, workspaces: float = 0.0) -> None:
-        self.rank, self.moment, self.workspaces = rank, moment, workspaces
+    def __init__(self, rank: StageAtWork, moment: Moment, workspaces: float = 0.0, gpu: Gpu | None = None) -> None:
+        self.rank, self.moment, self.workspaces, self.gpu = rank, moment, workspaces, gpu
         self.memory, self.stage = rank.memory, rank.stage
         self.layout, self.training = self.memory.layout, self.memory.training
         self.work: Work | None = moment.work
@@ -86,7 +88,7 @@ class Ledger:
         readers: dict[str, Callable[[], Iterable[Entry]]] = {
             "weights": self._weights, "gradients": self._gradients, "optimizer": self._optimizer,
             "gathered": self._gathered, "activations": self._activations, "loss": self._loss,
-            "transient": self._transient, "outside": self._outside,
+            "transient": self._transient, "evaluation": self._evaluation, "outside": self._outside,
         }  # fmt: skip
         return tuple(entry for entry in readers[part]() if entry.nbytes)
 
@@ -143,7 +145,17 @@ class Ledger:
         source = str(cite(precision.source))
         for where, count, ranks in self.groups():
             over = self.over(ranks, self.training.framework.weights_stage)
-            plain, base = WeightCount(trainable=count.trainable, frozen=count.frozen), WeightCount(base=count.base)
+            narrow = count.trainable - count.wide
+            plain, base = (
+                WeightCount(trainable=narrow, frozen=count.frozen - count.wide_frozen),
+                WeightCount(base=count.base),
+            )
+            for of, wide in (
+                ("adapters", WeightCount(trainable=count.wide, wide=count.wide)),
+                ("frozen ones cast to float32", WeightCount(frozen=count.wide_frozen, wide_frozen=count.wide_frozen)),
+            ):
+                text = f"{wide.total:,} parameters{where} ({of}) x 4 B{over}"
+                yield self.entry("weights", text, self.states(wide, ranks).weights, source=str(cite("peft")))
             what = f"{plain.total:,} parameters{where} x {precision.weight} B{over}"
             yield self.entry("weights", what, self.states(plain, ranks).weights, source=source)
             what = f"{base.total:,} frozen base parameters{where} x {itemsize}{over}"
@@ -162,27 +174,48 @@ class Ledger:
     def whole_gradients(self) -> bool:
         """Whether the rank has gradients of all its weights at this phase."""
         phases = (Phase.STEP, Phase.EMBEDDING, Phase.REDUCTION)
+        if self.moment.phase.between_steps:
+            return not self.memory.frees_gradients
         return not self.memory.lazy or self.rank.accumulating or self.moment.phase in phases
 
     def _gradients(self) -> Iterator[Entry]:
         memory, precision, phase = self.memory, self.training.precision, self.moment.phase
-        fsdp = memory.fully_sharded and self.layout.zero_ranks > 1
+        if self.training.optimizer.one_block:
+            text = f"the one layer that is trained x {precision.gradient} B"
+            yield self.entry("gradients", text, self.rank.states.gradients)
+            return
+        if self.training.optimizer.in_backward:
+            text = "the tied table's gradient, until that of the embedding is added"
+            held = self.rank.head_gradients if phase in (Phase.PREDICTION, Phase.BACKWARD) else 0
+            yield self.entry("gradients", text, held)
+            return
+        if memory.engine is not None and not phase.between_steps and self.moment.point is not None:
+            for what, nbytes in zero_engine.gradients(memory, self.stage, self.moment.point).items():
+                yield self.entry("gradients", what, nbytes, source=str(cite(self.training.framework.source)))
+            return
+        fsdp = memory.fully_sharded and self.layout.zero_ranks > 1 and not phase.between_steps
         accumulating, key = self.rank.accumulating, self.key
         pieces: list[tuple[str, RankWeights]] = []
         unreduced = RankWeights()
+        source = str(cite(precision.source))
+        if memory.whole_gradients and phase not in (Phase.STEP, Phase.REDUCTION):
+            number = self.rank.weights.all.trainable
+            text = f"{number:,} parameters (all, whole until the last micro-batch) x {precision.reduced} B"
+            yield self.entry("gradients", text, self.rank.whole_gradients, source=str(cite("accelerate")))
+            return
         if fsdp and not memory.by_layer and phase is not Phase.STEP:
             pass  # whole ones, among the gathered copies
         elif self.whole_gradients:
             pieces.append(("all of the rank", self.rank.weights))
-            if fsdp and phase in (Phase.EMBEDDING, Phase.REDUCTION) and not accumulating:
-                unreduced = self.rank.ends
+            if fsdp and phase in (Phase.EMBEDDING, Phase.REDUCTION) and (memory.whole_gradients or not accumulating):
+                unreduced = self.rank.last_reduced
             if accumulating and memory.lazy and not fsdp and key is not None and self.stage.last:
-                tied = RankWeights.of(tuple(weight for operation in memory.head for weight in operation.borrows))
+                tied = memory.count(tuple(weight for operation in memory.head for weight in operation.borrows))
                 pieces.append(("the tied table's new gradient, not summed yet", tied))
         elif key is not None:
             head = RankWeights()
-            if self.stage.last and not fsdp:
-                head = RankWeights.of(
+            if self.stage.last and (not fsdp or memory.ends_apart):
+                head = memory.count(
                     tuple(weight for operation in memory.head for weight in (*operation.weights, *operation.borrows))
                 )
             if memory.prediction is not None and self.stage.last:
@@ -190,9 +223,9 @@ class Ledger:
             done = self.moment.gone
             pieces = [("head", head), (f"the {sum(done.values())} layers whose backward is over", memory.weights(done))]
         over = self.over(self.layout.zero_ranks, 2)
-        source = str(cite(precision.source))
         for what, count in pieces:
-            text = f"{count.all.trainable:,} parameters ({what}) x {precision.gradient} B{over}"
+            itemsize = precision.gradient if same(count.all.wide, 0) else 4
+            text = f"{count.all.trainable:,} parameters ({what}) x {itemsize} B{over}"
             yield self.entry("gradients", text, memory.states(count).gradients, source=source)
         text = f"{unreduced.all.trainable:,} parameters (embedding and head, not reduced yet) x {precision.gradient} B{over}"
         yield self.entry("gradients", text, -memory.states(unreduced).gradients, source=source)
@@ -201,41 +234,64 @@ class Ledger:
         precision, optimizer = self.training.precision, self.training.optimizer
         bare = msgspec.structs.replace(precision, main_gradient=0, master=0)
         sources = {"source": str(cite(precision.source))}
+        if optimizer.one_block:
+            what = f"{optimizer.name}: float32 weights and {optimizer.moments} moments of the one layer that is trained"
+            yield self.entry("optimizer", what, self.rank.states.optimizer, source=str(cite(optimizer.source)))
+            return
         for where, count, ranks in self.groups():
             of = f"{count.trainable:,} parameters{where}"
             over = self.over(ranks, 1)
             for what, field in (("float32 main gradients", "main_gradient"), ("float32 master weights", "master")):
                 itemsize = getattr(precision, field)
                 only = msgspec.structs.replace(bare, **{field: itemsize})
-                nbytes = self.states(count, ranks, precision=only, optimizer=OPTIMIZERS["sgd"]).optimizer
+                plain = WeightCount(trainable=count.trainable)
+                nbytes = self.states(plain, ranks, precision=only, optimizer=OPTIMIZERS["sgd"]).optimizer
                 yield self.entry("optimizer", f"{what}: {of} x {itemsize} B{over}", nbytes, **sources)
             nbytes = self.states(count, ranks, precision=bare).optimizer
-            what = f"{optimizer.name}: {of} x {self._moments()}{over}"
+            what = f"{optimizer.name}: {of} x {self._moments(same(count.wide, 0))}{over}"
             yield self.entry("optimizer", what, nbytes, source=str(cite(optimizer.source)))
 
-    def _moments(self) -> str:
-        """What the optimizer holds for each parameter, in words."""
+    def _moments(self, narrow: bool = True) -> str:
+        """What the optimizer holds for each parameter, in words; narrow: none is float32 beside 16-bit ones."""
         optimizer = self.training.optimizer
         if optimizer.factored:
             return "a row and a column of float32 for each matrix"
+        if (low := optimizer.low_rank) is not None:
+            return f"{optimizer.moments} moments, of the blocks' matrices of rank {low.rank}, with the projections"
+        if optimizer.preconditioners is not None:
+            return f"{optimizer.moments} moments, and {2 * optimizer.preconditioners.each} squares for each matrix"
+        if optimizer.paged:
+            return f"{optimizer.moments} moments, of tensors below {optimizer.paged:,} elements (the others are paged)"
         itemsize = optimizer.moment(self.training.precision)
+        if not narrow and optimizer.moment_bytes is None:
+            itemsize = 4
         special = optimizer.matrix_moments
         fewer = "" if special is None else f" ({special} for the matrices of the blocks)"
-        return f"{optimizer.moments} moments{fewer} x {itemsize:g} B"
+        kept = f" (4 B below {optimizer.small:,} elements" if optimizer.small_float32 else ""
+        kept += ", and of embeddings)" if optimizer.table_float32 else ")" if kept else ""
+        return f"{optimizer.moments} moments{fewer} x {itemsize:g} B{kept}"
 
     # -- copies, and what no tensor of the step is ----------------------------------------------------------------------
 
     def _gathered(self) -> Iterator[Entry]:
-        if self.moment.point is not None:
+        if self.moment.phase is Phase.SAVING:
+            for what, nbytes in self.moment.items:
+                yield self.entry("gathered", what, nbytes)
+        elif self.moment.point is not None:
             source = str(cite(self.training.framework.source))
             for what, nbytes in copies(self.memory, self.stage, self.moment.point).items():
                 yield self.entry("gathered", what, nbytes, source=source)
+
+    def _evaluation(self) -> Iterator[Entry]:
+        if self.moment.phase is not Phase.SAVING:
+            for what, nbytes in self.moment.items:
+                yield self.entry("evaluation", what, nbytes)
 
     def _outside(self) -> Iterator[Entry]:
         groups = communicators(self.layout)
         what = f"buffers of {groups} NCCL communicators, one an axis with several ranks"
         for text, nbytes in (
-            ("CUDA context and loaded kernels", CONTEXT.value),
+            ("CUDA context and loaded kernels", context(self.gpu).value),
             ("workspaces of cuBLAS and Transformer Engine, from PyTorch's allocator", self.workspaces),
             (what, groups * COMMUNICATOR.value),
         ):
@@ -323,14 +379,18 @@ class Ledger:
                 terms.setdefault(term.unit, term)
                 stored[term.unit] = stored.get(term.unit, 0) + holding.whole * term.stored
                 waiting[term.unit] = waiting.get(term.unit, 0) + holding.waiting * term.count
+        first = self.memory.key(self.stage, self.stage.start)
+        if End.IDLE in terms:
+            stored[first] = stored[first] - stored[End.IDLE]  # it has a block of its own, of what it does keep
         for unit, term in sorted(terms.items(), key=lambda item: _order(item[0])):
             name, times, waits = self.term_name(term), stored[unit], waiting[unit]
             more = waits * term.waiting
             if unit is End.SHARED:
                 text = "rotary tables and masks, which all layers share"
                 yield self.entry("activations", text, times * term.kept, layer=name, times=times)
-            elif unit is End.PREDICTION:
-                yield self.entry("activations", name, times * term.kept + more, layer=name, times=times)
+            elif unit in (End.PREDICTION, End.IDLE):
+                whole = self.memory.facts[first].kept if unit is End.IDLE else 0
+                yield self.entry("activations", name, times * (whole + term.kept) + more, layer=name, times=times)
             else:
                 layer, again = self.memory.embedding, NOTHING
                 if unit is not End.EMBEDDING:
@@ -360,7 +420,10 @@ class Ledger:
             yield self.entry("loss", what, memory.prediction.head, layer="head", operation="prediction")
         what = f"{waits:g} that wait for the gradient of the head's weights x {head_waiting:,} B"
         yield self.entry("loss", what, waits * head_waiting, layer="head", operation="waiting", times=waits)
-        if phase is Phase.LOSS:
+        if phase is Phase.LOSS and self.moment.point is not None and self.moment.point.doing == "prediction":
+            what = "the head's gradient, while it is copied into the bucket"
+            yield self.entry("loss", what, memory.head_copied, layer="head", operation="working")
+        elif phase is Phase.LOSS:
             point, forward, backward = self.moment.point, memory.head_forming, memory.head_backward
             chosen = None if point is None or not memory.head_apart else {"head": True, "loss": False}.get(point.doing)
             is_forward = forward >= backward if chosen is None else chosen
@@ -372,12 +435,20 @@ class Ledger:
         phase, total, key, work = self.moment.phase, self.moment.parts["transient"], self.moment.key, self.work
         group, memory = self.layout.recompute.group, self.memory
         if phase is Phase.EMBEDDING:
-            output = memory.embedding.operations[-1].outputs[0].nbytes
+            output = memory.embedding.operations[-1].outputs[0].nbytes if memory.reaches_embedding else 0
             what = "a second gradient of the token table, until the two are summed"
             yield self.entry("transient", what, total - output, layer="embedding")
             yield self.entry("transient", "the gradient of the embedding's output", output, layer="embedding")
         elif phase is Phase.REDUCTION:
             what = "whole gradients of the unit that is reduced, as they came and in the dtype of the reduction"
+            yield self.entry("transient", what, total)
+        elif phase.between_steps:
+            return
+        elif phase is Phase.CLIP:
+            what = "the last reduction, the norm of the gradients in float64, or their float32 copy"
+            yield self.entry("transient", what, total)
+        elif key is None and phase is Phase.FORWARD:
+            what = "the last layer's output, and what the model's forward holds: masks, the embedding's output"
             yield self.entry("transient", what, total)
         elif key is None:
             what = f"temporary of {self.training.framework.name}'s optimizer step"
@@ -401,6 +472,10 @@ class Ledger:
                 more = min(group, self.stage.stop - self.stage.start) - 1
                 what = f"{more} more layers of the group, run again together"
                 yield self.entry("transient", what, more * facts.layer.saved(), layer=kind)
+            if memory.engine is not None:
+                more = min(group, self.stage.stop - self.stage.start) - 1 if key[1] and group > 1 else 0
+                rest = total - (facts.working - facts.kept + more * facts.layer.saved())
+                yield self.entry("transient", "what a full bucket's flat copy needs more than that", rest)
 
 
 def _order(unit: Key | End) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from loadgauge.algebra import Size, maximum
 from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute, Tensor
 
+_FLOAT32 = 4
+
 
 class _Alive:
     """Tensors by name, and the bytes of all together."""
@@ -29,23 +31,88 @@ class _Alive:
             self.nbytes = self.nbytes - self.sizes.pop(name)
 
 
-def forward_peak(layer: Layer, recompute: Recompute = NOTHING, held: tuple[str, ...] = ()) -> Size:
+def forward_peak(
+    layer: Layer,
+    recompute: Recompute = NOTHING,
+    held: tuple[str, ...] = (),
+    until: int | None = None,
+    *,
+    hosts: bool = False,
+) -> Size:
     """Return the largest number of bytes alive at once during the forward of a layer, including what it keeps.
 
     Tensors live from the operation that writes them to the last one that reads them, those kept for backward to the end.
-    held: names of tensors that the caller holds until the layer returns
+    held: names of tensors that the caller holds until the layer returns; until: the operation whose kept tensors
+        are the last that is wanted; hosts: what it keeps goes to host memory, and is not counted
     """
-    kept = {tensor.name for tensor in layer.kept(recompute)}.union(held)
-    last_use = {tensor.name: index for index, operation in enumerate(layer) for tensor in operation.inputs}
+    kept = set(held) if hosts else {tensor.name for tensor in layer.kept(recompute)}.union(held)
+    last_use = {
+        tensor.name: index for index, operation in enumerate(layer) for tensor in (*operation.inputs, *operation.holds)
+    }
     alive = _Alive()
     peak: Size = 0
     for index, operation in enumerate(layer):
-        for tensor in (*operation.inputs, *operation.outputs, *operation.keeps):
+        # What an operation keeps is kept before it runs.
+        made = () if index == until else operation.outputs
+        for tensor in (*operation.inputs, *made, *operation.keeps):
             alive.add(tensor)
         peak = maximum(peak, alive.nbytes + operation.workspace)
-        for name in [n for n in alive.sizes if n not in kept and last_use.get(n, index) <= index]:
-            alive.drop(name)
+        if index == until:
+            break
+        for tensor in (*operation.inputs, *operation.holds, *made, *operation.keeps):
+            if tensor.name not in kept and last_use.get(tensor.name, index) <= index:
+                alive.drop(tensor.name)
     return peak
+
+
+def idle_kept(layer: Layer, copy: Size = 0) -> Size:
+    """Return the bytes that a layer would keep, and does not where nothing before it is trained.
+
+    Autograd keeps only what the gradient of something trained needs: what comes before the first adapter keeps nothing.
+    copy: bytes of an element of the copies of matrices that autocast makes, which only gradients of inputs need
+    """
+    copies: Size = 0
+    reached: set[str] = set()
+    kept: set[str] = set()
+    for operation in layer:
+        read = (*operation.weights, *operation.borrows)
+        needed = any(tensor.name in reached for tensor in operation.inputs)
+        if not needed:
+            copies = copies + sum(w.numel for w in read if w.cast and not w.trainable and w.kind in ("matrix", "head"))
+        if needed or any(weight.trainable for weight in read):
+            reached.update(tensor.name for tensor in operation.outputs)
+            # A weight that the layer makes has no input, and its gradient needs those copies.
+            own = () if needed or not operation.inputs else {f"{weight.name}.cast" for weight in operation.weights}
+            kept.update(tensor.name for tensor in operation.keeps if tensor.name not in own)
+    return copy * copies + sum(tensor.nbytes for tensor in layer.kept() if tensor.name not in kept)
+
+
+def keeps_input(layer: Layer) -> bool:
+    """Return whether a layer keeps its input for the backward."""
+    return any(tensor.name == "input" for tensor in layer.kept())
+
+
+def returned(head: Layer) -> Size:
+    """Return the bytes of the logits that a model returns, and of a copy of them in float32."""
+    logits = [one.outputs[0] for one in head if one.name == "head.logits"]
+    return sum(tensor.nbytes + 4 * tensor.numel for tensor in logits)
+
+
+def rerun_peak(layer: Layer) -> Size:
+    """Return the most alive while a whole layer runs again for its backward [bytes], with the gradients made before.
+
+    It runs again when backward first asks for a tensor that it would have kept, and only until the last of these is made
+    (`torch.utils.checkpoint` without `use_reentrant`).
+    """
+    last = max((index for index, operation in enumerate(layer) if operation.keeps), default=None)
+    gradients: Size = sum(tensor.nbytes for tensor in layer.operations[-1].outputs)
+    for operation in reversed(layer.operations):
+        if operation.keeps:
+            break
+        if not operation.shares_gradient:
+            needing = (tensor for tensor in operation.inputs if tensor.name not in operation.spares)
+            gradients = gradients + sum(tensor.nbytes for tensor in needing)
+    return forward_peak(layer, held=("input",), until=last) + gradients
 
 
 class _Gradients:
@@ -90,6 +157,7 @@ def backward_peak(
     *,
     accumulating: bool = False,
     split: bool = False,
+    hosts: bool = False,
 ) -> Size:
     """Return the largest number of bytes alive at once during the backward of a layer, including what it keeps.
 
@@ -97,13 +165,17 @@ def backward_peak(
         added to an existing one and dropped (a tied table's waits for its other part)
     recompute: what it drops is alive again from the moment the walk reaches it
     split: gradients of matrices are computed later, and what they need stays (`Operation.trains_matrix`)
+    hosts: what it keeps is in host memory, and comes back operation by operation
     """
     operations = layer.operations
+    if not operations[-1].gradients:
+        return 0
     whole, freed = _keepers(layer)
     stays = {tensor.name for operation in layer if split and operation.trains_matrix for tensor in operation.keeps}
     tensors = _Alive()
-    for tensor in layer.kept(recompute) if recompute else whole.values():
-        tensors.add(tensor)
+    if not hosts:
+        for tensor in layer.kept(recompute) if recompute else whole.values():
+            tensors.add(tensor)
     gradients = _Gradients()
     weights: Size = 0
     for tensor in operations[-1].outputs:
@@ -111,7 +183,7 @@ def backward_peak(
     peak: Size = tensors.nbytes + gradients.nbytes
     for index in range(len(operations) - 1, -1, -1):
         operation = operations[index]
-        for tensor in _remade(operations, index, recompute):
+        for tensor in operation.keeps if hosts and not recompute else _remade(operations, index, recompute):
             tensors.add(tensor)
         reached = [tensor.name for tensor in operation.outputs if tensor.name in gradients.buffer]
         if not reached:
@@ -120,7 +192,11 @@ def backward_peak(
             for tensor in operation.keeps:
                 tensors.drop(tensor.name)
         extra: Size = operation.workspace
-        made = {tensor.name: tensor for tensor in operation.inputs if tensor.dtype != "index"}
+        made = {
+            tensor.name: tensor
+            for tensor in operation.inputs
+            if tensor.dtype != "index" and tensor.name not in operation.spares
+        }
         for name, tensor in made.items():
             if name in gradients.buffer:
                 # A second contribution: the sum is a new buffer while both terms are alive.
@@ -132,7 +208,11 @@ def backward_peak(
             else:
                 gradients.make(name, tensor.nbytes)
         own, borrowed = (
-            weight_gradient * sum(weight.numel for weight in read if weight.trainable)
+            sum(
+                (_FLOAT32 if weight.wide and weight_gradient else weight_gradient) * weight.numel
+                for weight in read
+                if weight.trainable
+            )
             for read in (operation.weights, operation.borrows)
         )
         weights = weights + borrowed
@@ -171,7 +251,9 @@ def _remade(operations: tuple[Operation, ...], index: int, recompute: Recompute)
     if not recompute:
         return []
     needed = list(operations[index].keeps)
-    if operations[index].name in recompute.checkpointed:
+    again, after = recompute.checkpointed, index + 1
+    # The last of a region makes what all of it keeps; the others find it.
+    if operations[index].name in again and (after == len(operations) or operations[after].name not in again):
         for operation in reversed(operations[:index]):
             if operation.name not in recompute.checkpointed:
                 break

@@ -1,9 +1,13 @@
-"""GPU memory besides the tensors of a step: the CUDA context, buffers of NCCL and of cuBLAS, fragmentation.
+"""GPU memory besides the tensors of a step: the CUDA context, buffers of NCCL and of cuBLAS.
 
-Memory outside PyTorch's allocator is assumed, and labelled as such. The workspaces of matrix products come from
-the allocator, permanently: cuBLAS asks for 32 MiB from Hopper on, PyTorch gives 8 MiB and 128 KiB before (sources:
-cublas; pytorch, CUDABlas.cpp), for each thread that multiplies: the main one and autograd's. Transformer Engine has one of
-its own, of 32 or 4 MiB, and four more for the streams of grouped products (source: transformer-engine).
+Memory outside PyTorch's allocator is assumed, and labelled as such. Of the CUDA context the driver's share follows from the
+GPU: it reserves the stack of every thread that may be resident, 1 KiB each (source: cuda-guide, `cudaLimitStackSize`); what
+kernels and libraries take depends on the versions of CUDA and PyTorch, which load them lazily since CUDA 11.7.
+
+The workspaces of matrix products come from the allocator, permanently: cuBLAS asks for 32 MiB from Hopper on, PyTorch
+gives 8 MiB and 128 KiB before (sources: cublas; pytorch, CUDABlas.cpp), for each thread that multiplies: the main one and
+autograd's. Transformer Engine has one of its own, of 32 or 4 MiB, and four more for the streams of grouped products (source:
+transformer-engine).
 """
 
 from __future__ import annotations
@@ -24,8 +28,16 @@ class Assumed(msgspec.Struct, frozen=True):
     high: float
 
 
-CONTEXT = Assumed(0.55 * GIB, 0.30 * GIB, 0.80 * GIB)
-"""CUDA context and loaded kernels of one process."""
+KERNELS = Assumed(0.28 * GIB, 0.10 * GIB, 0.55 * GIB)
+"""Kernels and library state that one process has loaded: less with lazy loading, more without."""
+RESIDENT = {
+    "6.0": 56 * 2048, "6.1": 30 * 2048, "7.0": 80 * 2048, "7.5": 72 * 1024, "8.0": 108 * 2048, "8.6": 84 * 1536,
+    "8.7": 16 * 1536, "8.9": 142 * 1536, "9.0": 132 * 2048, "10.0": 148 * 2048, "10.3": 160 * 2048, "11.0": 20 * 1536,
+    "12.0": 188 * 1536, "12.1": 48 * 1536,
+}  # fmt: skip
+"""Threads that may be resident on the largest chip of a compute capability: multiprocessors times threads of each."""
+STACK = KIB
+"""Bytes of stack of a thread, unless a kernel asks for more."""
 COMMUNICATOR = Assumed(0.25 * GIB, 0.05 * GIB, 0.60 * GIB)
 """Buffers of one NCCL communicator."""
 CUBLAS = {True: 32 * MIB, False: 8 * MIB + 128 * KIB}
@@ -34,8 +46,6 @@ TRANSFORMER_ENGINE = {True: 32 * MIB, False: 4 * MIB}
 HANDLES = 2
 """The main thread's and autograd's."""
 GROUPED_STREAMS = 4
-FRAGMENTATION = Assumed(0.0, 0.0, 0.08)
-"""Share of the allocated bytes that the caching allocator may hold beyond them; not part of the value, only of the range."""
 
 
 def workspaces(gpu: Gpu | None, training: Training, *, grouped: bool) -> float:
@@ -62,14 +72,25 @@ def communicators(layout: Layout) -> int:
     return sum(1 for degree in (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep) if degree > 1)
 
 
-def non_pytorch_memory(layout: Layout) -> Assumed:
+def context(gpu: Gpu | None) -> Assumed:
+    """Return the bytes of the CUDA context of one process; without a GPU, or with an unknown one, those of an H100.
+
+    >>> from loadgauge.spec.hardware import gpu
+    >>> [round(context(gpu(name)).value / 2**30, 2) for name in ("a100-sxm4-80gb", "h100-sxm5-80gb", "rtx4090")]
+    [0.49, 0.54, 0.49]
+    """
+    stacks = STACK * RESIDENT.get("" if gpu is None else gpu.compute_capability, RESIDENT["9.0"])
+    return Assumed(KERNELS.value + stacks, KERNELS.low + stacks, KERNELS.high + stacks)
+
+
+def non_pytorch_memory(layout: Layout, gpu: Gpu | None = None) -> Assumed:
     """Return the assumed bytes outside PyTorch's allocator on one rank.
 
     A CUDA context, and buffers for each NCCL communicator; the constants of this file name their sources.
     """
-    groups = communicators(layout)
+    own, groups = context(gpu), communicators(layout)
     return Assumed(
-        CONTEXT.value + groups * COMMUNICATOR.value,
-        CONTEXT.low + groups * COMMUNICATOR.low,
-        CONTEXT.high + groups * COMMUNICATOR.high,
+        own.value + groups * COMMUNICATOR.value,
+        own.low + groups * COMMUNICATOR.low,
+        own.high + groups * COMMUNICATOR.high,
     )

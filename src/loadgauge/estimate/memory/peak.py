@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.memory.overhead import FRAGMENTATION, non_pytorch_memory
+from loadgauge.estimate.memory import zero_engine
+from loadgauge.estimate.memory.around import host_for_saving
+from loadgauge.estimate.memory.counters import Margins, Reading
+from loadgauge.estimate.memory.host import off_card
+from loadgauge.estimate.memory.overhead import non_pytorch_memory
 from loadgauge.estimate.memory.phases import Moment, Phase, StageAtWork
 from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.schedule.stages import Stage
+from loadgauge.spec.hardware import Gpu
+from loadgauge.spec.memory_range import Counter
 
-When = Literal["peak", "largest", "forward", "loss", "backward", "step"]
+When = Literal["peak", "largest", "forward", "loss", "backward", "step", "evaluation", "saving"]
 """A moment of the step: of the rank's peak, at which a part is largest, or at which it is largest in a phase."""
-STRETCHES: dict[Phase, When] = {Phase.FORWARD: "forward", Phase.LOSS: "loss", Phase.STEP: "step"}
+Verdict = Literal["fits", "tight", "does not fit", "unknown"]
+STRETCHES: dict[Phase, When] = {
+    Phase.FORWARD: "forward", Phase.LOSS: "loss", Phase.STEP: "step", Phase.EVALUATION: "evaluation",
+    Phase.GENERATION: "evaluation", Phase.SAVING: "saving",
+}  # fmt: skip
 """What a phase counts as in `When`; all others are part of the backward."""
 
 
@@ -25,14 +35,24 @@ class Rank(msgspec.Struct, frozen=True):
     stage: int
 
 
+class Outcome(msgspec.Struct, frozen=True):
+    """What the run may do as well, since nothing says it: the flag that would say so, and the bytes that the peak is higher."""
+
+    flag: str
+    change: float
+
+
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes on the worst rank at its peak moment. `total` is the sum of `parts`; `low` and `high` bound it."""
+    """Bytes on the worst rank at its peak moment. `total` is the sum of `parts`.
+
+    Between `low` and `high` lies what a card must have, in 80 % of published runs that the range was not made from
+    (docs/accuracy.md); `margins` are what it is made of.
+    """
 
     total: float
     low: float
     high: float
     capacity: float | None
-    fits: bool | None
     rank: Rank
     moment: str
     parts: dict[str, float]
@@ -41,7 +61,16 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[float, ...]
     """The peak of each pipeline stage."""
     host: float
-    """Bytes offloaded to the host, for this rank."""
+    """Bytes in host memory, for this rank."""
+    pinned: float = 0.0
+    """Of these, page-locked."""
+    nvme: float = 0.0
+    """Bytes on NVMe, for this rank."""
+    saving: float = 0.0
+    """Bytes of host memory that the first rank needs while a full checkpoint is saved."""
+    margins: Margins
+    outcomes: tuple[Outcome, ...] = ()
+    """Ways in which the run may train as well, far from the one that is assumed; the range holds them all."""
     workspaces: float = 0.0
     """Of the part outside: what the allocator hands out to the libraries of matrix products."""
 
@@ -76,14 +105,54 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes PyTorch's allocator has handed out at the peak, workspaces included."""
         return self.total - self.parts["outside"] + self.workspaces
 
-    @property
-    def verdict(self) -> Literal["fits", "tight", "does not fit", "unknown"]:
-        """Whether the total fits the GPU; `tight` if it does and the upper end of the range does not."""
+    def reading(self, counter: Counter) -> Reading:
+        """Return what a counter would show at the peak [bytes]."""
+        return self.margins.reading(counter, self.allocated)
+
+    def widened(self, fewer: float, more: float) -> Memory:
+        """Return the memory of a run of whose peak more is not known: it may need `fewer` or `more` bytes."""
+        margins = self.margins.widened(fewer, more)
+        needed = margins.needed(self.allocated)
+        return msgspec.structs.replace(self, margins=margins, low=needed.low, high=needed.high)
+
+    def range_of(self, outcome: Outcome | None = None) -> Reading:
+        """Return what a card must have with one outcome, or as it is assumed; the range does not hold the others."""
+        fewer = sum(max(0.0, -one.change) for one in self.outcomes)
+        more = sum(max(0.0, one.change) for one in self.outcomes)
+        own = self.margins.widened(-fewer, -more)
+        return own.needed(self.allocated + (0.0 if outcome is None else outcome.change))
+
+    def verdict_of(self, found: Reading) -> Verdict:
+        """Return whether the GPU holds a range."""
         if self.capacity is None:
             return "unknown"
-        if self.total > self.capacity:
+        if found.low > self.capacity:
             return "does not fit"
-        return "tight" if self.high > self.capacity else "fits"
+        return "tight" if found.high > self.capacity else "fits"
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the GPU holds the whole range, lies inside it (`tight`), or does not even hold its lower end.
+
+        The range is that of the run as it is assumed; it is `tight` too where an outcome that was not, as predicted, decides
+        otherwise.
+        """
+        own = self.range_of()
+        if self.capacity is not None:
+            for outcome in self.outcomes:
+                inside = self.range_of(outcome).value <= self.capacity
+                if (own.high <= self.capacity and not inside) or (own.low > self.capacity and inside):
+                    return "tight"
+        return self.verdict_of(own)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it surely fits; None without a GPU. See `verdict` for runs that may fit."""
+        return None if self.capacity is None else self.verdict == "fits"
+
+
+def _nothing(rank: StageAtWork) -> tuple[Moment, ...]:
+    return ()
 
 
 class Worst(msgspec.Struct, frozen=True):
@@ -94,8 +163,13 @@ class Worst(msgspec.Struct, frozen=True):
     stages: tuple[float, ...]
 
     @classmethod
-    def of(cls, memory: MemoryModel, stages: Sequence[Stage]) -> Worst:
-        """Find the rank with the highest peak among all stages; stages with equal needs are computed once."""
+    def of(
+        cls, memory: MemoryModel, stages: Sequence[Stage], around: Callable[[StageAtWork], Iterable[Moment]] = _nothing
+    ) -> Worst:
+        """Find the rank with the highest peak among all stages; stages with equal needs are computed once.
+
+        around: the moments between the steps of a rank
+        """
         worst: tuple[StageAtWork, tuple[Moment, ...]] | None = None
         most = 0.0
         peaks: dict[object, float] = {}
@@ -104,7 +178,7 @@ class Worst(msgspec.Struct, frozen=True):
             alike = memory.alike(stage)
             if alike not in peaks:
                 rank = StageAtWork(memory, stage)
-                phases = tuple(rank.moments())
+                phases = (*rank.moments(), *around(rank))
                 peaks[alike] = max(moment.total for moment in phases)
                 if worst is None or peaks[alike] > most:
                     worst, most = (rank, phases), peaks[alike]
@@ -112,22 +186,43 @@ class Worst(msgspec.Struct, frozen=True):
         assert worst is not None
         return cls(*worst, tuple(by_stage))
 
-    def memory(self, capacity: float | None, workspaces: float) -> Memory:
+    def _streams(self, peak: Moment) -> tuple[float, float]:
+        """Return `Margins.streams`: what the main pool does not hold of the peak, since it peaks at another moment, and the
+        peaks of the other pools [bytes]."""
+        pools = [
+            {} if moment.point is None else zero_engine.pools(self.rank.memory, self.rank.stage, moment.point)
+            for moment in self.phases
+        ]
+        most: dict[str, float] = {}
+        for held in pools:
+            for stream, nbytes in held.items():
+                most[stream] = max(most.get(stream, 0.0), float(nbytes))
+        if not most:
+            return 0.0, 0.0
+        main = max(
+            float(moment.total - min(moment.total, sum(held.values())))
+            for moment, held in zip(self.phases, pools, strict=True)
+        )
+        return float(peak.total) - main, sum(most.values())
+
+    def memory(self, gpu: Gpu | None, workspaces: float) -> Memory:
         """Return the rank's memory including what is outside PyTorch's allocator [bytes].
 
-        capacity: memory of the GPU [bytes], None where no GPU is given; workspaces: see `overhead.workspaces` [bytes]
+        gpu: None where none is given; workspaces: see `overhead.workspaces` [bytes]
         """
-        outside = non_pytorch_memory(self.rank.layout)
+        layout = self.rank.layout
+        outside = non_pytorch_memory(layout, gpu)
         fixed = outside.value + workspaces
         peak = max(self.phases, key=lambda moment: moment.total)
-        allocated = peak.total + workspaces
-        total = allocated + outside.value
+        margins = Margins.of(outside, self.rank.memory.training.framework, ragged=layout.tokens is not None)
+        margins = msgspec.structs.replace(margins, streams=self._streams(peak))
+        needed = margins.needed(peak.total + workspaces)
+        elsewhere = off_card(self.rank.memory, self.rank.stage)
         return Memory(
-            total=total,
-            low=allocated + outside.low,
-            high=allocated * (1 + FRAGMENTATION.high) + outside.high,
-            capacity=capacity,
-            fits=None if capacity is None else total <= capacity,
+            total=needed.value,
+            low=needed.low,
+            high=needed.high,
+            capacity=None if gpu is None else gpu.capacity,
             rank=Rank(self.rank.stage.index),
             moment=peak.name,
             parts={**peak.parts, "outside": fixed},
@@ -135,6 +230,10 @@ class Worst(msgspec.Struct, frozen=True):
                 Moment(each.name, each.phase, {**each.parts, "outside": fixed}, each.position) for each in self.phases
             ),
             stages=tuple(nbytes + fixed for nbytes in self.stages),
-            host=self.rank.memory.host(self.rank.stage),
+            host=elsewhere.host,
+            pinned=elsewhere.pinned,
+            nvme=elsewhere.nvme,
+            saving=host_for_saving(self.rank),
+            margins=margins,
             workspaces=workspaces,
         )

@@ -17,14 +17,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgauge.algebra import Size, maximum, where
-from loadgauge.estimate.memory.gathered import At, Pass, at, copies
+from loadgauge.algebra import Size, maximum, same, where
+from loadgauge.estimate.memory import zero_engine
+from loadgauge.estimate.memory.gathered import at, copies
 from loadgauge.estimate.memory.in_flight import Work, peak_candidates
+from loadgauge.estimate.memory.optimizer_step import step_transient
+from loadgauge.estimate.memory.points import At, Pass
 from loadgauge.estimate.memory.rank_memory import ChunkBytes, MemoryModel, Prediction
 from loadgauge.estimate.memory.states import RankWeights
 from loadgauge.estimate.schedule.stages import Chunk, Key, Stage
 
-PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "loss", "transient", "outside")
+PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "loss", "transient", "evaluation", "outside")
 
 
 NO_LAYERS: dict[Key, int] = {}
@@ -43,8 +46,19 @@ class Phase(StrEnum):
     """The backward of the embedding."""
     REDUCTION = "reduction"
     """The reduction of the gradients that are whole until the end of backward (FSDP)."""
+    CLIP = "clip"
+    """What is done with the gradients between backward and the optimizer step (DeepSpeed)."""
     STEP = "step"
     """The optimizer step."""
+    EVALUATION = "evaluation"
+    GENERATION = "generation"
+    SAVING = "saving"
+    """A checkpoint whose weights are gathered."""
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether no step is under way."""
+        return self in (Phase.EVALUATION, Phase.GENERATION, Phase.SAVING)
 
     @property
     def at_head(self) -> bool:
@@ -57,7 +71,7 @@ class Moment(msgspec.Struct, frozen=True):
 
     position: the layer in backward, where the moment is one's; work: what the stage does; key: the kind of layer at work
     gone: layers of its chunk that this micro-batch has not reached yet, or whose backward is over
-    point: the key of its gathered copies
+    point: the key of its gathered copies; items: what is held between steps, in words and bytes
     """
 
     name: str
@@ -68,6 +82,7 @@ class Moment(msgspec.Struct, frozen=True):
     key: Key | None = None
     gone: dict[Key, int] = {}
     point: At | None = None
+    items: tuple[tuple[str, Size], ...] = ()
 
     @property
     def total(self) -> Size:
@@ -98,13 +113,14 @@ class StageAtWork:
         self.layout = memory.layout
         self.ends, self.weights, self.states, self.head_gradients, self.pending = memory.weighed(stage)
         self.accumulating = self.layout.num_microbatches > 1
+        self.whole_gradients = memory.training.precision.reduced * self.weights.all.trainable
         self.chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
         self.alike, self.around = memory.make_up(stage), memory.around(stage)
         self.works = peak_candidates(self.layout, stage.index, self.alike)
         self.unchanging: dict[str, Size] = dict.fromkeys(PARTS, 0)
         self.unchanging.update(weights=self.states.weights, gradients=self.states.gradients)
         self.unchanging.update(optimizer=self.states.optimizer)
-        self.unchanging.update(dict.fromkeys(memory.offloaded, 0))
+        self.offloaded: dict[str, Size] = dict.fromkeys(memory.offloaded, 0)
         self._layers: dict[object, ChunkBytes] = {}
         self._points: dict[tuple[Pass, int | None], At] = {}
         self._copies: dict[At, Size] = {}
@@ -120,13 +136,24 @@ class StageAtWork:
                 yield self.forward(work, self.memory.key(self.stage, place), place)
             for key, position in self.positions(self.chunk(work), "last"):
                 yield self.forward(work, key, position)
+        apart = self.memory.ends_apart
+        if apart:
+            yield from (self.at_embedding_gathered(work) for work in forwards)
+        if apart and self.memory.training.lora is None:
+            # PEFT's module around the model hides the norm from accelerate: there the head comes after it.
+            yield from (self.at_head_gathered(work) for work in forwards)
         # The head runs backward as soon as it has run forward; a split backward may find more that waits.
         ways = (True, False) if self.layout.splits_backward else (True,)
         at_head = [work for work in self.works if self.chunk(work).last and work.forward in ways]
         if at_head:
             yield self.at_loss(max(at_head, key=self.nbytes))
+            trains = not same(self.memory.head_trainable, 0)
+            if self.memory.engine is not None and self.layout.zero < 3 and trains:
+                yield self.at_head_gradient(max(at_head, key=self.nbytes))
             if self.memory.prediction is not None:
                 yield from (self.predicted(work, self.memory.prediction) for work in backwards if self.chunk(work).last)
+        if apart:
+            yield from (self.at_head_reduced(work) for work in backwards)
         for order in ("last", "first") if self.memory.lazy or self.layout.splits_backward else ("last",):
             for work in reversed(backwards):
                 for key, position in self.positions(self.chunk(work), order):
@@ -140,6 +167,8 @@ class StageAtWork:
                 yield self.at_embedding(work)
                 if self.memory.by_layer:
                     yield self.at_ends(work)
+        if self.memory.engine is not None:
+            yield self.at_clip()
         yield self.at_step()
 
     def positions(self, chunk: Chunk, order: str) -> list[tuple[Key, int]]:
@@ -157,9 +186,12 @@ class StageAtWork:
         """Return the positions of layers that find other gathered copies than their neighbours, under FSDP layer by layer.
 
         Forward, the first layer runs alongside the buffer that the embedding and the head were gathered in. Backward, the
-        last layer finds no gradient being reduced, and the first one no layer gathered ahead.
+        last layer finds no gradient being reduced, and the first one no layer gathered ahead. Of DeepSpeed, the layer at
+        which a bucket is full for the first time.
         """
         start, stop = self.stage.start, self.stage.stop
+        if self.memory.engine is not None and not forward:
+            return zero_engine.first_full(self.memory, self.stage)
         if not self.memory.by_layer or stop - start < 2:
             return ()
         if forward:
@@ -223,6 +255,10 @@ class StageAtWork:
             if layers not in self._layers:
                 self._layers[layers] = self.memory.of_layers(gone)
             yield Holding(self._layers[layers], -1, splits, gone=True)
+            at_work = self.chunk(work)
+            every = sum(gone.values()) == at_work.stop - at_work.start
+            if every and (idle := self.memory.idle(self.stage, at_work)):
+                yield Holding(ChunkBytes.of(idle), -1, 0, gone=True)
         extra = self.memory.prediction
         if extra is not None and self.chunk(work).last and not at_head:
             yield Holding(ChunkBytes.of((extra.terms,)), -1, splits, gone=True)
@@ -248,6 +284,10 @@ class StageAtWork:
         if point is not None and "gathered" not in parts:
             every["gathered"] = self.gathered(point)
         every.update(parts)
+        if self.memory.engine is not None and point is not None and not phase.between_steps:
+            every["gradients"] = sum(zero_engine.gradients(self.memory, self.stage, point).values())
+        if self.offloaded:
+            every.update(self.offloaded)
         return Moment(name, phase, every, position, work, key, gone, point)
 
     def counts(self, start: int, stop: int) -> dict[Key, int]:
@@ -271,14 +311,17 @@ class StageAtWork:
 
         grown: of the gradients this backward has produced so far; unsummed: of those not yet added to the accumulated ones
         """
-        if not self.memory.lazy:
+        if not self.memory.lazy or self.memory.training.optimizer.one_block:
             return self.states.gradients
         if self.memory.fully_sharded and self.layout.pp > 1:
             # Shards come with the reduction after the last micro-batch; until then gradients are whole, among the copies.
             grown, unsummed = (where(self.memory.sharded, 0, nbytes) for nbytes in (grown, unsummed))
             whole = where(self.memory.sharded, 0, self.states.gradients)
             return where(self.accumulating, whole + unsummed, grown)
-        return where(self.accumulating, self.states.gradients + unsummed, grown)
+        sharded = where(self.accumulating, self.states.gradients + unsummed, grown)
+        if same(self.memory.whole_gradients, False):
+            return sharded
+        return where(self.memory.whole_gradients, self.whole_gradients, sharded)
 
     def held(self, work: Work, gone: dict[Key, int], *, at_head: bool = False) -> dict[str, Size]:
         """Return the bytes of `holdings` by part: activations and loss."""
@@ -336,6 +379,64 @@ class StageAtWork:
             **parts,
         )
 
+    def at_embedding_gathered(self, work: Work) -> Moment:
+        """Return the moment at which an embedding that FSDP shards by itself is gathered, before all layers."""
+        output = self.memory.embedding.operations[-1].outputs[0].nbytes
+        chunk = self.chunk(work)
+        counts = self.counts(chunk.start, chunk.stop)
+        return self.at(
+            "gathering of the embedding",
+            Phase.FORWARD,
+            work,
+            self.point("enter"),
+            gradients=self.gradients(0),
+            transient=output,
+            gone=counts,
+            **self.held(work, counts),
+        )
+
+    def at_head_gathered(self, work: Work) -> Moment:
+        """Return the moment at which a head that FSDP shards by itself is gathered, after all layers."""
+        output = self.memory.embedding.operations[-1].outputs[0].nbytes
+        return self.at(
+            "gathering of the head",
+            Phase.FORWARD,
+            work,
+            self.point("gather"),
+            gradients=self.gradients(0),
+            transient=self.around + output,
+            **self.held(work, {}, at_head=True),
+        )
+
+    def at_head_reduced(self, work: Work) -> Moment:
+        """Return the moment at which the gradients of a head that FSDP shards by itself are reduced, before all layers'."""
+        precision, output = self.memory.training.precision, self.memory.embedding.operations[-1].outputs[0].nbytes
+        # The shard is the gradient itself, where that is as wide and stays on the card.
+        beside = precision.reduced != precision.gradient or "gradients" in self.memory.offloaded
+        shard = (precision.reduced if beside else 0) / self.layout.zero_ranks
+        several = where(self.memory.sharded, 1, 0)
+        return self.at(
+            "reduction of the head's gradients",
+            Phase.REDUCTION,
+            work,
+            self.point("reduce"),
+            gradients=self.gradients(self.head_gradients),
+            transient=output + several * shard * self.memory.head_trainable,
+            **self.held(work, {}, at_head=True),
+        )
+
+    def at_head_gradient(self, work: Work) -> Moment:
+        """Return the moment at which the head's gradient is copied into the bucket, which is there from then on."""
+        memory, in_flight, extra = self.memory, self.held(work, {}, at_head=True), self.memory.prediction
+        return self.at(
+            "gradient of the head",
+            Phase.LOSS,
+            work,
+            self.point("prediction")._replace(doing="prediction"),  # in a pipeline all points are one
+            activations=in_flight["activations"],
+            loss=in_flight["loss"] + memory.head_copied + (0 if extra is None else extra.head),
+        )
+
     def predicted(self, work: Work, extra: Prediction) -> Moment:
         """Return the moment of the backward of a multi-token prediction block, after the heads."""
         facts = self.memory.facts[extra.key]
@@ -365,6 +466,8 @@ class StageAtWork:
         group = self.layout.recompute.group
         if key[1] and group > 1:
             transient = transient + (min(group, self.stage.stop - self.stage.start) - 1) * facts.layer.saved()
+        if memory.engine is not None:
+            transient = maximum(transient, zero_engine.flattened(memory, self.stage, self.point("backward", position)))
         return self.at(
             self.name("backward", order, work, position),
             Phase.BACKWARD,
@@ -382,23 +485,32 @@ class StageAtWork:
         """Return the moment of the embedding's backward, after all layers."""
         memory, chunk = self.memory, self.chunk(work)
         counts = self.counts(chunk.start, chunk.stop)
-        table = RankWeights.of(memory.embedding.operations[0].weights).all.trainable
-        tied, precision = any(operation.borrows for operation in memory.head), memory.training.precision
+        table = memory.count(memory.embedding.operations[0].weights).all.trainable
+        tied = any(weight.trainable for operation in memory.head for weight in operation.borrows)
+        precision = memory.training.precision
         # Besides the token table's gradient there is a new one where it is accumulated or sharded, and for a tied table the
         # head's part and the sum of both.
         adds = where(self.accumulating, 1, 0) if memory.lazy else 1
         itemsize = precision.compute if self.layout.zero == 3 and not memory.lazy else precision.weight
         new: Size = itemsize * (adds + (2 if memory.lazy and tied else 0))
-        if memory.fully_sharded:
+        if (optimizer := memory.training.optimizer).in_backward:
+            new = precision.gradient * (2 if tied else 1) + optimizer.update_bytes
+        elif optimizer.one_block:
+            new = 0
+        elif memory.fully_sharded:
             # A whole gradient, and of a tied table the sum with the head's part, which is among the copies.
             new = where(self.memory.sharded, precision.compute * (2 if tied else 1), new)
+        output = memory.embedding.operations[-1].outputs[0].nbytes if memory.reaches_embedding else 0
+        if tied and memory.lazy and not (optimizer.in_backward or optimizer.one_block or memory.fully_sharded):
+            # That of the output is gone when both parts are summed.
+            output = maximum(output - itemsize * table, 0)
         return self.at(
             "backward of the embedding",
             Phase.EMBEDDING,
             work,
             self.point("embedding"),
             gradients=self.gradients(self.reduced()),
-            transient=new * table + memory.embedding.operations[-1].outputs[0].nbytes,
+            transient=new * table + output,
             gone=counts,
             **self.held(work, counts),
         )
@@ -409,6 +521,7 @@ class StageAtWork:
         Gradients are whole until then; the unit that is reduced first has freed its weights.
         """
         memory, precision = self.memory, self.memory.training.precision
+        reduced = precision.reduced
         largest = memory.weighed(self.stage)[0].all.trainable
         for key in self.counts(self.stage.start, self.stage.stop):
             largest = maximum(largest, memory.facts[key].weights.all.trainable)
@@ -418,8 +531,13 @@ class StageAtWork:
             None,
             self.point("ends"),
             gradients=self.gradients(0),
-            transient=where(self.memory.sharded, maximum(precision.gradient - precision.compute, 0) * largest, 0),
+            transient=where(self.memory.sharded, maximum(reduced - precision.compute, 0) * largest, 0),
         )
+
+    @property
+    def last_reduced(self) -> RankWeights:
+        """The weights whose gradients FSDP reduces when the backward of all layers is over: embedding and head."""
+        return self.memory.end_weights[0] if self.memory.ends_apart else self.ends
 
     def reduced(self) -> Size:
         """Return the bytes of gradients when the backward of all layers is over.
@@ -428,31 +546,45 @@ class StageAtWork:
         """
         if not self.memory.by_layer:
             return self.states.gradients
-        own = self.memory.states(self.memory.weighed(self.stage)[0]).gradients
+        own = self.memory.states(self.last_reduced).gradients
         return self.states.gradients - where(self.memory.sharded, own, 0)
 
     def at_ends(self, work: Work) -> Moment:
         """Return the moment at which the whole gradients of embedding and head are reduced, after backward (FSDP)."""
         memory, chunk = self.memory, self.chunk(work)
         counts = self.counts(chunk.start, chunk.stop)
-        precision, trainable = memory.training.precision, memory.weighed(self.stage)[0].all.trainable
+        precision, trainable = memory.training.precision, self.last_reduced.all.trainable
         several = where(self.memory.sharded, 1, 0)
+        # In the dtype that they are computed or accumulated in, and in the one that they are reduced in; or in the latter, with
+        # the shard that is made and the gradient of the head, which autograd still holds.
+        whole = where(memory.whole_gradients, precision.reduced, precision.compute)
+        shard = precision.reduced * trainable / self.layout.zero_ranks
+        head = 0 if memory.ends_apart else precision.compute * memory.head_trainable
+        last = head + precision.reduced * trainable + shard
         return self.at(
             "reduction of the gradients of embedding and head",
             Phase.REDUCTION,
             work,
             self.point("ends"),
-            gradients=self.gradients(self.reduced()),
-            # In the compute dtype, and in the one that they are reduced in.
-            transient=several * (precision.compute + precision.gradient) * trainable,
+            gradients=where(memory.whole_gradients, self.reduced(), self.gradients(self.reduced())),
+            transient=several * maximum((whole + precision.reduced) * trainable, last),
             gone=counts,
             **self.held(work, counts),
         )
 
+    def at_clip(self) -> Moment:
+        """Return the moment between backward and the optimizer step: the norm of the gradients, their float32 copy."""
+        transient = zero_engine.before_step(self.memory, self.stage)
+        return self.at("norm and copies of the gradients", Phase.CLIP, point=At("clip"), transient=transient)
+
     def at_step(self) -> Moment:
         """Return the moment of the optimizer step, with nothing in flight."""
-        transient = self.memory.step_transient(self.weights, self.states)
-        return self.at("optimizer step", Phase.STEP, transient=transient)
+        memory = self.memory
+        if memory.engine is None:
+            transient = step_transient(memory, self.stage)
+        else:
+            transient = zero_engine.in_step(memory, self.stage)
+        return self.at("optimizer step", Phase.STEP, point=At("step"), transient=transient)
 
 
 def moments(memory: MemoryModel, stage: Stage) -> Iterator[Moment]:

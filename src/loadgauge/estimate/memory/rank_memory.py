@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,16 +15,17 @@ import msgspec
 
 from loadgauge.algebra import Size, ceil_div, maximum, same, where
 from loadgauge.estimate.memory.in_flight import peak_candidates, pending_wgrad, works
-from loadgauge.estimate.memory.liveness import backward_peak, forward_peak
+from loadgauge.estimate.memory.liveness import backward_peak, forward_peak, idle_kept, keeps_input, rerun_peak, returned
 from loadgauge.estimate.memory.recompute import applied
 from loadgauge.estimate.memory.states import RankWeights, States, WeightCount, gathered_bytes, model_states
 from loadgauge.estimate.schedule.stages import Chunk, Key, Stage, stages
 from loadgauge.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.layers.embedding_head import mask_bytes, prediction_layer, rotary_layer
-from loadgauge.layers.operations import NOTHING, Layer, Recompute
+from loadgauge.layers.operations import NOTHING, Layer, Recompute, Weight
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.model import ModelSpec, Moe
 from loadgauge.spec.training import Training
+from loadgauge.spec.zero_engine import ZeroEngine
 
 __all__ = ["LayerFacts", "MemoryModel", "Stage", "stages"]
 
@@ -31,7 +33,8 @@ __all__ = ["LayerFacts", "MemoryModel", "Stage", "stages"]
 class LayerFacts(msgspec.Struct, frozen=True):
     """Bytes one layer needs for one micro-batch, and its weights.
 
-    kept: bytes held from forward to backward; waiting: what the gradients of the weights need, where they are computed later
+    kept: bytes held from forward to backward on the card; hosted: in host memory; waiting: what the gradients of the weights
+    need, where they are computed later
     entering: its input; forming, working: the largest set alive in its forward and in its backward, including what it keeps
     """
 
@@ -43,14 +46,21 @@ class LayerFacts(msgspec.Struct, frozen=True):
     forming: Size
     working: Size
     weights: RankWeights
+    hosted: Size = 0
 
     @classmethod
-    def of(cls, layer: Layer, recompute: Recompute, working: Size, waits: Size) -> LayerFacts:
-        """Compute the facts of a layer. working: its `backward_peak`; waits: its `pending_wgrad` [bytes]"""
+    def of(
+        cls, layer: Layer, recompute: Recompute, working: Size, waits: Size, weights: RankWeights, hosts: bool = False
+    ) -> LayerFacts:
+        """Compute the facts of a layer with these weights.
+
+        working: its `backward_peak`; waits: its `pending_wgrad` [bytes]; hosts: what it keeps is in host memory
+        """
+        kept = layer.saved(recompute)
         entering = next((tensor.nbytes for one in layer for tensor in one.inputs if tensor.name == "input"), 0)
         return cls(
-            layer, recompute, layer.saved(recompute), waits, entering, forward_peak(layer, recompute, ("input",)), working,
-            RankWeights.of(layer.weights),
+            layer, recompute, 0 if hosts else kept, waits, entering,
+            forward_peak(layer, recompute, ("input",), hosts=hosts), working, weights, kept if hosts else 0,
         )  # fmt: skip
 
 
@@ -60,6 +70,8 @@ class End(StrEnum):
     EMBEDDING = "embedding"
     SHARED = "shared"
     """Tables of rotary positions and masks, which all layers read."""
+    IDLE = "first layer, before anything is trained"
+    """Counted with the layers, and subtracted: nothing there needs a gradient."""
     PREDICTION = "multi-token prediction"
 
 
@@ -126,31 +138,64 @@ class MemoryModel:
         # Gradients allocated during backward add to its working set; a permanent buffer does not.
         self.has_experts = any(isinstance(block.mlp, Moe) for block in model.blocks)
         self.lazy = not training.framework.gradients_persist
-        policy = layout.recompute
         self.facts: dict[Key, LayerFacts] = {}
         self._weighed: dict[object, tuple[RankWeights, RankWeights, States, Size, Size]] = {}
         self._counts: dict[tuple[tuple[int, ...], int, int], dict[Key, int]] = {}
         layers = self.block_layers()
         self.names = frozenset(name for layer in layers for name in layer.names)
         for kind, layer in enumerate(layers):
-            waits = pending_wgrad(layer) if layout.splits_backward else 0
-            self.facts[kind, False] = LayerFacts.of(layer, NOTHING, self.backward(layer, NOTHING), waits)
-            if policy.mode != "none":
-                again = applied(policy, layer, self.names)
-                self.facts[kind, True] = LayerFacts.of(layer, again, self.backward(layer, again), waits)
+            self.facts.update(self._facts_of(kind, layer))
         self.embedding, self.head = self.end_layers()
+        self.embedding_trained = any(weight.trainable for weight in self.embedding.weights)
         self.shared = rotary_layer(model, view).saved()
         self.masks = mask_bytes(model, view)
-        if policy.mode == "full":
+        if layout.recompute.mode == "full":
             self.shared = self.shared + self.masks
-        self.head_kept = self.head.saved()
         self.placeholders = self._placeholders()
         self.prediction = self._prediction() if model.mtp_layers else None
-        self.head_forming, self.head_backward = forward_peak(self.head), self.backward(self.head, NOTHING)
-        self.head_working = maximum(self.head_forming, self.head_backward)
+        self._measure_head()
         borrowed = [weight for operation in self.head for weight in operation.borrows]
-        self.tied_matrices = sum(weight.numel for weight in borrowed)
+        self.tied_matrices = sum(weight.numel for weight in borrowed if weight.cast)
         self.head_trainable = sum(weight.numel for weight in (*self.head.weights, *borrowed) if weight.trainable)
+
+    def _measure_head(self) -> None:
+        """Sets what the head keeps and needs at its peaks."""
+        held = ("head.logits",) if self.view.kernels.loss == "float32" else ()  # until the forward returns
+        self.head_kept, self.head_forming = self.head.saved(), forward_peak(self.head, held=held)
+        after = self.head_kept + returned(self.head) if self.training.copies_outputs and not self.by_layer else 0
+        self.head_backward = maximum(self.backward(self.head, NOTHING), after)
+        self.head_working = maximum(self.head_forming, self.head_backward)
+
+    def with_end(self, training: Training) -> MemoryModel:
+        """Return the memory of a training that differs in its loss only; all but the head is shared."""
+        other = copy(self)
+        other.training, other.view = training, msgspec.structs.replace(self.view, kernels=training.kernels)
+        other.head = other.end_layers()[1]
+        other._measure_head()
+        return other
+
+    def _facts_of(self, kind: int, layer: Layer) -> dict[Key, LayerFacts]:
+        """The facts of one kind of layer: as it is, and where layers are recomputed also of one that is."""
+        policy, waits = self.layout.recompute, pending_wgrad(layer) if self.layout.splits_backward else 0
+        weights, working = self.weights_of(layer), self.backward(layer, NOTHING)
+        facts = {(kind, False): LayerFacts.of(layer, NOTHING, working, waits, weights, self.hosts(NOTHING))}
+        if policy.mode != "none":
+            again = applied(policy, layer, self.names)
+            working = self.backward(layer, again)
+            if policy.mode == "full" and self.training.lora is not None:
+                working = maximum(working, rerun_peak(layer))
+            facts[kind, True] = LayerFacts.of(layer, again, working, waits, weights, self.hosts(again))
+        return facts
+
+    def rerouted(self, layout: Layout, view: View) -> MemoryModel:
+        """Return the memory under a layout that differs in `expert_imbalance` only; all but its MoE layers are shared."""
+        other = copy(self)
+        other.layout, other.view, other.facts = layout, view, dict(self.facts)
+        for kind, block in enumerate(self.model.blocks):
+            if isinstance(block.mlp, Moe):
+                other.facts.update(other._facts_of(kind, block_layer(block, self.model.hidden_size, view)))
+        other.prediction = other._prediction() if self.model.mtp_layers else None
+        return other
 
     def block_layers(self) -> list[Layer]:
         """Return the list of operations of each of the model's distinct blocks."""
@@ -162,9 +207,34 @@ class MemoryModel:
         return embedding_layer(self.model, self.view), head_layer(self.model, self.view, holds_table=holds_table)
 
     @property
+    def reaches_embedding(self) -> bool:
+        """Whether the gradient of the embedding's output is made."""
+        return self.view.input_gradients or self.model.blocks[self.model.pattern[0]].reached
+
+    def hosts(self, recompute: Recompute) -> bool:
+        """Return whether what a layer keeps for backward is in host memory."""
+        word = self.training.host.activations
+        return word == "all" or (word == "checkpoints" and bool(recompute))
+
+    @property
     def sharded(self) -> Any:
         """Whether ZeRO shards over more than one rank (an array of booleans for array layouts)."""
         return self.layout.zero_ranks > 1
+
+    @property
+    def engine(self) -> ZeroEngine | None:
+        """The engine that runs ZeRO 1 to 3, where it is one of its own (`zero_engine`)."""
+        return self.training.framework.engine if self.layout.zero else None
+
+    @property
+    def head_copied(self) -> Size:
+        """Bytes of the head's gradient while it is copied into a bucket; under ZeRO 1 it is among the gradients."""
+        return self.training.precision.compute * self.head_trainable if self.layout.zero > 1 else 0
+
+    @property
+    def frees_gradients(self) -> bool:
+        """Whether no gradients are held between steps."""
+        return self.lazy or (self.engine is not None and self.layout.zero < 3)
 
     @property
     def fully_sharded(self) -> bool:
@@ -177,6 +247,18 @@ class MemoryModel:
         return self.fully_sharded and self.layout.pp == 1
 
     @property
+    def ends_apart(self) -> bool:
+        """Whether FSDP2 has the embedding and the head as units of their own."""
+        return self.by_layer and self.training.ends_apart and not (self.model.tie_word_embeddings or self.prediction)
+
+    @property
+    def whole_gradients(self) -> Any:
+        """Whether FSDP2 holds gradients whole until the last micro-batch (an array of booleans for array layouts)."""
+        if not (self.by_layer and self.training.framework.reduces_once):
+            return False
+        return self.sharded & (self.layout.num_microbatches > 1)
+
+    @property
     def copied(self) -> bool:
         """Whether autocast makes 16-bit copies of the weights."""
         return self.training.precision.autocast and self.layout.zero < self.training.framework.weights_stage
@@ -184,15 +266,33 @@ class MemoryModel:
     @property
     def head_apart(self) -> bool:
         """Whether the gathered copies differ between the head's forward and its backward."""
-        return self.layout.pp == 1 and (self.copied or (self.by_layer and self.layout.zero == 2))
+        return self.layout.pp == 1 and (self.copied or (self.by_layer and self.layout.zero == 2) or self.ends_apart)
 
     def weights_of(self, layer: Layer) -> RankWeights:
         """Return the weights of a layer on this rank, by the group that ZeRO shards them over."""
-        return RankWeights.of(layer.weights)
+        return self.count(layer.weights)
+
+    def count(self, weights: tuple[Weight, ...]) -> RankWeights:
+        """Return the elements of some weights and of their state in the optimizer."""
+        return RankWeights.of(weights, self.training.optimizer)
 
     def backward(self, layer: Layer, recompute: Recompute) -> Size:
         """Return the working set of a layer's backward [bytes], including gradients allocated in it (`backward_peak`)."""
-        gradient = self.training.precision.gradient if self.lazy else 0
+        gradient: float = self.training.precision.gradient if self.lazy else 0
+        optimizer = self.training.optimizer
+        if optimizer.in_backward:
+            # Of one tensor at a time, with what its update needs.
+            update = gradient + optimizer.update_bytes
+            return backward_peak(layer, update, recompute, accumulating=True, hosts=self.hosts(recompute))
+        if optimizer.one_block:
+            return backward_peak(layer, 0, recompute, hosts=self.hosts(recompute))
+        if self.engine is not None:
+            # Whole until backward is over, or each one until it is in the bucket.
+            compute, gathers = self.training.precision.compute, self.layout.zero > 1
+            hosts = self.hosts(recompute)
+            if gathers:
+                return backward_peak(layer, compute, recompute, accumulating=True, hosts=hosts)
+            return self._backward_whole(layer, self.training.precision.gradient, recompute)
         if self.training.framework.gradient_tensors and not self.view.kernels.gradient_placeholders:
             compute, split = self.training.precision.compute, self.layout.splits_backward
             return backward_peak(layer, compute, recompute, accumulating=True, split=split)
@@ -201,21 +301,28 @@ class MemoryModel:
             # Whole until it is reduced (what that makes of it is among the `copies`). A pipeline adds it to that of the
             # micro-batches before: when it is allocated, or when it is cast to another dtype.
             precision = self.training.precision
-            accumulating = self.layout.pp > 1 and precision.compute == precision.gradient
-            sharded = backward_peak(layer, precision.compute, recompute, accumulating=accumulating, split=split)
+            alike, hosts = precision.compute == precision.reduced, self.hosts(recompute)
+            sharded = backward_peak(
+                layer, precision.compute, recompute, accumulating=self.layout.pp > 1 and alike, split=split, hosts=hosts
+            )
+            if alike and not same(self.whole_gradients, False):
+                added = backward_peak(layer, precision.compute, recompute, accumulating=True, split=split, hosts=hosts)
+                sharded = where(self.whole_gradients, added, sharded)
             if self.sharded is True:
                 return sharded
             return where(self.sharded, sharded, self._backward_whole(layer, gradient, recompute))
         return self._backward_whole(layer, gradient, recompute)
 
-    def _backward_whole(self, layer: Layer, gradient: int, recompute: Recompute) -> Size:
+    def _backward_whole(self, layer: Layer, gradient: float, recompute: Recompute) -> Size:
         """The same where gradients are not sharded as they come."""
-        split = self.layout.splits_backward
-        once = backward_peak(layer, gradient, recompute, split=split)
-        if not gradient:
-            return once
-        added = backward_peak(layer, gradient, recompute, accumulating=True, split=split)
-        return where(self.layout.num_microbatches > 1, added, once)
+        split, hosts = self.layout.splits_backward, self.hosts(recompute)
+        several = self.layout.num_microbatches > 1
+        if not gradient or several is False:
+            return backward_peak(layer, gradient, recompute, split=split, hosts=hosts)
+        added = backward_peak(layer, gradient, recompute, accumulating=True, split=split, hosts=hosts)
+        if several is True:
+            return added
+        return where(several, added, backward_peak(layer, gradient, recompute, split=split, hosts=hosts))
 
     def _placeholders(self) -> Size:
         """Bytes of the empty placeholder tensors for the gradients of the blocks' matrices, one of each shape."""
@@ -241,8 +348,8 @@ class MemoryModel:
         # Several modules read the same table.
         again = prediction_layer(model, view)
         head, block = head_layer(model, view, shared=True), self.facts[key]
-        weights = (block.weights + RankWeights.of(again.weights) + RankWeights.of(head.weights)).times(many - 1)
-        weights = weights + block.weights + RankWeights.of(entry.weights) + RankWeights.of(head.weights)
+        weights = (block.weights + self.weights_of(again) + self.weights_of(head)).times(many - 1)
+        weights = weights + block.weights + self.weights_of(entry) + self.weights_of(head)
         return Prediction(
             modules=many,
             key=key,
@@ -257,7 +364,7 @@ class MemoryModel:
     @property
     def delays_head(self) -> bool:
         """Whether the gradient of the head's matrix is computed later (a chunked loss computes all gradients at once)."""
-        return self.layout.splits_backward and self.view.kernels.loss != "chunked"
+        return self.layout.splits_backward and self.view.kernels.loss not in ("chunked", "tiled")
 
     # -- one stage ----------------------------------------------------------------------------------------------------
 
@@ -289,6 +396,7 @@ class MemoryModel:
         head_waiting: Size = 0
         if chunk.first:
             terms.append(Kept(End.EMBEDDING, 1, self.embedding_kept, 0, 0))
+            terms.extend(self.idle(stage, chunk))
         if chunk.last:
             head = self.head_kept
             head_waiting = pending_wgrad(self.head) if self.delays_head else 0
@@ -296,6 +404,16 @@ class MemoryModel:
                 terms.append(extra.terms)
                 head, head_waiting = head + extra.head, head_waiting + extra.head_waiting
         return ChunkBytes.of(tuple(terms), head, head_waiting)
+
+    def idle(self, stage: Stage, chunk: Chunk) -> tuple[Kept, ...]:
+        """Return what the first layer does not keep, as nothing before it is trained; one that runs again keeps its input."""
+        if not chunk.first or chunk.start == chunk.stop or self.embedding_trained or not self.reaches_embedding:
+            return ()
+        key = self.key(stage, chunk.start)
+        if key[1] or self.hosts(NOTHING):
+            return ()
+        nbytes = idle_kept(self.facts[key].layer, self.training.precision.compute if self.copied else 0)
+        return (Kept(End.IDLE, 1, -nbytes, 0, 0),) if not same(nbytes, 0) else ()
 
     def make_up(self, stage: Stage) -> tuple[object, ...]:
         """Return a key for each chunk of a stage; equal keys mean the same layers and ends."""
@@ -308,8 +426,8 @@ class MemoryModel:
         """Return the bytes that the model's forward holds while its layers run, besides what they keep: masks, embeddings."""
         total: Size = 0 if self.layout.recompute.mode == "full" else self.masks
         if stage.first:
-            first = None if stage.start == stage.stop else self.facts[stage.kind(stage.start), False]
-            if first is None or all(tensor.name != "input" for tensor in first.layer.kept()):
+            key = None if stage.start == stage.stop else self.key(stage, stage.start)
+            if key is None or not (key[1] or (self.embedding_trained and keeps_input(self.facts[key].layer))):
                 total = total + self.embedding.operations[-1].outputs[0].nbytes
         return total
 
@@ -340,7 +458,7 @@ class MemoryModel:
     @cached_property
     def end_weights(self) -> tuple[RankWeights, RankWeights]:
         """Weights of the embedding and of the head."""
-        return RankWeights.of(self.embedding.weights), RankWeights.of(self.head.weights)
+        return self.weights_of(self.embedding), self.weights_of(self.head)
 
     def units(self, stage: Stage) -> RankWeights:
         """Return the weights of the embedding and the head, as far as they are on this stage."""
@@ -368,40 +486,63 @@ class MemoryModel:
             return self._weighed[key]
         weights = self.weights(counts) + self.ends(stage)
         # A tied table has its gradient from the head on.
-        tied = RankWeights.of(tuple(weight for operation in self.head for weight in operation.borrows))
-        head = RankWeights.of(self.head.weights) + tied
+        tied = self.count(tuple(weight for operation in self.head for weight in operation.borrows))
+        head = self.weights_of(self.head) + tied
         extra = RankWeights() if self.prediction is None else self.prediction.weights
         gradients: list[Size] = [self.states(part).gradients if stage.last else 0 for part in (head + extra, tied)]
-        if self.fully_sharded:
+        if self.fully_sharded and not self.ends_apart:
             # One unit with the embedding: its gradients are whole until the end of backward, among the copies.
             reduced = (self.states(extra).gradients if stage.last else 0, 0)
             gradients = [where(self.sharded, *both) for both in zip(reduced, gradients, strict=True)]
-        found = self.units(stage), weights, self.states(weights), *gradients
+        states = self.states(weights)
+        optimizer = self.training.optimizer
+        if optimizer.in_backward:
+            # Of a tied table both gradients are summed before it is updated.
+            gradients = [self.training.precision.gradient * tied.all.trainable if stage.last else 0, 0]
+        elif optimizer.one_block:
+            states = States(states.weights, *self.block_states(counts))
+        found = self.units(stage), weights, states, *gradients
         self._weighed[key] = found
         return found
 
-    def step_transient(self, weights: RankWeights, states: States) -> Size:
-        """Return the bytes of temporaries of the optimizer step (foreach copies, float32 gradients)."""
-        layout, framework = self.layout, self.training.framework
-        step: Size = 0
-        if framework.foreach_step:
-            step = states.weights
-        if framework.float32_step and self.training.precision.master:
-            # The 16-bit gradients of the rank's share are copied to float32 for the update.
-            ranks, expert_ranks = (layout.zero_ranks, layout.expert_zero_ranks) if layout.zero else (1, 1)
-            step = 4 * (weights.dense.trainable / ranks + weights.expert.trainable / expert_ranks)
-        return step
+    def block_states(self, counts: dict[Key, int]) -> tuple[Size, Size]:
+        """Return the bytes of gradients and optimizer states where one layer is trained at a time: of the largest of `counts`.
+
+        Moments and master weights are float32 (badam, `BlockOptimizer.switch_trainable_params`).
+        """
+        largest: Size = 0
+        for key in counts:
+            largest = maximum(largest, self.facts[key].weights.all.trainable)
+        precision, optimizer = self.training.precision, self.training.optimizer
+        return precision.gradient * largest, (4 + optimizer.moments * optimizer.moment(precision)) * largest
 
     @property
     def offloaded(self) -> tuple[str, ...]:
-        """The parts of the memory that live on the host: none, the optimizer, or weights too."""
-        return {"none": (), "optimizer": ("optimizer",), "all": ("optimizer", "weights")}[self.training.offload]
+        """The parts of the memory that live on the host: none, the optimizer, gradients and weights too."""
+        word, buffers = self.training.offload, self.training.framework.host
+        parts = {"none": (), "optimizer": ("optimizer",), "all": ("optimizer", "weights")}[word]
+        if word in buffers.gradients and self.layout.zero >= buffers.gradients_from:
+            parts = (*parts, "gradients")
+        return parts
 
-    def host(self, stage: Stage) -> Size:
-        """Return the bytes on the host for one rank of a stage: its offloaded parts."""
-        weights = self.weights(self.counts(stage, stage.start, stage.stop)) + self.ends(stage)
-        states = self.states(weights)
-        return sum(getattr(states, part) for part in self.offloaded)
+    @cached_property
+    def largest_trained(self) -> Size:
+        """Elements of the largest trained tensor on this rank."""
+        return self._largest(trained=True)
+
+    @cached_property
+    def largest_weight(self) -> Size:
+        """Elements of the largest tensor of weights on this rank, trained or not."""
+        return self._largest(trained=False)
+
+    def _largest(self, *, trained: bool) -> Size:
+        largest: Size = 0
+        operations = [operation for facts in self.facts.values() for operation in facts.layer]
+        for operation in (*operations, *self.embedding, *self.head):
+            for weight in operation.weights:
+                if weight.trainable or not trained:
+                    largest = maximum(largest, weight.numel)
+        return largest
 
     @property
     def embedding_kept(self) -> Size:
@@ -433,6 +574,9 @@ class MemoryModel:
             )  # fmt: skip
 
         dense = of(count.dense, layout.zero_ranks)
+        if training.optimizer.one_block:
+            both = dense if not self.has_experts else dense + of(count.expert, layout.expert_zero_ranks)
+            return States(both.weights, 0, 0)
         return dense if not self.has_experts else dense + of(count.expert, layout.expert_zero_ranks)
 
     def gathered_bytes(self, weights: RankWeights) -> Size:
@@ -447,7 +591,8 @@ class MemoryModel:
             return facts.forming
         # While the layer is gathered, the previous buffer is still alive; of its own tensors only the input is.
         first = position == stage.start
-        before = self.gathered_bytes(self.units(stage) if first else self.facts[self.key(stage, position - 1)].weights)
+        above = self.end_weights[0] if self.ends_apart else self.units(stage)
+        before = self.gathered_bytes(above if first else self.facts[self.key(stage, position - 1)].weights)
         return maximum(facts.forming, where(self.sharded, before, 0) + facts.entering)
 
     def key(self, stage: Stage, position: int) -> Key:

@@ -17,20 +17,22 @@ def applied(policy: RecomputePolicy, layer: Layer, model: frozenset[str] = froze
     a dot means all operations of that half. Raises `ConfigError` for a name that no operation of the layer has, unless
     one of the whole `model` has it, as in models of several kinds of blocks.
     """
-    if policy.mode == "none":
+    if policy.mode == "none" or not layer.operations[-1].gradients:
         return NOTHING
     if policy.mode == "selective":
-        return Recompute(checkpointed=CORE & layer.names)
+        return Recompute(checkpointed=frozenset(one.name for one in layer if one.name in CORE and one.gradients))
     if policy.mode == "full":
         return Recompute(checkpointed=layer.names)
     chosen: set[str] = set()
+    # Fused kernels make the activation within the product with the gate.
+    within = {f"{name.removesuffix('multiply')}activation" for name in layer.names if name.endswith(".multiply")}
     for name in policy.ops:
         matches = _named(name, layer.names)
-        if not matches and not _named(name, model):
+        if not matches and name not in within and not _named(name, model):
             known = ", ".join(sorted(layer.names | model))
             raise ConfigError(f"no operation {name!r} in this model's layers (known: {known})", key="recompute")
         chosen |= matches
-    return Recompute(discarded=frozenset(chosen))
+    return Recompute(discarded=frozenset(one.name for one in layer if one.name in chosen and one.gradients))
 
 
 def _named(name: str, operations: frozenset[str]) -> set[str]:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import add
 
 import msgspec
 
-from loadgauge.algebra import Size, spread
+from loadgauge.algebra import Size, minimum, spread, where
 from loadgauge.errors import ConfigError
 from loadgauge.layers.operations import Weight
-from loadgauge.spec.lora import BASE_FORMATS, base_format
+from loadgauge.spec.lora import base_format
 from loadgauge.spec.optimizers import OPTIMIZERS, Optimizer
 from loadgauge.spec.precision import Precision
-
-NF4_BYTES = BASE_FORMATS["nf4"].nbytes
-"""Bytes per element of 4-bit NormalFloat with double quantisation."""
 
 
 class WeightCount(msgspec.Struct, frozen=True):
     """Elements of weights on one rank, by how they are stored and trained.
 
     matrices: of all, those that autocast makes 16-bit copies of; trainable_matrices: trainable ones outside the head;
-    base: frozen matrices that QLoRA quantises; quantised: of all, those that products in 8 or 4 bits read; factored:
-    rows plus columns of the trainable matrices (Adafactor).
+    base: frozen matrices that QLoRA quantises; quantised: of all, those that products in 8 or 4 bits read; wide, wide_frozen:
+    of the trainable and of the frozen ones, those in float32 whatever the recipe.
+    moments, plain, float32: elements of the optimizer's state by their size: `Optimizer.moment`, `Precision.moment` and
+    4 bytes; paged: of `moments`, those in managed memory; paged_float32: of `float32`.
     """
 
     trainable: Size = 0
@@ -30,8 +30,14 @@ class WeightCount(msgspec.Struct, frozen=True):
     base: Size = 0
     matrices: Size = 0
     trainable_matrices: Size = 0
-    factored: Size = 0
     quantised: Size = 0
+    moments: Size = 0
+    plain: Size = 0
+    float32: Size = 0
+    paged: Size = 0
+    paged_float32: Size = 0
+    wide: Size = 0
+    wide_frozen: Size = 0
 
     @property
     def total(self) -> Size:
@@ -39,18 +45,21 @@ class WeightCount(msgspec.Struct, frozen=True):
         return self.trainable + self.frozen + self.base
 
     @classmethod
-    def of(cls, weights: tuple[Weight, ...]) -> WeightCount:
-        """Count the elements of a layer's weights."""
+    def of(cls, weights: tuple[Weight, ...], optimizer: Optimizer = OPTIMIZERS["adamw"]) -> WeightCount:
+        """Count the elements of a layer's weights, and those of their state in an optimizer."""
         trainable = [weight for weight in weights if weight.trainable]
         frozen = [weight for weight in weights if not weight.trainable]
+        kept = state_elements(tuple(trainable), optimizer)
         return cls(
             trainable=sum(weight.numel for weight in trainable),
             frozen=sum(weight.numel for weight in frozen if not weight.base),
             base=sum(weight.numel for weight in frozen if weight.base),
             matrices=sum(weight.numel for weight in weights if weight.kind in ("matrix", "head") and weight.cast),
             trainable_matrices=sum(weight.numel for weight in trainable if weight.kind == "matrix"),
-            factored=sum(weight.numel if weight.factored is None else weight.factored for weight in trainable),
             quantised=sum(weight.numel for weight in weights if weight.quantised),
+            wide=sum(weight.numel for weight in trainable if weight.wide),
+            wide_frozen=sum(weight.numel for weight in frozen if weight.wide),
+            **kept,
         )
 
     def times(self, factor: Size) -> WeightCount:
@@ -68,11 +77,11 @@ class RankWeights(msgspec.Struct, frozen=True):
     expert: WeightCount = WeightCount()
 
     @classmethod
-    def of(cls, weights: tuple[Weight, ...]) -> RankWeights:
-        """Count the elements of a layer's weights, routed experts apart."""
+    def of(cls, weights: tuple[Weight, ...], optimizer: Optimizer = OPTIMIZERS["adamw"]) -> RankWeights:
+        """Count the elements of a layer's weights, and of their state in an optimizer, routed experts apart."""
         return cls(
-            WeightCount.of(tuple(weight for weight in weights if not weight.expert)),
-            WeightCount.of(tuple(weight for weight in weights if weight.expert)),
+            WeightCount.of(tuple(weight for weight in weights if not weight.expert), optimizer),
+            WeightCount.of(tuple(weight for weight in weights if weight.expert), optimizer),
         )
 
     def times(self, factor: Size) -> RankWeights:
@@ -93,12 +102,64 @@ class RankWeights(msgspec.Struct, frozen=True):
         return self.dense.total + self.expert.total
 
 
+def state_elements(weights: tuple[Weight, ...], optimizer: Optimizer) -> dict[str, Size]:
+    """Return the elements that an optimizer keeps of trainable weights, by the field of `WeightCount` that counts them.
+
+    Tensor by tensor, as the implementations decide it (`loadgauge.spec.optimizers`).
+
+    >>> table = Weight("table", 1000 * 256, kind="table", shape=(1000, 256))
+    >>> state_elements((table,), OPTIMIZERS["adafactor"])
+    {'moments': 0, 'plain': 0, 'float32': 1256, 'paged': 0, 'paged_float32': 0}
+    """
+    counts: dict[str, Size] = dict.fromkeys(("moments", "plain", "float32", "paged", "paged_float32"), 0)
+    own_dtype = optimizer.moment_bytes is not None
+    if not optimizer.by_tensor:
+        for weight in weights:
+            counts["float32" if weight.wide and not own_dtype else "moments"] += optimizer.moments * weight.numel
+        return counts
+    for weight in weights:
+        matrix = weight.kind == "matrix" and weight.shape is not None
+        low = optimizer.low_rank
+        moments, kept = optimizer.moments, weight.numel
+        if weight.kind == "matrix" and optimizer.matrix_moments is not None:
+            moments = optimizer.matrix_moments
+        rows, columns = weight.shape or (weight.numel, 0)
+        if low is not None and (matrix or (low.head and weight.kind == "head")):
+            longer = rows + columns - minimum(rows, columns)
+            rank = minimum(low.rank, minimum(rows, columns))
+            counts["plain" if low.projector_bytes is None else "float32"] += (
+                weight.copies * rank * minimum(rows, columns)
+            )
+            rows, columns, kept = rank, longer, weight.copies * rank * longer
+        if optimizer.factored:
+            counts["float32"] += weight.copies * (rows + columns)
+        if optimizer.by_row:
+            counts["moments"] += weight.copies * rows if weight.shape is not None else 1
+        if (square := optimizer.preconditioners) is not None and weight.shape is not None:
+            for side in (rows, columns):
+                counts["moments"] += where(side <= square.longest, weight.copies * square.each * side * side, 0)
+        elements: Size = moments * kept
+        wide = weight.wide and not own_dtype
+        whole: Size = elements if wide or (optimizer.table_float32 and weight.kind == "table") else 0
+        if optimizer.small:
+            whole = where(kept < optimizer.small, elements, whole)
+        field = "float32" if optimizer.small_float32 or wide else "plain"
+        counts[field] += whole
+        counts["moments"] += elements - whole
+        if optimizer.paged:
+            large = where(weight.numel >= optimizer.paged, 1, 0)
+            counts["paged"] += large * (elements - whole)
+            counts["paged_float32"] += large * whole
+    return counts
+
+
 class States(msgspec.Struct, frozen=True):
-    """Bytes of model states on one rank."""
+    """Bytes of model states on one rank. paged: optimizer states in managed memory, which are not among `optimizer`."""
 
     weights: Size
     gradients: Size
     optimizer: Size
+    paged: Size = 0
 
     @property
     def total(self) -> Size:
@@ -106,7 +167,7 @@ class States(msgspec.Struct, frozen=True):
         return self.weights + self.gradients + self.optimizer
 
     def __add__(self, other: States) -> States:
-        return States(self.weights + other.weights, self.gradients + other.gradients, self.optimizer + other.optimizer)
+        return States(*map(add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 def model_states(
@@ -140,20 +201,21 @@ def model_states(
     """
     if zero not in (0, 1, 2, 3):
         raise ConfigError(f"zero must be 0, 1, 2 or 3, got {zero!r}", key="zero")
-    whole = count if isinstance(count, WeightCount) else WeightCount(trainable=count)
+    whole = count if isinstance(count, WeightCount) else WeightCount(trainable=count, moments=optimizer.moments * count)
 
     def share(elements: Size, stage: int) -> Size:
         return spread(elements, dp) if zero >= stage else elements
 
     trainable = whole.trainable
-    moment = optimizer.moment(precision)
     stored = base_format(quantised)
     base = precision.weight if stored is None else stored.nbytes
-    states = (precision.main_gradient + precision.master + optimizer.moments * moment) * share(trainable, 1)
-    if optimizer.matrix_moments is not None:
-        states = states - (optimizer.moments - optimizer.matrix_moments) * moment * share(whole.trainable_matrices, 1)
-    if optimizer.factored:
-        states = states + 4 * share(whole.factored, 1)
+    # Float32 weights need no master copy, and have float32 moments (`state_elements`).
+    master = (precision.main_gradient + precision.master) * share(trainable - whole.wide, 1)
+    paged: Size = 0
+    if optimizer.paged:
+        paged = optimizer.moment(precision) * share(whole.paged, 1) + 4 * share(whole.paged_float32, 1)
+    if optimizer.compensated and precision.weight == 2 and not precision.master:
+        master = master + precision.weight * share(trainable - whole.wide, 1)
     low = precision.products
     copies: Size = 0
     if low is not None and low.weights == "instead":
@@ -161,12 +223,25 @@ def model_states(
     elif low is not None and low.weights == "beside" and zero < weights_stage:
         copies = 2 * low.weight_element * whole.quantised
     return States(
-        weights=precision.weight * share(trainable + whole.frozen, weights_stage)
+        weights=precision.weight * share(trainable, weights_stage)
+        + (precision.frozen or precision.weight) * share(whole.frozen, weights_stage)
         + base * share(whole.base, weights_stage)
+        + (4 - precision.weight) * share(whole.wide + whole.wide_frozen, weights_stage)
         + copies,
-        gradients=precision.gradient * share(trainable, 2),
-        optimizer=states,
+        gradients=0
+        if optimizer.in_backward
+        else precision.gradient * share(trainable, 2) + (4 - precision.gradient) * share(whole.wide, 2),
+        optimizer=master + state_bytes(whole, precision, optimizer, share) - paged,
+        paged=paged,
     )
+
+
+def state_bytes(
+    count: WeightCount, precision: Precision, optimizer: Optimizer, share: Callable[[Size, int], Size]
+) -> Size:
+    """Return the bytes of the moments and the like of one rank. share: a rank's part of some elements, by ZeRO stage"""
+    total = optimizer.moment(precision) * share(count.moments, 1)
+    return total + precision.moment * share(count.plain, 1) + 4 * share(count.float32, 1)
 
 
 def gathered_bytes(count: WeightCount, precision: Precision, quantised: bool | str = False) -> Size:

@@ -69,21 +69,23 @@ class Simulation(msgspec.Struct, frozen=True, dict=True):
         """The most micro-batches whose activations each stage holds at once, in units of a whole stage."""
         return self.order.in_flight()
 
-    @cached_property
-    def timeline(self) -> tuple[Event, ...]:
-        """Every piece of work, stage by stage in order of time; built on first access.
+    def events(self, stage: int) -> list[Event]:
+        """Return every piece of work of one stage, by start [s].
 
         Of a pair (DualPipe) the forward is drawn first and the backward after it, though they overlap.
         """
-        events = []
-        chunks = self.order.chunks
-        entries = zip(self.order.rows, self.order.microbatches, self.starts, self.costs, strict=True)
-        for stage, (rows, numbers, starts, costs) in enumerate(entries):
-            for row, number, start in zip(rows, numbers, starts, strict=True):
-                kind, chunk = divmod(row, chunks)
-                if KINDS[kind]:
-                    events.append(Event(stage, KINDS[kind], number, chunk, start, start + costs[row]))
-        return tuple(events)
+        chunks, costs = self.order.chunks, self.costs[stage]
+        work = zip(self.order.rows[stage], self.order.microbatches[stage], self.starts[stage], strict=True)
+        return [
+            Event(stage, name, number, row % chunks, start, start + costs[row])
+            for row, number, start in work
+            if (name := KINDS[row // chunks])
+        ]
+
+    @cached_property
+    def timeline(self) -> tuple[Event, ...]:
+        """The events of all stages, stage by stage [s]; built on first access."""
+        return tuple(event for stage in range(self.order.stages) for event in self.events(stage))
 
 
 def run(

@@ -20,9 +20,9 @@ from loadgauge.estimate.memory.rank_memory import MemoryModel, stages
 from loadgauge.estimate.time.collectives import Fabric
 from loadgauge.estimate.time.roofline import Machine, operation_seconds
 from loadgauge.estimate.time.step import StepModel, StepTime
-from loadgauge.estimate.time.traffic import Carries, Traffic, expose, layout_groups, sends, stage_traffic
+from loadgauge.estimate.time.traffic import Carries, Traffic, exchange, expose, layout_groups, sends, stage_traffic
 from loadgauge.estimate.workings import view_of
-from loadgauge.spec.calibration import Rates
+from loadgauge.spec.calibration import Efficiencies
 from loadgauge.spec.cluster import evenly
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.layout import Layout
@@ -78,13 +78,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
 
 def slowed(machine: Machine, factor: float) -> Machine:
     """Return the machine on which every operation takes `factor` times as long."""
-    return msgspec.structs.replace(
-        machine,
-        peak=machine.peak / factor,
-        fp8_peak=None if machine.fp8_peak is None else machine.fp8_peak / factor,
-        bandwidth=machine.bandwidth / factor,
-        rates=msgspec.structs.replace(machine.rates, launch=machine.rates.launch * factor),
-    )
+    return msgspec.structs.replace(machine, software=machine.software * factor)
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,7 +194,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         layout: Layout,
         training: Training,
         cluster: Cluster,
-        rates: Rates,
+        efficiencies: Efficiencies,
         *,
         share: float = SHARE,
         achieved: float | None = None,
@@ -217,12 +211,12 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if oversubscription is not None and oversubscription < 1:
             raise ConfigError(f"must be at least 1, got {oversubscription:g}", key="oversubscription")
         layout.check(model)
-        fabric = Fabric.of(cluster, rates, rails=rails)
+        fabric = Fabric.of(cluster, efficiencies, rails=rails)
         if oversubscription is not None:
             fabric = msgspec.structs.replace(fabric, oversubscription=oversubscription)
         if pod is not None:
             fabric = msgspec.structs.replace(fabric, pod=pod)
-        machine = Machine.of(cluster.gpu, rates, training)
+        machine = Machine.of(cluster.gpu, efficiencies, training, experts=model.has_experts)
         return cls(
             model=model, layout=layout, training=training, machine=machine, fabric=fabric, share=share,
             achieved=achieved,
@@ -347,10 +341,10 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if row.lane == "zero":
             return Purpose.SHARDED_WEIGHTS, overlap.prefetch * compute.total
         if row.lane == "dp":
-            updated = row.kind is Carries.UPDATED_WEIGHTS
+            updated = row.kind.in_forward
             each = compute.forward if updated else compute.backward
             times = layout.num_microbatches if row.calls_per_microbatch else 1
-            return Purpose.UPDATED_WEIGHTS if updated else Purpose.GRADIENTS, overlap.dp * times * each
+            return Purpose.UPDATED_WEIGHTS if updated else Purpose.GRADIENTS, row.hidden * times * each
         hidden = {
             "tp": overlap.tp * (compute.total - compute.attention),
             "cp": (overlap.cp and layout.cp_comm == "ring") * compute.attention * (layout.cp - 1) / layout.cp,
@@ -467,7 +461,7 @@ def smallest_batch(setup: NetworkCase, most: int = 4096) -> Batch | None:
         network = msgspec.structs.replace(setup, layout=other).answer()
         return Batch(**sizes) if all(need.enough for need in network.needs if need.axis == "dp") else None
 
-    if layout.zero >= 2:
+    if layout.zero == 3 or exchange(layout, setup.training).reduces:
         sizes = (2**power for power in range(7))
         return next((batch for size in sizes if (batch := kept(size, layout.num_microbatches))), None)
     # Interleaved schedules take whole rounds of micro-batches, DualPipe two at a time and at least two a stage.

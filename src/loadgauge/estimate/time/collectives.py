@@ -14,10 +14,10 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from loadgauge.algebra import Size, ceil_div, common_divisor, maximum, minimum, same, spread, where
+from loadgauge.algebra import Size, ceil_div, common_divisor, maximum, minimum, same, spread, square_root, where
 from loadgauge.errors import ConfigError
 from loadgauge.spec.axes import RANK_ORDER
-from loadgauge.spec.calibration import Rates
+from loadgauge.spec.calibration import Efficiencies, Wire
 from loadgauge.spec.hardware import Cluster
 
 Kind = Literal[
@@ -138,6 +138,10 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     inner: the NVLink (or Infinity Fabric, ICI) domain of `domain` GPUs; outer: the network between domains, at
     `outer_bandwidth` for each GPU (where GPUs share an adapter, its share).
     inner_efficiency, outer_efficiency: the achieved share of a link, from calibration.
+    wires: of collectives that were measured inside a domain, their times; others take the latency of each step and their bytes
+    nvls: share of the inner link that an all-reduce in the switch reaches, counted once over the tensor, in groups of at least
+        `nvls_ranks`; 0: none
+    outer_start, outer_root: as in `Efficiencies`
     oversubscription: how much less the network gives beyond a pod when everybody sends
     pod: GPUs that reach one another at full speed (None: with rails all of them, without rails one domain)
     rails: whether adapter i of every domain of a pod hangs on the same leaf switch: traffic between GPUs of the same place
@@ -154,32 +158,47 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     oversubscription: float = 1.0
     rails: bool = False
     pod: int | None = None
+    wires: dict[str, Wire] = {}
+    nvls: float = 0.0
+    nvls_ranks: int = 5
+    outer_start: float = 0.0
+    outer_root: float = 0.0
 
     @classmethod
-    def of(cls, cluster: Cluster, rates: Rates, *, rails: bool = False) -> Fabric:
+    def of(cls, cluster: Cluster, efficiencies: Efficiencies, *, rails: bool = False) -> Fabric:
         """Build the fabric of a cluster: its innermost link, its network and, from a third link, what lies beyond a pod.
 
         >>> from loadgauge.spec.hardware import Link, gpu
-        >>> from loadgauge.spec.calibration import DEFAULT
+        >>> from loadgauge.spec.calibration import efficiencies
         >>> links = [Link(bandwidth=b, latency=5e-6, domain=d) for b, d in ((450e9, 8), (50e9, 64), (25e9, 512))]
         >>> known = Cluster(gpu=gpu("h100-sxm5-80gb"), gpus=512, gpus_per_node=8, links=tuple(links))
-        >>> fabric = Fabric.of(known, DEFAULT)
+        >>> fabric = Fabric.of(known, efficiencies(""))
         >>> fabric.domain, fabric.pod, fabric.oversubscription
         (8, 64, 2.0)
         """
         inner, network = cluster.links[0], cluster.links[min(1, len(cluster.links) - 1)]
         beyond = cluster.links[-1]
+        # Of a cluster with latencies of its own, measured times change with them.
+        slower = inner.latency / efficiencies.inner_latency if inner.domain > 1 else 1.0
         return cls(
             domain=inner.domain,
             inner_bandwidth=inner.bandwidth,
             outer_bandwidth=network.bandwidth,
             inner_latency=inner.latency,
             outer_latency=network.latency,
-            inner_efficiency=rates.inner_link,
-            outer_efficiency=rates.outer_link if network is not inner else rates.inner_link,
+            inner_efficiency=efficiencies.inner_link,
+            outer_efficiency=efficiencies.outer_link if network is not inner else efficiencies.inner_link,
             oversubscription=network.bandwidth / beyond.bandwidth,
             rails=rails,
             pod=network.domain if beyond is not network else None,
+            wires={
+                kind: Wire(wire.start * slower, wire.step * slower, wire.share, wire.root)
+                for kind, wire in efficiencies.wires.items()
+            },
+            nvls=efficiencies.nvls if inner.domain >= efficiencies.nvls_ranks else 0.0,
+            nvls_ranks=efficiencies.nvls_ranks,
+            outer_start=efficiencies.outer_start,
+            outer_root=efficiencies.outer_root,
         )
 
     @property
@@ -281,25 +300,57 @@ def seconds(kind: str, nbytes: Size, group: Group, fabric: Fabric, algorithm: st
     alone = where(n > 1, 1, 0)
     if kind == "send_recv":
         return alone * where(d > 1, fabric.outer_latency + nbytes / outer, fabric.inner_latency + nbytes / fabric.inner)
+    wire = fabric.wires.get(kind) or Wire(0.0, fabric.inner_latency, fabric.inner_efficiency, 0.0)
+    inner = fabric.inner_bandwidth * wire.share
     if kind in ("all_to_all", "gather", "scatter"):
         # Parts for other domains go over the GPU's own adapter, the rest inside the domain, at the same time.
-        inside, outside = nbytes * (m - 1) / n / fabric.inner, nbytes * (n - m) / n / outer
+        inside, outside = nbytes * (m - 1) / n / inner, nbytes * (n - m) / n / outer
         if not same(copies, 1):
             # One copy crosses; the inner link forwards it to all its receivers.
-            inside, outside = nbytes * (m - 1) / m / fabric.inner, outside * single_copies(copies, d)
-        latency = where(d > 1, fabric.outer_latency, fabric.inner_latency)
-        return alone * (latency + where(d > 1, maximum(inside, outside), nbytes * (n - 1) / n / fabric.inner))
-    bus = where(d > 1, minimum(fabric.inner, m * outer), fabric.inner)
+            inside, outside = nbytes * (m - 1) / m / inner, outside * single_copies(copies, d)
+        whole = nbytes * (n - 1) / n / inner
+        start = wire.start or fabric.inner_latency
+        alone_here = start + (wire.step * (n - 1) if wire.start else 0) + whole + wire.root * square_root(whole)
+        across = fabric.outer_latency + _beyond(fabric, outside) + wire.start + maximum(inside, outside)
+        return alone * where(d > 1, across, alone_here)
     passes = 2 if kind == "all_reduce" else 1
     steps = (n - d) * fabric.inner_latency + (d - 1) * fabric.outer_latency
-    ring = nbytes * bus_factor(kind, n) / bus + passes * steps
+    bus = where(d > 1, minimum(inner, m * outer), inner)
+    carried = nbytes * bus_factor(kind, n) / bus
+    ring = carried + passes * steps
+    if wire.start:
+        here = wire.start + wire.step * (n - 1) + carried + wire.root * square_root(carried)
+        ring = where(d > 1, ring + wire.start + _beyond(fabric, carried), here)
     if kind != "all_reduce" or algorithm == "ring":
         return alone * ring
     if algorithm == "hierarchical":
         return alone * _hierarchical(nbytes, n, m, d, outer, fabric)
+    if wire.start and algorithm == "auto":
+        return alone * minimum(ring, _in_domains(nbytes, n, m, d, outer, fabric, wire))
     levels = (n / d - 1) * fabric.inner_latency + _log2(d) * fabric.outer_latency
     tree = 2 * nbytes / (TREE_EFFICIENCY * bus) + 2 * levels
     return alone * (tree if algorithm == "tree" else minimum(ring, tree))
+
+
+def _in_domains(nbytes: Size, n: Size, m: Size, d: Size, outer: Size, fabric: Fabric, wire: Wire) -> Size:
+    """All-reduce of which each domain sends 2 (d-1)/d of the tensor over its adapters, summed inside it before and after.
+
+    Inside, a ring over its members, or the switch itself where it can sum (NVLS): the tensor once over each GPU's link.
+    """
+    inside = nbytes * bus_factor("all_reduce", m) / (fabric.inner_bandwidth * wire.share)
+    if fabric.nvls:
+        switched = nbytes / (fabric.inner_bandwidth * fabric.nvls)
+        inside = where(m >= fabric.nvls_ranks, minimum(inside, switched), inside)
+    between = where(d > 1, nbytes * 2 * (d - 1) / d / (m * outer), 0)
+    carried = maximum(inside, between)
+    levels = wire.start + wire.step * (m - 1) + 2 * _log2(d) * fabric.outer_latency
+    ramp = where(d > 1, _beyond(fabric, carried), wire.root * square_root(carried))
+    return levels + carried + ramp
+
+
+def _beyond(fabric: Fabric, carried: Size) -> Size:
+    """What the network adds to a collective that it carries for so many seconds."""
+    return fabric.outer_start + fabric.outer_root * square_root(carried)
 
 
 def _hierarchical(nbytes: Size, n: Size, m: Size, d: Size, outer: Size, fabric: Fabric) -> Size:

@@ -1,50 +1,132 @@
-"""Seconds of one operation: the larger of its arithmetic and its memory traffic, at calibrated rates, and its launch.
+"""Seconds of one operation, from what its kernel was measured to achieve (`spec/calibration.py`).
 
-Legend: m, n, k a matrix product's sizes; a tile is 128 x 256 results, computed by one multiprocessor at a time.
+Kernels that compute and move bytes hide most of one under the other, but not all: t = (arithmetic^3 + traffic^3)^(1/3) + launch. A
+sum of the two is twice as far off on measured products, their maximum a little further.
+
+Legend: m, n, k a matrix product's sizes; a tile is 128 x 256 results, computed by one multiprocessor at a time; of attention, 128
+queries of one head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
-from loadgauge.algebra import Size, ceil_div, maximum
+from loadgauge.algebra import Size, both_count, ceil_div, minimum, same
+from loadgauge.errors import NotStated
 from loadgauge.layers.operations import Gemm, Layer, Operation, Tensor
-from loadgauge.spec.calibration import Rates
+from loadgauge.spec.calibration import Both, Efficiencies
 from loadgauge.spec.hardware import Gpu
 from loadgauge.spec.kernels import LowPrecision
+from loadgauge.spec.lora import BaseFormat
+from loadgauge.spec.software import factor
 from loadgauge.spec.training import Training
 
 TILE_ROWS, TILE_COLUMNS = 128, 256
+NARROW, USUAL, WIDE = 64, 128, 256
+"""Widths of attention heads between which the achieved share is interpolated."""
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU as the roofline sees it: peaks [FLOP/s], bandwidth [byte/s] and calibrated efficiencies.
+FUSED_LOSSES = ("inplace", "jit", "fused")
+"""Losses of one kernel or a few, whose measured share is of the least they can move."""
+
+
+class Rate(NamedTuple):
+    """What products of a format reach: FLOP/s of a large one, the inner width at which half of it is reached, and the bytes of an
+    element of what goes in and of what comes out."""
+
+    flops: float
+    small_k: float
+    element: float
+    result: int = 2
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One GPU as kernels see it: peaks [FLOP/s], bandwidth [byte/s] and what kernels achieve of them.
 
     peak: of the format matrix products run in; fp8_peak: of the 8-bit ones, where the recipe has any
     """
 
     peak: float
     bandwidth: float
-    rates: Rates
+    efficiencies: Efficiencies
     fp8_peak: float | None = None
     low: LowPrecision | None = None
     graphs: bool = False
     """Whether CUDA graphs hide the launches."""
     fuses_dropout: bool = False
     """Whether dropout is part of the residual sum's kernel."""
-    flash2: bool = False
-    """Whether attention is FlashAttention-2's, and not the vendor's own."""
+    stored: BaseFormat | None = None
+    """How a frozen base is stored, whose matrices are made in 16 bits for each product."""
+    attention: str = "fa2"
+    """The kernel of fused attention (`Efficiencies.attention`)."""
+    norm: str = "eager"
+    """Who made the kernels of norms (`Kernels.norm_kernel`)."""
+    loss: str = "elementwise"
+    """The family of kernels that the loss belongs to."""
+    software: float = 1.0
+    """Seconds of compute over those of the kernels alone."""
+    plain: bool = False
+    """Whether products run without tensor cores (float32), which no power limit slows down."""
 
     @property
     def launch(self) -> float:
         """Seconds before each operation (kernel launch)."""
-        return 0.0 if self.graphs else self.rates.launch
+        return 0.0 if self.graphs else self.efficiencies.launch * self.software
+
+    @property
+    def quantise_launch(self) -> float:
+        """Seconds before each kernel that makes a copy of few bits, and before those that find its scale."""
+        if self.graphs:
+            return 0.0
+        blocks = self.low is not None and (self.low.blocks or self.low.format == "fp4")
+        known = self.efficiencies
+        return (known.block_quantise_launch if blocks else known.quantise_launch) * self.software
+
+    @cached_property
+    def usual(self) -> Rate:
+        """What products reach in the usual format."""
+        known = self.efficiencies
+        throttle = 1.0 if self.plain else known.throttle
+        return Rate(
+            self.peak * known.matmul * throttle / self.software, known.small_k, *((4, 4) if self.plain else (2, 2))
+        )
+
+    @cached_property
+    def few_bits(self) -> Rate:
+        """What products reach in the 8-bit or 4-bit format of the recipe; in the usual one where it has none."""
+        known = self.efficiencies
+        if self.fp8_peak is None:
+            return self.usual
+        share, small_k, element = known.fp8_matmul, known.fp8_small_k, 1.0
+        if self.low is not None and self.low.format == "fp4":
+            share, small_k, element = known.fp4_matmul, known.fp4_small_k, 0.5
+        elif self.low is not None and self.low.blocks:
+            share, small_k = known.fp8_block_matmul, known.fp8_block_small_k
+        return Rate(self.fp8_peak * share * known.throttle / self.software, small_k, element)
+
+    @cached_property
+    def fused_attention(self) -> Both:
+        """FLOP/s that the attention kernel reaches in forward and backward, of heads 128 wide and long sequences."""
+        known = self.efficiencies
+        shares = known.attention[self.attention]
+        rate = self.peak * known.throttle / self.software
+        return Both(rate * shares.forward, rate * shares.backward)
+
+    def memory(self, family: str) -> Both:
+        """Return the byte/s that a family of kernels moves in forward and backward."""
+        found: Both | None = self.__dict__.get(family)
+        if found is None:
+            share, rate = self.efficiencies.memory[family], self.bandwidth / self.software
+            found = self.__dict__[family] = Both(rate * share.forward, rate * share.backward)
+        return found
 
     @classmethod
-    def of(cls, gpu: Gpu, rates: Rates, training: Training) -> Machine:
-        """Build the machine for a precision.
+    def of(cls, gpu: Gpu, efficiencies: Efficiencies, training: Training, *, experts: bool = False) -> Machine:
+        """Build the machine for a precision. experts: of a mixture of experts
 
         Products run in 16 bits, or in float32 (PyTorch uses no TF32 by default); those of the blocks in 8 or 4 bits where the
         recipe says so.
@@ -52,17 +134,24 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         low = training.precision.products
         if training.precision.activation == 4:
             peak = gpu.peak("fp32")
+        elif training.precision.name.startswith("bf16") and not gpu.bf16:
+            raise NotStated(f"{gpu.name} has no bf16, and what PyTorch's emulation of it takes is not known")
         else:
             peak = gpu.peaks.bf16.value if gpu.peaks.bf16 is not None else gpu.peak("fp16")
         return cls(
             peak=peak,
             bandwidth=gpu.memory_bandwidth,
-            rates=rates,
+            efficiencies=efficiencies,
             fp8_peak=None if low is None else gpu.peak(low.format),
             low=low,
             graphs=training.overlap.launch,
             fuses_dropout=training.kernels.activation == "fused",
-            flash2=not training.framework.transformer_engine,
+            stored=None if training.lora is None else training.lora.stored,
+            attention=training.kernels.flash or training.framework.flash_on(gpu),
+            norm=training.kernels.norm_kernel,
+            loss="loss" if training.kernels.loss in FUSED_LOSSES else "elementwise",
+            software=factor(experts=experts, low_precision=low is not None).factor,
+            plain=training.precision.activation == 4,
         )
 
 
@@ -79,23 +168,61 @@ class OperationTime(msgspec.Struct, frozen=True):
         return self.input_gradient + self.weight_gradient
 
 
-def gemm_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False) -> Size:
-    """Return the seconds of a matrix product: FLOPs over the achieved rate, or bytes over the bandwidth, the larger of the two.
+def gemm_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: float = 1.0) -> Size:
+    """Return the seconds of a matrix product: its FLOPs at the achieved rate and its bytes at the bandwidth, both counted.
 
-    Partial tiles, and a last wave that does not fill the GPU, count as `Rates.wave` says.
+    Partial tiles, and a last wave that does not fill the GPU, count as `Efficiencies.wave` says. slower: the time of its
+    arithmetic over that of a product that only writes its result
     """
-    rates = machine.rates
+    efficiencies = machine.efficiencies
+    rate = machine.few_bits if fp8 else machine.usual
     tiles = ceil_div(gemm.m, TILE_ROWS) * ceil_div(gemm.n, TILE_COLUMNS) * gemm.batch
-    waves = ceil_div(tiles, rates.multiprocessors)
-    useful = gemm.m * gemm.n * gemm.batch / (waves * rates.multiprocessors * TILE_ROWS * TILE_COLUMNS)
-    filled = 1 - (1 - useful) * rates.wave
-    peak, share = machine.peak, rates.matmul
-    if fp8 and machine.fp8_peak is not None:
-        four = machine.low is not None and machine.low.format == "fp4"
-        peak, share = machine.fp8_peak, rates.fp4_matmul if four else rates.fp8_matmul
-    arithmetic = gemm.flops / (peak * share * filled * gemm.k / (gemm.k + rates.small_k))
-    moved = 2 * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n) * gemm.batch
-    return maximum(arithmetic, moved / (machine.bandwidth * rates.memory)) + machine.launch
+    waves = ceil_div(tiles, efficiencies.multiprocessors)
+    useful = gemm.m * gemm.n * gemm.batch / (waves * (efficiencies.multiprocessors * TILE_ROWS * TILE_COLUMNS))
+    filled = 1 - (1 - useful) * efficiencies.wave
+    arithmetic = gemm.flops * (slower / rate.flops) / (filled * gemm.k / (gemm.k + rate.small_k))
+    moved = (rate.element * gemm.k * (gemm.m + gemm.n) + rate.result * gemm.m * gemm.n) * gemm.batch
+    traffic = moved * (machine.software / (machine.bandwidth * efficiencies.product_memory))
+    return both_count(arithmetic, traffic) + machine.launch
+
+
+def grouped_slower(gemm: Gemm, machine: Machine, *, weight: bool = False) -> Size:
+    """Return how much longer the arithmetic of a product of several experts takes than that of one as large.
+
+    gemm: its forward, of m rows for each expert; weight: whether it makes the gradient of the weights
+    """
+    known = machine.efficiencies
+    share = known.grouped_weight if weight else known.grouped
+    return (1 + known.grouped_rows / gemm.m) / share
+
+
+def attention_seconds(operation: Operation, machine: Machine) -> OperationTime:
+    """Return the seconds of a fused attention kernel: FLOPs of the pairs that are not masked, at its achieved rate.
+
+    The rate falls where each query sees few keys, where heads are narrow, and where the last wave of tiles leaves
+    multiprocessors idle. Backward counts the scores that it makes again.
+    """
+    known, rates = machine.efficiencies, machine.fused_attention
+    scores, values = operation.gemms
+    share, queries = operation.computed_share, scores.m * scores.batch
+    flops = operation.forward_flops * share
+    keys = flops / (2 * (scores.k + values.n) * queries)
+    tiles = ceil_div(scores.m, TILE_ROWS) * scores.batch
+    filled = tiles / (ceil_div(tiles, known.multiprocessors) * known.multiprocessors)
+    forward = rates.forward * _of_width(scores.k, known.narrow.forward, known.wide.forward) * filled
+    backward = rates.backward * _of_width(scores.k, known.narrow.backward, known.wide.backward) * filled
+    again = (operation.input_gradient_flops + operation.rerun_flops) * share
+    few, back = 1 + known.attention_keys.forward / keys, 1 + known.attention_keys.backward / keys
+    return OperationTime(flops * few / forward + machine.launch, again * back / backward + machine.launch, 0)
+
+
+def _of_width(width: Size, narrow: float, wide: float) -> float:
+    """The factor on the rate of attention of heads of this width: 1 at 128."""
+    if not isinstance(width, (int, float)):
+        return 1.0
+    if width <= USUAL:
+        return narrow + (1 - narrow) * max(0.0, width - NARROW) / (USUAL - NARROW)
+    return 1 + (wide - 1) * min(1.0, (width - USUAL) / (WIDE - USUAL))
 
 
 def in_eight_bits(operation: Operation) -> bool:
@@ -105,33 +232,54 @@ def in_eight_bits(operation: Operation) -> bool:
 
 def operation_seconds(operation: Operation, machine: Machine) -> OperationTime:
     """Return the seconds of one operation on one micro-batch, without collectives."""
-    rates = machine.rates
+    time = _seconds(operation, machine)
+    if not operation.gradients:
+        return OperationTime(time.forward, 0, 0)
+    # A frozen base's input may need no gradient, nor what a trained weight reads at the bottom of what is trained.
+    products = operation.gemms and operation.kind != "attention" and not operation.into_inputs
+    return OperationTime(time.forward, 0, time.weight_gradient) if products else time
+
+
+def _seconds(operation: Operation, machine: Machine) -> OperationTime:
     if operation.kind == "quantise":
         copied = 0 if machine.low is None else _quantising(operation.inputs, machine, machine.low)
         return OperationTime(copied, 0, 0)
     if operation.kind == "view" or (operation.kind == "collective" and not _permutes(operation)):
         return OperationTime(0, 0, 0)
     if operation.kind == "attention":
-        share = operation.computed_share
-        ahead, back = (
-            (rates.flash2, rates.flash2_backward) if machine.flash2 else (rates.attention, rates.attention_backward)
-        )
-        forward = operation.forward_flops * share / (machine.peak * ahead)
-        backward = (operation.input_gradient_flops + operation.rerun_flops) * share / (machine.peak * back)
-        return OperationTime(forward + machine.launch, backward + machine.launch, 0)
+        return attention_seconds(operation, machine)
     if operation.gemms:
         return _products(operation, machine)
+    if operation.moves is not None:
+        ahead, back = (_streamed(nbytes, machine) for nbytes in operation.moves)
+        return OperationTime(ahead, back, 0)
+    permutes = operation.kind == "collective"
+    rates = machine.memory(_family(operation, machine))
     nbytes = operation.hbm_bytes()
     if machine.fuses_dropout and operation.kind == "residual_dropout":
         # One kernel with the residual sum, which reads and writes the rest.
         nbytes = sum(tensor.nbytes for tensor in operation.keeps)
-    # Backward reads the gradient of what came out and what was kept, and writes the gradient of what went in; a residual
-    # sum adds up the two gradients that come to it.
     back = operation.hbm_bytes()
-    if not operation.shares_gradient:
+    if operation.kind == "norm":
+        # Measured shares are of the least a norm can move: backward reads two tensors and writes one.
+        back = back + sum(tensor.nbytes for tensor in operation.inputs)
+    elif not operation.shares_gradient:
+        # Backward reads the gradient of what came out and what was kept, and writes the gradient of what went in; a
+        # residual sum adds up the two gradients that come to it.
         back = back + sum(tensor.nbytes for tensor in operation.keeps)
-    routing = rates.routing if _permutes(operation) and operation.kind == "collective" else 0.0
-    return OperationTime(_moved(nbytes, machine) + routing, _moved(back, machine) + routing, 0)
+    beside = machine.launch + (machine.efficiencies.routing if permutes else 0.0)
+    return OperationTime(nbytes / rates.forward + beside, back / rates.backward + beside, 0)
+
+
+def _family(operation: Operation, machine: Machine) -> str:
+    """The family of kernels that an operation without products belongs to: a key of `Efficiencies.memory`."""
+    if operation.kind == "norm":
+        return f"norm-{machine.norm}"
+    if operation.kind == "loss":
+        return machine.loss
+    if operation.kind == "collective":
+        return "permute"
+    return "elementwise"
 
 
 def _permutes(operation: Operation) -> bool:
@@ -139,40 +287,70 @@ def _permutes(operation: Operation) -> bool:
     return any(collective.axis == "ep" for collective in operation.forward_comm)
 
 
-def _moved(nbytes: Size, machine: Machine) -> Size:
-    """Return the seconds of an element-wise operation over `nbytes` bytes."""
-    rates = machine.rates
-    return rates.traffic * (nbytes / (machine.bandwidth * rates.memory) + machine.launch)
+def _streamed(nbytes: Size, machine: Machine) -> Size:
+    """Return the seconds of one kernel that reads and writes `nbytes` bytes and no others; 0 for none."""
+    return nbytes / machine.memory("elementwise").forward + minimum(nbytes, 1) * machine.launch
 
 
 def _quantising(tensors: Iterable[Tensor], machine: Machine, low: LowPrecision) -> Size:
     """Seconds to read 16 bits and write 8 or 4, by rows and by columns."""
-    return _moved(sum(tensor.numel for tensor in tensors) * (2 + 2 * low.element), machine)
+    return _quantised(sum(tensor.numel for tensor in tensors) * (2 + 2 * low.element), machine)
+
+
+def _quantised(nbytes: Size, machine: Machine) -> Size:
+    """Seconds to move bytes in the kernels that quantise."""
+    return nbytes / machine.memory("quantise").forward + machine.quantise_launch
 
 
 def _products(operation: Operation, machine: Machine) -> OperationTime:
     """Matrix products with weights (one product a gradient), or between activations."""
+    made = dequantising(operation, machine)
     low = machine.low if in_eight_bits(operation) else None
     fp8 = low is not None
-    forward = sum(gemm_seconds(gemm, machine, fp8=fp8) for gemm in operation.gemms)
-    inputs = sum(gemm_seconds(Gemm(g.m, g.k, g.n, g.batch), machine, fp8=fp8) for g in operation.gemms)
+    experts = any(weight.expert for weight in operation.weights)
+    forward: Size = 0
+    inputs: Size = 0
+    weights: Size = 0
+    # The gradient of a weight that the layer makes (`adapted_experts`) is that of an input, and as much work.
+    trained = any(weight.trainable for weight in operation.weights) or not same(operation.weight_gradient_flops, 0)
+    for gemm in operation.gemms:
+        m, n, k, batch = gemm.m, gemm.n, gemm.k, gemm.batch
+        slower = grouped_slower(gemm, machine) if experts else 1.0
+        forward = forward + gemm_seconds(gemm, machine, fp8=fp8, slower=slower)
+        inputs = inputs + gemm_seconds(Gemm(m, k, n, batch), machine, fp8=fp8, slower=slower)
+        if not operation.weights:
+            weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine)
+        elif trained:
+            slower = grouped_slower(gemm, machine, weight=True) if experts else machine.efficiencies.weight_gradient
+            eight = low is not None and low.weight_gradient
+            weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine, fp8=eight, slower=slower)
     if not operation.weights:
-        weights = sum(gemm_seconds(Gemm(g.k, g.n, g.m, g.batch), machine) for g in operation.gemms)
         return OperationTime(forward, inputs + weights, 0)
-    weights = 0
-    if any(weight.trainable for weight in operation.weights):
-        eight = low is not None and low.weight_gradient
-        weights = sum(gemm_seconds(Gemm(g.k, g.n, g.m, g.batch), machine, fp8=eight) for g in operation.gemms)
     if low is not None:
         # What goes in is quantised, and so is the gradient of what comes out.
         done = any(tensor.dtype == "quantised" for tensor in operation.keeps)
         into = 0 if done else _quantising(operation.inputs, machine, low)
         out_of = _quantising(operation.outputs, machine, low)
         if low.weights == "within":
-            into = into + _moved(operation.params * (2 + low.weight_element), machine)
-            out_of = out_of + _moved(operation.params * (2 + low.weight_element), machine)
+            into = into + _quantised(operation.params * (2 + low.weight_element), machine)
+            out_of = out_of + _quantised(operation.params * (2 + low.weight_element), machine)
         return OperationTime(forward + into, inputs + out_of, weights)
-    return OperationTime(forward, inputs, weights)
+    return OperationTime(forward + made, inputs + made, weights)
+
+
+def dequantising(operation: Operation, machine: Machine) -> Size:
+    """Return the seconds to make a quantised base's matrices in 16 bits, as each product with them does again.
+
+    The stored bytes are read and 16 bits written, which the product then reads as it would any matrix; scales that are
+    quantised too are made first, by launches of their own.
+    """
+    stored = machine.stored
+    if stored is None:
+        return 0
+    elements = sum(weight.numel for weight in operation.weights if weight.base)
+    if same(elements, 0) or (stored.experts_only and not any(weight.expert for weight in operation.weights)):
+        return 0
+    return _streamed(elements * (stored.nbytes + 2), machine) + (stored.kernels - 1) * machine.launch
 
 
 def layer_seconds(layer: Layer, machine: Machine) -> OperationTime:

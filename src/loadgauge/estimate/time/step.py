@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.algebra import Size, ceil_div, maximum, minimum, same
+from loadgauge.errors import NotStated
 from loadgauge.estimate.flops import Flops
 from loadgauge.estimate.memory.rank_memory import LayerFacts, MemoryModel
 from loadgauge.estimate.memory.states import RankWeights, gathered_bytes
@@ -20,20 +21,16 @@ from loadgauge.estimate.schedule.simulate import played_seconds
 from loadgauge.estimate.schedule.stages import Chunk, Stage, stages
 from loadgauge.estimate.time.collectives import Fabric, Group, seconds
 from loadgauge.estimate.time.roofline import Machine, layer_seconds, operation_seconds
-from loadgauge.estimate.time.traffic import Carries, Traffic, collective_seconds, expose, layout_groups, stage_traffic
+from loadgauge.estimate.time.traffic import Traffic, collective_seconds, exchange, expose, layout_groups, stage_traffic
 from loadgauge.layers.embedding_head import head_layer, prediction_layer
 from loadgauge.layers.operations import Layer, Operation, Recompute
 from loadgauge.spec.axes import COMMUNICATION
 from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.host import HOST_UPDATES
 from loadgauge.spec.layout import Layout
+from loadgauge.spec.software import bounds, factor
 
 LANES = ("forward", "backward", "recompute", "loss", *COMMUNICATION[:-1], "bubble", "dp", "optimizer", "fixed")
-
-
-HOST_LINK = 25e9
-"""Bytes a second and direction between a GPU and its host, over PCIe 4; assumed."""
-HOST_UPDATES = 4e9
-"""Parameters that the cores of one host update in a second (source: ren2021, table 4)."""
 
 
 ROUNDS = 3
@@ -54,7 +51,7 @@ class MicroBatch(msgspec.Struct, frozen=True):
         return sum(self.forward.values()) + sum(self.backward.values())
 
     def add(self, other: MicroBatch, times: Size = 1) -> MicroBatch:
-        """Return the sum with `times` another's time."""
+        """Return this time plus `times` that of another, component by component [s]."""
         return MicroBatch(
             _add(self.forward, other.forward, times),
             _add(self.backward, other.backward, times),
@@ -184,10 +181,10 @@ class StepModel:
     def shown(self, whole: Size, under: Size, least: Size = 0) -> Size:
         """Return the exposed seconds of communication of `whole` seconds that overlaps with `under` seconds of compute.
 
-        At least the share `least` of it cannot overlap; what is hidden slows the compute down by `Rates.contention`.
+        At least the share `least` of it cannot overlap; what is hidden slows the compute down by `Efficiencies.contention`.
         """
         seen = maximum(whole - under, least * whole)
-        return seen + self.machine.rates.contention * (whole - seen)
+        return seen + self.machine.efficiencies.contention * (whole - seen)
 
     def exposed(self, by_axis: dict[str, Size], products: Size, attention: Size, layer: Size) -> dict[str, Size]:
         """Return the seconds by component that a layer's collectives add to compute.
@@ -210,25 +207,31 @@ class StepModel:
         return lanes
 
     def of_layer(self, facts: LayerFacts) -> MicroBatch:
-        """Return the time of one layer and micro-batch: compute, recomputation, exposed collectives, ZeRO-3's gathers."""
+        """Return the time of one layer and micro-batch [s]: compute, recomputation, exposed collectives, ZeRO-3's gathers."""
         time = self.computed(facts)
         ahead, back = time.forward, time.backward
         if self.layout.zero == 3:
             gather, scatter = self.zero_seconds(facts.weights)
+            first = 0 if exchange(self.layout, self.training).after else gather
             if self.overlap.prefetch:
-                ahead["zero"] = self.shown(gather, sum(ahead.values()))
+                ahead["zero"] = self.shown(first, sum(ahead.values()))
                 back["zero"] = self.shown(gather + scatter, sum(back.values()))
             else:
-                ahead["zero"], back["zero"] = gather, gather + scatter
+                ahead["zero"], back["zero"] = first, gather + scatter
         if self.training.offload == "all":
             # Weights come from the host for each pass, overlapped with the compute of the previous layer.
-            fetched = self.read(self.training.precision.compute * facts.weights.all.total / HOST_LINK)
+            fetched = self.read(self.training.precision.compute * facts.weights.all.total / self.training.host.link)
             ahead["zero"] = ahead.get("zero", 0) + self.shown(fetched, sum(ahead.values()))
             back["zero"] = back.get("zero", 0) + self.shown(fetched, sum(back.values()))
+        if self.memory.hosts(facts.recompute):
+            # Out in forward and back in backward, beside the computing.
+            carried = self.read(facts.hosted / self.training.host.link)
+            ahead["zero"] = ahead.get("zero", 0) + self.shown(carried, sum(ahead.values()))
+            back["zero"] = back.get("zero", 0) + self.shown(carried, sum(back.values()))
         return time
 
     def computed(self, facts: LayerFacts) -> MicroBatch:
-        """Return the part of `of_layer` that does not depend on where the weights are sharded."""
+        """Return the part of `of_layer` that does not depend on where the weights are sharded [s]."""
         layer, again = facts.layer, facts.recompute
         forward, backward, weight, repeated = _Sums(), _Sums(), 0, _Sums()
         for operation in layer:
@@ -249,7 +252,7 @@ class StepModel:
         return MicroBatch(ahead, back, weight)
 
     def of_end(self, layer: Layer) -> MicroBatch:
-        """Return the time of the embedding, or of the head with its loss, for one micro-batch."""
+        """Return the time of the embedding, or of the head with its loss, for one micro-batch [s]. layer: its operations"""
         time, forward, backward = self.computed_end(layer)
         if self.layout.zero == 3:
             # The first gather and the last reduction have nothing to overlap with.
@@ -260,7 +263,7 @@ class StepModel:
         return time
 
     def computed_end(self, layer: Layer) -> tuple[MicroBatch, Size, Size]:
-        """Return the part of `of_end` without ZeRO-3, and its seconds of compute, forward and backward."""
+        """Return the part of `of_end` without ZeRO-3, then the seconds of its compute in forward and in backward."""
         time = layer_seconds(layer, self.machine)
         ahead = {"loss": time.forward, **self.exposed(self.comm(layer, "forward"), time.forward, 0, 0)}
         back = {"loss": time.backward, **self.exposed(self.comm(layer, "backward"), time.backward, 0, 0)}
@@ -282,6 +285,12 @@ class StepModel:
             gather = gather + seconds("all_gather", gathered_bytes(part, precision, base), group, self.fabric)
             scatter = scatter + seconds("reduce_scatter", reduced, group, self.fabric)
             scatter = scatter + seconds("all_reduce", reduced / group.ranks, others, self.fabric)
+        how = exchange(self.layout, self.training)
+        if how.after:
+            scatter = 0  # at the end of the step: `once`
+        elif not how.reduces:
+            # With the last micro-batch alone; spread over all, which take equally long here.
+            scatter = scatter / self.layout.num_microbatches
         return self.read(gather), self.read(scatter)
 
     def read(self, value: Size) -> Size:
@@ -292,10 +301,10 @@ class StepModel:
     def reduced_bytes(self) -> int:
         """Bytes of a gradient element when it is reduced."""
         precision = self.training.precision
-        return precision.gradient if precision.name != "bf16-pure" else 2
+        return precision.reduced if self.layout.zero >= 2 else precision.gradient
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> MicroBatch:
-        """Return the time of one micro-batch through one chunk of a stage."""
+        """Return the time of one micro-batch through one chunk of a stage [s]."""
         total = MicroBatch({}, {})
         for key, count in self.memory.counts(stage, chunk.start, chunk.stop).items():
             total = total.add(self.layers[key], count)
@@ -311,7 +320,7 @@ class StepModel:
         return total
 
     def of_stage(self, stage: Stage) -> tuple[MicroBatch, ...]:
-        """Return the time of one micro-batch on each chunk of a stage."""
+        """Return the time of one micro-batch on each chunk of a stage [s]."""
         return tuple(self.of_chunk(stage, chunk) for chunk in stage.chunks)
 
     # -- the end of a step ----------------------------------------------------------------------------------------------
@@ -333,16 +342,15 @@ class StepModel:
                 continue
             times = 1 if same(row.calls_per_microbatch, 0) else self.layout.num_microbatches
             exposed, times = self.read(row.seconds / times + self.bucket_latency(row)), self.read(times)
-            if self.overlap.dp:
-                exposed = self.shown(exposed, forward if row.kind is Carries.UPDATED_WEIGHTS else backward, 1 / layers)
+            if row.hidden:
+                exposed = self.shown(exposed, forward if row.kind.in_forward else backward, 1 / layers)
             lanes["dp"] = lanes.get("dp", 0) + times * exposed
         return lanes
 
     def bucket_latency(self, row: Traffic) -> Size:
         """Return the seconds that splitting a reduction (or gathering) into buckets adds: the latency of each but the first."""
         group = self.groups[row.group]
-        updated = row.kind is Carries.UPDATED_WEIGHTS
-        itemsize = self.training.precision.compute if updated else self.reduced_bytes
+        itemsize = self.training.precision.compute if row.kind.in_forward else self.reduced_bytes
         framework = self.training.framework
         bucket: Size = framework.reduced
         if framework.reduced_per_rank:
@@ -364,10 +372,31 @@ class StepModel:
         elements = weights.dense.trainable / (self.layout.zero_ranks if sharded else 1)
         elements = elements + weights.expert.trainable / (self.layout.expert_zero_ranks if sharded else 1)
         if self.training.offload != "none":
-            # Gradients travel to the host and new weights back; the GPUs of a node share its cores.
-            carried = (precision.compute + precision.compute) * elements / HOST_LINK
-            return carried + elements * minimum(self.layout.gpus, self.fabric.domain) / HOST_UPDATES
-        return moved * elements / (self.machine.bandwidth * self.machine.rates.memory)
+            return self.host_update(elements)
+        return moved * elements / self.machine.memory("elementwise").forward
+
+    def host_update(self, elements: Size) -> Size:
+        """Return the seconds of an update on the host. elements: that one rank updates
+
+        Gradients travel to the host, unless they went there in backward, and new weights back; weights that stay on the
+        host travel with each layer. The GPUs of a node share its cores, its memory and its NVMe.
+        """
+        training, layout = self.training, self.layout
+        precision, host = training.precision, training.host
+        sharing = elements * minimum(layout.gpus, self.fabric.domain)
+        travels = 0 if "gradients" in self.memory.offloaded else precision.compute
+        travels = travels + (0 if "weights" in self.memory.offloaded else precision.compute)
+        seconds: Size = travels * elements / host.link
+        if host.bandwidth is None:
+            seconds = seconds + sharing / HOST_UPDATES
+        else:
+            seconds = seconds + (training.optimizer.moved(precision) - precision.gradient) * sharing / host.bandwidth
+        if host.nvme:
+            if host.nvme_bandwidth is None:
+                raise NotStated("the time of an update on NVMe: say --nvme-bandwidth")
+            states = precision.master + training.optimizer.moments * training.optimizer.moment(precision)
+            seconds = seconds + 2 * states * sharing / host.nvme_bandwidth
+        return seconds
 
     # -- the step -------------------------------------------------------------------------------------------------------
 
@@ -387,7 +416,7 @@ class StepModel:
         return [alike[key] for key in keys]
 
     def step(self) -> StepTime:
-        """Return the time and traffic of the whole optimizer step, on its slowest stage."""
+        """Return the time [s] and traffic of the whole optimizer step, on its slowest stage."""
         layout = self.layout
         stages, chunks = self.stages, self.by_stage
         # A micro-batch passes all chunks of a stage; with DualPipe, the one of its own direction.
@@ -476,11 +505,13 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1
     scale: measured over predicted seconds, by which every time is corrected
     """
     gpu, machine = cluster.gpu, model.machine
-    rates, step = machine.rates, model.step()
+    step = model.step()
+    known = factor(experts=model.memory.model.has_experts, low_precision=machine.low is not None)
+    low, high = bounds(known, tables=machine.efficiencies.basis == "measured", own_run=scale != 1.0)
     time = Time(
         step=step.step * scale,
-        low=step.step * scale * (rates.low if scale == 1.0 else rates.low_measured),
-        high=step.step * scale * (rates.high if scale == 1.0 else rates.high_measured),
+        low=step.step * scale * low,
+        high=step.step * scale * high,
         parts={lane: value * scale for lane, value in step.parts.items()},
         stage=step.stage,
         tokens=step_tokens(model.layout),

@@ -4,20 +4,27 @@ Once a micro-batch: what the layers' own operations exchange (tensor, context an
 and recomputation), activations between pipeline stages, ZeRO-3's weights. Once a step: gradients of weights that
 tensor-parallel ranks share under sequence parallelism, and those of a tied table on the first and last stage.
 
-Gradients over the data-parallel ranks, of `Precision.gradient` bytes each:
+Gradients over the data-parallel ranks, of `Precision.gradient` bytes each (`reduced` from stage 2 on), and the weights under
+ZeRO (`exchange`):
 
-==  =====================================================================  ======================================
-0   all-reduce, once a step                                                DDP (no_sync), Megatron-LM
-1   reduce-scatter, and updated weights gathered, once a step              DeepSpeed, Megatron's distributed optimizer
-2   reduce-scatter with every micro-batch; weights gathered once a step    DeepSpeed (issue 2252), Megatron-FSDP
-3   reduce-scatter with every micro-batch; weights gathered twice with     FSDP2 (pytorch, pull request 126166),
-    every micro-batch, those of embedding and head once                    DeepSpeed, Megatron-FSDP
-==  =====================================================================  ======================================
+==  ==================================================================================  =====================================
+0   all-reduce, once a step                                                             DDP (no_sync), Megatron-LM
+1   reduce-scatter, and updated weights gathered, once a step                           DeepSpeed, Megatron's distributed
+                                                                                        optimizer
+2   reduce-scatter with every micro-batch; updated weights gathered once a step         DeepSpeed (issue 2252), Megatron-FSDP
+2   the same, weights gathered with every micro-batch (`reshard_after_forward=False`)   FSDP2, which shards them again after
+                                                                                        each backward
+3   reduce-scatter with every micro-batch; weights gathered twice with every            FSDP2 (pytorch, pull request 126166),
+    micro-batch, those of embedding and head once                                       DeepSpeed, Megatron-FSDP
+==  ==================================================================================  =====================================
 
-Stages 2 and 3 hold shards of gradients only, so they cannot wait for the last micro-batch; FSDP under `no_sync` can, and
-holds whole gradients, which the memory model does not cover either. (FSDP2's `reshard_after_forward=False`, often called
-ZeRO-2, gathers weights once with every micro-batch.) Where ZeRO shards over a part of the ranks (HSDP, Megatron's optimizer
-instances), each shard is all-reduced over its replicas after its reduce-scatter.
+FSDP under `no_sync` (`Framework.reduces_once`) holds whole gradients and reduces them once a step; FSDP1's SHARD_GRAD_OP then keeps
+weights gathered, too. In PyTorch's pipelines FSDP reduces a stage's gradients once, after its last backward, with nothing left to
+hide under; stage 2 gathers once a step, stage 3 once with every micro-batch, for its backward. Where ZeRO shards over a part of the
+ranks (HSDP, Megatron's optimizer instances), each shard is all-reduced over its replicas after its reduce-scatter.
+
+Hidden under compute: what FSDP and Megatron-FSDP send, on streams of their own (`Overlap.prefetch`); what DDP, DeepSpeed and
+Megatron send, where `Overlap.dp` says so; but DeepSpeed gathers updated weights inside its optimizer step.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -56,9 +63,14 @@ class Carries(StrEnum):
     TIED_GRADIENTS = "gradients of the tied table"
     """Of the table that the first and the last stage share, after the last backward."""
     WEIGHTS = "weights"
-    """Gathered by ZeRO-3 with every micro-batch."""
+    """Gathered from their shards for a pass: by ZeRO-3, and by FSDP at stage 2."""
     UPDATED_WEIGHTS = "updated weights"
     """Gathered after the optimizer step by ZeRO-1 and 2."""
+
+    @property
+    def in_forward(self) -> bool:
+        """Whether it is wanted by a forward, so that this is what it may hide under; else it follows a backward."""
+        return self in (Carries.WEIGHTS, Carries.UPDATED_WEIGHTS)
 
     @property
     def after_backward(self) -> bool:
@@ -83,6 +95,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes of the full tensor, per call; wire: bytes one GPU sends, per call; adapter: bytes that its share of the
     network between domains carries, per call; link: `inner`, `outer` or `none`, the slowest link of the group; seconds,
     exposed_seconds: of all calls of the step; lane: the component of step time that the exposed ones belong to
+    hidden: whether it may overlap with compute
     """
 
     axis: str
@@ -100,6 +113,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Size
     exposed_seconds: Size
     lane: str
+    hidden: bool = False
     stage: int = 0
 
     @property
@@ -109,7 +123,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return a row of `network` in the JSON documents: bytes, seconds and plain counts."""
-        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("group", "lane")}
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("group", "lane", "hidden")}
 
 
 def layout_groups(layout: Layout) -> dict[str, Group]:
@@ -203,6 +217,7 @@ def entry(
         ranks=group.ranks,
         seconds=whole,
         exposed_seconds=whole * exposed,
+        hidden=isinstance(exposed, int) and exposed == 0,
         lane=lane or {"etp": "ep"}.get(group.axis, group.axis),
     )
 
@@ -247,7 +262,7 @@ def weight_traffic(
     if not once or layout.copies > 1:
         yield from _pipeline(memory, fabric, stage, made)
     yield from _shared(memory, fabric, stage, made)
-    if not once or layout.zero < 3:
+    if not once or layout.zero < 3 or exchange(layout, memory.training).after:
         yield from gradient_traffic(layout, memory.training, layers, memory.ends(stage), made, fabric)
 
 
@@ -354,6 +369,43 @@ def _replicated(layer: Layer) -> Size:
     return sum(w.numel for w in layer.weights if w.trainable and not w.expert and same(w.shards, 1))
 
 
+class Exchange(NamedTuple):
+    """How the data-parallel ranks of a framework exchange gradients and weights under a ZeRO stage.
+
+    reduces: gradients are reduced with every micro-batch, else once a step; after: a stage's, after its last backward
+    gathers: weights are gathered with every micro-batch, else once a step
+    hides_gradients, hides_weights: whether these may overlap with backward and with forward
+    """
+
+    reduces: bool
+    after: bool
+    gathers: bool
+    hides_gradients: bool
+    hides_weights: bool
+
+
+def exchange(layout: Layout, training: Training) -> Exchange:
+    """Return what the head of this file says of a framework and a ZeRO stage.
+
+    >>> from loadgauge.spec.training import training
+    >>> staged = Layout(dp=8, pp=2, zero=2, global_batch=32, seq_len=1)
+    >>> exchange(staged, training("torchtitan")).reduces, exchange(staged, training("megatron")).reduces
+    (False, True)
+    """
+    framework, overlap, zero = training.framework, training.overlap, layout.zero
+    sharded = framework.fully_shards and zero >= 2
+    after = sharded and layout.pp > 1
+    streams = zero == 3 or (zero == 2 and framework.engine is None)
+    kept = after or (framework.flat_parameters and framework.reduces_once)
+    return Exchange(
+        reduces=zero >= 2 and not framework.reduces_once and not after,
+        after=after,
+        gathers=zero == 3 or (sharded and not kept),
+        hides_gradients=not after and (overlap.prefetch if streams else overlap.dp),
+        hides_weights=overlap.prefetch if streams else overlap.dp and framework.engine is None,
+    )
+
+
 def gradient_traffic(
     layout: Layout,
     training: Training,
@@ -368,8 +420,7 @@ def gradient_traffic(
     layer (and under QLoRA gathers the base as it is stored); below it, gradients count as one call, whatever the buckets.
     """
     precision, zero = training.precision, layout.zero
-    batches = layout.num_microbatches
-    hidden = training.overlap.prefetch if zero == 3 else training.overlap.dp
+    batches, how = layout.num_microbatches, exchange(layout, training)
     base = training.lora is not None and training.lora.quantised
 
     def held(part: WeightCount) -> Size:
@@ -377,9 +428,11 @@ def gradient_traffic(
         return gathered_bytes(part, precision, base)
 
     def row(carries: Carries, which: str, kind: str, nbytes: Size, among: str, calls: Size, often: bool) -> Traffic:
+        hidden = how.hides_weights if carries.in_forward else how.hides_gradients
+        with_layers = zero == 3 and not (how.after and carries is Carries.GRADIENTS)
         return entry(
             carries, f"{carries}{which}", kind, calls * batches if often else calls, nbytes, among, made, fabric,
-            each=calls if often else 0, exposed=int(not hidden), lane="zero" if zero == 3 else "dp",
+            each=calls if often else 0, exposed=int(not hidden), lane="zero" if with_layers else "dp",
         )  # fmt: skip
 
     listed = list(layers)
@@ -396,17 +449,22 @@ def gradient_traffic(
         for count, part, where_to in parts:
             if same(part.total, 0):
                 continue
-            gradients = precision.gradient * part.trainable
+            gradients = (precision.reduced if zero >= 2 else precision.gradient) * part.trainable
             kind = "all_reduce" if zero == 0 else "reduce_scatter"
-            which, often = f"{name}{where_to}", zero >= 2
-            yield row(Carries.GRADIENTS, which, kind, gradients, group, count, often)
-            if not same(made[copies].ranks, 1):
+            which, often = f"{name}{where_to}", how.reduces
+            trains = not same(part.trainable, 0)
+            if trains:
+                yield row(Carries.GRADIENTS, which, kind, gradients, group, count, often)
+            if trains and not same(made[copies].ranks, 1):
                 share = gradients if zero == 0 else gradients / made[group].ranks
                 yield row(Carries.GRADIENTS, f"{which}, replicas", "all_reduce", share, copies, count, often)
-            if zero in (1, 2):
+            if zero == 2 and training.framework.fully_shards:
+                yield row(Carries.WEIGHTS, name, "all_gather", held(part), group, count, how.gathers)
+            elif zero in (1, 2) and trains:
                 updated = precision.compute * part.trainable
                 yield row(Carries.UPDATED_WEIGHTS, name, "all_gather", updated, group, count, often=False)
             if zero == 3:
-                # Those of the embedding and the head stay gathered from forward to backward.
-                calls = count if where_to else 2 * count
+                # Those of the embedding and the head stay gathered from forward to backward, all of them from a backward to
+                # the next forward in PyTorch's pipelines.
+                calls = count if where_to or how.after else 2 * count
                 yield row(Carries.WEIGHTS, which, "all_gather", held(part), group, calls, often=True)

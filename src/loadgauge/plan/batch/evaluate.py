@@ -28,7 +28,7 @@ from loadgauge.plan.constraints import Constraints, Places
 from loadgauge.plan.memo import ByIdentity, Memo
 from loadgauge.plan.space import Grid, Space, Structure
 from loadgauge.spec.axes import RANK_AXES
-from loadgauge.spec.calibration import Rates
+from loadgauge.spec.calibration import Efficiencies
 from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.training import Training
@@ -61,13 +61,13 @@ class KnownGroup(Group, frozen=True, dict=True):
 class BatchEvaluator:
     """Evaluates all layouts of one space on one cluster, as arrays."""
 
-    def __init__(self, space: Space, training: Training, cluster: Cluster, rates: Rates) -> None:
+    def __init__(self, space: Space, training: Training, cluster: Cluster, efficiencies: Efficiencies) -> None:
         import numpy
 
         training.check(space.model)
         self.space, self.training, self.cluster, self.numpy = space, training, cluster, numpy
-        self.machine = Machine.of(cluster.gpu, rates, training)
-        self.fabric = Fabric.of(cluster, rates)
+        self.machine = Machine.of(cluster.gpu, efficiencies, training, experts=space.model.has_experts)
+        self.fabric = Fabric.of(cluster, efficiencies)
         self.classes: dict[object, list[tuple[tuple[int, ...], list[Stage]]]] = {}
         self.stages = functools.cache(self._stages)
 
@@ -147,22 +147,26 @@ class GridEvaluator:
 
     def facts_key(self, structure: Structure, layout: Layout) -> tuple[object, ...]:
         """The key under which structures share what one layer needs."""
-        lazy = not self.training.framework.gradients_persist
+        framework = self.training.framework
+        lazy = not framework.gradients_persist
+        own = min(structure.zero, 2) if framework.engine is not None else 0
         return (
             structure.recompute,
             structure.splits,
             layout.ends_together,
-            (structure.pp, structure.zero >= 2) if lazy else 0,
+            (structure.pp, structure.zero >= 2) if lazy else own,
         )
 
     def memory(self, structure: Structure, layout: Layout) -> ArrayMemory:
-        """The memory model of a structure; it shares what one layer needs with other structures."""
+        """Return the memory model of a structure under array layouts; it shares what one layer needs with other structures."""
         key = self.facts_key(structure, layout)
 
         def make() -> ArrayMemory:
-            view = self.of_grid.once("view", lambda: view_of(layout, self.training))
-            listed = self.of_grid.once("listed", Memo)
-            return ArrayMemory(self.space.model, layout, self.training, view, listed)
+            training = self.training.under(layout.zero)
+            seen = training is self.training, self.space.model.partly and structure.recompute.mode
+            view = self.of_grid.once(("view", *seen), lambda: view_of(layout, training))
+            listed = self.of_grid.once(("listed", *seen), Memo)
+            return ArrayMemory(self.space.model, layout, training, view, listed)
 
         memory: ArrayMemory = self.of_grid.once(("facts", key), make).under(layout)
         # Weights depend on the pipeline and on ZeRO, not on what is kept of activations.
@@ -247,7 +251,8 @@ class GridEvaluator:
                 code = code + self.numpy.asarray(getattr(layout, axis) > 1) * 2**bit
             values = [
                 non_pytorch_memory(
-                    msgspec.structs.replace(alone, **{axis: 1 + (number >> bit & 1) for bit, axis in enumerate(axes)})
+                    msgspec.structs.replace(alone, **{axis: 1 + (number >> bit & 1) for bit, axis in enumerate(axes)}),
+                    self.whole.cluster.gpu,
                 ).value
                 for number in range(2 ** len(axes))
             ]
@@ -260,7 +265,7 @@ class GridEvaluator:
     # -- time -----------------------------------------------------------------------------------------------------------
 
     def time(self, memory: ArrayMemory, places: Places) -> ArrayStep:
-        """The step model at some places; structures with the same recomputation share the times of operations."""
+        """Return the step model at some places of the grid; structures with the same recomputation share times of operations."""
         order = self.space.base.order
         # Where the pipeline is numbered before other axes, it moves their ranks apart.
         known = "known" if set(order[-2:]) == {"dp", "pp"} else ("known", self.pp)

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from loadgauge.algebra import Size
-from loadgauge.estimate.memory.gathered import At, copies
+from loadgauge.estimate.memory.gathered import copies
 from loadgauge.estimate.memory.in_flight import Work, works
 from loadgauge.estimate.memory.phases import PARTS, Moment, StageAtWork
+from loadgauge.estimate.memory.points import At
 from loadgauge.estimate.memory.rank_memory import ChunkBytes, MemoryModel
 from loadgauge.estimate.memory.states import RankWeights, States
 from loadgauge.estimate.schedule.stages import Chunk, Stage
@@ -25,6 +26,7 @@ from loadgauge.layers.operations import Layer
 from loadgauge.plan.memo import ByIdentity, Memo
 from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.optimizers import NO_TEMPORARIES
 from loadgauge.spec.training import Training
 
 STATES = ("weights", "gradients", "optimizer", "gathered")
@@ -44,7 +46,7 @@ class SomeBatches(Layout, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, layout: Layout, batches: int) -> SomeBatches:
-        """The same layouts with `batches` micro-batches."""
+        """Return the same array layouts with `batches` micro-batches."""
         return cls(**{name: getattr(layout, name) for name in Layout.__struct_fields__}, batches=batches)
 
 
@@ -96,8 +98,8 @@ class ArrayMemory(MemoryModel):
     @property
     def shares(self) -> bool:
         """Whether everything except states is the same for all ZeRO stages."""
-        framework, precision = self.training.framework, self.training.precision
-        apart = self.lazy or framework.foreach_step or framework.float32_step
+        training, precision = self.training, self.training.precision
+        apart = self.lazy or training.optimizer.step != NO_TEMPORARIES or training.framework.engine is not None
         return not apart and precision.compute == precision.weight
 
     def block_layers(self) -> list[Layer]:

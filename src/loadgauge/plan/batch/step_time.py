@@ -210,15 +210,15 @@ class Step:
     def _end(self, stage: Stage) -> Any:
         """The same on one stage."""
         times, memo, memory, places = self.times, self.times.memo, self.memory, self.places
-        layout, overlaps = memory.layout, times.time.overlap.dp
-        key = weights_key(stage), layout.zero, layout.copies, layout.ends_together
+        layout = memory.layout
+        key = weights_key(stage), layout.zero, layout.copies, layout.ends_together, layout.pp > 1
         open_time = times.time.under(memory, None)
         rows = memo.once(
             ("rows", key),
             lambda: tuple(weight_traffic(memory, open_time.fabric, stage, open_time.groups, once=True)),
         )
         update = memo.once(("update", key), lambda: open_time.optimizer(stage))
-        if overlaps:
+        if any(row.hidden for row in rows if row.lane == "dp"):
             forward, backward = (self.spread(times.of_stage(stage, part)) for part in (0, 1))
             micro = MicroBatch({"": forward}, {"": backward})
             return sum(times.time.under(memory, places).once(rows, stage, micro).values()) + places.read_once(update)

@@ -47,7 +47,8 @@ KINDS: dict[str, Kind] = {"whole": "whole", "positive": "number", "switch": "tru
 @cache
 def _asked() -> dict[str, Field]:
     """The fields that a cell may have besides its model, by name."""
-    return {name: fields()[name] for name in JOB_FIELDS} | {name: questions()[name] for name in RANKING}
+    own = {name: fields()[name] for name in JOB_FIELDS if fields()[name].group != "file"}
+    return own | {name: questions()[name] for name in RANKING}
 
 
 def cells(file: str) -> tuple[list[Cell], dict[str, bytes]]:

@@ -31,8 +31,7 @@ class Results:
     """
 
     def __init__(self, folder: str | Path, columns: Mapping[str, Kind]) -> None:
-        if find_spec("pyarrow") is None:
-            raise ConfigError("results are Parquet, which needs pyarrow: pip install 'loadgauge[sweep]'", key="output")
+        _need_pyarrow("output")
         self.folder, self.columns = Path(folder), dict(columns)
         if self.folder.exists() and not self.folder.is_dir():
             raise ConfigError(f"{self.folder} is a file; a folder is needed", key="output")
@@ -92,19 +91,14 @@ class Results:
 
     def add(self, rows: Sequence[Row]) -> Path:
         """Write results as one more file and return its path."""
-        import pyarrow
         import pyarrow.parquet
 
         last = self.files()[-1:]
         number = 1 + (0 if not last else self._number(last[0]) or 0)
         path = self.folder / f"{PREFIX}{number:06d}{SUFFIX}"
         unfinished = self.folder / f".{path.name}.unfinished"
-        columns = {
-            name: pyarrow.array([row.get(name) for row in rows], _type(pyarrow, kind))
-            for name, kind in self.columns.items()
-        }
         with open(unfinished, "wb") as file:
-            table = pyarrow.table(columns)
+            table = arrow_table(rows, self.columns)
             marked = table.replace_schema_metadata({DIGEST: digest(table.to_pylist())})
             pyarrow.parquet.write_table(marked, file)
             file.flush()
@@ -116,6 +110,21 @@ class Results:
     def _number(path: Path) -> int | None:
         digits = path.name.removeprefix(PREFIX).removesuffix(SUFFIX)
         return int(digits) if digits.isascii() and digits.isdecimal() else None
+
+
+def arrow_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Kind], key: str = "output") -> Any:
+    """Return rows as a pyarrow table of these columns. Raises `ConfigError` without pyarrow. key: the flag that asks for it"""
+    _need_pyarrow(key)
+    import pyarrow
+
+    return pyarrow.table(
+        {name: pyarrow.array([row.get(name) for row in rows], _type(pyarrow, kind)) for name, kind in columns.items()}
+    )
+
+
+def _need_pyarrow(key: str) -> None:
+    if find_spec("pyarrow") is None:
+        raise ConfigError("results are Parquet, which needs pyarrow: pip install 'loadgauge[sweep]'", key=key)
 
 
 def digest(rows: Sequence[Row]) -> bytes:

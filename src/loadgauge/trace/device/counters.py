@@ -43,12 +43,12 @@ class Counters:
         self._at = 0
 
     def follow(self, stream: Allocations) -> None:
-        """Resets the counters and follows a stream from its beginning."""
+        """Reset the counters and follow a stream of allocations from its beginning. stream: of one traced process"""
         self.__init__()  # type: ignore[misc]
         self.stream = stream
 
     def catch_up(self) -> None:
-        """Counts the events since the last call."""
+        """Count the events of the stream since the last call, in order."""
         if self.stream is None:
             return
         ids, changes = self.stream.ids, self.stream.changes
@@ -73,14 +73,14 @@ class Counters:
     # -- as torch.cuda has them ----------------------------------------------------------------------------------------
 
     def is_here(self, device: Any = None) -> bool:
-        """Whether a device (index, name, object or None) is the one that this process uses."""
+        """Return whether a device is the one that this process uses. device: index, name, object, or None for the current one"""
         index = index_of(device)
         if index is None or index == self.device:
             return True
         return self.asked == {index}  # the code uses another than the current one
 
     def now(self, name: str) -> Callable[..., int]:
-        """A function of a device that returns its current bytes. `name`: allocated, requested or reserved."""
+        """Return a function of a device that returns its current bytes. name: allocated, requested or reserved"""
 
         def answer(device: Any = None) -> int:
             self.catch_up()
@@ -89,7 +89,7 @@ class Counters:
         return answer
 
     def most(self, name: str) -> Callable[..., int]:
-        """A function of a device that returns its maximum since the last reset [bytes]."""
+        """Return a function of a device that returns its maximum since the last reset [bytes]. name: as in `now`"""
 
         def answer(device: Any = None) -> int:
             self.catch_up()
@@ -98,7 +98,7 @@ class Counters:
         return answer
 
     def reset(self, device: Any = None) -> None:
-        """Resets the maxima, as `reset_peak_memory_stats`."""
+        """Set the maxima to the current bytes, as `torch.cuda.reset_peak_memory_stats` does; other devices have none."""
         self.catch_up()
         if self.is_here(device):
             self.highest = self._now()
@@ -114,7 +114,7 @@ class Counters:
         return max(0, TOTAL - (self.allocator.reserved if self.is_here(device) else 0)), TOTAL
 
     def statistics(self, device: Any = None) -> dict[str, int]:
-        """`memory_stats`: the keys that the simulation has [bytes, counts]."""
+        """Return `torch.cuda.memory_stats` as far as it is simulated, by PyTorch's keys [bytes, counts]."""
         self.catch_up()
         here = self.is_here(device)
         result: dict[str, int] = collections.OrderedDict()
@@ -127,7 +127,7 @@ class Counters:
         return result
 
     def summary(self, device: Any = None, abbreviated: bool = False) -> str:
-        """`memory_summary`: four lines of text [GiB]."""
+        """Return four lines of text in place of `torch.cuda.memory_summary` [GiB]. abbreviated: accepted and ignored"""
         result = self.statistics(device)
         return "simulated device (loadgauge trace), GiB: now, peak\n" + "\n".join(
             f"{name:>9} {result[f'{name}_bytes.all.current'] / GIB:9.3f} {result[f'{name}_bytes.all.peak'] / GIB:9.3f}"
@@ -135,12 +135,12 @@ class Counters:
         )
 
     def set_device(self, device: Any) -> None:
-        """`set_device`: chooses the device of this process."""
+        """Make a device, by index or name, the one of this process, as `torch.cuda.set_device` does."""
         index = index_of(device)
         self.device = self.device if index is None else index
 
     def cuda(self) -> dict[str, Any]:
-        """The functions to put into `torch.cuda`, by name."""
+        """Return the functions that replace those of `torch.cuda`, by their names there."""
         return {
             **self._both(),
             "is_available": _answer(True), "is_initialized": _answer(True), "init": _answer(None),
@@ -160,7 +160,7 @@ class Counters:
         }  # fmt: skip
 
     def accelerator(self) -> dict[str, Any]:
-        """The functions to put into `torch.accelerator`, by name."""
+        """Return the functions that replace those of `torch.accelerator`, by their names there."""
         set_device = self.set_device
         return {
             **self._both(),
@@ -213,7 +213,7 @@ def index_of(device: Any) -> int | None:
 
 
 def properties() -> Any:
-    """`torch.cuda.get_device_properties` of the simulated device: those of an H100 SXM."""
+    """Return `torch.cuda.get_device_properties` of the simulated device: those of an H100 SXM."""
     return types.SimpleNamespace(
         name=NAME, total_memory=TOTAL, major=CAPABILITY[0], minor=CAPABILITY[1],
         multi_processor_count=MULTIPROCESSORS, warp_size=32, max_threads_per_multi_processor=2048,

@@ -40,7 +40,10 @@ _KEPT: list[torch.library.Library] = []
 
 
 def register_cuda_kernels(device: str) -> None:
-    """Takes CUDA's decisions on the device of this name, which must stand at PrivateUse1. Once in a process."""
+    """Give a device CUDA's kernels of attention, RMSNorm and activations, and its autocast. Call it once in a process.
+
+    device: its name, registered with PyTorch as PrivateUse1
+    """
     library = torch.library.Library("aten", "IMPL")
     _KEPT.append(library)
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
@@ -84,7 +87,11 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """`scaled_dot_product_attention` by the kernel that CUDA would choose."""
+    """Compute `scaled_dot_product_attention` by the kernel that CUDA would choose: flash, efficient or math.
+
+    q, k, v: (batch, heads, positions, head_dim); the other arguments and the result are PyTorch's. Which kernel it was is
+    counted in `ATTENTION`. Source: see the top of this file.
+    """
     aten = torch.ops.aten
     kernel = chosen(q, k, v, attn_mask, enable_gqa and q.shape[-3] != k.shape[-3])
     ATTENTION[kernel] += 1
@@ -123,6 +130,7 @@ class FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: Any, dims: int) -> torch.Tensor:
+        """Return x of any shape, normalized over its last `dims` dimensions; keeps x, the weight and one float32 a row."""
         rows = x.shape[: x.dim() - dims]
         rstd = x.new_empty((*rows, *(1,) * dims), dtype=torch.float32)
         ctx.save_for_backward(x, weight, rstd)
@@ -130,19 +138,28 @@ class FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Return the gradients of x and of the weight, of their shapes and dtypes, and None for `dims`."""
         x, weight, _ = ctx.saved_tensors
         return torch.empty_like(x), None if weight is None else torch.empty_like(weight), None
 
 
 def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
-    """`rms_norm` as one kernel."""
+    """Compute `torch.nn.functional.rms_norm` as one kernel, as CUDA does; arguments and result are PyTorch's."""
     return FusedRmsNorm.apply(x, weight, len(normalized_shape))
 
 
-def _register_autocast(library: torch.library.Library, device: str) -> None:
-    fallback = torch.library.Library("_", "IMPL")
-    fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+def fall_through(key: str) -> None:
+    """Make operations without a kernel for a dispatch key go on to the next key. key: by PyTorch's name"""
+    fallback = torch.library.Library("_", "IMPL", key)
     _KEPT.append(fallback)
+    if hasattr(fallback, "fallback"):
+        fallback.fallback(torch.library.fallthrough_kernel, key)
+    else:  # before PyTorch 2.6 only what it is made of has it
+        fallback.m.fallback_fallthrough()  # type: ignore[union-attr]
+
+
+def _register_autocast(library: torch.library.Library, device: str) -> None:
+    fall_through("AutocastPrivateUse1")
     for names, policy in ((LOWER, _lower), (SINGLE, _single), (SINGLE_UNLESS_TOLD, _single_unless_told)):
         for name in names.split():
             packet, _, overload = name.partition(".")

@@ -50,7 +50,7 @@ class Parts:
         )
 
     def wrapped(self, out: Any) -> Any:
-        """Wraps the result as DTensors."""
+        """Return the result of a foreach operation, a list of local tensors or None, as DTensors of the inputs' placements."""
         if self.changes or out is None:
             return out
         from torch.distributed.tensor import DTensor

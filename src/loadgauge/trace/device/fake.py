@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 
 _DEVICE_OF = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_SETTING = frozenset({torch.ops.aten.set_.source_Storage, torch.ops.aten.set_.source_Storage_storage_offset})
 _EMPTY = torch.ops.aten.empty.memory_format
 _GROUPED = torch.ops.aten._grouped_mm.default if hasattr(torch.ops.aten, "_grouped_mm") else None
 _NEVER = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
@@ -34,7 +35,7 @@ class FakeMode(FakeTensorMode):
 
     @property
     def avoid_device_init(self) -> bool:
-        """The simulated device has no kernels that could make a real tensor."""
+        """True, for PyTorch's base class: the simulated device has no kernels that could make a real tensor."""
         return True
 
     def __deepcopy__(self, memo: Any) -> FakeMode:
@@ -42,7 +43,10 @@ class FakeMode(FakeTensorMode):
         return self
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As the base class, but faster, and without an error where a value is asked for."""
+        """Run one operator on fake tensors as the base class does, but faster, and without an error where a value is asked for.
+
+        func, types, args, kwargs: those of `__torch_dispatch__`; returns fake tensors, and a made-up number for a value
+        """
         if func is _DEVICE_OF and len(args) == 1 and type(args[0]) is FakeTensor:
             return args[0].fake_device
         if self.cuda is not None and kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
@@ -50,6 +54,13 @@ class FakeMode(FakeTensorMode):
         if func is _ITEM and getattr(args[0], "constant", None) is None:
             dtype = args[0].dtype
             return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
+        if func in _SETTING:
+            # PyTorch remembers what it was called with, and so would hold the storage.
+            before, self.cache_enabled = self.cache_enabled, False
+            try:
+                return super().dispatch(func, types, args, kwargs or {})
+            finally:
+                self.cache_enabled = before
         if func is _GROUPED and args[0].dtype is not torch.bfloat16:
             return super().dispatch(
                 _EMPTY,
@@ -70,9 +81,9 @@ class FakeMode(FakeTensorMode):
         plan = self.plans.get(key)
         if plan is not None:
             return self._carry_out(plan, tensors)
-        before = [tensor.shape for tensor in tensors]
+        shapes = [tensor.shape for tensor in tensors]
         out = super().dispatch(func, types, args, kwargs or {})
-        if before == [tensor.shape for tensor in tensors]:
+        if shapes == [tensor.shape for tensor in tensors]:
             plan = self._plan(out, tensors)
             if plan is not None:
                 self.plans[key] = plan
@@ -105,10 +116,12 @@ class FakeMode(FakeTensorMode):
         """How to make such a result again; None where it cannot be."""
         several = isinstance(out, tuple | list)
         result, fresh = [], 0
-        storages = {one.untyped_storage()._cdata: place for place, one in enumerate(tensors)}
-        made = {one.untyped_storage()._cdata for one in (out if several else (out,)) if isinstance(one, FakeTensor)}
-        for one in out if several else (out,):
-            step = self._step(one, tensors, storages)
+        storages = {tensor.untyped_storage()._cdata: place for place, tensor in enumerate(tensors)}
+        made = {
+            tensor.untyped_storage()._cdata for tensor in (out if several else (out,)) if isinstance(tensor, FakeTensor)
+        }
+        for tensor in out if several else (out,):
+            step = self._step(tensor, tensors, storages)
             if step is None:
                 return None
             fresh += step[0] == _FRESH

@@ -38,7 +38,7 @@ def replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def removing(handles: Iterable[Any]) -> Iterator[None]:
-    """Removes hooks after its body, by the handles that PyTorch gave for them."""
+    """A context that removes hooks at its end. handles: what PyTorch returned when they were registered"""
     try:
         yield
     finally:
@@ -95,8 +95,10 @@ def modules_that_move() -> Iterator[None]:
                     continue
                 if id(parameter) not in moved:
                     with torch.no_grad():
-                        new = nn.Parameter(fn(parameter), parameter.requires_grad)
-                        if parameter.grad is not None:
+                        result = fn(parameter)
+                        # What is there already stays the same object: an optimizer may hold it.
+                        new = parameter if result is parameter else nn.Parameter(result, parameter.requires_grad)
+                        if parameter.grad is not None and new is not parameter:
                             new.grad = fn(parameter.grad)
                     moved[id(parameter)] = (parameter, new)
                 self._parameters[name] = moved[id(parameter)][1]

@@ -2,46 +2,57 @@
 
 PyTorch without CUDA cannot run backward on fake `cuda` tensors (the CPU build ends the process). Its key for devices of
 others, PrivateUse1, can; where an operation asks whether it is on the CPU, it takes the other branch, as CUDA does. What
-CUDA decides by name is put there by `cuda_kernels`. Private parts of PyTorch are used: see `PINNED`.
+CUDA decides by name is put there by `cuda_kernels`. Private parts of PyTorch are used: see `TESTED`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from loadgauge.errors import NotModelled
+from loadgauge.trace.device.cuda_kernels import fall_through, register_cuda_kernels
 from loadgauge.trace.device.fake import FakeMode
 from loadgauge.trace.device.patches import modules_that_move, no_packed_sequences
 
 NAME = "simulated"
-PINNED = ("2.13",)
-"""Releases of PyTorch with which this was tested."""
+TESTED = ("2.4", "2.6", "2.13")
+"""Releases of PyTorch with which this was tested; docs/versions.md says what works in each."""
 
 
 class Stream:
     """The only stream of the simulated device; it is always idle."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.device, self.device_index, self.stream_id = torch.device(NAME, 0), 0, 0
+        self.device, self.device_index, self.stream_id = torch.device(simulated_device(), 0), 0, 0
 
-    def wait_stream(self, other: Any) -> None: ...
-    def wait_event(self, event: Any) -> None: ...
-    def synchronize(self) -> None: ...
+    def wait_stream(self, other: Any) -> None:
+        """Do nothing: all streams are one."""
+
+    def wait_event(self, event: Any) -> None:
+        """Do nothing: nothing runs, so nothing is waited for."""
+
+    def synchronize(self) -> None:
+        """Do nothing: nothing runs."""
 
     def record_event(self, event: Any = None) -> Any:
+        """Return the event, or a new one."""
         return event or Event()
 
     def query(self) -> bool:
+        """True: all work is done."""
         return True
 
     def is_capturing(self) -> bool:
+        """False: no CUDA graph is being captured."""
         return False
 
     def __enter__(self) -> Stream:
@@ -54,11 +65,17 @@ class Event:
     """An event of the simulated device; it is always complete."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
-    def record(self, stream: Any = None) -> None: ...
-    def wait(self, stream: Any = None) -> None: ...
-    def synchronize(self) -> None: ...
+    def record(self, stream: Any = None) -> None:
+        """Do nothing: nothing runs."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Do nothing: nothing runs."""
+
+    def synchronize(self) -> None:
+        """Do nothing: nothing runs."""
 
     def query(self) -> bool:
+        """True: all work is done."""
         return True
 
     def elapsed_time(self, other: Any) -> float:
@@ -67,13 +84,27 @@ class Event:
 
 
 def _backend() -> Any:
-    from torch.utils.backend_registration import _DummyBackendModule
-
-    class Backend(_DummyBackendModule):
+    class Backend:
         """What PyTorch asks of a device's module."""
 
         Stream, Event = Stream, Event
 
+        def is_initialized(self) -> bool:
+            return True
+
+        def is_available(self) -> bool:
+            return True
+
+        def _is_in_bad_fork(self) -> bool:
+            return False
+
+        def current_device(self) -> int:
+            return 0
+
+        def device_count(self) -> int:
+            return 1
+
+        def manual_seed_all(self, seed: int) -> None: ...
         def get_amp_supported_dtype(self) -> list[torch.dtype]:
             return [torch.bfloat16, torch.float16]
 
@@ -104,6 +135,58 @@ def _backend() -> Any:
     return Backend()
 
 
+def _register(module: Any) -> str:
+    """Registers a module as that of the device, and returns the device's name. Raises NotModelled where PyTorch lets nobody."""
+    from torch.utils import backend_registration
+
+    register = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
+    if register is not None:
+        register(NAME, backend_module=module)
+        return NAME
+    share_device_guard()  # first: nothing is registered where it cannot be
+    # Once it is renamed, backward asks it for hooks that only C++ can give.
+    name: str = torch._C._get_privateuse1_backend_name()
+    torch.utils.generate_methods_for_privateuse1_backend()  # type: ignore[attr-defined,unused-ignore]
+    torch._register_device_module(name, module)
+    fall_through("AutogradPrivateUse1")  # as for the other devices: collectives have no backward of their own
+    return name
+
+
+def share_device_guard() -> None:
+    """Give the device of others a device guard that does nothing: that of `meta`. Raises NotModelled where there is none.
+
+    Backward asks the guard for streams. PyTorch before 2.10 lets only C++ register one, in a table of one pointer for each kind
+    of device; so it is put there by hand. Sources: c10/core/DeviceType.h, c10/core/impl/DeviceGuardImplInterface.h.
+    """
+    try:
+        library = ctypes.CDLL(str(next(Path(torch.__file__).parent.glob("lib/libc10.[sd]*"))))
+        table = (ctypes.c_void_p * (PRIVATE_USE + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    except (StopIteration, OSError, ValueError):
+        table = None
+    of_meta = table[META] if table is not None else None
+    if table is None or of_meta is None:
+        raise NotModelled(
+            f"tracing as CUDA needs PyTorch 2.10 or newer here (this is {torch.__version__}); trace on `cpu` instead"
+        )
+    if table[PRIVATE_USE]:
+        return
+    # An object without fields is a pointer to its table of functions, before which lie two words about its type.
+    functions = ctypes.cast(of_meta, ctypes.POINTER(ctypes.c_void_p))[0]
+    assert functions is not None
+    copied = (ctypes.c_void_p * (2 + FUNCTIONS)).from_buffer_copy(ctypes.string_at(functions - 16, 8 * (2 + FUNCTIONS)))
+    copied[2 + GET_DEFAULT_STREAM] = copied[2 + GET_STREAM]  # that of `meta` refuses
+    guard = ctypes.c_void_p(ctypes.addressof(copied) + 16)
+    for forever in (copied, guard):  # PyTorch's threads use it to the very end
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(forever))
+    table[PRIVATE_USE] = ctypes.addressof(guard)
+
+
+META, PRIVATE_USE = 14, 20
+"""Places in the table of guards."""
+GET_STREAM, GET_DEFAULT_STREAM, FUNCTIONS = 5, 6, 24
+"""Places in a guard's table of functions, and how many there are at least."""
+
+
 @functools.cache
 def simulated_device() -> str:
     """Registers the device, once in a process, and returns its name. Raises NotModelled where PyTorch cannot.
@@ -112,19 +195,11 @@ def simulated_device() -> str:
     'simulated'
     """
     try:
-        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as register
-    except ImportError:
-        raise NotModelled(
-            f"tracing as CUDA needs PyTorch {PINNED[0]} (this is {torch.__version__}); trace on `cpu` instead"
-        ) from None
-    try:
-        register(NAME, backend_module=_backend())
+        name = _register(_backend())
     except RuntimeError as error:
         raise NotModelled(f"another backend has taken the place of the simulated device: {error}") from None
-    from loadgauge.trace.device.cuda_kernels import register_cuda_kernels
-
-    register_cuda_kernels(NAME)
-    return NAME
+    register_cuda_kernels(name)
+    return name
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from loadgauge.estimate.memory.overhead import COMMUNICATOR, CONTEXT, CUBLAS, HANDLES
+from loadgauge.estimate.memory.overhead import COMMUNICATOR, CUBLAS, HANDLES, context
 from loadgauge.trace.record.allocations import Record, op_name
 
 
@@ -22,9 +22,13 @@ class Hidden(msgspec.Struct, frozen=True):
 
 
 def hidden(records: Iterable[Record], groups: int = 0) -> tuple[Hidden, ...]:
-    """The memory to add to a traced peak on a real GPU. `groups`: process groups that communicate."""
+    """Return the memory to add to a traced peak on a real GPU, a row for each cause [bytes].
+
+    records: the allocations of the trace; groups: number of process groups that communicate
+    """
+    own = context(None)
     lines = [
-        Hidden("CUDA context and kernels", int(CONTEXT.value), int(CONTEXT.low), int(CONTEXT.high), "beside", "assumed"),
+        Hidden("CUDA context and kernels", int(own.value), int(own.low), int(own.high), "beside", "assumed"),
         Hidden(
             "cuBLAS workspaces of two threads", HANDLES * CUBLAS[True], HANDLES * CUBLAS[False],
             HANDLES * CUBLAS[True], "allocated", "stated in PyTorch's CUDABlas.cpp: from Hopper on, and before",

@@ -1,7 +1,7 @@
 """Simulates one rank of many in one process: FSDP, DDP, tensor, sequence and pipeline parallel code runs unchanged.
 
 PyTorch's fake process group answers every collective at once, with nothing. What would look at values, or count shapes
-of the whole instead of the rank's own, is kept from doing so. Private parts of PyTorch are patched (`simulated.PINNED`).
+of the whole instead of the rank's own, is kept from doing so. Private parts of PyTorch are patched (`simulated.TESTED`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.trace.device.patches import replaced
+from loadgauge.trace.device.simulated import TESTED
 from loadgauge.trace.record.allocations import GRADIENTS
 from loadgauge.trace.record.tracker import Tracker
 
@@ -39,7 +40,15 @@ def fake_process_group(gpus: int, rank: int, observer: Observer) -> Iterator[Non
         raise ConfigError(f"rank {rank} is not one of {gpus}")
     if dist.is_initialized():
         raise ConfigError("a process group is already there: a dry run needs a process of its own")
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    try:
+        from torch.distributed.tensor import _redistribute  # noqa: F401
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend  # noqa: F401
+    except ImportError:
+        raise NotModelled(
+            f"a rank of several GPUs is simulated with PyTorch {TESTED[-1]} (this is {torch.__version__}): older releases have no"
+            " collectives for a simulated device, 2.4 and 2.5 no FSDP2 in torch.distributed.fsdp"
+        ) from None
 
     devices = {"cpu", "cuda", observer.tracker.device or "cpu"}
     backends = ",".join(f"{device}:fake" for device in sorted(devices))

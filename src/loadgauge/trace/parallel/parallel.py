@@ -19,6 +19,7 @@ from loadgauge.trace.parallel.stages import Chunk, chunk_layers, cut, pipeline
 from loadgauge.trace.parallel.tensor_parallel import shard_layers
 from loadgauge.trace.record.allocations import INPUTS
 from loadgauge.trace.torch_run import SCHEDULES, TorchRun
+from loadgauge.trace.transformers_api import text_config
 
 if TYPE_CHECKING:
     from loadgauge.trace.record.observe import Observer
@@ -60,7 +61,10 @@ class ParallelJob:
 
     @contextlib.contextmanager
     def prepared(self, mode: FakeMode | None, device: str) -> Iterator[Callable[[Any], None]]:
-        """Builds the whole model, with values where there is no fake mode; `introduce` takes the rank's part of it."""
+        """A context that builds the whole model and yields a function that trains one step of the rank's part.
+
+        mode: the fake mode in which it is built; None: with real values. `introduce` takes the rank's part of it.
+        """
         self._device = device
         self._built = build_model(self.config, self.run, device, values=mode is None)
 
@@ -161,7 +165,10 @@ class ParallelJob:
 
         def work() -> None:
             for number, batch in enumerate(batches):
-                waits = self.layout.dp > 1 and not self.layout.zero and number + 1 < len(batches)
+                last = number + 1 == len(batches)
+                waits = self.layout.dp > 1 and not self.layout.zero and not last
+                if self.layout.dp > 1 and self.layout.zero and self.run.training.framework.reduces_once:
+                    model.set_requires_gradient_sync(last)
                 with model.no_sync() if waits else contextlib.nullcontext():
                     with self._autocast():
                         loss = model(input_ids=batch, labels=batch, **keywords).loss
@@ -171,7 +178,7 @@ class ParallelJob:
         return work
 
     def _stages(self, models: list[Any], mesh: Any, ids: Any) -> Callable[[], None]:
-        width = self.config.get_text_config().hidden_size
+        width = text_config(self.config).hidden_size
         tokens = self.layout.seq_len // (self.layout.tp if self.layout.sequence_parallel else 1)
         hidden = torch.empty(
             (int(self.layout.micro_batch), tokens, width), dtype=self.run.computed, device=self._device

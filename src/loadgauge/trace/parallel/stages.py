@@ -13,6 +13,7 @@ from torch import nn
 from loadgauge.errors import LayoutError, NotModelled
 from loadgauge.spec.layout import Layout
 from loadgauge.trace.torch_run import SCHEDULES, TorchRun
+from loadgauge.trace.transformers_api import text_config
 
 
 def chunk_layers(config: Any, layout: Layout) -> dict[int, range]:
@@ -20,14 +21,14 @@ def chunk_layers(config: Any, layout: Layout) -> dict[int, range]:
 
     Raises LayoutError where the layers do not divide and `stage_layers` does not say how many each stage has.
     """
-    text, chunks, stages = config.get_text_config(), layout.pp * layout.chunks, layout.stage_layers
+    text, chunks, stages = text_config(config), layout.pp * layout.chunks, layout.stage_layers
     layers = text.num_hidden_layers
     if stages is not None and (len(stages) != layout.pp or sum(stages) != layers or min(stages) < 0):
         raise LayoutError(f"stage_layers: needs {layout.pp} numbers that add up to {layers}, got {list(stages)}")
     if stages is None and layers % chunks:
         raise LayoutError(f"{layers} layers do not divide by {chunks} chunks: say how many each has (stage_layers)")
-    held = layout.chunks_of(text)
-    return {place: range(*held[stage][chunk]) for place, (stage, chunk) in enumerate(layout.routes[0])}
+    spans = layout.chunks_of(text)
+    return {place: range(*spans[stage][chunk]) for place, (stage, chunk) in enumerate(layout.routes[0])}
 
 
 def cut(model: Any, config: Any, run: TorchRun) -> list[Any]:
@@ -83,7 +84,11 @@ class Chunk(nn.Module):
         self._no_split_modules = model._no_split_modules
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        """Runs the layers of the chunk."""
+        """Run the layers of the chunk.
+
+        given: token ids (batch, positions) on the first chunk, else hidden states (batch, positions, hidden_size); returns
+        hidden states, or logits on the last chunk
+        """
         with self.autocast():
             output: Any = self.model(
                 **{"input_ids" if self.first else "inputs_embeds": given, "position_ids": self.positions}
@@ -135,7 +140,7 @@ def _loss(model: Any) -> Callable[[Any, Any], Any]:
         model = model.model if isinstance(model, Chunk) else model.module
 
     def loss(logits: Any, labels: Any) -> Any:
-        return model.loss_function(logits=logits, labels=labels, vocab_size=model.config.get_text_config().vocab_size)
+        return model.loss_function(logits=logits, labels=labels, vocab_size=text_config(model.config).vocab_size)
 
     return loss
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from loadgauge.errors import LayoutError, NotModelled
 from loadgauge.trace.record.allocations import any_layer
+from loadgauge.trace.transformers_api import text_config
 
 KNOWN = ("colwise", "rowwise", "colwise_gather_output", "replicated_with_grad_allreduce")
 """Styles of transformers that have their like in `torch.distributed.tensor.parallel`."""
@@ -46,7 +47,7 @@ def shard_layers(model: Any, mesh: Any, sequence_parallel: bool) -> None:
             styles[name] = RowwiseParallel(output_layouts=between)
         else:  # a norm of heads: each rank has its own
             styles[name] = SequenceParallel(sequence_dim=2, use_local_output=True)
-    _heads(model.config.get_text_config(), mesh)
+    _heads(text_config(model.config), mesh)
     tied = getattr(model.config, "tie_word_embeddings", False)
     embedding = _name(model, model.base_model.embed_tokens)
     if embedding is not None:

@@ -71,11 +71,11 @@ class Stream:
         """The lines that asked for each storage, where they were recorded; innermost first."""
 
     def begin(self, phase: str) -> None:
-        """Begins a phase; the events that follow belong to it."""
+        """Begin a phase, by its name; the events that follow belong to it."""
         self.phases.append((len(self.ids), phase))
 
     def category(self, number: int) -> str:
-        """What a storage is for; without a claim, an input if made before the first step, else temporary."""
+        """Return what a storage is for, by its number; without a claim, an input if made before the first step, else temporary."""
         record = self.records[number]
         return record.category or (INPUTS if record.phase == 0 else TEMPORARIES)
 
@@ -120,14 +120,14 @@ class Stream:
         return Moment(sum(categories.values()), event, self.phase_of(event), op_name(record.op), record.module, ordered)
 
     def live(self, event: int) -> dict[int, int]:
-        """Storages that were live after an event, with their bytes."""
+        """Return the storages that are live after an event: their numbers and bytes. event: index in the stream"""
         sizes: dict[int, int] = {}
         for number, change in zip(self.ids[: event + 1], self.changes[: event + 1], strict=True):
             sizes[number] = sizes.get(number, 0) + change
         return {number: nbytes for number, nbytes in sizes.items() if nbytes}
 
     def phase_of(self, event: int) -> str:
-        """The phase that an event belongs to."""
+        """Return the name of the phase that an event, by its index, belongs to."""
         name = ""
         for first, phase in self.phases:
             if first > event:
@@ -136,7 +136,7 @@ class Stream:
         return name
 
     def pieces(self, event: int) -> list[Piece]:
-        """The storages that were live after an event, similar ones grouped, largest first."""
+        """Return the storages that are live after an event, by index, similar ones grouped, the most bytes first."""
         groups: dict[tuple[Any, ...], list[int]] = {}
         for number, nbytes in self.live(event).items():
             record = self.records[number]
@@ -191,7 +191,7 @@ class Stream:
 
 
 def op_name(op: Any) -> str:
-    """The name of an operation, as in `aten::mul`."""
+    """Return the name of an operator of PyTorch, such as `aten::mul`."""
     if isinstance(op, str):
         return op
     name: str = op.name()
@@ -208,7 +208,7 @@ def any_layer(module: str) -> str:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a dtype without its package."""
+    """Return the name of a dtype without its package, such as `float32`."""
     return str(dtype).removeprefix("torch.")
 
 

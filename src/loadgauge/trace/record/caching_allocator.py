@@ -92,7 +92,7 @@ class Allocator:
         self._grown: dict[bool, Segment] = {}
 
     def result(self) -> Reserved:
-        """The peaks so far [bytes]."""
+        """Return the peaks so far: allocated and reserved [bytes]."""
         requested, allocated, reserved = self.peaks
         return Reserved(requested, allocated, reserved, self.made, self.retries)
 
@@ -110,7 +110,10 @@ class Allocator:
         return -(-nbytes // SMALLEST) * SMALLEST
 
     def allocate(self, storage: int, nbytes: int) -> None:
-        """Serves a request of `nbytes`. Raises NothingFits beyond the limit, after the cached segments were released."""
+        """Serve the request of a storage, by its number, for `nbytes`, from a cached block or a new segment.
+
+        Raises NothingFits beyond the limit, after the cached segments were released. Source: CUDACachingAllocator.cpp of PyTorch.
+        """
         if not nbytes:
             self.live[storage] = None
             return
@@ -128,7 +131,7 @@ class Allocator:
         self.trace.append(Event("alloc", block.address, block.size, storage))
 
     def release(self, storage: int) -> None:
-        """Frees the block of a storage and merges it with free neighbours."""
+        """Free the block of a storage, by its number, and merge it with free neighbours."""
         block = self.live.pop(storage)
         if block is None:
             return
@@ -147,7 +150,7 @@ class Allocator:
         self._put(block)
 
     def change(self, storage: int, nbytes: int) -> None:
-        """Frees a storage and allocates it again with `nbytes` more (or, negative, fewer). Raises NothingFits."""
+        """Free a storage, by its number, and allocate it again with `nbytes` more (negative: fewer). Raises NothingFits."""
         block = self.live.get(storage)
         if block is not None:
             nbytes += block.requested

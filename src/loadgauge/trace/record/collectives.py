@@ -46,7 +46,10 @@ def sum_by_kind(calls: Iterable[Collective]) -> tuple[Sum, ...]:
 def collective(
     func: Any, args: Any, kwargs: Any, out: Any, phase: str = "", module: str = "", step: int = 0
 ) -> Collective | None:
-    """The collective that a dispatched operation is; None where it sends nothing."""
+    """Return the collective that a dispatched operator is, with its payload [bytes]; None where it sends nothing.
+
+    func, args, kwargs, out: the operator, its arguments and its result; phase, module, step: where in the step it ran
+    """
     name: str = func._opname
     if name in _QUIET:
         return None

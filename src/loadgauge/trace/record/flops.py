@@ -12,6 +12,8 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 Formula = Callable[..., int]
 LOOKS_LIKE_A_PRODUCT = ("mm", "conv", "attention", "matmul", "einsum", "dot", "lstm", "gru", "rnn")
+FUSED = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+"""Kernels of attention: queries, keys and values come first, in backward after the gradient."""
 aten = torch.ops.aten
 
 
@@ -24,12 +26,18 @@ def _grouped_mm(a: Any, b: Any, offs: Any = None, *_: Any, **__: Any) -> int:
     return int(2 * math.prod(a) * b[-1])
 
 
-def _attention_on_cpu(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(q, k, v))
+def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(q, _repeated(k, q), _repeated(v, q)))
 
 
-def _attention_on_cpu_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(grad, q, k, v))
+def _attention_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(grad, q, _repeated(k, q), _repeated(v, q)))
+
+
+def _repeated(of_keys: Any, of_queries: Any) -> Any:
+    """A shape (batch, heads, positions, head_dim) with as many heads as the queries have: PyTorch's formulas before 2.8 take no
+    other, and each query head computes with a key head of its own in any case."""
+    return (*of_keys[:1], *of_queries[1:2], *of_keys[2:])
 
 
 def _mv(a: Any, b: Any, *_: Any, **__: Any) -> int:
@@ -41,11 +49,11 @@ def _dot(a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 
 def _more() -> dict[Any, Formula]:
-    """What the registry of PyTorch 2.13 counts as nothing, where this release has it."""
+    """What the registry of PyTorch counts as nothing, or refuses in some release, where this release has it."""
     wanted: dict[str, Formula] = {
         "_grouped_mm": _grouped_mm,
-        "_scaled_dot_product_flash_attention_for_cpu": _attention_on_cpu,
-        "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_on_cpu_backward,
+        **{f"_scaled_dot_product_{kernel}": _attention for kernel in FUSED},
+        **{f"_scaled_dot_product_{kernel}_backward": _attention_backward for kernel in FUSED},
         "mv": _mv,
         "dot": _dot,
     }

@@ -9,7 +9,7 @@ import bisect
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from loadgauge.trace.graph import Field, fields, nodes
 from loadgauge.trace.record.allocations import GRADIENTS, INPUTS, SAVED, WEIGHTS, Stream
 from loadgauge.trace.record.collectives import Collective, collective
 from loadgauge.trace.record.flops import formula
-from loadgauge.trace.record.tracker import Tracker, node_key, own
+from loadgauge.trace.record.tracker import Tracker, next_node, node_key, own
 from loadgauge.trace.saved import SavedTensor
 
 FORWARD, BACKWARD, STEP = "forward", "backward", "optimizer step"
@@ -65,13 +65,13 @@ class Observer:
 
     @property
     def stream(self) -> Stream:
-        """The allocations."""
+        """The stream of allocations recorded so far."""
         return self.tracker.stream
 
     # -- modules -------------------------------------------------------------------------------------------------------
 
     def name(self, root: nn.Module, prefix: str = "") -> None:
-        """Gives the modules of a model their names; the first model's have no prefix."""
+        """Give the modules of a model their names, which begin with `prefix`; the first model's have none."""
         for path, module in root.named_modules():
             if module not in self._names:
                 label = f"{prefix}.{path}" if prefix and path else path or prefix
@@ -81,32 +81,32 @@ class Observer:
         self.tracker.claim(root.buffers(), WEIGHTS)
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        known = self._names.get(module)
-        if known is None:
+        entered = self._names.get(module)
+        if entered is None:
             kind = type(module).__name__
             self._roots[kind] += 1
             first = not self._names
             label = kind if self._roots[kind] == 1 else f"{kind} {self._roots[kind]}"
             above = self._stack[-1] if self._stack else ""
             self.name(module, "" if first else f"{above}.{kind}" if above else label)
-            known = self._names[module]
-        self._stack.append(known)
+            entered = self._names[module]
+        self._stack.append(entered)
         self._switch()
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
-        known = self._names.get(module)
-        if known is not None and known in self._stack:
-            while self._stack.pop() != known:  # modules that an exception left
+        label = self._names.get(module)
+        if label is not None and label in self._stack:
+            while self._stack.pop() != label:  # modules that an exception left
                 pass
             self._switch()
 
     def _switch(self) -> None:
         name = self._stack[-1] if self._stack else ""
         self.tracker.module = name
-        self._switches.append((_next_node(), name))
+        self._switches.append((next_node(), name))
 
     def module_of(self, node: int) -> str:
-        """The module whose forward made a node of the graph."""
+        """Return the name of the module whose forward made a node of the graph, by the node's sequence number."""
         if node < 0:
             return ""
         place = bisect.bisect_right(self._switches, node, key=lambda switch: switch[0]) - 1
@@ -141,13 +141,13 @@ class Observer:
                     self.stream.records[number].op = func
 
     def sent(self, kind: str, ranks: int, payload: int) -> None:
-        """Records a collective that is not dispatched. `payload`: [bytes]."""
+        """Record a collective that PyTorch does not dispatch. ranks: size of its group; payload: bytes on this rank"""
         self.collectives.append(Collective(kind, ranks, payload, self._phase, self.tracker.module, self.steps))
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def begin(self, phase: str) -> None:
-        """Begins a phase of the step."""
+        """Begin a phase of the step, by its name: forward, backward or step."""
         self._phase = phase
         self.tracker.begin(phase)
 
@@ -180,6 +180,8 @@ class Observer:
     def _note_saved(self, roots: list[torch.Tensor]) -> None:
         """Every tensor that the graph of these keeps, with the module that saved it. Of the graphs of the last step the
         largest stays."""
+        if not hasattr(torch._C._autograd.SavedTensor, "unpack_hook"):
+            return  # an older PyTorch does not say what is a checkpoint: to read it would run its region again
         before = (self.saved, self.multiplied) if self._noted == self.steps else ([], set())
         self._noted = self.steps
         self.saved, self.multiplied = [], set()
@@ -234,9 +236,6 @@ class Observer:
 def kept_bytes(saved: Iterable[SavedTensor]) -> int:
     """Bytes of the storages of saved activations, each once: neither parameters nor inputs."""
     return sum({tensor.storage: tensor.storage_nbytes for tensor in saved if not tensor.owner}.values())
-
-
-_next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ class Tracker(TorchDispatchMode):
     # -- what the caller says ------------------------------------------------------------------------------------------
 
     def begin(self, phase: str) -> None:
-        """What follows belongs to this phase; phase 0, before the first one, is the preparation."""
+        """Begin a phase, by its name; phase 0, before the first one, is the preparation."""
         self.phase += 1
         self.stream.begin(phase)
 
@@ -77,7 +77,7 @@ class Tracker(TorchDispatchMode):
                     record.category = category
 
     def claim_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Claims the parameters, gradients and states of an optimizer."""
+        """Claim the parameters, gradients and states of an optimizer, each under its category."""
         for group in optimizer.param_groups:
             self.claim(group["params"], WEIGHTS)
             self.claim((parameter.grad for parameter in group["params"]), GRADIENTS)
@@ -86,7 +86,7 @@ class Tracker(TorchDispatchMode):
             self.claim(values, OPTIMIZER)
 
     def live(self) -> int:
-        """Bytes that are live now."""
+        """Return the bytes that are live now."""
         return sum(entry[2] for entry in self._known.values())
 
     # -- what PyTorch says ---------------------------------------------------------------------------------------------
@@ -146,15 +146,15 @@ class Tracker(TorchDispatchMode):
         stream.records.append(Record(nbytes, op, self.module, self.phase, tensor.shape, tensor.dtype, node_key(node)))
         if self.stacks:
             stream.stacks[number] = stack(node)
-        known, ids, changes = self._known, stream.ids, stream.changes
+        entries, ids, changes = self._known, stream.ids, stream.changes
 
         def released(_: Any) -> None:
-            gone = known.pop(key, None)
+            gone = entries.pop(key, None)
             if gone is not None and gone[2]:
                 ids.append(number)
                 changes.append(-gone[2])
 
-        known[key] = [number, weakref.ref(storage, released), nbytes]
+        entries[key] = [number, weakref.ref(storage, released), nbytes]
         if nbytes:
             ids.append(number)
             changes.append(nbytes)
@@ -191,7 +191,9 @@ class Tracker(TorchDispatchMode):
             record = self.stream.records[number]
             if not record.category and record.phase:
                 record.category = SAVED
-        return tensor
+        # A node that holds its own result, and is held by it, would stay where backward never comes.
+        own_result = tensor.grad_fn is not None and node_key(tensor.grad_fn) == next_node() - 1
+        return tensor.detach() if own_result else tensor
 
     def __enter__(self) -> Tracker:
         self._fake = torch._C._get_dispatch_mode(_FAKE)
@@ -199,12 +201,12 @@ class Tracker(TorchDispatchMode):
         self._hooks.__enter__()
         resize = torch.UntypedStorage.resize_
         self._resize = resize
-        known, change = self._known, self._change
+        entries, change = self._known, self._change
 
         def resized(storage: Any, size: int) -> Any:
             # FSDP frees and regains unsharded weights in this way.
             result = resize(storage, size)
-            entry = known.get(storage._cdata)
+            entry = entries.get(storage._cdata)
             if entry is not None and storage.nbytes() != entry[2]:
                 change(entry, storage.nbytes())
                 if size:
@@ -251,6 +253,10 @@ _DISPATCH = ("_python_dispatch.py", "_ops.py", "fake_tensor.py", "overrides.py",
 def node_key(node: Any) -> int:
     """The sequence number of a node of the graph; -1 outside backward."""
     return -1 if node is None else int(node._sequence_nr())
+
+
+next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
+"""The sequence number that the next node of the graph will have."""
 
 
 def _same(tensor: Any) -> Any:

@@ -47,7 +47,7 @@ function draw(place) {
   const cells = rows.map((row) => [
     h("span", {}, changed(row), row.note ? h("span", { class: "note" }, term(row.note)) : null),
     effect(row.memory_delta, (value) => `${significant(value / GIB)} GiB`), effect(row.step_delta, seconds),
-    row.fits === null || row.fits === undefined ? "" : h("span", { class: `tag ${row.fits ? (row.numerics ? "warn" : "good") : "bad"}` }, t(row.fits ? (row.numerics ? "changes.numerics" : "fits.short") : "fits.not")),
+    row.fits === null || row.fits === undefined ? "" : h("span", { class: `tag ${row.fits ? (row.numerics ? "warn" : "good") : row.verdict === "tight" ? "warn" : "bad"}` }, t(row.fits ? (row.numerics ? "changes.numerics" : "fits.short") : row.verdict === "tight" ? "fit.tight" : "fits.not")),
     h("button", { class: "pill", type: "button", "aria-label": `${t("apply")}: ${plain(row)}`, onclick: () => set(row.flags, { push: true }) }, t("apply")),
   ]);
   const columns = [{ text: t("change"), words: true }, { text: t("memory") }, { text: t("step.title") }, { text: "" }, { text: "" }];

@@ -5,6 +5,9 @@ import { t, term } from "./i18n.js";
 import { counted, gib } from "./numbers.js";
 import { flags, look, replace, set, view } from "./state.js";
 
+/** What cards are sold for, in the order of their menu. */
+const SEGMENTS = ["datacenter", "workstation", "consumer", "laptop", "unified"];
+
 const updates = [];
 let catalogue = { models: [], gpus: [] };
 let used = {};
@@ -204,7 +207,8 @@ const KINDS = {
   },
   gpu(field) {
     const select = h("select", { class: "field", id: id(field.flag), "aria-label": t("flag.gpu"), onchange: () => set({ gpu: select.value }, { push: true }) },
-      h("option", { value: "" }, t("gpu.none")), catalogue.gpus.map((one) => h("option", { value: one.key ?? one.id }, one.name)));
+      h("option", { value: "" }, t("gpu.none")), SEGMENTS.map((segment) => h("optgroup", { label: t(`segment.${segment}`) },
+        catalogue.gpus.filter((one) => (one.segment ?? "datacenter") === segment).map((one) => h("option", { value: one.key ?? one.id }, one.name)))));
     updates.push(() => { select.value = flags.gpu ?? ""; });
     return h("div", { class: "row full", "data-flag": "gpu" }, select);
   },

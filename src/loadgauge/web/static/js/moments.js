@@ -8,7 +8,7 @@ import { Panel } from "./panel.js";
 import { pinned } from "./pin.js";
 import { colour, GROUPS, PARTS } from "./theme.js";
 
-const ORDER = ["outside", "weights", "gradients", "optimizer", "gathered", "loss", "activations", "transient"];
+const ORDER = ["outside", "weights", "gradients", "optimizer", "gathered", "loss", "activations", "transient", "evaluation"];
 const plot = new Plot();
 
 export const moments = new Panel({

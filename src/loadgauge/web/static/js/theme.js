@@ -29,5 +29,5 @@ export function colour(name) {
 export const GROUPS = ["states", "activations", "temporary", "outside"];
 export const PARTS = {
   weights: "states", gradients: "states", optimizer: "states", activations: "activations", loss: "activations",
-  gathered: "temporary", transient: "temporary", outside: "outside",
+  gathered: "temporary", transient: "temporary", evaluation: "temporary", outside: "outside",
 };

@@ -24,10 +24,10 @@ function card(id, title, number, unit, exactly, under, change) {
     ...under.filter(Boolean).map((line) => h("p", { class: "under" }, line)), change);
 }
 
-export function verdictOf({ fits, high, capacity }) {
-  if (fits === null || fits === undefined) return ["unknown", ""];
-  if (!fits) return ["no", "bad"];
-  return high > capacity ? ["tight", "warn"] : ["yes", "good"];
+const VERDICTS = { fits: ["yes", "good"], tight: ["tight", "warn"], "does not fit": ["no", "bad"] };
+
+export function verdictOf({ verdict }) {
+  return VERDICTS[verdict] ?? ["unknown", ""];
 }
 
 function fits(answer, then) {

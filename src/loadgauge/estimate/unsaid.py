@@ -1,0 +1,120 @@
+"""What a run decides without a word: other outcomes of the habits of libraries, which widen the range of the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+
+import msgspec
+
+from loadgauge.estimate.memory.peak import Outcome
+from loadgauge.estimate.memory.phases import Phase, StageAtWork
+from loadgauge.estimate.result import Estimate
+from loadgauge.estimate.workings import Workings
+from loadgauge.spec.optimizers import parse
+from loadgauge.spec.training import Training, spell_loss
+
+FAR = 0.05
+"""Share of the memory from which on an outcome is told apart."""
+
+
+def with_unsaid(result: Estimate, others: Sequence[Training]) -> Estimate:
+    """Return the estimate with its range widened by other ways in which the run may train.
+
+    others: one for each thing that is not said; as these are separate causes, their differences are summed
+
+    >>> from loadgauge import Layout, estimate, model, training
+    >>> llama, layout = model("llama-3.1-8b"), Layout(seq_len=4096)
+    >>> own = estimate(llama, layout, training(weights="bfloat16"))
+    >>> wider = with_unsaid(own, [training(weights="float32")])
+    >>> round(wider.memory.margins.more / 1e9), wider.memory.margins.fewer
+    (69, 0.0)
+    """
+    found = [Outcome(_flag(result, other), _change(result, _recipe_of(other, result))) for other in others]
+    if not any(outcome.change for outcome in found):
+        return result
+    fewer, more = (sum(max(0.0, sign * outcome.change) for outcome in found) for sign in (-1, 1))
+    far = tuple(outcome for outcome in found if abs(outcome.change) >= FAR * result.memory.total)
+    memory = result.memory.widened(fewer, more)
+    return result.replace(memory=msgspec.structs.replace(memory, outcomes=far))
+
+
+def _flag(result: Estimate, other: Training) -> str:
+    """The flag that says that the run trains in another way."""
+    own = result.training
+    if other.weights and other.weights != own.weights:
+        return f"--weights {other.weights}"
+    if own.lora is not None and other.lora is not None and own.lora.upcast != other.lora.upcast:
+        return f"--kbit-upcast {other.lora.upcast}"
+    if other.optimizer != own.optimizer:
+        chosen = parse(other.optimizer.name)
+        ways = [each.suffix for each in chosen.variants if each.step == other.optimizer.step]
+        return f"--optimizer {other.optimizer.name}{f'-{ways[0]}' if ways else ''}"
+    return f"--loss {spell_loss(other)}"
+
+
+def _recipe_of(other: Training, result: Estimate) -> Training:
+    """What of another way to train the memory depends on: what its weights were loaded in is in its recipe."""
+    own = result.training
+    there = other.under(result.layout.zero)
+    return msgspec.structs.replace(there, weights=own.weights, by_sharding=own.by_sharding)
+
+
+def _change(result: Estimate, other: Training) -> float:
+    """Bytes that the peak is higher if the run trains in another way."""
+    own, workings = result.training, result.workings
+    if not _freezes(workings):  # what frozen weights are held in is of none
+        recipe = msgspec.structs.replace(other.precision, frozen=own.precision.frozen)
+        other = msgspec.structs.replace(other, precision=recipe)
+    if other == own:
+        return 0.0
+    if msgspec.structs.replace(other, optimizer=own.optimizer) == own:
+        return _moment_change(workings, other, Phase.STEP)
+    loss = msgspec.structs.replace(other.kernels, loss=own.kernels.loss, loss_chunks=own.kernels.loss_chunks)
+    if result.layout.pp == 1 and msgspec.structs.replace(other, kernels=loss) == own:
+        return _moment_change(workings, other, Phase.LOSS)
+    if own.lora is not None and other.lora is not None and own.lora.upcast != other.lora.upcast:
+        return _upcast_change(workings, other.lora.upcast == "all")
+    there = Workings(result.model, result.layout, other, workings.gpu)
+    return float(max(there.worst.stages) - max(workings.worst.stages))
+
+
+def _freezes(workings: Workings) -> bool:
+    """Whether any weight is not trained."""
+    memory = workings.memory
+    layers = (memory.embedding, memory.head, *(facts.layer for facts in memory.facts.values()))
+    return any(not weight.trainable for layer in layers for weight in layer.weights)
+
+
+def _moment_change(workings: Workings, other: Training, phase: Phase) -> float:
+    """The same where only the optimizer step, or only the loss, is another: all other moments are alike."""
+    rank, phases = workings.worst.rank, workings.worst.phases
+    memory = rank.memory.with_end(other) if phase == Phase.LOSS else copy(rank.memory)
+    memory.training = other
+    there = StageAtWork(memory, rank.stage)
+    totals = []
+    for moment in phases:
+        if moment.phase == phase:
+            moment = there.at_step() if moment.work is None else there.at_loss(moment.work)
+        totals.append(moment.total)
+    return float(max(totals) - max(moment.total for moment in phases))
+
+
+def _upcast_change(workings: Workings, more: bool) -> float:
+    """The same where frozen weights that are not quantised are held in float32 instead of 16 bits, or the other way round.
+
+    What their layers keep and make for a moment is taken to be the same.
+    """
+    rank, layout = workings.worst.rank, workings.layout
+    memory, stage = rank.memory, rank.stage
+    counts = memory.counts(stage, stage.start, stage.stop)
+    layers = [(memory.facts[key].layer, count) for key, count in counts.items()]
+    layers += [(memory.embedding, 1)] * stage.first + [(memory.head, 1)] * stage.last
+    held = sum(
+        count * weight.numel
+        for layer, count in layers
+        for weight in layer.weights
+        if not weight.trainable and not weight.base
+    )
+    ranks = layout.zero_ranks if layout.zero >= workings.training.framework.weights_stage else 1
+    return float((4 - 2) * (1 if more else -1) * held / ranks)

@@ -1,0 +1,124 @@
+"""Resolving what a job asks of adapters: LoRA and its relatives on a frozen base."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from loadgauge.errors import ConfigError, NotModelled
+from loadgauge.layers import View, block_layer
+from loadgauge.spec.frameworks import FRAMEWORKS, Framework
+from loadgauge.spec.job import Job
+from loadgauge.spec.lora import ADAPTER_DTYPES, ATTENTION_TARGETS, SAVED_MODULES, Lora
+from loadgauge.spec.model import ModelSpec, Moe
+
+LORA_RANK = 16
+TARGETS = {
+    "q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output", "qkv_proj": "qkv", "c_attn": "qkv",
+    "query_key_value": "qkv", "out_proj": "output", "gate_proj": "gate", "up_proj": "up", "down_proj": "down",
+    "gate_up_proj": "gate_up", "fc1": "up", "fc2": "down", "c_fc": "up",
+    "embed_tokens": "embedding", "wte": "embedding", "lm_head": "head", "embed_out": "head",
+    "experts.gate_up_proj": "experts.gate_up", "experts.up_proj": "experts.up", "experts.down_proj": "experts.down",
+}  # fmt: skip
+"""Linear layers by their names in transformers' modules."""
+
+
+def adapters(job: Job, model: ModelSpec, framework: str, fill: Any) -> Lora | None:
+    """Return the adapters that a job asks for; None where it trains the whole model. Raises `ConfigError`.
+
+    framework: whose modules run them; fill: takes the name of a field, its default and why, and notes a default that is taken
+    """
+    if job.base is not None and not job.qlora:
+        raise ConfigError("goes with --qlora", key="base")
+    if job.lora_rank is None and not job.qlora:
+        for name in ("lora_targets", *ADAPTERS):
+            if getattr(job, name) is not None:
+                raise ConfigError("goes with --lora-rank or --qlora", key=name)
+        return None
+    rank = fill("lora_rank", LORA_RANK)
+    if (job.lora_dropout or 0) >= 1:
+        raise ConfigError(f"must be below 1, got {job.lora_dropout:g}", key="lora_dropout")
+    lora = Lora(
+        rank=rank, quantised=(job.base or True) if job.qlora else False,  # type: ignore[arg-type]
+        dropout=job.lora_dropout or 0.0, dora=bool(job.use_dora), saved=_saved(job, model),
+        itemsize=None if job.lora_dtype is None else ADAPTER_DTYPES[job.lora_dtype],
+    )  # fmt: skip
+    lora = msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill))
+    linear = _targets(model, lora)
+    known = linear | _others(model, framework)
+    wanted = fill("lora_targets", "all", f"every linear layer of a block: {', '.join(sorted(linear))}")
+    if wanted == "all":
+        return lora
+    words: dict[str, frozenset[str]] = {"all": linear, "attention": linear & ATTENTION_TARGETS}
+    names = [re.sub(r"^(\w+\.)*experts\.", "experts.", name.strip()) for name in wanted.split(",")]
+    if lora.stored is not None and any(name.startswith("experts.") for name in names):
+        raise NotModelled("adapters of experts on a quantised base (--lora-rank without --qlora)")
+    for name in names:
+        if name not in words and TARGETS.get(name, name) not in known:
+            raise ConfigError(
+                f"no linear layer {name!r} in this model (known: all, attention, {', '.join(sorted(known))})",
+                key="lora_targets",
+            )
+    chosen = [words.get(name, frozenset({TARGETS.get(name, name)})) for name in names]
+    return msgspec.structs.replace(lora, targets=frozenset[str]().union(*chosen))
+
+
+ADAPTERS = ("lora_dropout", "lora_dtype", "kbit_upcast", "use_dora", "modules_to_save")
+"""Fields of a job that say how PEFT runs its adapters."""
+
+
+def usual_upcast(lora: Lora, framework: Framework) -> str:
+    """Return what a framework casts to float32 before training where nothing is said: all that is not quantised, or none.
+
+    >>> [usual_upcast(Lora(rank=16, quantised=base), FRAMEWORKS["huggingface"]) for base in (True, False)]
+    ['all', 'none']
+    """
+    stored = lora.stored
+    if not framework.peft or stored is None or not framework.prepares or stored.experts_only or not stored.upcast:
+        return "none"
+    return "all"
+
+
+def _upcast(job: Job, lora: Lora, name: str, fill: Any) -> Any:
+    """What is cast to float32 before training: PEFT's own preparation of a quantised base, unless the job says otherwise."""
+    framework = FRAMEWORKS.get(name)
+    peft = framework is not None and framework.peft
+    # DeepSpeed's engine casts the whole model to 16 bits, and nothing is left of what PEFT cast.
+    beside = (
+        ("use_dora",) if framework is None or not framework.splits_model else ("use_dora", "lora_dtype", "kbit_upcast")
+    )
+    for name in beside:
+        if not peft and getattr(job, name):
+            raise ConfigError("is PEFT's, and goes with --framework huggingface", key=name)
+    if not peft:
+        return "none"
+    if framework is None or usual_upcast(lora, framework) == "none":
+        return job.kbit_upcast or "none"
+    return fill("kbit_upcast", "all", "PEFT's prepare_model_for_kbit_training; TRL since 1.0 and axolotl: none")
+
+
+def _saved(job: Job, model: ModelSpec) -> frozenset[str]:
+    names = [] if job.modules_to_save is None else [name.strip() for name in job.modules_to_save.split(",")]
+    for name in names:
+        if name not in SAVED_MODULES or model.head.kind != "lm":
+            raise ConfigError(f"{name!r} is not modelled (known: {', '.join(SAVED_MODULES)})", key="modules_to_save")
+    return frozenset(SAVED_MODULES[name] for name in names)
+
+
+def _others(model: ModelSpec, framework: str) -> frozenset[str]:
+    """What PEFT adapts besides linear layers of the blocks, where it is named: embedding, head, the matrices of experts."""
+    known = FRAMEWORKS.get(framework)
+    if known is None or not known.peft or known.fused_adapters or model.head.kind != "lm":
+        return frozenset()
+    mixtures = [block.mlp for block in model.blocks if isinstance(block.mlp, Moe)]
+    experts = {f"experts.{name}" for spec in mixtures for name in ("gate_up" if spec.gated else "up", "down")}
+    return frozenset({"embedding", "head"} | experts)
+
+
+def _targets(model: ModelSpec, lora: Lora) -> frozenset[str]:
+    """The linear layers of a model that can have adapters."""
+    view = View(tokens=1, pairs=1, lora=lora)
+    names = (name for block in model.blocks for name in block_layer(block, model.hidden_size, view).names)
+    return frozenset(name.split(".")[-2] for name in names if name.endswith(".lora_a"))

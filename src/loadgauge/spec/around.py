@@ -1,0 +1,29 @@
+"""What a training does around its steps: evaluation, generation, saving."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Saved = Literal["sharded", "full"]
+
+
+class Around(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens between steps, as far as it needs memory; nothing by default.
+
+    eval_batch: sequences of an evaluation batch on one rank; eval_batches: batches whose logits are on the GPU at once
+    generate: tokens that an evaluation generates after each sequence
+    save: how checkpoints are written: `full` gathers the whole model on the first rank
+    """
+
+    eval_batch: int = 0
+    eval_batches: int = 0
+    generate: int = 0
+    save: Saved = "sharded"
+
+    def __bool__(self) -> bool:
+        return self != NOTHING
+
+
+NOTHING = Around()

@@ -1,0 +1,92 @@
+"""What software adds to the time of its kernels, and how far measured step times lie from what is predicted.
+
+Kernels are measured one by one (`spec.calibration`); a step of a framework takes longer than their sum: the host launches them,
+small ones are not in the list of operations, ranks wait for each other. All GPUs and frameworks share the factor: published runs
+show no class of frameworks that differs from the rest by more than its sources differ from one another (decision 0046). The range
+around a prediction is what runs of sources show that nothing was fitted to. The figures are in `data/software.toml`, which
+`make range` writes; none belongs to a run, a source or a model.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+
+import msgspec
+
+from loadgauge.errors import ConfigError
+from loadgauge.package_data import read_data
+
+
+class Factor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Of a dense model or one with experts, in 16 bits or fewer: the time of compute over that of its kernels alone.
+
+    low, high: factors on the predicted time that span 80 % of the runs of sources that nothing was fitted to
+    runs: of this kind, among those that the factors come from; sources: of those
+    """
+
+    experts: bool
+    low_precision: bool
+    factor: float
+    low: float
+    high: float
+    runs: int
+    sources: tuple[str, ...]
+
+
+class Software(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The content of `data/software.toml`.
+
+    transferred: power of `low` and `high` for a GPU without tables of operators, whose kernels are rated as a relative's
+    low_measured, high_measured: the range once a run of one's own has rescaled the prediction
+    covered: share of the rows that lie within their range, each source left out in turn
+    """
+
+    date: str
+    transferred: float
+    low_measured: float
+    high_measured: float
+    covered: float
+    factors: tuple[Factor, ...]
+
+
+@functools.cache
+def software() -> Software:
+    """Return the figures. Raises `ConfigError` where the file is broken.
+
+    >>> known = software()
+    >>> known.low_measured < 1 < known.high_measured
+    True
+    """
+    try:
+        return msgspec.convert(tomllib.loads(read_data("software.toml")), Software)
+    except (msgspec.ValidationError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(str(error), file="data/software.toml") from None
+
+
+@functools.cache
+def factor(*, experts: bool = False, low_precision: bool = False) -> Factor:
+    """Return the factor and the range of step times.
+
+    >>> known = factor()
+    >>> known.low < 1 < known.high
+    True
+    """
+    kind = (experts, low_precision)
+    return next(one for one in software().factors if (one.experts, one.low_precision) == kind)
+
+
+def bounds(known: Factor, *, tables: bool = True, own_run: bool = False) -> tuple[float, float]:
+    """Return the factors on a predicted step time between which 80 % of measured ones lie.
+
+    tables: the GPU's kernels were measured, rather than rated as a relative's; own_run: a run of the user's has rescaled it
+
+    >>> known = factor()
+    >>> bounds(known, tables=False)[1] > bounds(known)[1] > bounds(known, own_run=True)[1]
+    True
+    """
+    all_known = software()
+    if own_run:
+        return all_known.low_measured, all_known.high_measured
+    power = 1.0 if tables else all_known.transferred
+    return known.low**power, known.high**power

@@ -1,0 +1,28 @@
+"""What differs between releases of transformers, by feature: from 4.44 on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def text_config(config: Any) -> Any:
+    """Return the config of the language model in a config: its own part where there is one, else the config itself.
+
+    config: of transformers, `PretrainedConfig`
+
+    >>> class OfImages:
+    ...     text_config = "of the text"
+    >>> text_config(OfImages())
+    'of the text'
+    """
+    own = getattr(config, "get_text_config", None)  # since transformers 4.45
+    return own() if own is not None else getattr(config, "text_config", None) or config
+
+
+def without_initial_values() -> Any:
+    """Return the context in which transformers leaves the weights of new models as they come: its `no_init_weights`."""
+    try:
+        from transformers.initialization import no_init_weights  # since transformers 5
+    except ImportError:
+        from transformers.modeling_utils import no_init_weights  # type: ignore[no-redef,attr-defined,unused-ignore]
+    return no_init_weights()

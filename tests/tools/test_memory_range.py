@@ -1,0 +1,80 @@
+"""The range of memory: what is left out decides it, and it holds what it says."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from accuracy.memory_range import Residual, bounds, calibrated_level, covered, left_out, pool, residual, spreads, text
+from loadgauge.spec.memory_range import COVERAGE, MemoryRange, memory_range
+from loadgauge.validate.validate import Record
+
+
+def made(sources: int, rows: int, spread: float, bias: float = 0.0, stack: str = "pretraining") -> list[Residual]:
+    """Residuals of sources that each have a bias of their own, drawn from one distribution."""
+    draw = random.Random(1)
+    return [
+        Residual(f"S{source}", stack, bias + shift + draw.gauss(0, spread / 2), 1 / rows)  # type: ignore[arg-type]
+        for source in range(sources)
+        for shift in [draw.gauss(0, spread)]
+        for _ in range(rows)
+    ]
+
+
+def test_a_new_source_has_about_80_percent_of_its_rows_inside() -> None:
+    found = made(100, 20, 0.1)
+    known, unseen = found[:1000], found[1000:]
+    low, high = bounds(known, calibrated_level(known))
+    inside = sum(math.log(low) <= one.value <= math.log(high) for one in unseen) / len(unseen)
+    assert inside == pytest.approx(COVERAGE, abs=0.05)
+
+
+def test_the_level_is_the_lowest_that_covers_what_is_left_out() -> None:
+    found = made(8, 10, 0.1)
+    level = calibrated_level(found)
+    assert covered(left_out(found, level)) >= COVERAGE
+    assert covered(left_out(found, level - 0.01)) < COVERAGE
+
+
+def test_a_source_that_is_left_out_does_not_touch_its_own_range() -> None:
+    found = made(6, 10, 0.1)
+    moved = [one._replace(value=one.value + 5) if one.source == "S0" else one for one in found]
+    before, after = (next(one for one in left_out(rows, 0.9) if one.source == "S0") for rows in (found, moved))
+    assert (before.low, before.high) == (after.low, after.high)
+    assert after.covered == 0
+
+
+def test_a_bias_moves_the_range_and_the_prediction_stays_in_it() -> None:
+    low, high = bounds(made(8, 10, 0.02, bias=0.3), 0.8)
+    assert low == 1
+    assert high > math.exp(0.3)
+
+
+def test_few_sources_are_pooled() -> None:
+    found = made(6, 4, 0.1) + made(2, 4, 0.1, stack="fine-tuning")
+    assert len(pool(found, "pretraining")) == 24
+    assert len(pool(found, "fine-tuning")) == 32
+
+
+@pytest.mark.parametrize(("measured", "expected"), [(0.5, math.log(0.5)), (1.5, 0.0), (3.0, math.log(1.5))])
+def test_a_residual_is_how_far_outside_a_row_lies(measured: float, expected: float) -> None:
+    record = Record(id="M-X-1", quantity="memory", measured=measured, predicted=1.5, low=1.0, high=2.0)
+    assert residual(record) == pytest.approx(expected)
+
+
+def test_the_file_is_what_the_tool_writes() -> None:
+    import tomllib
+
+    import msgspec
+
+    known = memory_range()
+    idle = {kind: getattr(known, kind) for kind in ("static", "fixed", "dynamic")}
+    assert msgspec.convert(tomllib.loads(text(known.spread, idle, known.date)), MemoryRange) == known
+
+
+def test_a_spread_names_its_sources_and_rows() -> None:
+    found = made(6, 4, 0.1)
+    first = spreads(found)[0]
+    assert (first.stack, first.runs, first.sources) == ("pretraining", 24, tuple(f"S{number}" for number in range(6)))
