@@ -204,7 +204,7 @@ def test_a_measurement_becomes_dots(opened: Any) -> None:
     page.locator("#panel-moments canvas").wait_for()
     legend.wait_for()
     box = page.locator("#panel-moments .plot").bounding_box()
-    page.mouse.move(box["x"] + box["width"] - 10, box["y"] + box["height"] / 2)
+    page.mouse.move(box["x"] + box["width"] - 24, box["y"] + box["height"] / 2)
     page.get_by_text("measured, highest in the optimizer step").first.wait_for()
     page.locator("#language").click()
     page.get_by_text("实测: measured.json").first.wait_for()

@@ -36,6 +36,7 @@ function draw(place, answer) {
   const { step } = answer.estimate.time;
   const end = Math.max(step, pinned()?.estimate.time?.step ?? 0, ...found.flatMap((lane) => lane.spans.map((span) => span.end)));
   const marks = ticks(end);
+  const [scale, unit] = end < 1e-3 ? [1e-6, "µs"] : end < 1 ? [1e-3, "ms"] : [1, "s"];
   const share = (value) => `${(100 * value) / end}%`;
   let start = 0;
   const grid = h("div", { class: "lanes", role: "img", "aria-label": t("lanes.label", { lanes: found.map((lane) => `${name(lane)} ${seconds(lane.seconds)}`).join(", ") }) }, found.flatMap((lane) => {
@@ -51,7 +52,7 @@ function draw(place, answer) {
     ];
     start += lane.seconds;
     return row;
-  }), h("span"), h("span", { class: "axis" }, marks.map((mark) => h("span", { style: { left: share(mark) } }, mark ? fixed(mark, end < 2 ? 1 : 0) + (mark === marks.at(-1) ? " s" : "") : "0"))), h("span"));
+  }), h("span"), h("span", { class: "axis" }, marks.map((mark) => h("span", { style: { left: share(mark) } }, mark ? fixed(mark / scale, marks[1] < scale ? 1 : 0) + (mark === marks.at(-1) ? ` ${unit}` : "") : "0"))), h("span"));
   place.replaceChildren(grid, h("p", { class: "legend foot" },
     h("span", {}, h("i", { style: { background: "var(--compute)" } }), t("lanes.computing")),
     h("span", {}, h("i", { style: { background: "var(--exposed)" } }), t("lanes.sticking")),
