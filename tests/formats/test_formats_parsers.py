@@ -206,7 +206,10 @@ def test_axolotl(data: st.DataObject) -> None:
             run, tp=1, gpus=None, global_batch=None
         )  # for which axolotl opens DeepSpeed's configuration as a file
     found = YAML(typ="safe").load(write(run, "axolotl").text)
-    unknown = set(found) - set(schema.AxolotlInputConfig.model_fields) - {"expert_parallel_size"}  # a plugin's
+    liger = pytest.importorskip("axolotl.integrations.liger.args").LigerArgs
+    assert any("LigerPlugin" in one for one in found.get("plugins", ())) or not set(found) & set(liger.model_fields)
+    plugins = {"expert_parallel_size", *liger.model_fields}
+    unknown = set(found) - set(schema.AxolotlInputConfig.model_fields) - plugins
     assert not unknown
     rest = {"datasets": [{"path": "x", "type": "alpaca"}], "learning_rate": 1e-5, "output_dir": "out", "num_epochs": 1}
     refused = _refusal(schema.AxolotlInputConfig, {**rest, **found})
@@ -217,7 +220,8 @@ def test_axolotl(data: st.DataObject) -> None:
         return
     checked = schema.AxolotlInputConfig(**{**rest, **found})
     assert (checked.micro_batch_size, checked.sequence_len) == (run.micro_batch, run.seq_len)
-    assert checked.adapter == (None if not run.lora_rank else "qlora" if run.qlora else "lora")
+    four_bits = run.qlora and run.base not in ("int8", "gptq")  # which axolotl calls LoRA on a quantised base
+    assert checked.adapter == (None if not run.lora_rank else "qlora" if four_bits else "lora")
 
 
 @FEW
@@ -237,7 +241,8 @@ def test_llamafactory(data: st.DataObject) -> None:
         "lora" if run.lora_rank else "full",
         run.precision == "bf16-pure",
     )
-    assert model.quantization_bit == (4 if run.qlora else None)
+    bits = {"int8": 8, "gptq": None}.get(run.base or "", 4)  # a GPTQ checkpoint says it itself
+    assert model.quantization_bit == (bits if run.qlora else None)
     assert model.disable_gradient_checkpointing == (run.recompute == "none")
 
 

@@ -98,6 +98,12 @@ def _precision() -> Idea:
     return Idea(keys=(*switches, "fp8"), facts=("precision", "weights"), read=read, write=write)
 
 
+def _with_plugin(keys: Keys) -> list[str]:
+    """Return the plugins of a file and Liger's, without which axolotl knows none of Liger's keys."""
+    named = [str(one) for one in keys.raw("plugins") or ()]
+    return named if any("LigerPlugin" in one for one in named) else [*named, "axolotl.integrations.liger.LigerPlugin"]
+
+
 def _loss() -> Idea:
     key, count = "chunked_cross_entropy", "chunked_cross_entropy_num_chunks"
     fused, cut = "liger_fused_linear_cross_entropy", "cut_cross_entropy"
@@ -125,6 +131,8 @@ def _loss() -> Idea:
         if on or kernels(keys):
             gated = next((name for name in GATED if keys.has(name)), GATED[0])
             values |= {NORM: True if on else None, gated: True if on else None}
+        if on or kind == "liger":
+            values["plugins"] = _with_plugin(keys)
         if kind == "liger" or (kind == "auto" and on):
             return values | {fused: True}
         if kind == "auto" or (kind == "float32" and on):
