@@ -31,6 +31,7 @@ COMMANDS = {
     "calibrate": "the efficiencies of this device, as a data file",
     "saved": "what a PyTorch expression keeps for backward",
     "convert": "one tool's job file into another's",
+    "check": "whether jobs still fit and stay within a budget, for a pull request",
     "serve": "the page: the same answers at a glance, recomputed while a slider moves",
     "gpus": "the catalogue of GPUs",
     "models": "the catalogue of models",
