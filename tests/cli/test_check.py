@@ -192,7 +192,7 @@ def test_the_action_fails_a_pull_request_that_no_longer_fits(pull_request: Path)
     assert "::error" not in log
     assert "+" in summary
     code, log, _, output = act(pull_request, **inputs | {"FLAGS": "--gpu h100", "BUDGET": "growth=10%"})
-    assert (code, output, log.count("grew by")) == (1, "ok=false\n", 2)
+    assert (code, output, log.count("::error")) == (1, "ok=false\n", 2)
 
 
 def test_the_action_says_what_it_could_not_do(pull_request: Path) -> None:
