@@ -53,8 +53,8 @@ parsers: $(VENV)/installed-dev ## what is exported, read by DeepSpeed, Megatron-
 lint: $(VENV)/installed-dev ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-docs: $(VENV)/installed-dev ## the generated pages
-	$(BIN)/python docs/generate.py
+docs: $(VENV)/installed-dev ## the generated pages, and the site in site/
+	$(BIN)/python docs/generate.py && NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 planner: $(VENV)/installed-dev ## docs/planner.md: what the commands in it print
 	$(BIN)/python docs/planner.py
