@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick cpus versions parsers lint docs planner runs operators range accuracy bench stack gpu clean
+.PHONY: help demo test quick cpus versions parsers lint docs planner runs operators range accuracy bench stack gpu dist sbom clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -53,8 +53,8 @@ parsers: $(VENV)/installed-dev ## what is exported, read by DeepSpeed, Megatron-
 lint: $(VENV)/installed-dev ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-docs: $(VENV)/installed-dev ## the generated pages
-	$(BIN)/python docs/generate.py
+docs: $(VENV)/installed-dev ## the generated pages, and the site in site/
+	$(BIN)/python docs/generate.py && NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 planner: $(VENV)/installed-dev ## docs/planner.md: what the commands in it print
 	$(BIN)/python docs/planner.py
@@ -87,5 +87,16 @@ bench: $(VENV)/installed-dev ## speed, as a dated table in benchmarks/
 gpu: $(VENV)/installed-dev ## calibrate this machine's GPU, and measure 26 trainings on it (an hour); GPU=h100-sxm5-80gb names it
 	$(BIN)/python -m loadgauge.compare.gpu_runs $(if $(GPU),--gpu $(GPU)) benchmarks/gpu.json
 
+# The date of the last commit is that of every file inside, so that the same commit gives the same bytes anywhere.
+dist: $(VENV)/installed-dev ## wheel and source distribution in dist/, reproducible, checked, and tried in an empty environment
+	rm -rf dist && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --outdir dist . && $(BIN)/twine check --strict dist/*
+	rm -rf $(VENV)-wheel && $(PYTHON) -m venv $(VENV)-wheel && $(VENV)-wheel/bin/pip install --quiet dist/*.whl
+	cd / && $(abspath $(VENV)-wheel)/bin/loadgauge estimate llama-3.1-8b --gpu h100 --gpus 8 --zero 3 --brief
+
+# A tool of its own environment: what it lists is what a plain `pip install loadgauge` brings, and nothing of the tests.
+sbom: dist       ## dist/loadgauge.cdx.json: the components that come with loadgauge, in CycloneDX
+	$(PYTHON) -m venv $(VENV)-sbom && $(VENV)-sbom/bin/pip install --quiet 'cyclonedx-bom>=5'
+	$(VENV)-sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o dist/loadgauge.cdx.json $(VENV)-wheel/bin/python
+
 clean:           ## remove what make made
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(VENV)-wheel $(VENV)-sbom build dist site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -273,7 +274,21 @@ def equations_of(arguments: list[str]) -> tuple[Equation, ...]:
     return equations(quantity, **command_arguments(quantity, given))
 
 
-PAGES: dict[str, Callable[[], str]] = {"models.md": models_page, "equations.md": equations_page}
+def man_page() -> str:
+    """The man page (`man.py`, beside this file)."""
+    spec = importlib.util.spec_from_file_location("docs_man", HERE / "man.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return str(module.page())
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "models.md": models_page,
+    "equations.md": equations_page,
+    "loadgauge.1": man_page,
+}
 """Each generated page, and what makes it."""
 
 

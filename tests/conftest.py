@@ -35,7 +35,7 @@ SLOW = {
         # much to compute
         "plan/test_search_arrays.py", "plan/test_search_plan.py", "plan/test_planned_choices.py", "plot",
         "equation/test_equation.py", "equation/test_equation_experts.py", "formats/test_formats_round_trip.py",
-        "test_docs.py",
+        "test_docs.py", "test_packaging.py", "test_site.py",
     )
 }  # fmt: skip
 """What `make quick` leaves out."""

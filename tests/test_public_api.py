@@ -199,9 +199,50 @@ def test_every_way_of_importing_works_in_a_fresh_process(code: str) -> None:
 
 
 def test_importing_the_facade_loads_nothing_heavy() -> None:
-    heavy = ("torch", "sympy", "numpy", "rich", "click", "loadgauge.cli")
+    heavy = (
+        "torch",
+        "sympy",
+        "numpy",
+        "rich",
+        "click",
+        "msgspec",
+        "loadgauge.cli",
+        "loadgauge.spec",
+        "loadgauge.layers",
+    )
     code = f"import sys, loadgauge; print([name for name in {heavy!r} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("words", ["--version", "", "--help"])
+def test_what_needs_no_estimate_imports_none(words: str) -> None:
+    """A cold start is imports: what only prints a text takes a tenth of a second because it has few of them."""
+    heavy = (
+        "torch",
+        "sympy",
+        "numpy",
+        "rich",
+        "msgspec",
+        "loadgauge.estimate.result",
+        "loadgauge.spec",
+        "loadgauge.layers",
+    )
+    code = f"""
+import sys
+from loadgauge.cli.main import run
+code = run({words.split()!r})
+print(code, [name for name in {heavy!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"
+
+
+def test_every_public_name_is_found_listed_and_kept() -> None:
+    assert set(loadgauge.__all__) <= set(dir(loadgauge))
+    for name in loadgauge.__all__:
+        assert getattr(loadgauge, name) is getattr(loadgauge, name)
+    with pytest.raises(AttributeError, match="'loadgauge' has no attribute 'estimat'"):
+        loadgauge.estimat  # noqa: B018
 
 
 # Types

@@ -25,23 +25,22 @@ from loadgauge._version import __version__ as __version__
 from loadgauge.callable_package import load as _load
 from loadgauge.callable_package import make_callable as _make_callable
 from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
-from loadgauge.estimate.parameters import parameters
-from loadgauge.estimate.result import Estimate
-from loadgauge.families.catalogue import find_model as model
-from loadgauge.families.catalogue import models
-from loadgauge.families.hf import from_dict, from_hf
-from loadgauge.spec.cluster import cluster
-from loadgauge.spec.hardware import gpu, gpu_ids
-from loadgauge.spec.job import Job
-from loadgauge.spec.layout import Layout, RecomputePolicy
-from loadgauge.spec.lora import Lora
-from loadgauge.spec.training import training
 
 if TYPE_CHECKING:
     from loadgauge.api import estimate
     from loadgauge.equation.equation import equation, equations
+    from loadgauge.estimate.parameters import parameters
+    from loadgauge.families.catalogue import find_model as model
+    from loadgauge.families.catalogue import models
+    from loadgauge.families.hf import from_dict, from_hf
     from loadgauge.plan.answer import plan
     from loadgauge.resolve.convert import convert
+    from loadgauge.spec.cluster import cluster
+    from loadgauge.spec.hardware import gpu, gpu_ids
+    from loadgauge.spec.job import Job
+    from loadgauge.spec.layout import Layout, RecomputePolicy
+    from loadgauge.spec.lora import Lora
+    from loadgauge.spec.training import training
     from loadgauge.trace.call_job import trace
 
 
@@ -76,10 +75,23 @@ __all__ = [
 
 
 _LAZY = {
+    "Job": "loadgauge.spec.job:Job",
+    "Layout": "loadgauge.spec.layout:Layout",
+    "Lora": "loadgauge.spec.lora:Lora",
+    "RecomputePolicy": "loadgauge.spec.layout:RecomputePolicy",
+    "cluster": "loadgauge.spec.cluster:cluster",
     "convert": "loadgauge.resolve.convert:convert",
     "equations": "loadgauge.equation.equation:equations",
+    "from_dict": "loadgauge.families.hf:from_dict",
+    "from_hf": "loadgauge.families.hf:from_hf",
+    "gpu": "loadgauge.spec.hardware:gpu",
+    "gpu_ids": "loadgauge.spec.hardware:gpu_ids",
+    "model": "loadgauge.families.catalogue:find_model",
+    "models": "loadgauge.families.catalogue:models",
+    "parameters": "loadgauge.estimate.parameters:parameters",
+    "training": "loadgauge.spec.training:training",
 }
-"""Names that are imported at first use: few runs need them."""
+"""Names and where they are defined; each is imported at its first use, so that a command imports only what it needs."""
 _CALLABLE = {
     "equation": "loadgauge.equation.equation:equation",
     "estimate": "loadgauge.api:estimate",
@@ -91,36 +103,14 @@ _CALLABLE = {
 
 def __getattr__(name: str) -> object:
     if name in _LAZY:
-        return _load(_LAZY[name])
+        found = globals()[name] = _load(_LAZY[name])
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# How an estimate is shown is imported when it is shown: `estimate/` does not import `report/`.
-
-
-def _html(result: Estimate) -> str:
-    from loadgauge.report.notebook import html
-
-    return html(result)
-
-
-def _text(result: Estimate) -> str:
-    if result.setup is not None:
-        from loadgauge.report.estimate import text
-
-        return text(result.setup, result)
-    from loadgauge.report import notebook
-
-    return notebook.text(result)
-
-
-def _line(result: Estimate) -> str:
-    from loadgauge.report.notebook import line
-
-    return line(result)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
 
 
 for _name, _address in _CALLABLE.items():
     _make_callable(f"{__name__}.{_name}", _address)
-for _name, _shown in (("_repr_html_", _html), ("__str__", _text), ("__repr__", _line)):
-    setattr(Estimate, _name, _shown)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import inspect
 
 
 class CallablePackage(ModuleType):
@@ -23,6 +25,8 @@ class CallablePackage(ModuleType):
 
     @property
     def __signature__(self) -> inspect.Signature:
+        import inspect  # a tenth of a cold start
+
         return inspect.signature(self._function())
 
     def __reduce__(self) -> Any:

@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
+from loadgauge.cli.options import complete_model
 from loadgauge.cli.torch_options import STEP, TorchCommand, job_options, make_job
 from loadgauge.optional_deps import needs_torch
 
 
 @click.command("compare", cls=TorchCommand)
-@click.argument("target")
+@click.argument("target", shell_complete=complete_model)
 @click.option(
     "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True, help="Device to simulate."
 )

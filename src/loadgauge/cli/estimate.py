@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import click
 
-from loadgauge.cli.options import run_options, whole_run_options
+from loadgauge.cli.options import complete_model, run_options, whole_run_options
 from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import NO, YES, ConfigError, Error
 from loadgauge.estimate.memory.phases import PARTS
@@ -20,7 +20,7 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 
 
 @click.command("estimate")
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @size_options
 @run_options
 @whole_run_options

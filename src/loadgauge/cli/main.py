@@ -7,12 +7,15 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from loadgauge._version import __version__
 from loadgauge.errors import CANNOT_TELL, NO, YES, Error, NothingFits, suggest
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMMANDS = {
     "estimate": "does it fit, where does every byte go, how long, what does it cost",
@@ -28,11 +31,22 @@ COMMANDS = {
     "calibrate": "the efficiencies of this device, as a data file",
     "saved": "what a PyTorch expression keeps for backward",
     "convert": "one tool's job file into another's",
+    "check": "whether jobs still fit and stay within a budget, for a pull request",
     "serve": "the page: the same answers at a glance, recomputed while a slider moves",
     "gpus": "the catalogue of GPUs",
     "models": "the catalogue of models",
+    "completion": "completion of commands, flags, models and GPUs in bash, zsh and fish",
 }
 """Commands and what they answer; each is `command` in the file of the same name in this folder."""
+
+FIRST = {
+    "estimate llama-3.1-8b --gpu h100 --gpus 8 --zero 3": "does it fit, where does every byte go, how long does it take?",
+    "plan llama-3.1-8b --gpu h100 --gpus 8 --global-batch 64": "which layout is best, and why not another?",
+    "why oom.txt": "why did it run out of memory?",
+}
+"""The three commands that greet whoever types none."""
+COMPLETE_VARIABLE = "_LOADGAUGE_COMPLETE"
+"""The environment variable by which a shell's completion script asks (click's convention)."""
 
 BROKEN_PIPE = 141
 """Exit code if the reader of the output has closed it (128 + SIGPIPE, as in a shell)."""
@@ -62,6 +76,14 @@ class Commands(click.Group):
             raise click.UsageError(f"no command {name!r}{hint}")
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a command without importing any."""
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name, help=what) for name, what in COMMANDS.items() if name.startswith(incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
@@ -83,7 +105,19 @@ def commands(ctx: click.Context) -> None:
     0 yes, 1 no, 2 cannot tell.
     """
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+        click.echo(greeting())
+
+
+def greeting() -> str:
+    """Return what `loadgauge` prints where no command is given: three to begin with.
+
+    >>> greeting().splitlines()[2]
+    '  # does it fit, where does every byte go, how long does it take?'
+    """
+    lines = [f"loadgauge {__version__}: what training a large language model takes, before a GPU is rented", ""]
+    for words, question in FIRST.items():
+        lines += [f"  # {question}", f"  loadgauge {words}", ""]
+    return "\n".join([*lines, "All commands: loadgauge --help. In a browser: loadgauge serve."])
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

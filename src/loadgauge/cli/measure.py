@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from loadgauge.cli.options import complete_model
 from loadgauge.cli.param_types import Whole
 from loadgauge.cli.torch_options import STEP, TorchCommand, job_options, make_job, script_output
 from loadgauge.optional_deps import needs_torch
@@ -15,7 +16,7 @@ PEAKS = {"fp32": "tf32", "bf16-pure": "bf16", "bf16-autocast": "bf16", "fp16-aut
 
 
 @click.command("measure", cls=TorchCommand)
-@click.argument("target")
+@click.argument("target", shell_complete=complete_model)
 @click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True, help="Where it runs.")
 @job_options(STEP)
 @click.option("--steps", type=Whole(0, 1000), default=3, show_default=True, help="Steps to time.")

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from loadgauge.cli.options import run_options
+from loadgauge.cli.options import complete_model, run_options
 from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import ConfigError, NotStated
@@ -22,7 +22,7 @@ from loadgauge.units import parse
 
 
 @click.command("network")
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @size_options
 @run_options
 @click.option(

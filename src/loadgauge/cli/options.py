@@ -14,6 +14,29 @@ from loadgauge.spec.job import WHOLE_RUN, Field, Job, fields
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+def _completed(name: str, field: Field) -> Callable[..., list[str]] | None:
+    """What completes the value of an option in a shell; None: what its type knows of itself."""
+    if name != "gpu" and (field.kind == "choice" or not field.values):
+        return None
+
+    def values(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        from loadgauge.spec.hardware import gpu_ids
+
+        return [value for value in (gpu_ids() if name == "gpu" else field.values) if value.startswith(incomplete)]
+
+    return values
+
+
+def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    """Complete a model: the names of the catalogue, otherwise files (a config.json, a job file, a folder)."""
+    from click.shell_completion import CompletionItem
+
+    from loadgauge.families.catalogue import models
+
+    found = [CompletionItem(name) for name in models() if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="file")]
+
+
 def option(name: str, field: Field) -> Callable[[Command], Command]:
     """Make the option of a field of `Job`, as a decorator of a command."""
     flag, more = f"--{name.replace('_', '-')}", [f"--{alias}" for alias in field.aliases]
@@ -25,7 +48,8 @@ def option(name: str, field: Field) -> Callable[[Command], Command]:
         kind: Any = Whole(field.low, field.high)
     else:
         kind = {"positive": Positive(), "choice": click.Choice(field.choices)}.get(field.kind)
-    return click.option(flag, *more, name, type=kind, metavar=field.metavar, help=field.help)
+    completed = _completed(name, field)
+    return click.option(flag, *more, name, type=kind, metavar=field.metavar, help=field.help, shell_complete=completed)
 
 
 def options(command: Command, names: Iterable[str]) -> Command:

@@ -8,7 +8,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from loadgauge.cli.options import option
+from loadgauge.cli.options import complete_model, option
 from loadgauge.cli.param_types import Whole
 from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import ConfigError
@@ -43,7 +43,7 @@ def _options(command: Any) -> Any:
 
 
 @click.command("plan")
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @size_options
 @_options
 @click.option("--sweep", metavar="FILE", help="Plan every cell of a TOML file: lists of models, GPUs, sizes, links.")

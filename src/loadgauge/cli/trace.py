@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
+from loadgauge.cli.options import complete_model
 from loadgauge.cli.param_types import Whole
 from loadgauge.cli.torch_options import SPLIT, STEP, TorchCommand, job_options, make_job, script_output, warn
 from loadgauge.optional_deps import needs_torch
 
 
 @click.command("trace", cls=TorchCommand)
-@click.argument("target")
+@click.argument("target", shell_complete=complete_model)
 @click.option(
     "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True, help="Device to simulate."
 )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from loadgauge.callable_package import load
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.explain import Explanation, explain
 from loadgauge.estimate.flops import Flops
@@ -103,6 +104,17 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         True
         """
         return explain(self.workings, self.memory, self.basis, part, at)
+
+    # How an estimate is shown is looked up when it is shown: `estimate/` does not import `report/` (decision 0010).
+
+    def __str__(self) -> str:
+        return load("loadgauge.report.notebook:text")(self)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return load("loadgauge.report.notebook:line")(self)  # type: ignore[no-any-return]
+
+    def _repr_html_(self) -> str:
+        return load("loadgauge.report.notebook:html")(self)  # type: ignore[no-any-return]
 
     @property
     def not_counted(self) -> tuple[str, ...]:

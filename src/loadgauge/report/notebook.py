@@ -6,6 +6,7 @@ from html import escape
 
 from loadgauge.estimate.result import Estimate
 from loadgauge.figures.colours import COMPUTE, EXPOSED, PARTS
+from loadgauge.report.estimate import text as report_text
 from loadgauge.report.estimate import verdict
 from loadgauge.report.step_time import LANES, headline
 from loadgauge.units import GIB, count, gib, seconds
@@ -26,7 +27,12 @@ def line(result: Estimate) -> str:
 
 
 def text(result: Estimate) -> str:
-    """Return what `print` shows: the verdict, the parts of the memory, the components of the step, the assumptions."""
+    """Return what `print` shows: the command's report where the estimate knows its job, otherwise a shorter one.
+
+    That has the verdict, the parts of the memory, the components of the step and the assumptions.
+    """
+    if result.setup is not None:
+        return report_text(result.setup, result)
     memory, time, layout = result.memory, result.time, result.layout
     sequences = f"{layout.global_batch:,} sequence{'s' if layout.global_batch > 1 else ''}"
     lines = [

@@ -1,0 +1,227 @@
+"""What the site is made of besides its pages: outputs of commands, equations as MathML, figures, the reference.
+
+mkdocs calls these functions (`hooks` in mkdocs.yml). A block ```console that begins with `$ loadgauge` is given what the
+command prints; the pages hold the command alone, so no printed number can be out of date. LOADGAUGE_SITE_OUTPUT=0 leaves
+outputs and figures out, for a quick build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import importlib
+import importlib.util
+import inspect
+import io
+import os
+import re
+import shlex
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+COMMAND = re.compile(r"^```console\n\$ (loadgauge [^\n]*(?:\\\n[^\n]*)*)\n```$", re.MULTILINE)
+FIGURE = re.compile(r"^<!-- figure ([\w-]+\.svg): (loadgauge [^\n]*) -->$", re.MULTILINE)
+MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+OUTSIDE_HERE, OUTSIDE = (re.compile(rf"\[([^\]\n]*)\]\({up}[^)\n]*\)") for up in (r"\.\./", r"\.\./\.\./"))
+API = {
+    "loadgauge": "The facade. Each function and type is imported when it is first used.",
+    "loadgauge.train": "Padding-free training (needs the extra `torch`): see [the guide](padding-free.md).",
+    "loadgauge.measure.callbacks": "In a training loop (needs the extra `torch`): see [the guide](callbacks.md).",
+    "loadgauge.notebook": "A view with sliders in a notebook (needs the extra `notebook`).",
+}
+"""Modules of the reference: their public names, with what is said before them."""
+LONGEST = 60
+"""Lines of an output that are shown."""
+
+
+def outputs() -> bool:
+    """Whether outputs and figures are made."""
+    return os.environ.get("LOADGAUGE_SITE_OUTPUT", "1") != "0"
+
+
+@cache
+def printed(line: str) -> str:
+    """What a command prints in 100 columns, in a folder with the files of `examples/`."""
+    from loadgauge.cli.main import run
+
+    os.environ["COLUMNS"] = "100"
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(ROOT / "examples"):
+        run(shlex.split(line)[1:])
+    text = re.sub(r"; [\d.,]+ s\.", ".", (out.getvalue() + err.getvalue()).rstrip())
+    lines = text.splitlines()
+    return "\n".join([*lines[:LONGEST], "..."] if len(lines) > LONGEST else lines)
+
+
+def _with_output(match: re.Match[str]) -> str:
+    command = match[1]
+    text = printed(re.sub(r"\s*\\\n\s*", " ", command)) if outputs() else ""
+    return f"```console\n$ {command}\n```\n" + (f"\n```text\n{text}\n```" if text else "")
+
+
+def on_config(config: Any) -> Any:
+    """Put the articles into the navigation where their page exists."""
+    if (ROOT / "docs" / "articles.md").exists():
+        theory = next(entry["Theory"] for entry in config.nav if isinstance(entry, dict) and "Theory" in entry)
+        if {"The articles": "articles.md"} not in theory:
+            theory.append({"The articles": "articles.md"})
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are made from the package, and the figures that pages ask for."""
+    from mkdocs.structure.files import File
+
+    for name, page in (("api.md", api), ("commands.md", commands)):
+        if files.get_file_from_path(name) is None:
+            files.append(File.generated(config, name, content=page()))
+    if outputs():
+        for place in sorted((ROOT / "docs").rglob("*.md")):
+            for name, line in FIGURE.findall(place.read_text(encoding="utf-8")):
+                if files.get_file_from_path(f"figures/{name}") is None:
+                    files.append(File.generated(config, f"figures/{name}", content=figure(line)))
+    return files
+
+
+def figure(line: str) -> bytes:
+    """The figure that a command with `--plot FILE` draws."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "figure.svg"
+        words = shlex.split(line)
+        words[words.index("--plot") + 1] = str(place)
+        printed(shlex.join(words))
+        return place.read_bytes()
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Run the commands of a page."""
+    up = "../" * page.file.src_uri.count("/")
+
+    def shown(match: re.Match[str]) -> str:
+        name, line = match.groups()
+        image = f"![{name.removesuffix('.svg')}]({up}figures/{name})" if outputs() else ""
+        return f"```sh\n{line}\n```\n\n{image}\n"
+
+    # What lies beside the pages in the source is not part of the site: its name stays, without the link.
+    outside = OUTSIDE if up else OUTSIDE_HERE
+    return FIGURE.sub(shown, COMMAND.sub(_with_output, outside.sub(r"\1", markdown)))
+
+
+def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
+    """Write the equations as MathML, which browsers draw without a script."""
+    return MATH.sub(lambda match: mathml(html.unescape(match[2]).strip(), match[1] == "div"), content)
+
+
+@cache
+def mathml(tex: str, block: bool) -> str:
+    """An equation in LaTeX as MathML."""
+    from latex2mathml.converter import convert
+
+    return str(convert(tex, display="block" if block else "inline"))
+
+
+def api() -> str:
+    """The reference of the Python interface, from signatures and docstrings."""
+    lines = ["# Python", ""]
+    for name, said in API.items():
+        if importlib.util.find_spec(name) is None or (name != "loadgauge" and not outputs()):
+            continue
+        lines += [f"## {name}", "", said, ""]
+        try:
+            module = importlib.import_module(name)
+        except ImportError as missing:
+            lines += [f"Not described here: {missing}.", ""]
+            continue
+        for public in sorted(module.__all__, key=str.lower):
+            lines += entry(public, getattr(module, public))
+    return "\n".join(lines)
+
+
+def entry(name: str, found: Any) -> list[str]:
+    """The name, signature and docstring of a function or a class, and the public members of a class."""
+    function = found._function() if inspect.ismodule(found) else found
+    try:
+        signature = str(inspect.signature(function)) if not _is_error(function) else ""
+    except (TypeError, ValueError):
+        signature = ""
+    if len(signature) > 600:  # The flags of a job, which the command line describes.
+        signature = re.sub(r"\*, .*(?=\) ->)", "**flags", signature, flags=re.DOTALL)
+    lines = [f"### {name}", "", "```python", f"{name}{signature.replace(' -> None', '')}", "```", ""]
+    lines += [docstring(inspect.getdoc(function) or ""), ""]
+    if inspect.isclass(function) and not _is_error(function):
+        for member, value in vars(function).items():
+            target = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+            if member.startswith("_") or not inspect.isfunction(target) or not target.__doc__:
+                continue
+            shape = "" if isinstance(value, property) else str(inspect.signature(target))
+            lines += [f"#### {name}.{member}", "", "```python", f"{member}{shape}", "```", ""]
+            lines += [docstring(inspect.getdoc(target) or ""), ""]
+    return lines
+
+
+def _is_error(found: Any) -> bool:
+    return inspect.isclass(found) and issubclass(found, BaseException)
+
+
+def docstring(text: str) -> str:
+    """A docstring as Markdown: its examples as code.
+
+    >>> print(docstring("Adds.\\n\\n>>> 1 + 1\\n2\\n\\nDone."))
+    Adds.
+    <BLANKLINE>
+    ```pycon
+    >>> 1 + 1
+    2
+    ```
+    <BLANKLINE>
+    Done.
+    """
+    parts = []
+    for part in re.split(r"\n\s*\n", text):
+        code = re.search(r"^\s*>>> ", part, re.MULTILINE)
+        if code is None:
+            # A line of its own for each argument, as it stands in the source.
+            parts.append(re.sub(r"\n(?=[\w, ]+: )", "  \n", re.sub(r"(?<!`)<(?=\w)", "&lt;", part)))
+            continue
+        before, example = part[: code.start()].strip(), part[code.start() :]
+        parts += [*([before] if before else []), f"```pycon\n{inspect.cleandoc(example)}\n```"]
+    return "\n\n".join(parts)
+
+
+def commands() -> str:
+    """The reference of the command line, from the commands themselves."""
+    import click
+
+    from loadgauge.cli.main import COMMANDS
+    from loadgauge.cli.main import commands as group
+    from loadgauge.spec.job import fields
+
+    lines = ["# Command line", "", "`man loadgauge` has the same. Exit codes: 0 yes, 1 no, 2 cannot tell.", ""]
+    context = click.Context(group, info_name="loadgauge")
+    for name, what in COMMANDS.items():
+        command = group.get_command(context, name)
+        assert command is not None
+        usage = " ".join(command.collect_usage_pieces(click.Context(command)))
+        lines += [f"## {name}", "", f"{what[:1].upper()}{what[1:]}.", "", "```", f"loadgauge {name} {usage}", "```", ""]
+        own = [each for each in command.params if isinstance(each, click.Option)]
+        of_job = [each for each in own if each.name in fields()]
+        if len(of_job) > 20:
+            own = [each for each in own if each not in of_job]
+            lines += ["Takes [the options of a job](#options-of-a-job).", ""]
+        lines += [*options(own), ""]
+    estimate = group.get_command(context, "estimate")
+    assert estimate is not None
+    every = [each for each in estimate.params if isinstance(each, click.Option) and each.name in fields()]
+    return "\n".join([*lines, "## Options of a job", "", *options(every), ""])
+
+
+def options(own: list[Any]) -> list[str]:
+    """A table of options."""
+    rows = [
+        f"| `{', '.join([*each.opts, *each.secondary_opts])}` | {(each.help or '').replace('|', '&#124;').replace('<', '&lt;')} |"
+        for each in own
+    ]
+    return ["| option | |", "|---|---|", *rows] if rows else []

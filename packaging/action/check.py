@@ -1,0 +1,72 @@
+"""What the GitHub Action runs: `loadgauge check` against the base of the pull request, told as GitHub shows it.
+
+Reads JOBS, FLAGS, BUDGET and AGAINST (the inputs of `action.yml`) and GITHUB_BASE_REF; writes one annotation a problem, the
+table to GITHUB_STEP_SUMMARY and `ok` to GITHUB_OUTPUT. Exits as `loadgauge check` does. Needs no library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    """Run the check and return its exit code."""
+    words = [*shlex.split(os.environ.get("JOBS", "")), *shlex.split(os.environ.get("FLAGS", ""))]
+    if budget := os.environ.get("BUDGET", "").strip():
+        words += ["--budget", budget]
+    if base := base_revision():
+        words += ["--against", base]
+    done = subprocess.run(
+        [sys.executable, "-m", "loadgauge", "check", *words, "--json"], capture_output=True, text=True
+    )
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:  # Nothing could be checked: what was asked is wrong.
+        print(f"::error title=loadgauge::{escaped(done.stderr.strip() or 'no answer')}")
+        return done.returncode or 2
+    for job in found["jobs"]:
+        for problem in [*job["problems"], *([job["error"]] if job["error"] else [])]:
+            where = f"file={escaped(job['job'], inside=True)}," if Path(job["job"]).is_file() else ""
+            print(f"::error {where}title=loadgauge::{escaped(problem)}")
+    print(found["table"])
+    for variable, text in (
+        ("GITHUB_STEP_SUMMARY", f"### Training jobs\n\n{found['table']}\n"),
+        ("GITHUB_OUTPUT", f"ok={'true' if found['ok'] else 'false'}\n"),
+    ):
+        if place := os.environ.get(variable):
+            with open(place, "a", encoding="utf-8") as file:
+                file.write(text)
+    return done.returncode
+
+
+def base_revision() -> str:
+    """The revision to compare with: AGAINST, or the head of the pull request's base, fetched if it is not here."""
+    if asked := os.environ.get("AGAINST", "").strip():
+        return asked
+    branch = os.environ.get("GITHUB_BASE_REF", "").strip()
+    if not branch:
+        return ""
+    # A checkout of one commit, as Actions make it, has no other branch.
+    fetched = subprocess.run(
+        ["git", "fetch", "--quiet", "--no-tags", "--depth=1", "origin", f"refs/heads/{branch}"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if fetched.returncode:
+        print(f"::warning title=loadgauge::{escaped(f'no comparison: {fetched.stderr.strip()}')}")
+        return ""
+    return "FETCH_HEAD"
+
+
+def escaped(text: str, inside: bool = False) -> str:
+    """Text in a workflow command; inside: in one of its properties."""
+    marks = {"%": "%25", "\r": "%0D", "\n": "%0A", **({":": "%3A", ",": "%2C"} if inside else {})}
+    return "".join(marks.get(letter, letter) for letter in text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
