@@ -14,7 +14,7 @@ LEVELS = [  # a module imports only from rows above its own, or from its own fol
     {"spec"},
     {"families", "layers"},
     {"estimate"},
-    {"equation"},
+    {"equation", "inference"},
     {"formats"},
     {"resolve"},
     {"plan"},

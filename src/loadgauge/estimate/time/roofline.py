@@ -168,11 +168,14 @@ class OperationTime(msgspec.Struct, frozen=True):
         return self.input_gradient + self.weight_gradient
 
 
-def gemm_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: float = 1.0) -> Size:
+def gemm_seconds(
+    gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: float = 1.0, weight: Size | None = None
+) -> Size:
     """Return the seconds of a matrix product: its FLOPs at the achieved rate and its bytes at the bandwidth, both counted.
 
     Partial tiles, and a last wave that does not fill the GPU, count as `Efficiencies.wave` says. slower: the time of its
-    arithmetic over that of a product that only writes its result
+    arithmetic over that of a product that only writes its result; weight: bytes of an element of the (k, n) matrix, where it is
+    stored in fewer than the other
     """
     efficiencies = machine.efficiencies
     rate = machine.few_bits if fp8 else machine.usual
@@ -181,7 +184,8 @@ def gemm_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: flo
     useful = gemm.m * gemm.n * gemm.batch / (waves * (efficiencies.multiprocessors * TILE_ROWS * TILE_COLUMNS))
     filled = 1 - (1 - useful) * efficiencies.wave
     arithmetic = gemm.flops * (slower / rate.flops) / (filled * gemm.k / (gemm.k + rate.small_k))
-    moved = (rate.element * gemm.k * (gemm.m + gemm.n) + rate.result * gemm.m * gemm.n) * gemm.batch
+    stored = rate.element if weight is None else weight
+    moved = (gemm.k * (rate.element * gemm.m + stored * gemm.n) + rate.result * gemm.m * gemm.n) * gemm.batch
     traffic = moved * (machine.software / (machine.bandwidth * efficiencies.product_memory))
     return both_count(arithmetic, traffic) + machine.launch
 
