@@ -12,6 +12,7 @@ from loadgauge.errors import NO, YES, ConfigError, Error
 from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.result import Estimate, When
 from loadgauge.estimate.tables import TABLES, TableName
+from loadgauge.reasons.of_estimate import TOPICS
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.inference import fields as inference_fields
 from loadgauge.spec.job import Job
@@ -40,7 +41,10 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
     " columns.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
-@click.option("--explain", "part", type=click.Choice(PARTS), help="Explain one part: formula, your numbers, source.")
+@click.option(
+    "--explain", "part", type=click.Choice((*PARTS, *TOPICS)), metavar="PART",
+    help=f"Explain one part: formula, your numbers, source. Of the memory: {', '.join(PARTS)}; else {', '.join(TOPICS)}.",
+)  # fmt: skip
 @click.option(
     "--at", type=click.Choice(get_args(When)), help="With --explain: the moment of the step (default: largest)."
 )
@@ -98,8 +102,9 @@ def command(
             raise ConfigError("goes with --task generate or forward", key=name)
     if file is None and figure != "all":
         raise ConfigError("--figure says what --plot FILE draws; there is no --plot")
-    if part is None and at is not None:
-        raise ConfigError("--at chooses the moment that --explain PART explains; there is no --explain")
+    if at is not None and part not in PARTS:
+        there = "there is no --explain" if part is None else f"{part} is of the whole step"
+        raise ConfigError(f"--at chooses the moment at which --explain explains a part of the memory; {there}")
     if brief and (as_json or part is not None):
         raise ConfigError(f"is the short text; {'--json' if as_json else '--explain'} is another answer", key="brief")
     answer = "--sweep" if sweeps else "" if table is None else "--table"
@@ -128,6 +133,11 @@ def command(
         from loadgauge.report.table import document
 
         document(estimate_document(given, result, part, at or "largest", outcomes=True))
+    elif part in TOPICS:
+        from loadgauge.reasons.of_estimate import reason
+        from loadgauge.report.reason import show as show_reason
+
+        show_reason(reason(result, part, given.budget(result)))
     elif part is not None:
         from loadgauge.report.explanation import show
 

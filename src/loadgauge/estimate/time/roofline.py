@@ -171,7 +171,15 @@ class OperationTime(msgspec.Struct, frozen=True):
 def gemm_seconds(
     gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: float = 1.0, weight: Size | None = None
 ) -> Size:
-    """Return the seconds of a matrix product: its FLOPs at the achieved rate and its bytes at the bandwidth, both counted.
+    """Return the seconds of a matrix product: what `product_parts` says, both counted, and a launch."""
+    arithmetic, traffic = product_parts(gemm, machine, fp8=fp8, slower=slower, weight=weight)
+    return both_count(arithmetic, traffic) + machine.launch
+
+
+def product_parts(
+    gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: float = 1.0, weight: Size | None = None
+) -> tuple[Size, Size]:
+    """Return the seconds of a matrix product's FLOPs at the achieved rate, and of its bytes at the bandwidth.
 
     Partial tiles, and a last wave that does not fill the GPU, count as `Efficiencies.wave` says. slower: the time of its
     arithmetic over that of a product that only writes its result; weight: bytes of an element of the (k, n) matrix, where it is
@@ -186,8 +194,7 @@ def gemm_seconds(
     arithmetic = gemm.flops * (slower / rate.flops) / (filled * gemm.k / (gemm.k + rate.small_k))
     stored = rate.element if weight is None else weight
     moved = (gemm.k * (rate.element * gemm.m + stored * gemm.n) + rate.result * gemm.m * gemm.n) * gemm.batch
-    traffic = moved * (machine.software / (machine.bandwidth * efficiencies.product_memory))
-    return both_count(arithmetic, traffic) + machine.launch
+    return arithmetic, moved * (machine.software / (machine.bandwidth * efficiencies.product_memory))
 
 
 def grouped_slower(gemm: Gemm, machine: Machine, *, weight: bool = False) -> Size:
