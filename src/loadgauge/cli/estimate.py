@@ -17,6 +17,7 @@ from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.inference import fields as inference_fields
 from loadgauge.spec.job import Job
 from loadgauge.spec.memory_range import COUNTERS, Counter
+from loadgauge.units import share
 
 FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 
@@ -27,6 +28,8 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 @run_options
 @whole_run_options
 @inference_options
+@click.option("--mfu", metavar="SHARE", help="Model FLOPs utilisation to assume (40%), in place of the predicted one.")
+@click.option("--hfu", metavar="SHARE", help="The same with recomputation counted (50%).")
 @click.option(
     "--counter", type=click.Choice(COUNTERS),
     help="What this counter shows at the peak: torch.cuda.max_memory_allocated, active_bytes, max_memory_reserved, or the"
@@ -69,7 +72,7 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 def command(
     model: str | None, counter: Counter | None, allow_tight: bool, brief: bool | None, as_json: bool, part: str | None,
     at: When | None, table: TableName | None, sweeps: tuple[str, ...], output: str | None, as_csv: bool, file: str | None,
-    figure: str, task: str, **flags: Any,
+    figure: str, task: str, mfu: str | None, hfu: str | None, **flags: Any,
 ) -> int:  # fmt: skip
     """Estimate the memory of the fullest rank at its peak, FLOPs, time and cost of training MODEL.
 
@@ -91,6 +94,11 @@ def command(
     loadgauge estimate llama-3.1-70b --gpu h100-sxm5-80gb --task generate --context 4096 --batch 16 --tp 2
     """
     model = model_or_usage(model, flags)
+    for name, value in (("mfu", mfu), ("hfu", hfu)):
+        if value is not None:
+            if flags["measured"] is not None:
+                raise ConfigError("scales times too, as --measured and the other utilisation; give one", key=name)
+            flags["measured"] = f"{name}={share(value, name)}"
     of_inference = {name: flags.pop(name) for name in inference_fields()}
     if task != "train":
         others = {
