@@ -1,7 +1,7 @@
 /** The left side: one control for each flag. A control shows what was said, or, paler, what is assumed. */
 import { glyph, h } from "./dom.js";
 import { GROUPS_OF_FIELDS } from "./fields.js";
-import { t, term } from "./i18n.js";
+import { has, t, term } from "./i18n.js";
 import { counted, gib } from "./numbers.js";
 import { flags, look, replace, set, view } from "./state.js";
 
@@ -80,7 +80,7 @@ const id = (flag) => `flag-${flag.replace("~", "")}`;
 function row(field, input, { slide = false, full = false } = {}) {
   const lock = field.locks ? lockOf(field.flag) : null;
   const label = input.matches?.("input, select") ? h("label", { for: id(field.flag) }, t(`flag.${field.flag}`)) : h("span", { class: "label", id: `label-${field.flag}` }, t(`flag.${field.flag}`));
-  label.title = t(`help.${field.flag}`);
+  if (has(`help.${field.flag}`)) label.title = t(`help.${field.flag}`);
   const kinds = ["row", slide && (lock ? "lockable" : "slide"), full && "full"].filter(Boolean).join(" ");
   const element = h("div", { class: kinds, "data-flag": field.flag }, label, input);
   if (lock && slide) element.append(lock);
@@ -158,7 +158,7 @@ const KINDS = {
     const input = h("input", { class: "field side", type: "text", autocomplete: "off", spellcheck: "false", id: id(field.flag), onchange: () => set({ [field.flag]: input.value.trim() }, { push: true }) });
     updates.push(() => {
       if (document.activeElement !== input) input.value = flags[field.flag] ?? "";
-      input.placeholder = used[field.flag] ?? t(`hint.${field.flag}`);
+      input.placeholder = used[field.flag] ?? (has(`hint.${field.flag}`) ? t(`hint.${field.flag}`) : "–");
     });
     return row(field, input);
   },

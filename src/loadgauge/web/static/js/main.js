@@ -20,7 +20,7 @@ import { banner, follow } from "./pin.js";
 import { roofline } from "./roofline.js";
 import { schedule } from "./schedule.js";
 import { knowCommand } from "./share.js";
-import { flags, load, onChange, view } from "./state.js";
+import { flags, forgetRun, keepRun, load, onChange, view } from "./state.js";
 import { tab } from "./tabs.js";
 import { dress } from "./theme.js";
 import { treemap } from "./treemap.js";
@@ -44,6 +44,7 @@ const estimate = latest("estimate", arrived, async (error, { flags: asked }) => 
   if (asked.model?.startsWith("upload:") && error.kind === "ConfigError" && !handAgain.tried) {
     handAgain.tried = true;
     if (await handAgain(asked.model)) return request();
+    if (forgetRun()) return undefined;
   }
   return refused(error);
 });
@@ -63,6 +64,7 @@ function wanted() {
 function arrived(found) {
   handAgain.tried = false;
   answer = found;
+  keepRun();
   knowCommand(found.command);
   document.body.classList.remove("stale");
   find("#problem").hidden = true;

@@ -14,7 +14,8 @@ const watcher = new IntersectionObserver((entries) => {
 }, { rootMargin: "200px" });
 
 /**
- * what: {id, wide, draw(chart, data, panel), table(data) -> {columns, rows}, sub(data), acts: [elements], before(): when it is seen}.
+ * what: {id, wide, draw(chart, data, panel), table(data) -> {columns, rows}, sub(data), acts: [elements], before(): when it is seen,
+ * idle(data) -> the line that stands for a panel with nothing to draw}.
  * A column is {text, words: true for text, not numbers}; a cell is text or an element.
  */
 export class Panel {
@@ -81,9 +82,18 @@ export class Panel {
     if (!this.element) return;
     this.what.before?.();
     this.press();
-    this.sub.replaceChildren(this.data ? this.what.sub?.(this.data) ?? "" : "");
+    const idle = this.data ? this.what.idle?.(this.data) : null;
+    this.element.classList.toggle("idle", Boolean(idle));
+    this.sub.replaceChildren(idle || (this.data ? this.what.sub?.(this.data) ?? "" : ""));
+    if (idle) return this.rest();
     if (!this.chart.hidden) this.what.draw(this.chart, this.data, this);
     if (this.open && this.what.table) this.sheet.replaceChildren(this.data ? table(this.what.table(this.data)) : "");
+    return undefined;
+  }
+
+  /** There is nothing to draw: one line says so. */
+  rest() {
+    this.sheet.hidden = this.chart.hidden = true;
   }
 }
 
