@@ -3,6 +3,7 @@ import { accuracy, fetchAccuracy } from "./accuracy.js";
 import { ask, latest } from "./api.js";
 import { changes, followChanges, forgetChanges } from "./changes.js";
 import { buildControls, refresh } from "./controls.js";
+import { costs, followCosts, knowPrices } from "./cost.js";
 import { find, h } from "./dom.js";
 import { dots, onDots } from "./dots.js";
 import { dropZone, handAgain, listenToDrops } from "./drop.js";
@@ -34,6 +35,7 @@ const TABS = {
   network: [network, lanes, changes, schedule],
   why: [oom, cause, treemap, changes],
   hardware: [roofline, lanes, hardware],
+  cost: [costs],
   accuracy: [accuracy],
 };
 let answer = null;
@@ -71,6 +73,7 @@ function arrived(found) {
   draw();
   refresh(found);
   followChanges();
+  followCosts();
   const started = begun;
   requestAnimationFrame(() => setTimeout(() => performance.measure("answered", { start: started, end: performance.now() })));
 }
@@ -103,6 +106,7 @@ function arrange() {
   }));
   find("#verdict").hidden = ["accuracy"].includes(tab());
   for (const one of panels) if (!ESTIMATED.includes(one) && one !== layouts && one !== changes) one.show({});
+  if (tab() === "cost") followCosts();
   if (tab() === "accuracy") fetchAccuracy(() => tab() === "accuracy");
 }
 
@@ -155,6 +159,8 @@ async function begin() {
   listenToKeys();
   known = await ask("catalogue");
   knowCards(known);
+  knowPrices(known);
+  followCosts();
   buildHeader(known);
   buildControls(find("#settings"), dropZone(), known);
   if (answer) draw(), refresh(answer);
