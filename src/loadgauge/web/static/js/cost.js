@@ -70,7 +70,7 @@ export function followCosts() {
 }
 
 function draw(place) {
-  const key = JSON.stringify([shown(), sheet.clouds.length, language, flags.gpu, flags.price, known.length]);
+  const key = JSON.stringify([shown(), sheet.clouds.length, language, flags.gpu, flags.price, known.length, [...own.keys()]]);
   if (key !== built || !place.firstChild) {
     built = key;
     place.replaceChildren(h("p", { class: "cheapest", role: "status" }), grid(), tools());
@@ -89,7 +89,7 @@ function grid() {
   const clouds = sheet.clouds.map((text, at) => h("th", { scope: "col", class: "cloud" }, h("input", { class: "field", type: "text", value: text, placeholder: t("costs.cloud", { number: at + 1 }), "aria-label": t("costs.cloud", { number: at + 1 }), onchange: (event) => { sheet.clouds[at] = event.target.value.trim(); remember(); fill(); } })));
   const rows = shown().map((id) => h("tr", { "data-gpu": id, class: id === flags.gpu ? "mine" : null }, h("th", { scope: "row", class: "text" }, name(id), h("span", { class: "note" })), cell(id, "fits"), cell(id, "step"), cell(id, "days"), cell(id, "hours"),
     ...sheet.clouds.map((_, at) => h("td", { class: "cloud" }, price(id, at), output(id, at))), cell(id, "bar", "bar-cell"),
-    h("td", {}, id === flags.gpu ? h("span", { class: "note" }, t("layouts.yours")) : h("span", { class: "end" }, h("button", { class: "pill", type: "button", "aria-label": `${t("hardware.use")}: ${name(id)}`, onclick: () => use(id) }, t("hardware.use")), h("button", { class: "cross", type: "button", "aria-label": t("costs.remove", { gpu: name(id) }), onclick: () => drop(id) }, "×")))));
+    h("td", {}, id === flags.gpu && !own.has(id) ? h("span", { class: "note" }, t("layouts.yours")) : h("span", { class: "end" }, h("button", { class: "pill", type: "button", "aria-label": `${t("hardware.use")}: ${name(id)}`, onclick: () => use(id) }, t("hardware.use")), id === flags.gpu ? null : h("button", { class: "cross", type: "button", "aria-label": t("costs.remove", { gpu: name(id) }), onclick: () => drop(id) }, "×")))));
   return h("div", { class: "scroll", style: { "max-height": "none" }, tabindex: "0", role: "region", "aria-label": t("costs.title") }, h("table", { class: "data costs" },
     h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "text" }, "GPU"), ...["memory", "step.title", "days.title", "costs.hours"].map((key) => h("th", { scope: "col" }, t(key))), ...clouds, h("th", { scope: "col" }, t("costs.least")), h("th", { scope: "col" }, h("span", { class: "unseen" }, t("apply"))))), h("tbody", {}, rows)));
 }

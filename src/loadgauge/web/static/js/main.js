@@ -3,6 +3,7 @@ import { accuracy, fetchAccuracy } from "./accuracy.js";
 import { ask, latest } from "./api.js";
 import { changes, followChanges, forgetChanges } from "./changes.js";
 import { buildControls, refresh } from "./controls.js";
+import { compare, followCompare } from "./compare.js";
 import { costs, followCosts, knowPrices } from "./cost.js";
 import { find, h } from "./dom.js";
 import { dots, onDots } from "./dots.js";
@@ -17,7 +18,8 @@ import { moments } from "./moments.js";
 import { network, relabel } from "./network.js";
 import { repaint } from "./panel.js";
 import { parallel } from "./parallel.js";
-import { banner, follow } from "./pin.js";
+import { banner, follow, pinned } from "./pin.js";
+import { knowAnswer, listenToPrint } from "./print.js";
 import { roofline } from "./roofline.js";
 import { schedule } from "./schedule.js";
 import { knowCommand } from "./share.js";
@@ -68,6 +70,7 @@ function arrived(found) {
   answer = found;
   keepRun();
   knowCommand(found.command);
+  knowAnswer(found);
   document.body.classList.remove("stale");
   find("#problem").hidden = true;
   draw();
@@ -91,21 +94,25 @@ function draw() {
   const shown = new Set(TABS[tab()]);
   for (const one of ESTIMATED) if (shown.has(one) && answer.panels[one.what.id] !== undefined) one.show(answer);
   followPlan(answer);
+  followCompare();
   if (shown.has(hardware)) hardware.show({});
   banner();
 }
 
-/** The panels of a tab, in their order. A panel is built when it is first shown. */
+/** The panels of a tab; while a run is pinned, first the two runs side by side. */
+const shown = () => (pinned() && ["run", "layouts", "network", "hardware"].includes(tab()) ? [compare, ...TABS[tab()]] : TABS[tab()]);
+
+/** A tab's panels, in their order. A panel is built when it is first shown. */
 function arrange() {
   mark();
-  const panels = TABS[tab()];
+  const panels = shown();
   find("#panels").replaceChildren(...panels.map((one) => {
     const element = one.element ?? one.build();
     element.classList.toggle("wide", Boolean(one.what.wide) || (tab() === "network" && one === network));
     return element;
   }));
   find("#verdict").hidden = ["accuracy"].includes(tab());
-  for (const one of panels) if (!ESTIMATED.includes(one) && one !== layouts && one !== changes) one.show({});
+  for (const one of panels) if (!ESTIMATED.includes(one) && one !== layouts && one !== changes && one !== compare) one.show({});
   if (tab() === "cost") followCosts();
   if (tab() === "accuracy") fetchAccuracy(() => tab() === "accuracy");
 }
@@ -132,7 +139,7 @@ onChange(async ({ flags: asked, view: seen, address }) => {
     arrange();
     if (!asked) request();
   }
-  if (seen.has("pin")) { mark(); follow(draw); }
+  if (seen.has("pin")) { mark(); follow(versus); }
   if (seen.has("tables")) repaint();
   if (seen.has("ranges") && answer) verdict(answer);
   if (seen.has("lock") && answer) { refresh(answer); followPlan(answer); }
@@ -144,9 +151,13 @@ onChange(async ({ flags: asked, view: seen, address }) => {
   }
 });
 
-onDots(request);
+/** Something was pinned, or no longer is. */
+function versus() {
+  arrange();
+  draw();
+}
 
-addEventListener("beforeprint", () => TABS[tab()].forEach((one) => one.stale && one.paint()));
+onDots(request);
 
 async function begin() {
   if (location.search.includes("token=")) history.replaceState(null, "", `${location.pathname}${location.hash}`);
@@ -157,6 +168,7 @@ async function begin() {
   arrange();
   listenToDrops();
   listenToKeys();
+  listenToPrint();
   known = await ask("catalogue");
   knowCards(known);
   knowPrices(known);
@@ -164,7 +176,7 @@ async function begin() {
   buildHeader(known);
   buildControls(find("#settings"), dropZone(), known);
   if (answer) draw(), refresh(answer);
-  follow(draw);
+  follow(versus);
 }
 
 begin();

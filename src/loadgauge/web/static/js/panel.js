@@ -106,12 +106,13 @@ export function table({ columns, rows, caption, mine }) {
 
 export const panel = (id) => all.get(id);
 
-export function repaint(relabel = false) {
+/** Draws again what can be seen; everything: on paper, all that is there. */
+export function repaint(relabel = false, everything = false) {
   for (const one of all.values()) {
     if (!one.element) continue;
     if (relabel) one.label();
     one.stale = true;
-    if (one.seen && one.element.isConnected) one.paint();
+    if ((one.seen || everything) && one.element.isConnected) one.paint();
   }
 }
 
