@@ -2,7 +2,7 @@
 import { later } from "./api.js";
 import { asks, explain } from "./drawer.js";
 import { h } from "./dom.js";
-import { t, term } from "./i18n.js";
+import { refusal, t, term } from "./i18n.js";
 import { amount, bytes, seconds, signed } from "./numbers.js";
 import { Panel } from "./panel.js";
 import { pinned } from "./pin.js";
@@ -18,7 +18,7 @@ const request = later("versus", 60, () => {}, (answer) => {
   [found, problem] = [answer, ""];
   compare.show({});
 }, (error) => {
-  [found, problem] = [null, term(error.message) || t("unreachable")];
+  [found, problem] = [null, refusal(error.message) || t("unreachable")];
   compare.show({});
 });
 

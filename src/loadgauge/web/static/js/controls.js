@@ -1,7 +1,7 @@
 /** The left side: one control for each flag. A control shows what was said, or, paler, what is assumed. */
 import { glyph, h } from "./dom.js";
 import { GROUPS_OF_FIELDS } from "./fields.js";
-import { has, t, term } from "./i18n.js";
+import { has, refusal, t, term } from "./i18n.js";
 import { counted, gib } from "./numbers.js";
 import { flags, look, replace, set, view } from "./state.js";
 
@@ -223,8 +223,8 @@ function honesty() {
     const { assumed = {}, not_counted = [], basis = {} } = answer.estimate;
     const opened = [...box.querySelectorAll("details")].map((one) => one.open);
     const parts = [
-      [t("honesty.assumed", { count: Object.keys(assumed).length }), h("ul", { class: "notes" }, Object.entries(assumed).map(([flag, text]) => h("li", {}, h("span", { class: "mono" }, flag), h("span", {}, text))))],
-      [t("honesty.uncounted", { count: not_counted.length }), h("ul", { class: "notes plain" }, not_counted.map((text) => h("li", {}, term(text))))],
+      [t("honesty.assumed", { count: Object.keys(assumed).length }), h("ul", { class: "notes" }, Object.entries(assumed).map(([flag, text]) => h("li", {}, h("span", { class: "mono" }, flag), h("span", {}, term(text)))))],
+      [t("honesty.uncounted", { count: not_counted.length }), h("ul", { class: "notes plain" }, not_counted.map((text) => h("li", {}, refusal(term(text)))))],
       [t("honesty.basis"), h("ul", { class: "notes" }, Object.entries(basis).map(([name, from]) => h("li", {}, h("span", {}, t(`part.${name}`).startsWith("part.") ? term(name) : t(`part.${name}`)), h("span", {}, term(from)))))],
     ];
     box.replaceChildren(...parts.map(([title, list], at) => h("details", { class: "more", open: opened[at] }, h("summary", {}, title), list)));

@@ -1,7 +1,7 @@
 /** Which card is cheapest for this run: GPU kinds side by side, at the prices of several clouds as the user types them. */
 import { ask, latest } from "./api.js";
 import { h } from "./dom.js";
-import { language, t, term } from "./i18n.js";
+import { language, refusal, t } from "./i18n.js";
 import { described, loaded } from "./layouts.js";
 import { counted, gib, money, seconds, significant } from "./numbers.js";
 import { Panel } from "./panel.js";
@@ -55,7 +55,7 @@ const request = latest("cards", (answer) => {
   [found, problem] = [answer, ""];
   fill();
 }, (error) => {
-  [found, problem] = [null, term(error.message) || t("unreachable")];
+  [found, problem] = [null, refusal(error.message) || t("unreachable")];
   fill();
 });
 
@@ -158,7 +158,7 @@ function fillRow(row, most) {
   put("bar", least === null ? "" : h("span", { class: "least" }, money(least).join(" ").trim(), h("span", { class: "bullet", "aria-hidden": "true" }, h("i", { style: { width: `${(100 * least) / most}%`, ...(found.cheapest?.gpu === row.gpu ? { background: "var(--good)" } : {}) } }))));
   const line = costs.chart.querySelector(`tr[data-gpu="${CSS.escape(row.gpu)}"]`);
   line?.classList.toggle("out", none || Boolean(row.error));
-  line?.querySelector("th .note").replaceChildren(row.error ? h("span", { class: "bad" }, term(row.error)) : own.get(row.gpu)?.words ?? (planning === row.gpu ? t("layouts.busy") : ""));
+  line?.querySelector("th .note").replaceChildren(row.error ? h("span", { class: "bad" }, refusal(row.error)) : own.get(row.gpu)?.words ?? (planning === row.gpu ? t("layouts.busy") : ""));
 }
 
 function use(id) {

@@ -1,7 +1,7 @@
 /** What slides in from the right: the explanation of a block, an exported file. */
 import { ask } from "./api.js";
 import { find, h } from "./dom.js";
-import { has, named, t, term } from "./i18n.js";
+import { has, named, refusal, t, term } from "./i18n.js";
 import { amount, bytes, fixed, significant } from "./numbers.js";
 import { flags } from "./state.js";
 import { table } from "./panel.js";
@@ -33,7 +33,7 @@ export async function explain(node) {
   try {
     found = await ask("explain", { flags, id: node.id });
   } catch (error) {
-    return openDrawer(title, h("p", { class: "bad" }, term(error.message) || t("unreachable")));
+    return openDrawer(title, h("p", { class: "bad" }, refusal(error.message) || t("unreachable")));
   }
   const size = h("p", { class: "big", "data-value": node.bytes }, bytes(node.bytes), h("small", {}, `${fixed(node.bytes)} B`));
   return openDrawer(title, size, ...told(found));
@@ -46,7 +46,7 @@ export async function why(id, name) {
   try {
     found = await ask("explain", { flags, id });
   } catch (error) {
-    return openDrawer(name, h("p", { class: "bad" }, term(error.message) || t("unreachable")));
+    return openDrawer(name, h("p", { class: "bad" }, refusal(error.message) || t("unreachable")));
   }
   return openDrawer(name, h("p", { class: "big", "data-value": found.value }, amount(found.value, found.unit)), ...reasoned(found));
 }

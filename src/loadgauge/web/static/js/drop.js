@@ -2,7 +2,7 @@
 import { ask, send } from "./api.js";
 import { find, h } from "./dom.js";
 import { keepDots } from "./dots.js";
-import { t, term } from "./i18n.js";
+import { refusal, t, term } from "./i18n.js";
 import { look, set } from "./state.js";
 import { toast } from "./tip.js";
 
@@ -45,7 +45,7 @@ async function given(name, question, text) {
   try {
     took(await question(), name, text);
   } catch (error) {
-    read = { problem: error.message || t("unreachable"), name };
+    read = { problem: refusal(error.message) || t("unreachable"), name };
     show();
     tellers.forEach((teller) => teller(null, read.problem));
   }

@@ -2,7 +2,7 @@
 import { later } from "./api.js";
 import { axis, lines, Plot, tooltip } from "./chart.js";
 import { h } from "./dom.js";
-import { language, t, term } from "./i18n.js";
+import { language, refusal, t, term } from "./i18n.js";
 import { fixed, GIB, gib, percent, seconds } from "./numbers.js";
 import { Panel, table } from "./panel.js";
 import { pinned } from "./pin.js";
@@ -51,13 +51,13 @@ const request = later("plan", 900, () => { busy = true; told(); }, (answer) => {
   told();
 }, (error) => {
   if (error.kind === "Replaced") return;
-  [found, busy, problem] = [null, false, error.message || t("unreachable")];
+  [found, busy, problem] = [null, false, refusal(error.message) || t("unreachable")];
   told();
 });
 
 /** Nothing fits: what comes closest. */
 function missed(answer) {
-  return answer.nearest_miss ? t("layouts.missed", { gib: gib(answer.nearest_miss.missing) }) : answer.error ?? t("layouts.empty");
+  return answer.nearest_miss ? t("layouts.missed", { gib: gib(answer.nearest_miss.missing) }) : (refusal(answer.error) || t("layouts.empty"));
 }
 
 /** The present run has changed: where it lies among the layouts, and perhaps which layouts there are. */

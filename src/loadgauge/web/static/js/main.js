@@ -10,7 +10,7 @@ import { dots, onDots } from "./dots.js";
 import { dropZone, handAgain, listenToDrops } from "./drop.js";
 import { hardware, knowCards } from "./hardware.js";
 import { buildHeader, mark } from "./header.js";
-import { preferred, speak, t } from "./i18n.js";
+import { preferred, refusal, speak, t } from "./i18n.js";
 import { listenToKeys } from "./keyboard.js";
 import { lanes } from "./lanes.js";
 import { best, followPlan, holdPlan, layouts } from "./layouts.js";
@@ -43,6 +43,7 @@ const TABS = {
 let answer = null;
 let known = null;
 let begun = 0;
+let trouble = null;
 
 const estimate = latest("estimate", arrived, async (error, { flags: asked }) => {
   if (asked.model?.startsWith("upload:") && error.kind === "ConfigError" && !handAgain.tried) {
@@ -72,7 +73,8 @@ function arrived(found) {
   knowCommand(found.command);
   knowAnswer(found);
   document.body.classList.remove("stale");
-  find("#problem").hidden = true;
+  trouble = null;
+  tellTrouble();
   draw();
   refresh(found);
   followChanges();
@@ -82,10 +84,17 @@ function arrived(found) {
 }
 
 function refused(error) {
-  const place = find("#problem");
-  place.hidden = false;
-  place.replaceChildren(h("strong", {}, t("problem")), h("span", {}, error.message || t("unreachable")));
+  trouble = error;
   document.body.classList.add("stale");
+  tellTrouble();
+}
+
+/** Why there is no answer; said again in another language. */
+function tellTrouble() {
+  const place = find("#problem");
+  place.hidden = !trouble;
+  if (!trouble) return;
+  place.replaceChildren(h("strong", {}, t("problem")), h("span", {}, refusal(trouble.message) || t("unreachable")));
 }
 
 function draw() {
@@ -123,6 +132,7 @@ async function dressWords() {
   buildControls(find("#settings"), dropZone(), known);
   find("#settings").setAttribute("aria-label", t("settings"));
   find("#title").textContent = t("page.title");
+  tellTrouble();
   find("#foot").replaceChildren(h("span", {}, t("foot.local")), h("span", {}, t("foot.keys")));
   relabel();
   find("#panel-oom .chart")?.replaceChildren();

@@ -2,7 +2,7 @@
 import { latest } from "./api.js";
 import { asks } from "./drawer.js";
 import { h } from "./dom.js";
-import { t, term } from "./i18n.js";
+import { refusal, t, term } from "./i18n.js";
 import { scaled, seconds, signed, significant } from "./numbers.js";
 import { Panel, table } from "./panel.js";
 import { pinned } from "./pin.js";
@@ -76,7 +76,7 @@ function whatIf() {
     const change = found.step_delta;
     said.replaceChildren(h("strong", { class: Math.abs(change) < 5e-5 * found.step ? "" : change < 0 ? "good" : "bad" }, t("network.step", { step: seconds(found.step), change: signed(seconds(Math.abs(change)), change) })), " ",
       h("button", { class: "pill", type: "button", onclick: () => set({ "nic-bandwidth": `${ADAPTERS[range.value]}GB/s` }, { push: true }) }, t("apply")));
-  }, (error) => said.replaceChildren(h("span", { class: "bad" }, error.message)));
+  }, (error) => said.replaceChildren(h("span", { class: "bad" }, refusal(error.message))));
   label();
   return h("div", { class: "whatif" }, h("label", { for: "what-if" }, t("network.whatif")), range, shown, said);
 }

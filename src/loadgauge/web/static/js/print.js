@@ -2,6 +2,7 @@
 import { resizePlots } from "./chart.js";
 import { find, h } from "./dom.js";
 import { t, term } from "./i18n.js";
+import { fixed } from "./numbers.js";
 import { repaint } from "./panel.js";
 import { dress, onPaper } from "./theme.js";
 
@@ -31,11 +32,15 @@ function lay(paper) {
   if (!paper) return;
   if (last) colophon(last);
   const height = Math.max(1, find("#body").getBoundingClientRect().height + find("#top").getBoundingClientRect().height);
-  body.style.zoom = String(Math.min(SHEET.width / WIDE, SHEET.height / height));
+  const zoom = Math.min(SHEET.width / WIDE, SHEET.height / height);
+  body.style.zoom = String(zoom);
+  body.style.width = `${SHEET.width / zoom}px`;
+  resizePlots();
 }
 
 /** What stands below the figures on paper: how to have them again, and what was assumed. */
 function colophon({ command, estimate }) {
+  find("#subject").textContent = [estimate.model.name, estimate.gpu && `${fixed(estimate.layout.gpus)} × ${estimate.gpu}`].filter(Boolean).join(" · ");
   const { assumed = {}, not_counted = [] } = estimate;
   const line = (name, texts) => (texts.length ? h("p", {}, h("b", {}, name), " ", texts.join("; ")) : null);
   find("#colophon").replaceChildren(...[h("p", { class: "mono" }, command),

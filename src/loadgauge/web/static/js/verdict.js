@@ -1,7 +1,7 @@
 /** The answer in one row: does it fit, how fast, how well, how long, how much; each with its range. */
 import { asks } from "./drawer.js";
 import { find, h } from "./dom.js";
-import { t, term } from "./i18n.js";
+import { refusal, t, term } from "./i18n.js";
 import { counted, duration, exact, fixed, gib, money, percent, seconds, significant } from "./numbers.js";
 import { delta, pinned, say } from "./pin.js";
 import { view } from "./state.js";
@@ -96,5 +96,5 @@ function cost({ estimate: { time }, ranges = {} }, then) {
 }
 
 function untimed({ estimate }) {
-  return h("div", { class: "card", style: { "grid-column": "span 4" } }, h("h2", { class: "say" }, t("step.title")), h("p", { class: "under" }, estimate.untimed ?? t("step.untimed")));
+  return h("div", { class: "card", style: { "grid-column": "span 4" } }, h("h2", { class: "say" }, t("step.title")), h("p", { class: "under" }, refusal(estimate.untimed) || t("step.untimed")));
 }
