@@ -611,5 +611,7 @@ def test_panels_with_nothing_to_draw_are_a_line(opened: Any) -> None:
     for name in ("network", "schedule"):
         assert page.locator(f"#panel-{name}").bounding_box()["height"] < 60
         assert page.locator(f"#panel-{name} .chart").is_hidden()
-    settled(page, lambda: page.locator("#flag-gpus-number").fill("8") or page.locator("#flag-gpus-number").press("Enter"))
+    settled(
+        page, lambda: page.locator("#flag-gpus-number").fill("8") or page.locator("#flag-gpus-number").press("Enter")
+    )
     page.wait_for_selector("#panel-network:not(.idle) table")

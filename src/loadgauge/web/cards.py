@@ -52,11 +52,14 @@ def cards(question: Cards, uploads: Uploads) -> dict[str, Any]:
     state = dict(question.flags)
     said = bool(written("tokens", state.get("tokens", "")))
     rows = [_priced(_on(state, id, own, uploads), question.prices.get(id, [])) for id, own in question.cards.items()]
-    ranked = sorted(
-        ((cost, row["gpu"], place) for row in rows if row["verdict"] != "does not fit" for place, cost in enumerate(row["costs"]) if cost is not None),
-        key=lambda one: one[0],
-    )
-    cheapest = {"gpu": ranked[0][1], "price": ranked[0][2], "cost": ranked[0][0]} if ranked else None
+    every = [
+        {"gpu": row["gpu"], "price": place, "cost": cost}
+        for row in rows
+        if row["verdict"] != "does not fit"
+        for place, cost in enumerate(row["costs"])
+        if cost is not None
+    ]
+    cheapest = min(every, key=lambda one: one["cost"], default=None)
     return {"rows": rows, "tokens": None if said else 1e9, "cheapest": cheapest, "close": _close(rows, cheapest)}
 
 
@@ -75,7 +78,9 @@ def _on(state: State, id: str, own: State, uploads: Uploads) -> Known:
 
 
 def _estimated(id: str, asked: State, uploads: Uploads) -> Known:
-    row: dict[str, Any] = dict.fromkeys(("memory", "capacity", "verdict", "step", "mfu", "days", "gpu_hours", "low", "high"))
+    row: dict[str, Any] = dict.fromkeys(
+        ("memory", "capacity", "verdict", "step", "mfu", "days", "gpu_hours", "low", "high")
+    )
     row |= {"gpu": id, "name": id, "error": ""}
     try:
         row["name"] = gpu_of(id).name
@@ -118,7 +123,5 @@ def _close(rows: list[dict[str, Any]], cheapest: dict[str, Any] | None) -> list[
     if cheapest is None:
         return []
     end = next(row["cost_high"] for row in rows if row["gpu"] == cheapest["gpu"])
-    return [
-        row["gpu"] for row in rows
-        if row["gpu"] != cheapest["gpu"] and row["verdict"] != "does not fit" and row["cost_low"] is not None and row["cost_low"] < end
-    ]  # fmt: skip
+    others = [row for row in rows if row["gpu"] != cheapest["gpu"] and row["verdict"] != "does not fit"]
+    return [row["gpu"] for row in others if row["cost_low"] is not None and row["cost_low"] < end]

@@ -36,10 +36,16 @@ RULES = {
     "optimizer": "the states of the weights that this rank updates, read and written once, at the memory's bandwidth; by host and"
     " PCIe where they are offloaded",
 }
-COLLECTIVE = "calls of the step, each with its latency and its bytes on the slowest link of its group; what overlaps with compute"
-COLLECTIVE += " counts only by what sticks out of it"
-BUS = {"all_reduce": "2 * (n - 1) / n * S", "all_gather": "(n - 1) / n * S", "reduce_scatter": "(n - 1) / n * S",
-       "all_to_all": "(n - 1) / n * S"}  # fmt: skip
+COLLECTIVE = (
+    "calls of the step, each with its latency and its bytes on the slowest link of its group; what overlaps with compute"
+    " counts only by what sticks out of it"
+)
+BUS = {
+    "all_reduce": "2 * (n - 1) / n * S",
+    "all_gather": "(n - 1) / n * S",
+    "reduce_scatter": "(n - 1) / n * S",
+    "all_to_all": "(n - 1) / n * S",
+}
 """Bytes that one rank of n sends in a collective over S bytes, as `bus_factor` has it."""
 
 
@@ -111,16 +117,24 @@ def _fit(result: Estimate) -> dict[str, Any]:
     parts = sorted(((memory.parts[part], part) for part in PARTS if memory.parts[part]), reverse=True)
     formulas = []
     if memory.capacity is not None:
-        formulas.append(formula(
-            "left of what the card has", "C - M", memory.capacity - memory.total, "B",
-            C=Number(memory.capacity, "B", "what a program may use of the card"),
-            M=Number(memory.total, "B", "needed on the worst rank at its peak"),
-        ))  # fmt: skip
+        formulas.append(
+            formula(
+                "left of what the card has",
+                "C - M",
+                memory.capacity - memory.total,
+                "B",
+                C=Number(memory.capacity, "B", "what a program may use of the card"),
+                M=Number(memory.total, "B", "needed on the worst rank at its peak"),
+            )
+        )
     return _answer(
-        memory.total, "B", formulas=formulas, steps=[Step(part, size, "B", part) for size, part in parts],
+        memory.total,
+        "B",
+        formulas=formulas,
+        steps=[Step(part, size, "B", part) for size, part in parts],
         rule="the parts of the worst rank's memory at its peak",
         notes=["80 % of published runs that the range was not made from lie within it"],
-    )  # fmt: skip
+    )
 
 
 # -- a step ---------------------------------------------------------------------------------------------------------------
@@ -133,9 +147,14 @@ def _step(result: Estimate, time: Time, _: str) -> dict[str, Any]:
     if time.scale != 1.0:
         notes.append("every time is rescaled by your measured run")
     return _answer(
-        time.step, "s", steps=[step for step in steps if step.value], notes=notes, basis=result.basis.get("time", ""),
-        rule="what is on the critical path of the slowest stage, end to end", sources=_kernels(result),
-    )  # fmt: skip
+        time.step,
+        "s",
+        steps=[step for step in steps if step.value],
+        notes=notes,
+        basis=result.basis.get("time", ""),
+        rule="what is on the critical path of the slowest stage, end to end",
+        sources=_kernels(result),
+    )
 
 
 def _kernels(result: Estimate) -> list[str]:
@@ -148,10 +167,20 @@ def _kernels(result: Estimate) -> list[str]:
 
 def _rate(result: Estimate, time: Time, _: str) -> dict[str, Any]:
     return _answer(
-        time.tokens_per_second_per_gpu, "tokens/s",
-        formulas=[formula("tokens a second on each GPU", "D / (t * n)", time.tokens_per_second_per_gpu, "tokens/s",
-                          D=Number(time.tokens, "tokens", "tokens of a step, over all GPUs"), t=_seconds(time), n=_gpus(time.gpus))],
-    )  # fmt: skip
+        time.tokens_per_second_per_gpu,
+        "tokens/s",
+        formulas=[
+            formula(
+                "tokens a second on each GPU",
+                "D / (t * n)",
+                time.tokens_per_second_per_gpu,
+                "tokens/s",
+                D=Number(time.tokens, "tokens", "tokens of a step, over all GPUs"),
+                t=_seconds(time),
+                n=_gpus(time.gpus),
+            )
+        ],
+    )
 
 
 def _seconds(time: Time) -> Number:
@@ -168,14 +197,15 @@ def _mfu(result: Estimate, time: Time, _: str) -> dict[str, Any]:
     model = Number(time.model_flops, "FLOP", "model FLOPs of a step: forward, and twice that backward")
     hardware = Number(time.hardware_flops, "FLOP", "the same with what is recomputed")
     return _answer(
-        time.mfu, "share",
+        time.mfu,
+        "share",
         formulas=[
             formula("MFU", "F / (t * n * P)", time.mfu, "share", F=model, **work, P=peak),
             formula("HFU", "H / (t * n * P)", time.hfu, "share", H=hardware, **work, P=peak),
             formula("on each GPU", "F / (t * n)", time.model_flops_per_gpu, "FLOP/s", F=model, **work),
         ],
         sources=[str(cite("chowdhery2022")), str(cite("korthikanti2022"))],
-    )  # fmt: skip
+    )
 
 
 def _lane(result: Estimate, time: Time, lane: str) -> dict[str, Any]:
@@ -214,17 +244,29 @@ def _compute(result: Estimate, time: Time, kind: str, seconds: float) -> dict[st
     if time.scale != 1.0:
         numbers["c"] = Number(time.scale, "share", "measured over predicted seconds of your run")
         letters = f"c * {letters}"
-    formulas = [formula(f"the largest, {first.layer}: {first.operation.name}", letters, passes * first.each * time.scale, "s", **numbers)]
+    what = f"the largest, {first.layer}: {first.operation.name}"
+    formulas = [formula(what, letters, passes * first.each * time.scale, "s", **numbers)]
     flops = passes * sum(one.times * _flops(one) for one in timed)
     if flops and kind != "memory-bound":
-        formulas.append(formula(
-            "reached over all of them", "F / t", flops / seconds, "FLOP/s",
-            F=Number(flops, "FLOP", "FLOPs of these operations on this rank in a step"), t=Number(seconds, "s", "their seconds"),
-        ))  # fmt: skip
+        formulas.append(
+            formula(
+                "reached over all of them",
+                "F / t",
+                flops / seconds,
+                "FLOP/s",
+                F=Number(flops, "FLOP", "FLOPs of these operations on this rank in a step"),
+                t=Number(seconds, "s", "their seconds"),
+            )
+        )
     return _answer(
-        seconds, "s", formulas=formulas, steps=shortened(steps), rule=RULES[kind], basis=result.basis.get("time", ""),
+        seconds,
+        "s",
+        formulas=formulas,
+        steps=shortened(steps),
+        rule=RULES[kind],
+        basis=result.basis.get("time", ""),
         sources=_kernels(result),
-    )  # fmt: skip
+    )
 
 
 def _often(one: TimedOperation) -> str:
@@ -250,34 +292,61 @@ def _bubble(result: Estimate, time: Time) -> list[dict[str, Any]]:
     chunks = clock.by_stage
     total, _ = clock.pipeline_seconds(chunks, clock.send_seconds(), time.stage)
     each = sum(chunk.seconds for chunk in chunks[time.stage])
-    return [formula(
-        "idle on the slowest stage", "S - m * b - p", time.parts["bubble"], "s",
-        S=Number(float(total) * scale, "s", "from the first forward to the last backward of the schedule"),
-        m=Number(float(result.workings.passes), "count", "micro-batches that the stage works on in a step"),
-        b=Number(float(each) * scale, "s", "its work on one of them, forward and backward"),
-        p=Number(time.parts["pp"], "s", "its sends that nothing hides"),
-    )]  # fmt: skip
+    return [
+        formula(
+            "idle on the slowest stage",
+            "S - m * b - p",
+            time.parts["bubble"],
+            "s",
+            S=Number(float(total) * scale, "s", "from the first forward to the last backward of the schedule"),
+            m=Number(float(result.workings.passes), "count", "micro-batches that the stage works on in a step"),
+            b=Number(float(each) * scale, "s", "its work on one of them, forward and backward"),
+            p=Number(time.parts["pp"], "s", "its sends that nothing hides"),
+        )
+    ]
 
 
 def _collectives(result: Estimate, time: Time, rows: list[Traffic], seconds: float) -> dict[str, Any]:
     """The calls of one lane; the largest in numbers."""
     shown = sorted(rows, key=lambda row: -row.seconds)
-    steps = [Step(row.what, time.scale * row.exposed_seconds, note=f"{row.calls_per_step:g} x {row.collective}, {row.ranks} ranks") for row in shown]
+    steps = [
+        Step(
+            row.what,
+            time.scale * row.exposed_seconds,
+            note=f"{row.calls_per_step:g} x {row.collective}, {row.ranks} ranks",
+        )
+        for row in shown
+    ]
     formulas = []
     if shown:
         row = shown[0]
-        numbers = {"n": Number(float(row.ranks), "count", "ranks of the group"), "S": Number(float(row.payload), "B", "bytes of the whole tensor")}
+        numbers = {
+            "n": Number(float(row.ranks), "count", "ranks of the group"),
+            "S": Number(float(row.payload), "B", "bytes of the whole tensor"),
+        }
         if row.collective in BUS and same(row.wire, bus_factor(row.collective, row.ranks) * row.payload):
-            formulas.append(formula("sent by each rank in one call of the largest", BUS[row.collective], float(row.wire), "B", **numbers))
-        formulas.append(formula(
-            "of it beside compute", "c * (t - e)", time.scale * (row.seconds - row.exposed_seconds), "s",
-            c=Number(time.scale, "share", "measured over predicted seconds of your run"),
-            t=Number(float(row.seconds), "s", "all calls of the step"), e=Number(float(row.exposed_seconds), "s", "on the critical path"),
-        ))  # fmt: skip
+            what = "sent by each rank in one call of the largest"
+            formulas.append(formula(what, BUS[row.collective], float(row.wire), "B", **numbers))
+        formulas.append(
+            formula(
+                "of it beside compute",
+                "c * (t - e)",
+                time.scale * (row.seconds - row.exposed_seconds),
+                "s",
+                c=Number(time.scale, "share", "measured over predicted seconds of your run"),
+                t=Number(float(row.seconds), "s", "all calls of the step"),
+                e=Number(float(row.exposed_seconds), "s", "on the critical path"),
+            )
+        )
     return _answer(
-        seconds, "s", formulas=formulas, steps=shortened(steps), rule=COLLECTIVE, basis=result.basis.get("network", ""),
+        seconds,
+        "s",
+        formulas=formulas,
+        steps=shortened(steps),
+        rule=COLLECTIVE,
+        basis=result.basis.get("network", ""),
         sources=[str(cite("nccl-tests")), str(cite("nccl"))],
-    )  # fmt: skip
+    )
 
 
 def _network(result: Estimate, time: Time, rest: str) -> dict[str, Any]:
@@ -287,21 +356,39 @@ def _network(result: Estimate, time: Time, rest: str) -> dict[str, Any]:
     found = next((row for row in rows if row["axis"] == axis and row["what"] == what), None)
     if found is None:
         raise ConfigError(f"no figure {('network/' + rest)[:60]!r} in this run", key="id")
-    window = "seconds of compute that it can overlap with" if found["overlapped"] else "seconds that it may add to the step, 5 % of compute"
+    window = Number(
+        found["window_seconds"],
+        "s",
+        "seconds of compute that it can overlap with"
+        if found["overlapped"]
+        else "seconds that it may add to the step, 5 % of compute",
+    )
     carried = Number(found["bytes_per_step"], "B", "bytes that the link carries in a step, per GPU")
     formulas = []
     if found["window_seconds"]:
-        formulas.append(formula("needed", "B / w", found["need"], "B/s", B=carried, w=Number(found["window_seconds"], "s", window)))
+        formulas.append(formula("needed", "B / w", found["need"], "B/s", B=carried, w=window))
     if found["seconds"]:
-        formulas.append(formula("reached, latency included", "B / t", found["reached"], "B/s", B=carried,
-                                t=Number(found["seconds"], "s", "seconds of all its calls")))  # fmt: skip
+        formulas.append(
+            formula(
+                "reached, latency included",
+                "B / t",
+                found["reached"],
+                "B/s",
+                B=carried,
+                t=Number(found["seconds"], "s", "seconds of all its calls"),
+            )
+        )
     rule = "overlapped communication must end when compute does; other communication may add 5 % of compute"
     return _answer(found["need"], "B/s", formulas=formulas, rule=rule, sources=[str(cite("nccl-tests"))])
 
 
 OF_STEP: dict[str, Callable[[Estimate, Time, str], dict[str, Any]]] = {
-    "step": _step, "rate": _rate, "mfu": _mfu, "lane": _lane, "network": _network,
-}  # fmt: skip
+    "step": _step,
+    "rate": _rate,
+    "mfu": _mfu,
+    "lane": _lane,
+    "network": _network,
+}
 
 
 # -- the whole run ----------------------------------------------------------------------------------------------------------
@@ -318,23 +405,35 @@ def _days(result: Estimate, time: Time, budget: Budget) -> dict[str, Any]:
         notes.append("time lost to failures, checkpoints and restarts is counted")
     days = Number(budget.days, "days", "days of the whole run")
     return _answer(
-        budget.days, "days", notes=notes,
+        budget.days,
+        "days",
+        notes=notes,
         formulas=[
             formula("days", letters, budget.days, "days", **numbers),
             formula("GPU-hours", "24 * d * n", budget.gpu_hours, "hours", d=days, n=_gpus(budget.gpus)),
         ],
         sources=[str(cite(key)) for key in (("young1974", "daly2006") if budget.goodput != 1.0 else ())],
-    )  # fmt: skip
+    )
 
 
 def _cost(result: Estimate, time: Time, budget: Budget) -> dict[str, Any]:
     assert budget.cost is not None
     assert budget.price is not None
     return _answer(
-        budget.cost, "money",
-        formulas=[formula("cost", "24 * d * n * p", budget.cost, "money", d=Number(budget.days, "days", "days of the whole run"),
-                          n=_gpus(budget.gpus), p=Number(budget.price, "money", "your price of a GPU-hour"))],
-    )  # fmt: skip
+        budget.cost,
+        "money",
+        formulas=[
+            formula(
+                "cost",
+                "24 * d * n * p",
+                budget.cost,
+                "money",
+                d=Number(budget.days, "days", "days of the whole run"),
+                n=_gpus(budget.gpus),
+                p=Number(budget.price, "money", "your price of a GPU-hour"),
+            )
+        ],
+    )
 
 
 WHOLE: dict[str, Callable[[Estimate, Time, Budget], dict[str, Any]]] = {"days": _days, "cost": _cost}

@@ -85,7 +85,9 @@ def _part(a: Side, b: Side, part: str) -> dict[str, Any] | None:
     if _same(before, after):
         return _row(part, before, after, [])
     first, second = a.result.explain(part), b.result.explain(part)
-    legends = [{name: entry for formula in one.formulas for name, entry in formula.legend.items()} for one in (first, second)]
+    legends = [
+        {name: entry for formula in one.formulas for name, entry in formula.legend.items()} for one in (first, second)
+    ]
     why = [
         Why(legends[0][name][0], float(legends[0][name][1]), float(legends[1][name][1]), "count")
         for name in legends[0]
@@ -95,8 +97,11 @@ def _part(a: Side, b: Side, part: str) -> dict[str, Any] | None:
     gone = [what for what in lines[0] if what not in lines[1]]
     come = [what for what in lines[1] if what not in lines[0]]
     why += [Why("", here, there) for here, there in zip_longest(gone, come)]
-    why += [Why(what, lines[0][what], lines[1][what], "B") for what in lines[0]
-            if what in lines[1] and not _same(lines[0][what], lines[1][what])]  # fmt: skip
+    why += [
+        Why(what, lines[0][what], lines[1][what], "B")
+        for what in lines[0]
+        if what in lines[1] and not _same(lines[0][what], lines[1][what])
+    ]
     return _row(part, before, after, why)
 
 
@@ -112,14 +117,17 @@ def _lanes(a: Side, b: Side) -> Iterator[dict[str, Any]]:
 def _traffic(a: Side, b: Side) -> Iterator[dict[str, Any]]:
     """What each axis exposes on the network."""
     found = [
-        {f"network/{row['axis']}/{row['what']}": row["exposed_seconds"] for row in network(one.result) or ()} for one in (a, b)
+        {f"network/{row['axis']}/{row['what']}": row["exposed_seconds"] for row in network(one.result) or ()}
+        for one in (a, b)
     ]
     for id in {**found[0], **found[1]}:
         before, after = found[0].get(id), found[1].get(id)
         yield _row(id, before, after, _numbers(a, b, id, before, after, always=True))
 
 
-def _numbers(a: Side, b: Side, id: str, before: float | None, after: float | None, *, always: bool = False) -> list[Why]:
+def _numbers(
+    a: Side, b: Side, id: str, before: float | None, after: float | None, *, always: bool = False
+) -> list[Why]:
     """The numbers behind a figure of both runs that differ; always: also where the figure itself does not."""
     if before is None or after is None or (_same(before, after) and not always):
         return []
@@ -127,9 +135,10 @@ def _numbers(a: Side, b: Side, id: str, before: float | None, after: float | Non
     return [
         Why(meaning, value, both[1][meaning][0], unit)
         for meaning, (value, unit) in both[0].items()
-        if meaning in both[1] and not _same(value, both[1][meaning][0], SMALL)
+        if meaning in both[1]
+        and not _same(value, both[1][meaning][0], SMALL)
         and not (_same(value, before) and _same(both[1][meaning][0], after))
-    ]  # fmt: skip
+    ]
 
 
 def _behind(found: dict[str, Any]) -> dict[str, tuple[float, str]]:

@@ -40,7 +40,7 @@ function draw(place, answer) {
   const [scale, unit] = end < 1e-3 ? [1e-6, "µs"] : end < 1 ? [1e-3, "ms"] : [1, "s"];
   const share = (value) => `${(100 * value) / end}%`;
   let start = 0;
-  const grid = h("div", { class: "lanes", role: "img", "aria-label": t("lanes.label", { lanes: found.map((lane) => `${name(lane)} ${seconds(lane.seconds)}`).join(", ") }) }, found.flatMap((lane) => {
+  const grid = h("div", { class: "lanes", role: "group", "aria-label": t("lanes.label", { lanes: found.map((lane) => `${name(lane)} ${seconds(lane.seconds)}`).join(", ") }) }, found.flatMap((lane) => {
     const then = before(lane);
     const row = [
       h("span", { class: "name" }, name(lane)),
