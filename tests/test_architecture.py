@@ -14,6 +14,7 @@ LEVELS = [  # a module imports only from rows above its own, or from its own fol
     {"spec"},
     {"families", "layers"},
     {"estimate"},
+    {"reasons", "inference"},
     {"equation"},
     {"formats"},
     {"resolve"},

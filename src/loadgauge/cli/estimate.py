@@ -6,13 +6,15 @@ from typing import Any, get_args
 
 import click
 
-from loadgauge.cli.options import run_options, whole_run_options
+from loadgauge.cli.options import inference_options, run_options, whole_run_options
 from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import NO, YES, ConfigError, Error
 from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.result import Estimate, When
 from loadgauge.estimate.tables import TABLES, TableName
+from loadgauge.reasons.of_estimate import TOPICS
 from loadgauge.resolve.resolve import resolve_job
+from loadgauge.spec.inference import fields as inference_fields
 from loadgauge.spec.job import Job
 from loadgauge.spec.memory_range import COUNTERS, Counter
 
@@ -24,6 +26,7 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 @size_options
 @run_options
 @whole_run_options
+@inference_options
 @click.option(
     "--counter", type=click.Choice(COUNTERS),
     help="What this counter shows at the peak: torch.cuda.max_memory_allocated, active_bytes, max_memory_reserved, or the"
@@ -38,7 +41,10 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
     " columns.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
-@click.option("--explain", "part", type=click.Choice(PARTS), help="Explain one part: formula, your numbers, source.")
+@click.option(
+    "--explain", "part", type=click.Choice((*PARTS, *TOPICS)), metavar="PART",
+    help=f"Explain one part: formula, your numbers, source. Of the memory: {', '.join(PARTS)}; else {', '.join(TOPICS)}.",
+)  # fmt: skip
 @click.option(
     "--at", type=click.Choice(get_args(When)), help="With --explain: the moment of the step (default: largest)."
 )
@@ -63,7 +69,7 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 def command(
     model: str | None, counter: Counter | None, allow_tight: bool, brief: bool | None, as_json: bool, part: str | None,
     at: When | None, table: TableName | None, sweeps: tuple[str, ...], output: str | None, as_csv: bool, file: str | None,
-    figure: str, **flags: Any,
+    figure: str, task: str, **flags: Any,
 ) -> int:  # fmt: skip
     """Estimate the memory of the fullest rank at its peak, FLOPs, time and cost of training MODEL.
 
@@ -82,12 +88,23 @@ def command(
     loadgauge estimate my-model/config.json --gpu rtx4090 --qlora --loss chunked
     loadgauge estimate --size 10B --family gpt --vocab 50k --gpu a100-sxm4-80gb --gpus 8 --zero 3
     loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --sweep micro-batch=1,2,4..16 --sweep zero=1..3
+    loadgauge estimate llama-3.1-70b --gpu h100-sxm5-80gb --task generate --context 4096 --batch 16 --tp 2
     """
     model = model_or_usage(model, flags)
+    of_inference = {name: flags.pop(name) for name in inference_fields()}
+    if task != "train":
+        others = {
+            "--sweep": sweeps, "--table": table, "--explain": part, "--plot": file, "--counter": counter, "--csv": as_csv,
+        }  # fmt: skip
+        return _infer(Job(model=model, **flags), task, of_inference, others, as_json=as_json)
+    for name, value in of_inference.items():
+        if value is not None:
+            raise ConfigError("goes with --task generate or forward", key=name)
     if file is None and figure != "all":
         raise ConfigError("--figure says what --plot FILE draws; there is no --plot")
-    if part is None and at is not None:
-        raise ConfigError("--at chooses the moment that --explain PART explains; there is no --explain")
+    if at is not None and part not in PARTS:
+        there = "there is no --explain" if part is None else f"{part} is of the whole step"
+        raise ConfigError(f"--at chooses the moment at which --explain explains a part of the memory; {there}")
     if brief and (as_json or part is not None):
         raise ConfigError(f"is the short text; {'--json' if as_json else '--explain'} is another answer", key="brief")
     answer = "--sweep" if sweeps else "" if table is None else "--table"
@@ -116,6 +133,11 @@ def command(
         from loadgauge.report.table import document
 
         document(estimate_document(given, result, part, at or "largest", outcomes=True))
+    elif part in TOPICS:
+        from loadgauge.reasons.of_estimate import reason
+        from loadgauge.report.reason import show as show_reason
+
+        show_reason(reason(result, part, given.budget(result)))
     elif part is not None:
         from loadgauge.report.explanation import show
 
@@ -129,6 +151,25 @@ def command(
         else:
             report(given, result, counter=counter)
     return YES if fits else NO
+
+
+def _infer(job: Job, task: str, given: dict[str, Any], others: dict[str, Any], *, as_json: bool) -> int:
+    """Estimates a forward pass or generation and prints it. others: answers that only training has, by their flags"""
+    from loadgauge.resolve.inference import resolve_inference
+
+    for flag, value in others.items():
+        if value:
+            raise ConfigError(f"{flag} is of training; --task {task} has one answer, also as --json")
+    answer, assumed = resolve_inference(job, task, given)  # type: ignore[arg-type]
+    if as_json:
+        from loadgauge.report.table import document
+
+        document(answer.to_dict() | {"assumed": assumed})
+    else:
+        from loadgauge.report.inference import report as report_inference
+
+        report_inference(answer, assumed)
+    return NO if answer.memory.fits is False else YES
 
 
 def _consistent(answer: str, part: str | None, *, as_csv: bool, as_json: bool, **texts: Any) -> None:

@@ -12,6 +12,7 @@ from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.estimate.time.bandwidth_needs import SHARE, Network, NetworkCase, largest_tp, smallest_batch, what_if
+from loadgauge.reasons.of_needs import AXES, closed_numbers, need_reason
 from loadgauge.report.network import NOT_COUNTED, report
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.resolve.setup import Setup
@@ -42,6 +43,9 @@ from loadgauge.units import parse
 )
 @click.option("--pod", type=Whole(1, 10**7), help="GPUs that reach one another without passing oversubscribed links.")
 @click.option("--rails", is_flag=True, help="GPUs at the same position in their nodes share a switch.")
+@click.option(
+    "--explain", "axis", type=click.Choice(AXES), help="Explain what one axis needs: formula, your numbers, source."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, seconds, byte/s and plain counts.")
 def command(
     model: str | None,
@@ -50,6 +54,7 @@ def command(
     oversubscription: float | None,
     pod: int | None,
     rails: bool,
+    axis: str | None,
     as_json: bool,
     **flags: Any,
 ) -> int:
@@ -68,13 +73,30 @@ def command(
         given, share=share, achieved=_achieved(achieved), oversubscription=oversubscription, pod=pod, rails=rails
     )
     answer = setup.answer()
-    if as_json:
+    if axis is not None:
+        _explain(given, setup, answer, axis, as_json=as_json)
+    elif as_json:
         from loadgauge.report.table import document
 
         document(_plain(given, setup, answer))
     else:
         report(given, setup, answer)
     return 0 if answer.enough else 1
+
+
+def _explain(given: Setup, case: NetworkCase, answer: Network, axis: str, *, as_json: bool) -> None:
+    from loadgauge.equation.run_forms import bandwidth_lines
+    from loadgauge.report.reason import show
+    from loadgauge.report.table import document
+
+    assert given.cluster is not None
+    reason = need_reason(
+        case, answer, axis, given.cluster.gpus_per_node, bandwidth_lines(axis, closed_numbers(case, answer))
+    )
+    if as_json:
+        document(reason.to_dict())
+    else:
+        show(reason)
 
 
 def _setup(given: Setup, *, oversubscription: float | None, pod: int | None, rails: bool, **how: Any) -> NetworkCase:

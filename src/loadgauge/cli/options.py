@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from loadgauge.cli.param_types import Positive, Whole
+from loadgauge.spec.inference import TASKS
+from loadgauge.spec.inference import fields as inference_fields
 from loadgauge.spec.job import WHOLE_RUN, Field, Job, fields
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -43,6 +45,16 @@ def run_options(command: Command, *without: str) -> Command:
 def whole_run_options(command: Command) -> Command:
     """Add the options that describe a whole training run (`WHOLE_RUN`) to a command."""
     return options(command, WHOLE_RUN)
+
+
+def inference_options(command: Command) -> Command:
+    """Add the flags of a model that is only run forward (`spec.inference`) to a command, `--task` first."""
+    for name, field in reversed(inference_fields().items()):
+        command = option(name, field)(command)
+    kinds = click.Choice(("train", *TASKS))
+    return click.option(
+        "--task", type=kinds, default="train", help="train; generate, with a cache; or forward, which scores sequences."
+    )(command)
 
 
 @cache

@@ -208,20 +208,20 @@ def _activations(ledger: Ledger, _: str) -> dict[str, Any]:
         tensors += _kept("embedding", ledger.memory.embedding, NOTHING)
     return {
         "rule": "bytes a layer keeps x layers of the stage x micro-batches in flight",
-        "formulas": tuple(_layer_formula(ledger, key) for key in ledger.counts),
+        "formulas": tuple(_of_layer(ledger, key) for key in ledger.counts),
         "tensors": tuple(tensors),
         "sources": (f"read off {READ_OFF}, counted as in {cite('korthikanti2022')}",),
     }
 
 
-def _layer_formula(ledger: Ledger, key: Key) -> Formula:
+def _of_layer(ledger: Ledger, key: Key) -> Formula:
     memory = ledger.memory
     block = symbolic_block(memory.model.blocks[key[0]], memory.model.hidden_size, memory.view.tp)
     view = symbolic_view(memory.view, ragged=ledger.layout.tokens is not None)
     layer = block_layer(block.what, letter("h"), view.what)
     again = applied(ledger.layout.recompute, layer, memory.names) if key[1] else NOTHING
     what = f"bytes that one {ledger.kind(key)} keeps"
-    return _formula(what, layer.saved(again), block.numbers | view.numbers, memory.facts[key].kept)
+    return closed_form(what, layer.saved(again), block.numbers | view.numbers, memory.facts[key].kept)
 
 
 def _kept(where: str, layer: Layer, again: Recompute) -> Iterator[Kept]:
@@ -244,7 +244,7 @@ def _loss(ledger: Ledger, _: str) -> dict[str, Any]:
     numbers = ends.numbers | view.numbers
     return {
         "rule": "logits, their float32 copies and gradients while the loss is computed",
-        "formulas": (_formula("bytes that the head keeps for backward", kept, numbers, memory.head_kept),),
+        "formulas": (closed_form("bytes that the head keeps for backward", kept, numbers, memory.head_kept),),
         "tensors": tuple(_kept("head", memory.head, NOTHING)),
         "sources": (f"read off the head's list of operations; kernels: {cite(training.framework.source)}",),
         "notes": (f"loss: {training.kernels.loss}",),
@@ -290,7 +290,7 @@ READERS: dict[str, Callable[[Ledger, str], dict[str, Any]]] = {
 """What there is to say of each part beside its entries: rule, formulas, tensors, sources, notes."""
 
 
-def _formula(what: str, expression: Any, numbers: dict[str, Size], nbytes: Size) -> Formula:
+def closed_form(what: str, expression: Any, numbers: dict[str, Size], nbytes: Size) -> Formula:
     """The closed form, if the whole numbers agree with it."""
     if substitute(expression, numbers) != nbytes:
         return Formula(what=what, letters="", numbers="", nbytes=nbytes, legend={})

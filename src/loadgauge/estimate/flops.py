@@ -43,6 +43,16 @@ class Flops(msgspec.Struct, frozen=True):
         return Flops(self.forward * factor, self.backward * factor, self.recompute * factor)
 
 
+def on_one_rank(view: View) -> View:
+    """Return the view of a micro-batch as if one rank had all of it."""
+    return msgspec.structs.replace(
+        view, tp=1, sequence_parallel=False, cp=1, ep=1, etp=1, imbalance=1,
+        tokens=view.cp * view.tokens, pairs=view.cp * view.pairs, positions=view.cp * view.positions,
+        kernel_tokens=None if view.kernel_tokens is None else view.cp * view.kernel_tokens,
+        kernels=msgspec.structs.replace(view.kernels, vocabulary_multiple=1),
+    )  # fmt: skip
+
+
 def microbatch_flops(
     model: ModelSpec, view: View, recompute: RecomputePolicy = NO_RECOMPUTE, repeated: Sequence[Size] | None = None
 ) -> Flops:
@@ -59,12 +69,7 @@ def microbatch_flops(
     >>> flops.hardware == 96 * s * l * h**2 + 16 * l * s**2 * h + 6 * s * h * v
     True
     """
-    whole = msgspec.structs.replace(
-        view, tp=1, sequence_parallel=False, cp=1, ep=1, etp=1, imbalance=1,
-        tokens=view.cp * view.tokens, pairs=view.cp * view.pairs, positions=view.cp * view.positions,
-        kernel_tokens=None if view.kernel_tokens is None else view.cp * view.kernel_tokens,
-        kernels=msgspec.structs.replace(view.kernels, vocabulary_multiple=1),
-    )  # fmt: skip
+    whole = on_one_rank(view)
     modules = model.mtp_layers
     ends = [embedding_layer(model, whole), head_layer(model, whole)]
     if modules:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.algebra import Size, minimum, same, shard, spread
+from loadgauge.algebra import Size, maximum, minimum, same, shard, spread
 from loadgauge.errors import NotModelled
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.context_parallel import exchange
@@ -168,9 +168,13 @@ def core(
     heads: Size,
     kv_heads: Size,
     value_width: Size | None = None,
+    cache_width: Size | None = None,
 ) -> Tensor:
-    """Adds what makes the context of queries, keys and values. `value_width`: where values are not as wide as keys."""
+    """Adds what makes the context of queries, keys and values. `value_width`: where values are not as wide as keys;
+    `cache_width`: elements of a cached token, where it is not keys and values."""
     wide = spec.head_dim if value_width is None else value_width
+    if build.view.cached is not None:
+        return _over_cache(build, spec, query, heads, kv_heads, wide, cache_width)
     if build.kernels.attention == "flash" and not _math(build, heads, kv_heads):
         return _flash(build, spec, query, key, value, heads, kv_heads, wide)
     return _eager(build, spec, query, key, value, heads, wide)
@@ -247,6 +251,32 @@ def _flash(
     elif spec.heads_first and view.kernels.views_pin_storage:
         # The kernel lays its output out as the queries are; the last matrix needs it token by token.
         context = build.elementwise("attention.by_token", (context,), build.tensor("attention.by_token", context.numel))
+    return context
+
+
+def _over_cache(
+    build: Builder, spec: Attention, query: Tensor, heads: Size, kv_heads: Size, wide: Size, cache_width: Size | None
+) -> Tensor:
+    """The kernel of generation: each new query meets the cached tokens, a window's at most. Forward only.
+
+    Key-value heads that ranks cannot share are on each of them.
+    """
+    view, cached = build.view, build.view.cached
+    assert cached is not None
+    keys = cached.tokens if spec.sliding_window is None else minimum(cached.tokens, spec.sliding_window)
+    each = maximum(kv_heads, 1) * (spec.head_dim + wide) if cache_width is None else cache_width
+    cache = Tensor("attention.cache", view.sequences * keys * each, cached.itemsize)
+    context = build.tensor("attention.context", view.tokens * heads * wide)
+    products = (
+        Gemm(view.positions, keys, spec.head_dim, heads * view.sequences),
+        Gemm(view.positions, wide, keys, heads * view.sequences),
+    )
+    build.operations.append(
+        Operation(
+            "attention.flash", "attention", (query, cache), (context,), _sinks(build, spec, heads), gemms=products,
+            forward_flops=sum(product.flops for product in products), gradients=False,
+        )
+    )  # fmt: skip
     return context
 
 

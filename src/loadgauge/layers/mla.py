@@ -14,6 +14,8 @@ are gathered and not the hidden size. Without sequence parallelism the gradients
 
 from __future__ import annotations
 
+import msgspec
+
 from loadgauge.algebra import Size, shard
 from loadgauge.layers.attention import core
 from loadgauge.layers.builder import Builder
@@ -45,7 +47,10 @@ def latent_attention(build: Builder, x: Tensor, spec: LatentAttention, hidden_si
         # Joining the two parts of the queries leaves them head by head.
         sliding_window=spec.sliding_window, dropout=spec.dropout, heads_first=spec.rotary,
     )  # fmt: skip
-    context = core(build, plain, query, key, value, heads, heads, spec.v_head_dim)
+    if build.view.cached is not None:
+        context = _over_latents(build, plain, spec, query, key, value, heads)
+    else:
+        context = core(build, plain, query, key, value, heads, heads, spec.v_head_dim)
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
         "attention.output", context, build.view.tokens, heads * spec.v_head_dim, hidden_size,
@@ -53,6 +58,17 @@ def latent_attention(build: Builder, x: Tensor, spec: LatentAttention, hidden_si
         output=build.hidden("attention.output", hidden_size),
         forward_comm=forward, backward_comm=backward, workspace=workspace,
     )  # fmt: skip
+
+
+def _over_latents(
+    build: Builder, plain: Attention, spec: LatentAttention, query: Tensor, key: Tensor, value: Tensor, heads: Size
+) -> Tensor:
+    """Generation over a cache of latents, which all heads share: the matrix out of the latents is multiplied into queries and
+    outputs (source: deepseek2024v2, section 2.1.2). That is as much work as `key_value_up` of the new token, which stands for it.
+    """
+    width = spec.kv_lora_rank + spec.qk_rope_head_dim
+    absorbed = msgspec.structs.replace(plain, head_dim=width, num_key_value_heads=1)
+    return core(build, absorbed, query, key, value, heads, 1, spec.kv_lora_rank, width)
 
 
 def _query(build: Builder, x: Tensor, spec: LatentAttention, hidden_size: Size, heads: Size) -> Tensor:

@@ -11,6 +11,14 @@ from loadgauge.spec.kernels import Kernels
 from loadgauge.spec.lora import Lora
 
 
+class Cached(msgspec.Struct, frozen=True):
+    """Keys and values of tokens before, which generation reads: `tokens` of each sequence, its newest included, of `itemsize`
+    bytes an element."""
+
+    tokens: Size
+    itemsize: Size = 2
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """One micro-batch on one rank.
 
@@ -24,6 +32,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     cp: context-parallel ranks, which share the sequence; cp_comm: how they exchange keys and values
     ep, etp: expert-parallel ranks, and tensor-parallel ranks of one expert
     imbalance: rows the busiest expert rank computes, over the mean (1: balanced)
+    cached: what attention reads of tokens before, where a sequence has one new token (generation); None: it has them all
     input_gradients: the embedding's output gets a gradient though nothing below is trained, as libraries make it for
         layers that run again in backward
     """
@@ -43,6 +52,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     kernels: Kernels = Kernels()
     lora: Lora | None = None
     input_gradients: bool = False
+    cached: Cached | None = None
 
     @property
     def token_shards(self) -> Size:
@@ -61,5 +71,21 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             pairs=seq_len * seq_len * micro_batch,
             sequences=micro_batch,
             positions=seq_len,
+            **rest,  # type: ignore[arg-type]
+        )
+
+    @classmethod
+    def of_token(cls, sequences: Size, context: Size, itemsize: Size = 2, **rest: object) -> View:
+        """One new token of each of `sequences` sequences, whose `context` tokens are in a cache, the new one included.
+
+        >>> View.of_token(16, 4096).tokens, View.of_token(16, 4096).pairs
+        (16, 65536)
+        """
+        return cls(
+            tokens=sequences,
+            pairs=sequences * context,
+            sequences=sequences,
+            positions=1,
+            cached=Cached(context, itemsize),
             **rest,  # type: ignore[arg-type]
         )

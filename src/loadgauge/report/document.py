@@ -6,6 +6,7 @@ from typing import Any
 
 from loadgauge.advise.assumptions import assumptions
 from loadgauge.estimate.result import Estimate, When
+from loadgauge.reasons.of_estimate import TOPICS, reason
 from loadgauge.resolve.setup import Setup, worst_routing
 
 
@@ -64,6 +65,8 @@ def estimate_document(
                 "verdict": memory.verdict, "step": None if routed.time is None else routed.time.step,
             },
         }  # fmt: skip
-    if part is not None:
+    if part in TOPICS:
+        document["explain"] = reason(result, part, budget).to_dict()
+    elif part is not None:
         document["explain"] = result.explain(part, at).to_dict()
     return document

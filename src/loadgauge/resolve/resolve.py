@@ -80,7 +80,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         from loadgauge.resolve.job_file import from_job_file  # only then are dialects read
 
         job, model, file, uncounted = from_job_file(job)
-    card, assumed = _card(job)
+    card, assumed = named_card(job)
     chosen, job = _model(job, assumed) if model is None else (model, job)
 
     def fill(name: str, default: Any, why: str = "") -> Any:
@@ -187,7 +187,7 @@ def _part(job: Job, model: ModelSpec) -> ModelSpec:
     return train_only(model, job.train) if job.train is not None else adapt_only(model, job.lora_layers or "")
 
 
-def _card(job: Job) -> tuple[Gpu | None, dict[str, str]]:
+def named_card(job: Job) -> tuple[Gpu | None, dict[str, str]]:
     """The GPU of a job, and what was taken for it."""
     if job.gpu is None:
         if job.memory is None:

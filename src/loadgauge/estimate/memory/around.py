@@ -19,6 +19,7 @@ from loadgauge.estimate.memory.phases import Moment, Phase, StageAtWork
 from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.memory.recompute import applied
 from loadgauge.layers import View
+from loadgauge.layers.cache import kept_by
 from loadgauge.spec.around import NOTHING
 from loadgauge.spec.layout import Layout, RecomputePolicy
 from loadgauge.spec.model import Attention, ModelSpec
@@ -124,8 +125,7 @@ def cache_bytes(model: ModelSpec, sequences: Size, tokens: Size, itemsize: int, 
         mixer = model.blocks[kind].attention
         if not isinstance(mixer, Attention):
             raise NotModelled(f"the cache of {model.name} in generation: not all of its layers are softmax attention")
-        seen = tokens if mixer.sliding_window is None else min(tokens, mixer.sliding_window)
-        total = total + 2 * sequences * seen * mixer.num_key_value_heads * mixer.head_dim * itemsize / tp
+        total = total + sequences * kept_by(mixer, model.hidden_size, tp).elements(tokens) * itemsize
     return total
 
 

@@ -333,6 +333,10 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 bandwidth=self.fabric.outer_bandwidth if outer else self.fabric.inner_bandwidth,
             )
 
+    def purpose(self, row: Traffic, network: Network) -> Purpose:
+        """Return what a row of a network's traffic is part of."""
+        return self.beside(row, network.compute)[0]
+
     def beside(self, row: Traffic, compute: Compute) -> tuple[Purpose, float]:
         """Return what a row of traffic is part of, and the seconds of compute it can overlap with (0: none)."""
         overlap, layout = self.training.overlap, self.layout

@@ -168,11 +168,22 @@ class OperationTime(msgspec.Struct, frozen=True):
         return self.input_gradient + self.weight_gradient
 
 
-def gemm_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: float = 1.0) -> Size:
-    """Return the seconds of a matrix product: its FLOPs at the achieved rate and its bytes at the bandwidth, both counted.
+def gemm_seconds(
+    gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: float = 1.0, weight: Size | None = None
+) -> Size:
+    """Return the seconds of a matrix product: what `product_parts` says, both counted, and a launch."""
+    arithmetic, traffic = product_parts(gemm, machine, fp8=fp8, slower=slower, weight=weight)
+    return both_count(arithmetic, traffic) + machine.launch
+
+
+def product_parts(
+    gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: float = 1.0, weight: Size | None = None
+) -> tuple[Size, Size]:
+    """Return the seconds of a matrix product's FLOPs at the achieved rate, and of its bytes at the bandwidth.
 
     Partial tiles, and a last wave that does not fill the GPU, count as `Efficiencies.wave` says. slower: the time of its
-    arithmetic over that of a product that only writes its result
+    arithmetic over that of a product that only writes its result; weight: bytes of an element of the (k, n) matrix, where it is
+    stored in fewer than the other
     """
     efficiencies = machine.efficiencies
     rate = machine.few_bits if fp8 else machine.usual
@@ -181,9 +192,9 @@ def gemm_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: flo
     useful = gemm.m * gemm.n * gemm.batch / (waves * (efficiencies.multiprocessors * TILE_ROWS * TILE_COLUMNS))
     filled = 1 - (1 - useful) * efficiencies.wave
     arithmetic = gemm.flops * (slower / rate.flops) / (filled * gemm.k / (gemm.k + rate.small_k))
-    moved = (rate.element * gemm.k * (gemm.m + gemm.n) + rate.result * gemm.m * gemm.n) * gemm.batch
-    traffic = moved * (machine.software / (machine.bandwidth * efficiencies.product_memory))
-    return both_count(arithmetic, traffic) + machine.launch
+    stored = rate.element if weight is None else weight
+    moved = (gemm.k * (rate.element * gemm.m + stored * gemm.n) + rate.result * gemm.m * gemm.n) * gemm.batch
+    return arithmetic, moved * (machine.software / (machine.bandwidth * efficiencies.product_memory))
 
 
 def grouped_slower(gemm: Gemm, machine: Machine, *, weight: bool = False) -> Size:

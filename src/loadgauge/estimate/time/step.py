@@ -360,20 +360,26 @@ class StepModel:
             calls = self.memory.model.num_hidden_layers / self.layout.pp
         return maximum(calls - 1, 0) * seconds(row.collective, 0, group, self.fabric)
 
+    def updated(self, stage: Stage) -> Size:
+        """Return the elements that one rank of a stage updates."""
+        weights = self.memory.weights(self.memory.counts(stage, stage.start, stage.stop)) + self.memory.ends(stage)
+        sharded = self.layout.zero >= 1
+        elements = weights.dense.trainable / (self.layout.zero_ranks if sharded else 1)
+        return elements + weights.expert.trainable / (self.layout.expert_zero_ranks if sharded else 1)
+
     def optimizer(self, stage: Stage) -> Size:
         """Return the seconds of the update, bound by memory bandwidth, or by host and PCIe where it is offloaded.
 
         Gradients are read twice (once for their norm), master weights and moments read and written back.
         """
-        precision, chosen = self.training.precision, self.training.optimizer
-        weights = self.memory.weights(self.memory.counts(stage, stage.start, stage.stop)) + self.memory.ends(stage)
-        moved = chosen.moved(precision)
-        sharded = self.layout.zero >= 1
-        elements = weights.dense.trainable / (self.layout.zero_ranks if sharded else 1)
-        elements = elements + weights.expert.trainable / (self.layout.expert_zero_ranks if sharded else 1)
+        elements = self.updated(stage)
         if self.training.offload != "none":
             return self.host_update(elements)
-        return moved * elements / self.machine.memory("elementwise").forward
+        return (
+            self.training.optimizer.moved(self.training.precision)
+            * elements
+            / self.machine.memory("elementwise").forward
+        )
 
     def host_update(self, elements: Size) -> Size:
         """Return the seconds of an update on the host. elements: that one rank updates

@@ -1,0 +1,166 @@
+"""The estimate of inference: memory of the fullest rank, the pass of the prompts, and passes of one more token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadgauge.errors import ConfigError, NotModelled, NotStated
+from loadgauge.inference.memory import Memory, largest_batch, memory
+from loadgauge.inference.passes import split
+from loadgauge.inference.time import Clock, Pass
+from loadgauge.package_data import read_data
+from loadgauge.spec.hardware import Cluster, Gpu
+from loadgauge.spec.inference import Inference
+from loadgauge.spec.model import Attention, LatentAttention, ModelSpec
+
+NOT_COUNTED = (
+    "a server: queues, prompts that come while others generate, paged blocks, prefix caches, speculative decoding, sampling",
+    "host time between tokens: the upper end of the range holds what engines were measured to take",
+)
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Factors on the seconds of kernels, between which 80 % of measured ones lie. source: where they are from"""
+
+    first_low: float
+    first_high: float
+    token_low: float
+    token_high: float
+    points: int
+    source: str
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What inference takes.
+
+    first: of all prompts; last: of one more token at the whole context; token: seconds of a token in the mean over the answer
+    largest: the most sequences that fit; untimed: why there is no time
+    """
+
+    model: ModelSpec
+    asked: Inference
+    params: int
+    active_params: int
+    memory: Memory
+    first: Pass | None = None
+    last: Pass | None = None
+    token: float | None = None
+    largest: int | None = None
+    gpu: Gpu | None = None
+    untimed: str = ""
+    price: float | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        asked = self.asked
+        return asked.replica * asked.replicas
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Generated tokens a second, of all replicas, while the batch is full."""
+        if self.token is None:
+            return None
+        return self.asked.replicas * self.asked.attentions * self.asked.batch / self.token
+
+    @property
+    def money_per_million(self) -> float | None:
+        """Price of a million generated tokens, prompts included; None without a price."""
+        if self.price is None or self.token is None or self.first is None:
+            return None
+        whole = self.first.seconds + self.asked.answer * self.token
+        made = self.asked.replicas * self.asked.attentions * self.asked.batch * self.asked.answer
+        return self.price * self.gpus * whole / 3600 / made * 1e6
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `estimate --task --json`: bytes, seconds, FLOP."""
+        asked, known = self.asked, known_range()
+        found: dict[str, Any] = {
+            "model": {"name": self.model.name, "params": self.params, "active_params": self.active_params},
+            "task": msgspec.to_builtins(asked) | {"gpus": self.gpus},
+            "memory": msgspec.structs.asdict(self.memory) | {"total": self.memory.total, "fits": self.memory.fits},
+            "largest_batch": self.largest,
+            "not_counted": list(NOT_COUNTED),
+        }
+        for name, one, factors in (
+            ("first", self.first, (known.first_low, known.first_high)),
+            ("token", self.last, (known.token_low, known.token_high)),
+        ):
+            if one is not None:
+                found[name] = {
+                    "flops": one.flops, "bytes": one.moved, "seconds": one.seconds, "low": one.seconds * factors[0],
+                    "high": one.seconds * factors[1], "lanes": one.lanes,
+                    "traffic": [msgspec.structs.asdict(row) for row in one.traffic],
+                }  # fmt: skip
+        if self.token is not None:
+            found["mean_token"] = self.token
+            found["tokens_per_second"] = self.tokens_per_second
+            found["money_per_million"] = self.money_per_million
+        if self.untimed:
+            found["untimed"] = self.untimed
+        return found
+
+
+def known_range() -> Range:
+    """Return the range of times, from measured points of serving (`data/inference.toml`).
+
+    >>> known_range().token_low < 1 < known_range().token_high
+    True
+    """
+    import tomllib
+
+    return msgspec.convert(tomllib.loads(read_data("inference.toml")), Range)
+
+
+def infer(
+    model: ModelSpec,
+    asked: Inference,
+    gpu: Gpu | None = None,
+    cluster: Cluster | None = None,
+    *,
+    params: int,
+    active_params: int,
+    price: float | None = None,
+    untimed: str = "",
+) -> Answer:
+    """Estimate a forward pass, or generation. Raises `ConfigError`, `LayoutError` or `NotModelled`.
+
+    params, active_params: of the whole model; untimed: why there is no cluster
+    """
+    asked.check()
+    if asked.task == "generate" and model.head.kind != "lm":
+        raise NotModelled(f"generation of {model.name}, which has no language-model head")
+    if asked.task == "generate" and not all(
+        block.attention.causal for block in model.blocks if isinstance(block.attention, Attention | LatentAttention)
+    ):
+        raise NotModelled(f"generation of {model.name}, whose tokens see those that follow")
+    if (
+        model.max_position_embeddings is not None
+        and model.learned_positions
+        and asked.context > model.learned_positions
+    ):
+        raise ConfigError(
+            f"{model.name} has {model.learned_positions:,} positions, got {asked.context:,}", key="context"
+        )
+    stages = split(model, asked)
+    found = Answer(
+        model=model, asked=asked, params=params, active_params=active_params, gpu=gpu, price=price, untimed=untimed,
+        memory=memory(model, asked, stages, gpu),
+        largest=None if gpu is None else largest_batch(model, asked, stages, gpu),
+    )  # fmt: skip
+    if cluster is None:
+        return found
+    try:
+        clock = Clock(model, asked, stages, cluster)
+        first = clock.prompts()
+        if asked.task == "forward":
+            return msgspec.structs.replace(found, first=first)
+        last = clock.token(asked.context)
+        # Seconds grow with the context in a line, but for windows: the mean of both ends and the middle.
+        begin, half = asked.prompt + 1, asked.prompt + (asked.answer + 1) / 2
+        mean = (clock.token(begin).seconds + 4 * clock.token(half).seconds + last.seconds) / 6
+    except NotStated as error:
+        return msgspec.structs.replace(found, untimed=str(error))
+    return msgspec.structs.replace(found, first=first, last=last, token=mean)

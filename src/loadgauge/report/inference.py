@@ -1,0 +1,141 @@
+"""The plain text of an estimate of inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from loadgauge.inference.passes import AXES_OF
+from loadgauge.inference.result import NOT_COUNTED, Answer, known_range
+from loadgauge.inference.time import Pass
+from loadgauge.report.setup import print_assumed
+from loadgauge.report.table import Column, console, draw, heading, points
+from loadgauge.units import count, flops, gib, in_gib, seconds
+
+
+def report(answer: Answer, assumed: Mapping[str, str]) -> None:
+    """Print memory, the largest batch, the work and time of the prompts and of a token, traffic and what is not counted."""
+    target, asked, memory = console(), answer.asked, answer.memory
+    word = {True: "FITS", False: "DOES NOT FIT", None: "NEEDS"}[memory.fits]
+    room = "" if memory.capacity is None else f" of {gib(memory.capacity, 1)}"
+    target.print(
+        f"{word}  {gib(memory.total, 1)}{room}, {in_gib(memory.low, 1)}-{gib(memory.high, 1)} with what lies outside PyTorch,"
+        f" on the fullest rank (stage {memory.stage} of {asked.pp})",
+        style="bold", soft_wrap=True,
+    )  # fmt: skip
+    what = f"{asked.batch:,} sequence{'s' if asked.batch > 1 else ''} of {asked.context:,} tokens"
+    if asked.task == "generate":
+        what += f", of which {asked.answer:,} {'are' if asked.answer > 1 else 'is'} generated"
+    degrees = ", ".join(f"{name} {getattr(asked, name)}" for name in AXES_OF if getattr(asked, name) > 1)
+    card = "GPU" if answer.gpu is None else answer.gpu.name
+    points(
+        target,
+        [
+            f"{answer.model.name}, {count(answer.params)} parameters, {asked.task}: {what}"
+            f" on {answer.gpus:,} x {card}{': ' + degrees if degrees else ''}.",
+            *_largest(answer),
+            *_headline(answer),
+        ],
+        "",
+    )
+    rows = [
+        [name, in_gib(value), note]
+        for name, value, note in (
+            ("weights", memory.weights, f"in {asked.weight_format}"),
+            ("cache", memory.cache, _cache_note(answer)),
+            ("activations", memory.activations, f"most alive at once in a layer, {asked.at_once:,} tokens of prompts"),
+            ("logits", memory.logits, "of the last tokens" if asked.task == "generate" else "of every token"),
+            ("outside", memory.outside, "CUDA context and communicators, assumed"),
+        )
+        if value
+    ]
+    rows.append(["together", in_gib(memory.total), ""])
+    draw(
+        target,
+        [Column("memory"), Column("GiB", "right"), Column("", wrap=True)],
+        rows,
+        "Where it goes",
+        [len(rows) - 1],
+    )
+    _work(answer)
+    _traffic(answer)
+    print_assumed(target, assumed)
+    heading(target, "Not counted: this is no planner of serving")
+    points(target, NOT_COUNTED)
+    if answer.first is not None:
+        known = known_range()
+        points(target, [f"Range of times: {known.source}."])
+
+
+def _largest(answer: Answer) -> list[str]:
+    if answer.largest is None:
+        return []
+    if not answer.largest:
+        return ["Not even one such sequence fits."]
+    return [f"The largest batch that fits: {answer.largest:,} such sequences a replica."]
+
+
+def _cache_note(answer: Answer) -> str:
+    asked = answer.asked
+    each = answer.memory.cache / (asked.batch * asked.context)
+    return (
+        f"of {asked.batch:,} x {asked.context:,} tokens in {asked.cache_format}: {each:,.0f} bytes a token on this rank"
+    )
+
+
+def _headline(answer: Answer) -> list[str]:
+    known = known_range()
+    if answer.first is None:
+        return [f"No times: {answer.untimed}."]
+    took = answer.first.seconds
+    spread = f"{seconds(took * known.first_low)} to {seconds(took * known.first_high)}"
+    if answer.asked.task == "forward":
+        tokens = answer.asked.batch * answer.asked.prompt * answer.asked.replicas * answer.asked.attentions
+        return [f"A forward pass: {seconds(took)} ({spread}), {tokens / took:,.0f} tokens/s."]
+    assert answer.last is not None
+    assert answer.token is not None
+    last = answer.last.seconds
+    lines = [
+        f"Time to first token: {seconds(took)} ({spread}), all prompts at once.",
+        f"Time per token at the whole context: {seconds(last)}"
+        f" ({seconds(last * known.token_low)} to {seconds(last * known.token_high)});"
+        f" {answer.tokens_per_second:,.0f} tokens/s over all GPUs in the mean.",
+    ]
+    if answer.money_per_million is not None:
+        lines.append(f"A million generated tokens: {answer.money_per_million:,.2f}, prompts included.")
+    return lines
+
+
+def _work(answer: Answer) -> None:
+    passes: list[tuple[str, Pass, int]] = []
+    asked = answer.asked
+    sequences = asked.batch * asked.attentions
+    if answer.first is not None:
+        passes.append(("prompts" if asked.task == "generate" else "forward", answer.first, sequences * asked.prompt))
+    if answer.last is not None:
+        passes.append(("one more token each", answer.last, sequences))
+    if not passes:
+        return
+    rows = [
+        [
+            name, flops(one.flops), f"{one.flops / (answer.active_params * tokens):.2f}", in_gib(one.moved),
+            *(seconds(one.lanes[lane]) for lane in ("products", "attention", "rest")),
+            seconds(sum(row.seconds for row in one.traffic)), seconds(one.seconds),
+        ]
+        for name, one, tokens in passes
+    ]  # fmt: skip
+    heads = ("FLOPs a parameter and token", "GiB moved a rank", "products", "attention", "rest", "traffic", "together")
+    columns = [Column("pass"), Column("FLOPs", "right"), *(Column(head, "right") for head in heads)]
+    draw(console(), columns, rows, "Work and time, by roofline")
+
+
+def _traffic(answer: Answer) -> None:
+    rows = [
+        [name, row.axis, row.collective, f"{row.calls:,.0f}", f"{row.wire / 1e6:,.2f} MB", seconds(row.seconds)]
+        for name, one in (("prompts", answer.first), ("one more token each", answer.last))
+        if one is not None
+        for row in one.traffic
+    ]
+    if rows:
+        columns = [Column("pass"), Column("axis"), Column("collective"), Column("calls", "right")]
+        columns += [Column("sent by a rank", "right"), Column("time", "right")]
+        draw(console(), columns, rows, "Traffic")
