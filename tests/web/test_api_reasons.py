@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from loadgauge.web.handlers import OfBlock, Question, estimate, explain
 from loadgauge.web.reasons import FIGURES
 from loadgauge.web.uploads import Uploads
 
+STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "web" / "static"
 RUNS: dict[str, dict[str, Any]] = {
     "pipeline": {
         "model": "llama-3.1-8b", "gpu": "h100-sxm5-80gb", "gpus": "16", "tp": "4", "pp": "2", "zero": "1", "seq-len": "4096",
@@ -23,6 +27,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "sharded": {
         "model": "llama-3.1-8b", "gpu": "a100-sxm4-80gb", "gpus": "8", "zero": "3", "seq-len": "2048", "global-batch": "16",
         "tokens": "1B", "price": "1.5", "measured": "step=9s",
+    },
+    "experts": {
+        "model": "mixtral-8x7b", "gpu": "h100-sxm5-80gb", "gpus": "64", "tp": "2", "pp": "2", "ep": "8", "cp": "2", "zero": "1",
+        "sequence-parallel": "true", "seq-len": "8192", "global-batch": "64", "vpp": "2", "schedule": "interleaved",
+        "tokens": "1B", "price": "2",
     },
     "one card": {"model": "gpt2", "gpu": "rtx4090", "gpus": "1", "seq-len": "1024", "micro-batch": "4", "global-batch": "8"},
     "no card": {"model": "gpt2", "seq-len": "1024"},
@@ -92,3 +101,26 @@ def test_a_lane_that_is_not_there_is_refused(uploads: Uploads) -> None:
     for id in ("lane/ep", "lane/<b>", "network/tp/nothing"):
         with pytest.raises(ConfigError, match="no figure"):
             explain(OfBlock(flags=RUNS["pipeline"], id=id), uploads)
+
+
+def in_chinese(text: str, words: dict[str, Any]) -> str:
+    """As the page's `term` has it."""
+    if text in words["terms"]:
+        return str(words["terms"][text])
+    for pattern, form in words["patterns"]:
+        if found := re.fullmatch(pattern, text):
+            return re.sub(r"\$(\d)", lambda number: in_chinese(found[int(number[1])], words), form)
+    return text
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_what_is_said_of_a_figure_is_translated(run: str, uploads: Uploads) -> None:
+    words = json.loads((STATIC / "messages" / "zh.json").read_text(encoding="utf-8"))
+    said: set[str] = set()
+    for id in ids(estimate(Question(flags=RUNS[run], want=["lanes", "network"]), uploads)):
+        found = explain(OfBlock(flags=RUNS[run], id=id), uploads)
+        said |= {found["rule"], *found["notes"], *(formula["what"] for formula in found["formulas"])}
+        said |= {meaning for formula in found["formulas"] for meaning in formula["meaning"].values()}
+        said |= {step["what"] for step in found["steps"] if ": " not in step["what"] and step["what"] not in PARTS}
+    said = {text for text in said if re.search(r"[a-z]{2,}", text) and not text.startswith("lane.")}
+    assert {text for text in said if not re.search("[\u4e00-\u9fff]", in_chinese(text, words))} == set()

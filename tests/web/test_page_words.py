@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from loadgauge.spec.job import Job, fields
-from loadgauge.web.reasons import COLLECTIVE, RULES
 
 STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "web" / "static"
 SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((STATIC / "js").glob("*.js"))}
@@ -160,7 +159,7 @@ def contrast(one: list[float], other: list[float]) -> float:
 # -- what the library says, in Chinese ---------------------------------------------------------------------------------
 
 PACKAGE = STATIC.parents[1]
-REFUSING = ("spec", "families", "layers", "estimate", "resolve", "plan", "web", "lengths", "formats")
+REFUSING = ("spec", "families", "layers", "estimate", "reasons", "resolve", "plan", "web", "lengths", "formats")
 """Folders whose errors the page can show."""
 ELSEWHERE = (
     "plan/sweep",
@@ -234,21 +233,3 @@ def in_chinese(text: str) -> str:
         if found := re.fullmatch(pattern, text):
             return re.sub(r"\$(\d)", lambda number: in_chinese(found[int(number[1])]), form)
     return text
-
-
-def test_every_reason_is_translated() -> None:
-    """What `reasons.py` says of a figure."""
-    said: set[str] = set()
-    for node in ast.walk(ast.parse((PACKAGE / "web" / "reasons.py").read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.Call):
-            continue
-        name = getattr(node.func, "id", "")
-        if name in ("formula", "Number"):
-            said |= set(filter(None, [template(node.args[0 if name == "formula" else 2])]))
-        for keyword in node.keywords:
-            if keyword.arg == "notes" and isinstance(keyword.value, ast.List):
-                said |= {text for one in keyword.value.elts if (text := template(one))}
-    assert len(said) > 40
-    said = {text.replace("{}: {}", "layer: mlp.up") for text in said} | {*RULES.values(), COLLECTIVE, "all others"}
-    whole = {text.partition(", layer: ")[0] for text in said} - {"MFU", "HFU"}
-    assert {text for text in whole if not CHINESE.search(in_chinese(text))} == set()

@@ -1,7 +1,7 @@
 """Why a figure of the page is what it is: formula with the user's numbers, the summands, the source.
 
-Nothing is worked out here: every number is one that the estimate has, and a formula only says how they go together, which
-`tests/web/test_api_reasons.py` checks by working it out. Memory by parts is explained in `web/explain.py`.
+The formulas are those of `loadgauge.reasons`, which `estimate --explain` prints; here they are put to the page's figures, with the
+unit of each letter. Memory by parts is explained in `web/explain.py`.
 """
 
 from __future__ import annotations
@@ -9,52 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from loadgauge.algebra import same
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.cost import Budget
 from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.result import Estimate
-from loadgauge.estimate.time.collectives import bus_factor
-from loadgauge.estimate.time.step import Time
-from loadgauge.estimate.time.traffic import Traffic
+from loadgauge.estimate.time.bandwidth_needs import NetworkCase
 from loadgauge.estimate.workings import TimedOperation
 from loadgauge.figures.lanes import KINDS, kind_of, lanes
 from loadgauge.figures.network import network
+from loadgauge.reasons.of_estimate import OF_LANES
+from loadgauge.reasons.of_estimate import reason as reason_of
+from loadgauge.reasons.of_needs import need_reason
+from loadgauge.reasons.reason import Line, Reason
 from loadgauge.resolve.setup import Setup
 from loadgauge.sources import cite
 
 MOST = 12
 """Summands that are shown one by one; the others together."""
-RULES = {
-    "matmul": "arithmetic at the rate that products were measured to reach, and bytes at the memory's bandwidth, both counted:"
-    " (arithmetic^3 + traffic^3)^(1/3), and the launch of the kernel",
-    "attention": "arithmetic of the pairs that are not masked, at the rate that the attention kernel was measured to reach, and"
-    " its launch",
-    "memory-bound": "bytes read and written, at the share of the memory's bandwidth that such kernels were measured to reach,"
-    " and their launches",
-    "bubble": "the slowest stage's seconds in the schedule, played through, in which it neither computes nor sends",
-    "optimizer": "the states of the weights that this rank updates, read and written once, at the memory's bandwidth; by host and"
-    " PCIe where they are offloaded",
-}
-COLLECTIVE = (
-    "calls of the step, each with its latency and its bytes on the slowest link of its group; what overlaps with compute"
-    " counts only by what sticks out of it"
-)
-BUS = {
-    "all_reduce": "2 * (n - 1) / n * S",
-    "all_gather": "(n - 1) / n * S",
-    "reduce_scatter": "(n - 1) / n * S",
-    "all_to_all": "(n - 1) / n * S",
-}
-"""Bytes that one rank of n sends in a collective over S bytes, as `bus_factor` has it."""
-
-
-class Number(NamedTuple):
-    """A number of a formula. unit: s, B, B/s, FLOP, FLOP/s, share, count, tokens, days, hours, money, tokens/s"""
-
-    value: float
-    unit: str
-    meaning: str
+UNITS = {"byte": "B", "byte/s": "B/s", "GPU-hours": "hours", "steps": "count", "GPUs": "count"}
+"""The page's names of units, where they differ from a line's."""
+TOPIC_OF = {lane: topic for topic, lane in OF_LANES.items()}
 
 
 class Step(NamedTuple):
@@ -67,19 +41,6 @@ class Step(NamedTuple):
     note: str = ""
 
 
-def formula(what: str, letters: str, value: float, unit: str, **numbers: Number) -> dict[str, Any]:
-    """Return a formula as plain values. letters: it, in the letters that `numbers` names; value: what it comes to."""
-    return {
-        "what": what,
-        "letters": letters,
-        "value": value,
-        "unit": unit,
-        "numbers": {name: number.value for name, number in numbers.items()},
-        "units": {name: number.unit for name, number in numbers.items()},
-        "meaning": {name: number.meaning for name, number in numbers.items()},
-    }
-
-
 def reason(given: Setup, result: Estimate, id: str) -> dict[str, Any]:
     """Explain a figure by its id: fit, step, rate, mfu, days, cost, lane/<lane> or network/<axis>/<what>.
 
@@ -89,21 +50,42 @@ def reason(given: Setup, result: Estimate, id: str) -> dict[str, Any]:
     name, _, rest = id.partition("/")
     if name == "fit":
         return _fit(result)
-    if result.time is None or (name not in WHOLE and name not in OF_STEP):
-        raise ConfigError(f"no figure {id[:60]!r} in this run", key="id")
-    if name in WHOLE:
+    if result.time is None or name not in FIGURES:
+        raise _none(id)
+    if name in ("days", "cost"):
         budget = given.budget(result)
         if budget is None or (name == "cost" and budget.price is None):
-            raise ConfigError(f"no figure {id[:60]!r} in this run", key="id")
-        return WHOLE[name](result, result.time, budget)
-    return OF_STEP[name](result, result.time, rest)
+            raise _none(id)
+        return _whole(result, budget, name)
+    return OF_STEP[name](result, rest)
 
 
-def _answer(value: float, unit: str, **more: Any) -> dict[str, Any]:
-    empty: dict[str, Any] = {"rule": "", "basis": "", "formulas": [], "steps": [], "notes": [], "sources": []}
-    steps = [step._asdict() for step in more.pop("steps", ())]
-    sources = [{"text": text, "url": _address(text)} for text in more.pop("sources", ())]
-    return {**empty, **more, "value": value, "unit": unit, "steps": steps, "sources": sources}
+def _none(id: str) -> ConfigError:
+    return ConfigError(f"no figure {id[:60]!r} in this run", key="id")
+
+
+def _answer(
+    value: float, unit: str, found: Reason, lines: Iterable[Line], steps: Iterable[Step] = ()
+) -> dict[str, Any]:
+    """The page's form of a reason. lines: those of its formulas that are about the figure"""
+    return {
+        "value": value,
+        "unit": unit,
+        "rule": found.rule,
+        "basis": found.basis,
+        "formulas": [_formula(line) for line in lines if line.letters],
+        "steps": [step._asdict() for step in steps],
+        "notes": [
+            note for note in found.notes if "--" not in note and "loadgauge " not in note
+        ],  # those name other commands
+        "sources": [{"text": text, "url": _address(text)} for source in found.sources for text in _works(source)],
+    }
+
+
+def _works(source: str) -> list[str]:
+    """The works behind a source: those of measured kernels are named by their keys."""
+    head, measured, keys = source.partition("measured kernels: ")
+    return [str(cite(key)) for key in keys.split(", ")] if measured and not head else [source]
 
 
 def _address(text: str) -> str | None:
@@ -111,332 +93,147 @@ def _address(text: str) -> str | None:
     return f"https://arxiv.org/abs/{end.rstrip(')')}" if found and head else None
 
 
+def _formula(line: Line) -> dict[str, Any]:
+    return {
+        "what": line.what,
+        "letters": line.letters,
+        "value": line.value,
+        "unit": UNITS.get(line.unit, line.unit),
+        "numbers": {name: number for name, (_, number) in line.legend.items()},
+        "units": {name: unit_of(meaning) for name, (meaning, _) in line.legend.items()},
+        "meaning": {name: meaning for name, (meaning, _) in line.legend.items()},
+    }
+
+
+def unit_of(meaning: str) -> str:
+    """Return the unit of a letter from what it means, in the words of `loadgauge.reasons`.
+
+    >>> unit_of("seconds of a step"), unit_of("16-bit peak of a GPU [FLOP/s]"), unit_of("GPUs")
+    ('s', 'FLOP/s', 'count')
+    """
+    if meaning.endswith("]"):
+        return {"byte/s": "B/s"}.get(unit := meaning.rpartition("[")[2][:-1], unit)
+    for start, unit in STARTS:
+        if meaning.startswith(start):
+            return unit
+    return "count"
+
+
+STARTS = (
+    ("seconds of a day", "count"), ("seconds", "s"), ("its seconds", "s"), ("launch", "s"), ("bytes read and written", "count"),
+    ("bytes", "B"), ("memory of the card", "B"), ("lower end", "B"), ("upper end", "B"), ("its FLOPs", "FLOP"),
+    ("model FLOPs", "FLOP"), ("hardware FLOPs", "FLOP"), ("FLOPs", "FLOP"), ("tokens", "tokens"), ("days", "days"),
+    ("GPU-hours", "hours"), ("price", "money"), ("share", "share"), ("bandwidth", "B/s"),
+)  # fmt: skip
+"""Units of letters by how their meanings begin; all others are counts and factors."""
+
+
 def _fit(result: Estimate) -> dict[str, Any]:
     """The peak as the sum of its parts, against what a program may use of the card."""
     memory = result.memory
     parts = sorted(((memory.parts[part], part) for part in PARTS if memory.parts[part]), reverse=True)
-    formulas = []
-    if memory.capacity is not None:
-        formulas.append(
-            formula(
-                "left of what the card has",
-                "C - M",
-                memory.capacity - memory.total,
-                "B",
-                C=Number(memory.capacity, "B", "what a program may use of the card"),
-                M=Number(memory.total, "B", "needed on the worst rank at its peak"),
-            )
-        )
-    return _answer(
-        memory.total,
-        "B",
-        formulas=formulas,
-        steps=[Step(part, size, "B", part) for size, part in parts],
-        rule="the parts of the worst rank's memory at its peak",
-        notes=["80 % of published runs that the range was not made from lie within it"],
-    )
+    found = reason_of(result, "verdict")
+    return _answer(memory.total, "B", found, found.lines[1:], (Step(part, size, "B", part) for size, part in parts))
 
 
 # -- a step ---------------------------------------------------------------------------------------------------------------
 
 
-def _step(result: Estimate, time: Time, _: str) -> dict[str, Any]:
-    found = lanes(result) or []
-    steps = [Step(f"lane.{lane['lane']}", lane["seconds"], "s", f"lane/{lane['lane']}") for lane in found]
-    notes = ["80 % of measured steps lie within the range"]
-    if time.scale != 1.0:
-        notes.append("every time is rescaled by your measured run")
-    return _answer(
-        time.step,
-        "s",
-        steps=[step for step in steps if step.value],
-        notes=notes,
-        basis=result.basis.get("time", ""),
-        rule="what is on the critical path of the slowest stage, end to end",
-        sources=_kernels(result),
-    )
+def _step(result: Estimate, _: str) -> dict[str, Any]:
+    assert result.time is not None
+    found = reason_of(result, "time")
+    steps = [
+        Step(f"lane.{lane['lane']}", lane["seconds"], "s", f"lane/{lane['lane']}")
+        for lane in lanes(result) or ()
+        if lane["seconds"]
+    ]
+    ends = [line for line in found.lines if line.what.endswith("end of the range")]
+    return _answer(result.time.step, "s", found, ends, steps)
 
 
-def _kernels(result: Estimate) -> list[str]:
-    """Where the rates of kernels are from."""
-    known = result.workings.efficiencies
-    if known.basis != "measured":
-        return [known.how]
-    return [str(cite(key)) for key in dict.fromkeys(key for one in known.figures.values() for key in one.sources)]
+def _rate(result: Estimate, _: str) -> dict[str, Any]:
+    assert result.time is not None
+    found = reason_of(result, "time")
+    lines = [line for line in found.lines if line.unit == "tokens/s"]
+    return _answer(result.time.tokens_per_second_per_gpu, "tokens/s", found, lines)
 
 
-def _rate(result: Estimate, time: Time, _: str) -> dict[str, Any]:
-    return _answer(
-        time.tokens_per_second_per_gpu,
-        "tokens/s",
-        formulas=[
-            formula(
-                "tokens a second on each GPU",
-                "D / (t * n)",
-                time.tokens_per_second_per_gpu,
-                "tokens/s",
-                D=Number(time.tokens, "tokens", "tokens of a step, over all GPUs"),
-                t=_seconds(time),
-                n=_gpus(time.gpus),
-            )
-        ],
-    )
+def _mfu(result: Estimate, _: str) -> dict[str, Any]:
+    assert result.time is not None
+    found = reason_of(result, "mfu")
+    return _answer(result.time.mfu, "share", found, found.lines)
 
 
-def _seconds(time: Time) -> Number:
-    return Number(time.step, "s", "seconds of a step")
-
-
-def _gpus(count: int) -> Number:
-    return Number(count, "count", "GPUs")
-
-
-def _mfu(result: Estimate, time: Time, _: str) -> dict[str, Any]:
-    work = {"t": _seconds(time), "n": _gpus(time.gpus)}
-    peak = Number(time.peak_flops, "FLOP/s", "peak of one GPU in the format of the products")
-    model = Number(time.model_flops, "FLOP", "model FLOPs of a step: forward, and twice that backward")
-    hardware = Number(time.hardware_flops, "FLOP", "the same with what is recomputed")
-    return _answer(
-        time.mfu,
-        "share",
-        formulas=[
-            formula("MFU", "F / (t * n * P)", time.mfu, "share", F=model, **work, P=peak),
-            formula("HFU", "H / (t * n * P)", time.hfu, "share", H=hardware, **work, P=peak),
-            formula("on each GPU", "F / (t * n)", time.model_flops_per_gpu, "FLOP/s", F=model, **work),
-        ],
-        sources=[str(cite("chowdhery2022")), str(cite("korthikanti2022"))],
-    )
-
-
-def _lane(result: Estimate, time: Time, lane: str) -> dict[str, Any]:
-    found = next((one for one in lanes(result) or [] if one["lane"] == lane), None)
-    if found is None:
-        raise ConfigError(f"no figure {('lane/' + lane)[:60]!r} in this run", key="id")
-    seconds = found["seconds"]
+def _lane(result: Estimate, lane: str) -> dict[str, Any]:
+    drawn = next((one for one in lanes(result) or () if one["lane"] == lane), None)
+    if drawn is None:
+        raise _none(f"lane/{lane}")
+    assert result.time is not None
+    seconds, scale = drawn["seconds"], result.time.scale
     if lane in KINDS:
-        return _compute(result, time, lane, seconds)
-    if lane in ("bubble", "optimizer"):
-        how = _bubble(result, time) if lane == "bubble" else []
-        return _answer(seconds, "s", rule=RULES[lane], formulas=how, basis=result.basis.get("time", ""))
-    return _collectives(result, time, [row for row in result.network if row.lane == lane], seconds)
-
-
-def _compute(result: Estimate, time: Time, kind: str, seconds: float) -> dict[str, Any]:
-    """Every operation of one kind, the slowest first; the slowest in numbers."""
-    passes = result.workings.passes
-    timed = sorted((one for one in result.workings.operations if kind_of(one) == kind), key=lambda one: -one.each)
-    whole = sum(one.each for one in timed)
-    share = seconds / whole if whole else 0.0
-    steps = [Step(f"{one.layer}: {one.operation.name}", one.each * share, note=_often(one)) for one in timed]
-    first = timed[0]
-    numbers = {
-        "m": Number(passes, "count", "micro-batches that the stage works on in a step"),
-        "l": Number(first.times, "count", "layers of this kind on the stage"),
-        "f": Number(first.seconds.forward, "s", "its forward"),
-        "i": Number(first.seconds.input_gradient, "s", "the gradient of its input"),
-        "w": Number(first.seconds.weight_gradient, "s", "the gradient of its weight"),
-    }
-    letters = "f + i + w"
-    if first.again:
-        numbers["r"] = Number(first.seconds.forward, "s", "its forward again")
-        letters += " + r"
-    letters = f"m * l * ({letters})"
-    if time.scale != 1.0:
-        numbers["c"] = Number(time.scale, "share", "measured over predicted seconds of your run")
-        letters = f"c * {letters}"
-    what = f"the largest, {first.layer}: {first.operation.name}"
-    formulas = [formula(what, letters, passes * first.each * time.scale, "s", **numbers)]
-    flops = passes * sum(one.times * _flops(one) for one in timed)
-    if flops and kind != "memory-bound":
-        formulas.append(
-            formula(
-                "reached over all of them",
-                "F / t",
-                flops / seconds,
-                "FLOP/s",
-                F=Number(flops, "FLOP", "FLOPs of these operations on this rank in a step"),
-                t=Number(seconds, "s", "their seconds"),
-            )
-        )
-    return _answer(
-        seconds,
-        "s",
-        formulas=formulas,
-        steps=shortened(steps),
-        rule=RULES[kind],
-        basis=result.basis.get("time", ""),
-        sources=_kernels(result),
-    )
+        found = reason_of(result, lane)
+        timed = sorted((one for one in result.workings.operations if kind_of(one) == lane), key=lambda one: -one.each)
+        share = seconds / sum(one.each for one in timed)
+        steps = [Step(f"{one.layer}: {one.operation.name}", one.each * share, note=_often(one)) for one in timed]
+        return _answer(seconds, "s", found, found.lines, _shortened(steps))
+    rows = sorted((row for row in result.network if row.lane == lane), key=lambda row: -row.seconds)
+    if not seconds:
+        # All of it is hidden: there is nothing on the critical path to explain.
+        rule = "all of it overlaps with compute: it adds nothing to the step"
+        hidden = Reason(topic=lane, what=lane, value=0.0, unit="s", basis=result.basis["network"], rule=rule)
+        return _answer(seconds, "s", hidden, ())
+    found = reason_of(result, TOPIC_OF[lane])
+    steps = [
+        Step(
+            row.what, scale * row.exposed_seconds,
+            note=f"{row.calls_per_step:g} x {row.collective}, {row.ranks} ranks",
+        ) for row in rows
+    ]  # fmt: skip
+    name = f"({rows[0].axis}, {rows[0].what}:" if rows else ""
+    return _answer(seconds, "s", found, [line for line in found.lines if name in line.what], _shortened(steps))
 
 
 def _often(one: TimedOperation) -> str:
     return f"{one.times:g} x"
 
 
-def _flops(one: TimedOperation) -> Any:
-    """FLOPs of an operation in one micro-batch of one layer, recomputation included."""
-    operation = one.operation
-    return operation.forward_flops * (2 if one.again else 1) + operation.backward_flops
-
-
-def shortened(steps: list[Step]) -> list[Step]:
+def _shortened(steps: list[Step]) -> list[Step]:
     """The first summands, and the others as one."""
     rest = steps[MOST:]
     more = [Step("all others", sum(step.value for step in rest), rest[0].unit, note=f"{len(rest)} x")] if rest else []
     return steps[:MOST] + more
 
 
-def _bubble(result: Estimate, time: Time) -> list[dict[str, Any]]:
-    """The schedule's seconds, of them what the slowest stage works and sends."""
-    clock, scale = result.workings.step, time.scale
-    chunks = clock.by_stage
-    total, _ = clock.pipeline_seconds(chunks, clock.send_seconds(), time.stage)
-    each = sum(chunk.seconds for chunk in chunks[time.stage])
-    return [
-        formula(
-            "idle on the slowest stage",
-            "S - m * b - p",
-            time.parts["bubble"],
-            "s",
-            S=Number(float(total) * scale, "s", "from the first forward to the last backward of the schedule"),
-            m=Number(float(result.workings.passes), "count", "micro-batches that the stage works on in a step"),
-            b=Number(float(each) * scale, "s", "its work on one of them, forward and backward"),
-            p=Number(time.parts["pp"], "s", "its sends that nothing hides"),
-        )
-    ]
-
-
-def _collectives(result: Estimate, time: Time, rows: list[Traffic], seconds: float) -> dict[str, Any]:
-    """The calls of one lane; the largest in numbers."""
-    shown = sorted(rows, key=lambda row: -row.seconds)
-    steps = [
-        Step(
-            row.what,
-            time.scale * row.exposed_seconds,
-            note=f"{row.calls_per_step:g} x {row.collective}, {row.ranks} ranks",
-        )
-        for row in shown
-    ]
-    formulas = []
-    if shown:
-        row = shown[0]
-        numbers = {
-            "n": Number(float(row.ranks), "count", "ranks of the group"),
-            "S": Number(float(row.payload), "B", "bytes of the whole tensor"),
-        }
-        if row.collective in BUS and same(row.wire, bus_factor(row.collective, row.ranks) * row.payload):
-            what = "sent by each rank in one call of the largest"
-            formulas.append(formula(what, BUS[row.collective], float(row.wire), "B", **numbers))
-        formulas.append(
-            formula(
-                "of it beside compute",
-                "c * (t - e)",
-                time.scale * (row.seconds - row.exposed_seconds),
-                "s",
-                c=Number(time.scale, "share", "measured over predicted seconds of your run"),
-                t=Number(float(row.seconds), "s", "all calls of the step"),
-                e=Number(float(row.exposed_seconds), "s", "on the critical path"),
-            )
-        )
-    return _answer(
-        seconds,
-        "s",
-        formulas=formulas,
-        steps=shortened(steps),
-        rule=COLLECTIVE,
-        basis=result.basis.get("network", ""),
-        sources=[str(cite("nccl-tests")), str(cite("nccl"))],
-    )
-
-
-def _network(result: Estimate, time: Time, rest: str) -> dict[str, Any]:
+def _network(result: Estimate, rest: str) -> dict[str, Any]:
     """The bandwidth that an axis needs, from the bytes and the seconds it has for them."""
     axis, _, what = rest.partition("/")
-    rows: Iterable[dict[str, Any]] = network(result) or ()
-    found = next((row for row in rows if row["axis"] == axis and row["what"] == what), None)
-    if found is None:
-        raise ConfigError(f"no figure {('network/' + rest)[:60]!r} in this run", key="id")
-    window = Number(
-        found["window_seconds"],
-        "s",
-        "seconds of compute that it can overlap with"
-        if found["overlapped"]
-        else "seconds that it may add to the step, 5 % of compute",
-    )
-    carried = Number(found["bytes_per_step"], "B", "bytes that the link carries in a step, per GPU")
-    formulas = []
-    if found["window_seconds"]:
-        formulas.append(formula("needed", "B / w", found["need"], "B/s", B=carried, w=window))
-    if found["seconds"]:
-        formulas.append(
-            formula(
-                "reached, latency included",
-                "B / t",
-                found["reached"],
-                "B/s",
-                B=carried,
-                t=Number(found["seconds"], "s", "seconds of all its calls"),
-            )
-        )
-    rule = "overlapped communication must end when compute does; other communication may add 5 % of compute"
-    return _answer(found["need"], "B/s", formulas=formulas, rule=rule, sources=[str(cite("nccl-tests"))])
+    row = next((one for one in network(result) or () if (one["axis"], one["what"]) == (axis, what)), None)
+    if row is None:
+        raise _none(f"network/{rest}")
+    assert result.cluster is not None
+    case = NetworkCase.of_step(result.workings.step)
+    found = need_reason(case, case.answer(), axis, result.cluster.gpus_per_node)
+    place = f"({what}, {'between' if row['link'] == 'outer' else 'inside'} nodes)"
+    return _answer(row["need"], "B/s", found, [line for line in found.lines if place in line.what])
 
 
-OF_STEP: dict[str, Callable[[Estimate, Time, str], dict[str, Any]]] = {
-    "step": _step,
-    "rate": _rate,
-    "mfu": _mfu,
-    "lane": _lane,
-    "network": _network,
-}
+OF_STEP: dict[str, Callable[[Estimate, str], dict[str, Any]]] = {
+    "step": _step, "rate": _rate, "mfu": _mfu, "lane": _lane, "network": _network,
+}  # fmt: skip
 
 
 # -- the whole run ----------------------------------------------------------------------------------------------------------
 
 
-def _days(result: Estimate, time: Time, budget: Budget) -> dict[str, Any]:
-    tokens = Number(budget.tokens, "tokens", "tokens of the whole run")
-    numbers = {"T": tokens, "D": Number(time.tokens, "tokens", "tokens of a step, over all GPUs"), "t": _seconds(time)}
-    letters = "T / D * t / 86400"
-    notes = []
-    if budget.goodput != 1.0:
-        numbers["g"] = Number(budget.goodput, "share", "share of time that is progress, failures counted")
-        letters = "T / D * t / g / 86400"
-        notes.append("time lost to failures, checkpoints and restarts is counted")
-    days = Number(budget.days, "days", "days of the whole run")
+def _whole(result: Estimate, budget: Budget, name: str) -> dict[str, Any]:
+    """The days or the cost of the run, and what they are worked out from."""
+    found = reason_of(result, "money", budget)
+    wanted = ("steps", "days", "GPU-hours") if name == "days" else ("GPU-hours", "cost")
+    value = budget.days if budget.cost is None or name == "days" else budget.cost
     return _answer(
-        budget.days,
-        "days",
-        notes=notes,
-        formulas=[
-            formula("days", letters, budget.days, "days", **numbers),
-            formula("GPU-hours", "24 * d * n", budget.gpu_hours, "hours", d=days, n=_gpus(budget.gpus)),
-        ],
-        sources=[str(cite(key)) for key in (("young1974", "daly2006") if budget.goodput != 1.0 else ())],
+        value, "days" if name == "days" else "money", found, [line for line in found.lines if line.what in wanted]
     )
 
 
-def _cost(result: Estimate, time: Time, budget: Budget) -> dict[str, Any]:
-    assert budget.cost is not None
-    assert budget.price is not None
-    return _answer(
-        budget.cost,
-        "money",
-        formulas=[
-            formula(
-                "cost",
-                "24 * d * n * p",
-                budget.cost,
-                "money",
-                d=Number(budget.days, "days", "days of the whole run"),
-                n=_gpus(budget.gpus),
-                p=Number(budget.price, "money", "your price of a GPU-hour"),
-            )
-        ],
-    )
-
-
-WHOLE: dict[str, Callable[[Estimate, Time, Budget], dict[str, Any]]] = {"days": _days, "cost": _cost}
-
-FIGURES = frozenset({"fit", *OF_STEP, *WHOLE})
+FIGURES = frozenset({"fit", *OF_STEP, "days", "cost"})
 """What can be asked for, by the first word of its id."""

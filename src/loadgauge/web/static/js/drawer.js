@@ -86,7 +86,7 @@ const largest = (text) => text.replace(/^(.*, )(.+): ([a-z_0-9.]+)$/, (_, head, 
 
 /** A formula, the same with the user's numbers in it, and what its letters stand for. */
 function derivation(one) {
-  const filled = one.letters.replace(/[A-Za-z]+/g, (letter) => (letter in one.numbers ? amount(one.numbers[letter], one.units[letter]) : letter));
+  const filled = one.letters.replace(/[A-Za-z]\w*/g, (letter) => (letter in one.numbers ? amount(one.numbers[letter], one.units[letter]) : letter));
   return h("div", { class: "derivation" }, h("p", { class: "under" }, /: [a-z_0-9.]+$/.test(one.what) ? largest(one.what) : term(one.what)),
     h("pre", { class: "formula", tabindex: "0" }, readable(one.letters)), h("pre", { class: "formula numbers", tabindex: "0" }, `${readable(filled)} = `, h("strong", { "data-value": one.value }, amount(one.value, one.unit))),
     h("dl", { class: "letters" }, Object.entries(one.numbers).flatMap(([letter, value]) => [h("dt", {}, letter), h("dd", { "data-value": value }, amount(value, one.units[letter])), h("dd", { class: "mute" }, term(one.meaning[letter]))])));
