@@ -421,7 +421,7 @@ OOM = (
 # -- for everybody -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tab", ["run", "layouts", "network", "why", "hardware"])
+@pytest.mark.parametrize("tab", ["run", "layouts", "network", "why", "hardware", "cost"])
 def test_axe_finds_nothing_serious(opened: Any, tab: str) -> None:
     page = opened(f"{SMALL}&~tab={tab}&~theme=light")
     rest(page, 500)
@@ -472,3 +472,146 @@ def test_keys(opened: Any) -> None:
     page.locator(".pipeline").focus()
     page.keyboard.press("ArrowRight")
     assert "micro-batch" in page.locator("#panel-schedule [role=status]").inner_text()
+
+
+# -- what each view is for ---------------------------------------------------------------------------------------------
+
+
+def test_the_last_run_comes_back_and_a_link_wins(opened: Any, address: str) -> None:
+    page = opened(RUN)
+    slide(page, "seq-len", 4)
+    wanted = flags_of(page)
+    page.goto("about:blank")
+    page.goto(address)
+    page.wait_for_selector("#verdict-step")
+    assert page.evaluate("document.querySelector('#flag-seq-len-number').value") == "8192"
+    assert verdict(page) == expected(document(line(wanted)))
+    page.goto("about:blank")
+    page.goto(f"{address}#{SMALL}")
+    page.wait_for_selector("#verdict-step")
+    assert flags_of(page)["model"] == "gpt2"
+    page.goto("about:blank")
+    page.goto(address)  # a link that was only looked at is not one's own run
+    page.wait_for_selector("#verdict-step")
+    until(page, lambda: page.locator("#flag-model").input_value() == "llama-3.1-8b")
+
+
+def test_a_run_whose_file_is_gone_gives_way_to_the_example(opened: Any, address: str) -> None:
+    page = opened(RUN)
+    page.evaluate("localStorage.setItem('run', 'model=upload:0123456789abcdef&gpu=l4')")
+    page.goto("about:blank")
+    page.goto(address)
+    page.wait_for_selector("#verdict-step")
+    assert page.locator("#problem").is_hidden()
+    assert flags_of(page)["model"] == "llama-3.1-70b"
+
+
+def test_every_number_opens_its_formula(opened: Any) -> None:
+    page = opened(RUN, height=2600)
+    page.wait_for_selector("#panel-network [data-why]")
+    asked = page.locator("[data-why]").evaluate_all("(all) => all.map((one) => one.dataset.why)")
+    assert {"fit", "step", "rate", "mfu", "days", "cost", "lane/matmul", "lane/tp", "lane/bubble"} <= set(asked)
+    assert sum(id.startswith("network/") for id in asked) >= 3
+    numbers = verdict(page)
+    for id in asked:
+        page.locator(f"[data-why='{id}']").click()
+        page.wait_for_selector("#drawer .big[data-value]")
+        if id in numbers:
+            assert shown(page, "#drawer .big") == numbers[id]
+        assert page.locator("#drawer section").count() >= 1
+        page.keyboard.press("Escape")
+    page.locator("[data-why='mfu']").click()
+    page.wait_for_selector("#drawer .formula strong")
+    assert shown(page, "#drawer .formula strong >> nth=0") == numbers["mfu"]
+    assert "989" in page.locator("#drawer .formula.numbers").first.inner_text()
+    assert page.locator("#drawer a[href*='2204.02311']").count() == 1
+    page.keyboard.press("Escape")
+    page.locator("[data-why='step']").click()
+    page.locator("#drawer td .asks").first.click()  # a summand of the step opens its own
+    page.wait_for_selector("#drawer .formula")
+
+
+def test_which_card_is_cheapest(opened: Any) -> None:
+    page = opened(f"{RUN}&~tab=cost")
+    prices = {"h200-sxm-141gb": "3.5", "a100-sxm4-80gb": "1.25"}
+    for id, price in prices.items():
+        page.locator(f"tr[data-gpu='{id}'] input").nth(1).fill(price)
+    until(page, lambda: all(page.locator(f"tr[data-gpu='{id}'] [data-cost='1']").inner_text() for id in prices))
+    costs = {id: shown(page, f"tr[data-gpu='{id}'] [data-cost='1']") for id in prices}
+    for id, price in prices.items():
+        flags = {**flags_of(page), "gpu": id, "price": price}
+        assert costs[id] == document(line(flags))["time"]["cost"]
+    costs["h100-sxm5-80gb"] = verdict(page)["cost"]
+    least = min(costs, key=costs.__getitem__)
+    best = page.locator("table.costs .best")
+    assert best.count() == 1
+    assert float(best.get_attribute("data-value")) == costs[least]
+    page.reload()
+    page.wait_for_selector("tr[data-gpu='h200-sxm-141gb'] .least")
+    assert page.locator("tr[data-gpu='h200-sxm-141gb'] input").nth(1).input_value() == "3.5"
+    settled(page, lambda: page.locator("tr[data-gpu='a100-sxm4-80gb'] .pill").click())
+    assert flags_of(page)["gpu"] == "a100-sxm4-80gb"
+    assert flags_of(page)["price"] == "1.25"
+
+
+def test_two_runs_as_a_diff_of_ledgers(opened: Any) -> None:
+    page = opened(RUN, height=1300)
+    one = verdict(page)
+    page.locator("#pin").click()
+    page.wait_for_selector("#panel-compare tbody")
+    slide(page, "tp", 1)
+    until(page, lambda: page.locator("#panel-compare [data-row='lane/matmul']").count() == 1)
+    two = verdict(page)
+    for group, name in (("memory", "memory"), ("time", "step")):
+        rows = page.locator(f"#panel-compare [data-group='{group}'] [data-row] [data-change]")
+        changes = [float(text) for text in rows.evaluate_all("(all) => all.map((one) => one.dataset.change)")]
+        assert sum(changes) == pytest.approx(two[name] - one[name], rel=1e-9)
+    why = page.locator("#panel-compare [data-row='activations'] .why").inner_text()
+    assert "tensor-parallel ranks 4 → 2" in why
+    page.locator("#panel-compare [data-row='lane/matmul'] .asks").click()
+    page.wait_for_selector("#drawer .formula")
+    page.keyboard.press("Escape")
+    page.keyboard.press("p")
+    page.wait_for_selector("#panel-compare", state="detached")
+
+
+@pytest.mark.parametrize("view", ["", "&~theme=dark&~lang=zh", "&~tab=cost"])
+def test_a_run_is_one_page_of_paper(opened: Any, view: str) -> None:
+    page = opened(RUN + view)
+    rest(page, 500)
+    printed = page.pdf(prefer_css_page_size=True, print_background=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+    assert re.search(rb"/MediaBox\s*\[\s*0 0 84[12][.\d]* 59[456]", printed)
+    assert page.evaluate("document.documentElement.className") == ""
+
+
+def test_refusals_are_in_the_language_of_the_page(opened: Any) -> None:
+    page = opened(f"{RUN}&~lang=zh")
+    for flag, wrong, said in (
+        ("tp", "3", "16 张 GPU 不能被 tp 3 × pp 2 × cp 1 = 6 整除：余 4"),
+        ("vpp", "5", "32"),
+        ("micro-batch", "x", "须为 1 到"),
+    ):
+        box = page.locator(f"#flag-{flag}-number")
+        before = box.input_value()
+        box.fill(wrong)
+        box.press("Enter")
+        page.wait_for_selector("#problem:not([hidden])")
+        until(page, lambda said=said: said in page.locator("#problem").inner_text())
+        assert not re.search(r"[A-Za-z]{3,} [a-z]{3,} [a-z]{3,}", page.locator("#problem").inner_text())
+        box.fill(before)
+        settled(page, lambda box=box: box.press("Enter"))
+    page.locator("#language").click()
+    page.wait_for_selector("html[lang='en']")
+
+
+def test_panels_with_nothing_to_draw_are_a_line(opened: Any) -> None:
+    page = opened("model=gpt2&gpu=a100-sxm4-80gb&gpus=1&seq-len=1024", height=2600)
+    page.wait_for_selector("#panel-network.idle")
+    for name in ("network", "schedule"):
+        assert page.locator(f"#panel-{name}").bounding_box()["height"] < 60
+        assert page.locator(f"#panel-{name} .chart").is_hidden()
+    settled(
+        page, lambda: page.locator("#flag-gpus-number").fill("8") or page.locator("#flag-gpus-number").press("Enter")
+    )
+    page.wait_for_selector("#panel-network:not(.idle) table")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -152,3 +154,82 @@ def contrast(one: list[float], other: list[float]) -> float:
     """WCAG 2.2's contrast of two colours."""
     light = [0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05 for red, green, blue in (one, other)]
     return max(light) / min(light)
+
+
+# -- what the library says, in Chinese ---------------------------------------------------------------------------------
+
+PACKAGE = STATIC.parents[1]
+REFUSING = ("spec", "families", "layers", "estimate", "reasons", "resolve", "plan", "web", "lengths", "formats")
+"""Folders whose errors the page can show."""
+ELSEWHERE = (
+    "plan/sweep",
+    "plan/inverse.py",
+    "families/hub.py",
+    "spec/hardware.py",
+    "spec/calibration.py",
+    "estimate/schedule",
+)
+"""What the page never runs, or what only a damaged data file brings about."""
+ERRORS = {
+    "ConfigError",
+    "LayoutError",
+    "NotModelled",
+    "NotStated",
+    "NotMeasured",
+    "NothingFits",
+    "Refused",
+    "error_body",
+}
+
+
+def template(node: ast.expr | None) -> str | None:
+    """A text with {} for what it names; None where the text is not written there."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return "".join(text if (text := template(side)) is not None else "{}" for side in (node.left, node.right))
+    return None
+
+
+def refusals(path: Path) -> Iterator[str]:
+    """The texts of the errors that a module raises."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and node.args:
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            place = 1 if name in ("Refused", "wrong", "unmodelled") else 0
+            if name in ERRORS | {"wrong", "unmodelled"} and len(node.args) > place:
+                yield from filter(None, [template(node.args[place])])
+        elif isinstance(node, ast.Yield) and path.name == "layout.py":
+            yield from filter(None, [template(node.value)])
+
+
+def test_every_refusal_is_translated() -> None:
+    known = json.loads((STATIC / "messages" / "errors.zh.json").read_text(encoding="utf-8"))
+    said = {
+        text: path.name
+        for folder in REFUSING
+        for path in sorted((PACKAGE / folder).rglob("*.py"))
+        if not path.relative_to(PACKAGE).as_posix().startswith(ELSEWHERE)
+        for text in refusals(path)
+        if re.search("[a-z]{2,}", text.replace("{}", ""))
+    }
+    assert len(said) > 300
+    assert {text: name for text, name in said.items() if text not in known} == {}
+    for text, form in known.items():
+        assert CHINESE.search(form), text
+        assert sorted(re.findall(r"\{(\d*)\}", form)) in (
+            ["" for _ in range(text.count("{}"))], [str(at) for at in range(text.count("{}"))]
+        ), text  # fmt: skip
+
+
+def in_chinese(text: str) -> str:
+    """As the page's `term` has it."""
+    words = messages("zh")
+    if text in words["terms"]:
+        return str(words["terms"][text])
+    for pattern, form in words["patterns"]:
+        if found := re.fullmatch(pattern, text):
+            return re.sub(r"\$(\d)", lambda number: in_chinese(found[int(number[1])]), form)
+    return text

@@ -40,7 +40,7 @@ def lanes(result: Estimate) -> list[dict[str, Any]] | None:
     seconds.update((lane, time.parts[lane]) for lane in REST)
     hidden: dict[str, float] = {}
     for row in result.network:
-        hidden[row.lane] = hidden.get(row.lane, 0.0) + max(0.0, row.seconds * time.scale - row.exposed_seconds)
+        hidden[row.lane] = hidden.get(row.lane, 0.0) + time.scale * max(0.0, row.seconds - row.exposed_seconds)
     components, start = [], 0.0
     for lane, value in seconds.items():
         beside = hidden.get(lane, 0.0)

@@ -83,7 +83,7 @@ class Background:
         task: its name in `TASKS`; returns the answer as JSON. Raises `Refused` for a body that cannot be read.
         """
         question = decode(await request.body(), load(TASKS[task].question))
-        uploads = self.uploads.of(question.flags)
+        uploads = {**self.uploads.of(getattr(question, "a", {})), **self.uploads.of(question.flags)}
         return await self.second.ask(task, "", question=msgspec.to_builtins(question), uploads=uploads)
 
     async def plan(self, request: Request) -> Any:

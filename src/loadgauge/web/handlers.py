@@ -19,6 +19,7 @@ from loadgauge.resolve.setup import Setup
 from loadgauge.web.changes import changes as changed
 from loadgauge.web.explain import explained
 from loadgauge.web.flags import State, command_line, job_of, named
+from loadgauge.web.reasons import FIGURES, reason
 from loadgauge.web.uploads import Uploads, plain_name
 
 RANGED = (
@@ -40,7 +41,7 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OfBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A question about one block of the treemap."""
+    """A question about one block of the treemap, or about a figure of the page (`reasons.reason`)."""
 
     flags: State
     id: str
@@ -97,8 +98,11 @@ def ranges(given: Setup, result: Estimate) -> dict[str, list[float]]:
 
 
 def explain(question: OfBlock, uploads: Uploads) -> dict[str, Any]:
-    """Explain one block of the treemap: rule, formulas, tensors and sources. Raises `ConfigError` for an unknown block."""
-    return explained(job_of(question.flags, uploads).estimate(), question.id)
+    """Explain a block of the treemap or a figure: rule, formulas, summands and sources. Raises `ConfigError` for another id."""
+    given = job_of(question.flags, uploads)
+    if question.id.partition("/")[0] in FIGURES:
+        return reason(given, given.estimate(), question.id)
+    return explained(given.estimate(), question.id)
 
 
 def changes(question: Question, uploads: Uploads) -> dict[str, Any]:

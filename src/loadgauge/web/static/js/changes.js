@@ -1,7 +1,7 @@
 /** What to change next: each row is another run, really estimated by the server. */
 import { later } from "./api.js";
 import { h } from "./dom.js";
-import { t, term } from "./i18n.js";
+import { refusal, t, term } from "./i18n.js";
 import { GIB, seconds, signed, significant } from "./numbers.js";
 import { Panel, table } from "./panel.js";
 import { flags, set } from "./state.js";
@@ -17,7 +17,7 @@ const request = later("changes", 450, () => { busy = true; changes.show({}); }, 
   [rows, problem, busy] = [found.rows, "", false];
   changes.show({});
 }, (error) => {
-  [rows, problem, busy] = [null, error.message || t("unreachable"), false];
+  [rows, problem, busy] = [null, refusal(error.message) || t("unreachable"), false];
   changes.show({});
 });
 

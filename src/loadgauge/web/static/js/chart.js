@@ -4,6 +4,10 @@ import { t } from "./i18n.js";
 import { colour } from "./theme.js";
 
 let library = null;
+const plots = new Set();
+
+/** Every drawing takes the size of its place at once: paper does not wait for observers. */
+export const resizePlots = () => plots.forEach((plot) => plot.engine && plot.element.isConnected && plot.engine.resize());
 
 /** A drawing place of ECharts inside a panel's chart. It is made on first use and follows its size. */
 export class Plot {
@@ -13,6 +17,7 @@ export class Plot {
     this.engine = null;
     this.wanted = null;
     this.size = { width: 0, height: 0 };
+    plots.add(this);
   }
 
   /** Draws an option; afterwards(engine) is called once, when the engine is there. */

@@ -1,7 +1,7 @@
 /** The left side: one control for each flag. A control shows what was said, or, paler, what is assumed. */
 import { glyph, h } from "./dom.js";
 import { GROUPS_OF_FIELDS } from "./fields.js";
-import { t, term } from "./i18n.js";
+import { has, refusal, t, term } from "./i18n.js";
 import { counted, gib } from "./numbers.js";
 import { flags, look, replace, set, view } from "./state.js";
 
@@ -80,7 +80,7 @@ const id = (flag) => `flag-${flag.replace("~", "")}`;
 function row(field, input, { slide = false, full = false } = {}) {
   const lock = field.locks ? lockOf(field.flag) : null;
   const label = input.matches?.("input, select") ? h("label", { for: id(field.flag) }, t(`flag.${field.flag}`)) : h("span", { class: "label", id: `label-${field.flag}` }, t(`flag.${field.flag}`));
-  label.title = t(`help.${field.flag}`);
+  if (has(`help.${field.flag}`)) label.title = t(`help.${field.flag}`);
   const kinds = ["row", slide && (lock ? "lockable" : "slide"), full && "full"].filter(Boolean).join(" ");
   const element = h("div", { class: kinds, "data-flag": field.flag }, label, input);
   if (lock && slide) element.append(lock);
@@ -158,7 +158,7 @@ const KINDS = {
     const input = h("input", { class: "field side", type: "text", autocomplete: "off", spellcheck: "false", id: id(field.flag), onchange: () => set({ [field.flag]: input.value.trim() }, { push: true }) });
     updates.push(() => {
       if (document.activeElement !== input) input.value = flags[field.flag] ?? "";
-      input.placeholder = used[field.flag] ?? t(`hint.${field.flag}`);
+      input.placeholder = used[field.flag] ?? (has(`hint.${field.flag}`) ? t(`hint.${field.flag}`) : "–");
     });
     return row(field, input);
   },
@@ -223,8 +223,8 @@ function honesty() {
     const { assumed = {}, not_counted = [], basis = {} } = answer.estimate;
     const opened = [...box.querySelectorAll("details")].map((one) => one.open);
     const parts = [
-      [t("honesty.assumed", { count: Object.keys(assumed).length }), h("ul", { class: "notes" }, Object.entries(assumed).map(([flag, text]) => h("li", {}, h("span", { class: "mono" }, flag), h("span", {}, text))))],
-      [t("honesty.uncounted", { count: not_counted.length }), h("ul", { class: "notes plain" }, not_counted.map((text) => h("li", {}, term(text))))],
+      [t("honesty.assumed", { count: Object.keys(assumed).length }), h("ul", { class: "notes" }, Object.entries(assumed).map(([flag, text]) => h("li", {}, h("span", { class: "mono" }, flag), h("span", {}, term(text)))))],
+      [t("honesty.uncounted", { count: not_counted.length }), h("ul", { class: "notes plain" }, not_counted.map((text) => h("li", {}, refusal(term(text)))))],
       [t("honesty.basis"), h("ul", { class: "notes" }, Object.entries(basis).map(([name, from]) => h("li", {}, h("span", {}, t(`part.${name}`).startsWith("part.") ? term(name) : t(`part.${name}`)), h("span", {}, term(from)))))],
     ];
     box.replaceChildren(...parts.map(([title, list], at) => h("details", { class: "more", open: opened[at] }, h("summary", {}, title), list)));

@@ -1,8 +1,8 @@
 /** What slides in from the right: the explanation of a block, an exported file. */
 import { ask } from "./api.js";
 import { find, h } from "./dom.js";
-import { named, t, term } from "./i18n.js";
-import { bytes, fixed, significant } from "./numbers.js";
+import { has, named, refusal, t, term } from "./i18n.js";
+import { amount, bytes, fixed, significant } from "./numbers.js";
 import { flags } from "./state.js";
 import { table } from "./panel.js";
 import { hideTip } from "./tip.js";
@@ -33,11 +33,66 @@ export async function explain(node) {
   try {
     found = await ask("explain", { flags, id: node.id });
   } catch (error) {
-    return openDrawer(title, h("p", { class: "bad" }, error.message || t("unreachable")));
+    return openDrawer(title, h("p", { class: "bad" }, refusal(error.message) || t("unreachable")));
   }
   const size = h("p", { class: "big", "data-value": node.bytes }, bytes(node.bytes), h("small", {}, `${fixed(node.bytes)} B`));
   return openDrawer(title, size, ...told(found));
 }
+
+/** Why a figure is what it is: its formula with the user's numbers, its summands, its source. name: what the page calls it */
+export async function why(id, name) {
+  openDrawer(name, h("p", { class: "mute" }, t("loading")));
+  let found;
+  try {
+    found = await ask("explain", { flags, id });
+  } catch (error) {
+    return openDrawer(name, h("p", { class: "bad" }, refusal(error.message) || t("unreachable")));
+  }
+  return openDrawer(name, h("p", { class: "big", "data-value": found.value }, amount(found.value, found.unit)), ...reasoned(found));
+}
+
+/** A number that opens its explanation. */
+export const asks = (id, name, ...content) => h("button", { class: "asks", type: "button", "aria-haspopup": "dialog", "data-why": id, title: t("explain.open"), onclick: (event) => { event.stopPropagation(); why(id, name); } }, ...content);
+
+function reasoned(found) {
+  const parts = [];
+  if (found.formulas.length) parts.push(section(t("explain.formula"), found.formulas.map(derivation)));
+  if (found.rule) parts.push(section(t("explain.rule"), h("p", {}, readable(term(found.rule)), found.basis ? h("span", { class: "mute" }, ` · ${term(found.basis)}`) : null)));
+  if (found.steps.length) {
+    const name = (step) => (step.id && has(`part.${step.id}`) ? t(`part.${step.id}`) : has(step.what) ? t(step.what) : stepName(step.what));
+    const cell = (step) => {
+      const text = amount(step.value, step.unit);
+      if (!step.id) return text;
+      return h("button", { class: "asks", type: "button", title: t("explain.open"), onclick: () => (has(`part.${step.id}`) ? explain({ id: step.id, part: step.id, label: step.id, bytes: step.value }) : why(step.id, name(step))) }, text);
+    };
+    const noted = found.steps.some((step) => step.note);
+    const whole = found.steps.reduce((sum, step) => sum + step.value, 0);
+    parts.push(section(t("explain.steps"), table({
+      columns: [{ text: t("what"), words: true }, ...(noted ? [{ text: t("explain.often") }] : []), { text: "" }, { text: t("share.of") }],
+      rows: [...found.steps.map((step) => [name(step), ...(noted ? [readable(term(step.note))] : []), cell(step), whole ? `${fixed((100 * step.value) / whole, 1)}%` : ""]), [h("strong", {}, t("total")), ...(noted ? [""] : []), h("strong", {}, amount(whole, found.steps[0].unit)), ""]],
+    })));
+  }
+  if (found.notes.length) parts.push(section(t("explain.notes"), h("ul", { class: "notes plain" }, found.notes.map((line) => h("li", {}, term(line))))));
+  return [...parts, ...sources(found)];
+}
+
+/** "layer: mlp.gate_up" in the page's words. */
+const stepName = (text) => {
+  const [layer, operation] = text.split(": ");
+  return operation ? h("span", {}, named(operation), h("span", { class: "note" }, term(layer))) : term(text);
+};
+
+const largest = (text) => text.replace(/^(.*, )(.+): ([a-z_0-9.]+)$/, (_, head, layer, operation) => `${term(head.slice(0, -2))}: ${named(operation)}, ${term(layer)}`);
+
+/** A formula, the same with the user's numbers in it, and what its letters stand for. */
+function derivation(one) {
+  const filled = one.letters.replace(/[A-Za-z]\w*/g, (letter) => (letter in one.numbers ? amount(one.numbers[letter], one.units[letter]) : letter));
+  return h("div", { class: "derivation" }, h("p", { class: "under" }, /: [a-z_0-9.]+$/.test(one.what) ? largest(one.what) : term(one.what)),
+    h("pre", { class: "formula", tabindex: "0" }, readable(one.letters)), h("pre", { class: "formula numbers", tabindex: "0" }, `${readable(filled)} = `, h("strong", { "data-value": one.value }, amount(one.value, one.unit))),
+    h("dl", { class: "letters" }, Object.entries(one.numbers).flatMap(([letter, value]) => [h("dt", {}, letter), h("dd", { "data-value": value }, amount(value, one.units[letter])), h("dd", { class: "mute" }, term(one.meaning[letter]))])));
+}
+
+const sources = (found) => (found.sources?.length ? [section(t("explain.source"), found.sources.map((one) => h("p", {}, one.url ? h("a", { href: one.url, target: "_blank", rel: "noopener noreferrer" }, one.text) : term(one.text))))] : []);
 
 function told(found) {
   const parts = [];
@@ -61,12 +116,11 @@ function told(found) {
     }))));
   }
   if (found.notes?.length) parts.push(section(t("explain.notes"), h("ul", { class: "notes plain" }, found.notes.map((line) => h("li", {}, term(line))))));
-  if (found.sources?.length) parts.push(section(t("explain.source"), found.sources.map((one) => h("p", {}, one.url ? h("a", { href: one.url, target: "_blank", rel: "noopener noreferrer" }, one.text) : one.text))));
-  return parts;
+  return [...parts, ...sources(found)];
 }
 
 /** Products with a dot. */
-const readable = (formula) => formula.replaceAll("**", "^").replaceAll("*", " · ").replaceAll(" x ", " × ");
+const readable = (formula) => formula.replaceAll("**", "^").replace(/\s*\*\s*/g, " · ").replaceAll(" x ", " × ");
 const said = (value) => (typeof value === "number" ? (Number.isInteger(value) ? fixed(value) : significant(value, 5)) : String(value));
 
 const letters = (one) => h("dl", { class: "letters" }, Object.entries(one.numbers).flatMap(([letter, value]) => [h("dt", {}, letter), h("dd", {}, said(value)), h("dd", { class: "mute" }, term(one.meaning[letter] ?? ""))]));

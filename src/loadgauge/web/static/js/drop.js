@@ -2,7 +2,7 @@
 import { ask, send } from "./api.js";
 import { find, h } from "./dom.js";
 import { keepDots } from "./dots.js";
-import { t, term } from "./i18n.js";
+import { refusal, t, term } from "./i18n.js";
 import { look, set } from "./state.js";
 import { toast } from "./tip.js";
 
@@ -27,6 +27,7 @@ export function listenToDrops() {
 
 const PICKLE = 0x80;
 const LARGE = 3e6;
+const SMALL = 5e5;
 
 async function take(files) {
   for (const file of files) {
@@ -44,7 +45,7 @@ async function given(name, question, text) {
   try {
     took(await question(), name, text);
   } catch (error) {
-    read = { problem: error.message || t("unreachable"), name };
+    read = { problem: refusal(error.message) || t("unreachable"), name };
     show();
     tellers.forEach((teller) => teller(null, read.problem));
   }
@@ -73,8 +74,12 @@ function took(found, name, text) {
 
 /** For after a restart of the server. Without it, that asks for the file again. */
 function keep(key, file) {
+  const text = JSON.stringify(file);
   try {
-    sessionStorage.setItem(key, JSON.stringify(file));
+    sessionStorage.setItem(key, text);
+    // The last run's file is there when the page opens again; of older ones none.
+    Object.keys(localStorage).filter((name) => name.startsWith("upload:")).forEach((name) => localStorage.removeItem(name));
+    if (text.length < SMALL) localStorage.setItem(key, text);
   } catch {
     toast(t("drop.unkept"));
   }
@@ -82,7 +87,7 @@ function keep(key, file) {
 
 /** After a restart of the server: gives a model's file in again. True where it was there. */
 export async function handAgain(key) {
-  const kept = sessionStorage.getItem(key);
+  const kept = sessionStorage.getItem(key) ?? localStorage.getItem(key);
   if (!kept) return false;
   try {
     await ask("drop", JSON.parse(kept));

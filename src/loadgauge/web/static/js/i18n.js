@@ -1,13 +1,15 @@
 /** Words: every text of the page comes from messages/<language>.json. */
 export const LANGUAGES = { en: "English", zh: "简体中文" };
 let words = {};
+let refusals = [];
 export let language = "en";
 
 export const preferred = () => (navigator.languages ?? []).some((one, place) => one.startsWith("zh") && place === 0) ? "zh" : "en";
 
 export async function speak(wanted) {
   language = wanted in LANGUAGES ? wanted : "en";
-  words = await (await fetch(`/static/messages/${language}.json`)).json();
+  const file = async (name) => (await fetch(`/static/messages/${name}.json`)).json();
+  [words, refusals] = await Promise.all([file(language), language === "en" ? [] : file(`errors.${language}`).then(templates)]);
   document.documentElement.lang = language === "zh" ? "zh-CN" : "en";
 }
 
@@ -16,6 +18,39 @@ export function t(key, values = {}) {
   const text = words[key];
   if (text === undefined) return key;
   return text.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
+}
+
+/** Sentences of the library's errors with {} for what they name, the longest first: each as a pattern, and its translation. */
+function templates(all) {
+  const plain = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+  return Object.entries(all).sort(([one], [other]) => other.replaceAll("{}", "").length - one.replaceAll("{}", "").length)
+    .map(([text, form]) => [new RegExp(`^${text.split("{}").map(plain).join("(.*?)")}$`, "s"), form]);
+}
+
+/**
+ * What the library refuses, in the page's language: "config.json: tp: must be ..." keeps its file and key. Several reasons are
+ * each translated; what no template matches stays as it is.
+ */
+export function refusal(text) {
+  if (!text || !refusals.length) return text ?? "";
+  const whole = translated(text);
+  if (whole !== null) return whole;
+  const named = /^((?:[^\s:]+|flag [^\s:]+): )(.+)$/s.exec(text);
+  const inner = named ? refusal(named[2]) : text;
+  if (named && inner !== named[2]) return `${named[1].trimEnd().slice(0, -1)}：${inner}`;
+  const parts = text.split("; ");
+  return parts.length > 1 ? parts.map(refusal).join("；") : text;
+}
+
+function translated(text) {
+  for (const [pattern, form] of refusals) {
+    const found = pattern.exec(text);
+    if (!found) continue;
+    if (found.slice(1).some((value) => value.includes("; ") && !value.startsWith("; "))) continue;
+    let at = 0;
+    return form.replace(/\{(\d*)\}/g, (_, number) => refusal(found[1 + (number === "" ? at++ : Number(number))]));
+  }
+  return null;
 }
 
 export const has = (key) => key in words;

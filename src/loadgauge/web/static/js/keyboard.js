@@ -34,7 +34,7 @@ export function listenToKeys() {
 
 export function openHelp() {
   const rows = [
-    [["?"], "help"], [["1", "…", "6"], "tabs"], [["/"], "model"], [["o"], "open"], [["[", "]"], "tp"], [["{", "}"], "pp"], [["-", "="], "micro"],
+    [["?"], "help"], [["1", "…", "7"], "tabs"], [["/"], "model"], [["o"], "open"], [["[", "]"], "tp"], [["{", "}"], "pp"], [["-", "="], "micro"],
     [["p"], "pin"], [["x"], "swap"], [["l"], "link"], [["c"], "command"], [["e"], "export"], [["a"], "tables"], [["d"], "theme"], [["g"], "language"], [["←", "→"], "walk"], [["Esc"], "close"],
   ];
   const dialog = find("#help");

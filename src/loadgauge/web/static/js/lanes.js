@@ -1,4 +1,5 @@
 /** Where the time goes: one lane each; pale and hatched what hides under compute, red what sticks out of it. */
+import { asks } from "./drawer.js";
 import { h } from "./dom.js";
 import { t } from "./i18n.js";
 import { fixed, percent, seconds } from "./numbers.js";
@@ -12,6 +13,7 @@ const COMPUTE = new Set(["matmul", "attention", "memory-bound", "optimizer"]);
 export const lanes = new Panel({
   id: "lanes",
   draw,
+  idle: (answer) => (answer.panels.lanes ? null : t("step.untimed")),
   sub: ({ estimate: { time } }) => (time ? t("lanes.sub", { stage: time.stage, step: seconds(time.step) }) : ""),
   table: (answer) => ({
     columns: [{ text: t("lane"), words: true }, { text: t("lanes.exposed") }, { text: t("share.of") }, { text: t("lanes.hidden") }, ...(pinned() ? [{ text: t("pin.against") }] : [])],
@@ -32,14 +34,13 @@ export function ticks(end, most = 6) {
 
 function draw(place, answer) {
   const found = answer.panels.lanes;
-  if (!found) return place.replaceChildren(h("p", { class: "waiting" }, t("step.untimed")));
   const { step } = answer.estimate.time;
   const end = Math.max(step, pinned()?.estimate.time?.step ?? 0, ...found.flatMap((lane) => lane.spans.map((span) => span.end)));
   const marks = ticks(end);
   const [scale, unit] = end < 1e-3 ? [1e-6, "µs"] : end < 1 ? [1e-3, "ms"] : [1, "s"];
   const share = (value) => `${(100 * value) / end}%`;
   let start = 0;
-  const grid = h("div", { class: "lanes", role: "img", "aria-label": t("lanes.label", { lanes: found.map((lane) => `${name(lane)} ${seconds(lane.seconds)}`).join(", ") }) }, found.flatMap((lane) => {
+  const grid = h("div", { class: "lanes", role: "group", "aria-label": t("lanes.label", { lanes: found.map((lane) => `${name(lane)} ${seconds(lane.seconds)}`).join(", ") }) }, found.flatMap((lane) => {
     const then = before(lane);
     const row = [
       h("span", { class: "name" }, name(lane)),
@@ -48,7 +49,7 @@ function draw(place, answer) {
         ...(then ? [["A", seconds(then.seconds)]] : []),
       ]), onpointerleave: hideTip }, lane.spans.map((span) => h("i", { class: kind(lane, span), style: { left: share(span.start), width: share(span.end - span.start) } })),
       then?.seconds ? h("i", { class: "was", style: { left: share(start), width: share(then.seconds) } }) : null),
-      h("span", { class: "value", "data-value": lane.seconds }, seconds(lane.seconds), h("small", {}, percent(lane.seconds / step))),
+      h("span", { class: "value", "data-value": lane.seconds }, asks(`lane/${lane.lane}`, name(lane), seconds(lane.seconds)), h("small", {}, percent(lane.seconds / step))),
     ];
     start += lane.seconds;
     return row;

@@ -2,7 +2,7 @@
 import { later } from "./api.js";
 import { axis, lines, Plot, tooltip } from "./chart.js";
 import { h } from "./dom.js";
-import { language, t, term } from "./i18n.js";
+import { language, refusal, t, term } from "./i18n.js";
 import { fixed, GIB, gib, percent, seconds } from "./numbers.js";
 import { Panel, table } from "./panel.js";
 import { pinned } from "./pin.js";
@@ -51,13 +51,13 @@ const request = later("plan", 900, () => { busy = true; told(); }, (answer) => {
   told();
 }, (error) => {
   if (error.kind === "Replaced") return;
-  [found, busy, problem] = [null, false, error.message || t("unreachable")];
+  [found, busy, problem] = [null, false, refusal(error.message) || t("unreachable")];
   told();
 });
 
 /** Nothing fits: what comes closest. */
 function missed(answer) {
-  return answer.nearest_miss ? t("layouts.missed", { gib: gib(answer.nearest_miss.missing) }) : answer.error ?? t("layouts.empty");
+  return answer.nearest_miss ? t("layouts.missed", { gib: gib(answer.nearest_miss.missing) }) : (refusal(answer.error) || t("layouts.empty"));
 }
 
 /** The present run has changed: where it lies among the layouts, and perhaps which layouts there are. */
@@ -81,24 +81,27 @@ export function holdPlan() {
   busy = false;
 }
 
-/** A layout becomes the run: each column that is a flag, where it is not the flag's absence. */
-export function load(place) {
-  const point = found.points[place];
-  const next = { ...found.apply };
-  found.columns.forEach((name, at) => {
+/** The flags of a layout of a plan: each column that is a flag, where it is not the flag's absence; null takes one away. */
+export function loaded(plan, place, before = flags) {
+  const point = plan.points[place];
+  const next = { ...plan.apply };
+  plan.columns.forEach((name, at) => {
     const flag = name.replaceAll("_", "-");
     if (!LAYOUT.includes(flag)) return;
     const value = point[at];
     const absent = value === "" || value === null || value === false || (ONE.includes(flag) && Number(value) === 1);
     next[flag] = absent ? null : String(value);
   });
-  if (next.cp === null) next["cp-comm"] = null; // it goes with cp above 1 only
-  set(next, { push: true });
+  if (next.cp === null && before["cp-comm"]) next["cp-comm"] = null; // it goes with cp above 1 only
+  return next;
 }
 
-export function described(point) {
-  const get = (name) => point[column(name)];
-  const words = ["tp", "pp", "vpp", "cp", "ep", "dp"].filter((name) => column(name) >= 0 && get(name) > 1).map((name) => `${name.toUpperCase()} ${get(name)}`);
+/** A layout becomes the run. */
+export const load = (place) => set(loaded(found, place), { push: true });
+
+export function described(point, { columns } = found) {
+  const get = (name) => point[columns.indexOf(name)];
+  const words = ["tp", "pp", "vpp", "cp", "ep", "dp"].filter((name) => columns.includes(name) && get(name) > 1).map((name) => `${name.toUpperCase()} ${get(name)}`);
   return [...words, `ZeRO ${get("zero")}`, `${t("micro")} ${get("micro_batch")}`].join(" · ");
 }
 

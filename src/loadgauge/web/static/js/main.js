@@ -3,12 +3,14 @@ import { accuracy, fetchAccuracy } from "./accuracy.js";
 import { ask, latest } from "./api.js";
 import { changes, followChanges, forgetChanges } from "./changes.js";
 import { buildControls, refresh } from "./controls.js";
+import { compare, followCompare } from "./compare.js";
+import { costs, followCosts, knowPrices } from "./cost.js";
 import { find, h } from "./dom.js";
 import { dots, onDots } from "./dots.js";
 import { dropZone, handAgain, listenToDrops } from "./drop.js";
 import { hardware, knowCards } from "./hardware.js";
 import { buildHeader, mark } from "./header.js";
-import { preferred, speak, t } from "./i18n.js";
+import { preferred, refusal, speak, t } from "./i18n.js";
 import { listenToKeys } from "./keyboard.js";
 import { lanes } from "./lanes.js";
 import { best, followPlan, holdPlan, layouts } from "./layouts.js";
@@ -16,11 +18,12 @@ import { moments } from "./moments.js";
 import { network, relabel } from "./network.js";
 import { repaint } from "./panel.js";
 import { parallel } from "./parallel.js";
-import { banner, follow } from "./pin.js";
+import { banner, follow, pinned } from "./pin.js";
+import { knowAnswer, listenToPrint } from "./print.js";
 import { roofline } from "./roofline.js";
 import { schedule } from "./schedule.js";
 import { knowCommand } from "./share.js";
-import { flags, load, onChange, view } from "./state.js";
+import { flags, forgetRun, keepRun, load, onChange, view } from "./state.js";
 import { tab } from "./tabs.js";
 import { dress } from "./theme.js";
 import { treemap } from "./treemap.js";
@@ -34,16 +37,19 @@ const TABS = {
   network: [network, lanes, changes, schedule],
   why: [oom, cause, treemap, changes],
   hardware: [roofline, lanes, hardware],
+  cost: [costs],
   accuracy: [accuracy],
 };
 let answer = null;
 let known = null;
 let begun = 0;
+let trouble = null;
 
 const estimate = latest("estimate", arrived, async (error, { flags: asked }) => {
   if (asked.model?.startsWith("upload:") && error.kind === "ConfigError" && !handAgain.tried) {
     handAgain.tried = true;
     if (await handAgain(asked.model)) return request();
+    if (forgetRun()) return undefined;
   }
   return refused(error);
 });
@@ -63,21 +69,32 @@ function wanted() {
 function arrived(found) {
   handAgain.tried = false;
   answer = found;
+  keepRun();
   knowCommand(found.command);
+  knowAnswer(found);
   document.body.classList.remove("stale");
-  find("#problem").hidden = true;
+  trouble = null;
+  tellTrouble();
   draw();
   refresh(found);
   followChanges();
+  followCosts();
   const started = begun;
   requestAnimationFrame(() => setTimeout(() => performance.measure("answered", { start: started, end: performance.now() })));
 }
 
 function refused(error) {
-  const place = find("#problem");
-  place.hidden = false;
-  place.replaceChildren(h("strong", {}, t("problem")), h("span", {}, error.message || t("unreachable")));
+  trouble = error;
   document.body.classList.add("stale");
+  tellTrouble();
+}
+
+/** Why there is no answer; said again in another language. */
+function tellTrouble() {
+  const place = find("#problem");
+  place.hidden = !trouble;
+  if (!trouble) return;
+  place.replaceChildren(h("strong", {}, t("problem")), h("span", {}, refusal(trouble.message) || t("unreachable")));
 }
 
 function draw() {
@@ -86,21 +103,26 @@ function draw() {
   const shown = new Set(TABS[tab()]);
   for (const one of ESTIMATED) if (shown.has(one) && answer.panels[one.what.id] !== undefined) one.show(answer);
   followPlan(answer);
+  followCompare();
   if (shown.has(hardware)) hardware.show({});
   banner();
 }
 
-/** The panels of a tab, in their order. A panel is built when it is first shown. */
+/** The panels of a tab; while a run is pinned, first the two runs side by side. */
+const shown = () => (pinned() && ["run", "layouts", "network", "hardware"].includes(tab()) ? [compare, ...TABS[tab()]] : TABS[tab()]);
+
+/** A tab's panels, in their order. A panel is built when it is first shown. */
 function arrange() {
   mark();
-  const panels = TABS[tab()];
+  const panels = shown();
   find("#panels").replaceChildren(...panels.map((one) => {
     const element = one.element ?? one.build();
     element.classList.toggle("wide", Boolean(one.what.wide) || (tab() === "network" && one === network));
     return element;
   }));
   find("#verdict").hidden = ["accuracy"].includes(tab());
-  for (const one of panels) if (!ESTIMATED.includes(one) && one !== layouts && one !== changes) one.show({});
+  for (const one of panels) if (!ESTIMATED.includes(one) && one !== layouts && one !== changes && one !== compare) one.show({});
+  if (tab() === "cost") followCosts();
   if (tab() === "accuracy") fetchAccuracy(() => tab() === "accuracy");
 }
 
@@ -110,6 +132,7 @@ async function dressWords() {
   buildControls(find("#settings"), dropZone(), known);
   find("#settings").setAttribute("aria-label", t("settings"));
   find("#title").textContent = t("page.title");
+  tellTrouble();
   find("#foot").replaceChildren(h("span", {}, t("foot.local")), h("span", {}, t("foot.keys")));
   relabel();
   find("#panel-oom .chart")?.replaceChildren();
@@ -126,7 +149,7 @@ onChange(async ({ flags: asked, view: seen, address }) => {
     arrange();
     if (!asked) request();
   }
-  if (seen.has("pin")) { mark(); follow(draw); }
+  if (seen.has("pin")) { mark(); follow(versus); }
   if (seen.has("tables")) repaint();
   if (seen.has("ranges") && answer) verdict(answer);
   if (seen.has("lock") && answer) { refresh(answer); followPlan(answer); }
@@ -138,9 +161,13 @@ onChange(async ({ flags: asked, view: seen, address }) => {
   }
 });
 
-onDots(request);
+/** Something was pinned, or no longer is. */
+function versus() {
+  arrange();
+  draw();
+}
 
-addEventListener("beforeprint", () => TABS[tab()].forEach((one) => one.stale && one.paint()));
+onDots(request);
 
 async function begin() {
   if (location.search.includes("token=")) history.replaceState(null, "", `${location.pathname}${location.hash}`);
@@ -151,12 +178,15 @@ async function begin() {
   arrange();
   listenToDrops();
   listenToKeys();
+  listenToPrint();
   known = await ask("catalogue");
   knowCards(known);
+  knowPrices(known);
+  followCosts();
   buildHeader(known);
   buildControls(find("#settings"), dropZone(), known);
   if (answer) draw(), refresh(answer);
-  follow(draw);
+  follow(versus);
 }
 
 begin();

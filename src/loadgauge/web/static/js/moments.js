@@ -34,12 +34,13 @@ function draw(place, answer) {
   const at = Object.fromEntries(curve.columns.map((name, column) => [name, column]));
   const used = ORDER.filter((part) => curve.rows.some((row) => row[at[part]] > 0));
   const end = curve.rows.at(-1)[0];
+  const rows = widened(curve.rows, end);
   const memory = answer.estimate.memory;
   const then = pinned()?.panels.moments;
   const top = Math.max(capacity ?? 0, memory.total, ...dots.flatMap((found) => found.dots.map((dot) => dot.height)), then ? pinned().estimate.memory.total : 0) / GIB;
   const series = used.map((part) => ({
     name: part, type: "line", stack: "parts", symbol: "none", silent: true, lineStyle: { width: 0 }, color: colour(part),
-    areaStyle: { opacity: 1, color: colour(part) }, data: curve.rows.map((row) => [row[0], row[at[part]] / GIB]),
+    areaStyle: { opacity: 1, color: colour(part) }, data: rows.map((row) => [row[0], row[at[part]] / GIB]),
   }));
   series.push({
     name: "peak", type: "line", data: [], markLine: {
@@ -72,7 +73,7 @@ function draw(place, answer) {
     tooltip: tooltip({ trigger: "axis", axisPointer: { type: "line", lineStyle: { color: colour("edge") } }, formatter: (points) => {
       const line = points.find((point) => point.seriesType === "line" && point.seriesName !== "A");
       const x = points[0].value[0];
-      const row = line ? curve.rows[line.dataIndex] : curve.rows.reduce((one, other) => (Math.abs(other[0] - x) < Math.abs(one[0] - x) ? other : one));
+      const row = line ? rows[line.dataIndex] : curve.rows.reduce((one, other) => (Math.abs(other[0] - x) < Math.abs(one[0] - x) ? other : one));
       const near = dots.flatMap((found) => found.dots.filter((dot) => Math.abs(dot.t - x) <= end / 100).flatMap((dot) => [
         [title(found, dot), bytes(dot.bytes), colour("ink")], ...(dot.estimated === null ? [] : [[t("dots.estimated"), bytes(dot.estimated)]])]));
       const shown = used.filter((part) => row[at[part]] > 0).reverse();
@@ -82,6 +83,18 @@ function draw(place, answer) {
     yAxis: axis({ type: "value", min: 0, max: Math.ceil((top * 1.09) / 4) * 4, axisLabel: { showMaxLabel: false, formatter: (value) => fixed(value) } }),
     series,
   }, t("moments.label", { total: gib(memory.total), moment: term(memory.moment), capacity: capacity ? gib(capacity) : "–" }));
+}
+
+/** What lasts no time in the schedule, as the loss between a forward and its backward, is as wide as can be seen. */
+function widened(rows, end) {
+  const width = end / 250;
+  const wide = [];
+  rows.forEach((row, place) => {
+    const sudden = row[0] === rows[place - 1]?.[0] && row[0] === rows[place + 1]?.[0];
+    wide.push(sudden ? [row[0] - width / 2, ...row.slice(1)] : row);
+    if (sudden) wide.push([row[0] + width / 2, ...row.slice(1)]);
+  });
+  return wide.map((row, place) => (place && row[0] < wide[place - 1][0] ? [wide[place - 1][0], ...row.slice(1)] : row));
 }
 
 /** In what a trace or a measurement is of another run than the page's. */

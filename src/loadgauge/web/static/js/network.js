@@ -1,7 +1,8 @@
 /** What the network must carry: what each axis needs to stay out of the way, against what its link has. */
 import { latest } from "./api.js";
+import { asks } from "./drawer.js";
 import { h } from "./dom.js";
-import { t, term } from "./i18n.js";
+import { refusal, t, term } from "./i18n.js";
 import { scaled, seconds, signed, significant } from "./numbers.js";
 import { Panel, table } from "./panel.js";
 import { pinned } from "./pin.js";
@@ -14,6 +15,7 @@ let answerTo = null;
 export const network = new Panel({
   id: "network",
   draw,
+  idle: ({ panels: { network: rows } }) => (rows ? (rows.length ? null : t("network.alone")) : t("network.none")),
   sub: () => t("network.sub"),
 });
 
@@ -32,8 +34,9 @@ function rowsOf(rows) {
     const change = then ? row.exposed_seconds - then.exposed_seconds : 0;
     return [
       h("span", {}, h("strong", { title: t(`lane.${row.axis}`) }, row.axis.toUpperCase()), h("span", { class: "note" }, term(row.what))),
-      scaled(row.bytes_per_step, "B"), row.window_seconds ? seconds(row.window_seconds) : "–", rate(row.need),
-      h("span", {}, rate(row.have), " ", h("span", { class: "mute" }, t(`link.${row.link}`))), bullet(row),
+      h("span", {}, scaled(row.bytes_per_step, "B"), row.window_seconds ? h("span", { class: "note" }, t("network.in", { time: seconds(row.window_seconds) })) : null),
+      asks(`network/${row.axis}/${row.what}`, `${row.axis.toUpperCase()} · ${term(row.what)}`, rate(row.need)),
+      h("span", {}, rate(row.have), " ", h("span", { class: "mute" }, t(`link.${row.link}`)), bullet(row)),
       h("span", { class: `tag ${row.ok ? "good" : "bad"}`, title: t("network.exposed", { time: seconds(row.exposed_seconds) }) }, row.ok ? t("network.ok") : `+${seconds(row.exposed_seconds)}`),
       ...(before ? [then ? signed(seconds(Math.abs(change)), change) : "–"] : []),
     ];
@@ -42,11 +45,9 @@ function rowsOf(rows) {
 
 function draw(place, answer) {
   const rows = answer.panels.network;
-  if (!rows) return place.replaceChildren(h("p", { class: "waiting" }, t("network.none")));
-  if (!rows.length) return place.replaceChildren(h("p", { class: "waiting" }, t("network.alone")));
   const columns = [
-    { text: t("traffic"), words: true }, { text: t("network.bytes") }, { text: t("network.window") }, { text: t("network.need") },
-    { text: t("network.have"), words: true }, { text: "" }, { text: "" }, ...(pinned() ? [{ text: t("pin.against") }] : []),
+    { text: t("traffic"), words: true }, { text: t("network.bytes") }, { text: t("network.need") },
+    { text: t("network.have"), words: true }, { text: "" }, ...(pinned() ? [{ text: t("pin.against") }] : []),
   ];
   const box = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": t("network.title") }, table({ columns, rows: rowsOf(rows) }));
   if (!what) what = whatIf();
@@ -75,7 +76,7 @@ function whatIf() {
     const change = found.step_delta;
     said.replaceChildren(h("strong", { class: Math.abs(change) < 5e-5 * found.step ? "" : change < 0 ? "good" : "bad" }, t("network.step", { step: seconds(found.step), change: signed(seconds(Math.abs(change)), change) })), " ",
       h("button", { class: "pill", type: "button", onclick: () => set({ "nic-bandwidth": `${ADAPTERS[range.value]}GB/s` }, { push: true }) }, t("apply")));
-  }, (error) => said.replaceChildren(h("span", { class: "bad" }, error.message)));
+  }, (error) => said.replaceChildren(h("span", { class: "bad" }, refusal(error.message))));
   label();
   return h("div", { class: "whatif" }, h("label", { for: "what-if" }, t("network.whatif")), range, shown, said);
 }

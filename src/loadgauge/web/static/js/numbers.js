@@ -43,6 +43,20 @@ export function counted(value, digits = 3) {
   return fixed(value);
 }
 
+/** A number with its unit, as explanations have it: seconds, bytes, FLOPs, shares, counts, money. */
+export function amount(value, unit) {
+  if (unit === "s") return seconds(value);
+  if (unit === "B") return bytes(value);
+  if (unit === "share") return percent(value);
+  if (unit === "money") return money(value).join(" ").trim();
+  if (unit === "days") return t("unit.days", { value: significant(value) });
+  if (unit === "hours") return `${counted(value)} ${t("unit.hours")}`;
+  if (unit === "tokens") return t("unit.tokens", { value: counted(value, 4) });
+  if (unit === "tokens/s") return t("unit.rate", { value: fixed(value) });
+  if (unit === "count") return Number.isInteger(value) ? fixed(value) : significant(value, 5);
+  return scaled(value, unit, 4);
+}
+
 /** Money: thousands and millions, to the cent only where it is small. */
 export function money(value) {
   if (value >= 1e6) return [significant(value / 1e6), "M"];

@@ -14,7 +14,8 @@ const watcher = new IntersectionObserver((entries) => {
 }, { rootMargin: "200px" });
 
 /**
- * what: {id, wide, draw(chart, data, panel), table(data) -> {columns, rows}, sub(data), acts: [elements], before(): when it is seen}.
+ * what: {id, wide, draw(chart, data, panel), table(data) -> {columns, rows}, sub(data), acts: [elements], before(): when it is seen,
+ * idle(data) -> the line that stands for a panel with nothing to draw}.
  * A column is {text, words: true for text, not numbers}; a cell is text or an element.
  */
 export class Panel {
@@ -81,9 +82,18 @@ export class Panel {
     if (!this.element) return;
     this.what.before?.();
     this.press();
-    this.sub.replaceChildren(this.data ? this.what.sub?.(this.data) ?? "" : "");
+    const idle = this.data ? this.what.idle?.(this.data) : null;
+    this.element.classList.toggle("idle", Boolean(idle));
+    this.sub.replaceChildren(idle || (this.data ? this.what.sub?.(this.data) ?? "" : ""));
+    if (idle) return this.rest();
     if (!this.chart.hidden) this.what.draw(this.chart, this.data, this);
     if (this.open && this.what.table) this.sheet.replaceChildren(this.data ? table(this.what.table(this.data)) : "");
+    return undefined;
+  }
+
+  /** There is nothing to draw: one line says so. */
+  rest() {
+    this.sheet.hidden = this.chart.hidden = true;
   }
 }
 
@@ -96,12 +106,13 @@ export function table({ columns, rows, caption, mine }) {
 
 export const panel = (id) => all.get(id);
 
-export function repaint(relabel = false) {
+/** Draws again what can be seen; everything: on paper, all that is there. */
+export function repaint(relabel = false, everything = false) {
   for (const one of all.values()) {
     if (!one.element) continue;
     if (relabel) one.label();
     one.stale = true;
-    if (one.seen && one.element.isConnected) one.paint();
+    if ((one.seen || everything) && one.element.isConnected) one.paint();
   }
 }
 

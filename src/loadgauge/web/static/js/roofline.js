@@ -11,7 +11,7 @@ const plot = new Plot();
 const PAINT = { matmul: "states", attention: "gradients", "memory-bound": "outside" };
 
 export const roofline = new Panel({
-  id: "roofline", draw, sub: ({ panels: { roofline: found } }) => (found ? t("roofline.sub", { peak: scaled(found.peak, "FLOP/s"), bandwidth: scaled(found.bandwidth, "B/s"), ridge: significant(found.ridge) }) : ""),
+  id: "roofline", draw, idle: ({ panels: { roofline: found } }) => (found?.points.length ? null : t("step.untimed")), sub: ({ panels: { roofline: found } }) => (found ? t("roofline.sub", { peak: scaled(found.peak, "FLOP/s"), bandwidth: scaled(found.bandwidth, "B/s"), ridge: significant(found.ridge) }) : ""),
   table: ({ panels: { roofline: found } }) => ({
     columns: [{ text: t("operation"), words: true }, { text: t("layer"), words: true }, { text: t("roofline.intensity") }, { text: t("roofline.achieved") }, { text: t("roofline.moved") }, { text: t("roofline.time") }],
     rows: (found?.points ?? []).map((point) => [h("span", { class: "mono" }, point.op), `${point.layers} × ${term(point.layer)}`, point.intensity ? significant(point.intensity) : "–", scaled(point.achieved, "FLOP/s"), scaled(point.bandwidth, "B/s"), seconds(point.step_seconds)]),
@@ -22,12 +22,10 @@ const logs = (found, points) => points.filter((point) => point.intensity > 0 && 
 
 function draw(place, answer) {
   const found = answer.panels.roofline;
-  if (!found?.points.length) return place.replaceChildren(h("p", { class: "waiting" }, t("step.untimed")));
   const usable = found.points.filter((point) => point.intensity > 0);
   const left = 10 ** Math.floor(Math.log10(Math.min(1, ...usable.map((point) => point.intensity))));
   const right = 10 ** Math.ceil(Math.log10(Math.max(found.ridge * 8, ...usable.map((point) => point.intensity))));
   const kinds = Object.keys(PAINT);
-  place.querySelector(".waiting")?.remove();
   const before = pinned()?.panels.roofline;
   plot.draw(place, {
     grid: { left: 70, right: 16, top: 16, bottom: 40 },

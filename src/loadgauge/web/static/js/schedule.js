@@ -19,6 +19,7 @@ export const schedule = new Panel({
   id: "schedule",
   wide: true,
   draw,
+  idle: ({ panels: { schedule: found } }) => (found.stages < 2 ? t("schedule.none") : null),
   sub: ({ panels: { schedule: found } }) => said(found),
   table: ({ panels: { schedule: found } }) => ({
     columns: [{ text: t("stage") }, { text: t("start") }, { text: t("end") }, { text: t("work"), words: true }, { text: t("microbatch") }, { text: t("chunk") }, { text: t("live") }],
@@ -27,7 +28,6 @@ export const schedule = new Panel({
 });
 
 function said(found) {
-  if (found.stages < 2) return t("schedule.none");
   const before = pinned()?.panels.schedule;
   return t(found.chunks > 1 ? "schedule.chunked" : "schedule.sub", {
     name: found.schedule, stages: found.stages, chunks: found.chunks, shown: found.microbatches_shown, all: found.microbatches,
@@ -37,10 +37,6 @@ function said(found) {
 
 function draw(place, answer) {
   const found = answer.panels.schedule;
-  if (found.stages < 2) {
-    canvas = null;
-    return place.replaceChildren(h("p", { class: "waiting" }, t("schedule.none")));
-  }
   if (!canvas || canvas.parentNode !== place) {
     canvas = h("canvas", { class: "pipeline", tabindex: "0", role: "img", onpointermove: hover, onpointerleave: () => { chosen = -1; hideTip(); }, onkeydown: keys, onblur: hideTip });
     place.replaceChildren(canvas, h("p", { class: "legend foot" }), h("span", { class: "unseen", role: "status" }));

@@ -2,7 +2,7 @@
 import { ask } from "./api.js";
 import { openDrawer } from "./drawer.js";
 import { h } from "./dom.js";
-import { t } from "./i18n.js";
+import { refusal, t } from "./i18n.js";
 import { address, flags } from "./state.js";
 import { toast } from "./tip.js";
 
@@ -31,7 +31,7 @@ export async function exportTo(dialect) {
   try {
     show(title, await ask("export", { flags, dialect }));
   } catch (error) {
-    openDrawer(title, h("p", { class: "bad" }, error.message || t("unreachable")));
+    openDrawer(title, h("p", { class: "bad" }, refusal(error.message) || t("unreachable")));
   }
 }
 

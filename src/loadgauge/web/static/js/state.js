@@ -6,7 +6,10 @@ export const FIRST = {
 
 export const flags = {};
 export const view = {};
+const KEPT = "run";
 const listeners = [];
+let own = false;
+let linked = false;
 let timer = 0;
 let written = "";
 
@@ -26,6 +29,7 @@ export function set(changes, { push = false } = {}) {
     else flags[name] = String(value);
   }
   if (!changed) return;
+  own = true;
   write(push);
   tell({ flags: true, view: new Set() });
 }
@@ -67,6 +71,36 @@ function save(how) {
   history[how](null, "", `${location.pathname}${location.search}#${text}`);
 }
 
+/** Keeps the run for the next time that the page opens, once it has an answer and is of the user's making. */
+export function keepRun() {
+  if (!own) return;
+  try {
+    localStorage.setItem(KEPT, encoded(flags));
+  } catch {
+    own = false; // a browser that keeps nothing: the page opens on its example
+  }
+}
+
+/** The run that the page was left with; without one, the example. */
+function lastRun() {
+  try {
+    const kept = decoded(localStorage.getItem(KEPT) ?? "");
+    return kept.model ? kept : FIRST;
+  } catch {
+    return FIRST;
+  }
+}
+
+/** The last run can no longer be estimated, as its file is gone: the example, where the address asks for nothing else. */
+export function forgetRun() {
+  try {
+    localStorage.removeItem(KEPT);
+  } catch { /* nothing was kept */ }
+  if (linked) return false;
+  replace(FIRST);
+  return true;
+}
+
 /** The address as it will be once everything is written. */
 export function address() {
   clearTimeout(timer);
@@ -88,7 +122,8 @@ function readFragment() {
 /** At the start, and when someone goes back or edits the address. */
 export function load() {
   const { seen, asked } = readFragment();
-  const next = Object.keys(asked).length ? asked : FIRST;
+  linked = Object.keys(asked).length > 0;
+  const next = linked ? asked : lastRun();
   const old = new Set([...Object.keys(view), ...Object.keys(seen)].filter((name) => view[name] !== seen[name]));
   for (const name of Object.keys(flags)) delete flags[name];
   for (const name of Object.keys(view)) delete view[name];

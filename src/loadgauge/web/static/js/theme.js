@@ -6,7 +6,11 @@ export const calm = matchMedia("(prefers-reduced-motion: reduce)");
 let cache = new Map();
 const listeners = [];
 
-export const dark = () => (view.theme ? view.theme === "dark" : system.matches);
+let paper = false;
+/** Paper is light. */
+export const onPaper = (on) => { paper = on; };
+
+export const dark = () => !paper && (view.theme ? view.theme === "dark" : system.matches);
 
 export function dress() {
   const wanted = dark() ? "dark" : "light";

@@ -108,7 +108,8 @@ function place({ node, box }, answer) {
   element.total = answer.estimate.memory.total;
   const width = Math.max(0, box.width - GAP);
   const height = Math.max(0, box.height - GAP);
-  Object.assign(element.style, { left: `${box.x}px`, top: `${box.y}px`, width: `${width}px`, height: `${height}px` });
+  const [across, down] = [100 / size.width, 100 / size.height]; // in per cents, so that paper of another width holds it too
+  Object.assign(element.style, { left: `${box.x * across}%`, top: `${box.y * down}%`, width: `${width * across}%`, height: `${height * down}%` });
   element.style.setProperty("--fill", `var(--${node.part})`);
   element.style.setProperty("--on", `var(--on-${node.part})`);
   element.className = `block${height < 40 ? " short" : height > 56 ? " tall" : ""}${width < 66 ? " slim" : ""}${width < 40 || height < 18 ? " bare" : ""}`;

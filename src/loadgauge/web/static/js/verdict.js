@@ -1,6 +1,7 @@
 /** The answer in one row: does it fit, how fast, how well, how long, how much; each with its range. */
+import { asks } from "./drawer.js";
 import { find, h } from "./dom.js";
-import { t, term } from "./i18n.js";
+import { refusal, t, term } from "./i18n.js";
 import { counted, duration, exact, fixed, gib, money, percent, seconds, significant } from "./numbers.js";
 import { delta, pinned, say } from "./pin.js";
 import { view } from "./state.js";
@@ -20,7 +21,7 @@ const between = (range, text) => (view.ranges !== "off" && range ? h("span", { c
 
 function card(id, title, number, unit, exactly, under, change) {
   return h("div", { class: "card", id: `verdict-${id}` }, h("h2", { class: "say" }, title),
-    h("p", { class: "big", "data-value": exactly, title: exactly }, number, unit ? h("small", {}, unit) : null),
+    h("p", { class: "big", "data-value": exactly }, exactly === "" ? number : asks(id, title, number, unit ? h("small", {}, unit) : null)),
     ...under.filter(Boolean).map((line) => h("p", { class: "under" }, line)), change);
 }
 
@@ -38,7 +39,7 @@ function fits(answer, then) {
   const left = room === null ? null : t(room >= 0 ? "fit.left" : "fit.over", { gib: gib(Math.abs(room)) });
   return h("div", { class: "card fit", id: "verdict-fit" }, h("h2", { class: "say" }, t("fit.title")),
     h("p", { class: "big" }, h("span", { class: kind, "data-fits": String(memory.fits) }, t(`fit.${word}`)),
-      h("span", { class: "of" }, exact(gib(memory.total), memory.total, "B"), memory.capacity === null ? " GiB" : t("fit.of", { capacity: gib(memory.capacity) }))),
+      asks("fit", t("fit.needs"), h("span", { class: "of" }, exact(gib(memory.total), memory.total, "B"), memory.capacity === null ? " GiB" : t("fit.of", { capacity: gib(memory.capacity) })))),
     memory.capacity === null ? null : gauge(memory, then?.memory),
     h("p", { class: "under" }, [place, term(memory.moment)].join(" · ")),
     h("p", { class: "under" }, [left, view.ranges !== "off" ? t("fit.range", { low: gib(memory.low), high: gib(memory.high) }) : null].filter(Boolean).join(" · ")),
@@ -68,7 +69,7 @@ function gauge(memory, then) {
 function step({ estimate: { time }, ranges = {} }, then) {
   const [number, unit] = duration(time.step);
   return card("step", t("step.title"), number, unit, time.step,
-    [between(ranges.step ?? [time.low, time.high], seconds), t("step.rate", { rate: fixed(time.tokens_per_second_per_gpu) })],
+    [between(ranges.step ?? [time.low, time.high], seconds), asks("rate", t("rate.title"), t("step.rate", { rate: fixed(time.tokens_per_second_per_gpu) }))],
     delta(time.step, then?.time?.step, say.seconds, true));
 }
 
@@ -81,8 +82,8 @@ function mfu({ estimate: { time }, ranges = {} }, then) {
 function days({ estimate: { time }, ranges = {} }, then) {
   if (!time.days) return card("days", t("days.title"), "–", "", "", [t("days.unasked")]);
   const long = time.days >= 1;
-  return card("days", t("days.for", { tokens: counted(time.tokens) }), significant(long ? time.days : time.days * 24), t(long ? "unit.day" : "unit.hours"), time.days,
-    [between(ranges.days, (value) => t("unit.days", { value: significant(value) })), t("days.hours", { hours: counted(time.gpu_hours) })],
+  return card("days", t("days.title"), significant(long ? time.days : time.days * 24), t(long ? "unit.day" : "unit.hours"), time.days,
+    [between(ranges.days, (value) => (long ? t("unit.days", { value: significant(value) }) : `${significant(24 * value)} ${t("unit.hours")}`)), `${t("days.for", { tokens: counted(time.tokens) })} · ${t("days.hours", { hours: counted(time.gpu_hours) })}`],
     delta(time.days, then?.time?.days, say.days, true));
 }
 
@@ -95,5 +96,5 @@ function cost({ estimate: { time }, ranges = {} }, then) {
 }
 
 function untimed({ estimate }) {
-  return h("div", { class: "card", style: { "grid-column": "span 4" } }, h("h2", { class: "say" }, t("step.title")), h("p", { class: "under" }, estimate.untimed ?? t("step.untimed")));
+  return h("div", { class: "card", style: { "grid-column": "span 4" } }, h("h2", { class: "say" }, t("step.title")), h("p", { class: "under" }, refusal(estimate.untimed) || t("step.untimed")));
 }
