@@ -339,7 +339,7 @@ def _products(operation: Operation, machine: Machine) -> OperationTime:
         return OperationTime(forward, inputs + weights, 0)
     if low is not None:
         # What goes in is quantised, and so is the gradient of what comes out.
-        done = any(tensor.dtype == "quantised" for tensor in operation.keeps)
+        done = operation.read_again or any(tensor.dtype == "quantised" for tensor in operation.keeps)
         into = 0 if done else _quantising(operation.inputs, machine, low)
         out_of = _quantising(operation.outputs, machine, low)
         if low.weights == "within":
