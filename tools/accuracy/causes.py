@@ -206,7 +206,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "little work on eight ranks",
-        "Tensor parallelism over eight GPUs with one or two sequences in a micro-batch, or four with one. All such rows of the source"
+        "Tensor parallelism over eight GPUs with one or two sequences in a micro-batch, or four with one. All such rows"
         " are 8 to 28 % too fast, those with twice as much in a micro-batch 4 % off; each is one reading of the second step. What"
         " takes the time is not stated.",
         lambda run, record, flags: (
