@@ -507,7 +507,10 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1
     gpu, machine = cluster.gpu, model.machine
     step = model.step()
     known = factor(experts=model.memory.model.has_experts, low_precision=machine.low is not None)
-    low, high = bounds(known, tables=machine.efficiencies.basis == "measured", own_run=scale != 1.0)
+    low, high = bounds(
+        known, tables=machine.efficiencies.basis == "measured", own_run=scale != 1.0,
+        own_power=cluster.sustained is not None,
+    )  # fmt: skip
     time = Time(
         step=step.step * scale,
         low=step.step * scale * low,
