@@ -22,7 +22,7 @@ from loadgauge.spec.calibration import Both, Efficiencies, chip_of
 from loadgauge.spec.hardware import Gpu
 from loadgauge.spec.kernels import LowPrecision
 from loadgauge.spec.lora import BaseFormat
-from loadgauge.spec.software import factor
+from loadgauge.spec.software import factor, host_seconds
 from loadgauge.spec.training import Training
 
 TILE_ROWS, TILE_COLUMNS = 128, 256
@@ -78,6 +78,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The family of kernels that the loss belongs to."""
     software: float = 1.0
     """Seconds of compute over those of the kernels alone."""
+    host: float = 0.0
+    """Seconds in which the host launches an operation, in each direction (`spec/software.py`)."""
     plain: bool = False
     """Whether products run without tensor cores (float32), which no power limit slows down."""
 
@@ -162,6 +164,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             norm=training.kernels.norm_kernel,
             loss="loss" if training.kernels.loss in FUSED_LOSSES else "elementwise",
             software=factor(experts=experts, low_precision=low is not None).factor,
+            host=host_seconds(
+                "graphs" if training.overlap.launch else "compiled" if training.kernels.compiled else "eager"
+            ),
             plain=training.precision.activation == 4,
         )
 
