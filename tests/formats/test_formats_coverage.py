@@ -249,7 +249,7 @@ def test_a_recipe_of_the_alignment_handbooks_form(tmp_path: Path) -> None:
     found = read(RECIPE, file="config_full.yaml")
     assert found.dialect == "trl"
     run = found.job
-    assert (run.seq_len, run.micro_batch, run.attention, run.recompute) == (1536, 16, "flash", "full")
+    assert (run.seq_len, run.micro_batch, run.attention, run.recompute) == (1536, 16, "fa2", "full")
     assert (run.precision, run.weights) == ("bf16", "bfloat16")
     assert found.uncounted == ()
     # With FSDP accelerate casts the weights to float32, and adapters train on a frozen base.

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgauge.spec.calibration import efficiencies
+from loadgauge.spec.calibration import chip_of, efficiencies
+from loadgauge.spec.hardware import gpu
 from loadgauge.validate.validate import Record
 from published_runs.free_text import Flags, named
 from published_runs.source_rows import SourceRow
@@ -34,6 +35,15 @@ def _open(run: SourceRow, record: Record, flags: Flags) -> bool:
         return False
     wide = record.high > 1.2 * record.predicted or record.low < record.predicted / 1.2
     return wide and record.low <= record.measured <= record.high
+
+
+def _bubble(run: SourceRow) -> float:
+    """The share of a step that is the bubble of a pipeline that is not interleaved; 0 where the row does not state it."""
+    ranks = (run.tp or 1) * (run.pp or 1) * (run.cp or 1)
+    if not (run.gpus and run.micro_batch and run.global_batch):
+        return 0.0
+    waiting = ((run.pp or 1) - 1) * run.gpus * run.micro_batch / ranks / run.global_batch
+    return waiting / (1 + waiting)
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -154,7 +164,8 @@ CAUSES: tuple[Cause, ...] = (
         "Experts without CUDA graphs: the GPU waits for the launches of dispatch, permutation and grouped products, which no table"
         " of operators holds. Megatron-Bridge's rows with graphs are 3 % too slow in the median, those without 14 % too fast.",
         lambda run, record, flags: (
-            (run.moe_experts or 0) >= 16 and flags.value("cuda_graph_impl") in (None, "", "none")
+            (run.moe_experts or 0) >= 16
+            and (flags.value("cuda_graph_impl") in (None, "", "none") or flags.says("['moe_router', 'moe_preprocess']"))
         ),
         "time",
     ),
@@ -165,6 +176,43 @@ CAUSES: tuple[Cause, ...] = (
         " same source with other widths 2 to 8 %.",
         lambda run, record, flags: (
             bool(run.heads) and bool(run.hidden) and (run.head_dim or (run.hidden or 0) // (run.heads or 1)) % 8 != 0
+        ),
+        "time",
+    ),
+    Cause(
+        "interleaving not stated",
+        "A pipeline of few micro-batches for each stage, whose virtual stages the row does not state: without any the bubble is a"
+        " tenth of the step and more. Rows of the same model, GPUs and releases that state five are 1 to 7 % off.",
+        lambda run, record, flags: run.vpp is None and _bubble(run) >= 0.1,
+        "time",
+    ),
+    Cause(
+        "row-wise scales",
+        "A scale for each row of an operand, whose products and copies are counted as those of one scale. In the source's own"
+        " table one scale makes training 25 % faster than bf16, one for each row 10 %; no table of operators has such products.",
+        lambda run, record, flags: "rowwise" in run.precision,
+        "time",
+    ),
+    Cause(
+        "one scale for a tensor on Blackwell",
+        "Products with one scale reach more in these runs than in the tables of operators: the same models on the same GPUs are 4 %"
+        " off at most with a scale for each block (MXFP8), and 18 to 32 % too slow with one scale or in NVFP4, whose shares come"
+        " from tables of shorter products.",
+        lambda run, record, flags: (
+            chip_of(gpu(record.gpu)) == "10"
+            and ("fp4" in run.precision or run.precision in ("fp8", "fp8-current-scaling"))
+        ),
+        "time",
+    ),
+    Cause(
+        "little work on eight ranks",
+        "Tensor parallelism over eight GPUs with one or two sequences in a micro-batch, or four with one. All such rows"
+        " are 8 to 28 % too fast, those with twice as much in a micro-batch 4 % off; each is one reading of the second step. What"
+        " takes the time is not stated.",
+        lambda run, record, flags: (
+            named(run.framework, "Megatron-DeepSpeed")
+            and bool(run.micro_batch)
+            and (run.tp or 1) >= 4 * (run.micro_batch or 9)
         ),
         "time",
     ),

@@ -342,6 +342,11 @@ def _layout(facts: assumptions.Facts, values: dict[str, Any], model: ModelSpec, 
     if flags.number("sequence_parallel_size"):
         raise Inexpressible("sequence_parallel_size: Ulysses over data-parallel ranks is not mapped")
     zero = _zero(str(values["sharding"]), facts, pp)
+    sample = recipes.sample(flags)
+    if sample is not None:
+        # Packed samples see themselves alone: as many tokens, but each sees those of its own sample.
+        tokens = micro * int(values["seq_len"])
+        extra |= {"tokens": tokens, "pairs": tokens * sample}
     return Layout(
         dp=dp,
         replicas=_replicas(run, flags, dp, zero),

@@ -59,6 +59,15 @@ def ladder(flags: Flags) -> bool:
     return flags.says("baseline")
 
 
+SAMPLES = {"SQuAD": 200}
+"""Tokens of a sample of a data set: SQuAD's paragraphs have 500 characters and more (rajpurkar2016), a question and an answer."""
+
+
+def sample(flags: Flags) -> int | None:
+    """Return the tokens of each of the samples that are packed into a sequence, where they attend to themselves alone."""
+    return next((tokens for name, tokens in SAMPLES.items() if flags.says(f"packed {name}")), None)
+
+
 def packed(flags: Flags) -> bool:
     """Return whether sequences are packed to their full length."""
     return flags.says("packed dataset") and not flags.says("unpacked")

@@ -25,7 +25,7 @@ from loadgauge.estimate.time.step import StepModel, Time, step_time
 from loadgauge.estimate.time.traffic import Traffic
 from loadgauge.layers import View
 from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute
-from loadgauge.spec.calibration import Efficiencies
+from loadgauge.spec.calibration import Efficiencies, of_cluster
 from loadgauge.spec.calibration import efficiencies as calibrated
 from loadgauge.spec.hardware import Cluster, Gpu
 from loadgauge.spec.layout import Layout
@@ -92,7 +92,9 @@ class Workings:
     ) -> None:
         self.model, self.layout, self.training = model, layout, training
         self.gpu, self.cluster, self.scale = gpu, cluster, scale
-        self.efficiencies = efficiencies or calibrated("" if gpu is None else gpu.id)
+        if efficiencies is None:
+            efficiencies = calibrated("" if gpu is None else gpu.id) if cluster is None else of_cluster(cluster)
+        self.efficiencies = efficiencies
         self.view = view_of(layout, training)
         self._played: dict[tuple[int, bool], Simulation] = {}
 

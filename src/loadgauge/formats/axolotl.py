@@ -14,8 +14,9 @@ from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import ATTENTION, AXOLOTL_OPTIMIZERS, TORCH_OPTIMIZERS
 
 NORM, GATED = "liger_rms_norm", ("liger_glu_activation", "liger_swiglu")
-SWITCHES = {"flash_attention": "flash", "sdp_attention": "flash", "flex_attention": "flash", "eager_attention": "eager"}
-SWITCHES |= {"xformers_attention": "flash", "sage_attention": "flash"}
+SWITCHES = {"flash_attention": "fa2", "sdp_attention": "flash", "flex_attention": "fa2", "eager_attention": "eager"}
+SWITCHES |= {"xformers_attention": "fa1", "sage_attention": "flash"}
+WORDS = ATTENTION | {"xformers": "fa1", "sage": "flash"}
 
 
 def _attention() -> Idea:
@@ -23,7 +24,7 @@ def _attention() -> Idea:
 
     def read(keys: Keys) -> Facts:
         values = {kind for key, kind in SWITCHES.items() if keys.flag(key)}
-        named = keys.choice(word, ATTENTION | {"xformers": "flash", "sage": "flash"})
+        named = keys.choice(word, WORDS)
         values |= {named} if named else set()
         if len(values) > 1:
             raise keys.wrong(
@@ -34,9 +35,11 @@ def _attention() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = facts["attention"]
         off: dict[str, Any] = {key: None for key in SWITCHES if keys.has(key)}
-        if keys.has(word) or not off:
-            return off | {word: "eager" if wanted == "eager" else "flash_attention_2"}
-        return off | {"eager_attention" if wanted == "eager" else "flash_attention": True}
+        switch = next((key for key, kind in SWITCHES.items() if kind == wanted), None)
+        if off and switch and not keys.has(word):
+            return off | {switch: True}
+        named = next((theirs for theirs, ours in WORDS.items() if ours == wanted), None)
+        return off | {word: named} if named else {}
 
     return Idea(keys=(word, *SWITCHES), facts=("attention",), read=read, write=write)
 

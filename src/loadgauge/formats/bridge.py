@@ -6,7 +6,6 @@ from typing import Any
 
 from loadgauge.formats.coverage import words
 from loadgauge.formats.megatron import (
-    BACKENDS,
     STRATEGIES,
     context,
     experts,
@@ -18,6 +17,7 @@ from loadgauge.formats.megatron import (
     tensor_parallel,
 )
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
+from loadgauge.formats.words import TRANSFORMER_ENGINE
 
 RECIPES = {
     "bf16_mixed": "bf16", "fp16_mixed": "fp16", "bf16_with_fp8_delayed_scaling_mixed": "fp8-delayed",
@@ -125,7 +125,7 @@ BRIDGE = Dialect(
         row("seq_len", "dataset.sequence_length", "dataset.seq_length", "model.seq_length"),
         row("precision", "mixed_precision", words=RECIPES),
         row("optimizer", "optimizer.optimizer", words={"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "lion": "lion"}),
-        row("attention", "model.attention_backend", words=BACKENDS),
+        row("attention", "model.attention_backend", words=TRANSFORMER_ENGINE),
         offload("optimizer.", share=1.0),
         _lora(),
         loss("model."),

@@ -307,6 +307,11 @@ def processes(*, argv: bool = True) -> Idea:
     return Idea(keys=keys, facts=("gpus", "gpus_per_node", "nodes"), read=read, write=write)
 
 
+def attention_word(kernel: str | None) -> str | None:
+    """Return transformers' name of an attention, or None where it has none."""
+    return next((theirs for theirs, ours in ATTENTION.items() if ours == kernel), None)
+
+
 def attention(*switches: str) -> Idea:
     """The idea of the attention kernel, `attn_implementation`; `switches`: older keys that switch flash attention on."""
     key = "attn_implementation"
@@ -316,11 +321,12 @@ def attention(*switches: str) -> Idea:
         named = keys.choice(key, ATTENTION)
         if old and named == "eager":
             raise keys.wrong(key, "contradicts the switch for flash attention")
-        return {"attention": named or ("flash" if old else None)}
+        return {"attention": named or ("fa2" if old else None)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         off: dict[str, Any] = {name: None for name in switches if keys.has(name)}
-        return off | {key: "eager" if facts["attention"] == "eager" else "flash_attention_2"}
+        named = attention_word(facts["attention"])
+        return off | {key: named} if named else {}
 
     return Idea(keys=(key, *switches), facts=("attention",), read=read, write=write)
 

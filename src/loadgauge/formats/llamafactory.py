@@ -143,7 +143,7 @@ def _precision() -> Idea:
     return Idea(keys=inner.keys, facts=("precision", "weights"), read=read, write=inner.write)
 
 
-ATTENTION = {"fa2": "flash", "auto": "flash", "sdpa": "flash", "fa3": "flash", "disabled": "eager"}
+ATTENTION = {"auto": "flash", "sdpa": "flash", "fa2": "fa2", "fa3": "fa3", "disabled": "eager"}
 """`flash_attn`."""
 
 LLAMAFACTORY = Dialect(

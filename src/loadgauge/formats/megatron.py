@@ -9,9 +9,9 @@ from typing import Any
 
 from loadgauge.formats.coverage import words
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.formats.words import TRANSFORMER_ENGINE
 
 CP_COMM = {"p2p": "ring", "a2a": "all_to_all", "allgather": "all_gather"}
-BACKENDS = {"flash": "flash", "auto": "flash", "fused": "flash", "unfused": "eager", "local": "eager"}
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 
 
@@ -589,7 +589,7 @@ MEGATRON = Dialect(
         optimizer(),
         overlap(),
         offload(),
-        row("attention", "attention_backend", default="flash", words=BACKENDS),
+        row("attention", "attention_backend", default="flash", words=TRANSFORMER_ENGINE),
         row("order", "use_tp_pp_dp_mapping", words={"true": "tp,cp,ep,pp,dp", "false": "tp,cp,ep,dp,pp"}),
         loss(),
         MODEL,

@@ -329,7 +329,7 @@ SWIFT = Dialect(
         frozen_share(),
         _checkpointing(),
         _precision(),
-        row("attention", "attn_impl", words={"flash_attn": "flash"} | ATTENTION),
+        row("attention", "attn_impl", words=ATTENTION | {"flash_attn": "fa2"}),
         liger("use_liger_kernel"),
         context_parallel("sequence_parallel_size"),
         _dropout(),

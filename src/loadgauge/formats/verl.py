@@ -9,6 +9,7 @@ from typing import Any
 
 from loadgauge.formats.megatron import launched, recompute
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
+from loadgauge.formats.words import ATTENTION, TRANSFORMER_ENGINE
 
 A = "actor_rollout_ref.actor."
 F, M = f"{A}fsdp_config.", f"{A}megatron."
@@ -92,6 +93,26 @@ def _layout() -> Idea:
 def _actor(keys: Keys) -> bool:
     """Whether a file is one of PPO's or GRPO's trainer, and not of SFT's."""
     return any(key.startswith("actor_rollout_ref.") for key in keys.document.names())
+
+
+def _attention() -> Idea:
+    """transformers' `attn_implementation`, or Megatron's backend."""
+    ours, theirs = "actor_rollout_ref.model.override_config.attn_implementation", f"{T}attention_backend"
+
+    def read(keys: Keys) -> Facts:
+        if _engine(keys) == "megatron":
+            return {"attention": keys.choice(theirs, TRANSFORMER_ENGINE)}
+        return {"attention": keys.choice(ours, ATTENTION)}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        wanted = facts.get("attention") or "flash"
+        megatron = facts.get("framework") == "megatron" or _engine(keys) == "megatron"
+        key, words = (theirs, TRANSFORMER_ENGINE) if megatron else (ours, ATTENTION)
+        named = next((word for word, kind in words.items() if kind == wanted), None)
+        # verl removes padding, which PyTorch's own attention cannot: without a word it has one that can.
+        return {key: None if wanted == "flash" and not keys.has(key) else named} if named else {}
+
+    return Idea(keys=(ours, theirs), facts=("attention",), read=read, write=write)
 
 
 def _batch() -> Idea:
@@ -276,6 +297,7 @@ VERL = Dialect(
         _liger(),
         _recompute(),
         _lora(),
+        _attention(),
         row(
             "precision",
             f"{F}model_dtype",

@@ -34,11 +34,15 @@ BITSANDBYTES = {
 """bitsandbytes' classes, as configurations that instantiate a class name them."""
 
 ATTENTION = {
-    "flash_attention_2": "flash", "sdpa": "flash", "flash_attention_3": "flash", "flex_attention": "flash",
-    "flash_attention": "flash", "kernels-community/flash-attn": "flash", "kernels-community/flash-attn2": "flash",
-    "kernels-community/flash-attn3": "flash", "kernels-community/vllm-flash-attn3": "flash", "eager": "eager",
+    "sdpa": "flash", "flash_attention_2": "fa2", "flash_attention_3": "fa3", "flash_attention_4": "fa4", "eager": "eager",
+    "flash_attention": "fa2", "kernels-community/flash-attn": "fa2", "kernels-community/flash-attn2": "fa2",
+    "kernels-community/flash-attn3": "fa3", "kernels-community/vllm-flash-attn3": "fa3", "flex_attention": "fa2",
 }  # fmt: skip
-"""`attn_implementation` of transformers."""
+"""`attn_implementation` of transformers, as `--attention`; `flash` is what PyTorch chooses. FlexAttention's own kernels are made
+from FlashAttention-2's, of which they reach nine tenths (source: pytorch.org/blog/flexattention)."""
+
+TRANSFORMER_ENGINE = {"auto": "flash", "flash": "fa2", "fused": "cudnn", "unfused": "eager", "local": "eager"}
+"""`attention_backend` of Megatron-Core: `flash` is the library FlashAttention, `fused` cuDNN."""
 
 SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 SHARDING |= {str(number): stage for number, stage in enumerate(list(SHARDING.values()), 1)}

@@ -147,7 +147,7 @@ class Builder(Writer):
         if (self.autocast or peft) and x.itemsize != self.dtypes.activation:
             # Autocast caches its 16-bit copies of weights, not of activations: each product makes and keeps its own.
             x = kept = self.compute_copy(x, name, moved=peft)
-        gemm = Gemm(rows, o, i)
+        gemm, read_again = Gemm(rows, o, i), False
         keeps = (kept,) if trained else ()
         saved = saved_copy(lora, kind, weights[0] if weight else matrix)
         if saved:
@@ -166,6 +166,12 @@ class Builder(Writer):
             copied = low.keeps and not (held and low.shares)
             if trained and copied:
                 keeps = (self.quantised(kept),)
+            elif low.keeps:
+                # Modules that share an input are one product to Transformer Engine, which quantises it once.
+                read_again = any(
+                    one.inputs and one.inputs[0].name == x.name and any(each.quantised for each in one.weights)
+                    for one in self.operations
+                )
             # Of a row-parallel matrix, `leave` counts the gathered gradient.
             if not (forward_comm and self.view.sequence_parallel):
                 workspace = workspace + low.inside(rows * i, rows * o, i * o, trained=trained, kept=copied)
@@ -191,6 +197,7 @@ class Builder(Writer):
                 weight_gradient_flops=gemm.flops if trained or saved else 0,
                 forward_comm=forward_comm, backward_comm=backward_comm, workspace=workspace,
                 backward_workspace=again, borrows=() if weight else (matrix,), holds=around,
+                read_again=read_again,
             )
         )  # fmt: skip
         if lora is None:

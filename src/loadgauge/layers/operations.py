@@ -134,6 +134,7 @@ class Operation(msgspec.Struct, frozen=True):
     one, so that it runs backward at all.
     `moves`: bytes that its kernels read and write forward and backward, where each of them is known (a cast, a copy); None:
     what goes in and out is counted, and what a calibration found that such operations move beside it.
+    `read_again`: a product of 8 or 4 bits whose input another one has quantised before it.
     """
 
     name: str
@@ -159,6 +160,7 @@ class Operation(msgspec.Struct, frozen=True):
     moves: tuple[Size, Size] | None = None
     spares: frozenset[str] = frozenset()
     gradients: bool = True
+    read_again: bool = False
 
     @property
     def params(self) -> Size:

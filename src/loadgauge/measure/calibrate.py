@@ -220,6 +220,7 @@ def text(calibration: Calibration) -> str:
         f" CUDA {calibration.cuda or 'none'}.",
         f"# Shares of {calibration.peak / 1e12:.4g} TFLOP/s and {calibration.bandwidth / 1e9:.4g} GB/s. Of the time of the matrix"
         f" products, these are off by {math.expm1(calibration.error):.1%} on average.",
+        *_sustained(calibration),
         f"# Not measured here: {', '.join(calibration.kept)}.",
         f"# From: {', '.join(timing.name for timing in calibration.timings)}.",
     ]
@@ -231,6 +232,12 @@ def text(calibration: Calibration) -> str:
     for name in tables:
         lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in getattr(known, name).items())]
     return "\n".join([*lines, ""])
+
+
+def _sustained(calibration: Calibration) -> list[str]:
+    """The rate of a long product, in words that `estimate` takes; nothing where none was timed."""
+    long = [timing.flops / timing.seconds for timing in calibration.timings if timing.kind == "sustained"]
+    return [f"# Sustained: --measured gemm={median(long) / 1e12:.4g}TFLOP/s"] if long else []
 
 
 def _value(value: object) -> str:

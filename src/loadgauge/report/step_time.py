@@ -69,11 +69,13 @@ def basis(result: Estimate) -> str:
     if result.time.scale != 1.0:
         return f"Rescaled to what you measured or assume: predicted times are multiplied by {result.time.scale:.3f}."
     calibration = efficiencies(result.gpu)
+    own = result.cluster.sustained if result.cluster is not None else None
+    at = "" if own is None else f" A long product runs at {own / 1e12:.4g} TFLOP/s, as you measured."
     if calibration.basis == "assumed":
-        return f"Kernels are assumed ({calibration.how}), so the range is wide."
+        return f"Kernels are assumed ({calibration.how}), so the range is wide.{at}"
     rows = sum(figure.rows for figure in calibration.figures.values())
     sources = ", ".join(sorted({source for figure in calibration.figures.values() for source in figure.sources}))
-    return f"Kernels: {rows:,} measured operations on {result.gpu} ({sources}), {calibration.date}; none is a training run."
+    return f"Kernels: {rows:,} measured operations on {result.gpu} ({sources}), {calibration.date}; none is a training run.{at}"
 
 
 def whole_run(target: Console, budget: Budget) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.adapters import usual_upcast
+from loadgauge.resolve.rescale import is_run
 from loadgauge.resolve.rescale import run as measured_run
 from loadgauge.resolve.resolve import asks_for_files, bandwidth, resolve_job
 from loadgauge.spec.axes import DEGREES, RANK_ORDER
@@ -151,8 +152,8 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
         if values.get(name) == default and file is not None and file.get(name, default) == default:
             values[name] = None
     complete = Job(model=job.model, **values)
-    if job.measured is None:
-        return complete
+    if job.measured is None or not is_run(job):
+        return msgspec.structs.replace(complete, measured=job.measured)
     return msgspec.structs.replace(complete, measured=_measured(job, result, _complete(_unmeasured(job), result, {})))
 
 
@@ -164,10 +165,10 @@ def _measured(job: Job, result: Estimate, here: Job) -> str:
     """`--measured` with everything in which the measured run differs from this one, both completed."""
     there, name, text = measured_run(job)
     other = _complete(there, resolve_job(there, result.model).estimate(), {})
-    words = [f"{name}={text}"]
+    words = [f"{name}={text}", *([] if there.measured is None else [there.measured])]
     for field in other.__struct_fields__[2:]:
         value = getattr(other, field)
-        if field not in WHOLE_RUN and value != getattr(here, field):
+        if field not in (*WHOLE_RUN, "measured") and value != getattr(here, field):
             if value is None and field not in NEEDING:
                 value = CONSTANT.get(field)
             words.append(f"{field}={'' if value is None else str(value).lower()}")
@@ -229,7 +230,8 @@ def _cluster(
     """The cluster that these flags give with as many GPUs of this kind; None where they give none."""
     link, adapter = bandwidth(link_bandwidth, "link_bandwidth"), bandwidth(nic_bandwidth, "nic_bandwidth")
     try:
-        return cluster(machines.gpu, machines.gpus, gpus_per_node, link, adapter)
+        found = cluster(machines.gpu, machines.gpus, gpus_per_node, link, adapter)
+        return msgspec.structs.replace(found, sustained=machines.sustained)
     except Error:
         return None
 

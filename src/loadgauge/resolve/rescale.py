@@ -13,6 +13,32 @@ from loadgauge.units import parse, share
 
 MEASURES = ("step", "tokens_per_second_per_gpu", "mfu", "hfu", "tflops")
 SHARES = ("mfu", "hfu")
+PRODUCT = "gemm"
+"""The name of the rate that a long matrix product sustains, which is no run."""
+
+
+def sustained(job: Job) -> float | None:
+    """The FLOP/s that a long 16-bit matrix product sustains on the user's GPU (`gemm=612TFLOP/s`); None where nobody says.
+
+    >>> sustained(Job(model="gpt2", measured="gemm=612TFLOP/s")), sustained(Job(model="gpt2", measured="gemm=612,step=2s"))
+    (612000000000000.0, 612000000000000.0)
+    >>> sustained(Job(model="gpt2", measured="step=2s"))
+    """
+    text = _words(job.measured or "").get(PRODUCT)
+    if text is None:
+        return None
+    try:
+        value, unit = (float(text) * 1e12, "FLOP/s") if text[-1:].isdigit() else parse(text)
+    except ValueError:
+        raise ConfigError(f"cannot read {text!r}", key="measured") from None
+    if unit != "FLOP/s" or not 0 < value < float("inf"):
+        raise ConfigError(f"{PRODUCT} cannot be {text!r} (such as {PRODUCT}=612TFLOP/s)", key="measured")
+    return value
+
+
+def is_run(job: Job) -> bool:
+    """Whether `--measured` tells of a run, and not of a matrix product alone."""
+    return bool(_words(job.measured or "").keys() - {PRODUCT, ""})
 
 
 def scale(job: Job, predict: Callable[[Job], Time | None]) -> float:
@@ -48,16 +74,20 @@ def run(job: Job) -> tuple[Job, str, str]:
     """The measured run as a job, the name of its measure (one of `MEASURES`) and the text of its value. Raises `ConfigError`."""
     assert job.measured is not None
     words = _words(job.measured)
+    product = words.pop(PRODUCT, None)
     measures = [name for name in words if name in MEASURES]
     others = {name.replace("-", "_"): value for name, value in words.items() if name not in MEASURES}
     if len(measures) != 1:
-        raise ConfigError(f"name one of {', '.join(MEASURES)}, as in step=12.3s", key="measured")
+        raise ConfigError(
+            f"name one of {', '.join(MEASURES)}, as in step=12.3s, or {PRODUCT}=612TFLOP/s", key="measured"
+        )
     unknown = [name for name in others if name not in Job.__struct_fields__ or name in ("model", "gpu", "measured")]
     if unknown:
         raise ConfigError(f"no flag {unknown[0]!r} in which the measured run could differ", key="measured")
     same = {name: getattr(job, name) for name in Job.__struct_fields__[1:] if name not in ("measured", *WHOLE_RUN)}
     try:
-        there = Job.of(job.model, {**same, **{name: value or None for name, value in others.items()}})
+        given = {} if product is None else {"measured": f"{PRODUCT}={product}"}
+        there = Job.of(job.model, {**same, **{name: value or None for name, value in others.items()}, **given})
     except ConfigError as error:
         raise ConfigError(str(error), key="measured") from None
     return there, measures[0], words[measures[0]]
@@ -70,6 +100,8 @@ def changed(job: Job, change: dict[str, Any]) -> str:
     'step=12s,gpus=64,zero=1,tp='
     """
     assert job.measured is not None
+    if not is_run(job):
+        return job.measured
     described = {name.replace("-", "_") for name in _words(job.measured)}
     pinned = {name: getattr(job, name) for name in change if name not in described}
     pins = (f",{name}={'' if value is None else str(value).lower()}" for name, value in pinned.items())

@@ -15,7 +15,7 @@ from loadgauge.formats.recompute import resolve_recompute
 from loadgauge.formats.uncounted import Uncounted
 from loadgauge.lengths import Lengths
 from loadgauge.resolve.adapters import adapters
-from loadgauge.resolve.rescale import scale
+from loadgauge.resolve.rescale import is_run, scale, sustained
 from loadgauge.resolve.setup import Setup
 from loadgauge.resolve.trained import adapt_only, train_only
 from loadgauge.spec.around import Around
@@ -170,7 +170,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
             for other in _others(job, given, kind, chosen, stack, assumed)
         ) if not file else (),
     )  # fmt: skip
-    if job.measured is None:
+    if job.measured is None or not is_run(job):
         return setup
     return msgspec.structs.replace(setup, scale=scale(job, lambda there: resolve_job(there, chosen).estimate().time))
 
@@ -366,7 +366,8 @@ def _cluster(job: Job, card: Gpu | None, layout: Layout) -> tuple[Cluster | None
         return None, ""
     link, adapter = (bandwidth(getattr(job, name), name) for name in ("link_bandwidth", "nic_bandwidth"))
     try:
-        return cluster(card, layout.gpus, job.gpus_per_node, link, adapter), ""
+        found = cluster(card, layout.gpus, job.gpus_per_node, link, adapter)
+        return msgspec.structs.replace(found, sustained=sustained(job)), ""
     except NotStated as error:
         return None, str(error)
 

@@ -16,7 +16,7 @@ import msgspec
 
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.package_data import read_data
-from loadgauge.spec.hardware import Gpu
+from loadgauge.spec.hardware import Cluster, Gpu
 from loadgauge.spec.hardware import gpu as card_named
 
 MEASURED_BEST, PER_WATT, SHARE, HIGHEST = 0.85, 0.27, 0.70, 0.85
@@ -192,6 +192,29 @@ def efficiencies(gpu: str) -> Efficiencies:
         return msgspec.convert(fields, Efficiencies)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error), file=f"data/calibration/{gpu}.toml") from None
+
+
+LEAST_POWER, MOST_POWER = 0.4, 1.15
+"""Between which shares of a cool chip's rate the sustained one can lie; what lies outside is another product or GPU."""
+
+
+def of_cluster(cluster: Cluster) -> Efficiencies:
+    """Return what the kernels of a cluster's GPUs achieve, at the power that somebody measured there.
+
+    Raises `ConfigError` for a sustained rate that no long 16-bit product of such a GPU has.
+    """
+    known = efficiencies(cluster.gpu.id)
+    if cluster.sustained is None:
+        return known
+    peak = cluster.gpu.peak("bf16" if cluster.gpu.bf16 and cluster.gpu.peaks.bf16 is not None else "fp16")
+    throttle = cluster.sustained / (peak * known.matmul)
+    if not LEAST_POWER <= throttle <= MOST_POWER:
+        raise ConfigError(
+            f"gemm={cluster.sustained / 1e12:g}TFLOP/s is {cluster.sustained / peak:.0%} of the dense 16-bit peak of"
+            f" {cluster.gpu.name}, where long products reach {known.matmul * known.throttle:.0%}",
+            key="measured",
+        )
+    return msgspec.structs.replace(known, throttle=throttle)
 
 
 def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[str, Any]:

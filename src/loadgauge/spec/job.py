@@ -480,7 +480,8 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
         _field(
             "text", "cluster",
             "A measured run of your own (step, mfu, hfu, tflops or tokens_per_second_per_gpu), followed by the flags in which"
-            " it differed, after commas; predicted times are rescaled by it.",
+            " it differed, after commas: predicted times are rescaled by it. Or gemm=612TFLOP/s, what a long matrix product"
+            " sustains there (`calibrate` prints it): the power at which the GPUs run.",
             metavar="step=12.3s", needs="gpu",
         ),
     ] = None  # fmt: skip

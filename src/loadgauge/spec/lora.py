@@ -23,7 +23,9 @@ class BaseFormat(msgspec.Struct, frozen=True, kw_only=True):
     `experts_only`: only the routed experts' matrices are stored so, and the rest stays in 16 bits.
     `keeps_input`: a product holds its input from forward to backward, though the matrix is frozen; `upcast`: PEFT casts
     what is not quantised to float32; `kernels`: launches that make a matrix in 16 bits (scales first, where they are
-    quantised too).
+    quantised too). `input_moves`, `output_moves`: bytes that forward moves for each element of a product's input and output,
+    where it quantises the one and scales the other, instead of making the matrix; `remade`: bytes moved for each element of
+    the matrix in backward, where that is more than its reading and writing.
     """
 
     nbytes: float
@@ -33,6 +35,9 @@ class BaseFormat(msgspec.Struct, frozen=True, kw_only=True):
     keeps_input: bool = False
     upcast: bool = True
     kernels: int = 1
+    input_moves: float = 0.0
+    output_moves: float = 0.0
+    remade: float = 0.0
 
 
 BASE_FORMATS: dict[str, BaseFormat] = {
@@ -45,9 +50,13 @@ BASE_FORMATS: dict[str, BaseFormat] = {
     "nf4-single": BaseFormat(nbytes=0.5 + 4 / 64, words="4.5 bits (NF4, float32 scales)", source="dettmers2023"),
     # bitsandbytes' other 4-bit type: the same bytes as NF4.
     "fp4": BaseFormat(nbytes=0.5 + 4 / 64, words="4.5 bits (FP4, float32 scales)", source="dettmers2023"),
-    # LLM.int8(): a byte, and a float32 scale for each row, which is neglected.
+    # LLM.int8(): a byte, and a float32 scale for each row, which is neglected. Forward casts its input to fp16 (4 bytes an element)
+    # and quantises it by rows (2 to find the scale, 3 to quantise), multiplies in int8, whose 32-bit result is scaled to fp16 (2
+    # more to write it, 4 + 2) and cast back (4); backward makes the matrix in 16 bits (3) and scales it in place (4)
+    # (bitsandbytes: autograd/_functions.py, MatMul8bitLt).
     "int8": BaseFormat(
-        nbytes=1, words="8 bits (LLM.int8)", source="dettmers2022", keeps_input=True, kernels=2,
+        nbytes=1, words="8 bits (LLM.int8)", source="dettmers2022", keeps_input=True, kernels=2, input_moves=9, output_moves=12,
+        remade=7,
     ),
     # 4 bits, and for each group along the input a 16-bit scale and a 4-bit (HQQ, torchao: 16-bit) zero.
     "gptq": BaseFormat(
@@ -96,6 +105,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     `sharded`: FSDP casts adapters as it gathers them, so that autocast has nothing to cast.
     `experts_stay`: routed experts are not quantised.
     `keeps_inputs`: 4-bit layers keep their input for backward, as bitsandbytes' did before 0.44.
+    `branching`: bitsandbytes' kernel that makes 16 bits of 4 is that from before 0.48, which decides bit by bit.
 
     >>> Lora(rank=8, quantised="mxfp4").stored.nbytes
     0.53125
@@ -115,6 +125,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     keeps_inputs: bool = False
     experts_stay: bool = False
     sharded: bool = False
+    branching: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.quantised, bool) and self.quantised not in BASE_FORMATS:

@@ -156,6 +156,18 @@ KEPT_INPUT = Habit(
 )
 """Whether a 4-bit layer keeps its input for backward, which nothing reads where the matrix is frozen."""
 
+BRANCHING = Habit(
+    (
+        Change(
+            "no",
+            "bitsandbytes, pull requests 1746 and 1747: csrc/kernels.cu, kDequantizeBlockwise",
+            (("bitsandbytes", (0, 48)),),
+        ),
+        Change("yes", "bitsandbytes 0.47: csrc/kernels.cu, dDequantizeNF4"),
+    )
+)
+"""Whether the kernel that makes 16 bits of 4 branches on each bit."""
+
 EXPERTS_QUANTISED = Habit(
     (
         Change(

@@ -17,7 +17,7 @@ from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.optimizers import Optimizer, parse
 from loadgauge.spec.overlap import Overlap
 from loadgauge.spec.precision import ALIASES, PRECISIONS, Precision
-from loadgauge.spec.stacks import EXPERTS_QUANTISED, KEPT_INPUT, NEWEST_STACK, Stack
+from loadgauge.spec.stacks import BRANCHING, EXPERTS_QUANTISED, KEPT_INPUT, NEWEST_STACK, Stack
 
 WEIGHTS = ("auto", "float32", "bfloat16", "float16")
 """The dtypes in which weights may be loaded; `auto` is the checkpoint's."""
@@ -230,7 +230,9 @@ def training(
     if chunks and kind in IN_PIECES:
         pieces, chunks = int(chunks), ""
     if lora is not None and lora.quantised in (True, "nf4", "nf4-single", "fp4"):
-        lora = msgspec.structs.replace(lora, keeps_inputs=KEPT_INPUT.at(stack).value == "yes")
+        lora = msgspec.structs.replace(
+            lora, keeps_inputs=KEPT_INPUT.at(stack).value == "yes", branching=BRANCHING.at(stack).value == "yes"
+        )
     if lora is not None and lora.quantised in (True, "nf4", "nf4-single", "fp4", "int8") and chosen.peft:
         lora = msgspec.structs.replace(lora, experts_stay=EXPERTS_QUANTISED.at(stack).value == "no")
     if lora is not None and chosen.peft:

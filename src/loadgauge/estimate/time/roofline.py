@@ -18,11 +18,11 @@ import msgspec
 from loadgauge.algebra import Size, both_count, ceil_div, minimum, same
 from loadgauge.errors import NotStated
 from loadgauge.layers.operations import Gemm, Layer, Operation, Tensor
-from loadgauge.spec.calibration import Both, Efficiencies
+from loadgauge.spec.calibration import Both, Efficiencies, chip_of
 from loadgauge.spec.hardware import Gpu
 from loadgauge.spec.kernels import LowPrecision
 from loadgauge.spec.lora import BaseFormat
-from loadgauge.spec.software import factor
+from loadgauge.spec.software import factor, host_seconds
 from loadgauge.spec.training import Training
 
 TILE_ROWS, TILE_COLUMNS = 128, 256
@@ -32,6 +32,13 @@ NARROW, USUAL, WIDE = 64, 128, 256
 
 FUSED_LOSSES = ("inplace", "jit", "fused")
 """Losses of one kernel or a few, whose measured share is of the least they can move."""
+DEQUANTISE = 2.5 / 3.35
+"""Share of the memory bandwidth at which 16 bits are made of fewer (source: DeepSpeed, pull request 5373: 2.5 TB/s on H100)."""
+BRANCHING = 1.68
+"""By how much bitsandbytes' kernel was slower before 0.48 where memory does not bound it, on chips of data centres (the middle of
+1.36 to 2.07; source: bitsandbytes, pull request 1747)."""
+FAST_MEMORY = ("8.0", "9", "10")
+"""Chips of data centres, by `chip_of`."""
 
 
 class Rate(NamedTuple):
@@ -61,6 +68,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Whether dropout is part of the residual sum's kernel."""
     stored: BaseFormat | None = None
     """How a frozen base is stored, whose matrices are made in 16 bits for each product."""
+    dequantise: float = DEQUANTISE
+    """Share of the bandwidth at which they are made."""
     attention: str = "fa2"
     """The kernel of fused attention (`Efficiencies.attention`)."""
     norm: str = "eager"
@@ -69,6 +78,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The family of kernels that the loss belongs to."""
     software: float = 1.0
     """Seconds of compute over those of the kernels alone."""
+    host: float = 0.0
+    """Seconds in which the host launches an operation, in each direction (`spec/software.py`)."""
     plain: bool = False
     """Whether products run without tensor cores (float32), which no power limit slows down."""
 
@@ -132,6 +143,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         recipe says so.
         """
         low = training.precision.products
+        branches = training.lora is not None and training.lora.branching
         if training.precision.activation == 4:
             peak = gpu.peak("fp32")
         elif training.precision.name.startswith("bf16") and not gpu.bf16:
@@ -147,10 +159,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             graphs=training.overlap.launch,
             fuses_dropout=training.kernels.activation == "fused",
             stored=None if training.lora is None else training.lora.stored,
+            dequantise=DEQUANTISE / (BRANCHING if branches and chip_of(gpu) in FAST_MEMORY else 1.0),
             attention=training.kernels.flash or training.framework.flash_on(gpu),
             norm=training.kernels.norm_kernel,
             loss="loss" if training.kernels.loss in FUSED_LOSSES else "elementwise",
             software=factor(experts=experts, low_precision=low is not None).factor,
+            host=host_seconds(
+                "graphs" if training.overlap.launch else "compiled" if training.kernels.compiled else "eager"
+            ),
             plain=training.precision.activation == 4,
         )
 
@@ -315,7 +331,7 @@ def _quantised(nbytes: Size, machine: Machine) -> Size:
 
 def _products(operation: Operation, machine: Machine) -> OperationTime:
     """Matrix products with weights (one product a gradient), or between activations."""
-    made = dequantising(operation, machine)
+    made, remade = dequantising(operation, machine)
     low = machine.low if in_eight_bits(operation) else None
     fp8 = low is not None
     experts = any(weight.expert for weight in operation.weights)
@@ -339,29 +355,36 @@ def _products(operation: Operation, machine: Machine) -> OperationTime:
         return OperationTime(forward, inputs + weights, 0)
     if low is not None:
         # What goes in is quantised, and so is the gradient of what comes out.
-        done = any(tensor.dtype == "quantised" for tensor in operation.keeps)
+        done = operation.read_again or any(tensor.dtype == "quantised" for tensor in operation.keeps)
         into = 0 if done else _quantising(operation.inputs, machine, low)
         out_of = _quantising(operation.outputs, machine, low)
         if low.weights == "within":
             into = into + _quantised(operation.params * (2 + low.weight_element), machine)
             out_of = out_of + _quantised(operation.params * (2 + low.weight_element), machine)
         return OperationTime(forward + into, inputs + out_of, weights)
-    return OperationTime(forward + made, inputs + made, weights)
+    return OperationTime(forward + made, inputs + remade, weights)
 
 
-def dequantising(operation: Operation, machine: Machine) -> Size:
-    """Return the seconds to make a quantised base's matrices in 16 bits, as each product with them does again.
+def dequantising(operation: Operation, machine: Machine) -> tuple[Size, Size]:
+    """Return the seconds to make a quantised base's matrices in 16 bits, as each product with them does again: forward, backward.
 
     The stored bytes are read and 16 bits written, which the product then reads as it would any matrix; scales that are
-    quantised too are made first, by launches of their own.
+    quantised too are made first, by launches of their own. LLM.int8() makes none in forward, but quantises what goes in and
+    scales what comes out; its products are counted as those of 16 bits, for no table has any.
     """
     stored = machine.stored
     if stored is None:
-        return 0
+        return 0, 0
     elements = sum(weight.numel for weight in operation.weights if weight.base)
     if same(elements, 0) or (stored.experts_only and not any(weight.expert for weight in operation.weights)):
-        return 0
-    return _streamed(elements * (stored.nbytes + 2), machine) + (stored.kernels - 1) * machine.launch
+        return 0, 0
+    rate, launches = machine.bandwidth * machine.dequantise / machine.software, stored.kernels * machine.launch
+    made = elements * (stored.remade or stored.nbytes + 2) / rate + launches
+    if not stored.input_moves:
+        return made, made
+    into = sum(tensor.numel for tensor in operation.inputs) * stored.input_moves
+    out = sum(tensor.numel for tensor in operation.outputs) * stored.output_moves
+    return _streamed(into, machine) + _streamed(out, machine) + 2 * machine.launch, made
 
 
 def layer_seconds(layer: Layer, machine: Machine) -> OperationTime:

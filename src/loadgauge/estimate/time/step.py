@@ -234,14 +234,19 @@ class StepModel:
         """Return the part of `of_layer` that does not depend on where the weights are sharded [s]."""
         layer, again = facts.layer, facts.recompute
         forward, backward, weight, repeated = _Sums(), _Sums(), 0, _Sums()
+        launched = 0
         for operation in layer:
+            if operation.kind != "view":
+                launched += 1 + operation.gradients + (operation.name in again)
             time = operation_seconds(operation, self.machine)
             forward.add(operation, time.forward)
             backward.add(operation, time.backward)
             weight = weight + time.weight_gradient
             if operation.name in again:
                 repeated.add(operation, time.forward)
-        ahead = {"forward": forward.all, **self.exposed(self.comm(layer, "forward"), *forward.parts)}
+        # The host runs ahead of the GPU as far as it can: what it takes longer over a micro-batch, the GPU waits.
+        waits = maximum(launched * self.machine.host - forward.all - backward.all - repeated.all, 0)
+        ahead = {"forward": forward.all + waits, **self.exposed(self.comm(layer, "forward"), *forward.parts)}
         back = {
             "backward": backward.all,
             "recompute": repeated.all,
@@ -513,7 +518,10 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1
     gpu, machine = cluster.gpu, model.machine
     step = model.step()
     known = factor(experts=model.memory.model.has_experts, low_precision=machine.low is not None)
-    low, high = bounds(known, tables=machine.efficiencies.basis == "measured", own_run=scale != 1.0)
+    low, high = bounds(
+        known, tables=machine.efficiencies.basis == "measured", own_run=scale != 1.0,
+        own_power=cluster.sustained is not None,
+    )  # fmt: skip
     time = Time(
         step=step.step * scale,
         low=step.step * scale * low,
