@@ -60,12 +60,12 @@ def chips(own: dict[str, dict[str, Any]], per_watt: float) -> dict[str, dict[str
         chip["wires"] = {
             way: Wire(
                 *(
-                    middle_of([own[card]["wires"][way][place] for card in cards if "wires" in own[card]])
+                    middle_of([own[card]["wires"][way][place] for card in cards if way in own[card].get("wires", ())])
                     for place in range(4)
                 )
             )
-            for way in ops.WAYS
-            if any("wires" in own[card] for card in cards)
+            for way in (*ops.WAYS, "dispatch")
+            if any(way in own[card].get("wires", ()) for card in cards)
         }
         chip["gpus"] = sorted(cards)
         found[name] = chip
@@ -109,3 +109,10 @@ def completed(own: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]) 
                 ways[kernel] = [round(part * share, 3) for part in both]
             elif ways[kernel][1] is None:
                 ways[kernel][1] = round(ways[kernel][0] * both[1] / both[0], 3)
+        wires = fields.get("wires", {})
+        mates = [name for name, other in own.items() if "dispatch" in other.get("wires", ()) and name in chip["gpus"]]
+        if wires and "dispatch" not in wires and mates:
+            # DeepEP runs in nodes and HybridEP in racks.
+            room = card_named(card).link_domain
+            mate = min(mates, key=lambda name: abs(card_named(name).link_domain - room))
+            wires["dispatch"] = list(own[mate]["wires"]["dispatch"])

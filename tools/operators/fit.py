@@ -33,7 +33,7 @@ SWEEP = ops.SWEEP
 MEMORY = {
     "elementwise": (0.86, 0.86), "norm-fused": (0.75, 0.63), "norm-compiled": (0.70, 0.32), "norm-eager": (0.55, 0.25),
     "norm-written": (0.067, 0.038),
-    "quantise": (0.70, 0.72), "quantise-serving": (0.5, 0.5), "permute": (0.50, 0.51), "loss": (0.30, 0.30),
+    "quantise": (0.70, 0.72), "quantise-serving": (0.5, 0.5), "permute-serving": (0.5, 0.5), "permute": (0.50, 0.51), "loss": (0.30, 0.30),
 }  # fmt: skip
 """Where a family starts; families with rows of their own are fitted."""
 FEW_BITS = (
@@ -46,7 +46,8 @@ WIRE = Wire(7e-6, 1.5e-6, 0.75, 4e-3)
 START = Efficiencies(
     gpu="", matmul=0.7, fp8_matmul=0.65, fp8_block_matmul=0.65, fp4_matmul=0.5, throttle=0.9,
     small_k=50, fp8_block_small_k=100, block_quantise_launch=5e-6, fp8_small_k=120, fp4_small_k=1000, wave=0.1,
-    product_memory=0.8, weight_gradient=1.05, grouped=0.8, grouped_weight=0.6, grouped_rows=0, launch=2.6e-6,
+    product_memory=0.8, weight_gradient=1.05, grouped=0.8, grouped_weight=0.6, grouped_rows=0, grouped_memory=0.8,
+    expert_start=3e-5, expert_copy=3e-10, dispatch_link=0.8, launch=2.6e-6,
     quantise_launch=1e-5, attention={}, attention_keys=Both(270, 315), narrow=Both(0.7, 0.9), wide=Both(1.05, 1.05),
     memory={name: Both(*shares) for name, shares in MEMORY.items()}, wires=dict.fromkeys(ops.WAYS, WIRE),
     inner_link=0.77, outer_link=0.79, inner_latency=2.5e-6, outer_latency=1.4e-5, outer_start=0.0, outer_root=0.0,
@@ -230,6 +231,27 @@ def fit_gradients(every: Iterable[Measured], known: Efficiencies, own: dict[str,
     )
 
 
+def fit_experts(known: Efficiencies, own: dict[str, dict[str, Any]]) -> tuple[Efficiencies, Figure]:
+    """Fit what whole layers of experts take beside their products, which run as one product does, to all GPUs together."""
+    rows = [one for one in ops.experts() if one.gpu in CENTRE and "min_latency" not in one["kernel"]]
+
+    def predict(one: Measured, found: Efficiencies) -> float:
+        names = ("matmul", "throttle", *(share for _, share, _, _ in FEW_BITS))
+        return ops.expert_seconds(one, replaced(found, **{name: own[one.gpu][name] for name in names if name in own[one.gpu]}))
+
+    def build(x: np.ndarray) -> Efficiencies:
+        moved = Both(float(x[1]), float(x[1]))
+        return replaced(
+            known, grouped_memory=float(x[0]), memory=known.memory | {"permute-serving": moved}, expert_start=float(x[2]) * 1e-6,
+            expert_copy=float(x[3]) * 1e-9,
+        )  # fmt: skip
+
+    x = solved(rows, predict, build, [(0.8, 0.5, 30, 0.2)], [0.3, 0.1, 0, 0], [1, 1, 100, 10])
+    found = build(x.round(3))
+    print("experts: memory of products, permuting, start [us], copy [ns]", x.round(3), figure(rows, predict, found))
+    return found, figure(rows, predict, found)
+
+
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
@@ -364,6 +386,44 @@ def fit_wires(known: Efficiencies, own: dict[str, dict[str, Any]]) -> Efficienci
     return replaced(known, wires=wires)
 
 
+def fit_dispatch(known: Efficiencies, own: dict[str, dict[str, Any]]) -> tuple[Efficiencies, Figure]:
+    """Fit DeepEP's dispatch, and HybridEP's in racks: for each GPU its start, its share of the link and, where rows have several
+    shapes, the time of each token and copy; the share of the adapters for all together."""
+    every = list(ops.dispatches())
+    for card in sorted({one.gpu for one in every}):
+        mine = [one for one in every if one.gpu == card and one.kind == "dispatch"]
+        several = len({one["notes"] for one in mine}) > 20
+
+        def build(x: np.ndarray) -> Efficiencies:
+            each = [float(value) * 1e-9 for value in x[2:]] or [0.0, 0.0]
+            return replaced(known, wires={"dispatch": Wire(float(x[0]) * 1e-6, each[0], float(x[1]), each[1])})
+
+        count = 4 if several else 2
+        x = solved(mine, ops.dispatch_seconds, build, [(40, 0.6, 10, 2)[:count]], [0, 0.05, 0, 0][:count],
+                   [300, 1.0, 200, 50][:count])  # fmt: skip
+        own[card]["wires"]["dispatch"] = [_least(value) for value in msgspec.structs.astuple(build(x).wires["dispatch"])]
+        own[card]["figures"]["wires.dispatch"] = figure(mine, ops.dispatch_seconds, build(x))
+        print("  ", card, "dispatch", own[card]["wires"]["dispatch"], own[card]["figures"]["wires.dispatch"].spread)
+    rows = [one for one in every if one.kind != "dispatch"]
+
+    def predict(one: Measured, found: Efficiencies) -> float:
+        return ops.dispatch_seconds(one, replaced(found, wires={"dispatch": Wire(*own[one.gpu]["wires"]["dispatch"])}))
+
+    def reached(x: np.ndarray) -> Efficiencies:
+        return replaced(known, dispatch_link=float(x[0]))
+
+    x = solved(rows, predict, reached, [(0.8,)], [0.2], [1.0])
+    found = reached(x.round(3))
+    print("dispatch over nodes", x, figure(rows, predict, found))
+    hopper = Wire(*own["h100-sxm5-80gb"]["wires"]["dispatch"])
+    return replaced(found, wires=found.wires | {"dispatch": hopper}), figure(rows, predict, found)
+
+
+def _least(value: float) -> float:
+    """A figure to three digits, or 0 where it is less than any clock can tell."""
+    return float(f"{value:.3g}") if value > 1e-10 else 0.0
+
+
 def fit_network(known: Efficiencies, own: dict[str, dict[str, Any]]) -> tuple[Efficiencies, Figure]:
     """Fit what all-reduce loses between nodes: one network for all, as there is no table of each.
 
@@ -428,8 +488,10 @@ def main() -> None:
     known = fit_gradients(every, known, own)
     known = fit_attention(known, own)
     known, figures = fit_memory(known)
+    known, figures["grouped_memory"] = fit_experts(known, own)
     known = fit_wires(known, own)
     known, figures["outer_link"] = fit_network(known, own)
+    known, figures["dispatch_link"] = fit_dispatch(known, own)
     own = {card: fields for card, fields in own.items() if "matmul" in fields or card == "a100-pcie-80gb"}
     found = chips(own, PER_WATT)
     completed(own, found)

@@ -17,6 +17,7 @@ import msgspec
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from published_runs.releases import with_recipes
 from published_runs.rows import row_of
 from published_runs.source_rows import RAW, SourceRow, SourceRows, read, read_memory
 
@@ -35,7 +36,7 @@ def lines(rows: Iterable[SourceRow]) -> str:
 
 def made(name: str) -> str:
     """What a file of the package should hold."""
-    return "".join(lines(reader(RAW / file).rows) for file, reader in SOURCES[name])
+    return "".join(lines(with_recipes(reader(RAW / file).rows)) for file, reader in SOURCES[name])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     files = [name for name in arguments if name != "--check"]
     for name in files:
         source = read(Path(name))
-        print(lines(source.rows), end="")
+        print(lines(with_recipes(source.rows)), end="")
         for row in source.rejected:
             print(f"line {row.line}: {row.id}: {row.reason}", file=sys.stderr)
     if files:

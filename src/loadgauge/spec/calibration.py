@@ -67,8 +67,12 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     wave: how much of the loss by partial waves of tiles shows (0: none, 1: all)
     product_memory: share of the memory bandwidth at which a product reads and writes
     weight_gradient: time of a product that adds to a gradient, over that of one that writes
-    grouped, grouped_weight: rate of a grouped product of experts over that of one product, in forward and for the gradient of its
-        inputs, and for that of weights; grouped_rows: rows of an expert at which it reaches half of that
+    grouped, grouped_weight: rate of the products of experts that are launched one by one over that of one product, in forward
+        and for the gradient of its inputs, and for that of weights; grouped_rows: rows of an expert at which they reach half of that
+    grouped_memory: share of the memory bandwidth at which one kernel with the products of all experts reads and writes, whose
+        arithmetic runs as that of one product
+    expert_start, expert_copy: what a layer of experts takes beside its products and its bytes where the host waits for nothing,
+        once and for each copy of a token [s]: sorting, and the starts of its kernels
     launch: of each kernel [s]; quantise_launch, block_quantise_launch: of making the copy of few bits that a product reads, with
         one scale for the tensor or one for each block [s]
 
@@ -77,15 +81,17 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         256
     memory: by family of kernels that memory bounds, share of the memory bandwidth
 
-    wires: by collective, inside a domain; nvls: share of the link that an all-reduce in the switch reaches, counted once over
+    wires: by collective, inside a domain, `dispatch` being an all-to-all that sends a token once to each rank (DeepEP), whose
+        `step` is of each token and `root` of each copy of one [s]; nvls: share of the link that an all-reduce in the switch reaches, counted once over
         the tensor (0: there is no such switch), from `nvls_ranks` on
     inner_link, outer_link: achieved share of the link inside a domain where no collective is named, and of the network adapter
+    dispatch_link: achieved share of the network adapter by that dispatch
     inner_latency, outer_latency: latency of one step of a ring [s]
     outer_start, outer_root: what a collective that leaves its domain takes beside [s], and the ramp of the network as in
         `Wire.root` [s^0.5]
     contention: share of hidden communication's time that the overlapping compute loses
     routing: time that an expert layer's routing adds in each direction [s]: many small kernels, and a host that waits for
-        the number of tokens of each expert
+        the number of tokens of each expert; without a host in between, `expert_start` and `expert_copy` stand in its place
     multiprocessors: how many tiles of a matrix product are computed at a time
 
     basis: `measured` on this GPU, or `assumed`; how: in words, for a GPU without measurements of its own
@@ -108,6 +114,9 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     grouped: float
     grouped_weight: float
     grouped_rows: float
+    grouped_memory: float
+    expert_start: float
+    expert_copy: float
     launch: float
     quantise_launch: float
     block_quantise_launch: float
@@ -121,6 +130,7 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     nvls_ranks: int = 5
     inner_link: float
     outer_link: float
+    dispatch_link: float
     inner_latency: float
     outer_latency: float
     outer_start: float

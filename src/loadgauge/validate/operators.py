@@ -181,17 +181,18 @@ def expert_seconds(one: Measured, known: Efficiencies) -> float:
         one.number("experts") / one.number("ep"),
         one.number("tokens") * one.number("topk") / one.number("ep"),
     )
-    rows = copies / held
-    time = 0.0
-    for n, k in ((2 * inner, hidden), (hidden, inner)):
-        product = Gemm(rows, n, k, held)
-        time += gemm_seconds(product, made, fp8=form != "bf16", slower=grouped_slower(product, made))
-        if form != "bf16":
-            element = 0.5 if form == "fp4" else 1
-            time += copies * k * (2 + element) / made.memory("quantise").forward + made.quantise_launch
-    # A serving stack reads and writes each token once, and each of its copies once.
-    moved = 4 * hidden * (copies + one.number("tokens")) + 6 * copies * inner
-    return float(time + moved / made.memory("elementwise").forward + 3 * known.launch)
+    rows, element = copies / held, {"bf16": 2, "fp4": 0.5}.get(form, 1)
+    time = sum(
+        gemm_seconds(Gemm(rows, n, k, held), made, fp8=form != "bf16", grouped=True)
+        for n, k in ((2 * inner, hidden), (hidden, inner))
+    )
+    # Permuting reads 16 bits and writes the product's format, and so does the activation, of twice as many; the sum reads each
+    # copy and writes each token. Scales by blocks are made in a kernel of their own.
+    moved = copies * ((4 + element) * (hidden + inner)) + 2 * one.number("tokens") * hidden
+    if form in ("fp8-block", "fp4"):
+        moved += 4 * copies * (hidden + inner)
+    sorting = known.expert_start + known.expert_copy * one.number("tokens") * one.number("topk")
+    return float(time + moved / made.memory("permute-serving").forward + sorting)
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -283,6 +284,9 @@ def stream_seconds(one: Measured, known: Efficiencies) -> float:
 # -- collectives -------------------------------------------------------------------------------------------------------
 
 WAYS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+DISPATCHED_BYTES = 1 + 4 / 128
+"""Of an element as DeepEP sends it in a serving stack: 8 bits, with a scale in float32 for 128 of them. (In 16 bits these rows
+would be beyond the links' bandwidth, and in 8 they are at the rate that DeepEP's own table has for 8 bits.)"""
 
 
 def collectives(*, nodes: bool = False) -> Iterator[Measured]:
@@ -303,18 +307,42 @@ def collectives(*, nodes: bool = False) -> Iterator[Measured]:
 
 def collective_seconds(one: Measured, known: Efficiencies) -> float:
     """Return the predicted time of a collective [s]."""
+    group = Group("dp", int(one.number("ranks")), 1)
+    return float(seconds(one["op"], one.number("bytes"), group, _fabric(one, known)))
+
+
+def _fabric(one: Measured, known: Efficiencies) -> Fabric:
+    """The links that a collective was measured on."""
     card, ranks, nodes = card_named(one.gpu), int(one.number("ranks")), int(one.number("nodes"))
     switched = "NVLS" in one["algorithm"] or not one.source.startswith(("microsoft/vidur", "stas00")) or not known.nvls
-    fabric = Fabric(
+    return Fabric(
         domain=ranks // nodes, inner_bandwidth=card.link_bandwidth,
         outer_bandwidth=6.25e9 if "4 x 100 Gbit/s" in one["link"] else 50e9,
         inner_latency=known.inner_latency, outer_latency=known.outer_latency,
         inner_efficiency=known.inner_link, outer_efficiency=known.outer_link, wires=known.wires,
         nvls=known.nvls if switched else 0.0, nvls_ranks=known.nvls_ranks, outer_start=known.outer_start,
-        outer_root=known.outer_root,
+        outer_root=known.outer_root, dispatch_link=known.dispatch_link,
     )  # fmt: skip
-    time: float = seconds(one["op"], one.number("bytes"), Group("dp", ranks, 1), fabric)
-    return time
+
+
+def dispatches() -> Iterator[Measured]:
+    """Yield DeepEP's and HybridEP's dispatch of tokens to experts, at random, and the way back; rows that repeat another card's are left out."""
+    seen = set()
+    for row in _known("collectives"):
+        if row["op"] not in ("deepep_dispatch", "deepep_combine") or (row["time_us"], row["notes"]) in seen:
+            continue
+        seen.add((row["time_us"], row["notes"]))
+        yield _measured("dispatch over nodes" if int(row["nodes"]) > 1 else "dispatch", row)
+
+
+def dispatch_seconds(one: Measured, known: Efficiencies) -> float:
+    """Return the predicted time of sending tokens to their experts [s]."""
+    words = one["notes"].split()
+    said = {key: int(value) for key, value in zip(words[::2], words[1::2], strict=True)}
+    nbytes = said["tokens"] * said["hidden"] * said["topk"] * said.get("bytes", DISPATCHED_BYTES)
+    fabric, group = _fabric(one, known), Group("ep", int(one.number("ranks")), 1)
+    copies = max(said["topk"], 1 + 1e-9)
+    return float(seconds("all_to_all", nbytes, group, fabric, copies=copies, rows=said["tokens"] * said["topk"]))
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
@@ -326,6 +354,7 @@ TABLES: tuple[tuple[Callable[[], Iterable[Measured]], Callable[[Measured, Effici
     (streams, stream_seconds),
     (collectives, collective_seconds),
     (functools.partial(collectives, nodes=True), collective_seconds),
+    (dispatches, dispatch_seconds),
 )
 """What is measured, and what predicts it."""
 

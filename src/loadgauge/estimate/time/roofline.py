@@ -30,6 +30,8 @@ NARROW, USUAL, WIDE = 64, 128, 256
 """Widths of attention heads between which the achieved share is interpolated."""
 
 
+GROUPED_SINCE = 9.0
+"""The compute capability from which on PyTorch has one kernel for products of several experts."""
 FUSED_LOSSES = ("inplace", "jit", "fused")
 """Losses of one kernel or a few, whose measured share is of the least they can move."""
 
@@ -57,6 +59,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     low: LowPrecision | None = None
     graphs: bool = False
     """Whether CUDA graphs hide the launches."""
+    one_kernel: bool = False
+    """Whether the products of all experts on a rank are one kernel, and not launched one by one."""
     fuses_dropout: bool = False
     """Whether dropout is part of the residual sum's kernel."""
     stored: BaseFormat | None = None
@@ -145,6 +149,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             fp8_peak=None if low is None else gpu.peak(low.format),
             low=low,
             graphs=training.overlap.launch,
+            one_kernel=_one_kernel(gpu, training),
             fuses_dropout=training.kernels.activation == "fused",
             stored=None if training.lora is None else training.lora.stored,
             attention=training.kernels.flash or training.framework.flash_on(gpu),
@@ -153,6 +158,18 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             software=factor(experts=experts, low_precision=low is not None).factor,
             plain=training.precision.activation == 4,
         )
+
+
+def _one_kernel(gpu: Gpu, training: Training) -> bool:
+    """Whether experts' products are one kernel: PyTorch's `grouped_mm`, which loops on cards before Hopper; and in a CUDA graph of
+    the whole step, in which no host is left to launch as many as there turn out to be. Transformer Engine launches each.
+
+    (source: pytorch, `aten/native/cuda/GroupedBlas.cpp`; megatron-lm, `full_iteration` graphs of dropless experts)
+    """
+    if training.overlap.launch:
+        return True
+    older = gpu.vendor == "nvidia" and float(gpu.compute_capability or 0) < GROUPED_SINCE
+    return training.kernels.experts == "grouped" and not older
 
 
 class OperationTime(msgspec.Struct, frozen=True):
@@ -168,11 +185,13 @@ class OperationTime(msgspec.Struct, frozen=True):
         return self.input_gradient + self.weight_gradient
 
 
-def gemm_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: float = 1.0) -> Size:
+def gemm_seconds(
+    gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: Size = 1.0, grouped: bool = False
+) -> Size:
     """Return the seconds of a matrix product: its FLOPs at the achieved rate and its bytes at the bandwidth, both counted.
 
     Partial tiles, and a last wave that does not fill the GPU, count as `Efficiencies.wave` says. slower: the time of its
-    arithmetic over that of a product that only writes its result
+    arithmetic over that of a product that only writes its result; grouped: whether it is one kernel for several experts
     """
     efficiencies = machine.efficiencies
     rate = machine.few_bits if fp8 else machine.usual
@@ -182,7 +201,8 @@ def gemm_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: flo
     filled = 1 - (1 - useful) * efficiencies.wave
     arithmetic = gemm.flops * (slower / rate.flops) / (filled * gemm.k / (gemm.k + rate.small_k))
     moved = (rate.element * gemm.k * (gemm.m + gemm.n) + rate.result * gemm.m * gemm.n) * gemm.batch
-    traffic = moved * (machine.software / (machine.bandwidth * efficiencies.product_memory))
+    share = efficiencies.grouped_memory if grouped else efficiencies.product_memory
+    traffic = moved * (machine.software / (machine.bandwidth * share))
     return both_count(arithmetic, traffic) + machine.launch
 
 
@@ -192,6 +212,8 @@ def grouped_slower(gemm: Gemm, machine: Machine, *, weight: bool = False) -> Siz
     gemm: its forward, of m rows for each expert; weight: whether it makes the gradient of the weights
     """
     known = machine.efficiencies
+    if machine.one_kernel:
+        return known.weight_gradient if weight else 1.0
     share = known.grouped_weight if weight else known.grouped
     return (1 + known.grouped_rows / gemm.m) / share
 
@@ -267,7 +289,7 @@ def _seconds(operation: Operation, machine: Machine) -> OperationTime:
         # Backward reads the gradient of what came out and what was kept, and writes the gradient of what went in; a
         # residual sum adds up the two gradients that come to it.
         back = back + sum(tensor.nbytes for tensor in operation.keeps)
-    beside = machine.launch + (machine.efficiencies.routing if permutes else 0.0)
+    beside = machine.launch + (_routing(operation, machine) if permutes else 0.0)
     return OperationTime(nbytes / rates.forward + beside, back / rates.backward + beside, 0)
 
 
@@ -285,6 +307,15 @@ def _family(operation: Operation, machine: Machine) -> str:
 def _permutes(operation: Operation) -> bool:
     """Dispatch to the experts also reorders the tokens in memory."""
     return any(collective.axis == "ep" for collective in operation.forward_comm)
+
+
+def _routing(operation: Operation, machine: Machine) -> Size:
+    """Return the seconds of sorting the copies of tokens by expert: with a host that waits for their numbers, or without."""
+    known = machine.efficiencies
+    if not machine.graphs:
+        return known.routing
+    copies = sum(tensor.numel for tensor in operation.keeps)
+    return (known.expert_start + known.expert_copy * copies) * machine.software
 
 
 def _streamed(nbytes: Size, machine: Machine) -> Size:
@@ -315,15 +346,15 @@ def _products(operation: Operation, machine: Machine) -> OperationTime:
     trained = any(weight.trainable for weight in operation.weights) or not same(operation.weight_gradient_flops, 0)
     for gemm in operation.gemms:
         m, n, k, batch = gemm.m, gemm.n, gemm.k, gemm.batch
-        slower = grouped_slower(gemm, machine) if experts else 1.0
-        forward = forward + gemm_seconds(gemm, machine, fp8=fp8, slower=slower)
-        inputs = inputs + gemm_seconds(Gemm(m, k, n, batch), machine, fp8=fp8, slower=slower)
+        slower, one = grouped_slower(gemm, machine) if experts else 1.0, experts and machine.one_kernel
+        forward = forward + gemm_seconds(gemm, machine, fp8=fp8, slower=slower, grouped=one)
+        inputs = inputs + gemm_seconds(Gemm(m, k, n, batch), machine, fp8=fp8, slower=slower, grouped=one)
         if not operation.weights:
             weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine)
         elif trained:
             slower = grouped_slower(gemm, machine, weight=True) if experts else machine.efficiencies.weight_gradient
             eight = low is not None and low.weight_gradient
-            weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine, fp8=eight, slower=slower)
+            weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine, fp8=eight, slower=slower, grouped=one)
     if not operation.weights:
         return OperationTime(forward, inputs + weights, 0)
     if low is not None:
