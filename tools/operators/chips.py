@@ -112,7 +112,7 @@ def completed(own: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]) 
         wires = fields.get("wires", {})
         mates = [name for name, other in own.items() if "dispatch" in other.get("wires", ()) and name in chip["gpus"]]
         if wires and "dispatch" not in wires and mates:
-            # DeepEP runs in nodes and HybridEP in racks.
+            # Of two, the one whose links join as many.
             room = card_named(card).link_domain
             mate = min(mates, key=lambda name: abs(card_named(name).link_domain - room))
             wires["dispatch"] = list(own[mate]["wires"]["dispatch"])

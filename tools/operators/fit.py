@@ -46,7 +46,7 @@ WIRE = Wire(7e-6, 1.5e-6, 0.75, 4e-3)
 START = Efficiencies(
     gpu="", matmul=0.7, fp8_matmul=0.65, fp8_block_matmul=0.65, fp4_matmul=0.5, throttle=0.9,
     small_k=50, fp8_block_small_k=100, block_quantise_launch=5e-6, fp8_small_k=120, fp4_small_k=1000, wave=0.1,
-    product_memory=0.8, weight_gradient=1.05, grouped=0.8, grouped_weight=0.6, grouped_rows=0, grouped_memory=0.8,
+    product_memory=0.8, weight_gradient=1.05, grouped=0.8, grouped_weight=0.6, grouped_launch=5e-6, grouped_memory=0.8,
     expert_start=3e-5, expert_copy=3e-10, dispatch_link=0.8, launch=2.6e-6,
     quantise_launch=1e-5, attention={}, attention_keys=Both(270, 315), narrow=Both(0.7, 0.9), wide=Both(1.05, 1.05),
     memory={name: Both(*shares) for name, shares in MEMORY.items()}, wires=dict.fromkeys(ops.WAYS, WIRE),
@@ -222,13 +222,13 @@ def fit_gradients(every: Iterable[Measured], known: Efficiencies, own: dict[str,
     x = solved(dense, predict, lambda y: replaced(known, weight_gradient=float(y[0])), [(1.05,)], [0.9], [1.5])
     known = replaced(known, weight_gradient=round(float(x[0]), 3))
     grouped = [one for one in rows if one["kind"] == "grouped"]
-    both = ("grouped", "grouped_weight", "grouped_rows")
-    y = solved(grouped, predict, lambda y: replaced(known, **dict(zip(both, map(float, y), strict=True))),
-               [(0.8, 0.6, 100)], [0.1, 0.1, 0], [1.2, 1.2, 2000])  # fmt: skip
+
+    def launched(y: np.ndarray) -> Efficiencies:
+        return replaced(known, grouped=float(y[0]), grouped_weight=float(y[1]), grouped_launch=float(y[2]) * 1e-6)
+
+    y = solved(grouped, predict, launched, [(0.8, 0.6, 5)], [0.1, 0.1, 0], [1.0, 1.2, 100])
     print("wgrad", x, "grouped", y)
-    return replaced(
-        known, grouped=round(float(y[0]), 3), grouped_weight=round(float(y[1]), 3), grouped_rows=round(float(y[2]), 1)
-    )
+    return launched(y.round(3))
 
 
 def fit_experts(known: Efficiencies, own: dict[str, dict[str, Any]]) -> tuple[Efficiencies, Figure]:
@@ -387,11 +387,12 @@ def fit_wires(known: Efficiencies, own: dict[str, dict[str, Any]]) -> Efficienci
 
 
 def fit_dispatch(known: Efficiencies, own: dict[str, dict[str, Any]]) -> tuple[Efficiencies, Figure]:
-    """Fit DeepEP's dispatch, and HybridEP's in racks: for each GPU its start, its share of the link and, where rows have several
-    shapes, the time of each token and copy; the share of the adapters for all together."""
+    """Fit the dispatch of DeepEP, and of HybridEP where a GPU has it, which Blackwell's recipes run: for each GPU the start, the
+    share of the link and, where rows have several shapes, the time of each token and copy; the adapters' share for all together."""
     every = list(ops.dispatches())
-    for card in sorted({one.gpu for one in every}):
-        mine = [one for one in every if one.gpu == card and one.kind == "dispatch"]
+    for card, library in sorted({(one.gpu, one["library"]) for one in every}):
+        mine = [one for one in every if (one.gpu, one["library"]) == (card, library) and "nodes" not in one.kind]
+        name = library if card in {one.gpu for one in every if one["library"] != library} and library == "deepep" else "dispatch"
         several = len({one["notes"] for one in mine}) > 20
 
         def build(x: np.ndarray) -> Efficiencies:
@@ -401,10 +402,10 @@ def fit_dispatch(known: Efficiencies, own: dict[str, dict[str, Any]]) -> tuple[E
         count = 4 if several else 2
         x = solved(mine, ops.dispatch_seconds, build, [(40, 0.6, 10, 2)[:count]], [0, 0.05, 0, 0][:count],
                    [300, 1.0, 200, 50][:count])  # fmt: skip
-        own[card]["wires"]["dispatch"] = [_least(value) for value in msgspec.structs.astuple(build(x).wires["dispatch"])]
-        own[card]["figures"]["wires.dispatch"] = figure(mine, ops.dispatch_seconds, build(x))
-        print("  ", card, "dispatch", own[card]["wires"]["dispatch"], own[card]["figures"]["wires.dispatch"].spread)
-    rows = [one for one in every if one.kind != "dispatch"]
+        own[card]["wires"][name] = [_least(value) for value in msgspec.structs.astuple(build(x).wires["dispatch"])]
+        own[card]["figures"][f"wires.{name}"] = figure(mine, ops.dispatch_seconds, build(x))
+        print("  ", card, library, own[card]["wires"][name], own[card]["figures"][f"wires.{name}"].spread)
+    rows = [one for one in every if "nodes" in one.kind]
 
     def predict(one: Measured, found: Efficiencies) -> float:
         return ops.dispatch_seconds(one, replaced(found, wires={"dispatch": Wire(*own[one.gpu]["wires"]["dispatch"])}))

@@ -68,7 +68,7 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     product_memory: share of the memory bandwidth at which a product reads and writes
     weight_gradient: time of a product that adds to a gradient, over that of one that writes
     grouped, grouped_weight: rate of the products of experts that are launched one by one over that of one product, in forward
-        and for the gradient of its inputs, and for that of weights; grouped_rows: rows of an expert at which they reach half of that
+        and for the gradient of its inputs, and for that of weights; grouped_launch: of each of them beside [s]
     grouped_memory: share of the memory bandwidth at which one kernel with the products of all experts reads and writes, whose
         arithmetic runs as that of one product
     expert_start, expert_copy: what a layer of experts takes beside its products and its bytes where the host waits for nothing,
@@ -81,8 +81,8 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         256
     memory: by family of kernels that memory bounds, share of the memory bandwidth
 
-    wires: by collective, inside a domain, `dispatch` being an all-to-all that sends a token once to each rank (DeepEP), whose
-        `step` is of each token and `root` of each copy of one [s]; nvls: share of the link that an all-reduce in the switch reaches, counted once over
+    wires: by collective, inside a domain, `dispatch` being an all-to-all that sends a token once to each rank (DeepEP, on
+        Blackwell HybridEP), whose `step` is of each token and `root` of each copy of one [s]; nvls: share of the link that an all-reduce in the switch reaches, counted once over
         the tensor (0: there is no such switch), from `nvls_ranks` on
     inner_link, outer_link: achieved share of the link inside a domain where no collective is named, and of the network adapter
     dispatch_link: achieved share of the network adapter by that dispatch
@@ -113,7 +113,7 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     weight_gradient: float
     grouped: float
     grouped_weight: float
-    grouped_rows: float
+    grouped_launch: float
     grouped_memory: float
     expert_start: float
     expert_copy: float

@@ -17,7 +17,7 @@ import msgspec
 
 from loadgauge.errors import NotStated
 from loadgauge.estimate.time.collectives import Fabric, Group, seconds
-from loadgauge.estimate.time.roofline import Machine, gemm_seconds, grouped_slower, operation_seconds
+from loadgauge.estimate.time.roofline import Machine, gemm_seconds, grouped_seconds, operation_seconds
 from loadgauge.layers.operations import Gemm, Operation
 from loadgauge.package_data import read_bytes
 from loadgauge.spec.calibration import Efficiencies, efficiencies
@@ -122,7 +122,9 @@ def products() -> Iterator[Measured]:
             yield msgspec.structs.replace(one, kind=f"products {form}, short")
 
 
-def machine(card: str, known: Efficiencies, form: str = "bf16", heat: float = 1.0, attention: str = "fa2") -> Machine:
+def machine(
+    card: str, known: Efficiencies, form: str = "bf16", heat: float = 1.0, attention: str = "fa2", *, one_kernel: bool = False
+) -> Machine:
     """Return a machine of a card; heat: how much of `throttle` shows (0: none)."""
     found = card_named(card)
     low = None if form == "bf16" else TRANSFORMER_ENGINE[_RECIPES[form]]
@@ -131,6 +133,7 @@ def machine(card: str, known: Efficiencies, form: str = "bf16", heat: float = 1.
         peak=found.peak("bf16"), bandwidth=found.memory_bandwidth,
         efficiencies=msgspec.structs.replace(known, throttle=throttle),
         fp8_peak=None if low is None else found.peak(low.format), low=low, attention=attention,
+        one_kernel=one_kernel,
     )  # fmt: skip
 
 
@@ -148,10 +151,11 @@ def product_seconds(one: Measured, known: Efficiencies) -> float:
     made = machine(one.gpu, known, form, heat(one))
     m, n, k, groups = (int(one.number(name)) for name in ("m", "n", "k", "groups"))
     weight = one["pass"] == "wgrad"
-    slower: float = known.weight_gradient if weight else 1.0
+    gemm, few = Gemm(m, n, k, groups), form != "bf16"
     if one["kind"] == "grouped":
-        slower = grouped_slower(Gemm(k if weight else m, n, m), made, weight=weight)
-    time: float = gemm_seconds(Gemm(m, n, k, groups), made, fp8=form != "bf16", slower=slower)
+        time = float(grouped_seconds(gemm, made, fp8=few, weight=weight))
+    else:
+        time = float(gemm_seconds(gemm, made, fp8=few, slower=known.weight_gradient if weight else 1.0))
     if "quantising" in one["notes"]:
         element = 0.5 if form == "fp4" else 1
         time += m * k * groups * (2 + element) / made.memory("quantise-serving").forward + made.quantise_launch
@@ -175,7 +179,7 @@ def experts() -> Iterator[Measured]:
 def expert_seconds(one: Measured, known: Efficiencies) -> float:
     """Return the predicted time of a layer of experts on one of its ranks, forward [s]."""
     form = FORMATS[one["dtype"]]
-    made = machine(one.gpu, known, form, heat(one))
+    made = machine(one.gpu, known, form, heat(one), one_kernel=True)
     hidden, inner = int(one.number("hidden")), int(one.number("inter"))
     held, copies = (
         one.number("experts") / one.number("ep"),
@@ -183,7 +187,7 @@ def expert_seconds(one: Measured, known: Efficiencies) -> float:
     )
     rows, element = copies / held, {"bf16": 2, "fp4": 0.5}.get(form, 1)
     time = sum(
-        gemm_seconds(Gemm(rows, n, k, held), made, fp8=form != "bf16", grouped=True)
+        grouped_seconds(Gemm(rows, n, k, held), made, fp8=form != "bf16")
         for n, k in ((2 * inner, hidden), (hidden, inner))
     )
     # Permuting reads 16 bits and writes the product's format, and so does the activation, of twice as many; the sum reads each
@@ -332,7 +336,7 @@ def dispatches() -> Iterator[Measured]:
         if row["op"] not in ("deepep_dispatch", "deepep_combine") or (row["time_us"], row["notes"]) in seen:
             continue
         seen.add((row["time_us"], row["notes"]))
-        yield _measured("dispatch over nodes" if int(row["nodes"]) > 1 else "dispatch", row)
+        yield _measured(f"dispatch by {row['library']}{' over nodes' if int(row['nodes']) > 1 else ''}", row)
 
 
 def dispatch_seconds(one: Measured, known: Efficiencies) -> float:
@@ -340,6 +344,9 @@ def dispatch_seconds(one: Measured, known: Efficiencies) -> float:
     words = one["notes"].split()
     said = {key: int(value) for key, value in zip(words[::2], words[1::2], strict=True)}
     nbytes = said["tokens"] * said["hidden"] * said["topk"] * said.get("bytes", DISPATCHED_BYTES)
+    if one["library"] in known.wires:
+        wires = known.wires | {"dispatch": known.wires[one["library"]]}
+        known = msgspec.structs.replace(known, wires=wires)
     fabric, group = _fabric(one, known), Group("ep", int(one.number("ranks")), 1)
     copies = max(said["topk"], 1 + 1e-9)
     return float(seconds("all_to_all", nbytes, group, fabric, copies=copies, rows=said["tokens"] * said["topk"]))

@@ -186,12 +186,12 @@ class OperationTime(msgspec.Struct, frozen=True):
 
 
 def gemm_seconds(
-    gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: Size = 1.0, grouped: bool = False
+    gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: Size = 1.0, memory: float | None = None
 ) -> Size:
     """Return the seconds of a matrix product: its FLOPs at the achieved rate and its bytes at the bandwidth, both counted.
 
     Partial tiles, and a last wave that does not fill the GPU, count as `Efficiencies.wave` says. slower: the time of its
-    arithmetic over that of a product that only writes its result; grouped: whether it is one kernel for several experts
+    arithmetic over that of a product that only writes its result; memory: share of the bandwidth, where it is not that of one product
     """
     efficiencies = machine.efficiencies
     rate = machine.few_bits if fp8 else machine.usual
@@ -201,21 +201,23 @@ def gemm_seconds(
     filled = 1 - (1 - useful) * efficiencies.wave
     arithmetic = gemm.flops * (slower / rate.flops) / (filled * gemm.k / (gemm.k + rate.small_k))
     moved = (rate.element * gemm.k * (gemm.m + gemm.n) + rate.result * gemm.m * gemm.n) * gemm.batch
-    share = efficiencies.grouped_memory if grouped else efficiencies.product_memory
+    share = memory or efficiencies.product_memory
     traffic = moved * (machine.software / (machine.bandwidth * share))
     return both_count(arithmetic, traffic) + machine.launch
 
 
-def grouped_slower(gemm: Gemm, machine: Machine, *, weight: bool = False) -> Size:
-    """Return how much longer the arithmetic of a product of several experts takes than that of one as large.
+def grouped_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False, weight: bool = False) -> Size:
+    """Return the seconds of the products of several experts: one kernel, or one launch after the other.
 
-    gemm: its forward, of m rows for each expert; weight: whether it makes the gradient of the weights
+    gemm: `batch` products of one size; weight: whether they add to the gradients of the weights
     """
     known = machine.efficiencies
     if machine.one_kernel:
-        return known.weight_gradient if weight else 1.0
-    share = known.grouped_weight if weight else known.grouped
-    return (1 + known.grouped_rows / gemm.m) / share
+        slower = known.weight_gradient if weight else 1.0
+        return gemm_seconds(gemm, machine, fp8=fp8, slower=slower, memory=known.grouped_memory)
+    slower = 1 / (known.grouped_weight if weight else known.grouped)
+    launches = gemm.batch * (known.grouped_launch * machine.software)
+    return gemm_seconds(gemm, machine, fp8=fp8, slower=slower) + launches
 
 
 def attention_seconds(operation: Operation, machine: Machine) -> OperationTime:
@@ -346,15 +348,17 @@ def _products(operation: Operation, machine: Machine) -> OperationTime:
     trained = any(weight.trainable for weight in operation.weights) or not same(operation.weight_gradient_flops, 0)
     for gemm in operation.gemms:
         m, n, k, batch = gemm.m, gemm.n, gemm.k, gemm.batch
-        slower, one = grouped_slower(gemm, machine) if experts else 1.0, experts and machine.one_kernel
-        forward = forward + gemm_seconds(gemm, machine, fp8=fp8, slower=slower, grouped=one)
-        inputs = inputs + gemm_seconds(Gemm(m, k, n, batch), machine, fp8=fp8, slower=slower, grouped=one)
+        seconds = grouped_seconds if experts else gemm_seconds
+        forward = forward + seconds(gemm, machine, fp8=fp8)
+        inputs = inputs + seconds(Gemm(m, k, n, batch), machine, fp8=fp8)
+        eight = low is not None and low.weight_gradient
         if not operation.weights:
             weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine)
+        elif trained and experts:
+            weights = weights + grouped_seconds(Gemm(k, n, m, batch), machine, fp8=eight, weight=True)
         elif trained:
-            slower = grouped_slower(gemm, machine, weight=True) if experts else machine.efficiencies.weight_gradient
-            eight = low is not None and low.weight_gradient
-            weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine, fp8=eight, slower=slower, grouped=one)
+            slower = machine.efficiencies.weight_gradient
+            weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine, fp8=eight, slower=slower)
     if not operation.weights:
         return OperationTime(forward, inputs + weights, 0)
     if low is not None:
