@@ -260,8 +260,12 @@ def fit_attention(known: Efficiencies, own: dict[str, dict[str, Any]]) -> Effici
     rows = list(ops.attentions())
     pairs = sorted({(one.gpu, ops.attention_family(one.row)) for one in rows})
     count = len(pairs)
-    power = {"b200-sxm-180gb": 0.72, "a100-pcie-80gb": 1.0}
-    hot = {card: replaced(known, throttle=power.get(card, 1.0)) for card, _ in pairs}
+    hot = {card: replaced(known, throttle=1.0) for card, _ in pairs}
+    for card in {one.gpu for one in rows if one.source in ops.OWN_POWER}:
+        products = (one for one in ops.products() if one.source in ops.OWN_POWER and one.gpu == card)
+        same = [one for one in products if one["dtype"] in ("bf16", "fp16") and one.source in ops.CALLS]
+        hot[card] = ops.own_power(same, replaced(known, matmul=own.get(card, own["a100-sxm4-80gb"])["matmul"]))
+        print("  power in attention", card, round(hot[card].throttle, 3))
 
     def build(x: np.ndarray) -> Efficiencies:
         """Shares of all GPUs under names of their own."""

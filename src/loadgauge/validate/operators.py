@@ -212,8 +212,27 @@ def attention_family(row: dict[str, str]) -> str | None:
     return named.get(row["kernel"])
 
 
+HOST_SHOWS = 1.3
+"""Calls of less than so many times the shortest take the host's time, where a source launches them one by one from Python."""
+
+
 def attentions() -> Iterator[Measured]:
-    """Yield fused attention of training: no window, 16 bits, at least 2,048 queries of sequences of at least 512."""
+    """Yield fused attention of training: no window, 16 bits, at least 2,048 queries of sequences of at least 512.
+
+    Transformer Engine called from Python takes as long for 4 heads as for 16: those rows are the host's time and are left out.
+    """
+    listed = list(_attentions())
+    shortest: dict[tuple[str, str, str], float] = {}
+    for one in listed:
+        place = (one.source, one.gpu, one["direction"])
+        shortest[place] = min(one.seconds, shortest.get(place, one.seconds))
+    for one in listed:
+        from_host = one.seconds < HOST_SHOWS * shortest[one.source, one.gpu, one["direction"]]
+        if one.source not in CALLS or not from_host:
+            yield one
+
+
+def _attentions() -> Iterator[Measured]:
     for row in _known("attention"):
         kernel = attention_family(row)
         if kernel is None or row["dtype"] not in ("bf16", "fp16") or row["window"] not in ("", "0"):
