@@ -33,7 +33,7 @@ SWEEP = ops.SWEEP
 MEMORY = {
     "elementwise": (0.86, 0.86), "norm-fused": (0.75, 0.63), "norm-compiled": (0.70, 0.32), "norm-eager": (0.55, 0.25),
     "norm-written": (0.067, 0.038),
-    "quantise": (0.70, 0.72), "quantise-serving": (0.5, 0.5), "permute-serving": (0.5, 0.5), "permute": (0.50, 0.51), "loss": (0.30, 0.30),
+    "quantise": (0.70, 0.72), "quantise-fp8": (0.5, 0.5), "quantise-fp8-block": (0.5, 0.5), "quantise-fp4": (0.5, 0.5), "permute-serving": (0.5, 0.5), "permute": (0.50, 0.51), "loss": (0.30, 0.30),
 }  # fmt: skip
 """Where a family starts; families with rows of their own are fitted."""
 FEW_BITS = (
@@ -142,7 +142,6 @@ def fit_products(every: Iterable[Measured]) -> tuple[Efficiencies, dict[str, dic
         launch=float(shape[5]) * 1e-6,
     )
     print("products: wave, small_k, memory, launch [us]", shape[2:].round(2))
-    serving = []
     for few, share, small_k, launch in FEW_BITS:
         found = []
         for card in CENTRE:
@@ -151,8 +150,8 @@ def fit_products(every: Iterable[Measured]) -> tuple[Efficiencies, dict[str, dic
                 throttle = float(free[CENTRE.index(card)][1])
 
                 def low(x: np.ndarray, throttle: float = throttle, names: Any = (share, small_k), launch: str = launch,
-                        base: Efficiencies = known) -> Efficiencies:  # fmt: skip
-                    copying = base.memory | {"quantise-serving": Both(float(x[3]), float(x[3]))}
+                        few: str = few, base: Efficiencies = known) -> Efficiencies:  # fmt: skip
+                    copying = base.memory | {f"quantise-{few}": Both(float(x[3]), float(x[3]))}
                     fields = {names[0]: float(x[0]), names[1]: float(x[1]), launch: float(x[2]) * 1e-6}
                     return replaced(base, throttle=throttle, memory=copying, **fields)
 
@@ -160,10 +159,9 @@ def fit_products(every: Iterable[Measured]) -> tuple[Efficiencies, dict[str, dic
                 found.append(solved(rows, ops.product_seconds, low, starts, [0.05, 0, 0, 0.05], [1.3, 8000, 60, 1.0]))
         x = np.median(found, axis=0)
         print(few, "small_k, launch [us], copying", x[1:].round(2))
-        known = replaced(known, **{small_k: round(float(x[1]), 1), launch: float(f"{x[2] * 1e-6:.3g}")})
-        serving.append(float(x[3]))
-    copied = round(statistics.median(serving), 3)
-    known = replaced(known, memory=known.memory | {"quantise-serving": Both(copied, copied)})
+        copied = round(float(x[3]), 3)
+        memory = known.memory | {f"quantise-{few}": Both(copied, copied)}
+        known = replaced(known, memory=memory, **{small_k: round(float(x[1]), 1), launch: float(f"{x[2] * 1e-6:.3g}")})
     own: dict[str, dict[str, Any]] = {}
     for card in sorted({one.gpu for one in dense}):
         fields: dict[str, Any] = {}

@@ -158,7 +158,7 @@ def product_seconds(one: Measured, known: Efficiencies) -> float:
         time = float(gemm_seconds(gemm, made, fp8=few, slower=known.weight_gradient if weight else 1.0))
     if "quantising" in one["notes"]:
         element = 0.5 if form == "fp4" else 1
-        time += m * k * groups * (2 + element) / made.memory("quantise-serving").forward + made.quantise_launch
+        time += m * k * groups * (2 + element) / made.memory(f"quantise-{form}").forward + made.quantise_launch
     return time
 
 
