@@ -147,7 +147,8 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the measured GPUs of a chip have in common, for those of it that nobody measured.
 
-    per_watt: `matmul` of 1 W for each TFLOP/s of the 16-bit peak; fp8, fp8_block, fp4: over `matmul`; attention: over it, by kernel
+    per_watt: `matmul` of 1 W for each TFLOP/s of the 16-bit peak; fp8, fp8_block: over `matmul`; fp4: FLOP/s over those of
+    16-bit products; attention: over `matmul`, by kernel
     """
 
     per_watt: float
@@ -232,7 +233,7 @@ def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[
         "matmul": short,
         "fp8_matmul": min(HIGHEST, chip.fp8 * short),
         "fp8_block_matmul": min(HIGHEST, chip.fp8_block * short),
-        "fp4_matmul": min(HIGHEST, chip.fp4 * short),
+        "fp4_matmul": min(HIGHEST, chip.fp4 * short / _four_bits(card)),
         "throttle": chip.throttle,
         "attention": {
             name: [min(HIGHEST, way.forward * short), min(HIGHEST, way.backward * short)]
@@ -248,6 +249,13 @@ def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[
         "how": how,
         "figures": {},
     }
+
+
+def _four_bits(card: Gpu | None) -> float:
+    """The 4-bit peak over the 16-bit one; 4 where either is not stated."""
+    if card is None or card.peaks.fp4 is None or card.peaks.bf16 is None:
+        return 4.0
+    return card.peaks.fp4.value / card.peaks.bf16.value
 
 
 def _over_pcie(card: Gpu | None) -> bool:

@@ -45,6 +45,9 @@ LEAST = 1024
 LARGE = 64e6
 """Bytes above which the time of a kernel that memory bounds is not mostly its start."""
 
+SMALL = 2**20
+"""Bytes of a message whose time is its start."""
+
 EfficienciesOf = Callable[[str], Efficiencies]
 
 
@@ -166,13 +169,16 @@ def product_seconds(one: Measured, known: Efficiencies) -> float:
 
 FEWEST_ROWS = 64
 """Rows of an expert below which its layer is no layer of training."""
+OTHER_KERNELS = ("min_latency", "triton_fp8_block")
+"""Kernels of decoding, which read every expert for a few rows; and Triton's in place of one that a card lacks."""
 
 
 def experts() -> Iterator[Measured]:
     """Yield whole layers of experts, forward: permuting, both products, activation and sum."""
     for row in _known("moe"):
         rows = float(row["tokens"]) * float(row["topk"]) / float(row["experts"])
-        if row["dtype"] in FORMATS and rows >= FEWEST_ROWS and not row["software"].startswith("VLLM"):
+        other = any(name in row["kernel"] for name in OTHER_KERNELS)
+        if row["dtype"] in FORMATS and rows >= FEWEST_ROWS and not row["software"].startswith("VLLM") and not other:
             yield _measured(f"expert layer {FORMATS[row['dtype']]}", row)
 
 
@@ -401,6 +407,18 @@ def own_power(rows: Iterable[Measured], known: Efficiencies) -> Efficiencies:
     return msgspec.structs.replace(known, throttle=min(1.05, cool / largest.seconds))
 
 
+def own_network(rows: Iterable[Measured], known: Efficiencies) -> Efficiencies:
+    """Return the efficiencies with the `outer_start` of a network that was measured: that of its fastest message.
+
+    Networks differ by ten times in it; a user's own is what `calibrate` measures, or the latency of the link that is given.
+    """
+    fastest = min(rows, key=lambda one: one.seconds)
+    if fastest.number("bytes") > SMALL:
+        return known
+    start = known.outer_start + fastest.seconds - collective_seconds(fastest, known)
+    return msgspec.structs.replace(known, outer_start=max(0.0, start))
+
+
 def errors(of: EfficienciesOf = efficiencies) -> Iterator[tuple[Measured, float]]:
     """Yield each measurement with its error: (predicted - measured) / measured."""
     power: dict[tuple[str, str], Efficiencies] = {}
@@ -411,10 +429,15 @@ def errors(of: EfficienciesOf = efficiencies) -> Iterator[tuple[Measured, float]
                 own.setdefault(one.gpu, []).append(one)
         for card, rows in own.items():
             power[source, card] = own_power(rows, of(card))
+    networks: dict[tuple[str, str], list[Measured]] = {}
+    for one in collectives(nodes=True):
+        networks.setdefault((f"{one.source} over nodes", one.gpu), []).append(one)
+    power |= {place: own_network(rows, of(place[1])) for place, rows in networks.items()}
     for measured, predict in TABLES:
         for one in measured():
             try:
-                predicted = predict(one, power.get((one.source, one.gpu)) or of(one.gpu))
+                machine_of = f"{one.source} over nodes" if one.kind == "all-reduce over nodes" else one.source
+                predicted = predict(one, power.get((machine_of, one.gpu)) or of(one.gpu))
             except NotStated:
                 continue
             yield one, predicted / one.seconds - 1

@@ -155,7 +155,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             attention=training.kernels.flash or training.framework.flash_on(gpu),
             norm=training.kernels.norm_kernel,
             loss="loss" if training.kernels.loss in FUSED_LOSSES else "elementwise",
-            software=factor(experts=experts, low_precision=low is not None).factor,
+            software=factor(experts=experts, low_precision=low is not None, graphs=training.overlap.launch).factor,
             plain=training.precision.activation == 4,
         )
 

@@ -514,7 +514,8 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1
     """
     gpu, machine = cluster.gpu, model.machine
     step = model.step()
-    known = factor(experts=model.memory.model.has_experts, low_precision=machine.low is not None)
+    experts, few_bits = model.memory.model.has_experts, machine.low is not None
+    known = factor(experts=experts, low_precision=few_bits, graphs=machine.graphs)
     low, high = bounds(known, tables=machine.efficiencies.basis == "measured", own_run=scale != 1.0)
     time = Time(
         step=step.step * scale,
