@@ -16,7 +16,6 @@ from loadgauge.estimate.time.roofline import (
     operation_seconds,
 )
 from loadgauge.families.catalogue import model
-from loadgauge.layers import View, block_layer
 from loadgauge.families.catalogue import model as catalogue
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.operations import Gemm, Layer, Operation, Tensor

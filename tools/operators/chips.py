@@ -10,7 +10,6 @@ from loadgauge.spec.calibration import Wire, chip_of
 from loadgauge.spec.hardware import gpu as card_named
 from loadgauge.validate import operators as ops
 
-
 FP4 = 2.8
 """The rate of 4-bit products over that of 16-bit ones where no card of a chip was measured: 0.7 of four times as many."""
 
@@ -121,9 +120,9 @@ def completed(own: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]) 
             elif ways[kernel][1] is None:
                 ways[kernel][1] = round(ways[kernel][0] * both[1] / both[0], 3)
         wires = fields.get("wires", {})
-        mates = [name for name, other in own.items() if "dispatch" in other.get("wires", ()) and name in chip["gpus"]]
-        if wires and "dispatch" not in wires and mates:
-            # Of two, the one whose links join as many.
+        measured = [other for other in chip["gpus"] if "dispatch" in own.get(other, {}).get("wires", ())]
+        if wires and "dispatch" not in wires and measured:
+            # Of several, the one whose links join as many.
             room = card_named(card).link_domain
-            mate = min(mates, key=lambda name: abs(card_named(name).link_domain - room))
-            wires["dispatch"] = list(own[mate]["wires"]["dispatch"])
+            nearest = min(measured, key=lambda name: abs(card_named(name).link_domain - room))
+            wires["dispatch"] = list(own[nearest]["wires"]["dispatch"])

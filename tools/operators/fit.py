@@ -33,7 +33,8 @@ SWEEP = ops.SWEEP
 MEMORY = {
     "elementwise": (0.86, 0.86), "norm-fused": (0.75, 0.63), "norm-compiled": (0.70, 0.32), "norm-eager": (0.55, 0.25),
     "norm-written": (0.067, 0.038),
-    "quantise": (0.70, 0.72), "quantise-fp8": (0.5, 0.5), "quantise-fp8-block": (0.5, 0.5), "quantise-fp4": (0.5, 0.5), "permute-serving": (0.5, 0.5), "permute": (0.50, 0.51), "loss": (0.30, 0.30),
+    "quantise": (0.70, 0.72), "quantise-fp8": (0.5, 0.5), "quantise-fp8-block": (0.5, 0.5), "quantise-fp4": (0.5, 0.5),
+    "permute-serving": (0.5, 0.5), "permute": (0.50, 0.51), "loss": (0.30, 0.30),
 }  # fmt: skip
 """Where a family starts; families with rows of their own are fitted."""
 FEW_BITS = (
@@ -235,7 +236,9 @@ def fit_experts(known: Efficiencies, own: dict[str, dict[str, Any]]) -> tuple[Ef
 
     def predict(one: Measured, found: Efficiencies) -> float:
         names = ("matmul", "throttle", *(share for _, share, _, _ in FEW_BITS))
-        return ops.expert_seconds(one, replaced(found, **{name: own[one.gpu][name] for name in names if name in own[one.gpu]}))
+        return ops.expert_seconds(
+            one, replaced(found, **{name: own[one.gpu][name] for name in names if name in own[one.gpu]})
+        )
 
     def build(x: np.ndarray) -> Efficiencies:
         moved = Both(float(x[1]), float(x[1]))
@@ -394,7 +397,11 @@ def fit_dispatch(known: Efficiencies, own: dict[str, dict[str, Any]]) -> tuple[E
     every = list(ops.dispatches())
     for card, library in sorted({(one.gpu, one["library"]) for one in every}):
         mine = [one for one in every if (one.gpu, one["library"]) == (card, library) and "nodes" not in one.kind]
-        name = library if card in {one.gpu for one in every if one["library"] != library} and library == "deepep" else "dispatch"
+        name = (
+            library
+            if card in {one.gpu for one in every if one["library"] != library} and library == "deepep"
+            else "dispatch"
+        )
         several = len({one["notes"] for one in mine}) > 20
 
         def build(x: np.ndarray) -> Efficiencies:

@@ -17,7 +17,6 @@ import msgspec
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from published_runs.releases import with_recipes
 from published_runs.rows import row_of
 from published_runs.source_rows import RAW, SourceRow, SourceRows, read, read_memory
 
@@ -36,7 +35,7 @@ def lines(rows: Iterable[SourceRow]) -> str:
 
 def made(name: str) -> str:
     """What a file of the package should hold."""
-    return "".join(lines(with_recipes(reader(RAW / file).rows)) for file, reader in SOURCES[name])
+    return "".join(lines(reader(RAW / file).rows) for file, reader in SOURCES[name])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -44,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     files = [name for name in arguments if name != "--check"]
     for name in files:
         source = read(Path(name))
-        print(lines(with_recipes(source.rows)), end="")
+        print(lines(source.rows), end="")
         for row in source.rejected:
             print(f"line {row.line}: {row.id}: {row.reason}", file=sys.stderr)
     if files:

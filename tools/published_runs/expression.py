@@ -30,9 +30,8 @@ from loadgauge.spec.training import training as trained
 from published_runs import assumptions, recipes, vocabulary
 from published_runs.free_text import Flags, named
 from published_runs.models import Inexpressible, describe
-from published_runs.releases import TAKEN
 from published_runs.run_defaults import with_overlap
-from published_runs.source_rows import SourceRow
+from published_runs.source_rows import TAKEN, SourceRow
 from published_runs.stages import stage_layers
 
 LARGEST = (8, 4, 2)

@@ -82,8 +82,9 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     memory: by family of kernels that memory bounds, share of the memory bandwidth
 
     wires: by collective, inside a domain, `dispatch` being an all-to-all that sends a token once to each rank (DeepEP, on
-        Blackwell HybridEP), whose `step` is of each token and `root` of each copy of one [s]; nvls: share of the link that an all-reduce in the switch reaches, counted once over
-        the tensor (0: there is no such switch), from `nvls_ranks` on
+        Blackwell HybridEP), whose `step` is of each token and `root` of each copy of one [s]
+    nvls: share of the link that an all-reduce in the switch reaches, counted once over the tensor (0: there is no such switch),
+        from `nvls_ranks` on
     inner_link, outer_link: achieved share of the link inside a domain where no collective is named, and of the network adapter
     dispatch_link: achieved share of the network adapter by that dispatch
     inner_latency, outer_latency: latency of one step of a ring [s]

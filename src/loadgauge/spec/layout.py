@@ -46,7 +46,11 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
         mode, _, option = text.partition(":")
         if mode not in ("none", "selective", "full"):
             names = frozenset(name.strip() for name in text.split(","))
-            if "" in names or ":" in text or any(name.partition("@")[2] not in ("", "dense", "experts") for name in names):
+            if (
+                "" in names
+                or ":" in text
+                or any(name.partition("@")[2] not in ("", "dense", "experts") for name in names)
+            ):
                 raise ConfigError(
                     f"cannot read {text!r}; known: none, selective, full, names of operations", key="recompute"
                 )

@@ -19,7 +19,8 @@ from loadgauge.package_data import read_data
 
 
 class Factor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Of a dense model or one with experts that a host drives (`hosted`), in 16 bits or fewer: the time of compute over that of its kernels alone.
+    """Time of compute over that of its kernels alone: of a dense model or one whose experts a host drives (`hosted`), in 16 bits or
+    fewer.
 
     low, high: factors on the predicted time that span 80 % of the runs of sources that nothing was fitted to
     runs: of this kind, among those that the factors come from; sources: of those

@@ -126,7 +126,13 @@ def products() -> Iterator[Measured]:
 
 
 def machine(
-    card: str, known: Efficiencies, form: str = "bf16", heat: float = 1.0, attention: str = "fa2", *, one_kernel: bool = False
+    card: str,
+    known: Efficiencies,
+    form: str = "bf16",
+    heat: float = 1.0,
+    attention: str = "fa2",
+    *,
+    one_kernel: bool = False,
 ) -> Machine:
     """Return a machine of a card; heat: how much of `throttle` shows (0: none)."""
     found = card_named(card)
@@ -355,7 +361,7 @@ def _fabric(one: Measured, known: Efficiencies) -> Fabric:
 
 
 def dispatches() -> Iterator[Measured]:
-    """Yield DeepEP's and HybridEP's dispatch of tokens to experts, at random, and the way back; rows that repeat another card's are left out."""
+    """Yield what DeepEP and HybridEP take to send tokens to random experts and back, without rows that repeat another card's."""
     seen = set()
     for row in _known("collectives"):
         if row["op"] not in ("deepep_dispatch", "deepep_combine") or (row["time_us"], row["notes"]) in seen:

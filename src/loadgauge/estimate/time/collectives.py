@@ -338,7 +338,7 @@ def seconds(
 
 
 def _dispatch(nbytes: Size, group: Group, fabric: Fabric, copies: Size, rows: Size) -> Size:
-    """All-to-all of `copies` of each token, of which one goes to each domain, and there one to each rank that has an expert for it."""
+    """All-to-all of `copies` of each token: one goes to each domain, and there one to each rank with an expert for it."""
     n, m, d = group.ranks, group.members(fabric.domain), group.domains(fabric.domain)
     wire = fabric.wires.get("dispatch") or Wire(fabric.inner_latency, 0.0, fabric.inner_efficiency, 0.0)
     sent = single_copies(copies, n)

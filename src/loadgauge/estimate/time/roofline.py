@@ -191,7 +191,7 @@ def gemm_seconds(
     """Return the seconds of a matrix product: its FLOPs at the achieved rate and its bytes at the bandwidth, both counted.
 
     Partial tiles, and a last wave that does not fill the GPU, count as `Efficiencies.wave` says. slower: the time of its
-    arithmetic over that of a product that only writes its result; memory: share of the bandwidth, where it is not that of one product
+    arithmetic over that of a product that only writes its result; memory: share of the bandwidth, where another
     """
     efficiencies = machine.efficiencies
     rate = machine.few_bits if fp8 else machine.usual

@@ -278,7 +278,14 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[st
         """Those of `count` layers; `what`: in words, `{}` being what the axis carries."""
         for collective in collectives:
             _, words = BY_AXIS[collective.axis]
-            key = (collective.axis, what.format(words), collective.kind, collective.nbytes, collective.copies, collective.rows)
+            key = (
+                collective.axis,
+                what.format(words),
+                collective.kind,
+                collective.nbytes,
+                collective.copies,
+                collective.rows,
+            )
             calls_of[key] = calls_of.get(key, 0) + count
 
     for key, count in memory.counts(stage, stage.start, stage.stop).items():
