@@ -7,9 +7,11 @@ import random
 import msgspec
 import pytest
 
+from command_line import document
 from loadgauge.estimate.time.collectives import Fabric, Group, adapter_bytes, seconds, single_copies
 from loadgauge.families.catalogue import model
 from loadgauge.layers import View, block_layer
+from loadgauge.spec.calibration import Wire, efficiencies
 from loadgauge.spec.training import training
 
 FABRIC = Fabric(domain=8, inner_bandwidth=1e15, outer_bandwidth=50e9, inner_latency=0, outer_latency=0)
@@ -34,10 +36,31 @@ def test_adapters_carry_less_and_the_time_follows():
     assert seconds("all_to_all", 32e9, group, FABRIC, copies=8) == pytest.approx(24e9 / 50e9 * single_copies(8, 4))
 
 
-def test_inside_one_domain_nothing_is_saved():
+def test_inside_a_domain_each_rank_is_sent_one_copy():
     inner = msgspec.structs.replace(FABRIC, inner_bandwidth=450e9)
     group = Group("ep", 8, 1)
-    assert seconds("all_to_all", 8e9, group, inner, copies=8) == seconds("all_to_all", 8e9, group, inner)
+    plain, few = (seconds("all_to_all", 8e9, group, inner, copies=copies) for copies in (1, 8))
+    assert few == pytest.approx(plain * 8 * (1 - 0.875**8) / 8)
+
+
+def test_tokens_and_copies_take_time_of_their_own():
+    wire = Wire(start=1.0, step=1e-3, share=1.0, root=1e-4)
+    fabric = msgspec.structs.replace(FABRIC, wires={"dispatch": wire})
+    took = seconds("all_to_all", 8e3, Group("ep", 8, 1), fabric, copies=2, rows=2000)
+    assert took == pytest.approx(1.0 + 1000 * 1e-3 + 1000 * 8 * (1 - 0.875**2) * 1e-4)
+
+
+def test_both_ways_hide_together():
+    """What forward cannot hide, backward can, as one half of the batch computes either while the other half is sent."""
+    step = "estimate qwen3-30b-a3b --gpu h100-sxm5-80gb --gpus 16 --ep 16 --framework megatron --seq-len 4096 --global-batch 64"
+    apart, beside = (
+        document(f"{step} --micro-batch 1 --overlap {words}")["time"]["parts"] for words in ("dp,pp", "dp,pp,ep")
+    )
+    computed = apart["forward"] + apart["backward"]
+    contention = efficiencies("h100-sxm5-80gb").contention
+    assert apart["ep"] > 0.2 * computed
+    seen = max(apart["ep"] - computed, 0)
+    assert beside["ep"] == pytest.approx(seen + contention * (apart["ep"] - seen), rel=0.02)
 
 
 def test_the_kernels_choose():

@@ -10,18 +10,20 @@ import pytest
 from loadgauge.estimate.time.roofline import (
     Machine,
     gemm_seconds,
-    grouped_slower,
+    grouped_seconds,
     in_eight_bits,
     layer_seconds,
     operation_seconds,
 )
 from loadgauge.families.catalogue import model
+from loadgauge.families.catalogue import model as catalogue
 from loadgauge.layers import View, block_layer
 from loadgauge.layers.operations import Gemm, Layer, Operation, Tensor
 from loadgauge.spec.calibration import Both, Efficiencies
 from loadgauge.spec.calibration import efficiencies as calibrated
 from loadgauge.spec.hardware import gpu
 from loadgauge.spec.kernels import Kernels
+from loadgauge.spec.overlap import Overlap
 from loadgauge.spec.training import training
 
 ONE = Both(1.0, 1.0)
@@ -29,7 +31,7 @@ PERFECT = msgspec.structs.replace(
     calibrated(""),
     **dict.fromkeys(("matmul", "fp8_matmul", "fp8_block_matmul", "fp4_matmul", "throttle", "weight_gradient"), 1.0),
     **dict.fromkeys(("grouped", "grouped_weight", "product_memory"), 1.0),
-    **dict.fromkeys(("wave", "small_k", "fp8_small_k", "fp8_block_small_k", "fp4_small_k", "grouped_rows", "routing"), 0.0),
+    **dict.fromkeys(("wave", "small_k", "fp8_small_k", "fp8_block_small_k", "fp4_small_k", "grouped_launch", "routing"), 0.0),
     launch=0.0, quantise_launch=0.0, block_quantise_launch=0.0, outer_start=0.0, outer_root=0.0,
     multiprocessors=100, attention=dict.fromkeys(calibrated("").attention, ONE),
     attention_keys=Both(0.0, 0.0), narrow=ONE, wide=ONE, memory=dict.fromkeys(calibrated("").memory, ONE),
@@ -86,10 +88,39 @@ def test_float32_moves_four_bytes_and_no_power_limit_slows_it():
     assert gemm_seconds(large, machine(hot)) == pytest.approx(2 * gemm_seconds(large, machine(hot, plain=True)))
 
 
-def test_experts_take_longer_the_fewer_rows_they_have():
-    known = machine(efficiencies(grouped=0.5, grouped_rows=100.0))
-    assert grouped_slower(Gemm(100, 1, 1), known) == pytest.approx(4)
-    assert grouped_slower(Gemm(10**9, 1, 1), known) == pytest.approx(2)
+def test_experts_one_by_one_cost_a_launch_each():
+    gemm = Gemm(128, 256, 1024, batch=100)
+    known = efficiencies(grouped=0.5, grouped_launch=1e-3, **FREE)
+    assert grouped_seconds(gemm, machine(known)) == pytest.approx(2 * gemm.flops / 1e12 + 100e-3)
+    weight = efficiencies(grouped_weight=0.25, **FREE)
+    assert grouped_seconds(gemm, machine(weight), weight=True) == pytest.approx(4 * gemm.flops / 1e12)
+
+
+def test_experts_in_one_kernel_run_as_one_product():
+    gemm = Gemm(128, 256, 1024, batch=100)
+    known = efficiencies(grouped=0.5, grouped_launch=1e-3, grouped_memory=1e9)
+    assert grouped_seconds(gemm, machine(known, one_kernel=True)) == pytest.approx(gemm.flops / 1e12)
+    bytes_alone = efficiencies(grouped_memory=0.5, matmul=1e9)
+    moved = 2 * 100 * (128 * 1024 + 1024 * 256 + 128 * 256)
+    assert grouped_seconds(gemm, machine(bytes_alone, one_kernel=True)) == pytest.approx(moved / 0.5e11)
+
+
+@pytest.mark.parametrize(
+    ("framework", "card", "overlap", "one"),
+    [("torchtitan", "h100-sxm5-80gb", "none", True), ("torchtitan", "a100-sxm4-80gb", "none", False),
+     ("megatron", "b200-sxm-180gb", "none", False), ("megatron", "b200-sxm-180gb", "launch", True)],
+)  # fmt: skip
+def test_which_frameworks_have_one_kernel_for_all_experts(framework: str, card: str, overlap: str, one: bool):
+    kind = msgspec.structs.replace(training(framework), overlap=Overlap.parse(overlap))
+    assert Machine.of(gpu(card), calibrated(card), kind, experts=True).one_kernel == one
+
+
+def test_the_host_waits_for_the_routing_unless_a_graph_holds_it():
+    layer = block_layer(catalogue("mixtral-8x7b").blocks[0], 4096, View.of(4096, 1, ep=8))
+    dispatch = next(one for one in layer if one.name == "mlp.dispatch")
+    known = efficiencies(routing=1.0, expert_start=0.25, expert_copy=1e-3)
+    waiting, captured = (operation_seconds(dispatch, machine(known, graphs=graphs)) for graphs in (False, True))
+    assert waiting.forward - captured.forward == pytest.approx(1.0 - 0.25 - 2 * 4096 * 1e-3)
 
 
 def test_attention_falls_with_few_keys_and_narrow_heads():

@@ -14,8 +14,8 @@ from accuracy.slack import NOISE, SPREADS, Fit, Left, Timed, by_source, calibrat
 
 def row(source: str, configuration: str, value: float, *, experts: bool = False) -> Timed:
     return Timed(
-        f"T-{source}-{configuration}", source, f"{source}{configuration}", "h100-sxm5-80gb", True, "pretraining", experts, False,
-        value, source, (0.0, 0.0),
+        f"T-{source}-{configuration}", source, f"{source}{configuration}", "h100-sxm5-80gb", True, "pretraining", experts,
+        experts, False, value, source, (0.0, 0.0),
     )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def test_the_prediction_is_the_mean_of_a_normal_distribution_given_the_rows(monk
     known, new = row("A", "a", 0.7), row("B", "b", 0.0)
     mean, deviation = Fit([known]).predict([new])
     own = slack.MEAN_SPREAD**2 + sum(spread**2 for spread in SPREADS.values()) + NOISE**2
-    kinds = SPREADS[("experts",)] ** 2 + SPREADS[("low",)] ** 2
+    kinds = SPREADS[("hosted",)] ** 2 + SPREADS[("low",)] ** 2
     shared = slack.MEAN_SPREAD**2 + kinds
     assert mean[0] == pytest.approx(slack.MEAN + shared / own * (0.7 - slack.MEAN), rel=1e-6)
     assert deviation[0] == pytest.approx(math.sqrt(own - shared**2 / own), rel=1e-6)

@@ -33,6 +33,9 @@ PROMISED = {
     "products bf16, short": (0.07, 0.15), "products bf16, sustained": (0.07, 0.15), "products fp8, short": (0.10, 0.20),
     "products fp8-block, short": (0.10, 0.20), "products fp4, short": (0.10, 0.20), "attention": (0.08, 0.16),
     "all-reduce": (0.08, 0.20), "all-gather": (0.08, 0.20), "reduce-scatter": (0.08, 0.20), "all-to-all": (0.12, 0.28),
+    "all-reduce over nodes": (0.08, 0.20), "dispatch by deepep": (0.08, 0.20), "dispatch by hybridep": (0.08, 0.20),
+    "expert layer bf16": (0.13, 0.30), "expert layer fp8": (0.13, 0.30), "expert layer fp8-block": (0.13, 0.30),
+    "grouped products bf16": (0.13, 0.30),
 }  # fmt: skip
 """Median and p90 of the absolute error."""
 EXCEPTIONS = {
@@ -42,12 +45,14 @@ EXCEPTIONS = {
     ("products bf16, sustained", "b200-sxm-180gb"): "two machines whose power differs by a fifth",
     ("products bf16, sustained", "h100-sxm5-80gb"): "vidur's own machine, of older software",
     ("products fp8, short", "b200-sxm-180gb"): "HipKittens' products of 1,024",
-    ("attention cudnn, forward", "b200-sxm-180gb"): "few heads",
-    ("attention cudnn, backward", "b200-sxm-180gb"): "few heads",
+    ("attention cudnn, forward", "b200-sxm-180gb"): "Transformer Engine from Python, on a machine whose power is not known",
+    ("all-reduce over nodes", "a100-sxm4-80gb"): "one machine, of adapters of 2020",
+    ("all-reduce over nodes", "h100-sxm5-80gb"): "one machine: NCCL changes its algorithm at 64 KiB",
+    ("expert layer fp8-block", "h100-sxm5-80gb"): "scales by blocks that Hopper multiplies outside its tensor cores",
+    ("expert layer fp8-block", "h200-sxm-141gb"): "scales by blocks that Hopper multiplies outside its tensor cores",
     ("attention fa2, forward", "h100-sxm5-80gb"): "read off a chart; without backward it is a tenth off",
-    ("attention cudnn, forward", "h100-sxm5-80gb"): "read off a chart",
 }  # fmt: skip
-"""Those beyond what is promised, each with its cause; none is more than 1.6 times beyond it in the median."""
+"""Those beyond what is promised, each with its cause; none is more than 1.6 times beyond it in the median, or a fifth."""
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 """What software adds to a step, from published runs: a mixed model with the rates of all kernels and links fixed.
 
-log(measured / time of kernels and transfers) of a run is the sum of effects: one that all runs share, one of models with experts,
-one of products in fewer than 16 bits, one of its source, one of its configuration, and noise. Each is normal with the spread in
-`SPREADS`, so that a kind with few sources stays near what all share, and a source's own bias (its machine's power, its version
-of the software) is not taken for a kind's. Spreads are stated, not fitted: left free, the fit gives to a GPU or a class of
+log(measured / time of kernels and transfers) of a run is the sum of effects: one that all runs share, one of models whose experts
+a host drives, one of products in fewer than 16 bits, one of its source, one of its configuration, and noise. Each is normal with
+the spread in `SPREADS`, so that a kind with few sources stays near what all share, and a source's own bias (its machine's power,
+its version of the software) is not taken for a kind's. Spreads are stated, not fitted: left free, the fit gives to a GPU or a class of
 frameworks what belongs to its only source, and fails on sources that it has not seen.
 """
 
@@ -23,7 +23,7 @@ from loadgauge.errors import Error
 from loadgauge.spec.calibration import Efficiencies, efficiencies, transferred
 from loadgauge.spec.hardware import gpu as card_named
 from loadgauge.spec.memory_range import COVERAGE, Stack
-from loadgauge.spec.software import Factor, Software, factor, software
+from loadgauge.spec.software import Factor, Software, factor, hosted, software
 from loadgauge.validate.runs import Run, published
 from loadgauge.validate.setups import setup_of
 from loadgauge.validate.summary import quantile
@@ -35,7 +35,7 @@ SAME = {"MMFU": "KOR", "MJAN": "SC21", "MTXT": "SC21", "NEMOLS": "NEMO"}
 """Sources that tell of the runs or the machine of another one: left out together."""
 MEAN, MEAN_SPREAD = 0.1, 0.3
 SPREADS: dict[tuple[str, ...], float] = {
-    ("experts",): 0.03, ("low",): 0.03, ("source",): 0.12, ("configuration",): 0.10,
+    ("hosted",): 0.03, ("low",): 0.03, ("source",): 0.12, ("configuration",): 0.10,
 }  # fmt: skip
 """Standard deviation of each effect, as a logarithm."""
 NOISE = 0.06
@@ -55,6 +55,7 @@ class Timed(NamedTuple):
     tables: bool
     stack: Stack
     experts: bool
+    hosted: bool
     low: bool
     value: float
     machine: str
@@ -69,7 +70,7 @@ class Timed(NamedTuple):
 
     def level(self, names: tuple[str, ...]) -> str:
         """Which level of an effect the run has."""
-        values = {"stack": self.stack, "experts": self.experts, "low": self.low, "source": self.family,
+        values = {"stack": self.stack, "hosted": self.hosted, "low": self.low, "source": self.family,
                   "configuration": self.configuration}  # fmt: skip
         return "|".join(str(values[name]) for name in names)
 
@@ -91,12 +92,13 @@ def timed(runs: Sequence[Run]) -> list[Timed]:
             continue
         training = setup.training
         experts, low = setup.model.has_experts, training.precision.products is not None
-        known = factor(experts=experts, low_precision=low)
+        graphs = training.overlap.launch
+        known = factor(experts=experts, low_precision=low, graphs=graphs)
         raw = record.predicted / known.factor
         found.append(
             Timed(
                 record.id, record.source, "|".join(map(str, record.configuration)), record.gpu, True, training.framework.stack,
-                experts, low, math.log(record.measured / raw),
+                experts, hosted(experts=experts, graphs=graphs), low, math.log(record.measured / raw),
                 "|".join(map(str, record.configuration[:3])),
                 (math.log(record.low / record.predicted / known.low), math.log(record.high / record.predicted / known.high)),
             )
@@ -246,9 +248,9 @@ def made(runs: Sequence[Run], date: str, say: Callable[[str], object]) -> Softwa
     factors = []
     for experts in (False, True):
         for low in (False, True):
-            new = rows[0]._replace(source="?", configuration="?", experts=experts, low=low)
+            new = rows[0]._replace(source="?", configuration="?", experts=experts, hosted=experts, low=low)
             mean, deviation = (float(values[0]) for values in fit.predict([new]))
-            alike = [row for row in rows if (row.experts, row.low) == (experts, low)]
+            alike = [row for row in rows if (row.hosted, row.low) == (experts, low)]
             factors.append(
                 Factor(
                     experts=experts, low_precision=low, factor=round(math.exp(mean), 3),

@@ -33,7 +33,8 @@ SWEEP = ops.SWEEP
 MEMORY = {
     "elementwise": (0.86, 0.86), "norm-fused": (0.75, 0.63), "norm-compiled": (0.70, 0.32), "norm-eager": (0.55, 0.25),
     "norm-written": (0.067, 0.038),
-    "quantise": (0.70, 0.72), "quantise-serving": (0.5, 0.5), "permute": (0.50, 0.51), "loss": (0.30, 0.30),
+    "quantise": (0.70, 0.72), "quantise-fp8": (0.5, 0.5), "quantise-fp8-block": (0.5, 0.5), "quantise-fp4": (0.5, 0.5),
+    "permute-serving": (0.5, 0.5), "permute": (0.50, 0.51), "loss": (0.30, 0.30),
 }  # fmt: skip
 """Where a family starts; families with rows of their own are fitted."""
 FEW_BITS = (
@@ -46,7 +47,8 @@ WIRE = Wire(7e-6, 1.5e-6, 0.75, 4e-3)
 START = Efficiencies(
     gpu="", matmul=0.7, fp8_matmul=0.65, fp8_block_matmul=0.65, fp4_matmul=0.5, throttle=0.9,
     small_k=50, fp8_block_small_k=100, block_quantise_launch=5e-6, fp8_small_k=120, fp4_small_k=1000, wave=0.1,
-    product_memory=0.8, weight_gradient=1.05, grouped=0.8, grouped_weight=0.6, grouped_rows=0, launch=2.6e-6,
+    product_memory=0.8, weight_gradient=1.05, grouped=0.8, grouped_weight=0.6, grouped_launch=5e-6, grouped_memory=0.8,
+    expert_start=3e-5, expert_copy=3e-10, dispatch_link=0.8, launch=2.6e-6,
     quantise_launch=1e-5, attention={}, attention_keys=Both(270, 315), narrow=Both(0.7, 0.9), wide=Both(1.05, 1.05),
     memory={name: Both(*shares) for name, shares in MEMORY.items()}, wires=dict.fromkeys(ops.WAYS, WIRE),
     inner_link=0.77, outer_link=0.79, inner_latency=2.5e-6, outer_latency=1.4e-5, outer_start=0.0, outer_root=0.0,
@@ -141,7 +143,6 @@ def fit_products(every: Iterable[Measured]) -> tuple[Efficiencies, dict[str, dic
         launch=float(shape[5]) * 1e-6,
     )
     print("products: wave, small_k, memory, launch [us]", shape[2:].round(2))
-    serving = []
     for few, share, small_k, launch in FEW_BITS:
         found = []
         for card in CENTRE:
@@ -150,8 +151,8 @@ def fit_products(every: Iterable[Measured]) -> tuple[Efficiencies, dict[str, dic
                 throttle = float(free[CENTRE.index(card)][1])
 
                 def low(x: np.ndarray, throttle: float = throttle, names: Any = (share, small_k), launch: str = launch,
-                        base: Efficiencies = known) -> Efficiencies:  # fmt: skip
-                    copying = base.memory | {"quantise-serving": Both(float(x[3]), float(x[3]))}
+                        few: str = few, base: Efficiencies = known) -> Efficiencies:  # fmt: skip
+                    copying = base.memory | {f"quantise-{few}": Both(float(x[3]), float(x[3]))}
                     fields = {names[0]: float(x[0]), names[1]: float(x[1]), launch: float(x[2]) * 1e-6}
                     return replaced(base, throttle=throttle, memory=copying, **fields)
 
@@ -159,10 +160,9 @@ def fit_products(every: Iterable[Measured]) -> tuple[Efficiencies, dict[str, dic
                 found.append(solved(rows, ops.product_seconds, low, starts, [0.05, 0, 0, 0.05], [1.3, 8000, 60, 1.0]))
         x = np.median(found, axis=0)
         print(few, "small_k, launch [us], copying", x[1:].round(2))
-        known = replaced(known, **{small_k: round(float(x[1]), 1), launch: float(f"{x[2] * 1e-6:.3g}")})
-        serving.append(float(x[3]))
-    copied = round(statistics.median(serving), 3)
-    known = replaced(known, memory=known.memory | {"quantise-serving": Both(copied, copied)})
+        copied = round(float(x[3]), 3)
+        memory = known.memory | {f"quantise-{few}": Both(copied, copied)}
+        known = replaced(known, memory=memory, **{small_k: round(float(x[1]), 1), launch: float(f"{x[2] * 1e-6:.3g}")})
     own: dict[str, dict[str, Any]] = {}
     for card in sorted({one.gpu for one in dense}):
         fields: dict[str, Any] = {}
@@ -221,13 +221,36 @@ def fit_gradients(every: Iterable[Measured], known: Efficiencies, own: dict[str,
     x = solved(dense, predict, lambda y: replaced(known, weight_gradient=float(y[0])), [(1.05,)], [0.9], [1.5])
     known = replaced(known, weight_gradient=round(float(x[0]), 3))
     grouped = [one for one in rows if one["kind"] == "grouped"]
-    both = ("grouped", "grouped_weight", "grouped_rows")
-    y = solved(grouped, predict, lambda y: replaced(known, **dict(zip(both, map(float, y), strict=True))),
-               [(0.8, 0.6, 100)], [0.1, 0.1, 0], [1.2, 1.2, 2000])  # fmt: skip
+
+    def launched(y: np.ndarray) -> Efficiencies:
+        return replaced(known, grouped=float(y[0]), grouped_weight=float(y[1]), grouped_launch=float(y[2]) * 1e-6)
+
+    y = solved(grouped, predict, launched, [(0.8, 0.6, 5)], [0.1, 0.1, 0], [1.0, 1.2, 100])
     print("wgrad", x, "grouped", y)
-    return replaced(
-        known, grouped=round(float(y[0]), 3), grouped_weight=round(float(y[1]), 3), grouped_rows=round(float(y[2]), 1)
-    )
+    return launched(y.round(3))
+
+
+def fit_experts(known: Efficiencies, own: dict[str, dict[str, Any]]) -> tuple[Efficiencies, Figure]:
+    """Fit what whole layers of experts take beside their products, which run as one product does, to all GPUs together."""
+    rows = [one for one in ops.experts() if one.gpu in CENTRE and "min_latency" not in one["kernel"]]
+
+    def predict(one: Measured, found: Efficiencies) -> float:
+        names = ("matmul", "throttle", *(share for _, share, _, _ in FEW_BITS))
+        return ops.expert_seconds(
+            one, replaced(found, **{name: own[one.gpu][name] for name in names if name in own[one.gpu]})
+        )
+
+    def build(x: np.ndarray) -> Efficiencies:
+        moved = Both(float(x[1]), float(x[1]))
+        return replaced(
+            known, grouped_memory=float(x[0]), memory=known.memory | {"permute-serving": moved}, expert_start=float(x[2]) * 1e-6,
+            expert_copy=float(x[3]) * 1e-9,
+        )  # fmt: skip
+
+    x = solved(rows, predict, build, [(0.8, 0.5, 30, 0.2)], [0.3, 0.1, 0, 0], [1, 1, 100, 10])
+    found = build(x.round(3))
+    print("experts: memory of products, permuting, start [us], copy [ns]", x.round(3), figure(rows, predict, found))
+    return found, figure(rows, predict, found)
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -238,8 +261,12 @@ def fit_attention(known: Efficiencies, own: dict[str, dict[str, Any]]) -> Effici
     rows = list(ops.attentions())
     pairs = sorted({(one.gpu, ops.attention_family(one.row)) for one in rows})
     count = len(pairs)
-    power = {"b200-sxm-180gb": 0.72, "a100-pcie-80gb": 1.0}
-    hot = {card: replaced(known, throttle=power.get(card, 1.0)) for card, _ in pairs}
+    hot = {card: replaced(known, throttle=1.0) for card, _ in pairs}
+    for card in {one.gpu for one in rows if one.source in ops.OWN_POWER}:
+        products = (one for one in ops.products() if one.source in ops.OWN_POWER and one.gpu == card)
+        same = [one for one in products if one["dtype"] in ("bf16", "fp16") and one.source in ops.CALLS]
+        hot[card] = ops.own_power(same, replaced(known, matmul=own.get(card, own["a100-sxm4-80gb"])["matmul"]))
+        print("  power in attention", card, round(hot[card].throttle, 3))
 
     def build(x: np.ndarray) -> Efficiencies:
         """Shares of all GPUs under names of their own."""
@@ -364,6 +391,49 @@ def fit_wires(known: Efficiencies, own: dict[str, dict[str, Any]]) -> Efficienci
     return replaced(known, wires=wires)
 
 
+def fit_dispatch(known: Efficiencies, own: dict[str, dict[str, Any]]) -> tuple[Efficiencies, Figure]:
+    """Fit the dispatch of DeepEP, and of HybridEP where a GPU has it, which Blackwell's recipes run: for each GPU the start, the
+    share of the link and, where rows have several shapes, the time of each token and copy; the adapters' share for all together."""
+    every = list(ops.dispatches())
+    for card, library in sorted({(one.gpu, one["library"]) for one in every}):
+        mine = [one for one in every if (one.gpu, one["library"]) == (card, library) and "nodes" not in one.kind]
+        name = (
+            library
+            if card in {one.gpu for one in every if one["library"] != library} and library == "deepep"
+            else "dispatch"
+        )
+        several = len({one["notes"] for one in mine}) > 20
+
+        def build(x: np.ndarray) -> Efficiencies:
+            each = [float(value) * 1e-9 for value in x[2:]] or [0.0, 0.0]
+            return replaced(known, wires={"dispatch": Wire(float(x[0]) * 1e-6, each[0], float(x[1]), each[1])})
+
+        count = 4 if several else 2
+        x = solved(mine, ops.dispatch_seconds, build, [(40, 0.6, 10, 2)[:count]], [0, 0.05, 0, 0][:count],
+                   [300, 1.0, 200, 50][:count])  # fmt: skip
+        own[card]["wires"][name] = [_least(value) for value in msgspec.structs.astuple(build(x).wires["dispatch"])]
+        own[card]["figures"][f"wires.{name}"] = figure(mine, ops.dispatch_seconds, build(x))
+        print("  ", card, library, own[card]["wires"][name], own[card]["figures"][f"wires.{name}"].spread)
+    rows = [one for one in every if "nodes" in one.kind]
+
+    def predict(one: Measured, found: Efficiencies) -> float:
+        return ops.dispatch_seconds(one, replaced(found, wires={"dispatch": Wire(*own[one.gpu]["wires"]["dispatch"])}))
+
+    def reached(x: np.ndarray) -> Efficiencies:
+        return replaced(known, dispatch_link=float(x[0]))
+
+    x = solved(rows, predict, reached, [(0.8,)], [0.2], [1.0])
+    found = reached(x.round(3))
+    print("dispatch over nodes", x, figure(rows, predict, found))
+    hopper = Wire(*own["h100-sxm5-80gb"]["wires"]["dispatch"])
+    return replaced(found, wires=found.wires | {"dispatch": hopper}), figure(rows, predict, found)
+
+
+def _least(value: float) -> float:
+    """A figure to three digits, or 0 where it is less than any clock can tell."""
+    return float(f"{value:.3g}") if value > 1e-10 else 0.0
+
+
 def fit_network(known: Efficiencies, own: dict[str, dict[str, Any]]) -> tuple[Efficiencies, Figure]:
     """Fit what all-reduce loses between nodes: one network for all, as there is no table of each.
 
@@ -428,8 +498,10 @@ def main() -> None:
     known = fit_gradients(every, known, own)
     known = fit_attention(known, own)
     known, figures = fit_memory(known)
+    known, figures["grouped_memory"] = fit_experts(known, own)
     known = fit_wires(known, own)
     known, figures["outer_link"] = fit_network(known, own)
+    known, figures["dispatch_link"] = fit_dispatch(known, own)
     own = {card: fields for card, fields in own.items() if "matmul" in fields or card == "a100-pcie-80gb"}
     found = chips(own, PER_WATT)
     completed(own, found)

@@ -79,7 +79,9 @@ def page() -> str:
 
 What a kernel does is measured: `data/operators` holds published measurements of single operations, `data/calibration` the figures
 fitted to them. No training run is read. A product takes ((arithmetic)³ + (traffic)³)^(1/3) + launch, attention
-F / (P e s/(s + s0) fill) + launch, a collective a + b (n-1) + y + r √y.
+F / (P e s/(s + s0) fill) + launch, a collective a + b (n-1) + y + r √y. Products of several experts are one kernel, as one product
+of all their rows, or one launch each, by framework; DeepEP's dispatch takes a time for each token and each copy of it beside its
+bytes, which go once to each rank.
 
 ## What is reached
 
@@ -106,10 +108,15 @@ Predicted without its own measurements, as a GPU that nobody measured.
 
 Not scored, and why: the all-reduce of L40S (its machine has no peer access) and of V100 (a mesh, not a switch); eager SwiGLU
 (host time in small rows); AITER's backward with grouped heads; products of vLLM's sweeps (their weights' values are not known, and
-with them the power they took); sides below 1,024. What stays off, and why: layers of experts are those of a serving stack, whose
-kernels are not Transformer Engine's (an estimate uses those); attention of B200 with few heads; small products and collectives of
-stacks that show the host's time (HipKittens, SGLang's A100, PyTorch's collectives below 1 MiB); FlashAttention-2 of a GPU left
-out, as each chip has one; L40S, whose products fall with power more than any other's.
+with them the power they took); sides below 1,024; attention of Transformer Engine from Python that takes no longer than its
+shortest call (the host's time); experts' kernels of decoding, and Triton's in place of one that a card lacks. Machines of other
+sources have a power of their own, set by their largest product, and networks a start of their own, set by their fastest message:
+what `calibrate` measures.
+
+What stays off, and why: small products and collectives of stacks that show the host's time (HipKittens, SGLang's A100, PyTorch's
+collectives below 1 MiB); block-scaled experts on Hopper, which adds up outside its tensor cores; all-reduce over H100 nodes around
+64 KiB, where NCCL changes its algorithm; DeepEP over 8 nodes, at half the rate of 2 and 4; FlashAttention-2 of a GPU left out, as
+each chip has one; L40S, whose products fall with power more than any other's.
 
 ## Sources
 

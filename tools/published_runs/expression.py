@@ -16,7 +16,7 @@ import msgspec
 
 from loadgauge.errors import Error
 from loadgauge.estimate.estimate import estimate
-from loadgauge.formats.recompute import REMAT, resolve_recompute
+from loadgauge.formats.recompute import REMAT, of_kinds, resolve_recompute
 from loadgauge.layers import View, block_layer
 from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.hardware import Gpu, gpu, gpu_ids
@@ -31,7 +31,7 @@ from published_runs import assumptions, recipes, vocabulary
 from published_runs.free_text import Flags, named
 from published_runs.models import Inexpressible, describe
 from published_runs.run_defaults import with_overlap
-from published_runs.source_rows import SourceRow
+from published_runs.source_rows import TAKEN, SourceRow
 from published_runs.stages import stage_layers
 
 LARGEST = (8, 4, 2)
@@ -105,6 +105,7 @@ def _express(run: SourceRow) -> Expression:
         untimed = "seq_len: it is a cap, and the lengths of the samples are not stated"
     if (again := _contradicts(facts)) is not None:
         assumed.append(again)
+    assumed += [note for note in run.notes.split("; ") if note.startswith(TAKEN)]
 
     def build(values: dict[str, Any], model: ModelSpec, habits: str = framework) -> Expressed:
         training = _training(run, flags, habits, recipe, values, model)
@@ -439,19 +440,21 @@ def _gated(model: ModelSpec) -> bool:
 def _modules(modules: list[str], model: ModelSpec, training: Training) -> RecomputePolicy:
     """Megatron-LM's list of modules that run again."""
     per_block = _names(model, training)
-    wanted: set[str] = set()
+    chosen: dict[bool, set[str]] = {}
+    every: dict[bool, frozenset[str]] = {}
     for module in modules:
         if module not in vocabulary.RECOMPUTE_MODULES:
             raise Inexpressible(f"recompute: module {module!r} is not mapped")
         for word in vocabulary.RECOMPUTE_MODULES[module]:
             for block, names in zip(model.blocks, per_block, strict=True):
                 experts = isinstance(block.mlp, Moe)
+                every[experts] = every.get(experts, frozenset()) | names
+                wanted = chosen.setdefault(experts, set())
                 if (word == "dense" and not experts) or (word == "experts" and experts):
                     wanted |= {name for name in names if name.startswith("mlp.") and name != "mlp.residual"}
                 elif word == "experts.activation" and experts:
                     wanted |= names & {"mlp.activation", "mlp.multiply", "mlp.split"}
                 else:
                     wanted |= {name for name in names if name == word or name.startswith(f"{word}.")}
-    common = frozenset.intersection(*per_block)
-    chosen = frozenset(wanted) & common
-    return RecomputePolicy(mode="ops", ops=chosen) if chosen else RecomputePolicy()
+    ops = of_kinds(chosen, every)
+    return RecomputePolicy(mode="ops", ops=ops) if ops else RecomputePolicy()

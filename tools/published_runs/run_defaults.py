@@ -16,6 +16,8 @@ SAID = {
     "dp": ("overlap grad reduce", "overlap-grad-reduce", "overlap_grad_reduce"),
 }  # fmt: skip
 """Words of flags by which communication of an axis is hidden."""
+WHOLE = "full_iteration"
+"""The graph that holds the whole iteration, with the experts' products."""
 PLACEHOLDERS_SINCE = 2025
 """The year from which Transformer Engine keeps placeholders of weights' gradients."""
 
@@ -33,6 +35,8 @@ def with_overlap(run: SourceRow, flags: Flags, training: Training, *, performanc
     elif performance_recipe:
         a2a = (flags.value("moe_a2a_overlap") or "").lower() == "true"
         graphs = flags.value("cuda_graph_impl") not in (None, "", "none")
+        # Graphs of parts of a layer leave the experts out: the host counts their rows and launches their products.
+        graphs = graphs and (not run.moe_experts or flags.value("cuda_graph_impl") == WHOLE)
         overlap = msgspec.structs.replace(overlap, tp=True, dp=True, ep=a2a, launch=graphs)
     elif training.framework.scripts_overlap:
         since = run.year is None or run.year >= OVERLAP_SINCE

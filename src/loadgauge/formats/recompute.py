@@ -98,10 +98,27 @@ def _per_op(model: ModelSpec, training: Training) -> frozenset[str]:
     return frozenset.intersection(*_names(model, training)) - kept
 
 
+def of_kinds(chosen: dict[bool, set[str]], names: dict[bool, frozenset[str]]) -> frozenset[str]:
+    """Return names of operations with `@dense` or `@experts` where the layers of the other kind have one of that name that
+    is not chosen. chosen, names: by whether a layer has experts
+
+    >>> sorted(of_kinds({False: {"mlp.down", "mlp.up"}, True: set()}, {False: frozenset(("mlp.down", "mlp.up")),
+    ...                                                               True: frozenset(("mlp.down",))}))
+    ['mlp.down@dense', 'mlp.up']
+    """
+    words = {False: "dense", True: "experts"}
+    return frozenset(
+        f"{name}@{words[routed]}" if name in names.get(not routed, ()) and name not in chosen.get(not routed, ()) else name
+        for routed, own in chosen.items() for name in own
+    )  # fmt: skip
+
+
 def _of_modules(modules: list[str], model: ModelSpec, training: Training) -> frozenset[str]:
-    chosen: set[str] = set()
+    chosen: dict[bool, set[str]] = {}
+    every: dict[bool, frozenset[str]] = {}
     for block, names in zip(model.blocks, _names(model, training), strict=True):
         routed = isinstance(block.mlp, Moe)
+        every[routed] = every.get(routed, frozenset()) | names
         halves = {name for name in names if name.startswith("mlp.") and name not in ("mlp.residual", "mlp.norm")}
         means = {
             "core_attn": names & CORE, "layernorm": names & {"attention.norm", "mlp.norm"},
@@ -110,5 +127,5 @@ def _of_modules(modules: list[str], model: ModelSpec, training: Training) -> fro
             "shared_experts": {name for name in names if name.startswith("mlp.shared")},
         }  # fmt: skip
         for module in modules:
-            chosen |= means[module]
-    return frozenset(chosen) & frozenset.union(*_names(model, training))
+            chosen.setdefault(routed, set()).update(means[module] & names)
+    return of_kinds(chosen, every)

@@ -99,7 +99,8 @@ class Gemm(msgspec.Struct, frozen=True):
 class Collective(msgspec.Struct, frozen=True):
     """One collective over the `ranks` of an axis; `nbytes` is the full (gathered) tensor.
 
-    `copies`: how many of an all-to-all's rows are copies of one token, where a domain is sent only one of them.
+    `copies`: how many of an all-to-all's rows are copies of one token, where a domain is sent only one of them; `rows`: how many
+    rows there are, where each takes time of its own.
 
     >>> Collective("all_reduce", "tp", 1024, 8).wire
     1792
@@ -110,6 +111,7 @@ class Collective(msgspec.Struct, frozen=True):
     nbytes: Size
     ranks: Size
     copies: Size = 1
+    rows: Size = 0
 
     @property
     def wire(self) -> Size:

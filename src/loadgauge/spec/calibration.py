@@ -67,8 +67,12 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     wave: how much of the loss by partial waves of tiles shows (0: none, 1: all)
     product_memory: share of the memory bandwidth at which a product reads and writes
     weight_gradient: time of a product that adds to a gradient, over that of one that writes
-    grouped, grouped_weight: rate of a grouped product of experts over that of one product, in forward and for the gradient of its
-        inputs, and for that of weights; grouped_rows: rows of an expert at which it reaches half of that
+    grouped, grouped_weight: rate of the products of experts that are launched one by one over that of one product, in forward
+        and for the gradient of its inputs, and for that of weights; grouped_launch: of each of them beside [s]
+    grouped_memory: share of the memory bandwidth at which one kernel with the products of all experts reads and writes, whose
+        arithmetic runs as that of one product
+    expert_start, expert_copy: what a layer of experts takes beside its products and its bytes where the host waits for nothing,
+        once and for each copy of a token [s]: sorting, and the starts of its kernels
     launch: of each kernel [s]; quantise_launch, block_quantise_launch: of making the copy of few bits that a product reads, with
         one scale for the tensor or one for each block [s]
 
@@ -77,15 +81,18 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         256
     memory: by family of kernels that memory bounds, share of the memory bandwidth
 
-    wires: by collective, inside a domain; nvls: share of the link that an all-reduce in the switch reaches, counted once over
-        the tensor (0: there is no such switch), from `nvls_ranks` on
+    wires: by collective, inside a domain, `dispatch` being an all-to-all that sends a token once to each rank (DeepEP, on
+        Blackwell HybridEP), whose `step` is of each token and `root` of each copy of one [s]
+    nvls: share of the link that an all-reduce in the switch reaches, counted once over the tensor (0: there is no such switch),
+        from `nvls_ranks` on
     inner_link, outer_link: achieved share of the link inside a domain where no collective is named, and of the network adapter
+    dispatch_link: achieved share of the network adapter by that dispatch
     inner_latency, outer_latency: latency of one step of a ring [s]
     outer_start, outer_root: what a collective that leaves its domain takes beside [s], and the ramp of the network as in
         `Wire.root` [s^0.5]
     contention: share of hidden communication's time that the overlapping compute loses
     routing: time that an expert layer's routing adds in each direction [s]: many small kernels, and a host that waits for
-        the number of tokens of each expert
+        the number of tokens of each expert; without a host in between, `expert_start` and `expert_copy` stand in its place
     multiprocessors: how many tiles of a matrix product are computed at a time
 
     basis: `measured` on this GPU, or `assumed`; how: in words, for a GPU without measurements of its own
@@ -107,7 +114,10 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     weight_gradient: float
     grouped: float
     grouped_weight: float
-    grouped_rows: float
+    grouped_launch: float
+    grouped_memory: float
+    expert_start: float
+    expert_copy: float
     launch: float
     quantise_launch: float
     block_quantise_launch: float
@@ -121,6 +131,7 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     nvls_ranks: int = 5
     inner_link: float
     outer_link: float
+    dispatch_link: float
     inner_latency: float
     outer_latency: float
     outer_start: float
@@ -137,7 +148,8 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the measured GPUs of a chip have in common, for those of it that nobody measured.
 
-    per_watt: `matmul` of 1 W for each TFLOP/s of the 16-bit peak; fp8, fp8_block, fp4: over `matmul`; attention: over it, by kernel
+    per_watt: `matmul` of 1 W for each TFLOP/s of the 16-bit peak; fp8, fp8_block: over `matmul`; fp4: FLOP/s over those of
+    16-bit products; attention: over `matmul`, by kernel
     """
 
     per_watt: float
@@ -245,7 +257,7 @@ def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[
         "matmul": short,
         "fp8_matmul": min(HIGHEST, chip.fp8 * short),
         "fp8_block_matmul": min(HIGHEST, chip.fp8_block * short),
-        "fp4_matmul": min(HIGHEST, chip.fp4 * short),
+        "fp4_matmul": min(HIGHEST, chip.fp4 * short / _four_bits(card)),
         "throttle": chip.throttle,
         "attention": {
             name: [min(HIGHEST, way.forward * short), min(HIGHEST, way.backward * short)]
@@ -261,6 +273,13 @@ def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[
         "how": how,
         "figures": {},
     }
+
+
+def _four_bits(card: Gpu | None) -> float:
+    """The 4-bit peak over the 16-bit one; 4 where either is not stated."""
+    if card is None or card.peaks.fp4 is None or card.peaks.bf16 is None:
+        return 4.0
+    return card.peaks.fp4.value / card.peaks.bf16.value
 
 
 def _over_pcie(card: Gpu | None) -> bool:

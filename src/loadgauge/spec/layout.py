@@ -35,7 +35,8 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str) -> RecomputePolicy:
-        """Read none, selective, full, full:every=2, full:layers=5, full:group=4, or names of operations. Raises `ConfigError`.
+        """Read none, selective, full, full:every=2, full:layers=5, full:group=4, or names of operations, of all layers or of those
+        without or with experts (`mlp@dense`, `mlp@experts`). Raises `ConfigError`.
 
         >>> RecomputePolicy.parse("full:every=2").every
         2
@@ -45,7 +46,11 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
         mode, _, option = text.partition(":")
         if mode not in ("none", "selective", "full"):
             names = frozenset(name.strip() for name in text.split(","))
-            if "" in names or ":" in text:
+            if (
+                "" in names
+                or ":" in text
+                or any(name.partition("@")[2] not in ("", "dense", "experts") for name in names)
+            ):
                 raise ConfigError(
                     f"cannot read {text!r}; known: none, selective, full, names of operations", key="recompute"
                 )

@@ -36,7 +36,8 @@ def host_seconds(how: str) -> float:
 
 
 class Factor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Of a dense model or one with experts, in 16 bits or fewer: the time of compute over that of its kernels alone.
+    """Time of compute over that of its kernels alone: of a dense model or one whose experts a host drives (`hosted`), in 16 bits or
+    fewer.
 
     low, high: factors on the predicted time that span 80 % of the runs of sources that nothing was fitted to
     runs: of this kind, among those that the factors come from; sources: of those
@@ -81,15 +82,27 @@ def software() -> Software:
         raise ConfigError(str(error), file="data/software.toml") from None
 
 
+def hosted(*, experts: bool, graphs: bool) -> bool:
+    """Return whether a host counts the rows of experts, and launches their kernels, while the GPU waits.
+
+    >>> hosted(experts=True, graphs=False), hosted(experts=True, graphs=True)
+    (True, False)
+    """
+    return experts and not graphs
+
+
 @functools.cache
-def factor(*, experts: bool = False, low_precision: bool = False) -> Factor:
+def factor(*, experts: bool = False, low_precision: bool = False, graphs: bool = False) -> Factor:
     """Return the factor and the range of step times.
 
+    graphs: whether one CUDA graph holds the step; no host then waits for the rows of each expert, and software adds to experts
+    what it adds to any model
+
     >>> known = factor()
-    >>> known.low < 1 < known.high
-    True
+    >>> known.low < 1 < known.high, factor(experts=True, graphs=True) == known
+    (True, True)
     """
-    kind = (experts, low_precision)
+    kind = (hosted(experts=experts, graphs=graphs), low_precision)
     return next(one for one in software().factors if (one.experts, one.low_precision) == kind)
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from loadgauge.errors import NotStated
 from loadgauge.estimate.time.collectives import Fabric, Group, seconds
-from loadgauge.estimate.time.roofline import Machine, gemm_seconds, grouped_slower, operation_seconds
+from loadgauge.estimate.time.roofline import Machine, gemm_seconds, grouped_seconds, operation_seconds
 from loadgauge.layers.operations import Gemm, Operation
 from loadgauge.package_data import read_bytes
 from loadgauge.spec.calibration import Efficiencies, efficiencies
@@ -44,6 +44,9 @@ LEAST = 1024
 """Sides of a product below which it is no product of training."""
 LARGE = 64e6
 """Bytes above which the time of a kernel that memory bounds is not mostly its start."""
+
+SMALL = 2**20
+"""Bytes of a message whose time is its start."""
 
 EfficienciesOf = Callable[[str], Efficiencies]
 
@@ -122,7 +125,15 @@ def products() -> Iterator[Measured]:
             yield msgspec.structs.replace(one, kind=f"products {form}, short")
 
 
-def machine(card: str, known: Efficiencies, form: str = "bf16", heat: float = 1.0, attention: str = "fa2") -> Machine:
+def machine(
+    card: str,
+    known: Efficiencies,
+    form: str = "bf16",
+    heat: float = 1.0,
+    attention: str = "fa2",
+    *,
+    one_kernel: bool = False,
+) -> Machine:
     """Return a machine of a card; heat: how much of `throttle` shows (0: none)."""
     found = card_named(card)
     low = None if form == "bf16" else TRANSFORMER_ENGINE[_RECIPES[form]]
@@ -131,6 +142,7 @@ def machine(card: str, known: Efficiencies, form: str = "bf16", heat: float = 1.
         peak=found.peak("bf16"), bandwidth=found.memory_bandwidth,
         efficiencies=msgspec.structs.replace(known, throttle=throttle),
         fp8_peak=None if low is None else found.peak(low.format), low=low, attention=attention,
+        one_kernel=one_kernel,
     )  # fmt: skip
 
 
@@ -148,13 +160,14 @@ def product_seconds(one: Measured, known: Efficiencies) -> float:
     made = machine(one.gpu, known, form, heat(one))
     m, n, k, groups = (int(one.number(name)) for name in ("m", "n", "k", "groups"))
     weight = one["pass"] == "wgrad"
-    slower: float = known.weight_gradient if weight else 1.0
+    gemm, few = Gemm(m, n, k, groups), form != "bf16"
     if one["kind"] == "grouped":
-        slower = grouped_slower(Gemm(k if weight else m, n, m), made, weight=weight)
-    time: float = gemm_seconds(Gemm(m, n, k, groups), made, fp8=form != "bf16", slower=slower)
+        time = float(grouped_seconds(gemm, made, fp8=few, weight=weight))
+    else:
+        time = float(gemm_seconds(gemm, made, fp8=few, slower=known.weight_gradient if weight else 1.0))
     if "quantising" in one["notes"]:
         element = 0.5 if form == "fp4" else 1
-        time += m * k * groups * (2 + element) / made.memory("quantise-serving").forward + made.quantise_launch
+        time += m * k * groups * (2 + element) / made.memory(f"quantise-{form}").forward + made.quantise_launch
     return time
 
 
@@ -162,36 +175,40 @@ def product_seconds(one: Measured, known: Efficiencies) -> float:
 
 FEWEST_ROWS = 64
 """Rows of an expert below which its layer is no layer of training."""
+OTHER_KERNELS = ("min_latency", "triton_fp8_block")
+"""Kernels of decoding, which read every expert for a few rows; and Triton's in place of one that a card lacks."""
 
 
 def experts() -> Iterator[Measured]:
     """Yield whole layers of experts, forward: permuting, both products, activation and sum."""
     for row in _known("moe"):
         rows = float(row["tokens"]) * float(row["topk"]) / float(row["experts"])
-        if row["dtype"] in FORMATS and rows >= FEWEST_ROWS and not row["software"].startswith("VLLM"):
+        other = any(name in row["kernel"] for name in OTHER_KERNELS)
+        if row["dtype"] in FORMATS and rows >= FEWEST_ROWS and not row["software"].startswith("VLLM") and not other:
             yield _measured(f"expert layer {FORMATS[row['dtype']]}", row)
 
 
 def expert_seconds(one: Measured, known: Efficiencies) -> float:
     """Return the predicted time of a layer of experts on one of its ranks, forward [s]."""
     form = FORMATS[one["dtype"]]
-    made = machine(one.gpu, known, form, heat(one))
+    made = machine(one.gpu, known, form, heat(one), one_kernel=True)
     hidden, inner = int(one.number("hidden")), int(one.number("inter"))
     held, copies = (
         one.number("experts") / one.number("ep"),
         one.number("tokens") * one.number("topk") / one.number("ep"),
     )
-    rows = copies / held
-    time = 0.0
-    for n, k in ((2 * inner, hidden), (hidden, inner)):
-        product = Gemm(rows, n, k, held)
-        time += gemm_seconds(product, made, fp8=form != "bf16", slower=grouped_slower(product, made))
-        if form != "bf16":
-            element = 0.5 if form == "fp4" else 1
-            time += copies * k * (2 + element) / made.memory("quantise").forward + made.quantise_launch
-    # A serving stack reads and writes each token once, and each of its copies once.
-    moved = 4 * hidden * (copies + one.number("tokens")) + 6 * copies * inner
-    return float(time + moved / made.memory("elementwise").forward + 3 * known.launch)
+    rows, element = copies / held, {"bf16": 2, "fp4": 0.5}.get(form, 1)
+    time = sum(
+        grouped_seconds(Gemm(rows, n, k, held), made, fp8=form != "bf16")
+        for n, k in ((2 * inner, hidden), (hidden, inner))
+    )
+    # Permuting reads 16 bits and writes the product's format, and so does the activation, of twice as many; the sum reads each
+    # copy and writes each token. Scales by blocks are made in a kernel of their own.
+    moved = copies * ((4 + element) * (hidden + inner)) + 2 * one.number("tokens") * hidden
+    if form in ("fp8-block", "fp4"):
+        moved += 4 * copies * (hidden + inner)
+    sorting = known.expert_start + known.expert_copy * one.number("tokens") * one.number("topk")
+    return float(time + moved / made.memory("permute-serving").forward + sorting)
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -207,8 +224,27 @@ def attention_family(row: dict[str, str]) -> str | None:
     return named.get(row["kernel"])
 
 
+HOST_SHOWS = 1.3
+"""Calls of less than so many times the shortest take the host's time, where a source launches them one by one from Python."""
+
+
 def attentions() -> Iterator[Measured]:
-    """Yield fused attention of training: no window, 16 bits, at least 2,048 queries of sequences of at least 512."""
+    """Yield fused attention of training: no window, 16 bits, at least 2,048 queries of sequences of at least 512.
+
+    Transformer Engine called from Python takes as long for 4 heads as for 16: those rows are the host's time and are left out.
+    """
+    listed = list(_attentions())
+    shortest: dict[tuple[str, str, str], float] = {}
+    for one in listed:
+        place = (one.source, one.gpu, one["direction"])
+        shortest[place] = min(one.seconds, shortest.get(place, one.seconds))
+    for one in listed:
+        from_host = one.seconds < HOST_SHOWS * shortest[one.source, one.gpu, one["direction"]]
+        if one.source not in CALLS or not from_host:
+            yield one
+
+
+def _attentions() -> Iterator[Measured]:
     for row in _known("attention"):
         kernel = attention_family(row)
         if kernel is None or row["dtype"] not in ("bf16", "fp16") or row["window"] not in ("", "0"):
@@ -283,6 +319,9 @@ def stream_seconds(one: Measured, known: Efficiencies) -> float:
 # -- collectives -------------------------------------------------------------------------------------------------------
 
 WAYS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+DISPATCHED_BYTES = 1 + 4 / 128
+"""Of an element as DeepEP sends it in a serving stack: 8 bits, with a scale in float32 for 128 of them. (In 16 bits these rows
+would be beyond the links' bandwidth, and in 8 they are at the rate that DeepEP's own table has for 8 bits.)"""
 
 
 def collectives(*, nodes: bool = False) -> Iterator[Measured]:
@@ -303,18 +342,45 @@ def collectives(*, nodes: bool = False) -> Iterator[Measured]:
 
 def collective_seconds(one: Measured, known: Efficiencies) -> float:
     """Return the predicted time of a collective [s]."""
+    group = Group("dp", int(one.number("ranks")), 1)
+    return float(seconds(one["op"], one.number("bytes"), group, _fabric(one, known)))
+
+
+def _fabric(one: Measured, known: Efficiencies) -> Fabric:
+    """The links that a collective was measured on."""
     card, ranks, nodes = card_named(one.gpu), int(one.number("ranks")), int(one.number("nodes"))
     switched = "NVLS" in one["algorithm"] or not one.source.startswith(("microsoft/vidur", "stas00")) or not known.nvls
-    fabric = Fabric(
+    return Fabric(
         domain=ranks // nodes, inner_bandwidth=card.link_bandwidth,
         outer_bandwidth=6.25e9 if "4 x 100 Gbit/s" in one["link"] else 50e9,
         inner_latency=known.inner_latency, outer_latency=known.outer_latency,
         inner_efficiency=known.inner_link, outer_efficiency=known.outer_link, wires=known.wires,
         nvls=known.nvls if switched else 0.0, nvls_ranks=known.nvls_ranks, outer_start=known.outer_start,
-        outer_root=known.outer_root,
+        outer_root=known.outer_root, dispatch_link=known.dispatch_link,
     )  # fmt: skip
-    time: float = seconds(one["op"], one.number("bytes"), Group("dp", ranks, 1), fabric)
-    return time
+
+
+def dispatches() -> Iterator[Measured]:
+    """Yield what DeepEP and HybridEP take to send tokens to random experts and back, without rows that repeat another card's."""
+    seen = set()
+    for row in _known("collectives"):
+        if row["op"] not in ("deepep_dispatch", "deepep_combine") or (row["time_us"], row["notes"]) in seen:
+            continue
+        seen.add((row["time_us"], row["notes"]))
+        yield _measured(f"dispatch by {row['library']}{' over nodes' if int(row['nodes']) > 1 else ''}", row)
+
+
+def dispatch_seconds(one: Measured, known: Efficiencies) -> float:
+    """Return the predicted time of sending tokens to their experts [s]."""
+    words = one["notes"].split()
+    said = {key: int(value) for key, value in zip(words[::2], words[1::2], strict=True)}
+    nbytes = said["tokens"] * said["hidden"] * said["topk"] * said.get("bytes", DISPATCHED_BYTES)
+    if one["library"] in known.wires:
+        wires = known.wires | {"dispatch": known.wires[one["library"]]}
+        known = msgspec.structs.replace(known, wires=wires)
+    fabric, group = _fabric(one, known), Group("ep", int(one.number("ranks")), 1)
+    copies = max(said["topk"], 1 + 1e-9)
+    return float(seconds("all_to_all", nbytes, group, fabric, copies=copies, rows=said["tokens"] * said["topk"]))
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
@@ -326,6 +392,7 @@ TABLES: tuple[tuple[Callable[[], Iterable[Measured]], Callable[[Measured, Effici
     (streams, stream_seconds),
     (collectives, collective_seconds),
     (functools.partial(collectives, nodes=True), collective_seconds),
+    (dispatches, dispatch_seconds),
 )
 """What is measured, and what predicts it."""
 
@@ -346,6 +413,18 @@ def own_power(rows: Iterable[Measured], known: Efficiencies) -> Efficiencies:
     return msgspec.structs.replace(known, throttle=min(1.05, cool / largest.seconds))
 
 
+def own_network(rows: Iterable[Measured], known: Efficiencies) -> Efficiencies:
+    """Return the efficiencies with the `outer_start` of a network that was measured: that of its fastest message.
+
+    Networks differ by ten times in it; a user's own is what `calibrate` measures, or the latency of the link that is given.
+    """
+    fastest = min(rows, key=lambda one: one.seconds)
+    if fastest.number("bytes") > SMALL:
+        return known
+    start = known.outer_start + fastest.seconds - collective_seconds(fastest, known)
+    return msgspec.structs.replace(known, outer_start=max(0.0, start))
+
+
 def errors(of: EfficienciesOf = efficiencies) -> Iterator[tuple[Measured, float]]:
     """Yield each measurement with its error: (predicted - measured) / measured."""
     power: dict[tuple[str, str], Efficiencies] = {}
@@ -356,10 +435,15 @@ def errors(of: EfficienciesOf = efficiencies) -> Iterator[tuple[Measured, float]
                 own.setdefault(one.gpu, []).append(one)
         for card, rows in own.items():
             power[source, card] = own_power(rows, of(card))
+    networks: dict[tuple[str, str], list[Measured]] = {}
+    for one in collectives(nodes=True):
+        networks.setdefault((f"{one.source} over nodes", one.gpu), []).append(one)
+    power |= {place: own_network(rows, of(place[1])) for place, rows in networks.items()}
     for measured, predict in TABLES:
         for one in measured():
             try:
-                predicted = predict(one, power.get((one.source, one.gpu)) or of(one.gpu))
+                machine_of = f"{one.source} over nodes" if one.kind == "all-reduce over nodes" else one.source
+                predicted = predict(one, power.get((machine_of, one.gpu)) or of(one.gpu))
             except NotStated:
                 continue
             yield one, predicted / one.seconds - 1

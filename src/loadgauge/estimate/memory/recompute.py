@@ -14,8 +14,9 @@ def applied(policy: RecomputePolicy, layer: Layer, model: frozenset[str] = froze
     """Return the operations of one layer that a recompute policy runs again in backward.
 
     Names of operations are dropped for everyone (as Megatron's and PyTorch's selective checkpointing do); a name without
-    a dot means all operations of that half. Raises `ConfigError` for a name that no operation of the layer has, unless
-    one of the whole `model` has it, as in models of several kinds of blocks.
+    a dot means all operations of that half; `@dense` and `@experts` after it mean the layers without and with experts alone.
+    Raises `ConfigError` for a name that no operation of the layer has, unless one of the whole `model` has it, as in models of
+    several kinds of blocks.
     """
     if policy.mode == "none" or not layer.operations[-1].gradients:
         return NOTHING
@@ -26,8 +27,10 @@ def applied(policy: RecomputePolicy, layer: Layer, model: frozenset[str] = froze
     chosen: set[str] = set()
     # Fused kernels make the activation within the product with the gate.
     within = {f"{name.removesuffix('multiply')}activation" for name in layer.names if name.endswith(".multiply")}
-    for name in policy.ops:
-        matches = _named(name, layer.names)
+    kind = "experts" if any(weight.expert for weight in layer.weights) else "dense"
+    for word in policy.ops:
+        name, _, only = word.partition("@")
+        matches = _named(name, layer.names) if only in ("", kind) else set()
         if not matches and name not in within and not _named(name, model):
             known = ", ".join(sorted(layer.names | model))
             raise ConfigError(f"no operation {name!r} in this model's layers (known: {known})", key="recompute")

@@ -141,7 +141,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     wires: of collectives that were measured inside a domain, their times; others take the latency of each step and their bytes
     nvls: share of the inner link that an all-reduce in the switch reaches, counted once over the tensor, in groups of at least
         `nvls_ranks`; 0: none
-    outer_start, outer_root: as in `Efficiencies`
+    outer_start, outer_root, dispatch_link: as in `Efficiencies`
     oversubscription: how much less the network gives beyond a pod when everybody sends
     pod: GPUs that reach one another at full speed (None: with rails all of them, without rails one domain)
     rails: whether adapter i of every domain of a pod hangs on the same leaf switch: traffic between GPUs of the same place
@@ -163,6 +163,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     nvls_ranks: int = 5
     outer_start: float = 0.0
     outer_root: float = 0.0
+    dispatch_link: float = 0.0
 
     @classmethod
     def of(cls, cluster: Cluster, efficiencies: Efficiencies, *, rails: bool = False) -> Fabric:
@@ -199,6 +200,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
             nvls_ranks=efficiencies.nvls_ranks,
             outer_start=efficiencies.outer_start,
             outer_root=efficiencies.outer_root,
+            dispatch_link=efficiencies.dispatch_link,
         )
 
     @property
@@ -281,13 +283,16 @@ def adapter_bytes(kind: str, nbytes: Size, group: Group, fabric: Fabric, copies:
     return crossing * wire_bytes(kind, nbytes, n) / m
 
 
-def seconds(kind: str, nbytes: Size, group: Group, fabric: Fabric, algorithm: str = "auto", copies: Size = 1) -> Size:
+def seconds(
+    kind: str, nbytes: Size, group: Group, fabric: Fabric, algorithm: str = "auto", copies: Size = 1, rows: Size = 0
+) -> Size:
     """Return the seconds of one collective over `nbytes` (the full tensor); 0 in a group of one.
 
     A ring runs at the inner link, or over several domains at m times the outer one if that is slower. Double binary trees
     and hierarchies are for all-reduce; `auto` is the faster one of ring and tree, as NCCL chooses (source: nccl,
     tuning.cc, whose latency terms these are: a ring of n ranks over d domains takes n - d inner steps and d - 1 outer
-    ones in each direction, a tree n/d - 1 inner ones and log2 d outer ones). `copies`: as in `ops.Collective`.
+    ones in each direction, a tree n/d - 1 inner ones and log2 d outer ones). `copies`, `rows`: as in
+    `ops.Collective`.
 
     >>> fabric = Fabric(domain=8, inner_bandwidth=450e9, outer_bandwidth=50e9, inner_latency=0, outer_latency=0)
     >>> seconds("all_gather", 450e9, Group("dp", 8, 1), fabric), seconds("all_reduce", 50e9, Group("dp", 8, 8), fabric)
@@ -306,12 +311,12 @@ def seconds(kind: str, nbytes: Size, group: Group, fabric: Fabric, algorithm: st
         # Parts for other domains go over the GPU's own adapter, the rest inside the domain, at the same time.
         inside, outside = nbytes * (m - 1) / n / inner, nbytes * (n - m) / n / outer
         if not same(copies, 1):
-            # One copy crosses; the inner link forwards it to all its receivers.
-            inside, outside = nbytes * (m - 1) / m / inner, outside * single_copies(copies, d)
+            return alone * _dispatch(nbytes, group, fabric, copies, rows)
         whole = nbytes * (n - 1) / n / inner
         start = wire.start or fabric.inner_latency
         alone_here = start + (wire.step * (n - 1) if wire.start else 0) + whole + wire.root * square_root(whole)
-        across = fabric.outer_latency + _beyond(fabric, outside) + wire.start + maximum(inside, outside)
+        # Pairs send at once: there is no ring whose pieces get small.
+        across = fabric.outer_latency + fabric.outer_start + wire.start + maximum(inside, outside)
         return alone * where(d > 1, across, alone_here)
     passes = 2 if kind == "all_reduce" else 1
     steps = (n - d) * fabric.inner_latency + (d - 1) * fabric.outer_latency
@@ -330,6 +335,19 @@ def seconds(kind: str, nbytes: Size, group: Group, fabric: Fabric, algorithm: st
     levels = (n / d - 1) * fabric.inner_latency + _log2(d) * fabric.outer_latency
     tree = 2 * nbytes / (TREE_EFFICIENCY * bus) + 2 * levels
     return alone * (tree if algorithm == "tree" else minimum(ring, tree))
+
+
+def _dispatch(nbytes: Size, group: Group, fabric: Fabric, copies: Size, rows: Size) -> Size:
+    """All-to-all of `copies` of each token: one goes to each domain, and there one to each rank with an expert for it."""
+    n, m, d = group.ranks, group.members(fabric.domain), group.domains(fabric.domain)
+    wire = fabric.wires.get("dispatch") or Wire(fabric.inner_latency, 0.0, fabric.inner_efficiency, 0.0)
+    sent = single_copies(copies, n)
+    inside = nbytes * sent * (m - 1) / m / (fabric.inner_bandwidth * wire.share)
+    # Each token is looked up, and each copy of it written, one by one.
+    inside = inside + rows * (wire.step / copies + wire.root * sent)
+    reached = fabric.outer_for(group) / fabric.outer_efficiency * (fabric.dispatch_link or fabric.outer_efficiency)
+    outside = nbytes * (n - m) / n * single_copies(copies, d) / reached
+    return wire.start + where(d > 1, fabric.outer_start + maximum(inside, outside), inside)
 
 
 def _in_domains(nbytes: Size, n: Size, m: Size, d: Size, outer: Size, fabric: Fabric, wire: Wire) -> Size:

@@ -30,6 +30,8 @@ NARROW, USUAL, WIDE = 64, 128, 256
 """Widths of attention heads between which the achieved share is interpolated."""
 
 
+GROUPED_SINCE = 9.0
+"""The compute capability from which on PyTorch has one kernel for products of several experts."""
 FUSED_LOSSES = ("inplace", "jit", "fused")
 """Losses of one kernel or a few, whose measured share is of the least they can move."""
 DEQUANTISE = 2.5 / 3.35
@@ -64,6 +66,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     low: LowPrecision | None = None
     graphs: bool = False
     """Whether CUDA graphs hide the launches."""
+    one_kernel: bool = False
+    """Whether the products of all experts on a rank are one kernel, and not launched one by one."""
     fuses_dropout: bool = False
     """Whether dropout is part of the residual sum's kernel."""
     stored: BaseFormat | None = None
@@ -157,18 +161,31 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             fp8_peak=None if low is None else gpu.peak(low.format),
             low=low,
             graphs=training.overlap.launch,
+            one_kernel=_one_kernel(gpu, training),
             fuses_dropout=training.kernels.activation == "fused",
             stored=None if training.lora is None else training.lora.stored,
             dequantise=DEQUANTISE / (BRANCHING if branches and chip_of(gpu) in FAST_MEMORY else 1.0),
             attention=training.kernels.flash or training.framework.flash_on(gpu),
             norm=training.kernels.norm_kernel,
             loss="loss" if training.kernels.loss in FUSED_LOSSES else "elementwise",
-            software=factor(experts=experts, low_precision=low is not None).factor,
+            software=factor(experts=experts, low_precision=low is not None, graphs=training.overlap.launch).factor,
             host=host_seconds(
                 "graphs" if training.overlap.launch else "compiled" if training.kernels.compiled else "eager"
             ),
             plain=training.precision.activation == 4,
         )
+
+
+def _one_kernel(gpu: Gpu, training: Training) -> bool:
+    """Whether experts' products are one kernel: PyTorch's `grouped_mm`, which loops on cards before Hopper; and in a CUDA graph of
+    the whole step, in which no host is left to launch as many as there turn out to be. Transformer Engine launches each.
+
+    (source: pytorch, `aten/native/cuda/GroupedBlas.cpp`; megatron-lm, `full_iteration` graphs of dropless experts)
+    """
+    if training.overlap.launch:
+        return True
+    older = gpu.vendor == "nvidia" and float(gpu.compute_capability or 0) < GROUPED_SINCE
+    return training.kernels.experts == "grouped" and not older
 
 
 class OperationTime(msgspec.Struct, frozen=True):
@@ -185,21 +202,23 @@ class OperationTime(msgspec.Struct, frozen=True):
 
 
 def gemm_seconds(
-    gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: float = 1.0, weight: Size | None = None
-) -> Size:
+    gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: Size = 1.0, weight: Size | None = None,
+    memory: float | None = None,
+) -> Size:  # fmt: skip
     """Return the seconds of a matrix product: what `product_parts` says, both counted, and a launch."""
-    arithmetic, traffic = product_parts(gemm, machine, fp8=fp8, slower=slower, weight=weight)
+    arithmetic, traffic = product_parts(gemm, machine, fp8=fp8, slower=slower, weight=weight, memory=memory)
     return both_count(arithmetic, traffic) + machine.launch
 
 
 def product_parts(
-    gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: float = 1.0, weight: Size | None = None
-) -> tuple[Size, Size]:
+    gemm: Gemm, machine: Machine, *, fp8: bool = False, slower: Size = 1.0, weight: Size | None = None,
+    memory: float | None = None,
+) -> tuple[Size, Size]:  # fmt: skip
     """Return the seconds of a matrix product's FLOPs at the achieved rate, and of its bytes at the bandwidth.
 
     Partial tiles, and a last wave that does not fill the GPU, count as `Efficiencies.wave` says. slower: the time of its
     arithmetic over that of a product that only writes its result; weight: bytes of an element of the (k, n) matrix, where it is
-    stored in fewer than the other
+    stored in fewer than the other; memory: share of the bandwidth, where another
     """
     efficiencies = machine.efficiencies
     rate = machine.few_bits if fp8 else machine.usual
@@ -210,17 +229,22 @@ def product_parts(
     arithmetic = gemm.flops * (slower / rate.flops) / (filled * gemm.k / (gemm.k + rate.small_k))
     stored = rate.element if weight is None else weight
     moved = (gemm.k * (rate.element * gemm.m + stored * gemm.n) + rate.result * gemm.m * gemm.n) * gemm.batch
-    return arithmetic, moved * (machine.software / (machine.bandwidth * efficiencies.product_memory))
+    share = memory or efficiencies.product_memory
+    return arithmetic, moved * (machine.software / (machine.bandwidth * share))
 
 
-def grouped_slower(gemm: Gemm, machine: Machine, *, weight: bool = False) -> Size:
-    """Return how much longer the arithmetic of a product of several experts takes than that of one as large.
+def grouped_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False, weight: bool = False) -> Size:
+    """Return the seconds of the products of several experts: one kernel, or one launch after the other.
 
-    gemm: its forward, of m rows for each expert; weight: whether it makes the gradient of the weights
+    gemm: `batch` products of one size; weight: whether they add to the gradients of the weights
     """
     known = machine.efficiencies
-    share = known.grouped_weight if weight else known.grouped
-    return (1 + known.grouped_rows / gemm.m) / share
+    if machine.one_kernel:
+        slower = known.weight_gradient if weight else 1.0
+        return gemm_seconds(gemm, machine, fp8=fp8, slower=slower, memory=known.grouped_memory)
+    slower = 1 / (known.grouped_weight if weight else known.grouped)
+    launches = gemm.batch * (known.grouped_launch * machine.software)
+    return gemm_seconds(gemm, machine, fp8=fp8, slower=slower) + launches
 
 
 def attention_seconds(operation: Operation, machine: Machine) -> OperationTime:
@@ -294,7 +318,7 @@ def _seconds(operation: Operation, machine: Machine) -> OperationTime:
         # Backward reads the gradient of what came out and what was kept, and writes the gradient of what went in; a
         # residual sum adds up the two gradients that come to it.
         back = back + sum(tensor.nbytes for tensor in operation.keeps)
-    beside = machine.launch + (machine.efficiencies.routing if permutes else 0.0)
+    beside = machine.launch + (_routing(operation, machine) if permutes else 0.0)
     return OperationTime(nbytes / rates.forward + beside, back / rates.backward + beside, 0)
 
 
@@ -312,6 +336,15 @@ def _family(operation: Operation, machine: Machine) -> str:
 def _permutes(operation: Operation) -> bool:
     """Dispatch to the experts also reorders the tokens in memory."""
     return any(collective.axis == "ep" for collective in operation.forward_comm)
+
+
+def _routing(operation: Operation, machine: Machine) -> Size:
+    """Return the seconds of sorting the copies of tokens by expert: with a host that waits for their numbers, or without."""
+    known = machine.efficiencies
+    if not machine.graphs:
+        return known.routing
+    copies = sum(tensor.numel for tensor in operation.keeps)
+    return (known.expert_start + known.expert_copy * copies) * machine.software
 
 
 def _streamed(nbytes: Size, machine: Machine) -> Size:
@@ -342,14 +375,16 @@ def _products(operation: Operation, machine: Machine) -> OperationTime:
     trained = any(weight.trainable for weight in operation.weights) or not same(operation.weight_gradient_flops, 0)
     for gemm in operation.gemms:
         m, n, k, batch = gemm.m, gemm.n, gemm.k, gemm.batch
-        slower = grouped_slower(gemm, machine) if experts else 1.0
-        forward = forward + gemm_seconds(gemm, machine, fp8=fp8, slower=slower)
-        inputs = inputs + gemm_seconds(Gemm(m, k, n, batch), machine, fp8=fp8, slower=slower)
+        seconds = grouped_seconds if experts else gemm_seconds
+        forward = forward + seconds(gemm, machine, fp8=fp8)
+        inputs = inputs + seconds(Gemm(m, k, n, batch), machine, fp8=fp8)
+        eight = low is not None and low.weight_gradient
         if not operation.weights:
             weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine)
+        elif trained and experts:
+            weights = weights + grouped_seconds(Gemm(k, n, m, batch), machine, fp8=eight, weight=True)
         elif trained:
-            slower = grouped_slower(gemm, machine, weight=True) if experts else machine.efficiencies.weight_gradient
-            eight = low is not None and low.weight_gradient
+            slower = machine.efficiencies.weight_gradient
             weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine, fp8=eight, slower=slower)
     if not operation.weights:
         return OperationTime(forward, inputs + weights, 0)

@@ -33,6 +33,8 @@ from loadgauge.spec.software import bounds, factor
 LANES = ("forward", "backward", "recompute", "loss", *COMMUNICATION[:-1], "bubble", "dp", "optimizer", "fixed")
 
 
+TINY = 1e-30
+"""Seconds: nothing, and no divisor of 0."""
 ROUNDS = 3
 """Micro-batches of a pipeline that are played through, over its stages."""
 
@@ -244,16 +246,22 @@ class StepModel:
             weight = weight + time.weight_gradient
             if operation.name in again:
                 repeated.add(operation, time.forward)
+        sent, returned = self.comm(layer, "forward"), self.comm(layer, "backward")
+        whole = forward.all + backward.all + repeated.all
         # The host runs ahead of the GPU as far as it can: what it takes longer over a micro-batch, the GPU waits.
-        waits = maximum(launched * self.machine.host - forward.all - backward.all - repeated.all, 0)
-        ahead = {"forward": forward.all + waits, **self.exposed(self.comm(layer, "forward"), *forward.parts)}
-        back = {
-            "backward": backward.all,
-            "recompute": repeated.all,
-            **self.exposed(self.comm(layer, "backward"), *backward.parts),
-        }
+        waits = maximum(launched * self.machine.host - whole, 0)
+        ahead = {"forward": forward.all + waits, **self.exposed(sent, *forward.parts)}
+        back = {"backward": backward.all, "recompute": repeated.all, **self.exposed(returned, *backward.parts)}
         if again:
-            back = _add(back, self.exposed(self.comm(layer, "forward", again), *repeated.parts), 1)
+            repeats = self.comm(layer, "forward", again)
+            back = _add(back, self.exposed(repeats, *repeated.parts), 1)
+            returned = _add(returned, repeats, 1)
+        if self.overlap.ep and "ep" in sent:
+            # One half's forward runs beside the other half's backward, so that all of one hides under all of the other.
+            total = sent["ep"] + returned["ep"]
+            seen = self.shown(total, whole) / maximum(total, TINY)
+            ahead["ep"] = sent.get("etp", 0) + sent["ep"] * seen
+            back["ep"] = returned.get("etp", 0) + returned["ep"] * seen
         return MicroBatch(ahead, back, weight)
 
     def of_end(self, layer: Layer) -> MicroBatch:
@@ -517,7 +525,8 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1
     """
     gpu, machine = cluster.gpu, model.machine
     step = model.step()
-    known = factor(experts=model.memory.model.has_experts, low_precision=machine.low is not None)
+    experts, few_bits = model.memory.model.has_experts, machine.low is not None
+    known = factor(experts=experts, low_precision=few_bits, graphs=machine.graphs)
     low, high = bounds(
         known, tables=machine.efficiencies.basis == "measured", own_run=scale != 1.0,
         own_power=cluster.sustained is not None,

@@ -172,7 +172,7 @@ def collective_seconds(collectives: Iterable[Collective], by_axis: dict[str, Gro
     for collective in collectives:
         group = by_axis[collective.axis]
         total[collective.axis] = total.get(collective.axis, 0) + seconds(
-            collective.kind, collective.nbytes, group, fabric, copies=collective.copies
+            collective.kind, collective.nbytes, group, fabric, copies=collective.copies, rows=collective.rows
         )
     return total
 
@@ -191,17 +191,18 @@ def entry(
     exposed: Size = 1,
     lane: str | None = None,
     copies: Size = 1,
+    rows: Size = 0,
 ) -> Traffic:
     """Build one row of the table.
 
     kind: of collective; calls: per step; each: per micro-batch; payload: bytes per call; among: the name of its ranks in
-    `made`; exposed: the share of its seconds that is exposed; copies: as in `ops.Collective`
+    `made`; exposed: the share of its seconds that is exposed; copies, rows: as in `ops.Collective`
     """
     group = made[among]
     several = where(group.ranks > 1, 1, 0)
     # For arrays of layouts the bytes are not read, and computing them takes longer than the seconds.
     many = hasattr(group.ranks, "shape")
-    whole = calls * seconds(kind, payload, group, fabric, copies=copies)
+    whole = calls * seconds(kind, payload, group, fabric, copies=copies, rows=rows)
     return Traffic(
         axis=group.axis,
         kind=carries,
@@ -271,13 +272,20 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[st
     batches = memory.layout.num_microbatches
     overlap = memory.training.overlap
     shown = {"tp": not overlap.tp, "cp": not overlap.cp, "ep": not overlap.ep, "etp": True}
-    calls_of: dict[tuple[str, str, str, Size, Size], Size] = {}
+    calls_of: dict[tuple[str, str, str, Size, Size, Size], Size] = {}
 
     def add(collectives: Iterable[Collective], count: int, what: str) -> None:
         """Those of `count` layers; `what`: in words, `{}` being what the axis carries."""
         for collective in collectives:
             _, words = BY_AXIS[collective.axis]
-            key = (collective.axis, what.format(words), collective.kind, collective.nbytes, collective.copies)
+            key = (
+                collective.axis,
+                what.format(words),
+                collective.kind,
+                collective.nbytes,
+                collective.copies,
+                collective.rows,
+            )
             calls_of[key] = calls_of.get(key, 0) + count
 
     for key, count in memory.counts(stage, stage.start, stage.stop).items():
@@ -289,11 +297,11 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[st
         add(memory.embedding.comm, 1, "embedding")
     if stage.last:
         add(memory.head.comm, 1, "head")
-    for (axis, what, kind, nbytes, copies), calls in calls_of.items():
+    for (axis, what, kind, nbytes, copies, rows), calls in calls_of.items():
         carries, _ = BY_AXIS[axis]
         yield entry(
             carries, what, kind, calls * batches, nbytes, axis, made, fabric,
-            each=calls, exposed=int(shown[axis]), copies=copies,
+            each=calls, exposed=int(shown[axis]), copies=copies, rows=rows,
         )  # fmt: skip
 
 
