@@ -64,6 +64,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
         to float32
     embeddings_32bit: it tells bitsandbytes to keep the states of embeddings in float32 (transformers' `Trainer.create_optimizer`)
     host: what it has in host memory where states are offloaded
+    expandable: its launch scripts let segments of the allocator grow (`expandable_segments`), where the card's driver can
 
     Communication:
     overlap: which of it is hidden under compute
@@ -112,6 +113,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     engine: ZeroEngine | None = None
     embeddings_32bit: bool = False
     host: HostBuffers = HostBuffers()
+    expandable: bool = False
     overlap: Overlap = Overlap()
     reduced: float = 25 * 2**20 / 4
     reduced_per_rank: float = 0
@@ -215,7 +217,7 @@ FRAMEWORKS: dict[str, Framework] = {
             gradients_persist=False, fully_shards=True, reduces_by_layer=True,
             optimizer_step=Habit.always("fused", "torchtitan 0.2: components/optimizer.py"),
             overlap=DDP,
-            host=FSDP_HOST,
+            host=FSDP_HOST, expandable=True,  # run_train.sh
             # FSDP2 shards everything, or nothing (DDP).
             zero_stages=(0, 3), schedules=("1f1b", "gpipe", "interleaved", "zb-v", "dualpipev"),
             source="pytorch",
