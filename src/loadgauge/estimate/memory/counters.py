@@ -30,6 +30,10 @@ class Pools(msgspec.Struct, frozen=True):
     idle: Share = NONE
 
 
+MAIN_ONLY = Pools()
+"""All is in the main stream's."""
+
+
 class Reading(msgspec.Struct, frozen=True):
     """What a counter would show [bytes]: the prediction, and the ends of its range."""
 
@@ -52,15 +56,16 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     spread: Spread
     fewer: float = 0.0
     more: float = 0.0
-    pools: Pools = Pools()
+    pools: Pools = MAIN_ONLY
 
     @classmethod
     def of(
-        cls, outside: Assumed, framework: Framework, ragged: bool, *, expandable: bool = False, pools: Pools = Pools()
+        cls, outside: Assumed, framework: Framework, ragged: bool, *, expandable: bool = False, pools: Pools = MAIN_ONLY
     ) -> Margins:
         """Return the margins of a run.
 
-        ragged: whether its micro-batches differ in length; expandable: segments grow page by page (PyTorch's `expandable_segments`)
+        ragged: whether its micro-batches differ in length; expandable: segments of the allocator grow (`expandable_segments`);
+        pools: what other streams hold
         """
         known = memory_range()
         whole = (
