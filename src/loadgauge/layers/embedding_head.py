@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.algebra import Size, ceil_div, minimum, next_power_of_two, shard, spread
+from loadgauge.algebra import Size, ceil_div, minimum, next_power_of_two, shard, spread, where
 from loadgauge.errors import NotModelled
 from loadgauge.layers.adapters import embedded, saved_copy
 from loadgauge.layers.builder import Builder
@@ -364,7 +364,13 @@ def _loss(build: Builder, logits: Tensor, upcast: bool, chunked: bool, logits_fl
         build.elementwise("head.float32", (logits,), source, keeps=(logits,) if build.kernels.holds_logits else ())
     else:
         probabilities = build.tensor("head.log_softmax", logits.numel)
+    # Over tensor-parallel ranks both passes make one more copy: shifted logits and their exponentials, and in backward the
+    # exponentials, the gradient and their sum (pytorch, distributed/tensor/parallel/loss.py).
+    more = where(view.tp > 1, probabilities.nbytes, 0)
     build.operations.append(
-        Operation("head.log_softmax", "loss", (source,), (probabilities,), keeps=(probabilities,), forward_comm=reduced)
-    )
+        Operation(
+            "head.log_softmax", "loss", (source,), (probabilities,), keeps=(probabilities,), forward_comm=reduced,
+            workspace=more, backward_workspace=more,
+        )
+    )  # fmt: skip
     build.operations.append(Operation("head.loss", "loss", (probabilities, labels), (value,), keeps=(labels,)))

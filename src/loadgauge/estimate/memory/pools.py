@@ -35,9 +35,7 @@ def pools(rank: StageAtWork, moments: Sequence[Moment], peak: Moment) -> Pools:
     """Return what the pools of a rank hold [bytes]. peak: the one of the moments at which the rank holds the most."""
     memory, stage = rank.memory, rank.stage
     if memory.engine is not None:
-        held = [
-            {} if moment.point is None else zero_engine.pools(memory, stage, moment.point) for moment in moments
-        ]
+        held = [{} if moment.point is None else zero_engine.pools(memory, stage, moment.point) for moment in moments]
         most: dict[str, float] = {}
         for at_once in held:
             for stream, nbytes in at_once.items():
@@ -64,9 +62,7 @@ def _sums(
         for moment, beside in zip(moments, held, strict=True)
     )
     known = memory_range()
-    return Pools(
-        beside=float(peak.total) - main, most=most, idle=(known.static if regular else known.dynamic).reserved
-    )
+    return Pools(beside=float(peak.total) - main, most=most, idle=(known.static if regular else known.dynamic).reserved)
 
 
 def _gathering(memory: MemoryModel, moment: Moment) -> Size:
@@ -79,9 +75,11 @@ def _gathering(memory: MemoryModel, moment: Moment) -> Size:
         return layer
     if memory.ends_apart:
         return _gathered_apart(memory, point, layer, ahead)
-    if point.doing in ("head", "loss"):
-        return layer  # the last one, whose backward comes next, or of stage 2 the buffer it came in
-    return ahead if memory.layout.zero == 3 else 0
+    if point.doing == "head":
+        return layer  # whose buffer nothing has replaced
+    if memory.layout.zero < 3:
+        return 0
+    return layer if point.doing == "loss" else ahead  # of the last one, whose backward comes next
 
 
 def _gathered_apart(memory: MemoryModel, point: At, layer: Size, ahead: Size) -> Size:

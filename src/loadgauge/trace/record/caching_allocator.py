@@ -189,7 +189,11 @@ class Allocator:
         if self.expandable:
             return self._grow(size, pool)
         wanted = (
-            SMALL_SEGMENT if pool.small else LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // ROUND_LARGE) * ROUND_LARGE
+            SMALL_SEGMENT
+            if pool.small
+            else LARGE_SEGMENT
+            if size < OWN_SEGMENT
+            else -(-size // ROUND_LARGE) * ROUND_LARGE
         )
         self._make_room(wanted)
         segment = Segment(self._next, wanted, pool)
