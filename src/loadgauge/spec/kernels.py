@@ -168,7 +168,9 @@ def with_liger(kernels: Kernels) -> Kernels:
     >>> with_liger(Kernels(norm="upcast")).norm, with_liger(Kernels()).loss
     ('fused', 'liger')
     """
-    return msgspec.structs.replace(kernels, norm="fused", norm_kernel="fused", activation="fused", loss="liger")
+    return msgspec.structs.replace(
+        kernels, norm="fused", norm_kernel="fused", activation="fused", activation_in_place=True, loss="liger"
+    )
 
 
 def with_compile(kernels: Kernels) -> Kernels:

@@ -35,13 +35,14 @@ def pools(rank: StageAtWork, moments: Sequence[Moment], peak: Moment) -> Pools:
     """Return what the pools of a rank hold [bytes]. peak: the one of the moments at which the rank holds the most."""
     memory, stage = rank.memory, rank.stage
     if memory.engine is not None:
-        held = [{} if moment.point is None else zero_engine.pools(memory, stage, moment.point) for moment in moments]
+        found = [{} if one.point is None else zero_engine.pools(memory, stage, one.point) for one in moments]
         most: dict[str, float] = {}
-        for at_once in held:
-            for stream, nbytes in at_once.items():
-                most[stream] = max(most.get(stream, 0.0), float(nbytes))
+        for streams in found:
+            for stream, (_, highest) in streams.items():
+                most[stream] = max(most.get(stream, 0.0), float(highest))
+        held = [sum(there for there, _ in streams.values()) for streams in found]
         # What is asked for there changes its size all the time.
-        return _sums(moments, peak, [sum(one.values()) for one in held], sum(most.values()), 0.0, regular=False)
+        return _sums(moments, peak, held, sum(most.values()), 0.0, regular=False)
     if not (memory.fully_sharded and memory.sharded is True):
         return Pools()
     waiting = [_gathering(memory, moment) for moment in moments]
