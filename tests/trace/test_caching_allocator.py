@@ -16,7 +16,7 @@ from loadgauge.errors import NothingFits
 from loadgauge.oom.viewer import snapshot, write
 from loadgauge.trace.jobs import of_module
 from loadgauge.trace.record.allocations import Record, Stream
-from loadgauge.trace.record.caching_allocator import Allocator, replay
+from loadgauge.trace.record.caching_allocator import Allocator, Pool, replay
 from loadgauge.trace.trace import record
 from loadgauge.units import KIB, MIB
 
@@ -57,7 +57,7 @@ def test_the_best_fit_serves_and_neighbours_join() -> None:
     assert allocator.reserved == 76 * MIB
     for storage in (4, 5, 6):
         allocator.release(storage)
-    assert sorted(block.size // MIB for _, _, block in allocator.pools[False]) == [12, 24, 40]
+    assert sorted(block.size // MIB for _, _, block in allocator.pools[Pool(0, False)]) == [12, 24, 40]
 
 
 @pytest.mark.parametrize(("expandable", "reserved"), [(False, sum(range(30, 900, 30))), (True, 880)])
@@ -71,6 +71,18 @@ def test_growing_buffers_fragment(expandable: bool, reserved: int) -> None:
     assert result.allocated == 870 * MIB
     assert result.reserved == reserved * MIB
     assert result.idle == pytest.approx(1 - 870 / reserved)
+
+
+def test_a_block_serves_no_other_stream() -> None:
+    """What one stream has freed lies idle while another asks for as much."""
+    for expandable in (False, True):
+        allocator = Allocator(expandable=expandable)
+        allocator.allocate(1, 40 * MIB)
+        allocator.release(1)
+        allocator.allocate(2, 40 * MIB, stream=1)
+        assert allocator.reserved == 80 * MIB
+        allocator.allocate(3, 40 * MIB)
+        assert allocator.reserved == 80 * MIB
 
 
 def test_the_limit() -> None:

@@ -22,7 +22,8 @@ from loadgauge.spec.training import Training, training
 from loadgauge.trace.checkpointing import DEFAULT_KEEP
 from loadgauge.trace.jobs import ConfigJob
 from loadgauge.trace.parallel.parallel import ParallelJob
-from loadgauge.trace.trace import Trace, trace
+from loadgauge.trace.record.caching_allocator import Allocator, replay
+from loadgauge.trace.trace import Recorded, Trace, record, trace
 from torch_runs import torch_run
 
 TOLERANCE = 0.01
@@ -83,21 +84,29 @@ def how(framework: str, precision: str, zero: int) -> Training:
     )
 
 
-def both(
-    shape: str, zero: int, precision: str, recompute: str, batches: int = 1, world: int = 8, pp: int = 1,
-    framework: str = "torchtitan", predicted: str = "",
-) -> tuple[Trace, Memory]:  # fmt: skip
+def both(shape: str, zero: int, precision: str, recompute: str, *args: Any, **more: Any) -> tuple[Trace, Memory]:
     """One rank traced, and estimated."""
+    recorded, memory = allocations(shape, zero, precision, recompute, *args, **more)
+    return recorded.trace, memory
+
+
+def allocations(
+    shape: str, zero: int, precision: str, recompute: str, batches: int = 1, world: int = 8, pp: int = 1,
+    framework: str = "torchtitan", predicted: str = "", tp: int = 1,
+) -> tuple[Recorded, Memory]:  # fmt: skip
+    """One rank traced, with its allocations, and estimated."""
     keys = dict(SHAPES[shape])
     s, kept = keys.pop("seq_len"), recompute == "selective"
     run = torch_run(
         keep=DEFAULT_KEEP if kept else (), optimizer="adamw-fused", precision=precision, seq_len=s, gpus=world, pp=pp,
-        zero=zero, global_batch=batches * world // pp, recompute="full" if kept else recompute,
+        zero=zero, global_batch=batches * world // (pp * tp), recompute="full" if kept else recompute, tp=tp,
+        sequence_parallel=tp > 1,
     )  # fmt: skip
     run = msgspec.structs.replace(run, training=msgspec.structs.replace(run.training, framework=FRAMEWORKS[framework]))
-    traced = trace(sharded(framework)(config(keys), run), "cuda", gpus=world)
+    traced = record(sharded(framework)(config(keys), run), "cuda", gpus=world)
     layout = Layout(
-        dp=world // pp, pp=pp, zero=zero, seq_len=s, global_batch=batches * world // pp,
+        dp=world // (pp * tp), pp=pp, tp=tp, sequence_parallel=tp > 1, zero=zero, seq_len=s,
+        global_batch=batches * world // (pp * tp),
         recompute=RecomputePolicy(mode=predicted or recompute),  # type: ignore[arg-type]
     )  # fmt: skip
     return traced, estimate(from_dict(config(keys).to_dict()), layout, how(framework, precision, zero)).memory
@@ -197,3 +206,42 @@ def test_recomputation_can_raise_the_peak_of_few_layers() -> None:
         check(traced, memory)
         peaks[recompute] = traced.peak.total, peak(memory)
     assert all(more > less for less, more in zip(*peaks.values(), strict=True))
+
+
+def test_the_loss_over_tensor_parallel_ranks_makes_one_more_copy() -> None:
+    """`loss_parallel` has the exponentials, the gradient and their sum beside the log-probabilities."""
+    traced, memory = both("loss", 3, "bf16-autocast", "full", tp=2)
+    assert memory.moment == "loss"
+    check(traced, memory)
+
+
+@pytest.mark.parametrize(
+    ("shape", "zero", "precision", "framework", "loss"),
+    [
+        ("ends", 3, "bf16-autocast", "torchtitan", False),
+        ("loss", 2, "bf16-autocast", "torchtitan", True),
+        ("activations", 3, "bf16-pure", "huggingface", False),
+        ("ends", 3, "bf16-pure", "huggingface", False),
+    ],
+)
+def test_streams_of_fsdp(shape: str, zero: int, precision: str, framework: str, loss: bool) -> None:
+    """What PyTorch allocates on the streams of its collectives, each at its own moment, and on the main one.
+
+    At the loss the main pool is said to hold what nothing fits in too, the logits of 16 bits.
+    """
+    recorded, memory = allocations(shape, zero, precision, "full", framework=framework)
+    stream = recorded.stream
+    live: dict[int, int] = {}
+    most: dict[int, int] = {}
+    for number, change in zip(stream.ids, stream.changes, strict=True):
+        on = stream.records[number].stream
+        live[on] = live.get(on, 0) + change
+        most[on] = max(most.get(on, 0), live[on])
+    main = most.pop(0)
+    pools, keys = memory.margins.pools, SHAPES[shape]
+    hole = 2 * keys["seq_len"] * keys["vocab_size"] if loss else 0
+    assert len(most) == 2  # of gathering and of reduction
+    assert pools.most == pytest.approx(sum(most.values()), rel=TOLERANCE)
+    assert peak(memory) - pools.beside == pytest.approx(main + hole, rel=TOLERANCE)
+    reserved = replay(stream, Allocator(expandable=True)).result().reserved
+    assert main + sum(most.values()) < reserved

@@ -7,8 +7,9 @@ The runs (`published_runs/raw/agilerl.csv`) update a policy by GRPO with PEFT's 
 is counted is the whole card by NVML. Of each run its configuration is read, and the bytes that were on the card before the
 window began (the CUDA context and a sleeping vLLM), which are not the trainer's. AgileRL's trainer differs from Trainer in what
 its own sources say: adapters are float32 beside 16-bit weights, without autocast; a second set of adapters is the reference
-(4 bytes a parameter); log-probabilities come in tiles of 256 MiB of float32 logits, made again for the gradient; a micro-batch
-has no more sequences than the group. Runs on a 4-bit base are left out, and models that the catalogue does not have.
+(4 bytes a parameter); log-probabilities come in tiles of float32 logits, as many rows as fit 256 MiB, and a tile is held twice;
+a micro-batch has no more sequences than the group, and the gradients of a group's micro-batches are summed before the step.
+Runs on a 4-bit base are left out, and models that the catalogue does not have.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ if __name__ == "__main__":
 
 from loadgauge import estimate
 from loadgauge.errors import ConfigError
+from loadgauge.estimate.memory.phases import Phase
 from loadgauge.families.catalogue import find_model
 from loadgauge.units import GIB
 
 TABLE = Path(__file__).parents[1] / "published_runs" / "raw" / "agilerl.csv"
-TILE = 2**28
-"""Bytes of float32 logits of a tile (AgileRL's `agilerl/memory/formulas.py`)."""
+TILE, FEWEST, MOST = 2**28, 128, 4096
+"""Bytes of float32 logits of a tile, and how many rows one has (AgileRL's `agilerl/memory/formulas.py`, `resolve_chunk_rows`,
+which says too that the tile is held twice)."""
 
 
 class Peak(msgspec.Struct, frozen=True):
@@ -64,15 +67,21 @@ def peaks(table: Path = TABLE) -> Iterator[Peak]:
                 continue
             rank = re.search(r"r=(\d+)", row["tuned"])
             assert rank is not None
-            sequences, length = min(int(row["micro_batch"]), int(row["sequences"])), int(row["seq_max"])
+            group, length = int(row["sequences"]), int(row["seq_max"])
+            sequences = min(int(row["micro_batch"]), group)
             result = estimate(
                 row["model"], framework="huggingface", precision="bf16-pure", optimizer="adamw-foreach",
                 lora_rank=int(rank[1]), lora_targets="all" if "all-linear" in row["tuned"] else "attention",
-                lora_dtype="float32", recompute="full", micro_batch=sequences, seq_len=length,
-                loss=f"chunked:{min(4096, -(-4 * sequences * length * vocabulary // TILE))}",
+                lora_dtype="float32", recompute="full", micro_batch=sequences, global_batch=group, seq_len=length,
+                loss="chunked:4096",  # all but the tiles
             )  # fmt: skip
             moments = result.memory.moments
-            own = max(float(moment.total - moment.parts["outside"]) for moment in moments)
+            rows = min(max(FEWEST, min(MOST, TILE // (4 * vocabulary))), sequences * length)
+            tiles = 2 * 4 * rows * vocabulary
+            own = max(
+                float(moment.total - moment.parts["outside"]) + (tiles if moment.phase is Phase.LOSS else 0)
+                for moment in moments
+            )
             reference = float(moments[-1].parts["optimizer"]) / 2  # of AdamW's two float32 moments one
             measured = float(row["peak_gib"]) * GIB
             yield Peak(row["id"], row["model"], row["quality"], measured, own + reference + float(before[1]) * GIB)

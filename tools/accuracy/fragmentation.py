@@ -4,23 +4,32 @@ Real training code runs on the simulated CUDA device, with sequences of one leng
 step; its allocations are served by the simulated allocator. Two shares of the allocated peak come out: `reserved`, what
 `max_memory_reserved` shows on a card with room, and `needed`, by how much the smallest card that serves every request exceeds
 the allocated peak (there the allocator has given idle segments back).
+
+Of FSDP2, one rank of a real sharded training runs. What its streams hold at most, each in a pool of its own, is counted by
+`loadgauge.estimate.memory.pools`, and so are the 16-bit logits in whose place nothing fits at the loss; `reserved` is what the
+allocator holds beyond these, as a share of what the main stream holds.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig
 
 from loadgauge.errors import NothingFits
+from loadgauge.spec.job import Job
 from loadgauge.spec.memory_range import Fragmentation, Share
+from loadgauge.trace.parallel.parallel import ParallelJob
 from loadgauge.trace.record.allocations import Stream
 from loadgauge.trace.record.caching_allocator import Allocator, replay
 from loadgauge.trace.script import FunctionJob
+from loadgauge.trace.torch_run import TorchRun
 from loadgauge.trace.trace import record
 from loadgauge.units import MIB
 
@@ -30,6 +39,8 @@ LONGEST = 2048
 WIDTHS = ((2048, 5632, 32000, 22), (4096, 14336, 128256, 32))
 """Hidden size, MLP width, vocabulary and layers of the models that are trained: those of TinyLlama 1.1B and Llama 3 8B."""
 KINDS = ("static", "fixed", "dynamic")
+SHARDED = {"sharded": False, "expandable": True}
+"""Kinds of trainings under FSDP2, and whether the allocator's segments grow page by page."""
 METHODS = ("full", "full, recomputed", "lora", "lora, recomputed")
 
 
@@ -48,7 +59,7 @@ class Case(NamedTuple):
 class Found(NamedTuple):
     """A case, and what its allocator holds beyond the allocated peak, as shares of it."""
 
-    case: Case
+    case: Case | Sharded
     reserved: float
     needed: float
 
@@ -141,13 +152,13 @@ def training(case: Case) -> Callable[[], None]:
     return run
 
 
-def smallest(stream: Stream, allocated: int, reserved: int) -> int:
+def smallest(stream: Stream, allocated: int, reserved: int, *, expandable: bool = False) -> int:
     """Return the memory [bytes] of the smallest card on which the allocator serves the whole stream, to 8 MiB."""
     low, high = allocated, reserved
     while high - low > 8 * MIB:
         middle = (low + high) // 2
         try:
-            replay(stream, Allocator(limit=middle))
+            replay(stream, Allocator(limit=middle, expandable=expandable))
             high = middle
         except NothingFits:
             low = middle
@@ -160,6 +171,53 @@ def simulate(case: Case) -> Found:
     found = replay(stream).result()
     needed = smallest(stream, found.allocated, found.reserved)
     return Found(case, found.reserved / found.allocated - 1, needed / found.allocated - 1)
+
+
+class Sharded(NamedTuple):
+    """A training under FSDP2 to simulate: widths, ZeRO stage, ranks, what runs again, and sequences of a micro-batch."""
+
+    widths: tuple[int, int, int, int]
+    zero: int
+    ranks: int
+    recompute: str
+    micro_batch: int
+
+
+def sharded_cases() -> Iterator[Sharded]:
+    """Every training under FSDP2 that is simulated."""
+    for widths, zero, ranks, recompute, micro_batch in product(WIDTHS, (2, 3), (8, 64), ("none", "full"), (1, 4)):
+        yield Sharded(widths, zero, ranks, recompute, micro_batch)
+
+
+def simulate_sharded(case: Sharded) -> dict[str, Found]:
+    """Return the shares of a case, by kind."""
+    hidden, wide, vocabulary, layers = case.widths
+    config = LlamaConfig(
+        hidden_size=hidden, intermediate_size=wide, vocab_size=vocabulary, num_hidden_layers=layers, head_dim=128,
+        num_attention_heads=hidden // 128, num_key_value_heads=hidden // 512, max_position_embeddings=LONGEST,
+        tie_word_embeddings=False, architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    job = Job(
+        model="", gpus=case.ranks, zero=case.zero, recompute=case.recompute, micro_batch=case.micro_batch, seq_len=LONGEST,
+        global_batch=case.ranks * case.micro_batch, precision="bf16-autocast", optimizer="adamw-fused",
+    )  # fmt: skip
+    stream = record(ParallelJob(config, TorchRun.of(job)), "cuda", gpus=case.ranks).stream
+    live: dict[int, int] = {}
+    most: dict[int, int] = {}
+    hole = 2 * case.micro_batch * LONGEST * vocabulary
+    for number, change in zip(stream.ids, stream.changes, strict=True):
+        made = stream.records[number]
+        live[made.stream] = live.get(made.stream, 0) + change
+        at_loss = hole if "log_softmax_backward" in str(made.op) else 0
+        most[made.stream] = max(most.get(made.stream, 0), live[made.stream] + at_loss)
+    main = most.pop(0)
+    found = {}
+    for kind, expandable in SHARDED.items():
+        served = replay(stream, Allocator(expandable=expandable)).result()
+        needed = smallest(stream, served.allocated, served.reserved, expandable=expandable)
+        beyond = (served.reserved - sum(most.values())) / main - 1
+        found[kind] = Found(case, beyond, needed / served.allocated - 1)
+    return found
 
 
 def cases() -> Iterator[Case]:
@@ -181,14 +239,18 @@ def share(values: list[float]) -> Share:
 
 def fragmentation(say: Callable[[str], object] = print) -> dict[str, Fragmentation]:
     """Return the shares by the kind of a case."""
-    found = []
+    found: dict[str, list[Found]] = {}
     for case in cases():
-        found.append(simulate(case))
-        say(f"{case}: reserved {found[-1].reserved:+.1%}, needed {found[-1].needed:+.1%}")
+        found.setdefault(case.kind, []).append(simulate(case))
+        one = found[case.kind][-1]
+        say(f"{case}: reserved {one.reserved:+.1%}, needed {one.needed:+.1%}")
+    for sharded in sharded_cases():
+        for kind, one in simulate_sharded(sharded).items():
+            found.setdefault(kind, []).append(one)
+            say(f"{sharded}, {kind}: reserved {one.reserved:+.1%}, needed {one.needed:+.1%}")
     return {
         kind: Fragmentation(
-            reserved=share([one.reserved for one in found if one.case.kind == kind]),
-            needed=share([one.needed for one in found if one.case.kind == kind]),
+            reserved=share([one.reserved for one in found[kind]]), needed=share([one.needed for one in found[kind]])
         )
-        for kind in KINDS
+        for kind in (*KINDS, *SHARDED)
     }

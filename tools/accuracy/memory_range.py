@@ -26,6 +26,8 @@ from loadgauge.validate.validate import Record, validate
 
 QUALITIES = ("A", "B")
 """Of the rows that calibrate: of the others too little of the configuration is known."""
+IDLE = ("static", "fixed", "dynamic", "sharded", "expandable")
+"""Kinds of trainings of which the allocator is simulated (`MemoryRange`)."""
 FEWEST = round(COVERAGE / (1 - COVERAGE))
 """Sources below which no range of the wanted coverage follows from a class alone; the other classes are then pooled with it."""
 
@@ -155,7 +157,8 @@ def text(made: Sequence[Spread], idle: dict[str, Fragmentation], date: str) -> s
         "# How far measured memory lies from what is predicted; `make range` writes this file.",
         "# spread: factors on the prediction, from the published runs of data/runs; covered: of sources left out.",
         "# static, fixed, dynamic: what the caching allocator holds idle, as shares of what it handed out, from simulated",
-        "# trainings of one length with gradients that exist from the start, of one length, and of lengths that change.",
+        "# trainings of one length with gradients that exist from the start, of one length, and of lengths that change;",
+        "# sharded, expandable: the same of the main stream under FSDP2, and where the allocator's segments grow.",
         f'date = "{date}"',
     ]
     for one in made:
@@ -172,7 +175,7 @@ def main(arguments: Sequence[str], say: Callable[[str], object] = print) -> None
     place = Path(str(resources.files("loadgauge"))) / "data" / "memory_range.toml"
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     known = memory_range()
-    idle = {kind: getattr(known, kind) for kind in ("static", "fixed", "dynamic")}
+    idle = {kind: getattr(known, kind) for kind in IDLE}
     if "--spread-only" not in arguments:
         from accuracy.fragmentation import fragmentation  # with PyTorch
 

@@ -175,6 +175,10 @@ def _micro_batch(facts: Facts) -> Knob:
     run = facts.run
     if run.micro_batch is not None:
         return Knob("micro_batch", run.micro_batch)
+    local, stages = facts.flags.after(r"local batch (\d+) per DP rank"), run.pp or 1
+    if local and stages > 1 and local % stages == 0 and named(run.framework, "torchtitan") and run.year == 2024:
+        why = "torchtitan of that year cut a rank's batch into as many micro-batches as there are stages"
+        return Knob("micro_batch", local // stages, (), why)
     return Knob("micro_batch", 1, (2, 4), "the smallest")
 
 

@@ -226,7 +226,7 @@ def _training(
     if run.task in ("lora", "qlora"):
         lora = _lora(run, flags, model, int(values["lora_rank"]))
         word = "bf16-pure" if word == "bf16" and run.task == "qlora" else word
-    loss, compiled, host, apart = _loss(run, flags, framework), False, Host(), False
+    loss, compiled, host, apart = _loss(run, flags, framework), _compiled(run, flags), Host(), False
     if framework == "torchtune":
         told = recipes.recipe(run, flags, optimizer)
         optimizer, loss, compiled, offload = told.optimizer, told.loss, told.compiled, told.offload
@@ -272,15 +272,22 @@ def _liger(flags: Flags) -> bool:
 
 
 def _loss(run: SourceRow, flags: Flags, framework: str) -> str:
-    """How the loss runs: Megatron-LM's fused form is its own (`native`) unless a source says otherwise, and torchtitan
-    compiles its loss with the model from 2025 on."""
+    """How the loss runs: Megatron-LM's fused form is its own (`native`) unless a source says otherwise. Where torchtitan
+    compiled the layers, it compiled the loss with them from its release 0.1 on."""
     if framework in assumptions.SPLITS:
         if flags.says("fused cross entropy") or flags.value("cross-entropy-fusion-impl") == "te":
             return "fused"
         fused = flags.has("cross-entropy-loss-fusion") and flags.value("cross-entropy-loss-fusion") != "false"
         return "jit" if fused else "auto"
-    compiled = flags.says("torch.compile") and "torchtitan" in run.framework and (run.year or 0) >= 2025
-    return "compiled" if compiled else "auto"
+    if not _compiled(run, flags):
+        return "auto"
+    before = (run.year or 0) < vocabulary.LOSS_COMPILED or any(words in run.source for words in vocabulary.LOSS_PLAIN)
+    return "float32" if before else "compiled"
+
+
+def _compiled(run: SourceRow, flags: Flags) -> bool:
+    """Whether torchtitan compiled the layers."""
+    return flags.says("torch.compile") and named(run.framework, "torchtitan")
 
 
 def _lora(run: SourceRow, flags: Flags, model: ModelSpec, rank: int) -> Lora:
@@ -325,7 +332,8 @@ def _layout(facts: assumptions.Facts, values: dict[str, Any], model: ModelSpec, 
     else:
         total = dp * micro * int(values["micro_batches"])
     schedule = _schedule(run, flags)
-    vpp = run.vpp or 1
+    looped = schedule == "interleaved" and named(run.framework, "torchtitan")
+    vpp = run.vpp or (2 if looped else 1)  # its own default
     if schedule in TWO_CHUNKS:
         vpp = 1  # two chunks are part of the schedule
     if schedule not in SCHEDULES:
@@ -416,7 +424,7 @@ def _recompute(word: str, facts: assumptions.Facts, model: ModelSpec, training: 
     if mapped == "selective" and facts.framework not in assumptions.SPLITS:
         mapped = "per-op"
     if mapped == "per-op":
-        return _per_op(model, training)
+        return _per_op(facts, model, training)
     return RecomputePolicy.parse(mapped)
 
 
@@ -425,16 +433,13 @@ def _names(model: ModelSpec, training: Training) -> list[frozenset[str]]:
     return [block_layer(block, model.hidden_size, view).names for block in model.blocks]
 
 
-def _per_op(model: ModelSpec, training: Training) -> RecomputePolicy:
+def _per_op(facts: assumptions.Facts, model: ModelSpec, training: Training) -> RecomputePolicy:
     """torchtitan's: attention and every second matrix product keep their outputs, all else runs again."""
-    kept = {"attention.query", "attention.value", "attention.flash", "attention.context", "mlp.gate", "mlp.down"}
-    kept |= {"mlp.gate_up", "attention.qkv", "mlp.up" if not _gated(model) else "mlp.gate"}
-    common = frozenset.intersection(*_names(model, training))
-    return RecomputePolicy(mode="ops", ops=common - kept)
-
-
-def _gated(model: ModelSpec) -> bool:
-    return any(block.mlp is not None and block.mlp.gated for block in model.blocks)
+    again = frozenset(resolve_recompute("per-op", model, training).split(","))
+    before = (facts.run.year or 9999) <= vocabulary.CUDNN_RUNS_AGAIN
+    if training.kernels.flash == "cudnn" and before and named(facts.run.framework, "torchtitan"):
+        again |= {"attention.flash"}
+    return RecomputePolicy(mode="ops", ops=again)
 
 
 def _modules(modules: list[str], model: ModelSpec, training: Training) -> RecomputePolicy:

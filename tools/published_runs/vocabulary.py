@@ -257,6 +257,14 @@ RELEASES: dict[str, dict[int, str]] = {
 """The newest release of a library at the end of a year, as far as a default hangs on it; a later year has the newest of all.
 LLM Foundry asked for FlashAttention 1 until its release 0.4, of the end of 2023."""
 
+LOSS_COMPILED = 2025
+"""The year from which torchtitan compiles the loss with the layers: from April, its release 0.1 (`components/loss.py`). For eight
+weeks of 2024 it did too (commits e10cb9494 to e8977b007), which its benchmarks of that December do not say."""
+LOSS_PLAIN = ("training.md float8 e2e / NVIDIA H100",)
+"""Sources of that year whose own text names an older release: torchtitan 0.0.2."""
+CUDNN_RUNS_AGAIN = 2025
+"""The last year in which torchtitan's list of what selective checkpointing keeps had no cuDNN attention (commit b39377f9f)."""
+
 FILES: dict[str, dict[str, str | int]] = {
     "models/gpu/llama2_7b.yml": {"seq_len": 4096, "micro_batch": 4, "recompute": "remat_policy minimal_flash"},
 }

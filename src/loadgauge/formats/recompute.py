@@ -95,6 +95,8 @@ def _names(model: ModelSpec, training: Training) -> list[frozenset[str]]:
 def _per_op(model: ModelSpec, training: Training) -> frozenset[str]:
     gated = any(block.mlp is not None and block.mlp.gated for block in model.blocks)
     kept = KEPT | (set() if gated else {"mlp.up"})
+    if training.kernels.compiled:
+        kept = kept - {"mlp.down"}  # whose output nothing reads in backward, which the compiler sees
     return frozenset.intersection(*_names(model, training)) - kept
 
 

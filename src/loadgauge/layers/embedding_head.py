@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.algebra import Size, ceil_div, minimum, next_power_of_two, shard, spread
+from loadgauge.algebra import Size, ceil_div, minimum, next_power_of_two, shard, spread, where
 from loadgauge.errors import NotModelled
 from loadgauge.layers.adapters import embedded, saved_copy
 from loadgauge.layers.builder import Builder
@@ -217,6 +217,7 @@ def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool
     if loss:
         upcast = (head.loss_float32 or build.autocast) and build.kernels.loss != "plain"
         if in_pieces:
+            _sums_pieces(build, width * columns)
             _loss_in_pieces(build, logits, upcast)
             return
         if build.kernels.loss == "liger":
@@ -278,6 +279,22 @@ def _liger_loss(build: Builder, logits: Tensor, input_gradient: Tensor, workspac
             forward_comm=(one, one, one), overwrites=True, workspace=workspace,
         )
     )  # fmt: skip
+
+
+def _sums_pieces(build: Builder, numel: Size) -> None:
+    """Adds what the head's product makes in the backward of pieces; numel: elements of its matrix.
+
+    Autograd runs the pieces' losses backward first, so that the gradients of all logits are there when the product's turn comes
+    (of the first piece they are gone when the second one's are read). Each piece has a gradient of the whole matrix, which is
+    added to the sum of those before it.
+    """
+    index, product = next((i, one) for i, one in enumerate(build.operations) if one.name == "head.logits")
+    trained = any(weight.trainable for weight in (*product.weights, *product.borrows))
+    waiting = (build.kernels.loss_pieces - 1) * product.outputs[0].nbytes
+    another = build.dtypes.activation * numel if trained else 0
+    build.operations[index] = msgspec.structs.replace(
+        product, backward_workspace=product.backward_workspace + waiting + another
+    )
 
 
 def _loss_in_pieces(build: Builder, logits: Tensor, upcast: bool) -> None:
@@ -364,7 +381,13 @@ def _loss(build: Builder, logits: Tensor, upcast: bool, chunked: bool, logits_fl
         build.elementwise("head.float32", (logits,), source, keeps=(logits,) if build.kernels.holds_logits else ())
     else:
         probabilities = build.tensor("head.log_softmax", logits.numel)
+    # Over tensor-parallel ranks both passes make one more copy: shifted logits and their exponentials, and in backward the
+    # exponentials, the gradient and their sum (pytorch, distributed/tensor/parallel/loss.py).
+    more = where(view.tp > 1, probabilities.nbytes, 0)
     build.operations.append(
-        Operation("head.log_softmax", "loss", (source,), (probabilities,), keeps=(probabilities,), forward_comm=reduced)
-    )
+        Operation(
+            "head.log_softmax", "loss", (source,), (probabilities,), keeps=(probabilities,), forward_comm=reduced,
+            workspace=more, backward_workspace=more,
+        )
+    )  # fmt: skip
     build.operations.append(Operation("head.loss", "loss", (probabilities, labels), (value,), keeps=(labels,)))

@@ -65,9 +65,10 @@ def snapshot(stream: Stream, allocator: Allocator, described: bool = False) -> d
         active = sum(piece["size"] for piece in blocks if piece["state"] == "active_allocated")
         segments.append(
             {
-                "device": 0, "address": segment.address, "total_size": sum(piece["size"] for piece in blocks), "stream": 0,
-                "segment_type": "small" if segment.small else "large", "segment_pool_id": (0, 0),
-                "is_expandable": segment.expandable, "allocated_size": active, "active_size": active,
+                "device": 0, "address": segment.address, "total_size": sum(piece["size"] for piece in blocks),
+                "stream": segment.pool.stream, "segment_type": "small" if segment.pool.small else "large",
+                "segment_pool_id": (0, 0), "is_expandable": segment.expandable,
+                "allocated_size": active, "active_size": active,
                 "requested_size": active, "frames": [], "blocks": blocks,
             }
         )  # fmt: skip

@@ -160,15 +160,17 @@ PAPER = Kernels(attention="eager", dtypes=Dtypes(norm_statistic=0, index=0))
 
 
 def with_liger(kernels: Kernels) -> Kernels:
-    """Return kernels with Liger's in their place: RMSNorm, SwiGLU and GeGLU that keep their input alone, rotation in place,
-    and the fused linear cross-entropy.
+    """Return kernels with Liger's in their place: RMSNorm, SwiGLU and GeGLU that keep their input alone and write its gradient
+    over it, rotation in place, and the fused linear cross-entropy.
 
-    Source: liger, `transformers/monkey_patch.py`; its defaults under Trainer's `use_liger_kernel`.
+    Sources: liger, `transformers/monkey_patch.py`, `ops/swiglu.py`; its defaults under Trainer's `use_liger_kernel`.
 
     >>> with_liger(Kernels(norm="upcast")).norm, with_liger(Kernels()).loss
     ('fused', 'liger')
     """
-    return msgspec.structs.replace(kernels, norm="fused", norm_kernel="fused", activation="fused", loss="liger")
+    return msgspec.structs.replace(
+        kernels, norm="fused", norm_kernel="fused", activation="fused", activation_in_place=True, loss="liger"
+    )
 
 
 def with_compile(kernels: Kernels) -> Kernels:

@@ -65,6 +65,7 @@ class MemoryRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     static: where all micro-batches have one length and gradients exist from the start; fixed: where they come in each
     backward; dynamic: where lengths change too
+    sharded: of what FSDP2 has on the main stream; expandable: the same where segments grow page by page
     """
 
     date: str
@@ -72,6 +73,8 @@ class MemoryRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     static: Fragmentation
     fixed: Fragmentation
     dynamic: Fragmentation
+    sharded: Fragmentation
+    expandable: Fragmentation
 
 
 @functools.cache

@@ -17,6 +17,23 @@ from loadgauge.spec.memory_range import Counter, Fragmentation, Share, Spread, m
 NONE = Share(0.0, 0.0, 0.0)
 
 
+class Pools(msgspec.Struct, frozen=True):
+    """What the allocator's pools hold beside the main stream's.
+
+    beside: of the allocated peak, bytes that the main pool does not hold at its own peak; negative where it holds more, for what
+    no request fits; most: bytes that the other pools hold at most, each at its own moment; idle: what lies idle in them, as
+    shares
+    """
+
+    beside: float = 0.0
+    most: float = 0.0
+    idle: Share = NONE
+
+
+MAIN_ONLY = Pools()
+"""All is in the main stream's."""
+
+
 class Reading(msgspec.Struct, frozen=True):
     """What a counter would show [bytes]: the prediction, and the ends of its range."""
 
@@ -31,8 +48,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     outside: memory beside PyTorch's allocator [bytes]; fragmentation: what the allocator holds idle, as shares of what it has
     handed out; spread: factors between prediction and measured runs, of this class of stacks
     fewer, more: bytes by which the peak may differ for what the job does not say
-    streams: of the allocated peak, bytes that pools of other streams hold then, and what these pools hold at most; no
-        block of one pool serves another (source: pytorch, CUDACachingAllocator.cpp)
+    pools: what other streams hold; no block of one pool serves another (source: pytorch, CUDACachingAllocator.cpp)
     """
 
     outside: Assumed
@@ -40,23 +56,33 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     spread: Spread
     fewer: float = 0.0
     more: float = 0.0
-    streams: tuple[float, float] = (0.0, 0.0)
+    pools: Pools = MAIN_ONLY
 
     @classmethod
-    def of(cls, outside: Assumed, framework: Framework, ragged: bool) -> Margins:
-        """Return the margins of a run. ragged: whether its micro-batches differ in length"""
+    def of(
+        cls, outside: Assumed, framework: Framework, ragged: bool, *, expandable: bool = False, pools: Pools = MAIN_ONLY
+    ) -> Margins:
+        """Return the margins of a run.
+
+        ragged: whether its micro-batches differ in length; expandable: segments of the allocator grow (`expandable_segments`);
+        pools: what other streams hold
+        """
         known = memory_range()
         whole = (
             framework.gradients_persist and framework.engine is None
         )  # DeepSpeed's are tensors until they are shared out
         fragmentation = known.dynamic if ragged else known.static if whole else known.fixed
+        if pools.most and framework.engine is None:
+            fragmentation = msgspec.structs.replace(
+                fragmentation, reserved=(known.expandable if expandable else known.sharded).reserved
+            )
         if not ragged and framework.stack == "fine-tuning":
             # Data are padded to the longest of each batch unless something packs them; what is left idle then is reserved.
             high = max(known.fixed.reserved.high, known.dynamic.reserved.high)
             fragmentation = msgspec.structs.replace(
                 fragmentation, reserved=msgspec.structs.replace(fragmentation.reserved, high=high)
             )
-        return cls(outside=outside, fragmentation=fragmentation, spread=spread(framework.stack))
+        return cls(outside=outside, fragmentation=fragmentation, spread=spread(framework.stack), pools=pools)
 
     def widened(self, fewer: float, more: float) -> Margins:
         """Return the margins of a run of whose peak more is not known [bytes]."""
@@ -74,14 +100,12 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         outside = self.outside if counter == "nvidia-smi" else Assumed(0.0, 0.0, 0.0)
         if counter not in ("reserved", "nvidia-smi"):
             return self._range(allocated, NONE, outside)
-        there, most = self.streams
-        if most:
-            # What they are asked for changes its size all the time.
-            idle, factors = memory_range().dynamic.reserved, (self.spread.low, 1.0, self.spread.high)
-            shares = (idle.low, idle.usual, idle.high)
-            low, value, high = (most * (1 + share) * factor for share, factor in zip(shares, factors, strict=True))
+        own, factors = self.pools, (self.spread.low, 1.0, self.spread.high)
+        if own.most:
+            shares = (own.idle.low, own.idle.usual, own.idle.high)
+            low, value, high = (own.most * (1 + share) * factor for share, factor in zip(shares, factors, strict=True))
             outside = Assumed(outside.value + value, outside.low + low, outside.high + high)
-        return self._range(allocated - there, self.fragmentation.reserved, outside)
+        return self._range(allocated - own.beside, self.fragmentation.reserved, outside)
 
     def needed(self, allocated: float) -> Reading:
         """Return the memory that a card must have for a run [bytes]; the value counts no idle block."""

@@ -8,12 +8,12 @@ from typing import Literal
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.estimate.memory import zero_engine
 from loadgauge.estimate.memory.around import host_for_saving
 from loadgauge.estimate.memory.counters import Margins, Reading
 from loadgauge.estimate.memory.host import off_card
 from loadgauge.estimate.memory.overhead import non_pytorch_memory
 from loadgauge.estimate.memory.phases import Moment, Phase, StageAtWork
+from loadgauge.estimate.memory.pools import pools
 from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.schedule.stages import Stage
 from loadgauge.spec.hardware import Gpu
@@ -186,25 +186,6 @@ class Worst(msgspec.Struct, frozen=True):
         assert worst is not None
         return cls(*worst, tuple(by_stage))
 
-    def _streams(self, peak: Moment) -> tuple[float, float]:
-        """Return `Margins.streams`: what the main pool does not hold of the peak, since it peaks at another moment, and the
-        peaks of the other pools [bytes]."""
-        pools = [
-            {} if moment.point is None else zero_engine.pools(self.rank.memory, self.rank.stage, moment.point)
-            for moment in self.phases
-        ]
-        most: dict[str, float] = {}
-        for held in pools:
-            for stream, nbytes in held.items():
-                most[stream] = max(most.get(stream, 0.0), float(nbytes))
-        if not most:
-            return 0.0, 0.0
-        main = max(
-            float(moment.total - min(moment.total, sum(held.values())))
-            for moment, held in zip(self.phases, pools, strict=True)
-        )
-        return float(peak.total) - main, sum(most.values())
-
     def memory(self, gpu: Gpu | None, workspaces: float) -> Memory:
         """Return the rank's memory including what is outside PyTorch's allocator [bytes].
 
@@ -214,8 +195,12 @@ class Worst(msgspec.Struct, frozen=True):
         outside = non_pytorch_memory(layout, gpu)
         fixed = outside.value + workspaces
         peak = max(self.phases, key=lambda moment: moment.total)
-        margins = Margins.of(outside, self.rank.memory.training.framework, ragged=layout.tokens is not None)
-        margins = msgspec.structs.replace(margins, streams=self._streams(peak))
+        framework = self.rank.memory.training.framework
+        margins = Margins.of(
+            outside, framework, ragged=layout.tokens is not None,
+            expandable=framework.expandable and (gpu is None or gpu.vendor == "nvidia"),
+            pools=pools(self.rank, self.phases, peak),
+        )  # fmt: skip
         needed = margins.needed(peak.total + workspaces)
         elsewhere = off_card(self.rank.memory, self.rank.stage)
         return Memory(

@@ -93,26 +93,28 @@ def copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
     return terms
 
 
-def pools(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
+def pools(memory: MemoryModel, stage: Stage, point: At) -> dict[str, tuple[Size, Size]]:
     """Return the bytes at a point of the step that come from pools of their own, by what their stream is for.
 
-    All of it is part of `gradients`, `copies` and `flattened`, but for the largest weight: it is asked for when a little less
-    than `live` is there, and copied out of its buffer.
+    Of each, what it holds at the moment at which the layer needs the most, which is part of `gradients` and `copies`; and what it
+    holds at most around then. That is more by a full bucket's flat copy, and by the largest weight: it is asked for when a little
+    less than `live` is there, and copied out of its buffer.
     """
     engine, zero = memory.training.framework.engine, memory.layout.zero
     if engine is None or not engine.overlaps(zero):
         return {}
-    terms: dict[str, Size] = {}
+    terms: dict[str, tuple[Size, Size]] = {}
     if zero == 3:
         found, weights = copies(memory, stage, point), memory.weighed(stage)[1]
-        terms["gathering"] = sum(found.get(name, 0) for name in (GATHERED, BUFFER))
+        held: Size = sum(found.get(name, 0) for name in (GATHERED, BUFFER))
+        more: Size = 0
         if point.doing == "backward":
             once = 2 * memory.largest_weight * memory.gathered_bytes(weights) / maximum(weights.total, 1)
-            terms["gathering"] = terms["gathering"] + where(weights.total > _ahead(memory), once, 0)
+            more = where(weights.total > _ahead(memory), once, 0)
+        terms["gathering"] = held, held + more
     if point.doing not in (*BEFORE_BACKWARD, "clip", "step"):
-        terms["reduction"] = flattened(memory, stage, point)
-        if zero == 2:
-            terms["reduction"] = terms["reduction"] + _share_of_gradients(memory, stage)
+        share = _share_of_gradients(memory, stage) if zero == 2 else 0
+        terms["reduction"] = share, share + flattened(memory, stage, point)
     return terms
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from loadgauge.spec.hardware import gpu
-from loadgauge.trace.device.simulated import Event, Stream
+from loadgauge.trace.device.streams import DEFAULT, Event, Stream, current, set_current, within
 from loadgauge.trace.record.allocations import Stream as Allocations
 from loadgauge.trace.record.allocations import round_up
 from loadgauge.trace.record.caching_allocator import SMALLEST, Allocator
@@ -46,6 +46,7 @@ class Counters:
         """Reset the counters and follow a stream of allocations from its beginning. stream: of one traced process"""
         self.__init__()  # type: ignore[misc]
         self.stream = stream
+        set_current(DEFAULT)
 
     def catch_up(self) -> None:
         """Count the events of the stream since the last call, in order."""
@@ -58,7 +59,7 @@ class Counters:
             after = self._sizes[number] = before + change
             self.requested += change
             self.allocated += round_up(after, SMALLEST) - round_up(before, SMALLEST)
-            self.allocator.change(number, change)
+            self.allocator.change(number, change, self.stream.records[number].stream)
             self.allocator.trace.clear()
             self._note()
             self._at += 1
@@ -155,8 +156,8 @@ class Counters:
             "get_rng_state": lambda *_, **__: torch.empty(16, dtype=torch.uint8), "set_rng_state": _answer(None),
             "get_rng_state_all": lambda: [torch.empty(16, dtype=torch.uint8)], "set_rng_state_all": _answer(None),
             "set_per_process_memory_fraction": _answer(None), "Event": Event, "Stream": Stream,
-            "current_stream": lambda *_, **__: Stream(), "default_stream": lambda *_, **__: Stream(),
-            "set_stream": _answer(None), "stream": lambda *_, **__: Stream(), "device": self._within,
+            "current_stream": lambda *_, **__: current(), "default_stream": _answer(DEFAULT),
+            "set_stream": set_current, "stream": within, "device": self._within,
         }  # fmt: skip
 
     def accelerator(self) -> dict[str, Any]:
@@ -167,7 +168,7 @@ class Counters:
             "is_available": _answer(True),
             "current_device_index": lambda: self.device, "current_device_idx": lambda: self.device,
             "set_device_index": set_device, "set_device_idx": set_device, "get_memory_info": self.info,
-            "current_stream": lambda *_, **__: Stream(), "set_stream": _answer(None), "device_index": self._within,
+            "current_stream": lambda *_, **__: current(), "set_stream": set_current, "device_index": self._within,
         }  # fmt: skip
 
     def _both(self) -> dict[str, Any]:

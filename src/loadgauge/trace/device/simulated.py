@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,65 +21,11 @@ from loadgauge.errors import NotModelled
 from loadgauge.trace.device.cuda_kernels import fall_through, register_cuda_kernels
 from loadgauge.trace.device.fake import FakeMode
 from loadgauge.trace.device.patches import modules_that_move, no_packed_sequences
+from loadgauge.trace.device.streams import DEFAULT, Event, Stream, current, set_current, within
 
 NAME = "simulated"
 TESTED = ("2.4", "2.6", "2.13")
 """Releases of PyTorch with which this was tested; docs/versions.md says what works in each."""
-
-
-class Stream:
-    """The only stream of the simulated device; it is always idle."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.device, self.device_index, self.stream_id = torch.device(simulated_device(), 0), 0, 0
-
-    def wait_stream(self, other: Any) -> None:
-        """Do nothing: all streams are one."""
-
-    def wait_event(self, event: Any) -> None:
-        """Do nothing: nothing runs, so nothing is waited for."""
-
-    def synchronize(self) -> None:
-        """Do nothing: nothing runs."""
-
-    def record_event(self, event: Any = None) -> Any:
-        """Return the event, or a new one."""
-        return event or Event()
-
-    def query(self) -> bool:
-        """True: all work is done."""
-        return True
-
-    def is_capturing(self) -> bool:
-        """False: no CUDA graph is being captured."""
-        return False
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: Any) -> None: ...
-
-
-class Event:
-    """An event of the simulated device; it is always complete."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-    def record(self, stream: Any = None) -> None:
-        """Do nothing: nothing runs."""
-
-    def wait(self, stream: Any = None) -> None:
-        """Do nothing: nothing runs."""
-
-    def synchronize(self) -> None:
-        """Do nothing: nothing runs."""
-
-    def query(self) -> bool:
-        """True: all work is done."""
-        return True
-
-    def elapsed_time(self, other: Any) -> float:
-        """Not a number [ms]: nothing runs, so nothing takes time."""
-        return math.nan
 
 
 def _backend() -> Any:
@@ -118,16 +63,17 @@ def _backend() -> Any:
         def synchronize(self, device: Any = None) -> None: ...
         def set_device(self, device: Any) -> None: ...
         def empty_cache(self) -> None: ...
-        def set_stream(self, stream: Any) -> None: ...
+        def set_stream(self, stream: Any) -> None:
+            set_current(stream)
 
         def current_stream(self, device: Any = None) -> Any:
-            return Stream()
+            return current()
 
         def default_stream(self, device: Any = None) -> Any:
-            return Stream()
+            return DEFAULT
 
         def stream(self, stream: Any) -> Any:
-            return contextlib.nullcontext()
+            return within(stream)
 
         def device(self, device: Any) -> Any:
             return contextlib.nullcontext()

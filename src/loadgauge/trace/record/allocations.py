@@ -23,13 +23,15 @@ class Frame(NamedTuple):
 
 
 class Record:
-    """One storage: who made it (operation, module, phase), and what for (category)."""
+    """One storage: who made it (operation, module, phase), on which stream (by number), and what for (category)."""
 
-    __slots__ = ("category", "dtype", "module", "nbytes", "node", "op", "phase", "shape")
+    __slots__ = ("category", "dtype", "module", "nbytes", "node", "op", "phase", "shape", "stream")
 
-    def __init__(self, nbytes: int, op: Any, module: str, phase: int, shape: Any, dtype: Any, node: Any) -> None:
+    def __init__(
+        self, nbytes: int, op: Any, module: str, phase: int, shape: Any, dtype: Any, node: Any, stream: int = 0
+    ) -> None:
         self.nbytes, self.op, self.module, self.phase = nbytes, op, module, phase
-        self.shape, self.dtype, self.node = shape, dtype, node
+        self.shape, self.dtype, self.node, self.stream = shape, dtype, node, stream
         self.category = ""
 
 

@@ -1,13 +1,15 @@
 """The CUDA caching allocator, simulated: what it reserves for a stream of allocations, and what lies idle in it.
 
-Rules of c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h (PyTorch 2.13), for one stream: sizes are
-multiples of 512 bytes; up to 1 MiB comes from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, more from a segment
-of its own, a multiple of 2 MiB; the smallest fitting free block serves, and is split where the rest is worth it.
+Rules of c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h (PyTorch 2.13): sizes are multiples of 512 bytes;
+up to 1 MiB comes from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, more from a segment of its own, a multiple
+of 2 MiB; the smallest fitting free block serves, and is split where the rest is worth it. A block belongs to the stream that
+it was allocated on, and serves no other one.
 """
 
 from __future__ import annotations
 
 import bisect
+from collections import defaultdict
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +26,13 @@ OWN_SEGMENT = 10 * MIB
 """Smallest request that gets a segment of its own."""
 SPAN = 1 << 44
 """Address space of an expandable segment."""
+
+
+class Pool(NamedTuple):
+    """Whose free blocks serve a request: those of one stream, of small or of large segments."""
+
+    stream: int
+    small: bool
 
 
 class Event(NamedTuple):
@@ -50,10 +59,10 @@ class Block:
 class Segment:
     """A piece of GPU memory that the allocator got from the driver."""
 
-    __slots__ = ("address", "expandable", "first", "last", "size", "small")
+    __slots__ = ("address", "expandable", "first", "last", "pool", "size")
 
-    def __init__(self, address: int, size: int, small: bool, expandable: bool = False) -> None:
-        self.address, self.size, self.small, self.expandable = address, size, small, expandable
+    def __init__(self, address: int, size: int, pool: Pool, expandable: bool = False) -> None:
+        self.address, self.size, self.pool, self.expandable = address, size, pool, expandable
         self.first: Block | None = None
         self.last: Block | None = None
 
@@ -80,7 +89,7 @@ class Allocator:
     def __init__(self, limit: int = 0, expandable: bool = False, max_split: int = 0, roundup: int = 0) -> None:
         self.limit, self.expandable, self.roundup = limit, expandable, roundup
         self.max_split = max_split or 1 << 62
-        self.pools: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
+        self.pools: defaultdict[Pool, list[tuple[int, int, Block]]] = defaultdict(list)
         self.live: dict[int, Block | None] = {}
         self.segments: dict[int, Segment] = {}
         self.trace: list[Event] = []
@@ -89,7 +98,7 @@ class Allocator:
         self.retries = self.made = 0
         self._next = 1 << 40
         self._asking = -1
-        self._grown: dict[bool, Segment] = {}
+        self._grown: dict[Pool, Segment] = {}
 
     def result(self) -> Reserved:
         """Return the peaks so far: allocated and reserved [bytes]."""
@@ -109,8 +118,8 @@ class Allocator:
             return nbytes if power == nbytes else -(-nbytes // (power // self.roundup)) * (power // self.roundup)
         return -(-nbytes // SMALLEST) * SMALLEST
 
-    def allocate(self, storage: int, nbytes: int) -> None:
-        """Serve the request of a storage, by its number, for `nbytes`, from a cached block or a new segment.
+    def allocate(self, storage: int, nbytes: int, stream: int = 0) -> None:
+        """Serve the request of a storage, by its number, for `nbytes` on a stream, from a cached block or a new segment.
 
         Raises NothingFits beyond the limit, after the cached segments were released. Source: CUDACachingAllocator.cpp of PyTorch.
         """
@@ -119,7 +128,8 @@ class Allocator:
             return
         size, self._asking = self.rounded(nbytes), storage
         small = size <= SMALL
-        block = self._fitting(size, small) or self._from_driver(size, small)
+        pool = Pool(stream, small)
+        block = self._fitting(size, pool) or self._from_driver(size, pool)
         rest = block.size - size
         if rest >= SMALLEST if small or self.expandable else size < self.max_split and rest > SMALL:
             self._split(block, size)
@@ -149,17 +159,20 @@ class Allocator:
             block = before
         self._put(block)
 
-    def change(self, storage: int, nbytes: int) -> None:
-        """Free a storage, by its number, and allocate it again with `nbytes` more (negative: fewer). Raises NothingFits."""
+    def change(self, storage: int, nbytes: int, stream: int = 0) -> None:
+        """Free a storage, by its number, and allocate it again on a stream with `nbytes` more (negative: fewer).
+
+        Raises NothingFits.
+        """
         block = self.live.get(storage)
         if block is not None:
             nbytes += block.requested
             self.release(storage)
         if nbytes:
-            self.allocate(storage, nbytes)
+            self.allocate(storage, nbytes, stream)
 
-    def _fitting(self, size: int, small: bool) -> Block | None:
-        pool = self.pools[small]
+    def _fitting(self, size: int, of: Pool) -> Block | None:
+        pool = self.pools[of]
         place = bisect.bisect_left(pool, (size, 0), key=lambda entry: entry[:2])
         if place == len(pool):
             return None
@@ -172,14 +185,18 @@ class Allocator:
         del pool[place]
         return block
 
-    def _from_driver(self, size: int, small: bool) -> Block:
+    def _from_driver(self, size: int, pool: Pool) -> Block:
         if self.expandable:
-            return self._grow(size, small)
+            return self._grow(size, pool)
         wanted = (
-            SMALL_SEGMENT if small else LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // ROUND_LARGE) * ROUND_LARGE
+            SMALL_SEGMENT
+            if pool.small
+            else LARGE_SEGMENT
+            if size < OWN_SEGMENT
+            else -(-size // ROUND_LARGE) * ROUND_LARGE
         )
         self._make_room(wanted)
-        segment = Segment(self._next, wanted, small)
+        segment = Segment(self._next, wanted, pool)
         self._next += -(-wanted // ROUND_LARGE) * ROUND_LARGE + ROUND_LARGE
         block = Block(segment.address, wanted, segment)
         segment.first = segment.last = block
@@ -187,18 +204,18 @@ class Allocator:
         self._reserve("segment_alloc", segment.address, wanted)
         return block
 
-    def _grow(self, size: int, small: bool) -> Block:
-        segment = self._grown.get(small)
+    def _grow(self, size: int, pool: Pool) -> Block:
+        segment = self._grown.get(pool)
         if segment is None:
-            segment = self._grown[small] = Segment(self._next, 0, small, expandable=True)
+            segment = self._grown[pool] = Segment(self._next, 0, pool, expandable=True)
             self.segments[segment.address] = segment
             self._next += SPAN
         tail = _tail(segment)
-        more = _missing(size, tail, small)
+        more = _missing(size, tail, pool.small)
         self._make_room(more)
         if _tail(segment) is not tail:  # its pages went back to make room
             tail = _tail(segment)
-            more = _missing(size, tail, small)
+            more = _missing(size, tail, pool.small)
             self._make_room(more)
         end = segment.address + segment.size
         segment.size += more
@@ -249,7 +266,7 @@ class Allocator:
 
     def _unmap(self, block: Block) -> None:
         """Gives the whole pages of a free block of an expandable segment back to the driver."""
-        page = _page(block.segment.small)
+        page = _page(block.segment.pool.small)
         first = block.segment.address + -(-(block.address - block.segment.address) // page) * page
         size = (block.address + block.size - first) // page * page
         if size <= 0:
@@ -296,10 +313,10 @@ class Allocator:
             first.segment.last = first
 
     def _put(self, block: Block) -> None:
-        bisect.insort(self.pools[block.segment.small], (block.size, block.address, block), key=lambda entry: entry[:2])
+        bisect.insort(self.pools[block.segment.pool], (block.size, block.address, block), key=lambda entry: entry[:2])
 
     def _take(self, block: Block) -> None:
-        pool = self.pools[block.segment.small]
+        pool = self.pools[block.segment.pool]
         del pool[bisect.bisect_left(pool, (block.size, block.address), key=lambda entry: entry[:2])]
 
 
@@ -326,5 +343,5 @@ def replay(stream: Stream, allocator: Allocator | None = None) -> Allocator:
     """
     allocator = allocator or Allocator()
     for number, change in zip(stream.ids, stream.changes, strict=True):
-        allocator.change(number, change)
+        allocator.change(number, change, stream.records[number].stream)
     return allocator

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loadgauge.trace.device.dtensor_foreach import Parts
+from loadgauge.trace.device.streams import current
 from loadgauge.trace.record.allocations import GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, Frame, Record, Stream
 
 _DEVICE_OF = torch.ops.prim.device.default
@@ -143,7 +144,9 @@ class Tracker(TorchDispatchMode):
             return int(entry[0])
         number = len(stream.records)
         node = torch._C._current_autograd_node()
-        stream.records.append(Record(nbytes, op, self.module, self.phase, tensor.shape, tensor.dtype, node_key(node)))
+        stream.records.append(
+            Record(nbytes, op, self.module, self.phase, tensor.shape, tensor.dtype, node_key(node), current().stream_id)
+        )
         if self.stacks:
             stream.stacks[number] = stack(node)
         entries, ids, changes = self._known, stream.ids, stream.changes

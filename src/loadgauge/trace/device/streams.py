@@ -1,0 +1,104 @@
+"""Streams and events of the simulated device: nothing runs on it, but what is allocated belongs to the current stream."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from typing import Any
+
+import torch
+
+_numbers = itertools.count()
+
+
+class Stream:
+    """A stream of the simulated device, which is always idle; as a context, the current one in its body.
+
+    stream_id: its number, 0 for the default stream
+    """
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.stream_id, self.device_index = next(_numbers), 0
+
+    @property
+    def device(self) -> torch.device:
+        """The simulated device."""
+        return torch.device(torch._C._get_privateuse1_backend_name(), 0)
+
+    def wait_stream(self, other: Any) -> None:
+        """Do nothing: nothing runs, so nothing is waited for."""
+
+    def wait_event(self, event: Any) -> None:
+        """Do nothing: nothing runs, so nothing is waited for."""
+
+    def synchronize(self) -> None:
+        """Do nothing: nothing runs."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """Return the event, or a new one."""
+        return event or Event()
+
+    def query(self) -> bool:
+        """True: all work is done."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """False: no CUDA graph is being captured."""
+        return False
+
+    def __enter__(self) -> Stream:
+        _entered.append(self)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _entered.pop()
+
+
+class Event:
+    """An event of the simulated device; it is always complete."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def record(self, stream: Any = None) -> None:
+        """Do nothing: nothing runs."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Do nothing: nothing runs."""
+
+    def synchronize(self) -> None:
+        """Do nothing: nothing runs."""
+
+    def query(self) -> bool:
+        """True: all work is done."""
+        return True
+
+    def elapsed_time(self, other: Any) -> float:
+        """Not a number [ms]: nothing runs, so nothing takes time."""
+        return math.nan
+
+
+DEFAULT = Stream()
+"""The stream on which everything runs that names no other."""
+_entered = [DEFAULT]
+
+
+def current() -> Stream:
+    """Return the current stream.
+
+    >>> with Stream() as other:
+    ...     current() is other
+    True
+    >>> current() is DEFAULT
+    True
+    """
+    return _entered[-1]
+
+
+def set_current(stream: Any) -> None:
+    """Make a stream the current one, from here to the end of the context that is open."""
+    _entered[-1] = stream
+
+
+def within(stream: Any = None) -> Any:
+    """Return a context in which a stream is the current one; without a stream, one that changes nothing."""
+    return stream if isinstance(stream, Stream) else contextlib.nullcontext()
