@@ -21,7 +21,9 @@ from stack.case import Case
 from stack.libraries import simulated_libraries
 from stack.training import train
 
-PHASES = ("load", "prepare", "forward", "loss", "backward", "clip", "step", "after")
+PHASES = ("load", "prepare", "forward", "loss", "backward", "clip", "step", "after", "evaluation", "saving")
+AROUND = ("evaluation", "saving")
+"""Phases that are marked by their own names, and last until the end."""
 ENTERED, LEFT, LAYERS = "decoder entered", "decoder left", "backward of the layers"
 LARGEST = 60
 """Groups of tensors that are listed of each peak."""
@@ -71,7 +73,7 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
         return {name: peak.nbytes for name, peak in self.second.items()} | {"kept": self.kept[-1]}
 
 
-class _Marks:
+class Marks:
     """Puts the marks of a training into the observer's phases."""
 
     def __init__(self, observer: Observer) -> None:
@@ -79,7 +81,7 @@ class _Marks:
         self.loaded = self.prepared = 0
         self.ends: list[int] = []
         self.trainer: Any = None
-        self.entered = False
+        self.entered = self.around = False
 
     def __call__(self, what: str, thing: Any) -> None:
         if what == "loaded":
@@ -88,6 +90,9 @@ class _Marks:
         elif what == "prepared":
             self.prepared = self.observer.tracker.live()
             self.trainer = thing
+        elif what in AROUND:
+            self.around = True
+            self.observer.begin(what)
         else:
             self.ends.append(self.observer.tracker.live())
 
@@ -96,11 +101,15 @@ class _Marks:
         decoder = model.get_decoder()
 
         def entered(*_: Any) -> None:
+            if self.around:
+                return
             if not self.entered:
                 self.entered, self.prepared = True, self.observer.tracker.live()
             self.observer.begin(ENTERED)
 
         def left(_: Any, inputs: Any) -> None:
+            if self.around:
+                return
             self.observer.begin(LEFT)
             if inputs[0].requires_grad:
                 inputs[0].register_hook(lambda _: self.observer.begin(LAYERS))
@@ -111,9 +120,9 @@ class _Marks:
         norms[-1].register_forward_pre_hook(left)
 
 
-def record(case: Case, stacks: bool = True) -> Traced:
-    """Trains a case on the simulated device, in this process. `stacks`: name the lines that made the tensors."""
-    begun = time.perf_counter()
+@contextlib.contextmanager
+def simulated(case: Case, stacks: bool) -> Iterator[Observer]:
+    """The libraries see the simulated device in its body. `stacks`: name the lines that made the tensors."""
     device = simulated_device()
     counters = Counters()
     # Neither FLOPs nor saved tensors are wanted; to read those that TRL has offloaded would bring them back.
@@ -126,10 +135,17 @@ def record(case: Case, stacks: bool = True) -> Traced:
         mode.cuda = torch.device(device, 0)
         counters.follow(observer.stream)
         observer.begin(FORWARD)
-        marks = _Marks(observer)
+        yield observer
+
+
+def record(case: Case, stacks: bool = True) -> Traced:
+    """Trains a case on the simulated device, in this process. `stacks`: name the lines that made the tensors."""
+    begun = time.perf_counter()
+    with simulated(case, stacks) as observer:
+        marks = Marks(observer)
         train(case, marks)
         observer.finish()
-        steps = _phases(observer.stream)
+        steps = phases(observer.stream)
         made = [_peaks(observer.stream, step) for step in steps]
         trainable = sum(getattr(p, "ds_numel", p.numel()) for p in marks.trainer.model.parameters() if p.requires_grad)
         return Traced(
@@ -149,7 +165,7 @@ def _world(case: Case, observer: Observer) -> Iterator[None]:
         yield
 
 
-def _phases(stream: Stream) -> list[dict[str, list[tuple[int, int]]]]:
+def phases(stream: Stream) -> list[dict[str, list[tuple[int, int]]]]:
     """For each step, the stretches of events of each phase, from the marks in the order in which they were made."""
     steps: list[dict[str, list[tuple[int, int]]]] = [{}]
     name = "prepare"
@@ -159,6 +175,8 @@ def _phases(stream: Stream) -> list[dict[str, list[tuple[int, int]]]]:
             if name == "after":
                 steps.append({})
             name = "forward"
+        elif mark in AROUND:
+            name = mark
         elif mark == LEFT:
             name = "loss"
         elif mark == LAYERS:

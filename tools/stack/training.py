@@ -21,12 +21,17 @@ Mark = Callable[[str, Any], None]
 
 def train(case: Case, mark: Mark) -> None:
     """Trains `STEPS` steps, as a script does that loads a model and calls its trainer."""
+    prepared(case, mark).train()
+
+
+def prepared(case: Case, mark: Mark) -> Any:
+    """The trainer of a script, with its model."""
     model = load(case)
     mark("loaded", model)
     model = adapt(case, model)
     trainer = make_trainer(case, model, mark)
     mark("prepared", trainer)
-    trainer.train()
+    return trainer
 
 
 def load(case: Case) -> Any:

@@ -15,6 +15,7 @@ from loadgauge.advise.try_ import Tried, try_change
 from loadgauge.cli.options import run_options
 from loadgauge.cli.param_types import Whole
 from loadgauge.oom.files import LARGEST_TEXT, content_of, is_pickle, read_stdin
+from loadgauge.oom.sizes import by_size
 from loadgauge.oom.traceback import Place, place
 from loadgauge.optional_deps import needs_torch
 from loadgauge.report import why as report
@@ -50,7 +51,10 @@ def command(file: str, gpu_index: int, model: str | None, as_json: bool, **flags
         print_text()
     changes = [] if setup is None else _changes(setup, found)
     if setup is not None and found is not None:
-        size = found.same_size(document["tried"], setup.estimate())
+        result = setup.estimate()
+        size = found.same_size(document["tried"], result) or by_size(
+            document["tried"], result, found.phase == "backward"
+        )
         document["place"]["same_size"] = size
         if size and not as_json:
             report.print_size(document["tried"], size)
@@ -69,8 +73,8 @@ def _resolve(model: str | None, flags: dict[str, Any]) -> Setup | None:
         if given:
             raise click.UsageError(f"--{given[0].replace('_', '-')} describes a run, which needs --model")
         return None
-    if flags["gpu"] is None:
-        raise click.UsageError("--model needs --gpu, to say what would fit")
+    if flags["gpu"] is None and flags["memory"] is None:
+        raise click.UsageError("--model needs --gpu or --memory, to say what would fit")
     return resolve_job(Job(model=model, **flags))
 
 

@@ -61,6 +61,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 STEP = "optimizer step"
+FUSED: tuple[dict[str, Any], ...] = ({"optimizer": "adamw-fused"},)
 LESS_STATE: tuple[dict[str, Any], ...] = ({"optimizer": "adamw-8bit"}, {"offload": "optimizer"})
 NO_FOREACH = (
     "the fused optimizer makes no such lists (optim='adamw_torch_fused', or fused=True), nor does foreach=False; an optimizer of"
@@ -77,7 +78,7 @@ TENSORS: tuple[Rule, ...] = (
         NO_FOREACH,
         "torch/optim/",
         code=r"_foreach_sqrt",
-        changes=LESS_STATE,
+        changes=(*FUSED, *LESS_STATE),
         per_parameter=4,
     ),
     Rule(
@@ -86,7 +87,7 @@ TENSORS: tuple[Rule, ...] = (
         NO_FOREACH,
         "torch/optim/",
         code=r"_foreach_(div|add|mul|lerp|addcmul|addcdiv|maximum|neg|reciprocal|pow|sub)\b",
-        changes=LESS_STATE,
+        changes=(*FUSED, *LESS_STATE),
         per_parameter=4,
     ),
     Rule(
@@ -102,8 +103,8 @@ TENSORS: tuple[Rule, ...] = (
         STEP,
         "float32 temporaries of one weight's update",
         "smaller single weights do not exist: free memory elsewhere, by shards of the states or 8-bit states",
-        "torch/optim/",
-        r"_single_tensor_|_adafactor",
+        r"torch/optim/|transformers/optimization\.py|/(galore_torch|apollo_torch|lomo_optim|schedulefree|adam_mini|came_pytorch)/",
+        r"_single_tensor_|_adafactor|^step$|^_get_lr$|^_rms$|^_approx_sq_grad$|^_step",
         changes=LESS_STATE,
     ),
     Rule(

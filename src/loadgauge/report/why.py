@@ -106,7 +106,8 @@ def print_changes(setup: Setup, changes: Sequence[Tried]) -> None:
     """Print the estimate of the run, and that of each change which lowers its memory."""
     target = console()
     memory = setup.estimate().memory
-    heading(target, f"Estimated: {gib(memory.total)} at {memory.moment}, {memory.verdict} on {setup.job.gpu}")
+    card = setup.job.gpu or f"a card of {setup.job.memory}"
+    heading(target, f"Estimated: {gib(memory.total)} at {memory.moment}, {memory.verdict} on {card}")
     points(
         target,
         (
