@@ -56,6 +56,8 @@ class Flags(TypedDict, total=False):
     loss: str
     framework: str
     lora_rank: int
+    adapter: Literal["lora", "ia3", "vera", "adalora", "loha", "lokr", "oft", "prompt", "p-tuning"]
+    virtual_tokens: int
     lora_targets: str
     qlora: bool
     base: str

@@ -502,10 +502,18 @@ def bridge(root: Path) -> Iterator[Section]:
                 yield f"Megatron-Bridge 0.3.1: {name}", {f"{names[name]}{key}": value for key, value in fields.items()}
 
 
+def peft() -> Iterator[Section]:
+    module = importlib.import_module("peft")
+    names = ["Lora", "IA3", "Vera", "AdaLora", "LoHa", "LoKr", "OFT", "PromptTuning", "PromptEncoder", "PrefixTuning"]
+    for name in names:
+        yield f"{version('peft')}: {name}Config", of_dataclass(getattr(module, f"{name}Config"))
+
+
 INSTALLED: dict[str, Callable[[], Iterator[Section]]] = {
     "transformers": transformers, "trl": trl, "accelerate": accelerate, "llamafactory": llamafactory, "axolotl": axolotl,
     "deepspeed": deepspeed, "torchtitan": torchtitan, "verl": verl, "megatron-core": megatron_core,
     "torchtune": torchtune, "litgpt": litgpt, "ms-swift": ms_swift, "automodel": automodel, "unsloth": unsloth,
+    "peft": peft,
 }  # fmt: skip
 SOURCES = {"megatron": megatron, "megatron-bridge": bridge}
 

@@ -94,6 +94,12 @@ CAN: dict[str, dict[str, Any]] = {
         "use_dora": (None, True), "modules_to_save": (None, "lm_head", "embed_tokens,lm_head"), "lora_dropout": (None, 0.1),
         "eval_batch": (None, 1, 8), "eval_batches": (None, 4), "save": (None, "full", "sharded"),
     },
+    "peft": {
+        "framework": ("huggingface",), "model": (None, "meta-llama/Llama-3.1-8B"), "lora_rank": (8, 16),
+        "adapter": (None, "vera", "adalora", "loha", "lokr", "oft"), "lora_targets": ("all", "q_proj,v_proj"),
+        "use_dora": (None, True), "modules_to_save": (None, "lm_head", "embed_tokens,lm_head"), "lora_dropout": (None, 0.1),
+        "lora_layers": (None, "0,1"),
+    },
     "verl": {
         "framework": ("huggingface", "megatron"), "model": ("Qwen/Qwen3-8B",), "tp": (1, 2), "pp": (1, 2), "vpp": (1, 2),
         "cp": (1, 2), "ep": (1, 2), "etp": (1, 2), "zero": (0, 1, 2, 3), "replicas": (1, 2),
@@ -148,7 +154,7 @@ SYNTAXES = [
     *(("trl", "yaml"), ("trl", "json"), ("trl", "argv"), ("axolotl", "yaml")),
     *(("llamafactory", "yaml"), ("llamafactory", "json"), ("llamafactory", "argv"), ("verl", "argv"), ("verl", "yaml")),
     *(("torchtune", "yaml"), ("litgpt", "yaml"), ("litgpt", "argv"), ("ms-swift", "argv"), ("ms-swift", "yaml")),
-    *(("automodel", "yaml"), ("unsloth", "python")),
+    *(("automodel", "yaml"), ("unsloth", "python"), ("peft", "json")),
 ]
 SUFFIXES = {"argv": "sh", "python": "py"}
 """Endings of files by their syntax, where they differ."""
@@ -159,6 +165,7 @@ LAUNCHED |= {
     ("ms-swift", "yaml"),
     ("automodel", "yaml"),
     ("unsloth", "python"),
+    ("peft", "json"),
 }
 LAUNCHED |= {(name, syntax) for name in ("transformers", "trl", "llamafactory") for syntax in ("yaml", "json")}
 """Files that cannot say how many GPUs there are: whoever starts the job does."""
@@ -179,7 +186,7 @@ def runs(draw: st.DrawFn, name: str, syntax: str) -> Job:
     if values.get("gpus_per_node"):
         dp *= 8
     values["gpus"] = within * dp
-    if name != "accelerate":
+    if name not in ("accelerate", "peft"):
         values["global_batch"] = dp * values["micro_batch"] * draw(SOME)
     else:
         values["micro_batch"] = None
@@ -202,6 +209,10 @@ def _agree(values: dict[str, Any], name: str, syntax: str) -> None:
     if not values.get("lora_rank"):
         adapters = ("lora_targets", "use_dora", "modules_to_save", "lora_dropout", "lora_dtype")
         values |= {key: None for key in adapters if key in values} | ({"qlora": False} if "qlora" in values else {})
+    if values.get("adapter"):
+        values["use_dora"] = None
+        if values["adapter"] not in ("vera", "adalora"):
+            values["lora_dropout"] = None
     if not values.get("qlora"):
         values.pop("base", None)
     if values.get("recompute") == "none" and values.get("activation_offload") == "checkpoints":

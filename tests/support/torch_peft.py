@@ -88,11 +88,12 @@ def quantise(model: Any, *, double: bool) -> None:
 def prepared(
     s: int, *, quantised: bool | str, upcast: str, adapters: str, autocast: bool, dropout: float,
     targets: tuple[str, ...], checkpointed: bool, saved: tuple[str, ...], attention: str,
-    leaf: bool = True, layers: tuple[int, ...] | None = None,
+    leaf: bool = True, layers: tuple[int, ...] | None = None, method: peft.PeftConfig | None = None,
 ) -> Callable[[], Callable[[], None]]:  # fmt: skip
     """A function that builds model, adapters and optimizer, and returns a training step.
 
     leaf: the first layer's input has a gradient too, as in every other layer
+    method: another method of PEFT's than LoRA
     """
 
     def build() -> Callable[[], None]:
@@ -117,7 +118,7 @@ def prepared(
             modules_to_save=list(saved) or None,
             layers_to_transform=None if layers is None else list(layers),
         )
-        model = peft.get_peft_model(model, how)
+        model = peft.get_peft_model(model, method or how)
         if adapters == "bfloat16":
             for parameter in model.parameters():
                 if parameter.requires_grad:

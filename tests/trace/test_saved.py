@@ -78,6 +78,21 @@ def test_parameters_and_buffers_are_apart() -> None:
     assert not frozen.total
 
 
+def test_an_open_index_does_not_run_a_checkpoint_again() -> None:
+    """Of `y[:, rows] = x` autograd keeps a list, in which the open index has no tensor; the rest belongs to the checkpoint."""
+    runs: list[int] = []
+
+    def put(x: Any) -> Any:
+        runs.append(1)
+        y = torch.zeros(4, 4)
+        y[:, torch.tensor([0, 2])] = x.exp()
+        return y
+
+    result = checkpoint(put, torch.randn(4, 2, requires_grad=True), use_reentrant=False)
+    saved_by(result)
+    assert len(runs) == 1
+
+
 def test_a_checkpoint_keeps_its_input_only() -> None:
     x = torch.rand(N, requires_grad=True)
 

@@ -19,6 +19,7 @@ from loadgauge.spec.lora import FUSED, Lora
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
 from loadgauge.spec.training import training as how_to_train
+from loadgauge.spec.tuners import TUNERS
 
 __all__ = ["default_training", "estimate", "view_of"]
 
@@ -134,6 +135,8 @@ def _adapters_left_out(lora: Lora) -> Iterator[str]:
         yield "gradients that Unsloth's kernels write over activations in attention, and its smaller chunks of short batches' loss"
         if any(not lora.fuses(target) for group in FUSED for target in group & lora.targets):
             yield "what Unsloth keeps where not all matrices of attention or MLP have adapters (taken for PEFT's)"
+    if lora.method in TUNERS and (note := TUNERS[lora.method].left_out):
+        yield note
     if not lora.peft and lora.stored is not None:
         yield "casts of this library's adapters and 4-bit layers"
 

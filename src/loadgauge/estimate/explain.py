@@ -142,7 +142,7 @@ def _cited(*keys: str) -> tuple[str, ...]:
 def _weights(ledger: Ledger, _: str) -> dict[str, Any]:
     training, stored = ledger.training, base_format(ledger.quantised)
     stages = "ZeRO 3" if training.framework.weights_stage == 3 else "ZeRO 2 and 3 (FSDP)"
-    adapters = () if training.lora is None else ("hu2021", *(() if stored is None else (stored.source,)))
+    adapters = () if training.lora is None else (training.lora.source, *(() if stored is None else (stored.source,)))
     return {
         "rule": f"parameters on the rank x bytes per parameter, sharded over the data-parallel ranks by {stages}",
         "sources": _cited(training.precision.source, "rajbhandari2019", *adapters),

@@ -11,8 +11,10 @@ from typing import Any, TypeAlias
 import msgspec
 
 from loadgauge.algebra import Size
+from loadgauge.errors import NotModelled
 from loadgauge.layers import View
 from loadgauge.spec.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe
+from loadgauge.spec.tuners import TUNERS
 
 Namer: TypeAlias = Callable[[str, Size], Any]
 """Notes the number behind a letter and returns the symbol."""
@@ -183,7 +185,11 @@ def symbolic_view(view: View, *, ragged: bool = False) -> Symbolic:
             changes[axis], numbers[name] = letter(name), ranks
     if "c" in numbers and not ragged:
         changes |= {"tokens": s * b / letter("c"), "pairs": s * s * b / letter("c")}
-    if view.lora is not None:
+    if view.lora is not None and view.lora.method in TUNERS and TUNERS[view.lora.method].numeric:
+        raise NotModelled(
+            f"a formula in letters of {TUNERS[view.lora.method].title}, whose sizes are divisors of the widths"
+        )
+    if view.lora is not None and view.lora.rank:
         changes["lora"], numbers["r"] = msgspec.structs.replace(view.lora, rank=letter("r")), view.lora.rank
     return Symbolic(msgspec.structs.replace(view, **changes), numbers)
 

@@ -37,10 +37,12 @@ def view_of(layout: Layout, training: Training) -> View:
     """Return what one rank sees of one micro-batch: its tokens, shards and kernels."""
     if (layout.tokens is None) != (layout.pairs is None):
         raise ConfigError("a ragged micro-batch needs both its tokens and its query-key pairs", key="lengths")
-    own = shard(layout.seq_len, layout.cp, "seq_len")
+    # Virtual tokens stand in front of each sequence; no ragged batch has them (`loadgauge.resolve.adapters`).
+    length = layout.seq_len + (0 if training.lora is None else training.lora.virtual)
+    own = shard(length, layout.cp, "seq_len")
     return View(
         tokens=own * layout.micro_batch if layout.tokens is None else layout.tokens / layout.cp,
-        pairs=own * layout.seq_len * layout.micro_batch if layout.pairs is None else layout.pairs / layout.cp,
+        pairs=own * length * layout.micro_batch if layout.pairs is None else layout.pairs / layout.cp,
         kernel_tokens=None if layout.kernel_tokens is None else layout.kernel_tokens / layout.cp,
         sequences=layout.micro_batch,
         positions=own,

@@ -11,7 +11,7 @@ FILES = {
     "megatron": "megatron", "megatron-bridge": "bridge", "torchtitan": "torchtitan", "deepspeed": "deepspeed",
     "accelerate": "accelerate", "transformers": "huggingface", "trl": "huggingface", "axolotl": "axolotl",
     "llamafactory": "llamafactory", "verl": "verl", "torchtune": "torchtune", "litgpt": "litgpt", "ms-swift": "swift",
-    "automodel": "automodel", "unsloth": "unsloth",
+    "automodel": "automodel", "unsloth": "unsloth", "peft": "peft",
 }  # fmt: skip
 """Dialects, and the files of this folder that have them, each under its name in capitals."""
 BUILT_ON = {"trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers"}
@@ -32,8 +32,8 @@ def dialect(name: str) -> Dialect:
     >>> dialect("megatron-ml")
     Traceback (most recent call last):
     loadgauge.errors.ConfigError: unknown dialect 'megatron-ml' (known: megatron, megatron-bridge, torchtitan, deepspeed,
-    accelerate, transformers, trl, axolotl, llamafactory, verl, torchtune, litgpt, ms-swift, automodel, unsloth); did you
-    mean megatron?
+    accelerate, transformers, trl, axolotl, llamafactory, verl, torchtune, litgpt, ms-swift, automodel, unsloth, peft); did
+    you mean megatron?
     """
     wanted = ALIASES.get(name.lower(), name.lower())
     if wanted not in FILES:

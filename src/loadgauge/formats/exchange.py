@@ -37,7 +37,7 @@ BESIDE = ("deepspeed", "deepspeed_config.deepspeed_config_file")
 LAUNCHED_WITH = "config_file"
 """The option of `accelerate launch` that names its configuration."""
 ALIKE: dict[str, Any] = {
-    "lora_rank": 0, **dict.fromkeys(DEGREES, 1), "zero": 0, "replicas": 1, "sequence_parallel": False,
+    "lora_rank": 0, "adapter": "lora", **dict.fromkeys(DEGREES, 1), "zero": 0, "replicas": 1, "sequence_parallel": False,
     "recompute": "none", "loss": "auto", "offload": "none", "offload_to": "cpu",
     "activation_offload": "none", "pin_memory": True, "qlora": False, "attention": "flash", "micro_batch": 1,
     "order": ",".join(RANK_ORDER), "precision": "bf16", "weights": "bfloat16", "optimizer": "adamw",
@@ -333,8 +333,8 @@ def write(
     wanted, changed = facts_of(job, extra), False
     if template is None and job.micro_batch is None and job.global_batch is None:
         wanted["micro_batch"] = 1  # without a batch the file could be any tool's
-    if "lora_rank" in wanted:
-        wanted = {"use_dora": False, "modules_to_save": None} | wanted
+    if "lora_rank" in wanted or "adapter" in wanted:
+        wanted = {"use_dora": False, "modules_to_save": None, "lora_layers": None} | wanted
     for idea in chosen.ideas:
         if not wanted.keys() & set(idea.facts):
             continue

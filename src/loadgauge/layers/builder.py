@@ -20,6 +20,7 @@ from loadgauge.layers.adapters import (
 )
 from loadgauge.layers.gradients import with_gradients
 from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, OperationKind, Tensor, Weight
+from loadgauge.layers.tuners import after, before
 from loadgauge.layers.writer import Writer
 from loadgauge.spec.model import Norm
 
@@ -142,6 +143,10 @@ class Builder(Writer):
             of_bias = shards if bias_shards is None else bias_shards
             weights.append(Weight(f"{name}.bias", o, of_bias, "vector", trained))
         out = output or self.tensor(name, rows * o)
+        tuned = lora is not None and lora.method != "lora" and adapter in lora.targets
+        shape = AdapterShape(rows, i, o, shards)
+        if tuned:
+            x = before(self, name, adapter, x, shape)
         kept, given = kept_input or x, x
         peft = lora is not None and lora.peft
         if (self.autocast or peft) and x.itemsize != self.dtypes.activation:
@@ -186,7 +191,7 @@ class Builder(Writer):
             # Made in 16 bits for as long as the product takes, forward and backward.
             workspace = workspace + self.dtypes.activation * i * o
         if fused:
-            inputs = (x, fused_adapter(self, name, x, AdapterShape(rows, i, o, shards), adapter))
+            inputs = (x, fused_adapter(self, name, x, shape, adapter))
         self.operations.append(
             Operation(
                 name, operation, inputs, (out,), (*weights, *saved),
@@ -208,7 +213,8 @@ class Builder(Writer):
             out = quantised_result(self, name, out, given, x, copied=adapter in lora.targets)
         if (adapter or kind) not in lora.targets:
             return out
-        shape = AdapterShape(rows, i, o, shards)
+        if tuned:
+            return after(self, name, adapter, given, out, shape, around)
         return peft_adapted(self, name, given, out, shape, around) if peft else adapted(self, name, x, kept, out, shape)
 
     # -- tensor parallelism: Megatron's f and g (source: korthikanti2022, section 4.2) ---------------------------------

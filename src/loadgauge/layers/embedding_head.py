@@ -13,7 +13,9 @@ from loadgauge.layers.adapters import embedded, saved_copy
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.mlp import activate
 from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, Tensor, Weight
+from loadgauge.layers.prompts import prompted
 from loadgauge.layers.rank_view import View
+from loadgauge.layers.tuners import vera_matrices
 from loadgauge.spec.model import Attention, Head, LatentAttention, ModelSpec, Norm
 
 
@@ -39,7 +41,7 @@ def embedding_layer(model: ModelSpec, view: View) -> Layer:
     saved = saved_copy(view.lora, "embedding", whole)
     build.operations.append(
         Operation(
-            "embedding.tokens", "lookup", (indices,), (x,), (whole, *saved),
+            "embedding.tokens", "lookup", (indices,), (x,), (whole, *saved, *vera_matrices(build)),
             keeps=(indices,) if trainable or saved else (),
             forward_comm=(Collective(summed, "tp", full, view.tp),),
             backward_comm=(Collective("all_gather", "tp", full, view.tp),) if view.sequence_parallel else (),
@@ -47,6 +49,8 @@ def embedding_layer(model: ModelSpec, view: View) -> Layer:
     )  # fmt: skip
     if view.lora is not None and "embedding" in view.lora.targets:
         x = embedded(build, x, vocabulary(model, view), width, indices)
+    if view.lora is not None and view.lora.virtual:
+        x = prompted(build, x, width)
     narrow = model.embedding_size is not None
     if narrow and not model.factorised_embedding:
         x, width = build.linear("embedding.project_in", x, build.local_tokens, width, hidden), hidden

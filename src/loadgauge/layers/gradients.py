@@ -7,7 +7,7 @@ input would (source: pytorch, `tools/autograd/derivatives.yaml` and the `require
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import msgspec
 
@@ -74,6 +74,8 @@ def _with_less(operation: Operation, spares: frozenset[str], into: bool) -> Oper
         # Copies of matrices are for the gradients of what they are multiplied with.
         copies = {f"{weight.name}.cast" for weight in (*operation.weights, *operation.borrows)}
         keeps = tuple(tensor for tensor in keeps if tensor.name not in copies)
+    elif spared := spared_factor(operation, {tensor.name for tensor in operation.inputs} - spares):
+        keeps = tuple(tensor for tensor in keeps if tensor.name not in spared)
     elif operation.kind == "elementwise" and len(operation.inputs) == 2 and not operation.weights:
         # Of a product, each factor is kept for the gradient of the other.
         both = {tensor.name for tensor in operation.inputs}
@@ -83,6 +85,17 @@ def _with_less(operation: Operation, spares: frozenset[str], into: bool) -> Oper
         {} if into else {"input_gradient_flops": 0, "backward_workspace": 0, "backward_comm": ()}
     )
     return msgspec.structs.replace(operation, keeps=keeps, spares=spares, **changes)
+
+
+def spared_factor(operation: Operation, reached: Container[str]) -> set[str]:
+    """Return the names of what stands for a matrix that an adapter made, where what it is multiplied with needs no gradient.
+
+    reached: the tensors that need one
+    """
+    if operation.kind != "gemm" or operation.weights or len(operation.inputs) != 2:
+        return set()
+    first, matrix = operation.inputs
+    return set() if first.name in reached else {matrix.name, f"{matrix.name}.cast"}
 
 
 def _other(pair: tuple[Tensor, ...], one: Tensor) -> Tensor:

@@ -423,4 +423,4 @@ def _framework(
     experts = any(isinstance(block.mlp, Moe) for block in model.blocks)
     free = [axis for axis in MODEL_PARALLEL if experts or not AXES[axis].experts]
     degrees = {axis: locks.get(axis, (1, gpus) if axis in free else (1,)) for axis in MODEL_PARALLEL}
-    return default_framework(degrees, adapters=job.lora_rank is not None or bool(job.qlora))
+    return default_framework(degrees, adapters=job.adapts)

@@ -46,7 +46,7 @@ def brief(given: Setup, result: Estimate, counter: Counter | None = None, target
 def _run(given: Setup, result: Estimate) -> str:
     """What is trained, and on what."""
     layout, lora = result.layout, result.training.lora
-    how = "" if lora is None else f" {'QLoRA' if lora.quantised else 'LoRA'} {lora.rank},"
+    how = "" if lora is None else f" {lora.name},"
     where = "" if given.gpu is None else f" {layout.gpus:,} x {given.gpu.id},"
     return f"{result.model.name},{how}{where} {layout.micro_batch} x {layout.seq_len:,} tokens"
 

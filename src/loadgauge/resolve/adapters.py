@@ -13,6 +13,7 @@ from loadgauge.spec.frameworks import FRAMEWORKS, Framework
 from loadgauge.spec.job import Job
 from loadgauge.spec.lora import ADAPTER_DTYPES, ATTENTION_TARGETS, SAVED_MODULES, Lora
 from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.spec.tuners import TUNERS, Tuner
 
 LORA_RANK = 16
 TARGETS = {
@@ -32,12 +33,74 @@ def adapters(job: Job, model: ModelSpec, framework: str, fill: Any) -> Lora | No
     """
     if job.base is not None and not job.qlora:
         raise ConfigError("goes with --qlora", key="base")
-    if job.lora_rank is None and not job.qlora:
-        for name in ("lora_targets", *ADAPTERS):
+    if not job.adapts:
+        for name in ("lora_targets", "virtual_tokens", *ADAPTERS):
             if getattr(job, name) is not None:
                 raise ConfigError("goes with --lora-rank or --qlora", key=name)
         return None
+    if job.adapter in TUNERS:
+        return tuner(job, model, framework, fill)
+    if job.virtual_tokens is not None:
+        raise ConfigError("goes with --adapter prompt or p-tuning", key="virtual_tokens")
     rank = fill("lora_rank", LORA_RANK)
+    return _placed(job, model, framework, fill, rank)
+
+
+def tuner(job: Job, model: ModelSpec, framework: str, fill: Any) -> Lora:
+    """Return what a method beside LoRA trains. Raises `ConfigError` or `NotModelled`."""
+    name = job.adapter or ""
+    known = TUNERS[name]
+    where = FRAMEWORKS.get(framework)
+    if where is None or not where.peft or where.fused_adapters:
+        raise ConfigError(f"{known.title} is PEFT's, and goes with --framework huggingface", key="adapter")
+    _fits(job, known, model)
+    if known.virtual:
+        if job.virtual_tokens is None:
+            raise ConfigError(f"{known.title} needs --virtual-tokens: PEFT has no default", key="adapter")
+        rank = fill("lora_rank", int(model.hidden_size), "the width of the encoder") if known.size else 0
+        lora = Lora(
+            rank=rank, quantised=(job.base or True) if job.qlora else False,  # type: ignore[arg-type]
+            targets=frozenset(), itemsize=4, method=name, virtual=job.virtual_tokens,
+        )  # fmt: skip
+        return msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill))
+    rank = fill("lora_rank", known.default, f"{known.title}'s {known.size} in PEFT") if known.size else 0
+    lora = _placed(job, model, framework, fill, rank, known)
+    return msgspec.structs.replace(lora, method=name, widest=_widest(model, lora) if name == "vera" else (0, 0))
+
+
+def _fits(job: Job, known: Tuner, model: ModelSpec) -> None:
+    """Refuses flags of other methods than the one that is asked for."""
+    stray = {
+        "lora_rank": not known.size, "lora_dropout": not known.dropout, "use_dora": True,
+        "lora_layers": not known.layers, "virtual_tokens": not known.virtual,
+        **dict.fromkeys(("lora_targets", "lora_dtype", "modules_to_save"), known.virtual),
+    }  # fmt: skip
+    for name, wrong in stray.items():
+        if wrong and getattr(job, name):
+            raise ConfigError(f"is not of {known.title}", key=name)
+    if job.qlora and not known.quantised:
+        raise NotModelled(f"{known.title} on a quantised base")
+    if known.virtual and (job.lengths is not None or (job.cp or 1) > 1):
+        raise NotModelled(f"{known.title} with --lengths or --cp")
+    if (job.tp or 1) > 1:
+        raise NotModelled(f"{known.title} with --tp")
+    if known.virtual and model.head.kind != "lm":
+        raise NotModelled(f"{known.title} of a model without a language modelling head")
+
+
+def _widest(model: ModelSpec, lora: Lora) -> tuple[int, int]:
+    """The widest input and output of the matrices that are adapted."""
+    view = View(tokens=1, pairs=1, lora=msgspec.structs.replace(lora, rank=1))
+    weights = [weight for block in model.blocks for weight in block_layer(block, model.hidden_size, view).weights]
+    sides = [
+        max((int(weight.numel) for weight in weights if weight.name.endswith(f".lora_{side}.weight")), default=0)
+        for side in "ab"
+    ]
+    return sides[0], sides[1]
+
+
+def _placed(job: Job, model: ModelSpec, framework: str, fill: Any, rank: int, known: Tuner | None = None) -> Lora:
+    """The adapters of linear layers, and which layers have them."""
     if (job.lora_dropout or 0) >= 1:
         raise ConfigError(f"must be below 1, got {job.lora_dropout:g}", key="lora_dropout")
     lora = Lora(
@@ -47,18 +110,22 @@ def adapters(job: Job, model: ModelSpec, framework: str, fill: Any) -> Lora | No
     )  # fmt: skip
     lora = msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill))
     linear = _targets(model, lora)
-    known = linear | _others(model, framework)
-    wanted = fill("lora_targets", "all", f"every linear layer of a block: {', '.join(sorted(linear))}")
+    possible = linear | (_others(model, framework) if known is None else frozenset())
+    if known is None or known.targets is None:
+        usual, why = "all", f"every linear layer of a block: {', '.join(sorted(linear))}"
+    else:
+        usual, why = ",".join(sorted(linear & known.targets)), f"PEFT's choice for {known.title}"
+    wanted = fill("lora_targets", usual, why)
     if wanted == "all":
-        return lora
+        return lora if known is None else msgspec.structs.replace(lora, targets=linear)
     words: dict[str, frozenset[str]] = {"all": linear, "attention": linear & ATTENTION_TARGETS}
     names = [re.sub(r"^(\w+\.)*experts\.", "experts.", name.strip()) for name in wanted.split(",")]
     if lora.stored is not None and any(name.startswith("experts.") for name in names):
         raise NotModelled("adapters of experts on a quantised base (--lora-rank without --qlora)")
     for name in names:
-        if name not in words and TARGETS.get(name, name) not in known:
+        if name not in words and TARGETS.get(name, name) not in possible:
             raise ConfigError(
-                f"no linear layer {name!r} in this model (known: all, attention, {', '.join(sorted(known))})",
+                f"no linear layer {name!r} in this model (known: all, attention, {', '.join(sorted(possible))})",
                 key="lora_targets",
             )
     chosen = [words.get(name, frozenset({TARGETS.get(name, name)})) for name in names]

@@ -24,6 +24,7 @@ from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.job import AROUND, WHOLE_RUN, Job
 from loadgauge.spec.stacks import Stack
 from loadgauge.spec.training import Training, spell_loss, training
+from loadgauge.spec.tuners import TUNERS
 from loadgauge.units import rate
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ KEPT = (
     *WHOLE_RUN,
 )
 """Flags that an estimate's result does not hold; they stay as they were given."""
+
+
+ADAPTER_FIELDS = ("adapter", "virtual_tokens", "lora_dropout", "lora_dtype", "use_dora", "modules_to_save")
+"""Flags of adapters that are written as they were given."""
 
 
 def completer(job: Job) -> Callable[[Estimate], Job]:
@@ -181,12 +186,12 @@ def _adapters(job: Job, kind: Training) -> dict[str, Any]:
         return {"qlora": False}
     base = lora.quantised if isinstance(lora.quantised, str) else "nf4"
     return {
-        "lora_rank": int(lora.rank),
-        "lora_targets": job.lora_targets or "all",
+        "lora_rank": int(lora.rank) or None,
+        "lora_targets": job.lora_targets or (None if lora.method in TUNERS else "all"),
         "qlora": bool(lora.quantised),
         "base": base if lora.quantised else None,
         "kbit_upcast": lora.upcast if lora.peft and (lora.upcast != "none" or lora.quantised) else None,
-        **{name: getattr(job, name) for name in ("lora_dropout", "lora_dtype", "use_dora", "modules_to_save")},
+        **{name: getattr(job, name) for name in ADAPTER_FIELDS},
     }
 
 

@@ -177,10 +177,9 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
 
 def _part(job: Job, model: ModelSpec) -> ModelSpec:
     """The model with what the job does not train frozen."""
-    adapters_too = job.lora_rank is not None or bool(job.qlora)
-    if job.train is not None and adapters_too:
+    if job.train is not None and job.adapts:
         raise ConfigError("trains weights of the model itself; beside adapters: --modules-to-save", key="train")
-    if job.lora_layers is not None and not adapters_too:
+    if job.lora_layers is not None and not job.adapts:
         raise ConfigError("goes with --lora-rank or --qlora", key="lora_layers")
     if job.train is None and job.lora_layers is None:
         return model

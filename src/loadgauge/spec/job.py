@@ -19,6 +19,7 @@ from loadgauge.spec.lora import ADAPTER_DTYPES, BASE_FORMATS, SAVED_MODULES, Upc
 from loadgauge.spec.optimizers import OPTIMIZERS
 from loadgauge.spec.overlap import Overlap
 from loadgauge.spec.precision import PRECISIONS
+from loadgauge.spec.tuners import ADAPTERS
 
 Kind = Literal["text", "whole", "positive", "switch", "choice", "file", "bandwidth", "count"]
 Group = Literal["model", "file", "method", "batch", "layout", "cluster", "money", "plan"]
@@ -248,6 +249,17 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     lora_rank: Annotated[
         int | None, _field("whole", "method", "Train adapters of this rank on a frozen model.", low=1, high=10**5)
     ] = None
+    adapter: Annotated[
+        str | None,
+        _field(
+            "choice", "method", "Kind of adapters (lora); --lora-rank is then OFT's block size, p-tuning's encoder width.",
+            choices=ADAPTERS,
+        ),
+    ] = None  # fmt: skip
+    virtual_tokens: Annotated[
+        int | None,
+        _field("whole", "method", "Tokens that prompt tuning or p-tuning trains.", low=1, high=10**6, needs="adapter"),
+    ] = None  # fmt: skip
     lora_targets: Annotated[
         str | None,
         _field(
@@ -506,6 +518,11 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
                 except ConfigError as error:
                     raise ConfigError(str(error), key=name) from None
         return cls(model=model, **read)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether adapters are trained instead of the model. ``Job("gpt2", qlora=True).adapts == True``"""
+        return self.lora_rank is not None or bool(self.qlora) or self.adapter is not None
 
     def replace(self, **fields: Any) -> "Job":
         """Return the job with some fields changed; None removes a field."""

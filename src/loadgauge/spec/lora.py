@@ -8,6 +8,7 @@ import msgspec
 
 from loadgauge.algebra import Size
 from loadgauge.errors import ConfigError
+from loadgauge.spec.tuners import TUNERS
 
 ATTENTION_TARGETS = frozenset({"query", "key", "value", "qkv", "output"})
 ALL_TARGETS = ATTENTION_TARGETS | {"gate", "up", "gate_up", "down"}
@@ -104,6 +105,8 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 
     `sharded`: FSDP casts adapters as it gathers them, so that autocast has nothing to cast.
     `experts_stay`: routed experts are not quantised.
+    `method`: LoRA, or another of PEFT's (`loadgauge.spec.tuners`); `widest`: the widest input and output of what VeRA adapts;
+    `virtual`: tokens that a prompt method trains in front of each sequence.
     `keeps_inputs`: 4-bit layers keep their input for backward, as bitsandbytes' did before 0.44.
     `branching`: bitsandbytes' kernel that makes 16 bits of 4 is that from before 0.48, which decides bit by bit.
 
@@ -126,6 +129,9 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     experts_stay: bool = False
     sharded: bool = False
     branching: bool = False
+    method: str = "lora"
+    widest: tuple[Size, Size] = (0, 0)
+    virtual: Size = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.quantised, bool) and self.quantised not in BASE_FORMATS:
@@ -169,6 +175,29 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
         """
         itemsize = 4 if autocast and self.itemsize is None else self.itemsize
         return msgspec.structs.replace(self, peft=True, autocast=autocast, itemsize=itemsize)
+
+    @property
+    def name(self) -> str:
+        """The method in a word, with what says its size. ``Lora(rank=8, quantised=True).name == "QLoRA 8"``"""
+        if self.method in TUNERS:
+            title = TUNERS[self.method].title + (" on a quantised base" if self.quantised else "")
+            return f"{title} {self.virtual or self.rank or ''}".rstrip()
+        return f"{'QLoRA' if self.quantised else 'LoRA'} {self.rank}"
+
+    @property
+    def source(self) -> str:
+        """The paper of the method."""
+        return TUNERS[self.method].source if self.method in TUNERS else "hu2021"
+
+    @property
+    def words(self) -> str:
+        """What is trained. ``Lora(rank=8).words == "adapters of rank 8"``"""
+        if self.method not in TUNERS:
+            return f"adapters of rank {self.rank}"
+        known = TUNERS[self.method]
+        if known.virtual:
+            return f"{self.virtual} virtual tokens ({known.title})"
+        return f"{known.title}'s weights{f' ({known.size} {self.rank})' if known.size else ''}"
 
     @property
     def wide_residual(self) -> bool:

@@ -91,6 +91,8 @@ def _each(node: str, field: str, raw: Any, read: Any) -> Iterator[Field | Hidden
             for tensor in tensors:
                 yield Field(node, label, tensor, packed)
             continue
+        if several and values is None:
+            continue  # a place that holds no tensor (an index left open); reading the others would run their hooks
         value = values[number] if values is not None else read()
         if isinstance(value, torch.Tensor):
             yield Field(node, label, value, None)

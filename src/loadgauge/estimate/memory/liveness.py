@@ -7,6 +7,7 @@ gradients of its inputs, then drops the former and what it kept; a residual sum 
 from __future__ import annotations
 
 from loadgauge.algebra import Size, maximum
+from loadgauge.layers.gradients import spared_factor
 from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute, Tensor
 
 _FLOAT32 = 4
@@ -82,7 +83,8 @@ def idle_kept(layer: Layer, copy: Size = 0) -> Size:
         if needed or any(weight.trainable for weight in read):
             reached.update(tensor.name for tensor in operation.outputs)
             # A weight that the layer makes has no input, and its gradient needs those copies.
-            own = () if needed or not operation.inputs else {f"{weight.name}.cast" for weight in operation.weights}
+            own = set() if needed or not operation.inputs else {f"{weight.name}.cast" for weight in read}
+            own |= spared_factor(operation, reached)
             kept.update(tensor.name for tensor in operation.keeps if tensor.name not in own)
     return copy * copies + sum(tensor.nbytes for tensor in layer.kept() if tensor.name not in kept)
 
@@ -106,13 +108,25 @@ def rerun_peak(layer: Layer) -> Size:
     """
     last = max((index for index, operation in enumerate(layer) if operation.keeps), default=None)
     gradients: Size = sum(tensor.nbytes for tensor in layer.operations[-1].outputs)
+    narrowed: dict[str, Size] = {}
     for operation in reversed(layer.operations):
         if operation.keeps:
             break
+        needing = [tensor for tensor in operation.inputs if tensor.name not in operation.spares]
         if not operation.shares_gradient:
-            needing = (tensor for tensor in operation.inputs if tensor.name not in operation.spares)
+            narrowed = {
+                name: size for name, size in narrowed.items() if name not in {o.name for o in operation.outputs}
+            }
             gradients = gradients + sum(tensor.nbytes for tensor in needing)
-    return forward_peak(layer, held=("input",), until=last) + gradients
+        else:
+            # Of a sum of two dtypes, the narrower term's gradient is a copy, until it is passed on.
+            wide = {tensor.itemsize for tensor in operation.outputs}
+            narrowed |= {
+                tensor.name: tensor.nbytes
+                for tensor in needing
+                if len(operation.inputs) > 1 and tensor.itemsize not in wide
+            }
+    return forward_peak(layer, held=("input",), until=last) + gradients + sum(narrowed.values())
 
 
 class _Gradients:

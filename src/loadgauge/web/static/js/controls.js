@@ -192,11 +192,11 @@ const KINDS = {
   },
   method(field) {
     const select = h("select", { class: "field side", id: id(field.flag), onchange: () => set({
-      full: { qlora: null, "lora-rank": null, "lora-targets": null, base: null },
+      full: { qlora: null, "lora-rank": null, "lora-targets": null, base: null, adapter: null, "virtual-tokens": null },
       lora: { qlora: null, "lora-rank": flags["lora-rank"] ?? "16", base: null },
       qlora: { qlora: "true", "lora-rank": flags["lora-rank"] ?? "16" },
     }[select.value], { push: true }) }, ["full", "lora", "qlora"].map((one) => h("option", { value: one }, t(`method.${one}`))));
-    updates.push(() => { select.value = flags.qlora === "true" ? "qlora" : flags["lora-rank"] ? "lora" : "full"; });
+    updates.push(() => { select.value = flags.qlora === "true" ? "qlora" : flags["lora-rank"] || flags.adapter ? "lora" : "full"; });
     return row(field, select);
   },
   model(field) {

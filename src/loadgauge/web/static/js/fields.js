@@ -18,6 +18,8 @@ export const GROUPS_OF_FIELDS = [
     { flag: "weights", kind: "choice", more: true },
     { flag: "version", kind: "text", more: true },
     { flag: "lora-rank", kind: "text", more: true },
+    { flag: "adapter", kind: "choice", more: true },
+    { flag: "virtual-tokens", kind: "text", more: true },
     { flag: "lora-targets", kind: "text", more: true },
     { flag: "lora-dropout", kind: "text", more: true },
     { flag: "lora-dtype", kind: "choice", more: true },
