@@ -39,6 +39,7 @@ from loadgauge.spec.training import training
 
 if TYPE_CHECKING:
     from loadgauge.api import estimate
+    from loadgauge.capture.call import capture
     from loadgauge.equation.equation import equation, equations
     from loadgauge.plan.answer import plan
     from loadgauge.resolve.convert import convert
@@ -57,6 +58,7 @@ __all__ = [
     "NotStated",
     "NothingFits",
     "RecomputePolicy",
+    "capture",
     "cluster",
     "convert",
     "equation",
@@ -81,6 +83,7 @@ _LAZY = {
 }
 """Names that are imported at first use: few runs need them."""
 _CALLABLE = {
+    "capture": "loadgauge.capture.call:capture",
     "equation": "loadgauge.equation.equation:equation",
     "estimate": "loadgauge.api:estimate",
     "plan": "loadgauge.plan.answer:plan",
