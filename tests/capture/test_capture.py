@@ -57,6 +57,24 @@ def test_models_of_transformers(kind: str, keys: dict[str, Any], fields: dict[st
     assert len(captures.known) <= 3
 
 
+def test_encoder_and_decoder_have_a_length_each() -> None:
+    keys = {
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 96,
+        "num_layers": 1,
+        "num_decoder_layers": 1,
+        "num_heads": 4,
+        "vocab_size": 320,
+    }
+    captures = loadgauge.capture(CONFIG_MAPPING["t5"](**keys), optimizer="sgd")
+    found = captures.at(b=3, s=96, t=80)
+    sizes = {"b": 5, "s": 160, "t": 32}
+    assert found.holds(**sizes)
+    compare(found, record(captures.job, sizes), sizes)
+    assert not found.holds(b=3, s=100, t=80)  # a mask is padded where kernels want it aligned
+
+
 def test_it_is_what_the_trace_says() -> None:
     config = config_of("llama", {})
     found = loadgauge.capture(config, optimizer="sgd").at(b=4, s=72)
