@@ -29,7 +29,7 @@ SLOW = {
     HERE / place
     for place in (
         # PyTorch and transformers, processes, a server or a browser
-        "oracle", "trace", "versions", "measure", "oom", "compare", "train", "web", "formats/test_formats_parsers.py",
+        "oracle", "trace", "capture", "versions", "measure", "oom", "compare", "train", "web", "formats/test_formats_parsers.py",
         "families/test_defaults.py", "families/test_params.py", "families/test_param_variants.py",
         "plan/test_sweep_processes.py", "plan/test_sweep_ray.py", "paper/test_article5.py",
         # much to compute

@@ -28,6 +28,7 @@ from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits, NotMe
 
 if TYPE_CHECKING:
     from loadgauge.api import estimate
+    from loadgauge.capture.call import capture
     from loadgauge.equation.equation import equation, equations
     from loadgauge.estimate.parameters import parameters
     from loadgauge.families.catalogue import find_model as model
@@ -56,6 +57,7 @@ __all__ = [
     "NotStated",
     "NothingFits",
     "RecomputePolicy",
+    "capture",
     "cluster",
     "convert",
     "equation",
@@ -93,6 +95,7 @@ _LAZY = {
 }
 """Names and where they are defined; each is imported at its first use, so that a command imports only what it needs."""
 _CALLABLE = {
+    "capture": "loadgauge.capture.call:capture",
     "equation": "loadgauge.equation.equation:equation",
     "estimate": "loadgauge.api:estimate",
     "plan": "loadgauge.plan.answer:plan",

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from loadgauge.trace.graph import Hidden, fields, nodes
 from loadgauge.trace.record.allocations import dtype_name
+from loadgauge.trace.record.sizes import nbytes_of, whole
 
 
 class SavedTensor(msgspec.Struct, frozen=True):
@@ -38,8 +39,8 @@ class SavedTensor(msgspec.Struct, frozen=True):
     ) -> SavedTensor:
         """Describes a tensor that `node` keeps as `field`; `storage`: the number of its storage."""
         return cls(
-            node=node, field=field, shape=tuple(map(int, tensor.shape)), dtype=dtype_name(tensor.dtype),
-            nbytes=int(tensor.nbytes), storage=storage, storage_nbytes=int(tensor.untyped_storage().nbytes()),
+            node=node, field=field, shape=tuple(map(whole, tensor.shape)), dtype=dtype_name(tensor.dtype),
+            nbytes=nbytes_of(tensor), storage=storage, storage_nbytes=whole(tensor.untyped_storage().nbytes()),
             owner=owner, module=module,
         )  # fmt: skip
 

@@ -35,16 +35,22 @@ def find_job(target: str, run: TorchRun, layers: int | None = None) -> Traceable
 
 def config_job(config: Any, run: TorchRun, target: str = "", layers: int | None = None) -> Traceable:
     """The job for a config object of transformers. `layers`: number of layers, instead of the config's own."""
-    if layers is not None:
-        kinds = getattr(config, "layer_types", None)
-        if kinds:
-            config.layer_types = [kinds[number % len(kinds)] for number in range(layers)]
-        config.num_hidden_layers = layers
+    config = with_layers(config, layers)
     if run.layout.gpus > 1:
         from loadgauge.trace.parallel.parallel import ParallelJob
 
         return ParallelJob(config, run, target)
     return ConfigJob(config, run, target)
+
+
+def with_layers(config: Any, layers: int | None) -> Any:
+    """A config object of transformers with another number of layers, of its kinds in turn; None: its own."""
+    if layers is not None:
+        kinds = getattr(config, "layer_types", None)
+        if kinds:
+            config.layer_types = [kinds[number % len(kinds)] for number in range(layers)]
+        config.num_hidden_layers = layers
+    return config
 
 
 def hugging_face(target: str) -> Any:

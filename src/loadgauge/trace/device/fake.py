@@ -7,6 +7,8 @@ else takes PyTorch's way.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +32,8 @@ class FakeMode(FakeTensorMode):
         self.plans: dict[Any, Any] = {}
         self._suits: dict[Any, bool] = {}
         self._template: dict[str, Any] | None = None
+        self.values: list[str] = []
+        """Lines of the program that asked for a value, and got a made-up one."""
         self.cuda: torch.device | None = None
         """The device in place of `cuda`, where the code itself names devices."""
 
@@ -52,8 +56,7 @@ class FakeMode(FakeTensorMode):
         if self.cuda is not None and kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
             kwargs = {**kwargs, "device": self.cuda}  # in backward no function mode could exchange it
         if func is _ITEM and getattr(args[0], "constant", None) is None:
-            dtype = args[0].dtype
-            return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
+            return made_up(args[0], self.values)
         if func in _SETTING:
             # PyTorch remembers what it was called with, and so would hold the storage.
             before, self.cache_enabled = self.cache_enabled, False
@@ -177,6 +180,37 @@ class FakeMode(FakeTensorMode):
         state.update(self._template)
         state["_fake_device"] = device
         return made
+
+
+def made_up(tensor: Any, values: list[str]) -> bool | float | int:
+    """A number in place of a tensor's value, which no fake tensor has. values: gains the line of the program that asks for it"""
+    line = asking()
+    if line and line not in values:
+        values.append(line)
+    return True if tensor.dtype is torch.bool else 1.0 if tensor.dtype.is_floating_point else 1
+
+
+def asking() -> str:
+    """The innermost line being run that is neither PyTorch's nor this package's: file:line; "" where an optimizer asks."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_OPTIMIZERS):
+            return ""
+        if of_program(name):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def of_program(filename: str) -> bool:
+    """Whether a file is neither PyTorch's nor this package's."""
+    return not filename.startswith((_TORCH, _OWN))
+
+
+_TORCH = str(Path(torch.__file__).parent)
+_OPTIMIZERS = str(Path(_TORCH) / "optim")
+_OWN = str(Path(__file__).parents[2])
 
 
 def _product_shape(a: Any, b: Any, ends: Any) -> list[int]:

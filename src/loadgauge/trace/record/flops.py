@@ -10,28 +10,31 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-Formula = Callable[..., int]
+from loadgauge.trace.record.sizes import whole
+
+Formula = Callable[..., Any]
+"""Gives FLOP, as an int or a symbol."""
 LOOKS_LIKE_A_PRODUCT = ("mm", "conv", "attention", "matmul", "einsum", "dot", "lstm", "gru", "rnn")
 FUSED = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 """Kernels of attention: queries, keys and values come first, in backward after the gradient."""
 aten = torch.ops.aten
 
 
-def _grouped_mm(a: Any, b: Any, offs: Any = None, *_: Any, **__: Any) -> int:
+def _grouped_mm(a: Any, b: Any, offs: Any = None, *_: Any, **__: Any) -> Any:
     """Each row of `a` meets one matrix of `b`; of two matrices, the columns are split over groups."""
     if len(a) == 2 and len(b) == 3:
-        return int(2 * a[0] * a[1] * b[-1])
+        return whole(2 * a[0] * a[1] * b[-1])
     if len(a) == 2 and len(b) == 2:
-        return int(2 * a[0] * a[1] * b[1])
-    return int(2 * math.prod(a) * b[-1])
+        return whole(2 * a[0] * a[1] * b[1])
+    return whole(2 * math.prod(a) * b[-1])
 
 
-def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(q, _repeated(k, q), _repeated(v, q)))
+def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
+    return whole(sdpa_flop_count(q, _repeated(k, q), _repeated(v, q)))
 
 
-def _attention_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(grad, q, _repeated(k, q), _repeated(v, q)))
+def _attention_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
+    return whole(sdpa_backward_flop_count(grad, q, _repeated(k, q), _repeated(v, q)))
 
 
 def _repeated(of_keys: Any, of_queries: Any) -> Any:
@@ -40,12 +43,12 @@ def _repeated(of_keys: Any, of_queries: Any) -> Any:
     return (*of_keys[:1], *of_queries[1:2], *of_keys[2:])
 
 
-def _mv(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    return int(2 * a[0] * a[1])
+def _mv(a: Any, b: Any, *_: Any, **__: Any) -> Any:
+    return whole(2 * a[0] * a[1])
 
 
-def _dot(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    return int(2 * a[0])
+def _dot(a: Any, b: Any, *_: Any, **__: Any) -> Any:
+    return whole(2 * a[0])
 
 
 def _more() -> dict[Any, Formula]:
@@ -64,7 +67,7 @@ _SHAPED = _more()
 
 
 @functools.cache
-def formula(func: Any) -> Callable[[Any, Any, Any], int] | str | None:
+def formula(func: Any) -> Callable[[Any, Any, Any], Any] | str | None:
     """How to count an operation from (arguments, keywords, result); its name where it should count but nothing is
     known; None where it does not count."""
     packet = getattr(func, "_overloadpacket", None)
@@ -73,7 +76,7 @@ def formula(func: Any) -> Callable[[Any, Any, Any], int] | str | None:
         return lambda args, kwargs, out: own(*(_shape(arg) for arg in args), **(kwargs or {}))
     if packet in flop_registry:
         counted: Any = flop_registry[packet]
-        return lambda args, kwargs, out: int(counted(*args, **(kwargs or {}), out_val=out))
+        return lambda args, kwargs, out: whole(counted(*args, **(kwargs or {}), out_val=out))
     name: str = func.name() if hasattr(func, "name") else str(func)
     short = name.rpartition("::")[2].partition(".")[0]
     if name.startswith(("aten::", "prims::")) and any(part in short for part in LOOKS_LIKE_A_PRODUCT):

@@ -64,6 +64,11 @@ class Observer:
         self._noted = -1
 
     @property
+    def phase(self) -> str:
+        """The name of the phase that runs."""
+        return self._phase
+
+    @property
     def stream(self) -> Stream:
         """The stream of allocations recorded so far."""
         return self.tracker.stream

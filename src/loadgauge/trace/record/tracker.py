@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from loadgauge.trace.device.dtensor_foreach import Parts
 from loadgauge.trace.device.streams import current
 from loadgauge.trace.record.allocations import GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, Frame, Record, Stream
+from loadgauge.trace.record.sizes import present
 
 _DEVICE_OF = torch.ops.prim.device.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -153,12 +154,12 @@ class Tracker(TorchDispatchMode):
 
         def released(_: Any) -> None:
             gone = entries.pop(key, None)
-            if gone is not None and gone[2]:
+            if gone is not None and present(gone[2]):
                 ids.append(number)
                 changes.append(-gone[2])
 
         entries[key] = [number, weakref.ref(storage, released), nbytes]
-        if nbytes:
+        if present(nbytes):
             ids.append(number)
             changes.append(nbytes)
         return number

@@ -1,0 +1,165 @@
+"""Capture: a run with symbols gives formulas, a plain run at other sizes checks them operation by operation."""
+
+from __future__ import annotations
+
+import itertools
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from loadgauge.capture.captured import Captured, Operation, Storage
+from loadgauge.capture.record import Recorded, Sized, record
+from loadgauge.capture.sizes import Size, written
+from loadgauge.capture.symbolic import Symbols
+from loadgauge.errors import ConfigError, Error, NotModelled, first_line
+from loadgauge.trace.device.fake import of_program
+from loadgauge.trace.record.allocations import op_name
+from loadgauge.trace.record.observe import FORWARD, STEP
+
+OTHERS = (16, 1, 64, 128, 3, 256, 1024, 2)
+"""What is added to a size for the run that checks a formula."""
+
+
+class Differs(NotModelled):
+    """A formula that does not give what a plain run at other sizes gives."""
+
+
+class Captures:
+    """What is known of a training at all sizes asked for so far: formulas, each for the sizes where its guards hold.
+
+    Sizes are those of `job.names`, such as b (sequences) and s (tokens of each).
+    """
+
+    def __init__(self, job: Sized, target: str) -> None:
+        self.job, self.target = job, target
+        self.known: list[Captured] = []
+
+    def at(self, **sizes: int) -> Captured:
+        """Return a capture that holds at some sizes; the code is run where there is none yet.
+
+        Raises ConfigError where the code itself fails at these sizes.
+        """
+        found = next((one for one in self.known if one.holds(**sizes)), None)
+        if found is None:
+            try:
+                found = capture(self.job, self.target, sizes)
+            except Exception as error:  # whatever stops symbols: a plain run tells whether it is the code's own fault
+                found = self._plainly(sizes, first_line(error)[:200])
+            self.known.append(found)
+        return found
+
+    def _plainly(self, sizes: Mapping[str, int], why: str) -> Captured:
+        try:
+            return capture_at(self.job, self.target, sizes, why)
+        except Error:
+            raise
+        except Exception as error:  # of the code, or of an operation that needs values
+            line = stopped_at(error)
+            raise ConfigError(
+                f"{self.target} cannot be captured: {first_line(error)[:200]}{line and f' ({line})'}"
+            ) from None
+
+
+def capture(job: Sized, target: str, sizes: Mapping[str, int]) -> Captured:
+    """Capture a training with formulas in its sizes, which hold at `sizes` and wherever its guards do.
+
+    Raises NotModelled where the code does not run with symbols; Differs where a formula is wrong.
+    """
+    symbols = Symbols(dict(sizes))
+    found = _captured(record(job, symbols.sizes, symbols), target, job.names, dict(sizes), symbols)
+    other = next((one for one in others(sizes) if found.holds(**one)), dict(sizes))
+    compare(found, record(job, other), other)
+    return found
+
+
+def capture_at(job: Sized, target: str, sizes: Mapping[str, int], why: str = "") -> Captured:
+    """Capture a training at one set of sizes; its formulas are numbers, and hold there alone. why: there are no others"""
+    found = _captured(record(job, sizes), target, job.names, dict(sizes), None)
+    return msgspec.structs.replace(
+        found, guards=tuple(f"({name} == {value})" for name, value in sizes.items()), plain=why
+    )
+
+
+def others(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Yield sizes that differ from some in every one that is not 1, the nearest first."""
+    moving = [name for name, value in sizes.items() if value != 1]
+    for more in OTHERS:
+        for sign, step in itertools.product((1, -1), (1, 2)):
+            changed = {name: sizes[name] + (sign * more if place else step) for place, name in enumerate(moving)}
+            if len(moving) == 1:
+                changed = {name: sizes[name] + sign * more for name in moving}
+            if all(value > 1 for value in changed.values()):
+                yield {**sizes, **changed}
+
+
+def stopped_at(error: BaseException) -> str:
+    """The innermost line of the program in an error's traceback, as file:line; "" where it is PyTorch's or this package's alone."""
+    own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if of_program(frame.f_code.co_filename)]
+    lines = {id(frame): line for frame, line in traceback.walk_tb(error.__traceback__)}
+    return f"{own[-1].f_code.co_filename}:{lines[id(own[-1])]}" if own else ""
+
+
+def compare(found: Captured, plain: Recorded, sizes: Mapping[str, int]) -> None:
+    """Raise Differs unless formulas give the bytes of every event, the kept bytes and the FLOPs of a plain run."""
+    names, others = [one.name for one in found.operations], [op.name for op in plain.ops]
+    if names != others:
+        pairs = itertools.zip_longest(names, others, fillvalue="none")
+        place, (one, two) = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
+        raise Differs(f"operation {place} is {one} with symbols and {two} at {dict(sizes)}")
+    live, mine = 0, found.live(**sizes)
+    if len(mine) != len(plain.changes):
+        raise Differs(f"{len(mine)} events with symbols and {len(plain.changes)} at {dict(sizes)}")
+    for event, change in enumerate(plain.changes):
+        live += change
+        if live != mine[event]:
+            op = op_name(plain.stream.records[plain.ids[event]].op)
+            raise Differs(f"{op}: {mine[event]} bytes live with symbols, {live} at {dict(sizes)}")
+    for known, ran in zip(found.operations, plain.ops, strict=True):
+        if known.flops is not None and known.flops.at(sizes) != ran.flops:
+            raise Differs(f"{ran.name}: {known.flops.at(sizes)} FLOP with symbols, {ran.flops} at {dict(sizes)}")
+    if found.kept_bytes(**sizes) != sum(plain.kept):
+        raise Differs(f"{found.kept_bytes(**sizes)} bytes kept with symbols, {sum(plain.kept)} at {dict(sizes)}")
+
+
+def _captured(
+    run: Recorded, target: str, names: tuple[str, ...], sizes: dict[str, int], symbols: Symbols | None
+) -> Captured:
+    known: dict[Any, Size] = {}
+    of_names = {} if symbols is None else symbols.names
+
+    def size(expression: Any) -> Size:
+        if expression not in known:
+            known[expression] = Size.of(expression, of_names)
+        return known[expression]
+
+    stream = run.stream
+    phases = [name for _, name in stream.phases]
+    storages = tuple(
+        Storage(stream.category(number), op_name(one.op), one.module, phases[one.phase - 1] if one.phase else "")
+        for number, one in enumerate(stream.records)
+    )
+    first, operations = 0, []
+    for op in run.ops:
+        flops = None if op.flops is None else size(op.flops)
+        operations.append(Operation(op.name, op.module, op.phase, flops, first, op.events))
+        first = op.events
+    pairs = itertools.pairwise(operations)
+    ends = [at for at, (one, two) in enumerate(pairs) if one.phase == STEP and two.phase == FORWARD]
+    return Captured(
+        target=target,
+        names=names,
+        sizes=sizes,
+        parameters=run.parameters,
+        operations=tuple(operations),
+        storages=storages,
+        events=tuple((number, size(change)) for number, change in zip(run.ids, run.changes, strict=True)),
+        kept=tuple(size(one) for one in run.kept),
+        guards=() if symbols is None else tuple(dict.fromkeys(written(guard, of_names) for guard in symbols.guards)),
+        values=run.values,
+        second=ends[0] + 1 if ends else 0,
+        seconds=run.seconds,
+        torch=str(torch.__version__),
+    )

@@ -1,0 +1,137 @@
+"""A captured training: what a step allocates, keeps and computes, as formulas of its sizes, and for which sizes they hold."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from loadgauge.capture.sizes import Size, compiled
+from loadgauge.errors import NotModelled
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One operation of the step. `first`, `last`: the events that it caused are those from `first` to before `last`."""
+
+    name: str
+    module: str
+    phase: str
+    flops: Size | None
+    """None: of a kind that no formula of FLOPs is known for."""
+    first: int
+    last: int
+
+
+class Storage(msgspec.Struct, frozen=True):
+    """Memory that is got and freed as one: who asked for it, and what for."""
+
+    category: str
+    op: str
+    module: str
+    phase: str
+
+
+class Captured(msgspec.Struct, frozen=True, dict=True):
+    """A training step of a module. Sizes are those of `names`; bytes and FLOPs are exact where the `guards` hold.
+
+    events: (storage, bytes that it grew or shrank by), in order, of two steps; `second` is the operation that begins the second.
+    """
+
+    target: str
+    names: tuple[str, ...]
+    sizes: dict[str, int]
+    """Those at which it was captured and compared."""
+    parameters: dict[str, int]
+    operations: tuple[Operation, ...]
+    storages: tuple[Storage, ...]
+    events: tuple[tuple[int, Size], ...]
+    kept: tuple[Size, ...]
+    """Bytes of each storage that the graph keeps between forward and backward, beside parameters and inputs."""
+    guards: tuple[str, ...]
+    """Relations between sizes that the code found true: outside them it does something else."""
+    values: tuple[str, ...]
+    """Lines of the program that asked for a value of a tensor; they got 1, and what hangs on it is not known."""
+    second: int
+    seconds: float
+    torch: str
+    plain: str = ""
+    """Why there are only numbers and no formulas, where that is so."""
+
+    def check(self, **sizes: int) -> None:
+        """Raise NotModelled where the formulas do not hold for some sizes."""
+        for guard in self.guards:
+            if not compiled(guard)(sizes):
+                shown = ", ".join(f"{name}={value}" for name, value in sizes.items())
+                raise NotModelled(f"captured where {guard}, which {shown} is not; capture it at these sizes")
+        for name, value in self.sizes.items():
+            if (value == 1) != (sizes[name] == 1):
+                raise NotModelled(
+                    f"captured at {name}={value}: PyTorch treats 1 apart; capture it at {name}={sizes[name]}"
+                )
+
+    def holds(self, **sizes: int) -> bool:
+        """Whether the formulas hold for some sizes."""
+        try:
+            self.check(**sizes)
+        except NotModelled:
+            return False
+        return True
+
+    @cached_property
+    def table(self) -> tuple[tuple[str, ...], np.ndarray[Any, Any]]:
+        """The products that sizes are made of, and the factor of each in the bytes live after every event: (events, products)."""
+        basis = tuple(sorted({product for _, change in self.events for product, _ in change.terms}))
+        place = {product: number for number, product in enumerate(basis)}
+        rows = np.zeros((len(self.events), len(basis)), dtype=np.int64)
+        for row, (_, change) in enumerate(self.events):
+            for product, factor in change.terms:
+                rows[row, place[product]] = factor
+        return basis, np.cumsum(rows, axis=0)
+
+    def live(self, **sizes: int) -> np.ndarray[Any, Any]:
+        """Bytes live after every event. Raises NotModelled outside the guards."""
+        self.check(**sizes)
+        basis, rows = self.table
+        found: np.ndarray[Any, Any] = rows @ np.array(
+            [int(compiled(product)(sizes)) for product in basis], dtype=np.int64
+        )
+        return found
+
+    def peak(self, **sizes: int) -> int:
+        """The most bytes live at once in the two steps. Raises NotModelled outside the guards."""
+        return int(self.live(**sizes).max(initial=0))
+
+    def by_phase(self, **sizes: int) -> dict[str, int]:
+        """The most bytes live at once in each phase of the second step. Raises NotModelled outside the guards."""
+        live = self.live(**sizes)
+        found: dict[str, int] = {}
+        for operation in self.operations[self.second :]:
+            most = live[max(operation.first - 1, 0) : operation.last].max(initial=0)
+            found[operation.phase] = max(found.get(operation.phase, 0), int(most))
+        return found
+
+    def flops(self, **sizes: int) -> int:
+        """FLOPs of one step, a multiply-add as 2. Raises NotModelled outside the guards."""
+        self.check(**sizes)
+        return sum(int(one.flops.at(sizes)) for one in self.operations[self.second :] if one.flops is not None)
+
+    def kept_bytes(self, **sizes: int) -> int:
+        """Bytes kept from forward to backward beside parameters and inputs. Raises NotModelled outside the guards."""
+        self.check(**sizes)
+        return sum(int(one.at(sizes)) for one in self.kept)
+
+    @cached_property
+    def kept_formula(self) -> Size:
+        """The bytes kept from forward to backward, as one sum."""
+        terms: dict[str, int] = {}
+        for one in self.kept:
+            for product, factor in one.terms:
+                terms[product] = terms.get(product, 0) + factor
+        return Size(tuple(sorted((product, factor) for product, factor in terms.items() if factor)))
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """Operations whose FLOPs no formula is known for."""
+        return tuple(sorted({one.name for one in self.operations if one.flops is None}))

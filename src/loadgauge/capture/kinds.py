@@ -1,0 +1,105 @@
+"""What a model of transformers is trained on, by its kind: tokens, an encoder's and a decoder's, or sound and tokens."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from loadgauge.capture.record import Sized
+from loadgauge.errors import ConfigError, NotModelled, first_line
+from loadgauge.trace.checkpointing import contexts
+from loadgauge.trace.jobs import mean_loss
+from loadgauge.trace.torch_run import ATTENTIONS, TorchRun
+from loadgauge.trace.transformers_api import text_config, without_initial_values
+
+HEADS = ("IMAGE_TEXT_TO_TEXT", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "MASKED_LM", "SPEECH_SEQ_2_SEQ")
+"""Tasks that a model is trained for, in the order in which its class is looked for; names of transformers' tables."""
+PATCHED = ("pixel_values", "input_features", "input_values")
+"""Inputs that stand for a picture or a sound."""
+
+
+def of_config(config: Any, run: TorchRun) -> Sized:
+    """The training of a model of transformers, from its configuration object. Raises ConfigError where there is no class for it."""
+    kind = model_class(config)
+    taken = inspect.signature(kind.forward).parameters
+    longest = getattr(text_config(config), "max_position_embeddings", None)
+    both = bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in taken
+    heard = next((name for name in PATCHED if name in taken and "input_ids" not in taken), "")
+    if heard and heard != "input_features":
+        raise NotModelled(f"{kind.__name__} takes {heard} alone: pictures and raw sound are not captured")
+
+    def tokens(device: str, b: Any, s: Any, name: str) -> Any:
+        if longest and s > longest:  # with a symbol, this is a guard
+            raise ConfigError(f"{name}: {s} is more than the model's {longest}")
+        return torch.empty((b, s), dtype=torch.long, device=device)
+
+    def inputs(device: str, module: Any, b: Any, s: Any, t: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given: dict[str, Any] = {}
+        if heard:
+            given[heard] = _sound(config, module, device, b)
+        else:
+            given["input_ids"] = tokens(device, b, s, "s")
+        labels = given.get("input_ids")
+        if both:
+            labels = given["decoder_input_ids"] = tokens(device, b, s if heard else t, "s" if heard else "t")
+        if "labels" in taken:
+            given["labels"] = labels
+        if "use_cache" in taken:
+            given["use_cache"] = False
+        return (), given
+
+    names = ("b", "s", "t") if both and not heard else ("b", "s")
+    return Sized(lambda device: _build(kind, config, run, device), inputs, mean_loss, run, names)
+
+
+def model_class(config: Any) -> Any:
+    """The class that is trained for a configuration: the one its `architectures` name, else the first of `HEADS` that has one.
+
+    Raises ConfigError where there is none.
+    """
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    tables = [getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES", {}) for head in HEADS]
+    heads = [table[config.model_type] for table in tables if config.model_type in table]
+    known = {name for head in heads for name in ((head,) if isinstance(head, str) else head)}
+    names = [name for name in getattr(config, "architectures", None) or () if name in known]
+    names += [head if isinstance(head, str) else head[0] for head in heads]
+    found = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
+    if found is None:
+        raise ConfigError(f"transformers has no language model for {config.model_type!r}")
+    return found
+
+
+def _build(kind: Any, config: Any, run: TorchRun, device: str) -> Any:
+    wanted = ATTENTIONS[run.training.kernels.attention]
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))):
+        if hasattr(part, "use_cache"):
+            part.use_cache = False
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(run.dtype)
+    try:
+        with torch.device(device), without_initial_values():
+            try:
+                model = kind._from_config(config, attn_implementation=wanted)
+            except ValueError as error:
+                if wanted == "eager" or "scaled_dot_product_attention" not in str(error):
+                    raise
+                model = kind._from_config(config, attn_implementation="eager")  # as transformers itself does by default
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"{config.model_type}: {first_line(error)}") from None
+    finally:
+        torch.set_default_dtype(default)
+    model.tie_weights()  # left out together with the initial values
+    if run.layout.recompute.mode != "none":
+        more = {"context_fn": contexts(run.keep)} if run.keep else {}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **more})
+    return model.train()
+
+
+def _sound(config: Any, module: Any, device: str, b: Any) -> Any:
+    """A spectrogram of the longest sound that the model takes: (b, mel bins, frames)."""
+    bins, frames = getattr(config, "num_mel_bins", 80), 2 * getattr(config, "max_source_positions", 1500)
+    return torch.empty((b, bins, frames), dtype=next(module.parameters()).dtype, device=device)

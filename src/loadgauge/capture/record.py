@@ -1,0 +1,158 @@
+"""One training step written down: every operation, what it reads, makes and keeps, and every byte that comes and goes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from loadgauge.capture.symbolic import Symbols, symbolic_tensors
+from loadgauge.trace.device.simulated import fake_tensors, simulated_device
+from loadgauge.trace.record.allocations import INPUTS, Stream, op_name
+from loadgauge.trace.record.flops import formula
+from loadgauge.trace.record.observe import FORWARD, Observer, observing
+from loadgauge.trace.record.tracker import node_key
+from loadgauge.trace.torch_run import TorchRun
+
+STEPS = 2
+"""The optimizer's states are made in the first step."""
+
+
+class Sized(msgspec.Struct, frozen=True):
+    """A training whose inputs have sizes, which `names` lists.
+
+    `build(device)` makes the module, `inputs(device, module, **sizes)` what it is called with, `loss` a scalar of what it returns.
+    """
+
+    build: Callable[[str], nn.Module]
+    inputs: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
+    loss: Callable[[Any], torch.Tensor]
+    run: TorchRun
+    names: tuple[str, ...] = ("b", "s")
+
+
+class Op(msgspec.Struct):
+    """One dispatched operation. reads, makes: numbers of storages; node: of the graph, in backward; events: how many came before
+    its end; `flops` None: its kind has work that no formula is known for."""
+
+    name: str
+    module: str
+    phase: str
+    node: int
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    flops: Any
+    events: int
+
+
+class Recorded(msgspec.Struct):
+    """A recorded training of `STEPS` steps. Sizes are ints, or SymPy expressions of `symbols`."""
+
+    ops: list[Op]
+    stream: Stream
+    ids: list[int]
+    """The storage of each event of the steps; what is freed after them is not among them."""
+    changes: list[Any]
+    kept: list[Any]
+    """Bytes of each storage that the graph of the last step kept beside parameters and inputs."""
+    parameters: dict[str, int]
+    """Elements of each parameter, by name; a tied one once."""
+    values: tuple[str, ...]
+    """Lines that asked for a tensor's value, and got a made-up one."""
+    seconds: float
+
+
+def record(job: Sized, sizes: Mapping[str, Any], symbols: Symbols | None = None) -> Recorded:
+    """Run two steps on the simulated device and write them down. symbols: those that `sizes` are made of; None: plain numbers"""
+    place = simulated_device()
+    begun = time.perf_counter()
+    ops: list[Op] = []
+    with contextlib.ExitStack() as stack:
+        mode: Any = stack.enter_context(fake_tensors() if symbols is None else symbolic_tensors(symbols))
+        module = job.build(place)
+        given, keywords = job.inputs(place, module, **sizes)
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        optimizer = job.run.optimizer(trained)
+        observer = stack.enter_context(observing(place))
+        observer.name(module)
+        observer.tracker.claim(tree_leaves((given, keywords)), INPUTS)
+        observer.tracker.watchers.append(lambda *call: None if views(call[0]) else ops.append(_op(observer, *call)))
+        observer.begin(FORWARD)
+        with _no_collection():
+            for _ in range(STEPS):
+                for _ in range(job.run.accumulate):
+                    with job.run.autocast(place):
+                        loss = job.loss(module(*given, **keywords))
+                    loss.backward()
+                    del loss
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        observer.finish()
+        return _read(observer, ops, module, symbols, mode.values, begun)
+
+
+@functools.cache
+def views(func: Any) -> bool:
+    """Whether an operation only looks at its argument in another way, which takes neither memory nor time."""
+    schema = getattr(func, "_schema", None)
+    if func is torch.ops.aten._unsafe_view.default:  # does not say so
+        return True
+    made = [] if schema is None else schema.returns
+    return bool(made) and all(one.alias_info is not None and not one.alias_info.is_write for one in made)
+
+
+def _op(observer: Observer, func: Any, args: Any, kwargs: Any, out: Any) -> Op:
+    tracker = observer.tracker
+
+    def storages(tree: Any) -> tuple[int, ...]:
+        found = (tracker.take(leaf, "external") for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+        return tuple(dict.fromkeys(number for number in found if number is not None))
+
+    count = formula(func)
+    flops = 0 if count is None else None if isinstance(count, str) else count(args, kwargs, out)
+    node = node_key(torch._C._current_autograd_node())
+    module = tracker.module or (observer.module_of(node) if node >= 0 else "")
+    return Op(op_name(func), module, observer.phase, node, storages((args, kwargs)), storages(out), flops,
+              len(observer.stream.ids))  # fmt: skip
+
+
+def _read(
+    observer: Observer, ops: list[Op], module: nn.Module, symbols: Symbols | None, values: Any, begun: float
+) -> Recorded:
+    def plain(size: Any) -> Any:
+        return size if symbols is None or size is None else symbols.expression(size)
+
+    for op in ops:
+        op.flops = plain(op.flops)
+    ids = list(observer.stream.ids)
+    changes = [plain(change) for change in observer.stream.changes[: len(ids)]]
+    kept = {one.storage: plain(one.storage_nbytes) for one in observer.saved if not one.owner}
+    return Recorded(
+        ops=ops,
+        stream=observer.stream,
+        ids=ids,
+        changes=changes,
+        kept=list(kept.values()),
+        parameters={name: parameter.numel() for name, parameter in module.named_parameters()},
+        values=tuple(values),
+        seconds=time.perf_counter() - begun,
+    )
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage is collected before and after only: a collection in between would free circles at another operation each time."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

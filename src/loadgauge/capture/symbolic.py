@@ -1,0 +1,131 @@
+"""Sizes that stay symbols while PyTorch runs: fake tensors whose batch and length are `SymInt`s under one `ShapeEnv`.
+
+Every comparison that the code makes with a size is kept as a guard: it says for which sizes the run holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from loadgauge.trace.device.fake import made_up
+from loadgauge.trace.device.patches import modules_that_move, no_packed_sequences
+
+_DEVICE_OF = torch.ops.prim.device.default
+_ITEM = torch.ops.aten._local_scalar_dense.default
+
+
+MOST = 2**31
+"""What every size is less than."""
+
+
+class SymbolicMode(FakeTensorMode):
+    """Fake tensors with symbolic sizes; `.item()` of one that has no value gives 1."""
+
+    def __init__(self, env: ShapeEnv) -> None:
+        super().__init__(allow_non_fake_inputs=True, shape_env=env)
+        self.values: list[str] = []
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """True, for PyTorch's base class: the simulated device has no kernels that could make a real tensor."""
+        return True
+
+    def __deepcopy__(self, memo: Any) -> SymbolicMode:
+        return self  # a copied module would otherwise carry a mode of its own, which PyTorch refuses to mix
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operator on fake tensors, without an error where a value is asked for."""
+        if func is _DEVICE_OF and type(args[0]) is FakeTensor:
+            return args[0].fake_device
+        if func is _ITEM and getattr(args[0], "constant", None) is None:
+            return made_up(args[0], self.values)
+        return super().dispatch(func, types, args, kwargs or {})
+
+
+class Symbols:
+    """Sizes by name, each a `SymInt` with a hint, of one shape environment."""
+
+    def __init__(self, hints: dict[str, int]) -> None:
+        self.env = ShapeEnv()
+        self.names: dict[Any, str] = {}
+        self.sizes: dict[str, Any] = {}
+        for name, hint in hints.items():
+            if hint == 1:
+                self.sizes[name] = 1
+                continue
+            source = ConstantSource(name)
+            symbol = self.env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
+            # Bounded, PyTorch can tell that a slice to the end is all there is.
+            self.env.constrain_symbol_range(symbol, compiler_min=2, compiler_max=MOST)
+            self.names[symbol] = name
+            self.sizes[name] = self.env.create_symintnode(symbol, hint=hint, source=source)
+
+    def expression(self, size: Any) -> Any:
+        """A size as a SymPy expression, or an int."""
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        found = self.env.simplify(size.node.expr)
+        return found if found.free_symbols else int(found)
+
+    @property
+    def guards(self) -> tuple[Any, ...]:
+        """What the code asked of the sizes, and found true."""
+        return tuple(guard.expr for guard in self.env.guards)
+
+
+@contextlib.contextmanager
+def as_eager() -> Iterator[None]:
+    """Takes away the rules of the Python dispatcher that run other operations than eager PyTorch does.
+
+    Dropout with a share of 0 returns its argument, which its rule would copy; batch norm is one kernel.
+    """
+    aten = torch.ops.aten
+    dropout = aten.dropout.default.py_kernels
+    before = {func: dict(func.py_kernels) for func in (aten.dropout.default, aten.native_batch_norm.default)}
+
+    def around(rule: Any) -> Any:
+        return lambda x, p, train: rule(x, p, train) if p and train else x
+
+    try:
+        aten.native_batch_norm.default.py_kernels.clear()
+        dropout.update({key: around(rule) for key, rule in dropout.items()})
+        for func in before:
+            func._dispatch_cache.clear()
+        yield
+    finally:
+        for func, rules in before.items():
+            func.py_kernels.update(rules)
+            func._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def symbolic_tensors(symbols: Symbols) -> Iterator[SymbolicMode]:
+    """As `fake_tensors`, with sizes that may be symbols.
+
+    The Python dispatcher takes the symbolic rules of operators that C++ would ask for plain numbers.
+    """
+    from torch.optim import optimizer
+
+    supported = optimizer._foreach_supported_types
+    kinds = list(supported)
+    try:
+        supported.append(FakeTensor)
+        with (
+            SymbolicMode(symbols.env) as mode,
+            enable_python_dispatcher(),
+            as_eager(),
+            no_packed_sequences(),
+            modules_that_move(),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            yield mode
+    finally:
+        supported[:] = kinds
