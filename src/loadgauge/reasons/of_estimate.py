@@ -15,7 +15,7 @@ from loadgauge.estimate.flops import on_one_rank
 from loadgauge.estimate.memory.phases import PARTS
 from loadgauge.estimate.symbols import letter, symbolic_block, symbolic_ends, symbolic_view
 from loadgauge.estimate.time.collectives import bus_factor
-from loadgauge.estimate.time.roofline import grouped_slower, in_eight_bits, product_parts
+from loadgauge.estimate.time.roofline import grouped_parts, in_eight_bits, product_parts
 from loadgauge.estimate.time.step import LANES, Time
 from loadgauge.estimate.workings import TimedOperation
 from loadgauge.layers import block_layer, head_layer
@@ -244,16 +244,18 @@ def _kind(result: Estimate, time: Time, kind: str) -> Reason:
     first = found[0].operation
     if kind == "matmul" and first.weights:
         gemm = first.gemms[0]
-        slower = grouped_slower(gemm, machine) if any(weight.expert for weight in first.weights) else 1.0
-        computing, moving = product_parts(
-            gemm, machine, fp8=in_eight_bits(first) and machine.low is not None, slower=slower
-        )
+        few_bits = in_eight_bits(first) and machine.low is not None
+        if any(weight.expert for weight in first.weights):
+            computing, moving, launch = grouped_parts(gemm, machine, fp8=few_bits)
+        else:
+            computing, moving = product_parts(gemm, machine, fp8=few_bits)
+            launch = machine.launch
         sizes: dict[str, tuple[str, Size]] = {
             "m": ("rows", gemm.m), "k": ("inner width", gemm.k), "n": ("columns", gemm.n), "g": ("products", gemm.batch),
             "t_x": ("seconds of its FLOPs at the rate that tiles of this size reach", computing),
-            "t_w": ("seconds of its bytes at the achieved bandwidth", moving), "l": ("launch", machine.launch),
+            "t_w": ("seconds of its bytes at the achieved bandwidth", moving), "l": ("launch", launch),
         }  # fmt: skip
-        both = (computing**3 + moving**3) ** (1 / 3) + machine.launch
+        both = (computing**3 + moving**3) ** (1 / 3) + launch
         lines += [
             line(f"FLOPs of the largest, {first.name}, forward", "2*m*k*n*g", gemm.flops, "FLOP", sizes),
             line("seconds of it", "(t_x**3 + t_w**3)**(1/3) + l", both, "s", sizes),

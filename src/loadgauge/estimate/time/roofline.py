@@ -234,17 +234,26 @@ def product_parts(
 
 
 def grouped_seconds(gemm: Gemm, machine: Machine, *, fp8: bool = False, weight: bool = False) -> Size:
-    """Return the seconds of the products of several experts: one kernel, or one launch after the other.
+    """Return the seconds of the products of several experts: what `grouped_parts` says, the first two both counted."""
+    arithmetic, traffic, launches = grouped_parts(gemm, machine, fp8=fp8, weight=weight)
+    return both_count(arithmetic, traffic) + launches
+
+
+def grouped_parts(
+    gemm: Gemm, machine: Machine, *, fp8: bool = False, weight: bool = False
+) -> tuple[Size, Size, Size]:  # fmt: skip
+    """Return the seconds of FLOPs, of bytes and of launches of the products of several experts: one kernel, or one by one.
 
     gemm: `batch` products of one size; weight: whether they add to the gradients of the weights
     """
     known = machine.efficiencies
     if machine.one_kernel:
         slower = known.weight_gradient if weight else 1.0
-        return gemm_seconds(gemm, machine, fp8=fp8, slower=slower, memory=known.grouped_memory)
+        parts = product_parts(gemm, machine, fp8=fp8, slower=slower, memory=known.grouped_memory)
+        return *parts, machine.launch
     slower = 1 / (known.grouped_weight if weight else known.grouped)
-    launches = gemm.batch * (known.grouped_launch * machine.software)
-    return gemm_seconds(gemm, machine, fp8=fp8, slower=slower) + launches
+    launches = machine.launch + gemm.batch * (known.grouped_launch * machine.software)
+    return *product_parts(gemm, machine, fp8=fp8, slower=slower), launches
 
 
 def attention_seconds(operation: Operation, machine: Machine) -> OperationTime:
