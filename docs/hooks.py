@@ -29,7 +29,9 @@ OUTSIDE_HERE, OUTSIDE = (re.compile(rf"\[([^\]\n]*)\]\({up}[^)\n]*\)") for up in
 API = {
     "loadgauge": "The facade. Each function and type is imported when it is first used.",
     "loadgauge.train": "Padding-free training (needs the extra `torch`): see [the guide](padding-free.md).",
-    "loadgauge.measure.callbacks": "In a training loop (needs the extra `torch`): see [the guide](callbacks.md).",
+    "loadgauge.measure.watch": "In a training loop (needs the extra `torch`): see [the guide](callbacks.md).",
+    "loadgauge.measure.trainer_watch": "The same as a callback of transformers.",
+    "loadgauge.measure.lightning_watch": "The same as a callback of Lightning.",
     "loadgauge.notebook": "A view with sliders in a notebook (needs the extra `notebook`).",
 }
 """Modules of the reference: their public names, with what is said before them."""
