@@ -68,7 +68,7 @@ def test_the_wheel_is_small_and_whole(built: dict[str, Path]) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         said = email.message_from_string(archive.read(f"loadgauge-{VERSION}.dist-info/METADATA").decode())
-    own = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*") if path.is_file()}
+    own = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src" / "loadgauge").rglob("*") if path.is_file()}
     assert {name for name in own if not name.endswith(".pyc")} <= names
     assert f"loadgauge-{VERSION}.data/data/share/man/man1/loadgauge.1" in names
     assert f"loadgauge-{VERSION}.dist-info/licenses/LICENSE" in names
