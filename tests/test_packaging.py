@@ -214,4 +214,4 @@ def test_the_man_page_has_every_command_and_is_roff() -> None:
     if groff is not None:
         done = subprocess.run([groff, "-ww", "-man", "-Tutf8"], input=page, capture_output=True, text=True, check=True)
         assert not done.stderr
-        assert "EXIT STATUS" in done.stdout
+        assert "EXIT STATUS" in re.sub(r".\x08", "", done.stdout)  # bold letters are struck twice
