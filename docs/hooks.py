@@ -29,11 +29,13 @@ OUTSIDE_HERE, OUTSIDE = (re.compile(rf"\[([^\]\n]*)\]\({up}[^)\n]*\)") for up in
 API = {
     "loadgauge": "The facade. Each function and type is imported when it is first used.",
     "loadgauge.train": "Padding-free training (needs the extra `torch`): see [the guide](padding-free.md).",
-    "loadgauge.measure.callbacks": "In a training loop (needs the extra `torch`): see [the guide](callbacks.md).",
+    "loadgauge.measure.watch": "In a training loop (needs the extra `torch`): see [the guide](callbacks.md).",
+    "loadgauge.measure.trainer_watch": "The same as a callback of transformers.",
+    "loadgauge.measure.lightning_watch": "The same as a callback of Lightning.",
     "loadgauge.notebook": "A view with sliders in a notebook (needs the extra `notebook`).",
 }
 """Modules of the reference: their public names, with what is said before them."""
-LONGEST = 60
+LONGEST = 45
 """Lines of an output that are shown."""
 
 
@@ -43,17 +45,17 @@ def outputs() -> bool:
 
 
 @cache
-def printed(line: str) -> str:
-    """What a command prints in 100 columns, in a folder with the files of `examples/`."""
+def printed(line: str, longest: int | None = LONGEST) -> str:
+    """What a command prints in 90 columns, in a folder with the files of `examples/`; its first `longest` lines."""
     from loadgauge.cli.main import run
 
-    os.environ["COLUMNS"] = "100"
+    os.environ["COLUMNS"] = "90"
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(ROOT / "examples"):
         run(shlex.split(line)[1:])
     text = re.sub(r"; [\d.,]+ s\.", ".", (out.getvalue() + err.getvalue()).rstrip())
     lines = text.splitlines()
-    return "\n".join([*lines[:LONGEST], "..."] if len(lines) > LONGEST else lines)
+    return "\n".join([*lines[:longest], "..."] if longest is not None and len(lines) > longest else lines)
 
 
 def _with_output(match: re.Match[str]) -> str:
@@ -86,8 +88,39 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+def scatter(line: str) -> bytes:
+    """Every published run that a `validate` command predicts: predicted over measured, with the stated range."""
+    import json
+
+    from matplotlib.figure import Figure
+
+    rows = [row for row in json.loads(printed(f"{line} --json", None))["rows"] if row["predicted"]]
+    sheet = Figure(figsize=(7, 6), layout="constrained")
+    plot = sheet.subplots()
+    for quality, colour in (("A", "#2b5788"), ("B", "#b05a24")):
+        own = [row for row in rows if row["quality"] == quality]
+        x, y = [row["measured"] for row in own], [row["predicted"] for row in own]
+        ranges = [
+            [max(0, row["predicted"] - row["low"]) for row in own],
+            [max(0, row["high"] - row["predicted"]) for row in own],
+        ]
+        plot.errorbar(
+            x, y, ranges, fmt=".", color=colour, elinewidth=0.4, markersize=4, alpha=0.6, label=f"quality {quality}"
+        )
+    ends = [min(row["measured"] for row in rows), max(row["measured"] for row in rows)]
+    plot.plot(ends, ends, color="#5f6670", linewidth=0.8, label="predicted = measured")
+    unit = "s" if "time" in line else "bytes"
+    plot.set(xscale="log", yscale="log", xlabel=f"measured [{unit}]", ylabel=f"predicted [{unit}]")
+    plot.legend(frameon=False)
+    out = io.BytesIO()
+    sheet.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
+
+
 def figure(line: str) -> bytes:
-    """The figure that a command with `--plot FILE` draws."""
+    """The figure that a command with `--plot FILE` draws, or that is drawn of what `validate` says."""
+    if line.startswith("loadgauge validate"):
+        return scatter(line)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "figure.svg"
         words = shlex.split(line)
@@ -149,7 +182,7 @@ def entry(name: str, found: Any) -> list[str]:
         signature = ""
     if len(signature) > 600:  # The flags of a job, which the command line describes.
         signature = re.sub(r"\*, .*(?=\) ->)", "**flags", signature, flags=re.DOTALL)
-    lines = [f"### {name}", "", "```python", f"{name}{signature.replace(' -> None', '')}", "```", ""]
+    lines = [f"### {name}", "", "```python", spread(f"{name}{signature}"), "```", ""]
     lines += [docstring(inspect.getdoc(function) or ""), ""]
     if inspect.isclass(function) and not _is_error(function):
         for member, value in vars(function).items():
@@ -157,9 +190,35 @@ def entry(name: str, found: Any) -> list[str]:
             if member.startswith("_") or not inspect.isfunction(target) or not target.__doc__:
                 continue
             shape = "" if isinstance(value, property) else str(inspect.signature(target))
-            lines += [f"#### {name}.{member}", "", "```python", f"{member}{shape}", "```", ""]
+            lines += [f"#### {name}.{member}", "", "```python", spread(f"{member}{shape}"), "```", ""]
             lines += [docstring(inspect.getdoc(target) or ""), ""]
     return lines
+
+
+def spread(signature: str) -> str:
+    """A signature without the quotes of its types, and with a parameter a line where it is long.
+
+    >>> print(spread("f(gpu: 'Gpu', gpus: 'int | None' = None) -> 'Cluster'"))
+    f(gpu: Gpu, gpus: int | None = None) -> Cluster
+    """
+    signature = re.sub(r"((?::|->) )'([^']*)'", r"\1\2", signature).replace(" -> None", "")
+    if len(signature) <= 88:
+        return signature
+    # Commas within brackets belong to a type or a default.
+    head, body, tail = (
+        *signature.partition("(")[:1],
+        signature.partition("(")[2].rpartition(")")[0],
+        signature.rpartition(")")[2],
+    )
+    parts, depth = [""], 0
+    for letter in body:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    inside = "".join(f"    {part.strip()},\n" for part in parts)
+    return f"{head}(\n{inside}){tail}"
 
 
 def _is_error(found: Any) -> bool:
@@ -169,15 +228,8 @@ def _is_error(found: Any) -> bool:
 def docstring(text: str) -> str:
     """A docstring as Markdown: its examples as code.
 
-    >>> print(docstring("Adds.\\n\\n>>> 1 + 1\\n2\\n\\nDone."))
-    Adds.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    <BLANKLINE>
-    Done.
+    >>> docstring("Adds.\\n\\n>>> 1 + 1\\n2").splitlines()
+    ['Adds.', '', '```pycon', '>>> 1 + 1', '2', '```']
     """
     parts = []
     for part in re.split(r"\n\s*\n", text):

@@ -26,7 +26,7 @@ LEVELS = [  # a module imports only from rows above its own, or from its own fol
     {"articles", "compare", "validate"},
     {"figures"},
     {"report", "plot"},
-    {"web", "api"},
+    {"web", "api", "notebook"},
     {"cli"},
 ]
 LEVEL = {name: row for row, names in enumerate(LEVELS) for name in names}

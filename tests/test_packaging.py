@@ -68,7 +68,7 @@ def test_the_wheel_is_small_and_whole(built: dict[str, Path]) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         said = email.message_from_string(archive.read(f"loadgauge-{VERSION}.dist-info/METADATA").decode())
-    own = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*") if path.is_file()}
+    own = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src" / "loadgauge").rglob("*") if path.is_file()}
     assert {name for name in own if not name.endswith(".pyc")} <= names
     assert f"loadgauge-{VERSION}.data/data/share/man/man1/loadgauge.1" in names
     assert f"loadgauge-{VERSION}.dist-info/licenses/LICENSE" in names
@@ -190,3 +190,28 @@ def test_the_image_installs_extras_that_exist() -> None:
     assert set(extras.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
     assert 'ENTRYPOINT ["loadgauge"]' in text
     assert all(command.split()[1] in ("estimate", "check", "serve") for command in commands(f"```\n{text}\n```"))
+
+
+def test_the_man_page_has_every_command_and_is_roff() -> None:
+    """That it is what `make docs` writes is tested by tests/test_docs.py."""
+    import doctest
+    import importlib.util
+
+    from loadgauge.cli.main import COMMANDS
+    from loadgauge.spec.job import fields
+
+    spec = importlib.util.spec_from_file_location("docs_man", ROOT / "docs" / "man.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert doctest.testmod(module).failed == 0
+    page = (ROOT / "docs" / "loadgauge.1").read_text(encoding="utf-8")
+    assert all(f'.SS "loadgauge {name} ' in page for name in COMMANDS)
+    for name in fields():
+        assert name == "model" or f"\\-\\-{name}".replace("_", "\\-") in page, name
+    groff = shutil.which("groff")
+    if groff is not None:
+        done = subprocess.run([groff, "-ww", "-man", "-Tutf8"], input=page, capture_output=True, text=True, check=True)
+        assert not done.stderr
+        assert "EXIT STATUS" in re.sub(r".\x08", "", done.stdout)  # bold letters are struck twice

@@ -161,7 +161,7 @@ def hooks() -> ModuleType:
 
 
 def test_an_output_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "90")
     monkeypatch.delenv("LOADGAUGE_SITE_OUTPUT", raising=False)
     found = hooks()
     shown = found.COMMAND.sub(found._with_output, "```console\n$ loadgauge estimate gpt2 \\\n    --brief\n```")
@@ -169,6 +169,12 @@ def test_an_output_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -
     assert typed("estimate gpt2 --brief").out.rstrip() in shown
     monkeypatch.setenv("LOADGAUGE_SITE_OUTPUT", "0")
     assert "text" not in found.COMMAND.sub(found._with_output, "```console\n$ loadgauge estimate gpt2\n```")
+
+
+def test_the_examples_of_the_hooks() -> None:
+    import doctest
+
+    assert doctest.testmod(hooks()).failed == 0
 
 
 def test_a_figure_is_what_the_command_draws() -> None:

@@ -73,6 +73,7 @@ def test_what_cannot_be_judged_is_said(folder: Path) -> None:
     found = typed("check job.yaml --gpu 4090 --budget cost=5")
     assert found.code == 2
     assert "cost: a budget of it needs --gpu, --tokens and --price" in found.out
+    assert found.err == "loadgauge: job.yaml: cost: a budget of it needs --gpu, --tokens and --price\n"
     # One job that fails outweighs one that cannot be told.
     found = typed("check nowhere.yaml job.yaml --gpu 4090 --budget memory=1GiB")
     assert found.code == 1

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from loadgauge.cli.options import parse, run_options, whole_run_options
-from loadgauge.errors import YES, ConfigError, Error
+from loadgauge.errors import CANNOT_TELL, YES, ConfigError, Error
 from loadgauge.spec.job import Job
 
 SETTINGS = "loadgauge.toml"
@@ -146,4 +146,7 @@ def command(
         from loadgauge.report.check import report
 
         report(found)
-    return budgets.exit_code(found)
+    code = budgets.exit_code(found)
+    if code == CANNOT_TELL:  # As with every command, one line on stderr says why.
+        raise Error("; ".join(f"{one.name}: {one.error}" for one in found if one.error))
+    return code
