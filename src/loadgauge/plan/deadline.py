@@ -117,6 +117,10 @@ def gpus_by_date(
     assert chosen.best is not None
     text = f"{least:,} GPUs ({least // node:,} nodes) take {days_words(chosen.days)} for {count(tokens)} tokens"
     text += f", at most {days:g} wanted" if least > node else f" (one node; at most {days:g} days wanted)"
+    size = least - node
+    while size >= node and not any(one.best is not None for one in tried.values() if one.gpus < least):
+        at(size)
+        size -= node
     known = [tried[gpus] for gpus in sorted(tried) if tried[gpus].best is not None]
     place = next(index for index, one in enumerate(known) if one.gpus == least)
     beside = tuple(known[max(0, place - BESIDE) : place + BESIDE + 1])
