@@ -96,7 +96,7 @@ def _headline(answer: Answer) -> list[str]:
     assert answer.token is not None
     last = answer.last.seconds
     lines = [
-        f"Time to first token: {seconds(took)} ({spread}), all prompts at once.",
+        f"Time to first token: {seconds(took)} by its kernels, all prompts at once; in servers {spread}.",
         f"Time per token at the whole context: {seconds(last)}"
         f" ({seconds(last * known.token_low)} to {seconds(last * known.token_high)});"
         f" {answer.tokens_per_second:,.0f} tokens/s over all GPUs in the mean.",
