@@ -32,8 +32,9 @@ SLOW = {
         "oracle", "trace", "capture", "versions", "measure", "oom", "compare", "train", "web", "formats/test_formats_parsers.py",
         "families/test_defaults.py", "families/test_params.py", "families/test_param_variants.py",
         "plan/test_sweep_processes.py", "plan/test_sweep_ray.py", "paper/test_article5.py",
+        "articles/test_items.py",
         # much to compute
-        "plan/test_search_arrays.py", "plan/test_search_plan.py", "plan/test_planned_choices.py", "plot",
+        "plan/test_search_arrays.py", "plan/test_search_plan.py", "plan/test_planned_choices.py", "plot", "plan/test_deadline.py",
         "equation/test_equation.py", "equation/test_equation_experts.py", "formats/test_formats_round_trip.py",
         "test_docs.py", "test_packaging.py", "test_site.py",
     )

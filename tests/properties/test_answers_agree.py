@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from command_line import typed
 from loadgauge.figures.lanes import COMPUTE, REST
-from loadgauge.units import GIB
+from loadgauge.units import GIB, days_words
 from loadgauge.web.handlers import Question
 from loadgauge.web.handlers import estimate as page_answer
 from loadgauge.web.uploads import Uploads
@@ -138,7 +138,7 @@ def _time(text: str, found: dict[str, Any]) -> None:
         assert float(rows[lane][0].replace(",", "")) == pytest.approx(value, rel=6e-4)
         assert rows[lane][1] == f"{value / time['step']:.1%}"
     if time.get("days") is not None:
-        assert f"- {time['days']:,.1f} days: " in text
+        assert f"- {days_words(time['days'])}: " in text
         assert f"{time['gpu_hours']:,.0f} GPU-hours" in told
         assert f"cost: {time['cost']:,.0f} at" in told
 

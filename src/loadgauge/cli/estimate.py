@@ -65,7 +65,9 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 )
 @click.option("--output", metavar="FILE", help="With --sweep: write the cells to a .csv, .json or .parquet file.")
 @click.option("--csv", "as_csv", is_flag=True, help="With --table or --sweep: CSV.")
-@click.option("--plot", "file", type=click.Path(), metavar="FILE", help="Draw the estimate: .svg, .png or .pdf.")
+@click.option(
+    "--plot", "file", type=click.Path(), metavar="FILE", help="Draw the estimate, or the --sweep: .svg, .png or .pdf."
+)
 @click.option(
     "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all on one sheet)."
 )
@@ -116,14 +118,17 @@ def command(
     if brief and (as_json or part is not None):
         raise ConfigError(f"is the short text; {'--json' if as_json else '--explain'} is another answer", key="brief")
     answer = "--sweep" if sweeps else "" if table is None else "--table"
-    _consistent(answer, part, as_csv=as_csv, as_json=as_json, brief=brief, file=file, counter=counter)
+    if sweeps and figure != "all":
+        raise ConfigError("is of one estimate; a sweep has one figure", key="figure")
+    drawn = None if sweeps else file
+    _consistent(answer, part, as_csv=as_csv, as_json=as_json, brief=brief, file=drawn, counter=counter)
     if output is not None and not sweeps:
         raise ConfigError("goes with --sweep", key="output")
     if sweeps:
         if table is not None:
             raise ConfigError("is of one estimate; leave out --sweep", key="table")
         return _sweep(
-            Job(model=model, **flags), sweeps, output, as_csv=as_csv, as_json=as_json, allow_tight=allow_tight
+            Job(model=model, **flags), sweeps, output, file, as_csv=as_csv, as_json=as_json, allow_tight=allow_tight
         )
     given = resolve_job(Job(model=model, **flags))
     result = given.estimate()
@@ -213,8 +218,8 @@ def _table(result: Estimate, name: TableName, *, as_csv: bool, as_json: bool) ->
 
 
 def _sweep(
-    job: Job, texts: tuple[str, ...], output: str | None, *, as_csv: bool, as_json: bool, allow_tight: bool
-) -> int:
+    job: Job, texts: tuple[str, ...], output: str | None, file: str | None, *, as_csv: bool, as_json: bool, allow_tight: bool
+) -> int:  # fmt: skip
     """Estimates every cell and prints them; the exit code: 0 one fits, 1 none does, 2 no cell is a run."""
     from loadgauge.plan.sweep.estimates import CANNOT_TELL as UNTOLD
     from loadgauge.plan.sweep.estimates import columns, read_axes, swept
@@ -227,6 +232,12 @@ def _sweep(
     names = columns(list(axes))
     if output is not None:
         files.write(output, rows, names)
+    if file is not None:
+        from pathlib import Path
+
+        from loadgauge.plot.sweep import plot_sweep
+
+        plot_sweep(rows, axes, Path(file), job.command())
     if as_json:
         from loadgauge.report.table import document
 

@@ -22,7 +22,7 @@ from loadgauge.units import count, days_words
 
 GUESS = 0.4
 """Utilisation that the first size is chosen by; the answer does not depend on it."""
-ABOVE = 0.85
+ABOVE = 0.9
 """Of the GPUs that a power of two of nodes would need, the share from which sizes are tried: another size may be faster."""
 MOST_SIZES = 40
 """Sizes that are tried at most."""
@@ -75,8 +75,13 @@ def gpus_by_date(
     margin: float = 0.0,
     progress: Progress = quiet,
     most: int = 10**6,
+    *,
+    any_batch: bool = False,
 ) -> Dated:
-    """Find the fewest GPUs, of the sizes tried, that finish in time. Raises `NothingFits`, with the cause, where none does."""
+    """Find the fewest GPUs, of the sizes tried, that finish in time. Raises `NothingFits`, with the cause, where none does.
+
+    any_batch: the global batch was not given, so that each size may have the multiple of itself that is nearest
+    """
     node, card, name = case.cluster.gpus_per_node, case.cluster.gpu, case.space.model.name
     tried: dict[int, Sized] = {}
 
@@ -84,7 +89,8 @@ def gpus_by_date(
         if gpus not in tried:
             progress(f"{gpus:,} GPUs")
             try:
-                best = best_of(reopen(case, gpus=gpus), objective, margin)
+                batch = max(1, round(case.space.global_batch / gpus)) * gpus if any_batch else None
+                best = best_of(reopen(case, gpus=gpus, global_batch=batch), objective, margin)
             except Error:
                 best = None
             tried[gpus] = Sized(gpus, best, math.inf if best is None else pace.days(best, tokens))
@@ -117,6 +123,10 @@ def gpus_by_date(
     assert chosen.best is not None
     text = f"{least:,} GPUs ({least // node:,} nodes) take {days_words(chosen.days)} for {count(tokens)} tokens"
     text += f", at most {days:g} wanted" if least > node else f" (one node; at most {days:g} days wanted)"
+    size = least - node
+    while size >= node and not any(one.best is not None for one in tried.values() if one.gpus < least):
+        at(size)
+        size -= node
     known = [tried[gpus] for gpus in sorted(tried) if tried[gpus].best is not None]
     place = next(index for index, one in enumerate(known) if one.gpus == least)
     beside = tuple(known[max(0, place - BESIDE) : place + BESIDE + 1])

@@ -362,7 +362,9 @@ def _with_usual_batch(job: Job) -> tuple[Job, str]:
     """The job with the batch of a long run, and what is said of it."""
     seq_len = resolve_job(job.replace(gpus=None, cp_comm=None)).layout.seq_len
     batch = max(1, USUAL_BATCH // seq_len)
-    return job.replace(global_batch=batch), f"{batch} (about {USUAL_BATCH // 2**20} M tokens, as GPT-3's and LLaMA's)"
+    millions = USUAL_BATCH // 2**20
+    said = f"{batch} or the multiple of the GPUs nearest to it ({millions} M tokens, as GPT-3's and LLaMA's)"
+    return job.replace(global_batch=batch), said
 
 
 def file_estimate(request: PlanRequest) -> Estimate | None:

@@ -62,8 +62,8 @@ def report(answer: Answer, assumed: Mapping[str, str]) -> None:
     heading(target, "Not counted: this is no planner of serving")
     points(target, NOT_COUNTED)
     if answer.first is not None:
-        known = known_range()
-        points(target, [f"Range of times: {known.source}."])
+        source = known_range().source if asked.task == "generate" else "that of training steps, whose kernels these are"
+        points(target, [f"Range of times: {source}."])
 
 
 def _largest(answer: Answer) -> list[str]:
@@ -87,7 +87,8 @@ def _headline(answer: Answer) -> list[str]:
     if answer.first is None:
         return [f"No times: {answer.untimed}."]
     took = answer.first.seconds
-    spread = f"{seconds(took * known.first_low)} to {seconds(took * known.first_high)}"
+    low, high = answer.first_range
+    spread = f"{seconds(took * low)} to {seconds(took * high)}"
     if answer.asked.task == "forward":
         tokens = answer.asked.batch * answer.asked.prompt * answer.asked.replicas * answer.asked.attentions
         return [f"A forward pass: {seconds(took)} ({spread}), {tokens / took:,.0f} tokens/s."]
@@ -95,7 +96,7 @@ def _headline(answer: Answer) -> list[str]:
     assert answer.token is not None
     last = answer.last.seconds
     lines = [
-        f"Time to first token: {seconds(took)} ({spread}), all prompts at once.",
+        f"Time to first token: {seconds(took)} by its kernels, all prompts at once; in servers {spread}.",
         f"Time per token at the whole context: {seconds(last)}"
         f" ({seconds(last * known.token_low)} to {seconds(last * known.token_high)});"
         f" {answer.tokens_per_second:,.0f} tokens/s over all GPUs in the mean.",

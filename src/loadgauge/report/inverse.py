@@ -19,6 +19,7 @@ from loadgauge.report.progress import clear, say
 from loadgauge.report.setup import layout_words
 from loadgauge.report.table import Column, console, document, draw, heading, points
 from loadgauge.resolve.reproduce import completer, documented, layout_flags, show_command
+from loadgauge.resolve.resolve import asks_for_files
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.job import Job
 from loadgauge.units import in_gib, parse_count, seconds, share
@@ -136,9 +137,9 @@ def _by_date(request: PlanRequest, case: Case) -> tuple[list[Answer], tuple[Size
         return [tokens_of(case, request.days, pace, objective, margin)], ()
     assert tokens is not None
     most = case.space.gpus if request.gpus else 10**6
-    return [
-        (found := gpus_by_date(case, tokens, request.days, pace, objective, margin, say, most)).answer
-    ], found.beside
+    free = request.job.global_batch is None and not asks_for_files(request.job)
+    found = gpus_by_date(case, tokens, request.days, pace, objective, margin, say, most, any_batch=free)
+    return [found.answer], found.beside
 
 
 def _beside(target: Console, sizes: tuple[Sized, ...], chosen: int) -> None:

@@ -49,8 +49,8 @@ def _short(value: float) -> str:
 def measured(value: float, unit: str) -> str:
     """Format a value with its unit, and in a larger one where that is shorter to read.
 
-    >>> measured(1.5, "s"), measured(2**31, "byte"), measured(0.4495, "share"), measured(3.5e11, "byte/s")
-    ('1.5 s', '2,147,483,648 byte (2.00 GiB)', '0.4495 (44.9 %)', '350,000,000,000 byte/s (350 GB/s, 2,800 Gbit/s)')
+    >>> measured(1.5, "s"), measured(2**31, "byte"), measured(0.448, "share"), measured(3.5e11, "byte/s")
+    ('1.5 s', '2,147,483,648 byte (2.00 GiB)', '0.448 (44.8 %)', '350,000,000,000 byte/s (350 GB/s, 2,800 Gbit/s)')
     """
     written = f"{_short(value)} {unit}"
     if unit == "share":

@@ -53,9 +53,11 @@ def scale(job: Job, predict: Callable[[Job], Time | None]) -> float:
         raise ConfigError("there is no predicted time to compare a measured one with", key="measured")
     try:
         if name in SHARES:
-            value, unit = share(text, "measured"), ""
+            value, unit = share(text), ""
         else:
             value, unit = (float(text), "") if text[-1:].isdigit() else parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{name} {error}", key="measured") from None
     except ValueError:
         raise ConfigError(f"cannot read {text!r}", key="measured") from None
     if not 0 < value < float("inf") or unit not in ("", "second") or (unit == "second") != (name == "step"):
