@@ -86,10 +86,14 @@ const largest = (text) => text.replace(/^(.*, )(.+): ([a-z_0-9.]+)$/, (_, head, 
 
 /** A formula, the same with the user's numbers in it, and what its letters stand for. */
 function derivation(one) {
-  const filled = one.letters.replace(/[A-Za-z]\w*/g, (letter) => (letter in one.numbers ? amount(one.numbers[letter], one.units[letter]) : letter));
+  const filled = one.letters.replace(/([A-Za-z]\w*)(\*\*)?/g, (whole, letter, power = "") => {
+    if (!(letter in one.numbers)) return whole;
+    const text = amount(one.numbers[letter], one.units[letter]);
+    return power && text.includes(" ") ? `(${text})${power}` : `${text}${power}`;
+  });
   return h("div", { class: "derivation" }, h("p", { class: "under" }, /: [a-z_0-9.]+$/.test(one.what) ? largest(one.what) : term(one.what)),
     h("pre", { class: "formula", tabindex: "0" }, readable(one.letters)), h("pre", { class: "formula numbers", tabindex: "0" }, `${readable(filled)} = `, h("strong", { "data-value": one.value }, amount(one.value, one.unit))),
-    h("dl", { class: "letters" }, Object.entries(one.numbers).flatMap(([letter, value]) => [h("dt", {}, letter), h("dd", { "data-value": value }, amount(value, one.units[letter])), h("dd", { class: "mute" }, term(one.meaning[letter]))])));
+    h("dl", { class: "letters" }, Object.entries(one.numbers).flatMap(([letter, value]) => [h("dt", {}, letter), h("dd", { "data-value": value }, amount(value, one.units[letter])), h("dd", { class: "mute" }, term(one.meaning[letter]).replace(/ \[[^\]]+\]$/, ""))])));
 }
 
 const sources = (found) => (found.sources?.length ? [section(t("explain.source"), found.sources.map((one) => h("p", {}, one.url ? h("a", { href: one.url, target: "_blank", rel: "noopener noreferrer" }, one.text) : term(one.text))))] : []);
