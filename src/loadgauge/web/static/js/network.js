@@ -45,6 +45,7 @@ function rowsOf(rows) {
 
 function draw(place, answer) {
   const rows = answer.panels.network;
+  place.closest(".panel")?.classList.toggle("low", rows.length < 3);
   const columns = [
     { text: t("traffic"), words: true }, { text: t("network.bytes") }, { text: t("network.need") },
     { text: t("network.have"), words: true }, { text: "" }, ...(pinned() ? [{ text: t("pin.against") }] : []),
