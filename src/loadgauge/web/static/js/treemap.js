@@ -112,9 +112,9 @@ function place({ node, box }, answer) {
   Object.assign(element.style, { left: `${box.x * across}%`, top: `${box.y * down}%`, width: `${width * across}%`, height: `${height * down}%` });
   element.style.setProperty("--fill", `var(--${node.part})`);
   element.style.setProperty("--on", `var(--on-${node.part})`);
-  element.className = `block${height < 40 ? ` short${width > 150 && height >= 18 ? " row" : ""}` : height > 56 ? ` tall${height > 76 ? " high" : ""}` : ""}${width < 66 ? " slim" : ""}${width < 40 || height < 18 ? " bare" : ""}`;
   const whole = label(node);
   const title = node.id === node.part ? whole : fitting(whole, width, height);
+  element.className = `block${height < 40 ? ` short${width > 6.9 * title.length + 64 && height >= 18 ? " row" : ""}` : height > 56 ? ` tall${height > 76 ? " high" : ""}` : ""}${width < 66 ? " slim" : ""}${width < 40 || height < 18 ? " bare" : ""}`;
   const then = old(node);
   const change = width > 104 && pinned() && then !== undefined && Math.abs(node.bytes - then) > GIB / 200 ? `  ${signed(gib(Math.abs(node.bytes - then), 2), node.bytes - then)}` : "";
   const text = `${gib(node.bytes, node.bytes >= GIB ? 1 : 2)}${width < 58 ? "" : " GiB"}${change}`;
