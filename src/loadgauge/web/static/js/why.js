@@ -10,7 +10,7 @@ let found = null;
 let problem = "";
 
 export const oom = new Panel({ id: "oom", wide: true, draw: ask, sub: () => t("oom.sub") });
-export const cause = new Panel({ id: "cause", wide: true, draw: tell, sub: () => (found?.message ? term(found.message) : "") });
+export const cause = new Panel({ id: "cause", wide: true, draw: tell, idle: () => (found?.why || problem ? null : t("cause.none")), sub: () => (found?.message ? term(found.message) : "") });
 
 onWhy((answer, trouble) => {
   found = answer ?? found;
@@ -28,7 +28,6 @@ function ask(place) {
 
 function tell(place) {
   if (problem) return place.replaceChildren(h("p", { class: "waiting bad" }, problem));
-  if (!found?.why) return place.replaceChildren(h("p", { class: "waiting" }, t("cause.none")));
   return place.replaceChildren(filled(found.why), ...parts(found.why));
 }
 
