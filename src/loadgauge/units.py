@@ -125,3 +125,31 @@ def seconds(value: float) -> str:
     """
     factor, unit = next((pair for pair in ((1.0, "s"), (1e-3, "ms")) if value >= pair[0]), (1e-6, "us"))
     return f"{value / factor:,.3g} {unit}" if value / factor < 1000 else f"{value / factor:,.0f} {unit}"
+
+
+def days_words(value: float) -> str:
+    """Format a number of days, in years too where they are many, and in hours where they are few.
+
+    >>> days_words(23.14), days_words(11978.9), days_words(0.2)
+    ('23.1 days', '11,978.9 days (32.8 years)', '4.8 hours')
+    """
+    if value < 1:
+        return f"{24 * value:.1f} hours"
+    years = f" ({value / 365.25:,.1f} years)" if value >= 730 else ""
+    return f"{value:,.1f} days{years}"
+
+
+def share(text: str, key: str = "") -> float:
+    """Read a share between 0 and 1, also as per cent. Raises `ConfigError`, about the flag `key`.
+
+    >>> share("40%"), share("0.4"), share("100 %")
+    (0.4, 0.4, 1.0)
+    """
+    number = text.strip()
+    try:
+        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise ConfigError(f"must be a share such as 40% or 0.4, got {text!r}", key=key)
+    return value

@@ -108,7 +108,7 @@ def test_a_field_is_swept_or_given() -> None:
     found = typed("estimate gpt2 --zero 1 --sweep zero=1,2")
     assert found.code == 2
     assert "zero" in found.err
-    for flags in ("--explain weights", "--table flops", "--plot x.svg", "--csv --json", "--output x.xls"):
+    for flags in ("--explain weights", "--table flops", "--plot x.txt", "--csv --json", "--output x.xls"):
         assert typed(f"estimate gpt2 --sweep zero=1,2 {flags}").code == 2
     assert typed("estimate gpt2 --output x.csv").code == 2
 

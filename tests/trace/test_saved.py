@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,3 +201,48 @@ def test_what_goes_wrong_is_one_line(line: str, says: str) -> None:
 def test_the_default_dtype_comes_back() -> None:
     typed("saved 'nn.Linear(4, 4)(x)' --shape 4,4 --dtype bfloat16")
     assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("case", "constant", "kept", "peak"),
+    [(1, "x,y", 0, 2), (2, "", 2, 2), (3, "y", 1, 2), (4, "", 0, 2), (5, "", 2, 3), (6, "", 0, 0), (7, "", 4, 4)],
+)
+def test_article_5_from_a_file(case: int, constant: str, kept: int, peak: int) -> None:
+    """The article's own tensors of 2^29 elements, which hold no data."""
+    file = Path(__file__).parents[2] / "docs" / "examples" / f"article5.py:case{case}"
+    line = f"saved {file} --constant '{constant}' --dtype float16 --device cuda --shape 512,1024,1024"
+    found = document(line)
+    assert (found["persistent"] / 2**30, found["peak"] / 2**30) == (kept, peak)
+
+
+def test_article_5_in_one_command() -> None:
+    found = document("saved --cases")["cases"]
+    shown = [f"{one['kept']:g}/{one['peak']:g}" for one in found]
+    assert shown == ["0/2", "2/2", "1/2", "0/2", "2/3", "0/0", "4/4"]
+    assert all(text in typed("saved --cases").out for text in shown)
+
+
+def test_cuda_keeps_a_byte_for_each_element_of_a_mask() -> None:
+    (mask,) = document("saved 'F.dropout(x)' --device cuda --dtype float16 --shape 1024")["tensors"]
+    assert (mask["dtype"], mask["nbytes"]) == ("bool", 1024)
+
+
+def test_tensors_are_named_by_what_made_them() -> None:
+    found = saved_by_expression("(x + 1) * torch.exp(-y).view(2, -1).sum()", SMALL)
+    assert {one.made_by for one in found.tensors if not one.owner} >= {"x + 1", "torch.exp(-y)"}
+    text = typed("saved '(x + 1) * (y + 1)' --constant y").out
+    assert "y + 1" in text
+    assert "1 / 2 of x" in text
+
+
+def test_what_depends_on_data_has_no_peak() -> None:
+    found = document("saved 'x[x > 0.5].exp()'")
+    assert found["peak"] is None
+    assert found["total"] > 0
+
+
+@pytest.mark.parametrize(("target", "said"), [("nothing.py:f", "no such file"), ("", "EXPRESSION")])
+def test_files_that_cannot_be_used(target: str, said: str) -> None:
+    found = typed(["saved", target] if target else ["saved"])
+    assert found.code == 2
+    assert said in found.err

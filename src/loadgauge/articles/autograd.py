@@ -9,6 +9,18 @@ N = 2**29
 """Elements of its tensors, of two bytes each: one GiB."""
 
 
+CASES = {
+    "1": "(x + 1) * (y + 1), no gradient",
+    "2": "(x + 1) * (y + 1), x and y need a gradient",
+    "3": "(x + 1) * (y + 1), x needs a gradient",
+    "4": "the same as an autograd.Function that keeps x and y",
+    "5": "1 / (1 + torch.exp(-x)) by hand",
+    "6": "torch.sigmoid(x)",
+    "7": "torch.sigmoid five times",
+}
+"""The article's cases, in words."""
+
+
 def held(case: str, peak: bool) -> float | None:
     """GiB beside the inputs and the result: until backward, or at the peak; None without PyTorch.
 

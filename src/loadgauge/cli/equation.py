@@ -53,10 +53,11 @@ def command(quantity: str, latex: bool, as_json: bool, **flags: Any) -> None:
     activations                          bytes a layer keeps for backward
     wire                                 bytes a rank sends for a layer
     states                               model states, bytes a parameter
-    bandwidth                            what tensor, pipeline and data parallelism need
+    bandwidth, traffic, collectives      what tensor, pipeline, data, context and expert parallelism need, and send
     bubble, checkpoints, amdahl          of a pipeline, the best number of, and the limit to speed
-    duration, gpus, utilisation          of a run
-    kv-cache                             bytes of keys and values
+    duration, gpus, utilisation, gamma   of a run; with a share of the layers run again
+    kv-cache, mask                       bytes of keys and values, and with the mask of the scores
+    padded-flash, longest                of batches whose sequences differ
 
     \b
     loadgauge equation activations --layer gpt --tp --sequence-parallel --recompute selective

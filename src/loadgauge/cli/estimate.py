@@ -17,6 +17,7 @@ from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.inference import fields as inference_fields
 from loadgauge.spec.job import Job
 from loadgauge.spec.memory_range import COUNTERS, Counter
+from loadgauge.units import share
 
 FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 
@@ -27,6 +28,8 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 @run_options
 @whole_run_options
 @inference_options
+@click.option("--mfu", metavar="SHARE", help="Model FLOPs utilisation to assume (40%), in place of the predicted one.")
+@click.option("--hfu", metavar="SHARE", help="The same with recomputation counted (50%).")
 @click.option(
     "--counter", type=click.Choice(COUNTERS),
     help="What this counter shows at the peak: torch.cuda.max_memory_allocated, active_bytes, max_memory_reserved, or the"
@@ -62,14 +65,16 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 )
 @click.option("--output", metavar="FILE", help="With --sweep: write the cells to a .csv, .json or .parquet file.")
 @click.option("--csv", "as_csv", is_flag=True, help="With --table or --sweep: CSV.")
-@click.option("--plot", "file", type=click.Path(), metavar="FILE", help="Draw the estimate: .svg, .png or .pdf.")
+@click.option(
+    "--plot", "file", type=click.Path(), metavar="FILE", help="Draw the estimate, or the --sweep: .svg, .png or .pdf."
+)
 @click.option(
     "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all on one sheet)."
 )
 def command(
     model: str | None, counter: Counter | None, allow_tight: bool, brief: bool | None, as_json: bool, part: str | None,
     at: When | None, table: TableName | None, sweeps: tuple[str, ...], output: str | None, as_csv: bool, file: str | None,
-    figure: str, task: str, **flags: Any,
+    figure: str, task: str, mfu: str | None, hfu: str | None, **flags: Any,
 ) -> int:  # fmt: skip
     """Estimate the memory of the fullest rank at its peak, FLOPs, time and cost of training MODEL.
 
@@ -91,6 +96,11 @@ def command(
     loadgauge estimate llama-3.1-70b --gpu h100-sxm5-80gb --task generate --context 4096 --batch 16 --tp 2
     """
     model = model_or_usage(model, flags)
+    for name, value in (("mfu", mfu), ("hfu", hfu)):
+        if value is not None:
+            if flags["measured"] is not None:
+                raise ConfigError("scales times too, as --measured and the other utilisation; give one", key=name)
+            flags["measured"] = f"{name}={share(value, name)}"
     of_inference = {name: flags.pop(name) for name in inference_fields()}
     if task != "train":
         others = {
@@ -108,14 +118,17 @@ def command(
     if brief and (as_json or part is not None):
         raise ConfigError(f"is the short text; {'--json' if as_json else '--explain'} is another answer", key="brief")
     answer = "--sweep" if sweeps else "" if table is None else "--table"
-    _consistent(answer, part, as_csv=as_csv, as_json=as_json, brief=brief, file=file, counter=counter)
+    if sweeps and figure != "all":
+        raise ConfigError("is of one estimate; a sweep has one figure", key="figure")
+    drawn = None if sweeps else file
+    _consistent(answer, part, as_csv=as_csv, as_json=as_json, brief=brief, file=drawn, counter=counter)
     if output is not None and not sweeps:
         raise ConfigError("goes with --sweep", key="output")
     if sweeps:
         if table is not None:
             raise ConfigError("is of one estimate; leave out --sweep", key="table")
         return _sweep(
-            Job(model=model, **flags), sweeps, output, as_csv=as_csv, as_json=as_json, allow_tight=allow_tight
+            Job(model=model, **flags), sweeps, output, file, as_csv=as_csv, as_json=as_json, allow_tight=allow_tight
         )
     given = resolve_job(Job(model=model, **flags))
     result = given.estimate()
@@ -205,8 +218,8 @@ def _table(result: Estimate, name: TableName, *, as_csv: bool, as_json: bool) ->
 
 
 def _sweep(
-    job: Job, texts: tuple[str, ...], output: str | None, *, as_csv: bool, as_json: bool, allow_tight: bool
-) -> int:
+    job: Job, texts: tuple[str, ...], output: str | None, file: str | None, *, as_csv: bool, as_json: bool, allow_tight: bool
+) -> int:  # fmt: skip
     """Estimates every cell and prints them; the exit code: 0 one fits, 1 none does, 2 no cell is a run."""
     from loadgauge.plan.sweep.estimates import CANNOT_TELL as UNTOLD
     from loadgauge.plan.sweep.estimates import columns, read_axes, swept
@@ -219,6 +232,12 @@ def _sweep(
     names = columns(list(axes))
     if output is not None:
         files.write(output, rows, names)
+    if file is not None:
+        from pathlib import Path
+
+        from loadgauge.plot.sweep import plot_sweep
+
+        plot_sweep(rows, axes, Path(file), job.command())
     if as_json:
         from loadgauge.report.table import document
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from loadgauge.errors import Error
 from loadgauge.optional_deps import needs_torch
 
 
@@ -25,7 +26,7 @@ class Shape(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command("saved")
-@click.argument("expression")
+@click.argument("expression", required=False)
 @click.option("--shape", type=Shape(), default="1024,1024", show_default=True, help="Of x, y and z [elements].")
 @click.option("--x", "x", type=Shape(), metavar="SIZES", help="Another shape for x.")
 @click.option("--y", "y", type=Shape(), metavar="SIZES", help="Another shape for y.")
@@ -34,23 +35,41 @@ class Shape(click.ParamType):  # type: ignore[type-arg]
     "--dtype", type=click.Choice(("float64", "float32", "bfloat16", "float16")), default="float32", show_default=True
 )
 @click.option("--constant", metavar="NAMES", default="", help="Which of x,y,z need no gradient.")
-@click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True)
+@click.option(
+    "--device",
+    type=click.Choice(("cpu", "cuda")),
+    default="cpu",
+    show_default=True,
+    help="Whose kernels decide what is kept (CUDA's dropout: a mask of a byte an element); cuda needs no GPU.",
+)
+@click.option(
+    "--cases", is_flag=True, help="The seven cases of article 5, instead of an expression: kept / peak in tensors."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes and elements.")
-def command(expression: str, as_json: bool, **given: Any) -> None:
-    """What does a PyTorch EXPRESSION of x, y, z, torch, nn and F keep for backward?
+def command(expression: str | None, cases: bool, as_json: bool, **given: Any) -> None:
+    """What does a PyTorch EXPRESSION of x, y, z, torch, nn and F keep for backward, and how much does it hold at once?
 
-    Every saved field of every node of the graph by its name, and which storage it lies in: memory is counted once,
-    however many fields share it. The expression is run as Python.
+    EXPRESSION may also be file.py:name, a function, module or autograd.Function of one to three tensors. Every saved field of
+    every node of the graph by its name, what made it, and which storage it lies in: memory is counted once, however many
+    fields share it. It is run as Python.
 
     \b
     loadgauge saved 'torch.nn.Sigmoid()(x)'
     loadgauge saved '(x + 1) * (y + 1)' --constant y
     loadgauge saved 'nn.Linear(1024, 4096)(F.silu(x) * y)' --dtype bfloat16
+    loadgauge saved 'F.dropout(x)' --device cuda --dtype float16
+    loadgauge saved my_functions.py:Product
+    loadgauge saved --cases
     """
     needs_torch("saved")
+    if cases == (expression is not None):
+        raise click.UsageError("give an EXPRESSION, or --cases.", click.get_current_context())
+    if expression is None:
+        _cases(as_json)
+        return
     import torch
 
-    from loadgauge.trace.expression import Inputs, saved_by_expression
+    from loadgauge.trace.expression import Inputs, held_by_expression, saved_by_expression
 
     inputs = Inputs(
         shape=given["shape"],
@@ -60,6 +79,10 @@ def command(expression: str, as_json: bool, **given: Any) -> None:
         device=given["device"],
     )
     saved = saved_by_expression(expression, inputs)
+    try:
+        held, why = held_by_expression(expression, inputs), ""
+    except Error as error:
+        held, why = None, str(error)
     if as_json:
         from loadgauge.report.table import document
 
@@ -69,6 +92,9 @@ def command(expression: str, as_json: bool, **given: Any) -> None:
                 "torch": str(torch.__version__),
                 "total": saved.total,
                 "beyond_result": saved.beyond_result,
+                "persistent": None if held is None else held.extra[0],
+                "peak": None if held is None else held.extra[1],
+                "of_one": inputs.of_one,
                 "of_parameters": saved.of_parameters,
                 "tensors": saved.tensors,
                 "storages": saved.storages,
@@ -78,4 +104,21 @@ def command(expression: str, as_json: bool, **given: Any) -> None:
     else:
         from loadgauge.report.saved import print_saved
 
-        print_saved(saved, str(torch.__version__))
+        print_saved(saved, str(torch.__version__), held, inputs.of_one, why)
+
+
+def _cases(as_json: bool) -> None:
+    """The seven cases of article 5."""
+    from loadgauge.articles.autograd import CASES, held
+
+    found = {case: (held(case, peak=False), held(case, peak=True)) for case in CASES}
+    if as_json:
+        from loadgauge.report.table import document
+
+        document({
+            "cases": [{"case": case, "what": CASES[case], "kept": kept, "peak": peak} for case, (kept, peak) in found.items()]
+        })  # fmt: skip
+        return
+    click.echo("Tensors beside the inputs and the result: kept until backward / most at once in forward\n")
+    for case, (kept, peak) in found.items():
+        click.echo(f"  {case}  {kept:g}/{peak:g}  {CASES[case]}")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from loadgauge.equation.equation import Equation
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.memory.recompute import checkpointed
@@ -39,6 +41,7 @@ LETTERS = {
     "F": "FLOPs of a step", "S": "seconds of a step, or of a run", "k": "key-value heads", "w": "width of a head",
 }  # fmt: skip
 OWN_LETTERS = {
+    "collectives": {"n": "ranks"},
     "longest": {"N": "longest length there is [tokens]", "n": "lengths that are drawn"}, "gamma": {"v": "vocabulary"},
 }  # fmt: skip
 """Letters that stand for something else in one quantity."""
@@ -146,6 +149,26 @@ def _padded_flash() -> list[Part]:
     ]
 
 
+def _mask() -> list[Part]:
+    import sympy
+
+    kept = sympy.expand(_gpt(kernels=msgspec.structs.replace(PAPER, scores_mask=True)).saved())
+    return [("bytes a layer keeps where the mask of its scores is kept too, a byte each", kept, "byte")]
+
+
+def _collectives() -> list[Part]:
+    import sympy
+
+    (n,) = _letters("n")
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    parts: list[Part] = [
+        (f"bytes that one of n ranks sends, over the bytes of the whole tensor: {kind.replace('_', '-')}",
+         Collective(kind, "dp", sympy.Integer(1), n).wire, "times")
+        for kind in kinds
+    ]  # fmt: skip
+    return [*parts, ("the same of broadcast, and of sending and receiving", sympy.Integer(1), "times")]
+
+
 def _longest() -> list[Part]:
     import sympy
 
@@ -250,6 +273,8 @@ FORMS: dict[str, tuple[Callable[[], list[Part]], tuple[str, ...], tuple[str, ...
     "padded-flash": (
         _padded_flash, ("a GPT layer with fused attention that drops probabilities itself",), ("dao2022", "padfree2024"),
     ),
+    "mask": (_mask, ("a GPT layer that writes its scores out",), ("korthikanti2022",)),
+    "collectives": (_collectives, ("a ring",), ("nccl-tests",)),
     "longest": (_longest, ("lengths that are drawn one by one, whatever the others are",), ("padfree2024",)),
     "bubble": (_bubble, ("stages that take equally long",), ("narayanan2021",)),
     "checkpoints": (

@@ -14,6 +14,7 @@ from loadgauge.package_data import read_data
 from loadgauge.spec.hardware import Cluster, Gpu
 from loadgauge.spec.inference import Inference
 from loadgauge.spec.model import Attention, LatentAttention, ModelSpec
+from loadgauge.spec.software import bounds, factor
 
 NOT_COUNTED = (
     "a server: queues, prompts that come while others generate, paged blocks, prefix caches, speculative decoding, sampling",
@@ -74,6 +75,15 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         made = self.asked.replicas * self.asked.attentions * self.asked.batch * self.asked.answer
         return self.price * self.gpus * whole / 3600 / made * 1e6
 
+    @property
+    def first_range(self) -> tuple[float, float]:
+        """Factors on the seconds of the prompts' pass: of a first token in a server; of a score, those of a training step."""
+        if self.asked.task == "generate":
+            return known_range().first_low, known_range().first_high
+        found = factor(experts=self.model.has_experts)
+        low, high = bounds(found)
+        return found.factor * low, found.factor * high
+
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `estimate --task --json`: bytes, seconds, FLOP."""
         asked, known = self.asked, known_range()
@@ -85,7 +95,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             "not_counted": list(NOT_COUNTED),
         }
         for name, one, factors in (
-            ("first", self.first, (known.first_low, known.first_high)),
+            ("first", self.first, self.first_range),
             ("token", self.last, (known.token_low, known.token_high)),
         ):
             if one is not None:

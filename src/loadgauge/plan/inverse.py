@@ -27,6 +27,10 @@ STEP = 1024
 """Tokens that a sequence length is found to."""
 NICS = (25, 50, 100, 200, 400, 800, 1600, 3200)
 """Gbit/s of network adapters that are sold, per GPU."""
+LINKS = (32, 64, 100, 200, 300, 450, 900)
+"""GB/s of links inside a node that are sold, per GPU and direction: PCIe 4 and 5, NVLink from the P100 to Blackwell."""
+MOST_BATCH = 2**16
+"""Sequences of the largest batch that is tried."""
 
 
 Progress = Callable[[str], None]
@@ -244,37 +248,91 @@ def smallest_nic(
     """
     if len(case.cluster.links) < 2:
         raise ConfigError("the GPUs are all in one domain, and need no adapter", key="find")
+    speeds = [(f"{gigabits} Gbit/s", gigabits * 1e9 / 8) for gigabits in NICS]
+    return _slowest_link(case, -1, "adapter", speeds, share, objective, margin, progress)
+
+
+def smallest_link(
+    case: Case, share: float, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet
+) -> Answer:
+    """Find the slowest link inside a node with which exposed communication takes at most `share` of the step; as `smallest_nic`."""
+    if case.cluster.links[0].domain < 2:
+        raise ConfigError("each GPU is a node of its own, without a link inside", key="find")
+    speeds = [(f"{gigabytes} GB/s", gigabytes * 1e9) for gigabytes in LINKS]
+    return _slowest_link(case, 0, "link", speeds, share, objective, margin, progress)
+
+
+def _slowest_link(
+    case: Case, place: int, what: str, speeds: Sequence[tuple[str, float]], share: float, objective: Objective, margin: float,
+    progress: Progress,
+) -> Answer:  # fmt: skip
+    """Tries speeds of the link at `place`, the slowest first."""
     best = None
-    for gigabits in NICS:
-        progress(f"{gigabits} Gbit/s")
-        links = (
-            *case.cluster.links[:-1],
-            msgspec.structs.replace(case.cluster.links[-1], bandwidth=gigabits * 1e9 / 8),
-        )
-        slower = msgspec.structs.replace(case, cluster=msgspec.structs.replace(case.cluster, links=links))
+    for words, bandwidth in speeds:
+        progress(words)
+        links = list(case.cluster.links)
+        links[place] = msgspec.structs.replace(links[place], bandwidth=bandwidth)
+        slower = msgspec.structs.replace(case, cluster=msgspec.structs.replace(case.cluster, links=tuple(links)))
         best = best_of(slower, objective, margin)
         if best is not None and exposed(best) <= share:
-            words = f"{gigabits} Gbit/s for each GPU keep exposed communication at {exposed(best):.1%} of the step"
-            return Answer(f"the smallest adapter: {words}", gigabits * 1e9 / 8, best)
+            kept = f"{words} for each GPU keep exposed communication at {exposed(best):.1%} of the step"
+            return Answer(f"the smallest {what}: {kept}", bandwidth, best)
         if best is None:
-            break  # no adapter makes room
+            break  # no link makes room
     if best is None:
         where = f"{case.space.gpus} x {case.cluster.gpu.name}"
-        raise NothingFits(f"no layout of {case.space.model.name} fits {where}, whatever the adapter")
+        raise NothingFits(f"no layout of {case.space.model.name} fits {where}, whatever the {what}")
     raise NothingFits(
-        f"not even {NICS[-1]} Gbit/s for each GPU keep exposed communication under {100 * share:g}% of the step: with the best"
-        f" layout it is {exposed(best):.1%}; {_dominant(best)}"
+        f"not even {speeds[-1][0]} for each GPU keep exposed communication under {100 * share:g}% of the step: with the best"
+        f" layout it is {exposed(best):.1%}; {_dominant(best, what)}"
     )
 
 
-def _dominant(best: Estimate) -> str:
+def smallest_batch(
+    case: Case, share: float, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet
+) -> Answer:
+    """Find the smallest global batch, of powers of two times the GPUs' divisors, that keeps exposed communication and idle time
+    under `share` of the step. Raises `NothingFits` where none does, with the cause."""
+    gpus, best, batch = case.space.gpus, None, 1
+    odd = gpus // (gpus & -gpus)
+    while batch <= MOST_BATCH:
+        for size in sorted({batch, batch * odd}):
+            progress(f"{size} sequences")
+            found = best_of(reopen(case, global_batch=size), objective, margin)
+            if found is None:
+                continue
+            best = found
+            lost = _lost(found)
+            if lost <= share:
+                words = f"{size:,} sequences: {lost:.1%} of the step is communication in the open, or waiting"
+                return Answer(f"the smallest global batch: {words}", size, found)
+        batch *= 2
+    if best is None:
+        raise NothingFits(
+            f"no layout of {case.space.model.name} fits {gpus} x {case.cluster.gpu.name}, whatever the batch"
+        )
+    raise NothingFits(
+        f"no batch up to {MOST_BATCH:,} keeps communication and waiting under {100 * share:g}% of the step: with the best layout"
+        f" it is {_lost(best):.1%}; {_dominant(best, 'batch')}"
+    )
+
+
+def _lost(best: Estimate) -> float:
+    """Communication in the open, and the pipeline's bubble, as a share of the step."""
+    assert best.time is not None
+    return exposed(best) + best.time.parts["bubble"] / best.time.step
+
+
+def _dominant(best: Estimate, changed: str = "adapter") -> str:
     """What takes the most of a step of all communication that nothing hides, and over which link, in words."""
     assert best.time is not None
     parts = best.time.parts
     component = max(COMMUNICATION, key=parts.__getitem__)
     rows = [row for row in best.network if row.lane == component]
     outer, inner = (sum(row.exposed_seconds for row in rows if row.link == link) for link in ("outer", "inner"))
-    why = "over the network, latency included" if outer > inner else "inside a node, where no adapter changes it"
+    there = "over the network" if outer > inner else "inside a node"
+    helps = (changed == "adapter") == (outer > inner)
+    why = f"{there}, latency included" if helps or changed == "batch" else f"{there}, where no {changed} changes it"
     return f"most of it is {component}, {parts[component] / best.time.step:.1%} of the step, {why}"
 
 

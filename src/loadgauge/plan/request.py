@@ -29,8 +29,14 @@ from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.model import ModelSpec, Moe
 from loadgauge.units import GIB
 
-Find = Literal["seq-len", "micro-batch", "gpus", "gpu", "nic", "model"]
-FINDS = {"seq-len": ("seq_len", "lengths"), "micro-batch": ("micro_batch", "lengths"), "nic": ("nic_bandwidth",)}
+Find = Literal["seq-len", "micro-batch", "batch", "gpus", "gpu", "nic", "link", "model", "days", "tokens"]
+FINDS = {
+    "seq-len": ("seq_len", "lengths"),
+    "micro-batch": ("micro_batch", "lengths"),
+    "nic": ("nic_bandwidth",),
+    "link": ("link_bandwidth",),
+    "batch": ("global_batch",),
+}
 """What `find` looks for, and the fields that would state it already."""
 OPEN_AXES = tuple(field.name for field in msgspec.structs.fields(Space) if isinstance(field.default, tuple))
 """Fields of a job that the search tries all values of, unless they are locked."""
@@ -38,6 +44,8 @@ JOB_FIELDS = tuple(name for name in fields() if name not in ("model", "measured"
 """Fields of a job that a plan may be asked with."""
 RANKING = ("objective", "margin", "price")
 """Questions that decide which layout is the best; the others are about what is shown."""
+USUAL_BATCH = 2**22
+"""Tokens of a step of a whole run, where none is said: those of GPT-3's and LLaMA's largest, to the next power of two."""
 MOST_GPUS = 1024
 """Most GPUs of a search for the fewest, where no number is given."""
 FLAGS = "flags"
@@ -75,11 +83,19 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     top: Annotated[int, _question("whole", "How many layouts to print (5).", low=1, high=100)] = 5
     find: Annotated[Find | None, _question(
         "choice",
-        "The inverse question: the longest sequence, the largest micro-batch, the fewest GPUs, the cheapest kind of GPU"
-        " (--prices), the slowest sufficient network adapter (--exposed), the largest model (MODEL: any, or a prefix of"
-        " names).",
+        "The inverse question: the longest sequence, the largest micro-batch, the smallest global batch (--exposed), the fewest"
+        " GPUs (by a date with --tokens and --days), the cheapest kind of GPU (--prices), the slowest sufficient network adapter"
+        " or link inside a node (--exposed), the largest model (MODEL: any, or a prefix of names), the days of --tokens, the"
+        " tokens of --days.",
         choices=get_args(Find),
     )] = None
+    tokens: Annotated[str | None, _question(
+        "count", "Tokens of the whole run: with --days, how many GPUs finish it in time.", metavar="300B")] = None
+    days: Annotated[float | None, _question("positive", "Days that the whole run may take.", metavar="DAYS")] = None
+    mfu: Annotated[str | None, _question(
+        "text", "Model FLOPs utilisation to assume for --tokens and --days, in place of the predicted one.", metavar="40%")] = None
+    hfu: Annotated[str | None, _question(
+        "text", "The same with recomputation counted.", metavar="50%")] = None
     exposed: Annotated[float | None, _question(
         "positive", "Largest share of the step for exposed communication (0.1).", metavar="SHARE", needs="find")] = None
     prices: Annotated[str | None, _question(
@@ -129,9 +145,43 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
             from loadgauge.formats.dialects import dialect  # only then are dialects read
 
             asked["export"] = dialect(asked["export"]).name
+        if asked.get("tokens") is not None and asked.get("days") is not None:
+            asked.setdefault("find", "gpus")
         request = cls(job=Job.of(model, job), locks=locks, **asked)
         request._check()
         return request
+
+    def _check_dates(self) -> None:
+        """Refuses tokens, days and utilisation where they answer nothing."""
+        given = {name for name in ("tokens", "days") if getattr(self, name) is not None}
+        wanted = {"days": {"tokens"}, "tokens": {"days"}, "gpus": {"tokens", "days"} if given else set()}.get(
+            self.find or "", set()
+        )
+        for name in sorted(wanted - given):
+            raise ConfigError(f"is needed by --find {self.find}", key=name)
+        for name in sorted(given - wanted):
+            other = {"tokens": "days", "days": "tokens"}[name]
+            hint = (
+                f" (--find gpus needs --{other} too; --find {other} answers with it)"
+                if self.find in (None, "gpus")
+                else ""
+            )
+            raise ConfigError(
+                f"says nothing to --find {self.find}{hint}" if self.find else f"goes with --{other}{hint}", key=name
+            )
+        if self.mfu is not None and self.hfu is not None:
+            raise ConfigError("is another way to say --mfu; give one of them", key="hfu")
+        if not given:
+            for name in ("mfu", "hfu"):
+                if getattr(self, name) is not None:
+                    raise ConfigError("goes with --tokens or --days", key=name)
+        if self.find in ("days", "tokens") and not self.gpus:
+            raise ConfigError(f"is needed by --find {self.find}", key="gpus")
+
+    @property
+    def dated(self) -> bool:
+        """Whether a whole run is asked about."""
+        return self.tokens is not None or self.days is not None
 
     @property
     def margin_bytes(self) -> float:
@@ -143,9 +193,10 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         find = self.find
         if find == "gpu" and self.prices is None:
             raise ConfigError("goes with --prices GPU=2.5,GPU=1.8", key="find")
-        for name, needs in (("exposed", "nic"), ("prices", "gpu")):
-            if getattr(self, name) is not None and find != needs:
-                raise ConfigError(f"goes with --find {needs}", key=name)
+        for name, needs in (("exposed", ("nic", "link", "batch")), ("prices", ("gpu",))):
+            if getattr(self, name) is not None and find not in needs:
+                raise ConfigError(f"goes with --find {' or '.join(needs)}", key=name)
+        self._check_dates()
         for name in FINDS.get(find or "", ()):
             if name in self.locks or getattr(self.job, name) is not None:
                 raise ConfigError(f"is what --find {find} asks for", key=name)
@@ -254,6 +305,9 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     job, locks, sizes = request.job, request.locks, request.gpus
     if not sizes and request.find == "gpus":
         sizes = (MOST_GPUS,)
+    usual_batch = ""
+    if request.dated and job.global_batch is None and not asks_for_files(job):
+        job, usual_batch = _with_usual_batch(job)
     if request.find == "model":
         job = job.replace(model=models_named(job.model)[0])
     layers, assumed_framework = job.stage_layers, None
@@ -297,9 +351,18 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     hidden = {f"--{name.replace('_', '-')}" for name in OPEN_AXES}
     hidden |= {"seq-len": {"--seq-len"}, "micro-batch": {"--global-batch"}}.get(request.find or "", set())
     assumed = {flag: value for flag, value in setup.assumed.items() if flag not in hidden}
+    if usual_batch:
+        assumed["--global-batch"] = usual_batch
     if assumed_framework is not None:
         assumed["--framework"] = assumed_framework
     return msgspec.structs.replace(setup, assumed=assumed), searches
+
+
+def _with_usual_batch(job: Job) -> tuple[Job, str]:
+    """The job with the batch of a long run, and what is said of it."""
+    seq_len = resolve_job(job.replace(gpus=None, cp_comm=None)).layout.seq_len
+    batch = max(1, USUAL_BATCH // seq_len)
+    return job.replace(global_batch=batch), f"{batch} (about {USUAL_BATCH // 2**20} M tokens, as GPT-3's and LLaMA's)"
 
 
 def file_estimate(request: PlanRequest) -> Estimate | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,22 +48,36 @@ def plot(given: Setup, result: Estimate, file: Path, figure: str = "all") -> Non
 
     Raises `ConfigError` for another ending, a figure that this estimate lacks, or a missing matplotlib.
     """
-    if file.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"{file}: a figure is written as {', '.join(ENDINGS)}")
     if figure in TIMED and result.time is None:
         raise ConfigError(f"the figure '{figure}' needs a time: give --gpu, and links that are known")
+    with new_figure(file) as make:
+        write(_sheet(make, result) if figure == "all" else _single(make, result, figure), file)
+
+
+@contextmanager
+def new_figure(file: Path, size: tuple[float, float] | None = None) -> Iterator[Any]:
+    """Yield matplotlib's class of figures, or a figure of a size [inches], in the style of all of them.
+
+    Raises `ConfigError` where the file has another ending than `ENDINGS`, or matplotlib is missing.
+    """
+    if file.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"{file}: a figure is written as {', '.join(ENDINGS)}")
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError("figures need matplotlib: pip install 'loadgauge[plot]'") from None
     with matplotlib.rc_context(STYLE):
-        drawn = _sheet(Figure, result) if figure == "all" else _single(Figure, result, figure)
-        try:
-            # No date: the same run is the same file.
-            drawn.savefig(file, dpi=160, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
-        except OSError as error:
-            raise ConfigError(f"{file}: {error.strerror}") from None
+        yield Figure if size is None else Figure(figsize=size, layout="constrained")
+
+
+def write(figure: Any, file: Path) -> None:
+    """Write a figure. Raises `ConfigError` where the file cannot be written."""
+    try:
+        # No date: the same run is the same file.
+        figure.savefig(file, dpi=160, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
 
 
 def _single(figure_of: Any, result: Estimate, name: str) -> Any:

@@ -62,8 +62,8 @@ def report(answer: Answer, assumed: Mapping[str, str]) -> None:
     heading(target, "Not counted: this is no planner of serving")
     points(target, NOT_COUNTED)
     if answer.first is not None:
-        known = known_range()
-        points(target, [f"Range of times: {known.source}."])
+        source = known_range().source if asked.task == "generate" else "that of training steps, whose kernels these are"
+        points(target, [f"Range of times: {source}."])
 
 
 def _largest(answer: Answer) -> list[str]:
@@ -87,7 +87,8 @@ def _headline(answer: Answer) -> list[str]:
     if answer.first is None:
         return [f"No times: {answer.untimed}."]
     took = answer.first.seconds
-    spread = f"{seconds(took * known.first_low)} to {seconds(took * known.first_high)}"
+    low, high = answer.first_range
+    spread = f"{seconds(took * low)} to {seconds(took * high)}"
     if answer.asked.task == "forward":
         tokens = answer.asked.batch * answer.asked.prompt * answer.asked.replicas * answer.asked.attentions
         return [f"A forward pass: {seconds(took)} ({spread}), {tokens / took:,.0f} tokens/s."]

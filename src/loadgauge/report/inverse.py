@@ -9,17 +9,19 @@ import msgspec
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import find_model
 from loadgauge.plan import inverse
+from loadgauge.plan.deadline import Pace, Sized, days_of, gpus_by_date, tokens_of
 from loadgauge.plan.inverse import Answer
 from loadgauge.plan.request import PlanRequest, models_named
 from loadgauge.plan.request import cases as planned_cases
 from loadgauge.plan.search import Case
 from loadgauge.report.plan import assumptions, table
 from loadgauge.report.progress import clear, say
+from loadgauge.report.setup import layout_words
 from loadgauge.report.table import Column, console, document, draw, heading, points
 from loadgauge.resolve.reproduce import completer, documented, layout_flags, show_command
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.job import Job
-from loadgauge.units import in_gib
+from loadgauge.units import in_gib, parse_count, seconds, share
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +34,7 @@ def answer(request: PlanRequest, *, as_json: bool) -> int:
     """Answer an inverse question (`find`), print it, and return exit code 0. Raises `NothingFits` without an answer."""
     setup, cases = planned_cases(request)
     left_out: list[str] = []
+    beside: tuple[Sized, ...] = ()
     try:
         if request.find == "gpu":
 
@@ -40,13 +43,21 @@ def answer(request: PlanRequest, *, as_json: bool) -> int:
                 return planned_cases(msgspec.structs.replace(request, job=there))[1]
 
             answers, left_out = inverse.cheapest_gpu(on, request.gpu_prices, request.margin_bytes, say)
+        elif request.dated:
+            answers, beside = _by_date(request, cases[-1])
         else:
             answers = [_answer(request, setup, cases[-1])]
     finally:
         clear()
     if as_json:
         documents = [_document(setup, answer) for answer in answers]
-        document({"answers": documents, "left_out": left_out, "assumed": setup.assumed})
+        sizes = [
+            {"gpus": one.gpus, "fits": one.best is not None, "days": None if one.best is None else one.days,
+             "flags": None if one.best is None else layout_flags(one.best)}
+            for one in beside
+        ]  # fmt: skip
+        more = {"sizes": sizes} if sizes else {}
+        document({"answers": documents, **more, "left_out": left_out, "assumed": setup.assumed})
         return 0
     target = console()
     for answer in answers:
@@ -58,6 +69,8 @@ def answer(request: PlanRequest, *, as_json: bool) -> int:
         show_command(target, completer(_job(setup, answer.best))(answer.best).command())
     if answers[0].curve:
         _curve(target, answers[0].curve)
+    if beside:
+        _beside(target, beside, answers[0].value)
     if left_out:
         heading(target, "Left out")
         points(target, left_out)
@@ -108,6 +121,43 @@ def _curve(target: Console, curve: tuple[Estimate, ...]) -> None:
     draw(target, columns, rows, "Memory and speed against the micro-batch, each with its best layout")
 
 
+def _by_date(request: PlanRequest, case: Case) -> tuple[list[Answer], tuple[Sized, ...]]:
+    """The answer about a whole run, and the sizes beside it."""
+    assumed = request.mfu or request.hfu
+    key = "mfu" if request.mfu else "hfu"
+    pace = Pace(None if assumed is None else share(assumed, key), hardware=request.mfu is None)
+    objective, margin = request.objective, request.margin_bytes
+    tokens = None if request.tokens is None else parse_count(request.tokens, "tokens")
+    if request.find == "days":
+        assert tokens is not None
+        return [days_of(case, tokens, pace, objective, margin)], ()
+    assert request.days is not None
+    if request.find == "tokens":
+        return [tokens_of(case, request.days, pace, objective, margin)], ()
+    assert tokens is not None
+    most = case.space.gpus if request.gpus else 10**6
+    return [
+        (found := gpus_by_date(case, tokens, request.days, pace, objective, margin, say, most)).answer
+    ], found.beside
+
+
+def _beside(target: Console, sizes: tuple[Sized, ...], chosen: int) -> None:
+    """Days on the sizes beside the answer."""
+    columns = [Column("GPUs", "right"), Column("days", "right"), Column("step", "right"), Column("MFU", "right"),
+               Column("layout", wrap=True)]  # fmt: skip
+    rows = []
+    for one in sizes:
+        if one.best is None or one.best.time is None:
+            rows.append([f"{one.gpus:,}", "-", "-", "-", "no layout is valid and fits"])
+            continue
+        time = one.best.time
+        rows.append(
+            [f"{one.gpus:,}", f"{one.days:,.1f}", seconds(time.step), f"{time.mfu:.1%}", layout_words(one.best.layout)]
+        )
+    strong = [index for index, one in enumerate(sizes) if one.gpus == chosen]
+    draw(target, columns, rows, "Sizes beside it, each with its best layout", strong)
+
+
 def _answer(request: PlanRequest, setup: Setup, case: Case) -> Answer:
     objective, margin = request.objective, request.margin_bytes
     if request.find == "seq-len":
@@ -118,5 +168,9 @@ def _answer(request: PlanRequest, setup: Setup, case: Case) -> Answer:
         return inverse.fewest_gpus(case, objective, margin, say)
     if request.find == "nic":
         return inverse.smallest_nic(case, request.exposed or SHARE, objective, margin, say)
+    if request.find == "link":
+        return inverse.smallest_link(case, request.exposed or SHARE, objective, margin, say)
+    if request.find == "batch":
+        return inverse.smallest_batch(case, request.exposed or SHARE, objective, margin, say)
     models = [find_model(name) for name in models_named(request.job.model)]
     return inverse.largest_model(case, models, objective, margin, say)

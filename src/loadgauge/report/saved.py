@@ -7,22 +7,34 @@ from typing import TYPE_CHECKING
 from loadgauge.report.table import Column, console, draw, points
 
 if TYPE_CHECKING:
+    from loadgauge.trace.call import Call
     from loadgauge.trace.saved import Saved
 
 
-def print_saved(saved: Saved, torch_version: str) -> None:
-    """Print the tensors that are kept, their storages and bytes. `torch_version`: the PyTorch that kept them."""
+def print_saved(saved: Saved, torch_version: str, held: Call | None = None, unit: int = 0, why: str = "") -> None:
+    """Print the tensors that are kept, their storages and bytes. `torch_version`: the PyTorch that kept them.
+
+    held: what was alive in forward; unit: bytes of x; why: there is none of it
+    """
     target = console()
     beside = [storage for storage in saved.storages if storage.owner in ("", "result")]
     several = f"{len(beside)} storage{'' if len(beside) == 1 else 's'}"
     target.print(f"KEPT  {saved.total:,} bytes in {several}, beside inputs and parameters")
+    if held is not None:
+        persistent, peak = held.extra
+        share = f" ({persistent / unit:.4g} / {peak / unit:.4g} of x)" if unit else ""
+        target.print(
+            f"HELD  {persistent:,} bytes until backward, {peak:,} at once in forward{share}, beside inputs and result"
+        )
     rows = [
         [
             f"{tensor.node}.{tensor.field}",
             "x".join(str(size) for size in tensor.shape) or "scalar",
             tensor.dtype,
             f"{tensor.nbytes:,}",
-            f"{tensor.storage}: {tensor.owner}" if tensor.owner else f"{tensor.storage}",
+            f"{tensor.storage}: {tensor.owner or tensor.made_by}"
+            if tensor.owner or tensor.made_by
+            else f"{tensor.storage}",
         ]
         for tensor in saved.tensors
     ]
@@ -33,7 +45,7 @@ def print_saved(saved: Saved, torch_version: str) -> None:
         target.print()
         draw(target, columns, rows)
     target.print()
-    notes = []
+    notes = [f"no peak: {why}"] if why else []
     if any(storage.owner == "result" for storage in beside):
         notes.append(f"without the result, which its reader holds anyway: {saved.beyond_result:,} bytes")
     if saved.of_parameters:

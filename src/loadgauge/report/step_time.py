@@ -9,7 +9,7 @@ from loadgauge.estimate.result import Estimate, Time
 from loadgauge.report.table import Column, bar, draw, heading, points
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.calibration import efficiencies
-from loadgauge.units import count, seconds
+from loadgauge.units import count, days_words, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +67,7 @@ def basis(result: Estimate) -> str:
     assert result.time is not None
     assert result.gpu is not None
     if result.time.scale != 1.0:
-        return f"Rescaled by your measured run: predicted times are multiplied by {result.time.scale:.3f}."
+        return f"Rescaled to what you measured or assume: predicted times are multiplied by {result.time.scale:.3f}."
     calibration = efficiencies(result.gpu)
     if calibration.basis == "assumed":
         return f"Kernels are assumed ({calibration.how}), so the range is wide."
@@ -79,7 +79,7 @@ def basis(result: Estimate) -> str:
 def whole_run(target: Console, budget: Budget) -> None:
     """Print days, GPU-hours, cost and energy of the whole run."""
     heading(target, f"The whole run, {count(budget.tokens)} tokens")
-    lines = [f"{budget.days:,.1f} days: {budget.steps:,.0f} steps, {budget.gpu_hours:,.0f} GPU-hours"]
+    lines = [f"{days_words(budget.days)}: {budget.steps:,.0f} steps, {budget.gpu_hours:,.0f} GPU-hours"]
     if budget.cost is not None:
         lines.append(f"cost: {budget.cost:,.0f} at {budget.price:g} per GPU-hour (in your currency)")
     if budget.kilowatt_hours is not None:

@@ -21,7 +21,7 @@ from loadgauge.units import seconds as duration
 if TYPE_CHECKING:
     from rich.console import Console
 
-MOST_ROWS, MOST_REASONS = 40, 12
+MOST_ROWS, MOST_REASONS, MOST_CELLS = 40, 12, 200
 INPUTS = ("gpu", "nic_bandwidth", "link_bandwidth", "seq_len", "global_batch", "precision", "framework", "optimizer")
 """Inputs with a column in the table where they differ from cell to cell."""
 
@@ -119,6 +119,8 @@ def show(
     target = console()
     if best:
         _table(target, rows, best)
+    if len(rows) > len(best):
+        _every(target, rows)
     _reasons(target, [row for row in rows if row["code"] == 1], "Nothing fits", len(rows))
     _reasons(target, [row for row in rows if row["code"] == 2], "Failed", len(rows))
     before = f" ({resumed:,} planned before)" if resumed else ""
@@ -185,6 +187,26 @@ def _table(target: Console, rows: Sequence[Row], best: Sequence[Row]) -> None:
     draw(target, columns, lines, f"The {word if len(objectives) == 1 else 'best'} cell for each model and size")
     if len(best) > MOST_ROWS:
         points(target, [f"and {len(best) - MOST_ROWS:,} more"], "", style="dim")
+
+
+def _every(target: Console, rows: Sequence[Row]) -> None:
+    """Every cell on a line: what is varied in it, and its best layout or what became of it."""
+    varied = [name for name in INPUTS if len({row.get(name) for row in rows}) > 1]
+    columns = [
+        *(Column(name.replace("_", " "), wrap=True) for name in varied), Column("GiB", "right"), Column("step", "right"),
+        Column("tokens/s/GPU", "right"), Column("MFU", "right", rank=1), Column("best layout", wrap=True, wide=True),
+    ]  # fmt: skip
+    lines = []
+    for row in rows[:MOST_CELLS]:
+        cell = [_shown(row.get(name)) for name in varied]
+        if row["code"] != 0:
+            lines.append([*cell, "", "", "", "", {1: "nothing fits"}.get(row["code"], "failed")])
+            continue
+        numbers = [in_gib(row["memory_total"], 1), duration(row["step"]), f"{row['tokens_per_second_per_gpu']:,.0f}"]
+        lines.append([*cell, *numbers, f"{row['mfu']:.1%}", row["layout"]])
+    draw(target, columns, lines, "Every cell")
+    if len(rows) > MOST_CELLS:
+        points(target, [f"and {len(rows) - MOST_CELLS:,} more, in the file"], "", style="dim")
 
 
 def _shown(value: Any) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.result import Time
 from loadgauge.spec.job import WHOLE_RUN, Job
-from loadgauge.units import parse
+from loadgauge.units import parse, share
 
-MEASURES = ("step", "tokens_per_second_per_gpu", "mfu", "tflops")
+MEASURES = ("step", "tokens_per_second_per_gpu", "mfu", "hfu", "tflops")
+SHARES = ("mfu", "hfu")
 
 
 def scale(job: Job, predict: Callable[[Job], Time | None]) -> float:
@@ -25,7 +26,10 @@ def scale(job: Job, predict: Callable[[Job], Time | None]) -> float:
     if time is None:
         raise ConfigError("there is no predicted time to compare a measured one with", key="measured")
     try:
-        value, unit = (float(text), "") if text[-1:].isdigit() else parse(text)
+        if name in SHARES:
+            value, unit = share(text, "measured"), ""
+        else:
+            value, unit = (float(text), "") if text[-1:].isdigit() else parse(text)
     except ValueError:
         raise ConfigError(f"cannot read {text!r}", key="measured") from None
     if not 0 < value < float("inf") or unit not in ("", "second") or (unit == "second") != (name == "step"):
@@ -34,6 +38,7 @@ def scale(job: Job, predict: Callable[[Job], Time | None]) -> float:
         "step": time.step,
         "tokens_per_second_per_gpu": time.tokens_per_second_per_gpu,
         "mfu": time.mfu,
+        "hfu": time.hfu,
         "tflops": time.model_flops_per_gpu / 1e12,
     }[name]
     return value / predicted if name == "step" else predicted / value

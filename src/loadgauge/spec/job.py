@@ -479,7 +479,7 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
         str | None,
         _field(
             "text", "cluster",
-            "A measured run of your own (step, mfu, tflops or tokens_per_second_per_gpu), followed by the flags in which"
+            "A measured run of your own (step, mfu, hfu, tflops or tokens_per_second_per_gpu), followed by the flags in which"
             " it differed, after commas; predicted times are rescaled by it.",
             metavar="step=12.3s", needs="gpu",
         ),

@@ -19,7 +19,8 @@ from loadgauge.trace.record.allocations import dtype_name
 class SavedTensor(msgspec.Struct, frozen=True):
     """A tensor kept for backward. `nbytes` are the bytes of `shape` [elements]; `storage_nbytes` what it holds in
     memory: a view holds the whole of its storage. `owner` says what else holds the storage: an input, a parameter, the
-    result, or that it is a plain `number` of the program, on the host; nothing else holds it where it is "".
+    result, or that it is a plain `number` of the program, on the host; nothing else holds it where it is "". `made_by`: the part
+    of an expression that made it.
     """
 
     node: str
@@ -31,6 +32,7 @@ class SavedTensor(msgspec.Struct, frozen=True):
     storage_nbytes: int
     owner: str = ""
     module: str = ""
+    made_by: str = ""
 
     @classmethod
     def of(
@@ -132,9 +134,13 @@ def record_saved() -> Iterator[list[weakref.ref[_Packed]]]:
 
 
 def saved_by(
-    result: Any, owners: Mapping[int, str] | None = None, packed: Sequence[weakref.ref[_Packed]] = ()
+    result: Any,
+    owners: Mapping[int, str] | None = None,
+    packed: Sequence[weakref.ref[_Packed]] = (),
+    made: Mapping[int, str] | None = None,
 ) -> Saved:
-    """What an existing result keeps for backward. `owners` names storages by `key`.
+    """What an existing result keeps for backward. `owners` names storages by `key`; `made`: the parts of an expression that
+    made them.
 
     Raises ConfigError where backward has freed the graph.
     """
@@ -149,7 +155,9 @@ def saved_by(
 
     def keep(tensor: torch.Tensor, node: str, field: str) -> None:
         storage = numbers.setdefault(key(tensor), len(numbers) + 1)
-        tensors.append(SavedTensor.of(tensor, node, field, storage, owner_of.get(key(tensor), "")))
+        one = SavedTensor.of(tensor, node, field, storage, owner_of.get(key(tensor), ""))
+        source = "" if one.owner else (made or {}).get(key(tensor), "")
+        tensors.append(msgspec.structs.replace(one, made_by=source) if source else one)
 
     for node in sorted(nodes(outputs), key=_order):
         for field in fields(node):
