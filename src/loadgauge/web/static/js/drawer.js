@@ -68,7 +68,7 @@ function reasoned(found) {
     const noted = found.steps.some((step) => step.note);
     const whole = found.steps.reduce((sum, step) => sum + step.value, 0);
     parts.push(section(t("explain.steps"), table({
-      columns: [{ text: t("what"), words: true }, ...(noted ? [{ text: t("explain.often") }] : []), { text: "" }, { text: t("share.of") }],
+      columns: [{ text: t("what"), words: true }, ...(noted ? [{ text: t("explain.often") }] : []), { text: t(found.steps[0].unit === "s" ? "time" : "size") }, { text: t("share.of") }],
       rows: [...found.steps.map((step) => [name(step), ...(noted ? [readable(term(step.note))] : []), cell(step), whole ? `${fixed((100 * step.value) / whole, 1)}%` : ""]), [h("strong", {}, t("total")), ...(noted ? [""] : []), h("strong", {}, amount(whole, found.steps[0].unit)), ""]],
     })));
   }
@@ -114,7 +114,7 @@ function told(found) {
   }
   if (found.tensors?.length) {
     const title = t("explain.tensors", { count: found.tensors.length });
-    parts.push(section(title, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, table({
+    parts.push(section(title, h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": title }, table({
       columns: [{ text: t("tensor"), words: true }, { text: t("elements") }, { text: t("itemsize") }, { text: t("size") }, { text: t("saved_by"), words: true }],
       rows: found.tensors.map((one) => [h("span", {}, h("span", { class: "mono" }, one.name), h("span", { class: "note" }, term(one.layer))), fixed(one.numel), one.itemsize === null ? "–" : significant(one.itemsize), bytes(one.bytes), one.saved_by.join(", ")]),
     }))));

@@ -69,7 +69,7 @@ function listed(rows, name) {
   if (typeof rows[0] !== "object") return h("ul", {}, rows.map((one) => h("li", {}, term(String(one)))));
   const keys = [...new Set(rows.flatMap((row) => Object.keys(row)))].filter((key) => rows.some((row) => typeof row[key] !== "object" || Array.isArray(row[key])));
   const words = (key) => rows.some((row) => typeof row[key] === "string" || Array.isArray(row[key]));
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, table({
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": name }, table({
     columns: keys.map((key) => ({ text: title(key), words: words(key) })),
     rows: rows.map((row) => keys.map((key) => (row[key] === undefined || row[key] === null ? "–" : Array.isArray(row[key]) ? row[key].join(" · ") : typeof row[key] === "boolean" ? t(row[key] ? "yes" : "no") : typeof row[key] === "number" ? shown(key, row[key]) : term(row[key])))),
   }));
