@@ -16,6 +16,7 @@ onWhy((answer, trouble) => {
   found = answer ?? found;
   problem = trouble ?? "";
   cause.show({});
+  cause.element?.scrollIntoView({ block: "nearest" });
 });
 
 function ask(place) {
