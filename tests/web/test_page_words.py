@@ -233,3 +233,7 @@ def in_chinese(text: str) -> str:
         if found := re.fullmatch(pattern, text):
             return re.sub(r"\$(\d)", lambda number: in_chinese(found[int(number[1])]), form)
     return text
+
+
+def test_all_of_the_page_is_less_than_a_megabyte() -> None:
+    assert sum(path.stat().st_size for path in STATIC.rglob("*") if path.is_file()) < 1_000_000

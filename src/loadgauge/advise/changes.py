@@ -282,7 +282,7 @@ def _pipelines(run: Run, layout: Layout) -> Iterator[Change]:
 
 def _for_speed(run: Run) -> Iterator[Change]:
     layout, training, job = run.layout, run.training, run.job
-    if run.gpu is not None and (job is None or job.overlap != "all"):
+    if run.gpu is not None and (layout is None or layout.gpus > 1) and (job is None or job.overlap != "all"):
         why = "all communication beside compute, where it can be"
         yield Change(Kind.OVERLAP, {"overlap": "all"}, why, "all communication beside compute")
     if layout is not None and layout.cp == 1 and layout.dp % 2 == 0 and layout.seq_len >= 16384:

@@ -51,7 +51,7 @@ function draw(place) {
     h("button", { class: "pill", type: "button", "aria-label": `${t("apply")}: ${plain(row)}`, onclick: () => set(row.flags, { push: true }) }, t("apply")),
   ]);
   const columns = [{ text: t("change"), words: true }, { text: t("memory") }, { text: t("step.title") }, { text: "" }, { text: "" }];
-  const box = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": t("changes.title") }, table({ columns, rows: cells }));
+  const box = h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": t("changes.title") }, table({ columns, rows: cells }));
   box.style.opacity = busy ? ".55" : "";
   place.replaceChildren(box);
 }

@@ -43,7 +43,7 @@ function draw(place) {
   if (problem) return place.replaceChildren(h("p", { class: "waiting" }, problem));
   if (!found) return place.replaceChildren(h("p", { class: "waiting" }, t("working")));
   const columns = ["A", "B", t("compare.change")];
-  return place.replaceChildren(h("div", { class: "scroll", style: { "max-height": "none" }, tabindex: "0", role: "region", "aria-label": t("compare.title") }, h("table", { class: "data compare" },
+  return place.replaceChildren(h("div", { class: "scroll", style: { "max-height": "none" }, tabindex: "0", role: "group", "aria-label": t("compare.title") }, h("table", { class: "data compare" },
     h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "text" }, t("part")), ...columns.map((text) => h("th", { scope: "col" }, text)), h("th", { scope: "col", class: "text why" }, t("compare.why")))),
     ...GROUPS.map(([group, say]) => body(group, say)).filter(Boolean))));
 }

@@ -90,7 +90,7 @@ function grid() {
   const rows = shown().map((id) => h("tr", { "data-gpu": id, class: id === flags.gpu ? "mine" : null }, h("th", { scope: "row", class: "text" }, name(id), h("span", { class: "note" })), cell(id, "fits"), cell(id, "step"), cell(id, "days"), cell(id, "hours"),
     ...sheet.clouds.map((_, at) => h("td", { class: "cloud" }, price(id, at), output(id, at))), cell(id, "bar", "bar-cell"),
     h("td", {}, id === flags.gpu && !own.has(id) ? h("span", { class: "note" }, t("layouts.yours")) : h("span", { class: "end" }, h("button", { class: "pill", type: "button", "aria-label": `${t("hardware.use")}: ${name(id)}`, onclick: () => use(id) }, t("hardware.use")), id === flags.gpu ? null : h("button", { class: "cross", type: "button", "aria-label": t("costs.remove", { gpu: name(id) }), onclick: () => drop(id) }, "×")))));
-  return h("div", { class: "scroll", style: { "max-height": "none" }, tabindex: "0", role: "region", "aria-label": t("costs.title") }, h("table", { class: "data costs" },
+  return h("div", { class: "scroll", style: { "max-height": "none" }, tabindex: "0", role: "group", "aria-label": t("costs.title") }, h("table", { class: "data costs" },
     h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "text" }, "GPU"), ...["memory", "step.title", "days.title", "costs.hours"].map((key) => h("th", { scope: "col" }, t(key))), ...clouds, h("th", { scope: "col" }, t("costs.least")), h("th", { scope: "col" }, h("span", { class: "unseen" }, t("apply"))))), h("tbody", {}, rows)));
 }
 

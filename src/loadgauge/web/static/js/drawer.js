@@ -68,7 +68,7 @@ function reasoned(found) {
     const noted = found.steps.some((step) => step.note);
     const whole = found.steps.reduce((sum, step) => sum + step.value, 0);
     parts.push(section(t("explain.steps"), table({
-      columns: [{ text: t("what"), words: true }, ...(noted ? [{ text: t("explain.often") }] : []), { text: "" }, { text: t("share.of") }],
+      columns: [{ text: t("what"), words: true }, ...(noted ? [{ text: t("explain.often") }] : []), { text: t(found.steps[0].unit === "s" ? "time" : "size") }, { text: t("share.of") }],
       rows: [...found.steps.map((step) => [name(step), ...(noted ? [readable(term(step.note))] : []), cell(step), whole ? `${fixed((100 * step.value) / whole, 1)}%` : ""]), [h("strong", {}, t("total")), ...(noted ? [""] : []), h("strong", {}, amount(whole, found.steps[0].unit)), ""]],
     })));
   }
@@ -86,10 +86,14 @@ const largest = (text) => text.replace(/^(.*, )(.+): ([a-z_0-9.]+)$/, (_, head, 
 
 /** A formula, the same with the user's numbers in it, and what its letters stand for. */
 function derivation(one) {
-  const filled = one.letters.replace(/[A-Za-z]\w*/g, (letter) => (letter in one.numbers ? amount(one.numbers[letter], one.units[letter]) : letter));
+  const filled = one.letters.replace(/([A-Za-z]\w*)(\*\*)?/g, (whole, letter, power = "") => {
+    if (!(letter in one.numbers)) return whole;
+    const text = amount(one.numbers[letter], one.units[letter]);
+    return power && text.includes(" ") ? `(${text})${power}` : `${text}${power}`;
+  });
   return h("div", { class: "derivation" }, h("p", { class: "under" }, /: [a-z_0-9.]+$/.test(one.what) ? largest(one.what) : term(one.what)),
     h("pre", { class: "formula", tabindex: "0" }, readable(one.letters)), h("pre", { class: "formula numbers", tabindex: "0" }, `${readable(filled)} = `, h("strong", { "data-value": one.value }, amount(one.value, one.unit))),
-    h("dl", { class: "letters" }, Object.entries(one.numbers).flatMap(([letter, value]) => [h("dt", {}, letter), h("dd", { "data-value": value }, amount(value, one.units[letter])), h("dd", { class: "mute" }, term(one.meaning[letter]))])));
+    h("dl", { class: "letters" }, Object.entries(one.numbers).flatMap(([letter, value]) => [h("dt", {}, letter), h("dd", { "data-value": value }, amount(value, one.units[letter])), h("dd", { class: "mute" }, term(one.meaning[letter]).replace(/ \[[^\]]+\]$/, ""))])));
 }
 
 const sources = (found) => (found.sources?.length ? [section(t("explain.source"), found.sources.map((one) => h("p", {}, one.url ? h("a", { href: one.url, target: "_blank", rel: "noopener noreferrer" }, one.text) : term(one.text))))] : []);
@@ -110,7 +114,7 @@ function told(found) {
   }
   if (found.tensors?.length) {
     const title = t("explain.tensors", { count: found.tensors.length });
-    parts.push(section(title, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, table({
+    parts.push(section(title, h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": title }, table({
       columns: [{ text: t("tensor"), words: true }, { text: t("elements") }, { text: t("itemsize") }, { text: t("size") }, { text: t("saved_by"), words: true }],
       rows: found.tensors.map((one) => [h("span", {}, h("span", { class: "mono" }, one.name), h("span", { class: "note" }, term(one.layer))), fixed(one.numel), one.itemsize === null ? "–" : significant(one.itemsize), bytes(one.bytes), one.saved_by.join(", ")]),
     }))));

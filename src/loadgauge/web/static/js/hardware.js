@@ -31,7 +31,7 @@ function draw(place) {
     return way * (typeof one === "string" ? -one.localeCompare(other) : one - other) || a.name.localeCompare(b.name);
   });
   const names = Object.keys(VALUES);
-  place.replaceChildren(h("div", { class: "scroll", style: { "max-height": "620px" }, tabindex: "0", role: "region", "aria-label": t("hardware.title") }, h("table", { class: "data cards" },
+  place.replaceChildren(h("div", { class: "scroll", style: { "max-height": "620px" }, tabindex: "0", role: "group", "aria-label": t("hardware.title") }, h("table", { class: "data cards" },
     h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col", class: name === "name" ? "text" : null, "aria-sort": name === by ? (way < 0 ? "descending" : "ascending") : "none" },
       h("button", { type: "button", onclick: () => { sorted = [name, name === by ? -way : -1]; draw(place); } }, t(`hardware.${name}`)))), h("th", { scope: "col" }, h("span", { class: "unseen" }, t("apply"))))),
     h("tbody", {}, order.map((card) => {

@@ -35,7 +35,7 @@ export const best = new Panel({ id: "best", wide: true, draw: drawBest, sub: () 
 
 function drawBest(place) {
   if (!found) return place.replaceChildren(waiting());
-  return place.replaceChildren(h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": t("best.title") }, table(bestTable())));
+  return place.replaceChildren(h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": t("best.title") }, table(bestTable())));
 }
 
 const waiting = () => h("p", { class: "waiting" }, problem || t(busy ? "layouts.busy" : "working"));

@@ -34,7 +34,7 @@ function draw(place, answer) {
   const at = Object.fromEntries(curve.columns.map((name, column) => [name, column]));
   const used = ORDER.filter((part) => curve.rows.some((row) => row[at[part]] > 0));
   const end = curve.rows.at(-1)[0];
-  const rows = widened(curve.rows, end);
+  const rows = widened(begun(curve.rows), end);
   const memory = answer.estimate.memory;
   const then = pinned()?.panels.moments;
   const top = Math.max(capacity ?? 0, memory.total, ...dots.flatMap((found) => found.dots.map((dot) => dot.height)), then ? pinned().estimate.memory.total : 0) / GIB;
@@ -69,7 +69,7 @@ function draw(place, answer) {
       h("button", { class: "cross", type: "button", "aria-label": t("dots.remove", { name: fileOf(found.source) }), title: t("dots.remove", { name: fileOf(found.source) }), onclick: () => forgetDots(found.source) }, "×"))),
     ...(curve.microbatches > curve.microbatches_shown ? [h("span", {}, t("moments.shown", { shown: fixed(curve.microbatches_shown), all: fixed(curve.microbatches) }))] : []));
   plot.draw(place, {
-    grid: { left: 36, right: 8, top: 14, bottom: 24 },
+    grid: { left: 36, right: 8, top: 20, bottom: 24 },
     tooltip: tooltip({ trigger: "axis", axisPointer: { type: "line", lineStyle: { color: colour("edge") } }, formatter: (points) => {
       const line = points.find((point) => point.seriesType === "line" && point.seriesName !== "A");
       const x = points[0].value[0];
@@ -80,9 +80,16 @@ function draw(place, answer) {
       return lines(`${curve.timed ? seconds(row[0]) : significant(row[0])} · ${bytes(row.slice(1).reduce((sum, one) => sum + one, 0))}`, shown.map((part) => [t(`part.${part}`), bytes(row[at[part]]), colour(part)]).concat(near));
     } }),
     xAxis: axis({ type: "value", min: 0, max: end, splitLine: { show: false }, axisLabel: { showMaxLabel: false, formatter: (value) => (curve.timed ? seconds(value) : "") } }),
-    yAxis: axis({ type: "value", min: 0, max: Math.ceil((top * 1.09) / 4) * 4, axisLabel: { showMaxLabel: false, formatter: (value) => fixed(value) } }),
+    yAxis: axis({ type: "value", min: 0, max: Math.ceil((top * 1.09) / 4) * 4, name: "GiB", nameGap: 2, nameTextStyle: { color: colour("mute"), fontSize: 11.5, align: "right", padding: [0, 4, 0, 0] }, axisLabel: { showMaxLabel: false, formatter: (value) => fixed(value) } }),
     series,
   }, t("moments.label", { total: gib(memory.total), moment: term(memory.moment), capacity: capacity ? gib(capacity) : "–" }));
+}
+
+/** From the start of the step: until the first moment that is known, what is there at every moment. */
+function begun(rows) {
+  if (rows[0][0] <= 0) return rows;
+  const always = rows[0].map((_, at) => (at ? rows.reduce((least, row) => Math.min(least, row[at]), Infinity) : 0));
+  return [always, ...rows];
 }
 
 /** What lasts no time in the schedule, as the loss between a forward and its backward, is as wide as can be seen. */

@@ -45,11 +45,12 @@ function rowsOf(rows) {
 
 function draw(place, answer) {
   const rows = answer.panels.network;
+  place.closest(".panel")?.classList.toggle("low", rows.length < 3);
   const columns = [
     { text: t("traffic"), words: true }, { text: t("network.bytes") }, { text: t("network.need") },
     { text: t("network.have"), words: true }, { text: "" }, ...(pinned() ? [{ text: t("pin.against") }] : []),
   ];
-  const box = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": t("network.title") }, table({ columns, rows: rowsOf(rows) }));
+  const box = h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": t("network.title") }, table({ columns, rows: rowsOf(rows) }));
   if (!what) what = whatIf();
   if (what.parentNode !== place) place.replaceChildren(box, what);
   else place.replaceChild(box, place.firstChild);

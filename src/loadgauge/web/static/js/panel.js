@@ -35,7 +35,7 @@ export class Panel {
     this.toggle = this.what.table && h("button", { class: "act", type: "button", onclick: () => this.flip() }, glyph("table"), h("span"));
     this.acts = h("div", { class: "acts" });
     this.chart = h("div", { class: "chart" });
-    this.sheet = h("div", { class: "scroll", tabindex: "0", role: "region", hidden: true });
+    this.sheet = h("div", { class: "scroll", tabindex: "0", role: "group", hidden: true });
     this.element = h("section", { class: "card panel", id: `panel-${id}`, "aria-labelledby": `title-${id}` },
       h("div", { class: "head" }, this.title, this.acts, this.sub), this.chart, this.sheet);
     this.element.panel = this;

@@ -32,6 +32,7 @@ export async function follow(done) {
 export function banner() {
   const place = find("#pinned");
   place.hidden = !answer;
+  place.setAttribute("aria-label", t("pin"));
   if (!answer) return;
   const wanted = decoded(view.pin ?? "");
   const words = Object.entries(wanted).filter(([name]) => name !== "model").map(([name, value]) => (value === "true" ? name : `${name} ${value}`));

@@ -112,12 +112,12 @@ function place({ node, box }, answer) {
   Object.assign(element.style, { left: `${box.x * across}%`, top: `${box.y * down}%`, width: `${width * across}%`, height: `${height * down}%` });
   element.style.setProperty("--fill", `var(--${node.part})`);
   element.style.setProperty("--on", `var(--on-${node.part})`);
-  element.className = `block${height < 40 ? " short" : height > 56 ? " tall" : ""}${width < 66 ? " slim" : ""}${width < 40 || height < 18 ? " bare" : ""}`;
   const whole = label(node);
-  const title = width < 84 && node.id !== node.part ? whole.slice(whole.indexOf(" ") + 1) : whole;
+  const title = node.id === node.part ? whole : fitting(whole, width, height);
+  element.className = `block${height < 40 ? ` short${width > 6.9 * title.length + 64 && height >= 18 ? " row" : ""}` : height > 56 ? ` tall${height > 76 ? " high" : ""}` : ""}${width < 66 ? " slim" : ""}${width < 40 || height < 18 ? " bare" : ""}`;
   const then = old(node);
   const change = width > 104 && pinned() && then !== undefined && Math.abs(node.bytes - then) > GIB / 200 ? `  ${signed(gib(Math.abs(node.bytes - then), 2), node.bytes - then)}` : "";
-  const text = `${gib(node.bytes, node.bytes >= GIB ? 1 : 2)} GiB${change}`;
+  const text = `${gib(node.bytes, node.bytes >= GIB ? 1 : 2)}${width < 58 ? "" : " GiB"}${change}`;
   if (element.firstChild.textContent !== title) element.firstChild.textContent = title;
   if (element.lastChild.textContent !== text) element.lastChild.textContent = text;
   element.setAttribute("aria-label", `${title} ${text}${node.id === node.part ? "" : `, ${name(node)}: ${whole}`}`);
@@ -132,6 +132,13 @@ function hover(event) {
     [t("size"), bytes(node.bytes)], [t("share.of"), percent(node.bytes / total)],
     ...(pinned() ? [["A", then === undefined ? "–" : bytes(then)]] : []), [t("treemap.open"), ""],
   ]);
+}
+
+/** A name as far as it has room: without its first word, the layer's part, where the words after that would be cut off. */
+function fitting(whole, width, height) {
+  const room = ((width - 14) / 6.6) * (height > 76 ? 3 : height > 56 ? 2 : 1);
+  const first = /^[A-Za-z]+ (?=[A-Za-z])/.exec(whole);
+  return first && whole.length > room ? whole.slice(first[0].length) : whole;
 }
 
 const everything = (nodes) => nodes.flatMap((node) => [node, ...everything(node.children ?? [])]);

@@ -80,7 +80,7 @@ function mfu({ estimate: { time }, ranges = {} }, then) {
 }
 
 function days({ estimate: { time }, ranges = {} }, then) {
-  if (!time.days) return card("days", t("days.title"), "–", "", "", [t("days.unasked")]);
+  if (!time.days) return card("days", t("days.title"), "–", "", "", [toField("tokens", t("days.unasked"))]);
   const long = time.days >= 1;
   return card("days", t("days.title"), significant(long ? time.days : time.days * 24), t(long ? "unit.day" : "unit.hours"), time.days,
     [between(ranges.days, (value) => (long ? t("unit.days", { value: significant(value) }) : `${significant(24 * value)} ${t("unit.hours")}`)), `${t("days.for", { tokens: counted(time.tokens) })} · ${t("days.hours", { hours: counted(time.gpu_hours) })}`],
@@ -88,12 +88,15 @@ function days({ estimate: { time }, ranges = {} }, then) {
 }
 
 function cost({ estimate: { time }, ranges = {} }, then) {
-  if (!time.cost) return card("cost", t("cost.title"), "–", "", "", [t("cost.unasked")]);
+  if (!time.cost) return card("cost", t("cost.title"), "–", "", "", [toField(time.days ? "price" : "tokens", t("cost.unasked"))]);
   const [number, unit] = money(time.cost);
   return card("cost", t("cost.title"), number, unit, time.cost,
     [between(ranges.cost, (value) => money(value).join(" ").trim()), time.checkpoint_every ? t("cost.goodput", { goodput: percent(time.goodput) }) : t("cost.price")],
     delta(time.cost, then?.time?.cost, say.money, true));
 }
+
+/** What is missing, as a button that leads to its field. */
+const toField = (flag, text) => h("button", { class: "asks", type: "button", onclick: () => { find("#settings").classList.add("open"); find(`#flag-${flag}`)?.focus(); } }, text);
 
 function untimed({ estimate }) {
   return h("div", { class: "card", style: { "grid-column": "span 4" } }, h("h2", { class: "say" }, t("step.title")), h("p", { class: "under" }, refusal(estimate.untimed) || t("step.untimed")));

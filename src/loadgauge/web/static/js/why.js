@@ -10,12 +10,13 @@ let found = null;
 let problem = "";
 
 export const oom = new Panel({ id: "oom", wide: true, draw: ask, sub: () => t("oom.sub") });
-export const cause = new Panel({ id: "cause", wide: true, draw: tell, sub: () => (found?.message ? term(found.message) : "") });
+export const cause = new Panel({ id: "cause", wide: true, draw: tell, idle: () => (found?.why || problem ? null : t("cause.none")), sub: () => (found?.message ? term(found.message) : "") });
 
 onWhy((answer, trouble) => {
   found = answer ?? found;
   problem = trouble ?? "";
   cause.show({});
+  cause.element?.scrollIntoView({ block: "nearest" });
 });
 
 function ask(place) {
@@ -28,7 +29,6 @@ function ask(place) {
 
 function tell(place) {
   if (problem) return place.replaceChildren(h("p", { class: "waiting bad" }, problem));
-  if (!found?.why) return place.replaceChildren(h("p", { class: "waiting" }, t("cause.none")));
   return place.replaceChildren(filled(found.why), ...parts(found.why));
 }
 
@@ -70,7 +70,7 @@ function listed(rows, name) {
   if (typeof rows[0] !== "object") return h("ul", {}, rows.map((one) => h("li", {}, term(String(one)))));
   const keys = [...new Set(rows.flatMap((row) => Object.keys(row)))].filter((key) => rows.some((row) => typeof row[key] !== "object" || Array.isArray(row[key])));
   const words = (key) => rows.some((row) => typeof row[key] === "string" || Array.isArray(row[key]));
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, table({
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": name }, table({
     columns: keys.map((key) => ({ text: title(key), words: words(key) })),
     rows: rows.map((row) => keys.map((key) => (row[key] === undefined || row[key] === null ? "–" : Array.isArray(row[key]) ? row[key].join(" · ") : typeof row[key] === "boolean" ? t(row[key] ? "yes" : "no") : typeof row[key] === "number" ? shown(key, row[key]) : term(row[key])))),
   }));
