@@ -40,7 +40,7 @@ from stand_ins import DELTA_CHUNK
 transformers.logging.set_verbosity_error()
 
 BATCH, HIDDEN = 2, 64
-DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+BF16, FP32 = torch.bfloat16, torch.float32
 
 SPECS: dict[str, LinearMixer] = {
     "mamba2": Mamba2(num_heads=8, head_dim=16, state_size=24, n_groups=2, chunk_size=32),
@@ -123,8 +123,7 @@ def convolution_flops(layer: Layer) -> int:
 # -- the mixers alone --------------------------------------------------------------------------------------------------
 
 
-@DTYPES
-@pytest.mark.parametrize("s", [96, 80, 200, 32, 20])
+@pytest.mark.parametrize(("s", "dtype"), [*((s, BF16) for s in (96, 80, 200, 32, 20)), (200, FP32)], ids=str)
 @pytest.mark.parametrize("name", SPECS)
 def test_mixers_of_transformers(name: str, s: int, dtype: torch.dtype) -> None:
     """Lengths that fill the chunks, that do not, and that are one chunk or less."""
@@ -172,8 +171,7 @@ def router_bytes(name: str, layer: Layer, dtype: torch.dtype) -> int:
     return -2 * tokens * (experts + chosen + 1) if name == "lfm2, experts" else 0
 
 
-@DTYPES
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("attention", "dtype"), [("sdpa", BF16), ("eager", BF16), ("eager", FP32)], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_layers_in_reference_code(name: str, attention: str, dtype: torch.dtype) -> None:
     hybrid = Hybrid(name, dtype, attention)
@@ -189,8 +187,7 @@ def test_layers_in_reference_code(name: str, attention: str, dtype: torch.dtype)
         assert layer.forward_flops == forward + solves
 
 
-@DTYPES
-@pytest.mark.parametrize("s", [96, 40])
+@pytest.mark.parametrize(("s", "dtype"), [(96, BF16), (40, FP32)], ids=str)
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name][0] != "minimax"])
 def test_layers_with_fused_kernels(name: str, s: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """An assumption as far as the kernels go: they keep what their sources say. All around them is PyTorch's truth."""
