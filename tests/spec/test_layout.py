@@ -15,6 +15,7 @@ from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.schedule.simulate import simulate, violation
 from loadgauge.families.reference import deepseek_block, gpt_model, llama_model, mixtral_block
+from loadgauge.formats.recompute import resolve_recompute
 from loadgauge.spec.layout import SCHEDULES, V_SHAPED, RecomputePolicy
 from loadgauge.spec.model import Mamba2, ModelSpec, Norm, ShortConvolution
 from loadgauge.spec.training import training
@@ -260,6 +261,22 @@ def test_an_operation_of_some_blocks_only_may_run_again() -> None:
         estimate(mixed, Layout(seq_len=512, recompute=RecomputePolicy.parse("mlp.gate,mlp.gates")))
     with pytest.raises(ConfigError, match=r"no operation 'mlp\.dispatch'"):
         estimate(DENSE, Layout(seq_len=512, recompute=RecomputePolicy.parse("mlp.dispatch")))
+
+
+def test_a_name_that_both_kinds_of_layers_have_may_mean_one_of_them() -> None:
+    """Megatron's module `mlp` is that of dense layers, `moe` that of layers with experts: both have a `mlp.down`."""
+    mixed, saved = model("deepseek-v2-lite"), {}
+    for ops in ("none", "mlp.down", "mlp.down@dense", "mlp.down@experts"):
+        memory = estimate(mixed, Layout(seq_len=512, recompute=RecomputePolicy.parse(ops))).memory
+        saved[ops] = next(moment.parts["activations"] for moment in memory.moments if moment.name == "loss")
+    dense, sparse = (saved["none"] - saved[f"mlp.down@{kind}"] for kind in ("dense", "experts"))
+    assert dense + sparse == saved["none"] - saved["mlp.down"]
+    assert sparse > dense >= 0
+    words = resolve_recompute("modules:mlp", mixed, training("megatron")).split(",")
+    assert "mlp.down@dense" in words
+    assert not any(word.endswith("@experts") for word in words)
+    with pytest.raises(ConfigError, match="known: none, selective, full"):
+        RecomputePolicy.parse("mlp.down@expert")
 
 
 def kept_with(layout: Layout, imbalance: float) -> int:

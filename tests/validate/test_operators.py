@@ -94,7 +94,13 @@ def bias(kind: str, cards: Iterable[str] = CENTRE) -> float:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("products bf16, short", "gemm_seconds"), ("attention", "attention_seconds"), ("all-gather", "seconds")],
+    [
+        ("products bf16, short", "gemm_seconds"),
+        ("attention", "attention_seconds"),
+        ("all-gather", "seconds"),
+        ("dispatch by deepep", "seconds"),
+        ("grouped products bf16", "grouped_seconds"),
+    ],
 )
 def test_a_form_that_is_a_few_percent_off_shows(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert abs(bias(kind)) < 0.02

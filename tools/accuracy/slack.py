@@ -3,8 +3,8 @@
 log(measured / time of kernels and transfers) of a run is the sum of effects: one that all runs share, one of models whose experts
 a host drives, one of products in fewer than 16 bits, one of its source, one of its configuration, and noise. Each is normal with
 the spread in `SPREADS`, so that a kind with few sources stays near what all share, and a source's own bias (its machine's power,
-its version of the software) is not taken for a kind's. Spreads are stated, not fitted: left free, the fit gives to a GPU or a class of
-frameworks what belongs to its only source, and fails on sources that it has not seen.
+its version of the software) is not taken for a kind's. Spreads are stated, not fitted: left free, the fit gives to a GPU or a
+class of frameworks what belongs to its only source, and fails on sources that it has not seen.
 """
 
 from __future__ import annotations
