@@ -152,10 +152,10 @@ def _upcast(job: Job, lora: Lora, name: str, fill: Any) -> Any:
     """What is cast to float32 before training: PEFT's own preparation of a quantised base, unless the job says otherwise."""
     framework = FRAMEWORKS.get(name)
     peft = framework is not None and framework.peft
-    # DeepSpeed's engine casts the whole model to 16 bits, and nothing is left of what PEFT cast.
-    beside = (
-        ("use_dora",) if framework is None or not framework.splits_model else ("use_dora", "lora_dtype", "kbit_upcast")
-    )
+    # DeepSpeed's engine casts the whole model to 16 bits: DoRA runs in these, and nothing is left of what PEFT cast.
+    beside: tuple[str, ...] = ("use_dora", "lora_dtype", "kbit_upcast")
+    if framework is None or not framework.splits_model:
+        beside = ("use_dora",) if framework is None or framework.engine is None else ()
     for name in beside:
         if not peft and getattr(job, name):
             raise ConfigError("is PEFT's, and goes with --framework huggingface", key=name)
