@@ -79,13 +79,13 @@ def _fits(job: Job, known: Tuner, model: ModelSpec) -> None:
         if wrong and getattr(job, name):
             raise ConfigError(f"is not of {known.title}", key=name)
     if job.qlora and not known.quantised:
-        raise NotModelled(f"{known.title} on a quantised base")
+        raise NotModelled(f"{known.title} on a quantised base is not modelled")
     if known.virtual and (job.lengths is not None or (job.cp or 1) > 1):
-        raise NotModelled(f"{known.title} with --lengths or --cp")
+        raise NotModelled(f"{known.title} with --lengths or --cp is not modelled")
     if (job.tp or 1) > 1:
-        raise NotModelled(f"{known.title} with --tp")
+        raise NotModelled(f"{known.title} with --tp is not modelled")
     if known.virtual and model.head.kind != "lm":
-        raise NotModelled(f"{known.title} of a model without a language modelling head")
+        raise NotModelled(f"{known.title} of a model without a language modelling head is not modelled")
 
 
 def _widest(model: ModelSpec, lora: Lora) -> tuple[int, int]:
