@@ -12,6 +12,7 @@ from command_line import document, typed
 from loadgauge.cli.options import parse
 from loadgauge.errors import ConfigError
 from loadgauge.formats.exchange import read, write
+from loadgauge.formats.partial import EMBEDDINGS
 from loadgauge.resolve.reproduce import completer
 from loadgauge.resolve.resolve import resolve_job
 
@@ -250,6 +251,7 @@ finetuning_type: lora
 cutoff_len: 2048
 template: llama3
 """
+NEMO_WHOLE = NEMO.partition("peft:")[0] + "distributed:" + NEMO.partition("distributed:")[2]
 SWIFT_WHOLE = SWIFT.replace("--tuner_type lora", "--tuner_type full")
 LIGER = "liger_rms_norm: true\nliger_glu_activation: true\n"
 QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
@@ -298,6 +300,16 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
          {"train": "frozen:0.8", "lora_rank": 0}),
         ("a.sh", SWIFT_WHOLE.replace("zero2", "zero2 --freeze_parameters_ratio 1 --trainable_parameters"
          " model.layers.27 lm_head"), None, {"train": r"^model\.layers\.27,^lm_head"}),
+        ("a.sh", SWIFT_WHOLE.replace("zero2", "zero2 --freeze_parameters model.embed_tokens model.layers.0."), None,
+         {"train": r"but:model\.embed_tokens,but:model\.layers\.0\."}),
+        ("a.sh", SWIFT_WHOLE.replace("zero2", "zero2 --freeze_parameters_regex mlp"), None, {"train": "but:.*(?:mlp)"}),
+        ("a.yaml", NEMO_WHOLE + "freeze_config: {freeze_vision_tower: true}\n", None, {"train": EMBEDDINGS}),
+        ("a.yaml", NEMO_WHOLE + "freeze_config: {freeze_embeddings: false}\n", None, {"train": None}),
+        # Other methods than LoRA
+        ("a.yaml", FACTORY.replace("lora", "oft", 1) + "oft_block_size: 64\noft_target: q_proj,v_proj\n", None,
+         {"adapter": "oft", "lora_rank": 64, "lora_targets": "q_proj,v_proj"}),
+        ("a.sh", SWIFT.replace("tuner_type lora", "tuner_type adalora --adalora_init_r 16"), None,
+         {"adapter": "adalora", "lora_rank": 16}),
         ("a.py", UNSLOTH.replace("r = 16,", "r = 16, finetune_last_n_layers = 8,"), None, {"lora_layers": "-8:"}),
         ("a.py", UNSLOTH.replace("r = 16,", "r = 16, layers_to_transform = [3, 4],"), None, {"lora_layers": "3,4"}),
         # NeMo AutoModel

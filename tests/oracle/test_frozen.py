@@ -123,6 +123,9 @@ SAME = {
     r"^model.embed_tokens.weight$[:32000]": "embed_tokens",
     "model.layers.*.self_attn.q_proj": "layers.*.q_proj",
     "layers.0,layers.1,layers.2,norm": "layers,norm",
+    r"but:(.*\.)?embed_tokens\.": "layers,norm,lm_head",
+    r"but:model\.layers\.0\.,but:lm_head": "embed_tokens,layers.1:,norm",
+    "layers,but:layers.*.mlp,norm": "layers.*.self_attn,layers.*.input_layernorm,layers.*.post_attention_layernorm,norm",
 }
 
 
@@ -133,7 +136,9 @@ def test_other_words(words: str) -> None:
     assert train_only(spec, words) == train_only(spec, SAME[words])
 
 
-@pytest.mark.parametrize("words", ["layers.3", "nothing", "layers.0,", "[", "frozen:1", "layers.0.mlp.experts"])
+@pytest.mark.parametrize(
+    "words", ["layers.3", "nothing", "layers.0,", "[", "frozen:1", "layers.0.mlp.experts", "but:x", "but:(.*)"]
+)
 def test_words_that_name_nothing(words: str) -> None:
     spec = build("llama-gqa", "sdpa", torch.bfloat16).spec
     with pytest.raises(ConfigError):

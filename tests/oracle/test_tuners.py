@@ -123,3 +123,20 @@ def test_memory(case: tuple[str, dict[str, Any]]) -> None:
     unsaid = 16 * (size * (size - 1) // 2) * len(LINEARS) * SIZES["num_hidden_layers"] if method == "oft" else 0
     found = max(moment.total - moment.parts["outside"] for moment in moments(memory, stage))
     assert found + unsaid == pytest.approx(seen.peak.total, rel=0.01)
+
+
+@pytest.mark.slow
+def test_dora_under_deepspeeds_engine() -> None:
+    """The engine casts adapters to 16 bits and there is no autocast: what PEFT's modules keep then,
+    but for single vectors of each magnitude's norm."""
+    dora = peft.LoraConfig(r=8, target_modules=list(LINEARS), use_dora=True, task_type="CAUSAL_LM")
+    seen = traced(64, **USUAL | {"adapters": "bfloat16", "autocast": False}, method=dora)
+    job = Job("x", lora_rank=8, use_dora=True, framework="deepspeed")
+    model = from_dict(transformers.LlamaConfig(**SIZES).to_dict())
+    lora = adapters(job, model, "deepspeed", lambda name, default, why="": getattr(job, name) or default)
+    kind = training("deepspeed", "bf16-mixed-16", lora=lora)
+    layout = Layout(micro_batch=BATCH, global_batch=BATCH, seq_len=64)
+    memory = MemoryModel(model, layout, kind, view_of(layout, kind))
+    stage = next(iter(stages(memory.model, memory.layout)))
+    held = memory.of_chunk(stage, stage.chunks[0])
+    assert held.kept + held.head == pytest.approx(seen.saved_nbytes, rel=0.01)

@@ -88,7 +88,7 @@ CAN: dict[str, dict[str, Any]] = {
         "framework": ("huggingface", "deepspeed"), "model": (None, "meta-llama/Llama-3.1-8B"), "zero": (0, 1, 2, 3),
         "offload": ("none", "optimizer", "all"), "recompute": FULL, "precision": ("fp32", "bf16", "fp16", "bf16-pure"),
         "optimizer": (*HF_OPTIMIZERS, "muon"), "kernels": ("native", "liger"), "seq_len": LENGTHS,
-        "attention": ("flash", "eager"), "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
+        "attention": ("flash", "eager"), "adapter": (None, "oft"), "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
         "qlora": (False, True), "base": ("nf4", "nf4-single", "fp4", "int8", "hqq"),
         "activation_offload": ("none", "checkpoints"),
         "use_dora": (None, True), "modules_to_save": (None, "lm_head", "embed_tokens,lm_head"), "lora_dropout": (None, 0.1),
@@ -124,7 +124,7 @@ CAN: dict[str, dict[str, Any]] = {
         "offload": ("none", "optimizer", "all"), "recompute": FULL, "precision": ("fp32", "bf16", "fp16"),
         "optimizer": (*HF_OPTIMIZERS, "muon"), "kernels": ("native", "liger"), "seq_len": LENGTHS,
         "attention": ("flash", "eager"),
-        "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"), "qlora": (False, True),
+        "adapter": (None, "adalora"), "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"), "qlora": (False, True),
         "base": ("nf4", "nf4-single", "fp4", "int8", "hqq", "gptq", "awq"), "lora_dtype": (None, "bfloat16"),
         "use_dora": (None, True), "modules_to_save": (None, "lm_head", "embed_tokens,lm_head"), "lora_dropout": (None, 0.1),
     },
@@ -207,7 +207,7 @@ def _agree(values: dict[str, Any], name: str, syntax: str) -> None:
     if values.get("cp", 1) == 1:
         values.pop("cp_comm", None)
     if not values.get("lora_rank"):
-        adapters = ("lora_targets", "use_dora", "modules_to_save", "lora_dropout", "lora_dtype")
+        adapters = ("adapter", "lora_targets", "use_dora", "modules_to_save", "lora_dropout", "lora_dtype")
         values |= {key: None for key in adapters if key in values} | ({"qlora": False} if "qlora" in values else {})
     if values.get("adapter"):
         values["use_dora"] = None

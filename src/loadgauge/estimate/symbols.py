@@ -187,7 +187,7 @@ def symbolic_view(view: View, *, ragged: bool = False) -> Symbolic:
         changes |= {"tokens": s * b / letter("c"), "pairs": s * s * b / letter("c")}
     if view.lora is not None and view.lora.method in TUNERS and TUNERS[view.lora.method].numeric:
         raise NotModelled(
-            f"a formula in letters of {TUNERS[view.lora.method].title}, whose sizes are divisors of the widths"
+            f"{TUNERS[view.lora.method].title} has no formula in letters: its sizes are divisors of the widths"
         )
     if view.lora is not None and view.lora.rank:
         changes["lora"], numbers["r"] = msgspec.structs.replace(view.lora, rank=letter("r")), view.lora.rank

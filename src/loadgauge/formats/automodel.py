@@ -7,6 +7,7 @@ from typing import Any
 from loadgauge.formats.coverage import words
 from loadgauge.formats.huggingface import compiled, liger
 from loadgauge.formats.optimizers import instantiated
+from loadgauge.formats.partial import frozen_embeddings
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, row
 from loadgauge.formats.words import ATTENTION, BITSANDBYTES
 
@@ -215,6 +216,7 @@ AUTOMODEL = Dialect(
         _pipeline(),
         _length(),
         _adapter(),
+        frozen_embeddings("freeze_config"),
         _checkpointing(),
         row("precision", "model.torch_dtype", "model.dtype", words=DTYPES, default="bf16-pure"),
         instantiated("optimizer._target_", OPTIMIZERS),

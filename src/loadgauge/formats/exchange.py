@@ -334,7 +334,11 @@ def write(
     if template is None and job.micro_batch is None and job.global_batch is None:
         wanted["micro_batch"] = 1  # without a batch the file could be any tool's
     if "lora_rank" in wanted or "adapter" in wanted:
-        wanted = {"use_dora": False, "modules_to_save": None, "lora_layers": None} | wanted
+        wanted = (
+            dict.fromkeys(("modules_to_save", "lora_layers", "adapter", "virtual_tokens"))
+            | {"use_dora": False}
+            | wanted
+        )
     for idea in chosen.ideas:
         if not wanted.keys() & set(idea.facts):
             continue

@@ -256,7 +256,10 @@ def targets(
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not facts.get("lora_rank"):
-            return {key: None if off is False or off is None else off, rank: None, modules: None}
+            # Of an option with several words only the first is known to be its own, and goes with it.
+            several = keys.document.syntax == "argv" and len(keys.words(modules) or ()) > 1
+            unused = [everything] if several else None
+            return {key: None if off is False or off is None else off, rank: None, modules: unused}
         words = facts.get("lora_targets")
         listed = [] if words is None else words.split(",")
         experts = [word for word in listed if "experts." in word] if parameters else []

@@ -30,6 +30,10 @@ def _checkpointing() -> Idea:
     return Idea(keys=(key, *trainers), facts=("recompute",), read=read, write=write)
 
 
+OFT = ("oft_target", "oft_block_size", "oft_rank", "module_dropout")
+"""Keys of `finetuning_type: oft` (`model/adapter.py`)."""
+
+
 def _adapter() -> Idea:
     inner = targets("lora_rank", "lora_target", ("finetuning_type", "full", "lora"), 8, "all")
     bits, kind, nested, method = "quantization_bit", "quantization_type", "double_quantization", "quantization_method"
@@ -56,6 +60,15 @@ def _adapter() -> Idea:
             if keys.flag(nested) is not False:
                 raise keys.wrong(kind, "fp4 with quantised scales is not read; double_quantization: false is")
             base = "fp4"
+        if how == "oft":
+            if keys.whole("oft_rank", minimum=0):
+                raise keys.wrong("oft_rank", "says how many blocks there are, which is not read; oft_block_size is")
+            if keys.real("module_dropout"):
+                raise keys.wrong("module_dropout", "leaves out OFT's rotations at random, which is not modelled")
+            chosen = keys.words("oft_target")
+            size = keys.whole("oft_block_size") or 32
+            named = None if chosen in (None, ["all"]) else ",".join(chosen or [])
+            facts = {"adapter": "oft", "lora_rank": size, "lora_targets": named or "all"}
         upcast = "norms" if keys.flag("upcast_layernorm") else "none" if number is not None else None
         save = keys.words("additional_target")
         return facts | {
@@ -68,6 +81,18 @@ def _adapter() -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         values = inner.write(facts, keys)
+        other = facts.get("adapter") or "lora"
+        if other not in ("lora", "oft"):
+            return {}
+        if other == "oft":
+            words = facts.get("lora_targets") or "all"
+            if words == "attention":
+                return {}
+            values = dict.fromkeys(inner.keys) | {
+                "finetuning_type": "oft", "oft_target": words, "oft_block_size": facts.get("lora_rank"),
+            }  # fmt: skip
+        else:
+            values |= dict.fromkeys(OFT)
         if isinstance(values.get("lora_target"), list):
             values["lora_target"] = ",".join(values["lora_target"])
         base, quantised = facts.get("base") or "nf4", bool(facts.get("qlora"))
@@ -86,13 +111,15 @@ def _adapter() -> Idea:
         }  # fmt: skip
 
     return Idea(
-        keys=(*inner.keys, bits, kind, nested, method, "upcast_layernorm", "use_dora", "additional_target"),
-        facts=("lora_rank", "lora_targets", "qlora", "base", "kbit_upcast", "use_dora", "modules_to_save", "lora_dtype"),
+        keys=(*inner.keys, bits, kind, nested, method, "upcast_layernorm", "use_dora", "additional_target", *OFT),
+        facts=(
+            "adapter", "lora_rank", "lora_targets", "qlora", "base", "kbit_upcast", "use_dora", "modules_to_save", "lora_dtype",
+        ),
         read=read, write=write,
     )  # fmt: skip
 
 
-METHODS = {"lora": "lora", "full": "full", "freeze": "full"}
+METHODS = {"lora": "lora", "full": "full", "freeze": "full", "oft": "oft"}
 """`finetuning_type`: whole weights are trained, all of them or some (`partial.freeze`), or adapters."""
 OWN_OPTIMIZERS = (
     "use_muon", "use_galore", "galore_rank", "galore_update_interval", "galore_layerwise", "galore_target", "use_apollo",

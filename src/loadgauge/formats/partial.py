@@ -65,11 +65,15 @@ def frozen_share() -> Idea:
         part = keys.real(share) or 0.0
         if not 0 <= part <= 1:
             raise keys.wrong(share, f"must be between 0 and 1, got {part:g}")
-        for key in (frozen, frozen_pattern):
-            if keys.has(key):
-                raise keys.wrong(key, f"is not read; {share} is, and {names} beside {share} 1")
         trained = [f"^{re.escape(name)}" for name in _listed(keys, names)]
         trained += _listed(keys, pattern)
+        # Prefixes of parameters' names, and a pattern that is looked for anywhere in them.
+        apart = [f"but:{re.escape(name)}" for name in _listed(keys, frozen)]
+        apart += [f"but:.*(?:{word})" for word in _listed(keys, frozen_pattern)]
+        if apart and (part or trained):
+            raise keys.wrong(frozen if keys.has(frozen) else frozen_pattern, f"is read without {share} and {names}")
+        if apart:
+            return {"train": ",".join(apart)}
         if not part:
             return {"train": None}  # what is named is trained in any case
         if part < 1 and trained:
@@ -81,12 +85,38 @@ def frozen_share() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         given = facts.get("train")
         if given is None:
-            return dict.fromkeys((share, names, pattern))
+            return dict.fromkeys((share, names, pattern, frozen, frozen_pattern))
         if given.startswith("frozen:"):
-            return {share: float(given.removeprefix("frozen:")), names: None, pattern: None}
+            return {
+                share: float(given.removeprefix("frozen:")), names: None, pattern: None, frozen: None, frozen_pattern: None,
+            }  # fmt: skip
         return {}
 
     return Idea(keys=(share, names, pattern, frozen, frozen_pattern), facts=("train",), read=read, write=write)
+
+
+EMBEDDINGS = "but:(.*\\.)?(embed_tokens|wte|wpe|word_embeddings|embed_in|embed_positions)\\."
+
+
+def frozen_embeddings(section: str) -> Idea:
+    """The idea of NeMo AutoModel's `freeze_config`: embeddings are frozen where it is there and does not say otherwise
+    (`components/utils/model_utils.py`, `apply_parameter_freezing`); of a text model nothing else is."""
+    key = f"{section}.freeze_embeddings"
+
+    def read(keys: Keys) -> Facts:
+        names = keys.document.names()
+        there = any(name.startswith(f"{section}.") for name in names)
+        # Beside adapters the model's own weights are frozen in any case.
+        there = there and not any(name.startswith("peft.") for name in names)
+        return {"train": EMBEDDINGS if there and keys.flag(key) is not False else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        given = facts.get("train")
+        if given == EMBEDDINGS:
+            return {key: True}
+        return {key: False if keys.has(key) else None} if given is None else {}
+
+    return Idea(keys=(key,), facts=("train",), read=read, write=write)
 
 
 FREEZE = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")

@@ -117,14 +117,19 @@ def _count(value: Any) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 6 and int(text) else None
 
 
+PRUNED = "adalora_init_r"
+"""The rank that AdaLoRA begins with, and holds."""
+
+
 def _tuner(keys: Keys) -> str:
     kinds = {name: name for name in ("lora", "full")}
     for other in ADAPTERS[1:]:
         kinds[other] = other
     kind = keys.agreed(TUNER, lambda name: keys.choice(name, kinds)) or "lora"
-    if kind not in ("lora", "full"):
+    if kind not in ("lora", "adalora", "full"):
         name = next(name for name in TUNER if keys.has(name))
-        raise keys.wrong(name, f"{kind} is not read; lora and full are")
+        # Of VeRA's targets it keeps those of one shape, which the file does not say (`get_vera_target_modules`).
+        raise keys.wrong(name, f"{kind} is not read; lora, adalora and full are")
     return str(kind)
 
 
@@ -158,8 +163,10 @@ def _adapter() -> Idea:
         if "all-norm" in save:
             raise keys.wrong(saved, "norms that are trained beside the adapters are not read")
         quantised = number is not None
+        pruned = _tuner(keys) == "adalora"
+        rank = keys.whole(PRUNED) or 12 if pruned else keys.whole("lora_rank") or 8
         return {
-            "lora_rank": keys.whole("lora_rank") or 8, "lora_targets": listed or "all", "qlora": quantised,
+            "adapter": "adalora" if pruned else None, "lora_rank": rank, "lora_targets": listed or "all", "qlora": quantised,
             "base": base if quantised else None, "use_dora": keys.flag("use_dora") or None,
             "modules_to_save": ",".join(save) or None, "lora_dtype": keys.choice(dtype, DTYPES | OLD) or None,
             # It does not call prepare_model_for_kbit_training (pipelines/train/tuner.py).
@@ -170,6 +177,12 @@ def _adapter() -> Idea:
         name = next((name for name in TUNER if keys.has(name)), TUNER[0])
         values = inner.write(facts, keys)
         values[name] = values.pop(TUNER[0])
+        if (facts.get("adapter") or "lora") not in ("lora", "adalora"):
+            return {}
+        if facts.get("adapter") and facts.get("lora_rank"):
+            values |= {name: "adalora", PRUNED: facts["lora_rank"], "lora_rank": None}
+        else:
+            values[PRUNED] = None
         base, quantised = facts.get("base") or "nf4", bool(facts.get("qlora"))
         if quantised and base not in ("nf4", "nf4-single", "fp4", "int8", "hqq", "gptq", "awq"):
             return {}
@@ -183,8 +196,8 @@ def _adapter() -> Idea:
             saved: save.split(",") if save and adapters else None, dtype: facts.get("lora_dtype"),
         }  # fmt: skip
 
-    keys = (*TUNER, *inner.keys, bits, old, method, kind, nested, saved, dtype, "use_dora")
-    facts = names_in("lora_rank lora_targets qlora base use_dora modules_to_save lora_dtype kbit_upcast")
+    keys = (*TUNER, *inner.keys, bits, old, method, kind, nested, saved, dtype, "use_dora", PRUNED)
+    facts = names_in("adapter lora_rank lora_targets qlora base use_dora modules_to_save lora_dtype kbit_upcast")
     return Idea(keys=tuple(dict.fromkeys(keys)), facts=facts, read=read, write=write)
 
 
@@ -231,7 +244,7 @@ def _dropout() -> Idea:
     inner = dropout("lora_dropout")
 
     def read(keys: Keys) -> Facts:
-        usual = 0.05 if _tuner(keys) == "lora" and not keys.has("lora_dropout") else None
+        usual = 0.05 if _tuner(keys) != "full" and not keys.has("lora_dropout") else None
         return {"lora_dropout": inner.read(keys)["lora_dropout"] or usual}
 
     return msgspec.structs.replace(inner, read=read)

@@ -79,13 +79,13 @@ def _fits(job: Job, known: Tuner, model: ModelSpec) -> None:
         if wrong and getattr(job, name):
             raise ConfigError(f"is not of {known.title}", key=name)
     if job.qlora and not known.quantised:
-        raise NotModelled(f"{known.title} on a quantised base")
+        raise NotModelled(f"{known.title} on a quantised base is not modelled")
     if known.virtual and (job.lengths is not None or (job.cp or 1) > 1):
-        raise NotModelled(f"{known.title} with --lengths or --cp")
+        raise NotModelled(f"{known.title} with --lengths or --cp is not modelled")
     if (job.tp or 1) > 1:
-        raise NotModelled(f"{known.title} with --tp")
+        raise NotModelled(f"{known.title} with --tp is not modelled")
     if known.virtual and model.head.kind != "lm":
-        raise NotModelled(f"{known.title} of a model without a language modelling head")
+        raise NotModelled(f"{known.title} of a model without a language modelling head is not modelled")
 
 
 def _widest(model: ModelSpec, lora: Lora) -> tuple[int, int]:
@@ -152,10 +152,10 @@ def _upcast(job: Job, lora: Lora, name: str, fill: Any) -> Any:
     """What is cast to float32 before training: PEFT's own preparation of a quantised base, unless the job says otherwise."""
     framework = FRAMEWORKS.get(name)
     peft = framework is not None and framework.peft
-    # DeepSpeed's engine casts the whole model to 16 bits, and nothing is left of what PEFT cast.
-    beside = (
-        ("use_dora",) if framework is None or not framework.splits_model else ("use_dora", "lora_dtype", "kbit_upcast")
-    )
+    # DeepSpeed's engine casts the whole model to 16 bits: DoRA runs in these, and nothing is left of what PEFT cast.
+    beside: tuple[str, ...] = ("use_dora", "lora_dtype", "kbit_upcast")
+    if framework is None or not framework.splits_model:
+        beside = ("use_dora",) if framework is None or framework.engine is None else ()
     for name in beside:
         if not peft and getattr(job, name):
             raise ConfigError("is PEFT's, and goes with --framework huggingface", key=name)

@@ -43,6 +43,7 @@ ENDS = {
 """Modules before the layers and after them."""
 PATTERN = set("^$[](){}*+?|\\")
 SHARE = "frozen:"
+BUT = "but:"
 
 
 class Part(NamedTuple):
@@ -61,13 +62,16 @@ def train_only(model: ModelSpec, words: str) -> ModelSpec:
     """Return the model with all weights frozen but those that `words` name. Raises `ConfigError` or `NotModelled`.
 
     Words are separated by commas: `layers.-8:` (a place, a range as Python writes it, or `*`), `layers.24:32.mlp`, `embed_tokens`,
-    `lm_head`, `norm`; a regular expression on the parameters' names in transformers, which must fit their beginning; or
-    `frozen:0.8`, all but the first 80 % of the parameters.
+    `lm_head`, `norm`; a regular expression on the parameters' names in transformers, which must fit their beginning;
+    `frozen:0.8`, all but the first 80 % of the parameters; or `but:` before any of them, which takes it out of the others, or
+    of all where there are none.
 
     >>> from loadgauge.families.reference import llama_model
     >>> half = train_only(llama_model(4, 512, 8, 1000), "layers.2:")
     >>> half.pattern, [block.reached for block in half.blocks]
     ((0, 0, 1, 2), [False, False, True])
+    >>> train_only(llama_model(4, 512, 8, 1000), "but:embed_tokens").trained
+    frozenset({'head.norm', 'head.logits'})
     """
     if any(block.shares_weights for block in model.blocks):
         raise NotModelled(f"training a part of {model.name}, whose layers share their weights")
@@ -75,8 +79,11 @@ def train_only(model: ModelSpec, words: str) -> ModelSpec:
         raise NotModelled("training a part of a model together with its multi-token prediction modules")
     ends, kinds = _weights(model)
     parts = _parts(model, ends, kinds)
-    chosen: set[tuple[int | None, str]] = set()
-    for word in _words(words):
+    listed = _words(words)
+    everything = {(part.layer, part.operation) for part in parts}
+    chosen: set[tuple[int | None, str]] = everything if all(word.startswith(BUT) for word in listed) else set()
+    for given in sorted(listed, key=lambda word: word.startswith(BUT)):
+        word = given.removeprefix(BUT)
         found = {(part.layer, part.operation) for part in _named(word, model, parts)}
         if not found:
             known = sorted({_plain(part, model)[0].split(".")[0] for part in parts} | {"layers"})
@@ -84,7 +91,9 @@ def train_only(model: ModelSpec, words: str) -> ModelSpec:
             raise ConfigError(
                 f"nothing in {model.name} is called {word!r} (known: {', '.join(known)}){hint}", key="train"
             )
-        chosen |= found
+        chosen = chosen - found if given.startswith(BUT) else chosen | found
+    if not chosen:
+        raise ConfigError(f"{words!r} leaves nothing to train", key="train")
     return _frozen(model, ends, kinds, chosen)
 
 

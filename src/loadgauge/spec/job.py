@@ -321,7 +321,7 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
         _field(
             "text", "method",
             "Train these weights of the model and freeze the rest: layers.-8:, layers.24:32.mlp, embed_tokens, lm_head, norm, a"
-            " regular expression on parameters' names, or frozen:0.8 (all but the first 80 %).",
+            " regular expression on parameters' names, frozen:0.8 (all but the first 80 %), or but: before one (all else).",
             metavar="WHAT", values=("layers.-2:", "layers.-8:", "frozen:0.5"),
         ),
     ] = None  # fmt: skip

@@ -241,6 +241,9 @@ def training(
         lora = msgspec.structs.replace(lora, fused=chosen.fused_adapters)
         # The optimizer has no float32 copies of 16-bit weights.
         recipe = msgspec.structs.replace(recipe, master=0, main_gradient=0, moment=recipe.weight)
+    elif lora is not None and lora.dora and chosen.engine is not None:
+        # PEFT's modules too, without autocast, and in the 16 bits that the engine casts the whole model to.
+        lora = msgspec.structs.replace(lora, peft=True)
     run = msgspec.structs.replace(
         chosen.kernels,
         attention="eager" if attention == "eager" else "flash",

@@ -52,7 +52,7 @@ SCHEDULES = {
 """Pipeline schedules of torch.distributed.pipelining."""
 REFUSED = {
     **{axis: 1 for axis in DEGREES if axis not in TRACED}, "lengths": None, "loss": "auto", "framework": "huggingface",
-    "lora_rank": None, "qlora": False, "offload": "none", "offload_to": "cpu", "activation_offload": "none",
+    "lora_rank": None, "adapter": None, "qlora": False, "offload": "none", "offload_to": "cpu", "activation_offload": "none",
     "pin_memory": True, "mtp": False, "weights": None, "version": None,
 }  # fmt: skip
 """Fields of a `Job` that a traced MODEL cannot have, and the value that changes nothing."""
