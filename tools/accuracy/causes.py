@@ -259,6 +259,15 @@ def cause(run: SourceRow, record: Record) -> Cause | None:
     return None
 
 
+def listed(groups: dict[Group, list[Record]]) -> dict[str, dict[str, str]]:
+    """Causes for `data/runs/causes.json`: the sentence of each, and the cause of each row by its id."""
+    known = {group.cause.name: (group.cause.sentence, rows) for group, rows in groups.items() if group.cause is not None}
+    return {
+        "causes": {name: sentence for name, (sentence, _) in sorted(known.items())},
+        "rows": dict(sorted((record.id, name) for name, (_, rows) in known.items() for record in rows)),
+    }
+
+
 class Group(NamedTuple):
     """Rows of one quantity that are far off for the same cause; where it is not known (None), of the same source."""
 
