@@ -50,7 +50,7 @@ function open(row) {
     h("p", {}, [row.model, row.hardware, row.layout].filter(Boolean).join(" · ")),
     h("dl", { class: "facts" }, ...facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
     row.cause ? h("p", {}, h("strong", {}, t("accuracy.cause")), " ", row.cause) : null,
-    row.flags ? h("pre", {}, row.flags) : null,
+    row.flags ? h("pre", { class: "formula", tabindex: "0" }, row.flags) : null,
     row.assumed?.length ? h("div", {}, h("strong", {}, t("accuracy.open")), h("ul", {}, ...row.assumed.map((line) => h("li", {}, line)))) : null,
     h("p", {}, t("source"), ": ", row.link ? h("a", { href: row.link, target: "_blank", rel: "noopener noreferrer" }, row.where) : row.where));
 }
