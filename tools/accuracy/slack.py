@@ -281,7 +281,10 @@ def text(known: Software) -> str:
         "# What software adds to the time of kernels, and how far measured step times lie from the prediction; `make range` writes",
         "# this file from the published runs of data/runs, with the rates of kernels (data/calibration) fixed.",
         f'date = "{known.date}"',
-        *(f"{name} = {getattr(known, name)}" for name in ("transferred", "low_measured", "high_measured", "median", "most", "covered")),
+        *(
+            f"{name} = {getattr(known, name)}"
+            for name in ("transferred", "low_measured", "high_measured", "median", "most", "covered")
+        ),
     ]
     for one in known.factors:
         names = ", ".join(f'"{source}"' for source in one.sources)
