@@ -277,7 +277,11 @@ def test_validation_comes_piece_by_piece(served: Served) -> None:
     assert second["done"] > first["done"]
     assert second["since"] == len(first["rows"])
     rows = [*first["rows"], *second["rows"]]
-    told = [record.to_dict() | validation.about(record.id) for run in validation.order()[: second["done"]] for record in validate([run])]
+    told = [
+        record.to_dict() | validation.about(record.id)
+        for run in validation.order()[: second["done"]]
+        for record in validate([run])
+    ]
     assert rows == json.loads(msgspec.json.encode(told))
     # A row opens to what ran, where it is written and, where it is far off, why.
     row = first["rows"][0]

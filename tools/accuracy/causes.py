@@ -243,7 +243,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         "attention of 2023 on Hopper",
         "Before FlashAttention-2 LLM Foundry ran Triton's kernel, which no table has on H100: the ratio of the two on A100"
-        " stands in. The error grows with the length, from 3 to 8 % at 2,048 and below to 20 to 24 % at 32,768, and does not on A100.",
+        " stands in. The error grows with the length, from 3 to 8 % up to 2,048 to 20 to 24 % at 32,768; on A100 it does not.",
         lambda run, record, flags: (
             (named(run.framework, "LLM Foundry") or named(run.framework, "llm-foundry"))
             and "H100" in run.hardware
