@@ -277,8 +277,21 @@ def test_validation_comes_piece_by_piece(served: Served) -> None:
     assert second["done"] > first["done"]
     assert second["since"] == len(first["rows"])
     rows = [*first["rows"], *second["rows"]]
-    told = [record.to_dict() for run in validation.order()[: second["done"]] for record in validate([run])]
+    told = [
+        record.to_dict() | validation.about(record.id)
+        for run in validation.order()[: second["done"]]
+        for record in validate([run])
+    ]
     assert rows == json.loads(msgspec.json.encode(told))
+    # A row opens to what ran, where it is written and, where it is far off, why.
+    row = first["rows"][0]
+    assert row["link"].startswith("https://")
+    assert row["link"].split("/")[2] in ("github.com", "arxiv.org")
+    assert row["name"] in row["where"]
+    assert "--gpus" in row["flags"]
+    far = validation.about("T-BS-063")
+    assert "no multiple of 8" in str(far["cause"])
+    assert 0.7 < first["left_out"]["covered"] < 0.95
     assert len({run.id for run in validation.order()}) == first["of"]
     assert second["summary"]["time"]["all"]["rows"] == sum(row["quantity"] == "time" for row in rows)
     # The first rows are of many sources.

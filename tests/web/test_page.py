@@ -418,6 +418,16 @@ OOM = (
 )
 
 
+def test_a_published_run_opens_to_what_ran(opened: Any) -> None:
+    page = opened(f"{SMALL}&~tab=accuracy&~tables=accuracy")
+    row = page.locator("#panel-accuracy tbody tr button").first
+    row.wait_for(timeout=60_000)
+    assert "without its own rows" in page.text_content("#panel-accuracy .sub")
+    row.click()
+    page.wait_for_selector("#drawer[open] a[href^='https://']")
+    assert "--gpus" in page.text_content("#drawer pre")
+
+
 # -- for everybody -----------------------------------------------------------------------------------------------------
 
 

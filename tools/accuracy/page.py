@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
 
-from accuracy.causes import FAR, far_off
+from accuracy.causes import FAR, far_off, listed
 from accuracy.memory_range import FEWEST, calibrated_level, covered, left_out, residuals
 from accuracy.slack import Left
 from accuracy.slack import calibrated_level as slack_level
@@ -314,6 +317,13 @@ source (see `tools/published_runs`). Two of them follow the framework's source, 
 known of its defaults; so for memory these rows are not unseen."""
 
 
+def _keep_causes(records: Sequence[Record]) -> None:
+    """Writes the causes for the package, where the page of predictions beside measurements shows them."""
+    groups = far_off([record for record in records if record.quality in "AB"], source_rows())
+    place = Path(str(resources.files("loadgauge"))) / "data" / "runs" / "causes.json"
+    place.write_text(json.dumps(listed(groups), indent=1) + "\n", encoding="utf-8")
+
+
 def generate(cross_validate: bool = True, say: Callable[[str], object] | None = None) -> str:
     """The page, from the runs that come with loadgauge."""
     from loadgauge.validate.runs import published
@@ -323,6 +333,7 @@ def generate(cross_validate: bool = True, say: Callable[[str], object] | None = 
     if say is not None:
         say(f"{len(runs.runs)} runs")
     records = validate(runs)
+    _keep_causes(records)
     apart: list[Left] = []
     if cross_validate:
         from accuracy import slack

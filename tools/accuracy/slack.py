@@ -263,6 +263,8 @@ def made(runs: Sequence[Run], date: str, say: Callable[[str], object]) -> Softwa
     half = quantile([error for error, _ in own], [vote for _, vote in own], COVERAGE)
     assert half is not None
     errors = [abs(math.expm1(one.error)) for one in left]
+    votes = _votes([one.row for one in left])
+
     say(
         f"{len(rows)} rows, sources left out: median {numpy.median(errors):.1%}, p90 {numpy.quantile(errors, 0.9):.1%};"
         f" level {level:.2f} holds {covered(left, level):.0%} of rows, {by_source(left, level):.0%} over sources,"
@@ -271,6 +273,7 @@ def made(runs: Sequence[Run], date: str, say: Callable[[str], object]) -> Softwa
     return Software(
         date=date, transferred=round(math.hypot(1.0, shifts(runs) / deviation), 2), low_measured=round(math.exp(-half), 3),
         high_measured=round(math.exp(half), 3), covered=round(covered(left, level), 2), factors=tuple(factors),
+        median=round(quantile(errors, votes, 0.5) or 0.0, 3), most=round(quantile(errors, votes, 0.9) or 0.0, 3),
     )  # fmt: skip
 
 
@@ -280,7 +283,10 @@ def text(known: Software) -> str:
         "# What software adds to the time of kernels, and how far measured step times lie from the prediction; `make range` writes",
         "# this file from the published runs of data/runs, with the rates of kernels (data/calibration) fixed.",
         f'date = "{known.date}"',
-        *(f"{name} = {getattr(known, name)}" for name in ("transferred", "low_measured", "high_measured", "covered")),
+        *(
+            f"{name} = {getattr(known, name)}"
+            for name in ("transferred", "low_measured", "high_measured", "median", "most", "covered")
+        ),
     ]
     for one in known.factors:
         names = ", ".join(f'"{source}"' for source in one.sources)

@@ -213,6 +213,23 @@ class Recompute(msgspec.Struct, frozen=True):
     def __bool__(self) -> bool:
         return bool(self.checkpointed or self.discarded)
 
+    def rerun(self, layer: Layer, *, part: bool = False) -> Recompute:
+        """Return what of a layer runs again: all of it, or of a checkpointed region the part that backward asks for.
+
+        part: it stops at the last tensor that backward needs, before the product that only reads it
+        """
+        if not part or not self.checkpointed:
+            return self
+        needed: frozenset[str] = frozenset()
+        for index, operation in reversed(tuple(enumerate(layer))):
+            made = {tensor.name for tensor in operation.inputs}
+            inside = operation.name in self.checkpointed and operation.keeps
+            if inside:
+                own = any(tensor.name not in made for tensor in operation.keeps)
+                needed = frozenset(one.name for one in layer.operations[: index + own])
+                break
+        return Recompute(self.checkpointed & needed, self.discarded)
+
 
 NOTHING = Recompute()
 

@@ -18,7 +18,7 @@ from loadgauge.spec.layout import SCHEDULES, Schedule
 from loadgauge.spec.memory_range import Stack
 from loadgauge.spec.overlap import Overlap
 from loadgauge.spec.precision import TORCHAO, TRANSFORMER_ENGINE
-from loadgauge.spec.stacks import ADAMW_STEP, END_UNITS, LOADED_DTYPE, NEWEST_STACK, Habit
+from loadgauge.spec.stacks import ADAMW_STEP, END_UNITS, LOADED_DTYPE, NEWEST_STACK, NON_REENTRANT, RERUNS, Habit
 from loadgauge.spec.stacks import Stack as Releases
 from loadgauge.spec.zero_engine import ZeroEngine
 
@@ -70,6 +70,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     overlap: which of it is hidden under compute
     reduced: elements of a gradient bucket; each waits for the latency of its own reduction
     reduced_per_rank: elements that a bucket has at least for each rank it is reduced over
+    reruns: how much of a checkpointed layer runs again (`RERUNS`)
     reduces_by_layer: under ZeRO a bucket is one layer, whatever its size
     splits_sends: without sequence parallelism each tensor-parallel rank sends its part of the activations to the next
         stage, where they are gathered
@@ -102,6 +103,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     fully_shards: bool = False
     end_units: Habit = Habit.always("root", "its launch scripts")
     unit_gradients: bool = False
+    reruns: Habit = Habit.always("whole", "its own function of autograd")
     peft: bool = False
     returns_float32: bool = False
     prepares: bool = True
@@ -183,7 +185,7 @@ FRAMEWORKS: dict[str, Framework] = {
             loaded=LOADED_DTYPE, sharded="bf16-fsdp-16", end_units=END_UNITS, returns_float32=True,
             optimizer_step=ADAMW_STEP, own_optimizers=("transformers",),
             embeddings_32bit=True, host=FSDP_HOST,
-            overlap=DDP,
+            overlap=DDP, reruns=RERUNS,
             reduces_once=True,  # Trainer enters accelerate's `no_sync` for every micro-batch but the last
             # DDP, and FSDP's SHARD_GRAD_OP and FULL_SHARD; its models checkpoint whole layers, or none.
             splits_model=False, zero_stages=(0, 2, 3), schedules=("1f1b",), recomputes_parts=False,
@@ -230,7 +232,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="torchtune",
             # GQA's keys and values are expanded to all heads; norms are in float32; weights, gradients and states in 16 bits.
             kernels=Kernels(norm="upcast", views_pin_storage=True, loss_pieces=8),
-            overlap=DDP,
+            overlap=DDP, reruns=Habit.always("part", NON_REENTRANT),
             precision="bf16-pure", low_precisions=tuple(TORCHAO.items()),
             gradients_persist=False, fully_shards=True, reduces_by_layer=True, host=FSDP_HOST,
             splits_model=False, zero_stages=(0, 2, 3), schedules=("1f1b",), recomputes_parts=False,
@@ -244,7 +246,7 @@ FRAMEWORKS: dict[str, Framework] = {
             ),
             precision="bf16-pure", low_precisions=tuple(TORCHAO.items()),
             gradients_persist=False, fully_shards=True, reduces_once=True, flat_parameters=True,
-            overlap=DDP,
+            overlap=DDP, reruns=Habit.always("part", NON_REENTRANT),
             optimizer_step=Habit.always("foreach", "litgpt 0.5.13: utils.py, instantiate_torch_optimizer"),
             splits_model=False, zero_stages=(0, 3), schedules=("1f1b",), recomputes_parts=False,
             source="litgpt",
@@ -267,7 +269,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="deepspeed",
             kernels=TRANSFORMERS,
             precision="bf16-mixed-16", low_precisions=tuple(TRANSFORMER_ENGINE.items()),
-            gradients_persist=True, engine=ZeroEngine(),
+            gradients_persist=True, engine=ZeroEngine(), reruns=RERUNS,
             optimizer_step=Habit.always("fused", "deepspeed 0.19.8: runtime/engine.py, FusedAdam"),
             reduced=500e6,
             # stage_1_and_2.py: fp32 partition, its gradient and a 16-bit buffer; stage3.py: gradients in float32 and 16 bits.
@@ -307,7 +309,7 @@ _like(
     # Plain scripts over PyTorch's FSDP (fms-fsdp, Lightning): one unit a layer, each a flat tensor (FSDP1).
     "fsdp", "torchtitan",
     kernels=Kernels(views_pin_storage=True), flat_parameters=True, splits_model=False, zero_stages=(0, 2, 3),
-    schedules=("1f1b",), expandable=False, receives_apart=False,
+    schedules=("1f1b",), expandable=False, receives_apart=False, reruns=Habit.always("part", NON_REENTRANT),
 )  # fmt: skip
 _like(
     "llm-foundry", "fsdp", precision="bf16-autocast",
@@ -322,6 +324,7 @@ _like(
     "automodel", "torchtitan",
     kernels=msgspec.structs.replace(TRANSFORMERS, keep_gathered=True), stack="fine-tuning",
     low_precisions=(*TORCHAO.items(),), zero_stages=(0, 2, 3), expandable=False, source="nemo-automodel",
+    reruns=Habit.always("part", NON_REENTRANT),
 )  # fmt: skip
 _like(
     # One compiled model under DDP.
@@ -336,6 +339,7 @@ _like(
     kernels=with_compile(Kernels(keep_gathered=True)), overlap=Overlap(tp=True, dp=True), stack="pretraining",
     expandable=False, receives_apart=False,
     low_precisions=(), schedules=("1f1b", "interleaved"), flash=TRANSFORMER_ENGINE_ATTENTION, source="maxtext",
+    reruns=Habit.always("part", "XLA, which leaves out what nothing reads"),
 )  # fmt: skip
 
 LOW_PRECISIONS: dict[str, dict[str, LowPrecision]] = {

@@ -57,13 +57,16 @@ class Software(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     transferred: power of `low` and `high` for a GPU without tables of operators, whose kernels are rated as a relative's
     low_measured, high_measured: the range once a run of one's own has rescaled the prediction
-    covered: share of the rows that lie within their range, each source left out in turn
+    median, most: the error that half and nine tenths of the rows keep below, each source left out in turn
+    covered: share of the rows that lie within their range then
     """
 
     date: str
     transferred: float
     low_measured: float
     high_measured: float
+    median: float
+    most: float
     covered: float
     factors: tuple[Factor, ...]
 

@@ -156,6 +156,17 @@ KEPT_INPUT = Habit(
 )
 """Whether a 4-bit layer keeps its input for backward, which nothing reads where the matrix is frozen."""
 
+NON_REENTRANT = "torch.utils.checkpoint without use_reentrant, which stops at the last tensor that backward needs"
+RERUNS = Habit(
+    (
+        Change(
+            "part", "transformers 5.23: modeling_utils.py, gradient_checkpointing_enable", (("transformers", (5,)),)
+        ),
+        Change("whole", "transformers 4.57.6: modeling_utils.py, gradient_checkpointing_enable"),
+    )
+)
+"""Whether a checkpointed layer runs again as a `whole`, or up to the last tensor that backward needs, without its last product."""
+
 BRANCHING = Habit(
     (
         Change(

@@ -71,6 +71,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     around: what happens between the steps
     weights: the dtype in which they are loaded, where the recipe follows from it
     ends_apart: FSDP2 shards an embedding and a head that are not tied as units of their own
+    reruns_part: a checkpointed layer runs again up to the last tensor that backward needs, not to its end
     by_sharding: its recipes where weights are whole and where FSDP shards them, if these differ (`under`)
     """
 
@@ -85,6 +86,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     around: Around = NOTHING
     weights: str = ""
     ends_apart: bool = False
+    reruns_part: bool = False
     by_sharding: tuple[Precision, Precision] | None = None
 
     @property
@@ -256,7 +258,7 @@ def training(
         framework=chosen, precision=recipe, kernels=_kernels(chosen, recipe, run, lora),
         optimizer=optimizer_of(chosen, optimizer, stack),
         overlap=chosen.overlap, lora=lora, offload=offload, host=host, weights=loaded,
-        ends_apart=chosen.end_units.at(stack).value == "apart",
+        ends_apart=chosen.end_units.at(stack).value == "apart", reruns_part=chosen.reruns.at(stack).value == "part",
     )  # fmt: skip
     if sharded is None:
         return made

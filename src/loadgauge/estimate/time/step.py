@@ -234,7 +234,8 @@ class StepModel:
 
     def computed(self, facts: LayerFacts) -> MicroBatch:
         """Return the part of `of_layer` that does not depend on where the weights are sharded [s]."""
-        layer, again = facts.layer, facts.recompute
+        layer = facts.layer
+        again = facts.recompute.rerun(layer, part=self.training.reruns_part)
         forward, backward, weight, repeated = _Sums(), _Sums(), 0, _Sums()
         launched = 0
         for operation in layer:

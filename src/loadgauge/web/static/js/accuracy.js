@@ -2,6 +2,7 @@
 import { ask } from "./api.js";
 import { axis, lines, Plot, tooltip } from "./chart.js";
 import { h } from "./dom.js";
+import { openDrawer } from "./drawer.js";
 import { t, term } from "./i18n.js";
 import { bytes, fixed, percent, seconds } from "./numbers.js";
 import { Panel } from "./panel.js";
@@ -19,7 +20,7 @@ export const accuracy = new Panel({
   sub: said,
   table: () => ({
     columns: [{ text: t("run"), words: true }, { text: t("accuracy.measured") }, { text: t("accuracy.predicted") }, { text: t("accuracy.off") }, { text: t("source"), words: true }],
-    rows: rows().map((row) => [h("span", {}, row.id, row.gpu ? h("span", { class: "note" }, row.gpu) : null), shown(row.measured), shown(row.predicted), off(row), row.source]),
+    rows: rows().map((row) => [h("span", {}, h("button", { class: "act", type: "button", onclick: () => open(row) }, row.id), row.gpu ? h("span", { class: "note" }, row.gpu) : null), shown(row.measured), shown(row.predicted), off(row), row.name ?? row.source]),
   }),
 });
 
@@ -32,7 +33,26 @@ const off = (row) => `${row.error >= 0 ? "+" : "−"}${percent(Math.abs(row.erro
 function said() {
   const all = found.summary?.[chosen()]?.all;
   const progress = found.complete ? "" : t("accuracy.progress", { done: fixed(found.done), of: fixed(found.of) });
-  return progress + (!all ? "" : t("accuracy.sub", { count: fixed(all.expressible), median: percent(all.median), most: percent(all.p90) }));
+  if (!all) return progress;
+  const here = { count: fixed(all.expressible), median: percent(all.median), most: percent(all.p90) };
+  const apart = chosen() === "time" ? found.left_out : null;
+  if (!apart) return progress + t("accuracy.sub", here);
+  return `${progress}${t("accuracy.apart", { median: percent(apart.median), most: percent(apart.p90), covered: percent(apart.covered) })} ${t("accuracy.within", here)}`;
+}
+
+/** What ran, where it is written, and where it is far off why. */
+function open(row) {
+  const facts = [
+    [t("accuracy.measured"), shown(row.measured)], [t("accuracy.predicted"), `${shown(row.predicted)} (${shown(row.low)} – ${shown(row.high)})`],
+    [t("accuracy.off"), off(row)],
+  ];
+  openDrawer(row.id,
+    h("p", {}, [row.model, row.hardware, row.layout].filter(Boolean).join(" · ")),
+    h("dl", { class: "facts" }, ...facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+    row.cause ? h("p", {}, h("strong", {}, t("accuracy.cause")), " ", row.cause) : null,
+    row.flags ? h("pre", { class: "formula", tabindex: "0" }, row.flags) : null,
+    row.assumed?.length ? h("div", {}, h("strong", {}, t("accuracy.open")), h("ul", {}, ...row.assumed.map((line) => h("li", {}, line)))) : null,
+    h("p", {}, t("source"), ": ", row.link ? h("a", { href: row.link, target: "_blank", rel: "noopener noreferrer" }, row.where) : row.where));
 }
 
 /** The server works them out some at a time; they are shown as they come, while the view is open. */
@@ -66,13 +86,13 @@ function draw(place) {
   const span = high / low > 30 ? "log" : "value";
   
   if (!place.querySelector(".legend")) place.append(h("p", { class: "legend foot" }));
-  place.querySelector(".legend").replaceChildren(...sources.map((source, at) => h("span", {}, h("i", { style: { background: `var(--${paints[at % paints.length]})` } }), source)));
+  place.querySelector(".legend").replaceChildren(...sources.map((source, at) => h("span", {}, h("i", { style: { background: `var(--${paints[at % paints.length]})` } }), points.find((row) => row.source === source)?.name ?? source)));
   return plot.draw(place, {
     grid: { left: 64, right: 20, top: 18, bottom: 44 },
-    tooltip: tooltip({ trigger: "item", formatter: ({ data }) => (data?.row ? lines(data.row.id, [[t("accuracy.measured"), shown(data.row.measured)], [t("accuracy.predicted"), shown(data.row.predicted)], [t("accuracy.off"), off(data.row)], [t("source"), data.row.source]]) : "") }),
+    tooltip: tooltip({ trigger: "item", formatter: ({ data }) => (data?.row ? lines(data.row.id, [[t("accuracy.measured"), shown(data.row.measured)], [t("accuracy.predicted"), shown(data.row.predicted)], [t("accuracy.off"), off(data.row)], [t("source"), data.row.name ?? data.row.source]]) : "") }),
     xAxis: axis({ type: span, min: low, max: high, name: t("accuracy.measured"), nameLocation: "middle", nameGap: 28, axisLabel: { formatter: shown, showMinLabel: false, showMaxLabel: false } }),
     yAxis: axis({ type: span, min: low, max: high, name: t("accuracy.predicted"), nameLocation: "middle", nameRotate: 90, nameGap: 46, axisLabel: { formatter: shown, showMinLabel: false, showMaxLabel: false } }),
     series: [band(1, "solid", .9), band(1.1, [3, 4], .7), band(1 / 1.1, [3, 4], .7),
       ...sources.map((source, at) => ({ type: "scatter", name: source, symbolSize: 8, itemStyle: { color: colour(paints[at % paints.length]), opacity: .75 }, data: points.filter((row) => row.source === source).map((row) => ({ value: [row.measured, row.predicted], row })) }))],
-  }, t("accuracy.label", { count: fixed(points.length) }));
+  }, t("accuracy.label", { count: fixed(points.length) }), (engine) => engine.on("click", ({ data }) => data?.row && open(data.row)));
 }
