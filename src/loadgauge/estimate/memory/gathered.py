@@ -259,7 +259,8 @@ def _cast(memory: MemoryModel, stage: Stage, point: At, weights: RankWeights) ->
         made: Size = every if point.doing == "head" and not by_tile else 0
         for key, count in memory.counts(stage, stage.start, stage.stop).items():
             of = memory.facts[key].weights.all
-            cached = of.trainable_matrices if key[1] and memory.training.lora is not None else of.matrices
+            frozen = memory.training.lora is not None or not same(of.frozen, 0)
+            cached = of.trainable_matrices if key[1] and frozen else of.matrices
             made = made + count * (cached - (of.matrices if point.doing == "head" and not by_tile else 0))
         return made
     if point.doing in ("embedding", "ends"):
