@@ -201,7 +201,7 @@ class Builder(Writer):
             out = quantised_result(self, name, out, given, x, copied=adapter in lora.targets)
         if (adapter or kind) not in lora.targets:
             return out
-        shape = AdapterShape(rows, i, o, shards)
+        shape = AdapterShape(rows, i, o, shards, bias)
         return peft_adapted(self, name, given, out, shape, around) if peft else adapted(self, name, x, kept, out, shape)
 
     # -- tensor parallelism: Megatron's f and g (source: korthikanti2022, section 4.2) ---------------------------------

@@ -270,7 +270,8 @@ def _cast(memory: MemoryModel, stage: Stage, point: At, weights: RankWeights) ->
         left = left + memory.facts[point.layer].weights.all.matrices
     if point.doing in ("loss", "prediction"):
         layers: Size = sum(count * memory.facts[key].weights.all.matrices for key, count in point.held)
-        left = left if by_tile else left + every - layers
+        # Liger's loss has made both gradients in forward, and keeps no copy.
+        left = left if by_tile or memory.view.kernels.loss == "liger" else left + every - layers
     return left
 
 
