@@ -297,7 +297,10 @@ def _dora(
     elif shape.bias:
         itemsize = 4 if build.wide_weights or lora.upcast == "all" else base.itemsize
         base = build.elementwise(
-            f"{name}.dora_unbiased", (base,), Tensor(f"{name}.dora_unbiased", base.numel, itemsize), shares_gradient=True
+            f"{name}.dora_unbiased",
+            (base,),
+            Tensor(f"{name}.dora_unbiased", base.numel, itemsize),
+            shares_gradient=True,
         )
     each = {what: Tensor(f"{name}.dora_{what}", base.numel, held) for what in ("frozen", "raw", "scaled", "sum")}
     whole = each["sum"].nbytes

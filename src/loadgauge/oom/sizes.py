@@ -50,7 +50,10 @@ def _sizes(result: Estimate, backward: bool) -> Iterator[tuple[str, float]]:
             for weight in (*operation.weights, *operation.borrows):
                 for itemsize in (2, FLOAT32):
                     if weight.trainable or not backward:
-                        yield f"{of}{weight.name} ({_count(weight.numel)} x {itemsize} B)", float(weight.numel) * itemsize
+                        yield (
+                            f"{of}{weight.name} ({_count(weight.numel)} x {itemsize} B)",
+                            float(weight.numel) * itemsize,
+                        )
 
 
 def _layers(result: Estimate) -> Iterable[Layer]:

@@ -24,13 +24,12 @@ def step_temporaries(memory: MemoryModel, stage: Stage) -> Size:
         wide, all_updated = updated(memory, weights, "wide"), updated(memory, weights)
         listed = temporaries.lists * maximum(4 * wide, precision.moment * (all_updated - wide))
     if temporaries.largest:
-        sizes = (
-            (temporaries.largest + (temporaries.upcasts if itemsize < 4 else 0), 4 if temporaries.float32 else itemsize, wide)
-            for itemsize, wide in ((master, False), (4, True))
-        )
+        # Adapters are float32 beside weights of 16 bits.
         largest: Size = 0
-        for number, itemsize, wide in sizes:
-            largest = maximum(largest, number * itemsize * largest_updated(memory, stage, wide=wide))
+        for wide, itemsize in ((False, master), (True, 4)):
+            number = temporaries.largest + (temporaries.upcasts if itemsize < 4 else 0)
+            each = 4 if temporaries.float32 else itemsize
+            largest = maximum(largest, number * each * largest_updated(memory, stage, wide=wide))
         listed = listed + largest
     return listed
 
