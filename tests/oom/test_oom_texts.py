@@ -88,6 +88,35 @@ POSTED = {
         {"allowed": 38 * GIB, "allocated": 37 * GIB},
         "the limit that the program has set itself",
     ),
+    # ROCm: the same text under another name.
+    "ROCm": (
+        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.98 GiB of"
+        " which 1.20 GiB is free. Of the allocated memory 22.00 GiB is allocated by PyTorch, and 0.30 GiB is reserved by"
+        " PyTorch but unallocated.",
+        {"capacity": round(23.98 * GIB), "allocated": 22 * GIB, "host": False},
+        NEEDS,
+    ),
+    # The wordings of aten/src/ATen/mps/MPSAllocator.mm, PyTorch 1.13 and 2.13.
+    "MPS, first": (
+        "RuntimeError: MPS backend out of memory (MPS allocated: 8.60 GB, other allocations: 384.00 KB, max allowed: 9.07 GB)."
+        " Tried to allocate 512.00 MB on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for"
+        " memory allocations (may cause system failure).",
+        {"tried": 512 * MIB, "allocated": round(8.6 * GIB), "capacity": round(9.07 * GIB), "idle": None},
+        NEEDS,
+    ),
+    "MPS": (
+        "RuntimeError: MPS backend out of memory (MPS allocated: 17.50 GiB, other allocations: 2.00 MiB, max allowed: 18.13"
+        " GiB). Tried to allocate 1.00 GiB on private pool.",
+        {"tried": GIB, "allocated": round(17.5 * GIB), "capacity": round(18.13 * GIB)},
+        NEEDS,
+    ),
+    # c10/core/impl/alloc_cpu.cpp: DeepSpeed's and FSDP's offloading, and weights on their way.
+    "the host": (
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+        " allocate 26843545600 bytes. Error code 12 (Cannot allocate memory)",
+        {"tried": 25 * GIB, "capacity": None, "host": True},
+        "the host's memory",
+    ),
 }
 
 
@@ -128,8 +157,19 @@ def test_what_a_person_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["RuntimeError: CUDA error: out of memory", "cublasCreate: CUBLAS_STATUS_ALLOC_FAILED"]
+    ("words", "says"),
+    [
+        ("RuntimeError: CUDA error: out of memory", "beside PyTorch's allocator"),
+        ("RuntimeError: HIP error: out of memory", "beside PyTorch's allocator"),
+        ("cublasCreate: CUBLAS_STATUS_ALLOC_FAILED", "beside PyTorch's allocator"),
+        ("Error out of memory at line 380 in file /src/csrc/ops.cu", "bitsandbytes"),
+        (
+            "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.",
+            "max-model-len",
+        ),
+        ("Free memory on device (10.1/79.2 GiB) on startup is less than desired GPU memory utilization (0.9)", "vLLM"),
+    ],
 )
-def test_errors_without_sizes(words: str) -> None:
-    with pytest.raises(ConfigError, match="beside PyTorch's allocator"):
+def test_errors_without_sizes(words: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
         parse(words)

@@ -13,6 +13,7 @@ import pytest
 
 from command_line import typed
 from loadgauge import estimate
+from loadgauge.oom.sizes import by_size
 from loadgauge.oom.traceback import frames, place
 
 torch = pytest.importorskip("torch")
@@ -167,6 +168,34 @@ def test_the_size_that_failed_is_the_ranks_share_of_the_parameters() -> None:
     tried = 8_030_261_248 * 4 // 8
     assert found.same_size(tried, result) == "8,030,261,248 trained parameters x 4 B / 8 ranks"
     assert not found.same_size(round(tried * 1.02), result)
+
+
+BACKWARD = """Traceback (most recent call last):
+  File "/home/u/train.py", line 40, in <module>
+    loss.backward()
+  File "/v/site-packages/torch/autograd/graph.py", line 824, in _engine_run_backward
+    return Variable._execution_engine.run_backward(
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {size}. GPU 0 has a total capacity of 79.15 GiB
+"""
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(2048, "1002.00 MiB"), (4096, "1.96 GiB")])
+def test_the_size_names_the_tensor_of_a_backward_that_shows_none(tokens: int, size: str, tmp_path: Path) -> None:
+    """The gradient of Llama 3's logits in float32: tokens x 128,256 x 4 bytes, a multiple of 2 MiB, with two decimals."""
+    file = tmp_path / "error.txt"
+    file.write_text(BACKWARD.format(size=size), encoding="utf-8")
+    words = f"--model llama-3.1-8b --memory 80GiB --seq-len {tokens} --micro-batch 1 --lora-rank 16 --json".split()
+    place = json.loads(typed(["why", str(file), *words]).out)["place"]
+    assert place["phase"] == "backward"
+    assert f"gradient of head.logits ({tokens * 128_256:,} x 4 B)" in place["same_size"]
+    file.write_text(BACKWARD.format(size="1012.00 MiB"), encoding="utf-8")  # 1 % more is none
+    assert json.loads(typed(["why", str(file), *words]).out)["place"]["same_size"] == ""
+
+
+def test_small_sizes_name_nothing() -> None:
+    """Up to 10 MiB the allocator asks for a segment of 20 MiB, whatever the tensor."""
+    result = estimate("llama-3.1-8b", gpu="a100-sxm4-40gb", seq_len=2048)
+    assert by_size(20 * MIB, result, backward=False) == ""
 
 
 def test_why_prints_the_place_and_changes_that_fit(tmp_path: Path) -> None:

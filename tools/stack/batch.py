@@ -32,6 +32,7 @@ CHANGED: tuple[tuple[str, int, Callable[[Case], bool]], ...] = (
     ("offloaded", 1, lambda case: case.checkpointing == "offloaded"),
     ("the rank with the head", 1, lambda case: case.wrapper in ("zero1", "zero2")),
     ("copied weights", 1, lambda case: case.method == "embeddings" and case.ranks > 1),
+    ("the loss alone", 1, lambda case: case.family == "gemma" and case.loss in ("liger", "inplace")),
     ("dtype of autocast", 1, lambda case: case.trains_by_trl and case.precision.endswith("+bf16")),
 )
 """The same for a change that touches some cases only; these are traced again."""

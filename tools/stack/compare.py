@@ -95,6 +95,11 @@ def adapters(case: Case) -> str:
     return "bfloat16" if case.method == "qlora" and case.trains_by_trl else "float32"
 
 
+def targets(case: Case) -> str:
+    """The names that the script gives PEFT: of GPT-2's attention the first matrix alone, as the other is called like the MLP's."""
+    return "qkv" if (case.family, case.targets) == ("gpt2", "attention") else case.targets
+
+
 def job(case: Case) -> Job:
     """The flags of `loadgauge estimate` for a case. Raises NotModelled."""
     if case.wrapper.startswith("zero") and case.precision == "bf16":
@@ -114,7 +119,7 @@ def job(case: Case) -> Job:
         given["train"] = f"layers.{case.layers // 2}:,{FROZEN_BESIDE.get(case.family, 'norm,lm_head')}"
     if case.adapters:
         given |= {
-            "lora_rank": case.rank, "lora_targets": case.targets, "lora_dropout": case.dropout or None,
+            "lora_rank": case.rank, "lora_targets": targets(case), "lora_dropout": case.dropout or None,
             "use_dora": True if case.method == "dora" else None,
             "modules_to_save": ENDS.get(case.family, "embed_tokens,lm_head") if case.method == "embeddings" else None,
             "lora_dtype": None if case.wrapper.startswith("zero") else adapters(case),

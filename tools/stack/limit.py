@@ -9,6 +9,7 @@ import contextlib
 import re
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -150,7 +151,8 @@ def _engine(frames: tuple[traceback.FrameSummary, ...]) -> list[traceback.FrameS
     if not frames:
         return []
     graph = torch.autograd.graph.__file__
-    line = next(number for number, text in enumerate(open(graph, encoding="utf-8"), 1) if ".run_backward(" in text)
+    lines = Path(graph).read_text(encoding="utf-8").splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if ".run_backward(" in text)
     call = traceback.FrameSummary(graph, line, "_engine_run_backward")
     first = next((place for place, frame in enumerate(frames, 1) if frame.name == "_engine_run_backward"), 0)
     return [call, *(frame for frame in frames[first:] if not frame.filename.endswith("threading.py"))]

@@ -27,13 +27,13 @@ from stack.case import Case
 from stack.compare import job
 from stack.limit import Failure, Full, limited, printed
 from stack.models import config
-from stack.record import Marks, phases, simulated
+from stack.record import AROUND, Marks, phases, simulated
 from stack.training import Rows, prepared
 
 SIZE: dict[str, Any] = {"layers": 4, "hidden": 2048, "vocab": 32000, "seq_len": 1024, "micro_batch": 4}
-FEW = "loss=liger,checkpointing=non-reentrant,micro_batch=1,seq_len=64"
-"""So few tokens that the states are the most."""
 NO_LIMIT = 1 << 60
+LATE = 0.999
+"""The share of a phase's need at which its largest moment fails."""
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +46,15 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     case: Case
     phase: str
     then: str = ""
-    share: float = 0.999
+    share: float = LATE
     logits: bool = True
     joined: bool = True
     whole: bool = True
+
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP shards the weights."""
+        return self.case.wrapper.startswith("fsdp")
 
     @property
     def words(self) -> str:
@@ -146,17 +151,16 @@ def tensor(script: Script, phase: str, failure: Failure) -> str:
 
 OPTIMIZERS = {"adamw-8bit": "adamw_bnb_8bit", "adamw-fused": "adamw_torch_fused", "adafactor": "adafactor", "sgd": "sgd",
               "adamw-8bit-paged": "paged_adamw_8bit", "adamw-paged": "paged_adamw_32bit"}  # fmt: skip
+OFFLOADED = {"zero2": "zero2-offload", "zero3": "zero3-offload", "fsdp2": "fsdp2-offload"}
 CHANGES: dict[str, Callable[[Script, Any], dict[str, Any]]] = {
     "recompute": lambda _, value: {"checkpointing": "non-reentrant" if value == "full" else "none"},
     "attention": lambda _, value: {"attention": "sdpa"},
     "micro_batch": lambda _, value: {"micro_batch": int(value)},
     "seq_len": lambda _, value: {"seq_len": int(value)},
     "optimizer": lambda _, value: {"optimizer": OPTIMIZERS[value]},
-    "loss": lambda script, value: {"trainer": "sft", "loss": "plain"} if script.case.wrapper.startswith("fsdp") else {"loss": "liger"},
-    "zero": lambda script, value: {"wrapper": ("ddp", "zero1", "zero2", "zero3")[int(value)]
-                                   if not script.case.wrapper.startswith("fsdp") else "fsdp2"},
-    "offload": lambda script, value: {"wrapper": {"zero2": "zero2-offload", "zero3": "zero3-offload",
-                                                  "fsdp2": "fsdp2-offload"}[script.case.wrapper]},
+    "loss": lambda script, _: {"trainer": "sft", "loss": "plain"} if script.sharded else {"loss": "liger"},
+    "zero": lambda script, value: {"wrapper": "fsdp2" if script.sharded else ("ddp", "zero1", "zero2", "zero3")[int(value)]},
+    "offload": lambda script, _: {"wrapper": OFFLOADED[script.case.wrapper]},
     "qlora": lambda _, value: {"method": "qlora"},
     "framework": lambda *_: {},
     "global_batch": lambda *_: {},
@@ -216,7 +220,16 @@ def answer(script: Script, failure: Failure, limit: int) -> dict[str, Any]:
         with open(model, "w", encoding="utf-8") as file:
             json.dump(kind, file, default=str)
         outside = estimated_outside(script.case)
-        words = ["why", error, "--model", model, *flags.words(), "--memory", f"{(limit + outside) / 2**30:.6f}GiB", "--json"]
+        words = [
+            "why",
+            error,
+            "--model",
+            model,
+            *flags.words(),
+            "--memory",
+            f"{(limit + outside) / 2**30:.6f}GiB",
+            "--json",
+        ]
         done = CliRunner().invoke(loadgauge, words)
     if done.exit_code not in (0, 1):
         raise RuntimeError(f"{' '.join(words)}: {done.output[-500:]} {done.exception!r}")
@@ -255,8 +268,10 @@ def judged(script: Script) -> Verdict:
         outcome = in_child(run, again, limit)
         remedy, fits = change["flags"], isinstance(outcome, Ran)
         if not isinstance(outcome, Ran):
-            remedy += (f" [fails again in {outcome[0]}, {outcome[1].op} {list(outcome[1].shape)} {outcome[1].dtype}; estimated"
-                       f" {change['total'] / 2**20:.0f} MiB with {outside / 2**20:.0f} outside, limit {limit / 2**20:.0f}]")
+            remedy += (
+                f" [fails again in {outcome[0]}, {outcome[1].op} {list(outcome[1].shape)} {outcome[1].dtype}; estimated"
+                f" {change['total'] / 2**20:.0f} MiB with {outside / 2**20:.0f} outside, limit {limit / 2**20:.0f}]"
+            )
         break
     else:
         remedy, fits = "; ".join(change["flags"] for change in fitting), None
@@ -303,36 +318,48 @@ def in_child(function: Callable[..., Any], *given: Any) -> Any:
     return made
 
 
+FEW = "loss=liger,checkpointing=non-reentrant,micro_batch=1,seq_len=64"
+"""So few tokens that the states are the most."""
+SCRIPTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("forward", ("", "attention=eager", "attention=eager,family=qwen2,method=lora", "method=qlora",
+                 "family=gpt2,attention=eager")),
+    ("loss", ("", "family=gemma,method=lora,checkpointing=non-reentrant", "precision=fp32+bf16,family=qwen3",
+              "method=lora,checkpointing=reentrant", "method=qlora,checkpointing=non-reentrant",
+              "wrapper=fsdp2,checkpointing=non-reentrant", "family=llama-tied,wrapper=ddp,method=lora")),
+    ("backward", ("loss=liger,attention=eager", "loss=liger,attention=eager,method=lora,precision=fp32+bf16",
+                  "trainer=sft,checkpointing=non-reentrant,attention=eager", "loss=liger,checkpointing=reentrant",
+                  "loss=liger,checkpointing=non-reentrant,method=qlora,attention=eager")),
+    ("step", (f"optimizer=adamw_torch,precision=fp32,{FEW}", f"optimizer=adamw_torch,{FEW}",
+              f"optimizer=adamw_torch_fused,precision=fp32+bf16,{FEW}", f"optimizer=adafactor,precision=fp32,{FEW}",
+              f"optimizer=adamw_torch,wrapper=zero3,gpus=2,{FEW}", f"optimizer=adamw_bnb_8bit,precision=fp32,{FEW}",
+              f"optimizer=adamw_torch,wrapper=fsdp2,precision=fp32+bf16,gpus=2,{FEW}",
+              f"optimizer=lion_32bit,precision=fp32,{FEW}")),
+    ("prepare", (f"optimizer=adamw_torch,wrapper=zero1,gpus=2,{FEW}", f"optimizer=adamw_torch,wrapper=zero2,gpus=2,{FEW}")),
+    ("clip", ("optimizer=sgd,precision=fp32,loss=liger,micro_batch=1,seq_len=2,layers=32,hidden=64,vocab=64",)),
+    ("evaluation", ("method=lora,loss=liger,checkpointing=non-reentrant,micro_batch=1",)),
+    ("saving", ("wrapper=fsdp2,optimizer=sgd,precision=fp32+bf16,trainer=sft,gpus=8,layers=8,micro_batch=1,seq_len=64,"
+                "checkpointing=non-reentrant",)),
+)  # fmt: skip
+"""By the phase in which memory runs out: what is trained."""
+EARLY = 0.3
+"""The share of a phase's need at which the first of its tensors fail, too."""
+
+
 def scripts() -> list[Script]:
-    """The scripts: each phase with several methods, optimizers and wrappers."""
-    made = [
-        ("forward", ""), ("forward", "attention=eager"), ("forward", "attention=eager,family=qwen2,method=lora"),
-        ("forward", "method=qlora"), ("forward", "family=gpt2,attention=eager"),
-        ("loss", ""), ("loss", "family=gemma,method=lora,checkpointing=non-reentrant"), ("loss", "precision=fp32+bf16,family=qwen3"),
-        ("loss", "method=lora,checkpointing=reentrant"), ("loss", "method=qlora,checkpointing=non-reentrant"),
-        ("loss", "wrapper=fsdp2,checkpointing=non-reentrant"), ("loss", "family=llama-tied,wrapper=ddp,method=lora"),
-        ("backward", "loss=liger,attention=eager"), ("backward", "loss=liger,attention=eager,method=lora,precision=fp32+bf16"),
-        ("backward", "trainer=sft,checkpointing=non-reentrant,attention=eager"), ("backward", "loss=liger,checkpointing=reentrant"),
-        ("backward", "loss=liger,checkpointing=non-reentrant,method=qlora,attention=eager"),
-        *(("step", f"{words},{FEW}") for words in (
-            "optimizer=adamw_torch,precision=fp32", "optimizer=adamw_torch", "optimizer=adamw_torch_fused,precision=fp32+bf16",
-            "optimizer=adafactor,precision=fp32", 
-            "optimizer=adamw_torch,wrapper=zero3,gpus=2", "optimizer=adamw_torch,wrapper=fsdp2,precision=fp32+bf16,gpus=2",
-            "optimizer=adamw_bnb_8bit,precision=fp32", "optimizer=lion_32bit,precision=fp32")),
-        ("prepare", f"optimizer=adamw_torch,wrapper=zero2,gpus=2,{FEW}"), ("prepare", f"optimizer=adamw_torch,wrapper=zero1,gpus=2,{FEW}"),
-        ("clip", "optimizer=sgd,precision=fp32,loss=liger,micro_batch=1,seq_len=2,layers=32,hidden=64,vocab=64"),
+    """The scripts: each phase with several methods, optimizers and wrappers; a step and an evaluation fail early, too."""
+    return [
+        script(phase, words, share)
+        for phase, each in SCRIPTS
+        for words in each
+        for share in (LATE, EARLY)[: 1 + (phase in ("step", "evaluation"))]
     ]
-    found = [Script(case=Case.of(words), phase=phase, share=share)
-             for phase, words in made for share in ((0.999, 0.3) if phase == "step" else (0.999,))]
-    sized_ = [msgspec.structs.replace(one, case=msgspec.structs.replace(one.case, **{
-        name: value for name, value in SIZE.items() if f"{name}=" not in one.case.words})) for one in found]
-    small = msgspec.structs.replace(Case(), **SIZE)
-    lora = msgspec.structs.replace(small, method="lora", loss="liger", checkpointing="non-reentrant", micro_batch=1)
-    fsdp = msgspec.structs.replace(small, wrapper="fsdp2", micro_batch=1, seq_len=64, trainer="sft", precision="fp32+bf16", gpus=8, layers=8,
-                                   optimizer="sgd", checkpointing="non-reentrant")
-    return [*sized_, Script(case=lora, phase="evaluation", then="evaluation"),
-            Script(case=lora, phase="evaluation", then="evaluation", share=0.3),
-            Script(case=fsdp, phase="saving", then="saving")]
+
+
+def script(phase: str, words: str, share: float) -> Script:
+    """A script by its words, with the sizes that they do not say."""
+    given = {word.partition("=")[0] for word in words.split(",")}
+    case = msgspec.structs.replace(Case.of(words), **{name: size for name, size in SIZE.items() if name not in given})
+    return Script(case=case, phase=phase, then=phase if phase in AROUND else "", share=share)
 
 
 def main() -> int:
@@ -348,14 +375,17 @@ def main() -> int:
             continue
         try:
             found = judged(script)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             print(f"FAILED {script.words}: {type(error).__name__}: {str(error)[:600]}", flush=True)
             wrong += 1
             continue
         good = found.phase_right and found.tensor_right and found.fits is not False
         wrong += not good
-        print(f"{'ok   ' if good else 'WRONG'} {found.script}\n      {found.phase} [{found.tensor}]: {found.said}: {found.named}"
-              f"\n      remedy {found.remedy}: {found.fits}", flush=True)
+        print(
+            f"{'ok   ' if good else 'WRONG'} {found.script}\n      {found.phase} [{found.tensor}]: {found.said}: {found.named}"
+            f"\n      remedy {found.remedy}: {found.fits}",
+            flush=True,
+        )
         if given.text:
             print(found.failure.text)
     return wrong

@@ -138,6 +138,7 @@ def arguments(case: Case, folder: str) -> dict[str, Any]:
         fused = case.loss == "liger"
         given["liger_kernel_config"] = {
             "fused_linear_cross_entropy": fused, "cross_entropy": not fused, "rope": False, "rms_norm": False, "swiglu": False,
+            "geglu": False,
         }  # fmt: skip
     if case.wrapper.startswith("fsdp2"):
         given["fsdp"] = ["full_shard", "auto_wrap"] + (["offload"] if case.wrapper.endswith("offload") else [])

@@ -22,12 +22,13 @@ from loadgauge.spec.lora import Lora
 
 
 class AdapterShape(NamedTuple):
-    """Sizes of an adapted matrix: rows T, input i, output o, and the ranks that its `shards` lie on."""
+    """Sizes of an adapted matrix: rows T, input i, output o, and the ranks that its `shards` lie on; whether it has a bias."""
 
     rows: Size
     i: Size
     o: Size
     shards: Size
+    bias: bool = False
 
 
 def adapted(build: Writer, name: str, x: Tensor, kept: Tensor, base: Tensor, shape: AdapterShape) -> Tensor:
@@ -152,7 +153,7 @@ def fused_adapter(build: Writer, name: str, x: Tensor, shape: AdapterShape, targ
     """
     lora = build.view.lora
     assert lora is not None
-    rows, i, o, shards = shape
+    rows, i, o, shards, _ = shape
     low, itemsize = Tensor(f"{name}.lora_a", rows * lora.rank, x.itemsize), build.dtypes.activation
     wide = lora.held(itemsize) == 4 and itemsize != 4
     kept = () if target == "down" else (x,)
@@ -223,7 +224,7 @@ def _products(
     """The two products; autocast keeps its 16-bit copy of each float32 matrix for the gradient of what went in."""
     lora = build.view.lora
     assert lora is not None
-    rank, (rows, i, o, shards) = lora.rank, shape
+    rank, (rows, i, o, shards, _) = lora.rank, shape
     low, high = Tensor(f"{name}.lora_a", rows * rank, itemsize), Tensor(f"{name}.lora_b", rows * o, itemsize)
     # Of the two, the one on the sharded side of the base is sharded with it.
     column = name.rsplit(".", 1)[-1] not in ("output", "down")
@@ -254,7 +255,8 @@ def _dora(
 
     The norm is made from the whole matrices: the product of the adapter with the identity and the frozen matrix in the dtype
     of the input, which are there until all is done, the scaled product, and their sum. Behind dropout the frozen matrix is
-    multiplied once more, with what was dropped (source: peft, `tuners/lora/dora.py` and `variants.py`, 0.21).
+    multiplied once more, with what was dropped; else a bias is taken off its result, in a tensor of its own (source: peft,
+    `tuners/lora/dora.py` and `variants.py`, 0.21).
     x, source: what goes into the adapter, and its copy for the products; base: the frozen layer's result
     """
     lora = build.view.lora
@@ -292,6 +294,14 @@ def _dora(
                 forward_flops=gemm.flops, input_gradient_flops=gemm.flops,
             )
         )  # fmt: skip
+    elif shape.bias:
+        itemsize = 4 if build.wide_weights or lora.upcast == "all" else base.itemsize
+        base = build.elementwise(
+            f"{name}.dora_unbiased",
+            (base,),
+            Tensor(f"{name}.dora_unbiased", base.numel, itemsize),
+            shares_gradient=True,
+        )
     each = {what: Tensor(f"{name}.dora_{what}", base.numel, held) for what in ("frozen", "raw", "scaled", "sum")}
     whole = each["sum"].nbytes
 

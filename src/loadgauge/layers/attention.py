@@ -134,7 +134,7 @@ def _own_tables(build: Builder, spec: Attention) -> tuple[Tensor, ...]:
     if not spec.own_tables or build.kernels.norm != "upcast":
         return ()
     width = spec.head_dim if spec.rotary_dim is None else spec.rotary_dim
-    itemsize = 4 if spec.tables_float32 else build.residual_itemsize
+    itemsize = 4 if spec.tables_float32 or build.wide_weights else build.dtypes.activation
     return (Tensor("attention.rotary_tables", spec.own_tables * build.view.positions * width, itemsize),)
 
 
@@ -361,7 +361,7 @@ def _eager(
         else:
             build.elementwise("attention.softmax_upcast", (scores,), wide)
         # A mask as wide as the residual stream has made the scores float32 already.
-        named = (scores,) if kernels.written_mask and build.residual_itemsize != 4 else ()
+        named = (scores,) if kernels.written_mask and not build.wide_weights else ()
         build.elementwise("attention.softmax", (wide,), exact, keeps=(exact,), holds=named)
         build.elementwise("attention.softmax_cast", (exact,), probabilities)
     else:

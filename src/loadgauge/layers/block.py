@@ -34,6 +34,7 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
     wide_residual = block.residual_in_fp32 and not build.autocast and build.dtypes.activation != 4
     if block.residual_in_fp32:
         build.residual_itemsize = 4
+    build.widen()
     x = build.residual("input", hidden_size)
 
     def norm(name: str, tensor: Tensor, branch: Tensor | None = None) -> Tensor:

@@ -215,6 +215,7 @@ class Builder(Writer):
             return out
         if tuned:
             return after(self, name, adapter, given, out, shape, around)
+        shape = AdapterShape(rows, i, o, shards, bias)
         return peft_adapted(self, name, given, out, shape, around) if peft else adapted(self, name, x, kept, out, shape)
 
     # -- tensor parallelism: Megatron's f and g (source: korthikanti2022, section 4.2) ---------------------------------

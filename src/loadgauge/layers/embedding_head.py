@@ -150,6 +150,7 @@ def head_layer(
     """
     build = Builder(view, trained=model.trained)
     hidden, head, rows = model.hidden_size, model.head, build.local_tokens
+    build.widen()
     x = build.residual("input", hidden)
     if model.blocks and model.blocks[-1].residual_in_fp32:
         x = build.float32("input", rows * hidden)
@@ -225,10 +226,12 @@ def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool
             _loss_in_pieces(build, logits, upcast)
             return
         if build.kernels.loss == "liger":
-            trained = sum(weight.numel for weight in build.operations[-1].weights if weight.trainable)
+            read = (*build.operations[-1].weights, *build.operations[-1].borrows)
+            trained = sum(weight.numel for weight in read if weight.trainable)
             # Under autocast the gradient of the float32 matrix is float32, and that of the input as wide as it is.
-            wide = 4 * trained if build.residual_itemsize != build.dtypes.activation else 0
-            _liger_loss(build, logits, Tensor("head.input_gradient", view.tokens * width, x.itemsize), wide)
+            # Autocast copies it twice: it remembers copies of trained weights, and the logits read its transpose, which is none.
+            wide = (4 + build.dtypes.activation) * trained if build.wide_weights else 0
+            _liger_loss(build, logits, x, Tensor("head.input_gradient", view.tokens * width, x.itemsize), wide)
             return
         _loss(build, logits, upcast, chunked, Gemm(view.tokens, columns, width).flops)
 
@@ -254,7 +257,7 @@ def _tiled(build: Builder, x: Tensor, width: Size, columns: Size, owned: bool, b
     hidden = Tensor("head.hidden", rows * width, x.itemsize)
     read = [weight for weight in product.weights if weight.kind == "head"]
     # Where the residual stream is float32, so is the head's matrix, and its rows are cast tile by tile.
-    wide = act != 4 and (build.residual_itemsize == 4 or any(weight.wide for weight in read))
+    wide = act != 4 and (build.wide_weights or any(weight.wide for weight in read))
     trained = build.trains("head.logits") or any(weight.trainable for weight in read)
     casts = wide * act * minimum(columns, TILE_COLUMNS) * width + (x.itemsize != act) * act * tall * width
     narrow = 4 * ((x.itemsize != 4) * rows + (trained and not wide and act != 4) * columns) * width
@@ -271,15 +274,16 @@ def _tiled(build: Builder, x: Tensor, width: Size, columns: Size, owned: bool, b
     )
 
 
-def _liger_loss(build: Builder, logits: Tensor, input_gradient: Tensor, workspace: Size) -> None:
+def _liger_loss(build: Builder, logits: Tensor, x: Tensor, input_gradient: Tensor, workspace: Size) -> None:
     """Liger's fused linear cross-entropy; `logits`: of one chunk. Forward keeps the gradient of its input, and that of the
     head's matrix, which is counted where backward hands it on, a moment later (source: liger,
-    `ops/fused_linear_cross_entropy.py`: chunks of the next power of two above T / ceil(v / h) tokens)."""
+    `ops/fused_linear_cross_entropy.py`: chunks of the next power of two above T / ceil(v / h) tokens). The caller's variable
+    names its input `x`, of which autocast copies a chunk."""
     view = build.view
     one = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
     build.operations.append(
         Operation(
-            "head.loss", "loss", (logits,), (build.float32("head.loss", 1),), keeps=(input_gradient,),
+            "head.loss", "loss", (logits,), (build.float32("head.loss", 1),), keeps=(input_gradient,), holds=(x,),
             forward_comm=(one, one, one), overwrites=True, workspace=workspace,
         )
     )  # fmt: skip

@@ -49,15 +49,13 @@ def activate(build: Builder, name: str, x: Tensor, activation: str) -> Tensor:
 def _gelu_new(build: Builder, name: str, x: Tensor) -> Tensor:
     """0.5 x (1 + tanh(c (x + 0.044715 x^3))), as transformers writes it out; autocast takes the power in float32."""
     wide = build.float32 if build.autocast else build.tensor
-    base = wide(f"{name}.cast", x.numel) if build.autocast else x
-    tanh, sum_, half = (
-        wide(f"{name}.tanh", x.numel),
-        wide(f"{name}.sum", x.numel),
-        build.tensor(f"{name}.half", x.numel),
-    )
+    copied = build.autocast and x.itemsize != 4
+    base = wide(f"{name}.cast", x.numel) if copied else x
+    tanh, sum_ = wide(f"{name}.tanh", x.numel), wide(f"{name}.sum", x.numel)
+    half = Tensor(f"{name}.half", x.numel, x.itemsize)
     output = wide(name, x.numel)
     # The gradients of the last product and of both its factors are alive together; that of the half is cast to 16 bits.
-    workspace = (2 + build.autocast) * output.nbytes + half.nbytes - x.nbytes
+    workspace = (2 + copied) * output.nbytes + half.nbytes - x.nbytes
     return build.elementwise(name, (x,), output, keeps=(base, tanh, half, sum_), backward_workspace=workspace)
 
 

@@ -20,9 +20,17 @@ class Writer:
         self.kernels = view.kernels
         self.dtypes = view.kernels.dtypes
         self.residual_itemsize = self.dtypes.activation if self.dtypes.residual is None else self.dtypes.residual
-        self.autocast = self.dtypes.residual is not None
+        self.wide_weights = self.residual_itemsize != self.dtypes.activation
+        """Whether autocast reads float32 weights."""
+        lora = view.lora
+        self.autocast = self.dtypes.residual is not None or (lora is not None and lora.casts)
         self.operations: list[Operation] = []
         self.local_tokens = shard(view.tokens, view.token_shards, "tokens of a micro-batch")
+
+    def widen(self) -> None:
+        """Make the residual stream float32 where 4-bit layers do so; the embedding, tables and masks are made before."""
+        if self.view.lora is not None and self.view.lora.widens:
+            self.residual_itemsize = 4
 
     def trains(self, name: str) -> bool:
         """Return whether an operation's own weights get gradients."""

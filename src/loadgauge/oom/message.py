@@ -1,6 +1,7 @@
-"""The text of a CUDA (or ROCm) out-of-memory error, in the wordings of PyTorch 1.0 to 2.13, as numbers.
+"""The text of an out-of-memory error (CUDA, ROCm, MPS, or of the host), in the wordings of PyTorch 1.0 to 2.13, as numbers.
 
-Source: c10/cuda/CUDACachingAllocator.cpp of each version; 2.1 and 2.2 spell "capacty".
+Source: c10/cuda/CUDACachingAllocator.cpp of each version; 2.1 and 2.2 spell "capacty". MPS: aten/src/ATen/mps/MPSAllocator.mm,
+which wrote MB for 2^20 bytes at first; the host: c10/core/impl/alloc_cpu.cpp.
 """
 
 from __future__ import annotations
@@ -13,21 +14,51 @@ import msgspec
 from loadgauge.errors import ConfigError
 from loadgauge.units import GIB, KIB, MIB, TIB, gib
 
-SIZES = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
-SIZE = r"([0-9.]+) (bytes|[KMGT]iB)"
+SIZES = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB, "KB": KIB, "MB": MIB, "GB": GIB}
+SIZE = r"([0-9.]+) (bytes|[KMGT]iB|[KMG]B)"
 PATTERNS = {
     "tried": (rf"[Tt]ried to allocate {SIZE}",),
-    "capacity": (rf"total capaci?ty of {SIZE}", rf"{SIZE} total capacity"),  # 2.1 and 2.2 wrote "capacty"
+    "capacity": (
+        rf"total capaci?ty of {SIZE}",
+        rf"{SIZE} total capacity",
+        rf"max allowed: {SIZE}",
+    ),  # 2.1 and 2.2 wrote "capacty"
     "free": (rf"of which {SIZE} is free", rf"; {SIZE} free"),
     "allowed": (rf"{SIZE} allowed;",),
     "process": (rf"this process has {SIZE} memory in use",),
-    "allocated": (rf"[Oo]f the allocated memory {SIZE} is allocated by PyTorch", rf"{SIZE} already allocated"),
+    "allocated": (
+        rf"[Oo]f the allocated memory {SIZE} is allocated by PyTorch",
+        rf"{SIZE} already allocated",
+        rf"MPS allocated: {SIZE}",
+    ),
     "pools": (rf"with {SIZE} allocated in private pools",),
     "idle": (rf"{SIZE} is reserved by PyTorch but unallocated", rf"{SIZE} cached"),
     "reserved": (rf"{SIZE} reserved in total by PyTorch",),
 }
 OTHERS = rf"Process (\d+) has {SIZE} memory in use"
-WITHOUT_SIZES = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+BESIDE = (
+    "the driver refused memory beside PyTorch's allocator (a context, cuBLAS, NCCL); `nvidia-smi` says who holds it"
+)
+ENGINE = (
+    "vLLM asks for its share of the card before it begins: raise --gpu-memory-utilization where the card is its own, lower it"
+    " where others hold memory, or shorten --max-model-len"
+)
+WITHOUT_SIZES = {
+    "CUDA error: out of memory": BESIDE,
+    "HIP error: out of memory": BESIDE,
+    "CUBLAS_STATUS_ALLOC_FAILED": BESIDE,
+    "CUDNN_STATUS_ALLOC_FAILED": BESIDE,
+    "HIPBLAS_STATUS_ALLOC_FAILED": BESIDE,
+    "Error out of memory at line": (
+        "bitsandbytes' own call of the driver failed (csrc/ops.cu): PyTorch had the rest of the card; fewer tokens, or a cap on"
+        " PyTorch's share (torch.cuda.set_per_process_memory_fraction), leave room for it"
+    ),
+    "No available memory for the cache blocks": ENGINE,
+    "is less than desired GPU memory utilization": ENGINE,
+}
+"""Errors that name no size, and what they say."""
+HOST = "DefaultCPUAllocator"
+MPS = "MPS backend out of memory"
 LARGEST = 1 << 60
 """Bytes from which a figure is not believed."""
 ROUNDING = 32 * MIB
@@ -36,6 +67,10 @@ MUCH = 0.1
 """Share of the GPU from which what lies elsewhere is the cause."""
 
 REMEDIES = {
+    "the host's memory": (
+        "not the GPU's: what is offloaded lies there, and weights on their way; fewer ranks a node, NVMe instead of the host, or"
+        " weights loaded shard by shard; `loadgauge estimate` says what the host must hold"
+    ),
     "one tensor is larger than the GPU": (
         "no other change helps: the last line of the traceback that is your own asks for it; such sizes are attention"
         " scores (fused attention), logits (a loss in chunks), or a batch that was never cut"
@@ -60,6 +95,7 @@ class OutOfMemory(msgspec.Struct, frozen=True):
 
     `own`: the number under which the error lists this very process. In a container a process does not know it, and so
     PyTorch lists it like any other. `contradictions`: figures that cannot be true beside the others, and are left out.
+    `host`: the memory of the host ran out, not that of a GPU.
     """
 
     tried: int
@@ -74,12 +110,15 @@ class OutOfMemory(msgspec.Struct, frozen=True):
     allowed: int | None = None
     own: int | None = None
     contradictions: tuple[str, ...] = ()
+    host: bool = False
 
     @property
     def cause(self) -> str:
         """The most likely cause: a single tensor, a limit, fragmentation, other processes, memory beside the allocator, CUDA
         graphs, or plain need."""
         capacity = self.capacity or 0
+        if self.host:
+            return "the host's memory"
         if capacity and self.tried > capacity:
             return "one tensor is larger than the GPU"
         if self.allowed is not None and (self.free or 0) >= self.tried:
@@ -107,16 +146,16 @@ def parse(text: str) -> OutOfMemory:
     """
     begun = re.search(r"[Tt]ried to allocate", text)
     if begun is None:
-        for words in WITHOUT_SIZES:
+        for words, why in WITHOUT_SIZES.items():
             if words in text:
-                raise ConfigError(
-                    f'"{words}" has no sizes: the driver refused memory beside PyTorch\'s allocator (a context, cuBLAS,'
-                    " NCCL); `nvidia-smi` says who holds it"
-                )
+                raise ConfigError(f'"{words}" has no sizes: {why}')
         raise ConfigError('there is no CUDA out-of-memory error in it ("Tried to allocate ...")')
-    passage = " ".join(text[begun.start() : begun.start() + 2000].split())
+    # MPS names what is held before what was asked for.
+    before = text.rfind(MPS, max(0, begun.start() - 300), begun.start())
+    passage = " ".join(text[begun.start() if before < 0 else before : begun.start() + 2000].split())
     # A second error, of another rank, would mix its figures in.
-    passage = re.split(r"(?<=.)[Tt]ried to allocate", passage)[0]
+    first, *rest = re.split(r"(?=[Tt]ried to allocate)", passage)
+    passage = "".join((first, *rest[: 1 if before >= 0 else 0])) if first else rest[0]
     figures = {name: _first(patterns, passage) for name, patterns in PATTERNS.items()}
     if figures["tried"] is None:
         raise ConfigError("the size that it tried to allocate cannot be read")
@@ -159,6 +198,7 @@ def parse(text: str) -> OutOfMemory:
         allowed=figures["allowed"],
         own=own,
         contradictions=tuple(wrong),
+        host=HOST in text[max(0, begun.start() - 300) : begun.start()],
     )
 
 

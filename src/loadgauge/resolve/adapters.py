@@ -107,6 +107,7 @@ def _placed(job: Job, model: ModelSpec, framework: str, fill: Any, rank: int, kn
         rank=rank, quantised=(job.base or True) if job.qlora else False,  # type: ignore[arg-type]
         dropout=job.lora_dropout or 0.0, dora=bool(job.use_dora), saved=_saved(job, model),
         itemsize=None if job.lora_dtype is None else ADAPTER_DTYPES[job.lora_dtype],
+        wide_norms=all(one.norm.kind == "layernorm" and one.norm.arithmetic != "written" for one in model.blocks),
     )  # fmt: skip
     lora = msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill))
     linear = _targets(model, lora)

@@ -103,6 +103,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     float32 (PEFT's `prepare_model_for_kbit_training`), `norms` only (TRL before 1.0, LLaMA-Factory's
     `upcast_layernorm`), or `none` (axolotl, TRL since 1.0).
 
+    `wide_norms`: the blocks' norms are LayerNorms of PyTorch, which autocast runs in float32.
     `sharded`: FSDP casts adapters as it gathers them, so that autocast has nothing to cast.
     `experts_stay`: routed experts are not quantised.
     `method`: LoRA, or another of PEFT's (`loadgauge.spec.tuners`); `widest`: the widest input and output of what VeRA adapts;
@@ -132,6 +133,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     method: str = "lora"
     widest: tuple[Size, Size] = (0, 0)
     virtual: Size = 0
+    wide_norms: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.quantised, bool) and self.quantised not in BASE_FORMATS:
@@ -203,6 +205,11 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     def wide_residual(self) -> bool:
         """Whether the residual stream is float32: 4-bit layers return the dtype that a float32 norm made of it."""
         return self.upcast == "all" or (self.upcast == "norms" and self.stored is not None and not self.experts_only)
+
+    @property
+    def widens(self) -> bool:
+        """Whether 4-bit layers make the residual stream float32 within the blocks, as autocast's LayerNorms give them such rows."""
+        return self.wide_norms and self.casts and self.stored is not None and not self.experts_only
 
     @property
     def experts_only(self) -> bool:

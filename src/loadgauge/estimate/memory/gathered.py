@@ -264,7 +264,8 @@ def _cast(memory: MemoryModel, stage: Stage, point: At, weights: RankWeights) ->
         made: Size = every if point.doing == "head" and not by_tile else 0
         for key, count in memory.counts(stage, stage.start, stage.stop).items():
             of = memory.facts[key].weights.all
-            cached = of.trainable_matrices if key[1] and memory.training.lora is not None else of.matrices
+            frozen = memory.training.lora is not None or not same(of.frozen, 0)
+            cached = of.trainable_matrices if key[1] and frozen else of.matrices
             made = made + count * (cached - (of.matrices if point.doing == "head" and not by_tile else 0))
         return made
     if point.doing in ("embedding", "ends"):
@@ -274,7 +275,8 @@ def _cast(memory: MemoryModel, stage: Stage, point: At, weights: RankWeights) ->
         left = left + memory.facts[point.layer].weights.all.matrices
     if point.doing in ("loss", "prediction"):
         layers: Size = sum(count * memory.facts[key].weights.all.matrices for key, count in point.held)
-        left = left if by_tile else left + every - layers
+        # Liger's loss has made both gradients in forward, and keeps no copy.
+        left = left if by_tile or memory.view.kernels.loss == "liger" else left + every - layers
     return left
 
 

@@ -7,7 +7,7 @@ gradients of its inputs, then drops the former and what it kept; a residual sum 
 from __future__ import annotations
 
 from loadgauge.algebra import Size, maximum
-from loadgauge.layers.gradients import spared_factor
+from loadgauge.layers.gradients import with_gradients
 from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute, Tensor
 
 _FLOAT32 = 4
@@ -67,26 +67,23 @@ def forward_peak(
 
 
 def idle_kept(layer: Layer, copy: Size = 0) -> Size:
-    """Return the bytes that a layer would keep, and does not where nothing before it is trained.
+    """Return the bytes that a layer would keep, and does not where nothing before it is trained (`layers.gradients`).
 
-    Autograd keeps only what the gradient of something trained needs: what comes before the first adapter keeps nothing.
     copy: bytes of an element of the copies of matrices that autocast makes, which only gradients of inputs need
     """
-    copies: Size = 0
-    reached: set[str] = set()
-    kept: set[str] = set()
-    for operation in layer:
-        read = (*operation.weights, *operation.borrows)
-        needed = any(tensor.name in reached for tensor in operation.inputs)
-        if not needed:
-            copies = copies + sum(w.numel for w in read if w.cast and not w.trainable and w.kind in ("matrix", "head"))
-        if needed or any(weight.trainable for weight in read):
-            reached.update(tensor.name for tensor in operation.outputs)
-            # A weight that the layer makes has no input, and its gradient needs those copies.
-            own = set() if needed or not operation.inputs else {f"{weight.name}.cast" for weight in read}
-            own |= spared_factor(operation, reached)
-            kept.update(tensor.name for tensor in operation.keeps if tensor.name not in own)
-    return copy * copies + sum(tensor.nbytes for tensor in layer.kept() if tensor.name not in kept)
+    first = Layer(layer.name, with_gradients(layer.operations, reached=False, autocast=False))
+    return layer.saved() - first.saved() + copy * (_copied(layer) - _copied(first))
+
+
+def _copied(layer: Layer) -> Size:
+    """Elements of frozen matrices that autocast copies, and that stay for the gradients of inputs."""
+    return sum(
+        weight.numel
+        for operation in layer
+        if operation.into_inputs
+        for weight in (*operation.weights, *operation.borrows)
+        if weight.cast and not weight.trainable and weight.kind in ("matrix", "head")
+    )
 
 
 def keeps_input(layer: Layer) -> bool:

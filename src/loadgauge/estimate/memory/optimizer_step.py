@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from loadgauge.algebra import Size, maximum, same, spread
+from loadgauge.algebra import Size, maximum, spread
 from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.memory.states import RankWeights
 from loadgauge.estimate.schedule.stages import Stage
@@ -24,10 +24,13 @@ def step_temporaries(memory: MemoryModel, stage: Stage) -> Size:
         wide, all_updated = updated(memory, weights, "wide"), updated(memory, weights)
         listed = temporaries.lists * maximum(4 * wide, precision.moment * (all_updated - wide))
     if temporaries.largest:
-        # Where some weights are float32 beside 16-bit ones, these are the adapters, and all that is trained is.
-        itemsize = master if same(updated(memory, memory.weighed(stage)[1], "wide"), 0) else 4
-        number = temporaries.largest + (temporaries.upcasts if itemsize < 4 else 0)
-        listed = listed + number * (4 if temporaries.float32 else itemsize) * largest_updated(memory, stage)
+        # Adapters are float32 beside weights of 16 bits.
+        largest: Size = 0
+        for wide, itemsize in ((False, master), (True, 4)):
+            number = temporaries.largest + (temporaries.upcasts if itemsize < 4 else 0)
+            each = 4 if temporaries.float32 else itemsize
+            largest = maximum(largest, number * each * largest_updated(memory, stage, wide=wide))
+        listed = listed + largest
     return listed
 
 
@@ -39,12 +42,15 @@ def updated(memory: MemoryModel, weights: RankWeights, field: Literal["trainable
     return spread(dense, memory.layout.zero_ranks) + spread(expert, memory.layout.expert_zero_ranks)
 
 
-def largest_updated(memory: MemoryModel, stage: Stage) -> Size:
-    """Return the elements of the largest tensor that this rank updates, of the layers of a stage and of its ends."""
+def largest_updated(memory: MemoryModel, stage: Stage, *, wide: bool) -> Size:
+    """Return the elements of the largest tensor that this rank updates, of the layers of a stage and of its ends.
+
+    wide: of those held in float32 whatever the recipe (adapters), or of the others
+    """
     layers = [memory.facts[key].layer for key in memory.counts(stage, stage.start, stage.stop)]
     layers += [memory.embedding] * stage.first + [memory.head] * stage.last
     largest: dict[bool, Size] = {False: 0, True: 0}
-    for weight in (weight for layer in layers for weight in layer.weights if weight.trainable):
+    for weight in (weight for layer in layers for weight in layer.weights if weight.trainable and weight.wide == wide):
         largest[weight.expert] = maximum(largest[weight.expert], weight.numel)
     if not memory.layout.zero:
         return maximum(largest[False], largest[True])
