@@ -7,7 +7,18 @@ import random
 
 import pytest
 
-from accuracy.memory_range import Residual, bounds, calibrated_level, covered, left_out, pool, residual, spreads, text
+from accuracy.memory_range import (
+    IDLE,
+    Residual,
+    bounds,
+    calibrated_level,
+    covered,
+    left_out,
+    pool,
+    residual,
+    spreads,
+    text,
+)
 from loadgauge.spec.memory_range import COVERAGE, MemoryRange, memory_range
 from loadgauge.validate.validate import Record
 
@@ -70,7 +81,7 @@ def test_the_file_is_what_the_tool_writes() -> None:
     import msgspec
 
     known = memory_range()
-    idle = {kind: getattr(known, kind) for kind in ("static", "fixed", "dynamic")}
+    idle = {kind: getattr(known, kind) for kind in IDLE}
     assert msgspec.convert(tomllib.loads(text(known.spread, idle, known.date)), MemoryRange) == known
 
 

@@ -6,12 +6,10 @@ ReLU stands in for SiLU, whose backward the tracer runs as several operations on
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import pytest
-import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import LlamaConfig
 
 from loadgauge import Layout, RecomputePolicy, estimate, from_dict
@@ -23,6 +21,7 @@ from loadgauge.trace.checkpointing import DEFAULT_KEEP
 from loadgauge.trace.jobs import ConfigJob
 from loadgauge.trace.parallel.parallel import ParallelJob
 from loadgauge.trace.record.caching_allocator import Allocator, replay
+from loadgauge.trace.torch_run import TorchRun
 from loadgauge.trace.trace import Recorded, Trace, record, trace
 from torch_runs import torch_run
 
@@ -37,41 +36,19 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-class Accelerated(ParallelJob):
-    """FSDP2 as accelerate 1.14 shards: the embedding, and the head with its norm, as units of their own.
-
-    `more`: further arguments of `fully_shard`.
-    """
-
-    more: ClassVar[dict[str, Any]] = {}
-
-    def _shared(self, model: Any, mesh: Any) -> Any:
-        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-        mixed = self.run.training.precision.autocast
-        policy = MixedPrecisionPolicy(param_dtype=self.run.computed, reduce_dtype=torch.float32 if mixed else None)
-        keywords: dict[str, Any] = {"mesh": mesh["data"], **self.more, **({"mp_policy": policy} if mixed else {})}
-        again = {"reshard_after_forward": self.layout.zero == 3}
-        for layer in model.model.layers:
-            fully_shard(layer, **keywords, **again)
-        tied = embedding.weight is head.weight
-        if not tied:
-            fully_shard(embedding, **keywords, **again)
-        tail = [model.model.norm, embedding, head] if tied else [model.model.norm, head]
-        fully_shard(tail, **keywords, reshard_after_forward=False)
-        return fully_shard(model, **keywords)
-
-
-def sharded(framework: str) -> type[ParallelJob]:
-    """How a framework shards, which for torchtitan leaves embedding and head to the root."""
-    return Accelerated if training(framework).ends_apart else ParallelJob
-
-
 def config(keys: dict[str, Any]) -> LlamaConfig:
     return LlamaConfig(
         hidden_size=512, intermediate_size=1408, num_attention_heads=8, num_key_value_heads=4, head_dim=64,
         max_position_embeddings=2048, hidden_act="relu", architectures=["LlamaForCausalLM"],
         **{"tie_word_embeddings": False, **keys},
     )  # fmt: skip
+
+
+def settings(run: TorchRun, framework: str) -> TorchRun:
+    """The same as a framework shards, which for torchtitan leaves embedding and head to the root."""
+    apart = training(framework).ends_apart
+    own = msgspec.structs.replace(run.training, framework=FRAMEWORKS[framework], ends_apart=apart)
+    return msgspec.structs.replace(run, training=own)
 
 
 def how(framework: str, precision: str, zero: int) -> Training:
@@ -102,8 +79,7 @@ def allocations(
         zero=zero, global_batch=batches * world // (pp * tp), recompute="full" if kept else recompute, tp=tp,
         sequence_parallel=tp > 1,
     )  # fmt: skip
-    run = msgspec.structs.replace(run, training=msgspec.structs.replace(run.training, framework=FRAMEWORKS[framework]))
-    traced = record(sharded(framework)(config(keys), run), "cuda", gpus=world)
+    traced = record(ParallelJob(config(keys), settings(run, framework)), "cuda", gpus=world)
     layout = Layout(
         dp=world // (pp * tp), pp=pp, tp=tp, sequence_parallel=tp > 1, zero=zero, seq_len=s,
         global_batch=batches * world // (pp * tp),

@@ -13,14 +13,13 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 import torch
-from test_gathered import SHAPES, Accelerated, config, how, peak
+from test_gathered import SHAPES, config, how, peak, settings
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy
 
 from loadgauge import Layout, RecomputePolicy, estimate, from_dict
 from loadgauge.spec.host import Host
 from loadgauge.spec.optimizers import OPTIMIZERS
-from loadgauge.spec.training import training
 from loadgauge.trace.jobs import ConfigJob
 from loadgauge.trace.parallel.parallel import ParallelJob
 from loadgauge.trace.trace import trace
@@ -31,21 +30,6 @@ TOLERANCE = 1e-3
 
 class OnTheHost(ParallelJob):
     """Its FSDP2 has shards, gradients and the optimizer on the CPU."""
-
-    def _shared(self, model: Any, mesh: Any) -> Any:
-        keywords: dict[str, Any] = {
-            "mesh": mesh["data"], "offload_policy": CPUOffloadPolicy(pin_memory=False),
-            "reshard_after_forward": self.layout.zero == 3,
-        }  # fmt: skip
-        if self.run.training.precision.autocast:
-            keywords["mp_policy"] = MixedPrecisionPolicy(param_dtype=self.run.computed, reduce_dtype=torch.float32)
-        for module in [each for each in model.modules() if type(each).__name__ in set(model._no_split_modules or ())]:
-            fully_shard(module, **keywords)
-        return fully_shard(model, **keywords).to("cpu")
-
-
-class AcceleratedOnTheHost(Accelerated):
-    """The same, sharded as accelerate does."""
 
     more: ClassVar[dict[str, Any]] = {"offload_policy": CPUOffloadPolicy(pin_memory=False)}
 
@@ -103,8 +87,7 @@ def test_fsdp_with_weights_and_gradients_on_the_host(
         global_batch=world,
         recompute=recompute,
     )
-    job = AcceleratedOnTheHost if training(framework).ends_apart else OnTheHost
-    traced = trace(job(config(keys), run), "cuda", gpus=world)
+    traced = trace(OnTheHost(config(keys), settings(run, framework)), "cuda", gpus=world)
     layout = Layout(dp=world, zero=zero, seq_len=s, global_batch=world, recompute=RecomputePolicy(mode=recompute))  # type: ignore[arg-type]
     kind = msgspec.structs.replace(how(framework, precision, zero), offload="all")
     memory = estimate(from_dict(config(keys).to_dict()), layout, kind).memory

@@ -120,7 +120,8 @@ def _headline(records: Sequence[Record], runs: Sequence[Run], apart: Sequence[Le
     idle = memory_range().static.reserved
     note = (
         f"Reserved is predicted as allocated x {1 + idle.usual:.3f} (from {1 + idle.low:.3f} to {1 + idle.high:.3f}) where"
-        " gradients exist from the start, by simulated trainings: *The range of memory*."
+        " gradients exist from the start, by simulated trainings; under FSDP and DeepSpeed's ZeRO 3 as the sum of what each"
+        " stream's pool holds at most: *The range of memory*."
     )
     return f"## In short\n\n{table(HEAD, rows)}\n\n{note}"
 
@@ -178,6 +179,8 @@ def _range(runs: Sequence[Run]) -> str:
             ("one length, gradients always there", known.static),
             ("one length", known.fixed),
             ("changing lengths", known.dynamic),
+            ("FSDP2, the main stream", known.sharded),
+            ("FSDP2, the main stream, segments that grow", known.expandable),
         )
         for of, share in (("reserved", both.reserved), ("needed", both.needed))
     ]
@@ -196,6 +199,8 @@ The ranges in use, of {known.date}:
 What PyTorch's allocator holds beyond what it hands out, as shares of that: the middle 80 % of the
 trainings of `tools/accuracy/fragmentation.py`, which run on the simulated device. *Reserved* is what `max_memory_reserved`
 shows on a card with room, *needed* by how much the smallest card that serves every request exceeds the allocated peak.
+Under FSDP2 the streams of its collectives have pools of their own, which are counted apart (`estimate/memory/pools.py`): what is
+reserved is the sum of what each holds at most.
 
 {table(("", "low", "usual", "high"), idle)}"""
 

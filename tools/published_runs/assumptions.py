@@ -270,6 +270,10 @@ def _seq_len(facts: Facts) -> Knob:
     if run.seq_len is not None and re.search(r"unpacked \(seq \d+ is a cap\)", run.notes) and not packed(facts.flags):
         why = "the longest sample of Alpaca, the data of torchtune's recipes; the row states a cap"
         return Knob("seq_len", min(ALPACA, run.seq_len), (ALPACA // 4, run.seq_len), why)
+    packs = packed(facts.flags) or facts.flags.value("packing") == "true"
+    if run.seq_len is not None and re.search(r"\bis a cap unless packing\b", run.notes) and not packs:
+        why = "a cap, and the lengths of the samples are not stated"
+        return Knob("seq_len", run.seq_len, (run.seq_len // 8, run.seq_len // 2), why)
     if run.seq_len is not None:
         return Knob("seq_len", run.seq_len)
     longest = re.search(r"longest sample (\d+) tokens", run.notes)

@@ -318,6 +318,9 @@ def _layout(facts: assumptions.Facts, values: dict[str, Any], model: ModelSpec, 
     gpus = int(values["gpus"])
     if run.tp is None and run.pp is None and facts.framework in assumptions.SPLITS and gpus > (run.dp or gpus):
         raise Inexpressible("tp, pp: how the model is split is not stated")
+    parted = (run.tp, run.pp, run.ep) != (None, None, None) or run.dp is not None
+    if facts.framework in assumptions.SPLITS and run.moe_experts is not None and gpus > 1 and not parted:
+        raise Inexpressible("tp, pp, ep: how the model and its experts are split is not stated")
     within = tp * pp * cp
     if gpus % within:
         raise Inexpressible(f"gpus: {gpus} over tp {tp} x pp {pp} x cp {cp} leaves {gpus % within}")

@@ -44,6 +44,12 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
     >>> from loadgauge.spec.training import training
     >>> resolve_recompute("modules:layernorm", llama_model(2, 64, 4, 100), training("megatron"))
     'attention.norm,mlp.norm'
+
+    Compiled, `per-op` does not keep what no gradient reads (torch 2.13, `min_cut_rematerialization_partition`):
+
+    >>> ["mlp.down" in resolve_recompute("per-op", llama_model(2, 64, 4, 100), training("torchtitan", compiled=compiled))
+    ...  for compiled in (False, True)]
+    [False, True]
     """
     kind, _, modules = word.partition(":")
     if kind == "per-op":

@@ -144,7 +144,7 @@ class Builder(Writer):
             weights.append(Weight(f"{name}.bias", o, of_bias, "vector", trained))
         out = output or self.tensor(name, rows * o)
         tuned = lora is not None and lora.method != "lora" and adapter in lora.targets
-        shape = AdapterShape(rows, i, o, shards)
+        shape = AdapterShape(rows, i, o, shards, bias)
         if tuned:
             x = before(self, name, adapter, x, shape)
         kept, given = kept_input or x, x
@@ -215,7 +215,6 @@ class Builder(Writer):
             return out
         if tuned:
             return after(self, name, adapter, given, out, shape, around)
-        shape = AdapterShape(rows, i, o, shards, bias)
         return peft_adapted(self, name, given, out, shape, around) if peft else adapted(self, name, x, kept, out, shape)
 
     # -- tensor parallelism: Megatron's f and g (source: korthikanti2022, section 4.2) ---------------------------------

@@ -74,8 +74,6 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     reduces_by_layer: under ZeRO a bucket is one layer, whatever its size
     splits_sends: without sequence parallelism each tensor-parallel rank sends its part of the activations to the next
         stage, where they are gathered
-    receives_apart: a stage has a buffer of its own for every micro-batch that it receives (pytorch,
-        `distributed/pipelining/stage.py`, `_create_grad_recv_info`), whatever the schedule
     sends_in_turn: pipeline schedules that send and receive in turn with computing, whatever the overlap
     scripts_overlap: its published launch scripts switch the overlap of gradients and sends on
 
@@ -123,7 +121,6 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     reduced_per_rank: float = 0
     reduces_by_layer: bool = False
     splits_sends: bool = False
-    receives_apart: bool = False
     sends_in_turn: tuple[Schedule, ...] = ()
     scripts_overlap: bool = False
     splits_model: bool = True
@@ -223,7 +220,6 @@ FRAMEWORKS: dict[str, Framework] = {
             optimizer_step=Habit.always("fused", "torchtitan 0.2: components/optimizer.py"),
             overlap=DDP,
             host=FSDP_HOST, expandable=True,  # run_train.sh
-            receives_apart=True,
             # FSDP2 shards everything, or nothing (DDP).
             zero_stages=(0, 3), schedules=("1f1b", "gpipe", "interleaved", "zb-v", "dualpipev"),
             source="pytorch",
@@ -309,7 +305,7 @@ _like(
     # Plain scripts over PyTorch's FSDP (fms-fsdp, Lightning): one unit a layer, each a flat tensor (FSDP1).
     "fsdp", "torchtitan",
     kernels=Kernels(views_pin_storage=True), flat_parameters=True, splits_model=False, zero_stages=(0, 2, 3),
-    schedules=("1f1b",), expandable=False, receives_apart=False, reruns=Habit.always("part", NON_REENTRANT),
+    schedules=("1f1b",), expandable=False, reruns=Habit.always("part", NON_REENTRANT),
 )  # fmt: skip
 _like(
     "llm-foundry", "fsdp", precision="bf16-autocast",
@@ -337,7 +333,7 @@ _like(
     # weights, which are read in bfloat16, over the `fsdp` axis.
     "maxtext", "torchtitan",
     kernels=with_compile(Kernels(keep_gathered=True)), overlap=Overlap(tp=True, dp=True), stack="pretraining",
-    expandable=False, receives_apart=False,
+    expandable=False,
     low_precisions=(), schedules=("1f1b", "interleaved"), flash=TRANSFORMER_ENGINE_ATTENTION, source="maxtext",
     reruns=Habit.always("part", "XLA, which leaves out what nothing reads"),
 )  # fmt: skip

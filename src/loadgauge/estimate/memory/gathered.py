@@ -69,11 +69,6 @@ def _in_turn(memory: MemoryModel, stage: Stage, doing: Pass, position: int | Non
 def copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
     """Return the bytes of each copy that exists alongside the model states at a point of the step, by its description."""
     terms = _copies(memory, stage, point)
-    if memory.training.framework.receives_apart and memory.layout.pp > 1:
-        # For the activations of each micro-batch, and for their gradients; for good.
-        ends = sum((not chunk.first) + (not chunk.last) for chunk in stage.chunks)
-        one = memory.embedding.operations[-1].outputs[0].nbytes
-        terms["buffers that micro-batches are received in"] = ends * memory.layout.num_microbatches * one
     if memory.training.framework.shared_matrix:
         terms["one matrix of the quantised base in 16 bits"] = shared_matrix(memory)
     hosted = memory.training.host.activations == "checkpoints" and memory.layout.recompute.mode == "full"

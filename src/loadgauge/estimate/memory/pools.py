@@ -137,7 +137,7 @@ def _being_reduced(rank: StageAtWork) -> float:
     if stays:
         return 0.0
     largest = max(float(weights.all.trainable) for weights in _units(memory, rank.stage))
-    return precision.reduced * largest / memory.layout.zero_ranks
+    return float(precision.reduced * largest / memory.layout.zero_ranks)
 
 
 def hole(memory: MemoryModel) -> float:

@@ -6,8 +6,8 @@ The axes number the ranks as Megatron and torchtitan do: tensor parallel fastest
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 
 class ParallelJob:
-    """Trains one rank's part of a transformers model on token ids; the labels are the ids."""
+    """Trains one rank's part of a transformers model on token ids; the labels are the ids.
+
+    more: further arguments of FSDP2's `fully_shard`
+    """
+
+    more: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, config: Any, run: TorchRun, target: str = "") -> None:
         self.config, self.run, self.layout, self.place = config, run, run.layout, run.place
@@ -54,7 +59,8 @@ class ParallelJob:
             return "none"
         if self.layout.zero == 0:
             return "DDP, buckets of 25 MiB; gradients of micro-batches are added up before they are sent"
-        what = "fully_shard on each layer and on the rest" + (
+        rest = "the embedding, the head with its norm, and the rest" if self._apart else "the rest"
+        what = f"fully_shard on each layer and on {rest}" + (
             "" if self.layout.zero == 3 else ", not shared again after forward"
         )
         return what if self.layout.replicas == 1 else f"{what}, {self.layout.replicas} replicas"
@@ -140,7 +146,7 @@ class ParallelJob:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         axes = mesh["replicas", "data"] if self.layout.replicas > 1 else mesh["data"]
-        keywords: dict[str, Any] = {"mesh": axes}
+        keywords: dict[str, Any] = {"mesh": axes, **self.more}
         if self.layout.zero == 2:
             keywords["reshard_after_forward"] = False
         if self.run.training.precision.autocast:
@@ -149,8 +155,19 @@ class ParallelJob:
         for module in list(model.modules()):
             if type(module).__name__ in kinds:
                 fully_shard(module, **keywords)
+        if self._apart:
+            embedding, tail = ends(model)
+            if embedding is not None:
+                fully_shard(embedding, **keywords)
+            if tail:
+                fully_shard(tail, **{**keywords, "reshard_after_forward": False})
         fully_shard(model, **keywords)
         return model
+
+    @property
+    def _apart(self) -> bool:
+        """Whether embedding and head are units of their own, as accelerate makes them where Trainer runs a whole model."""
+        return self.run.training.ends_apart and self.layout.pp == 1
 
     def _autocast(self) -> Any:
         """FSDP casts by itself."""
@@ -184,6 +201,19 @@ class ParallelJob:
             (int(self.layout.micro_batch), tokens, width), dtype=self.run.computed, device=self._device
         )
         return pipeline(self.run, _group(mesh, "pp"), models, ids, hidden)
+
+
+def ends(model: Any) -> tuple[Any, list[Any]]:
+    """Return what FSDP2 shards beside the layers of a model: its embedding, and the last norm with the head, in one unit.
+
+    A head that is tied to the embedding is in one unit with it: there is no embedding then, and three modules in the other one
+    (source: accelerate 1.15, `utils/fsdp_utils.py`, `fsdp2_prepare_model`).
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    norms = [child for child in model.base_model.children() if "norm" in type(child).__name__.lower()]
+    tied = head is not None and getattr(embedding, "weight", None) is getattr(head, "weight", None)
+    tail = [*norms[-1:], *([embedding] if tied else []), *([] if head is None else [head])]
+    return None if tied else embedding, tail
 
 
 def _group(mesh: Any, axis: str) -> Any:
