@@ -178,7 +178,7 @@ def _vera(build: Writer, name: str, x: Tensor, base: Tensor, shape: AdapterShape
     """VeRA: d times the product with A, and b times the product of that with B; A and B are random and all layers' own."""
     lora = build.view.lora
     assert lora is not None
-    rank, (rows, i, o, _) = lora.rank, shape
+    rank, (rows, i, o, *_) = lora.rank, shape
     given = source = _own(build, f"{name}.vera_cast", x)
     if lora.dropout:
         source = build.dropout(f"{name}.vera_dropout", source, lora.dropout)
@@ -215,7 +215,7 @@ def _adalora(
     """
     lora = build.view.lora
     assert lora is not None
-    rank, (rows, i, o, _) = lora.rank, shape
+    rank, (rows, i, o, *_) = lora.rank, shape
     inner, own = _inner(build), lora.read(build.dtypes.activation)
     # Beside bitsandbytes' layers nothing is cast to float32 first under autocast, and the result is cast back without.
     four = lora.stored is not None
@@ -287,7 +287,7 @@ def _multiplied(
 
     delta: the matrix; the input is copied to its dtype before autocast copies both
     """
-    rows, i, o, _ = shape
+    rows, i, o, *_ = shape
     source = x if x.itemsize == delta.itemsize else build.cast(f"{name}.delta_input", x, delta.itemsize)
     held = (*around, source, delta)
     source = _read(build, f"{name}.delta_autocast", source)
