@@ -63,7 +63,7 @@ def page() -> str:
     text = f"""# The five articles, claim by claim
 
 Written by `python docs/articles.py`; a test runs every command. {len(listed)} claims: {len(listed) - wrong - missing} are answered,
-{wrong} are wrong in the article and told so, {missing} needs a machine that was not at hand. `loadgauge article N` prints the
+{wrong} are wrong in the article and told so, {missing} needs a machine that was not at hand. `loadgauge article NUMBER` prints the
 tables of an article as printed and as they are right, with what is wrong and why.
 """
     for number, title in TITLES.items():

@@ -42,7 +42,7 @@ ELSEWHERE = {
 """Commands that are not run here, by how they begin, and who runs the like."""
 RUN = {"loadgauge trace script.py:train", "loadgauge validate --operators"}
 """Those of them that are."""
-PLACEHOLDER = re.compile(r" (MODEL|FILE|NAME|DIALECT|\.\.\.)( |$)")
+PLACEHOLDER = re.compile(r" (MODEL|FILE|NAME|NUMBER|DIALECT|\.\.\.)( |$)")
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ OTHERS = {
     "zero": "estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 16 --zero 3 --seq-len 2048",
     "cp": "estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --cp 4 --seq-len 32768",
     "ep": "estimate mixtral-8x7b --gpu h100-sxm5-80gb --gpus 16 --ep 8 --global-batch 32",
+    "host": "estimate gpt2 --gpu h100-sxm5-80gb --seq-len 128",
     "recompute": "estimate gpt2-xl --gpu a100-sxm4-80gb --recompute full --seq-len 1024",
 }
 

@@ -227,9 +227,19 @@ class Workings:
             TimedOperation(
                 name, operation, times, operation.name in again, operation_seconds(operation, self.step.machine)
             )
-            for name, layer, again, times in self.layers(self.stages[self.timed[0].stage])
+            for name, layer, recomputed, times in self.layers(self.stages[self.timed[0].stage])
+            for again in (recomputed.rerun(layer, part=self.training.reruns_part),)
             for operation in layer
         ]
+
+    @cached_property
+    def waits(self) -> list[tuple[str, Size, Size]]:
+        """Layers of the slowest stage, how many, and the seconds for which the GPU waits for the host in each and micro-batch."""
+        stage, memory, ledger = self.stages[self.timed[0].stage], self.memory, self.ledger(0)
+        counts = dict(memory.counts(stage, stage.start, stage.stop))
+        if stage.last and (more := memory.prediction) is not None:
+            counts[more.key] = counts.get(more.key, 0) + more.modules
+        return [(ledger.kind(key), count, self.step.layers[key].forward["host"]) for key, count in counts.items()]
 
     def layers(self, stage: Stage) -> Iterator[tuple[str, Layer, Recompute, Size]]:
         """Yield the layers that a micro-batch passes on a stage: name, operations, what is recomputed, how many."""

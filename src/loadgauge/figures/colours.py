@@ -21,6 +21,7 @@ LANES = {
     "attention": "#4476ae",
     "memory-bound": "#8ab3dc",
     "optimizer": "#cbb65c",
+    "host": "#a3a8b0",
     "fixed": "#a3a8b0",
 }
 """Of what computes; communication is `EXPOSED` or `HIDDEN`."""

@@ -12,7 +12,7 @@ from loadgauge.spec.axes import COMMUNICATION
 COMPUTE = ("forward", "backward", "recompute", "loss")
 """Components of step time that are compute; the figure splits them by kind of operation."""
 KINDS = ("matmul", "attention", "memory-bound")
-REST = (*COMMUNICATION, "bubble", "optimizer", "fixed")
+REST = ("host", *COMMUNICATION, "bubble", "optimizer", "fixed")
 """The other components of step time, in the order of drawing."""
 
 

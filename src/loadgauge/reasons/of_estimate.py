@@ -73,6 +73,8 @@ def reason(result: Estimate, topic: str, budget: Budget | None = None) -> Reason
         return _network(result, result.time, [lane], topic)
     if lane == "bubble":
         return _bubble(result, result.time)
+    if lane == "host":
+        return _host(result, result.time)
     if lane == "optimizer":
         return _optimizer(result, result.time)
     return _computed(result, result.time, lane)
@@ -130,7 +132,7 @@ def _flops(result: Estimate) -> Reason:
         topic="flops", what="hardware FLOPs of a step, over all GPUs", value=float(flops.hardware), unit="FLOP",
         basis=result.basis["flops"], rule="a multiply-add is 2 FLOPs; attention counts every query-key pair, causal or not",
         lines=tuple(lines), sources=(str(cite("narayanan2021")), str(cite("korthikanti2022"))),
-        notes=("operation by operation: --table flops",),
+        see=("operation by operation: --table flops",),
     )  # fmt: skip
 
 
@@ -173,7 +175,7 @@ def _time(result: Estimate, time: Time, topic: str) -> Reason:
     return Reason(
         topic=topic, what="seconds of a step", value=time.step, unit="s", basis=result.basis["time"],
         rule="the lanes of the slowest pipeline stage add up; communication counts by its exposed part",
-        lines=lines, sources=sources, notes=(f"each lane by its name: --explain {' or '.join(_lanes(time))}",),
+        lines=lines, sources=sources, see=(f"each lane by its name: --explain {' or '.join(_lanes(time))}",),
     )  # fmt: skip
 
 
@@ -212,7 +214,7 @@ def _computed(result: Estimate, time: Time, lane: str) -> Reason:
             (f"{one.layer}: {one.operation.name}", float(one.times), float(passes * seconds * time.scale), seconds / each)
             for one, seconds in rows[:ROWS]
         ),
-        notes=("how one takes its time: --explain matmul, attention or memory-bound",), sources=_kernels(result),
+        see=("how one takes its time: --explain matmul, attention or memory-bound",), sources=_kernels(result),
     )  # fmt: skip
 
 
@@ -307,8 +309,27 @@ def _network(result: Estimate, time: Time, lanes: list[str], topic: str) -> Reas
              float(row.exposed_seconds))
             for row in rows
         ),
-        notes=(f"slowest link: {links}", "what the links would have to be: loadgauge network --explain"),
+        notes=(f"slowest link: {links}",), see=("what the links would have to be: loadgauge network --explain",),
         sources=(str(cite("narayanan2021")), str(cite("nccl-tests"))),
+    )  # fmt: skip
+
+
+def _host(result: Estimate, time: Time) -> Reason:
+    work, passes = result.workings, result.workings.passes
+    found = [(name, times, waits) for name, times, waits in work.waits if waits]
+    each = sum(times * waits for _, times, waits in found)
+    legend = {
+        "m": ("micro-batches of a step on the stage", passes), "k": ("measured over predicted time of your run", time.scale),
+        "t": ("seconds that the layers wait in one", each),
+    }  # fmt: skip
+    return Reason(
+        topic="host", what="seconds that the GPU waits for its host", value=time.parts["host"], unit="s",
+        basis=result.basis["time"],
+        rule="a layer's launches at the host's seconds for each, beyond what the GPU computes of the layer meanwhile",
+        lines=(line("seconds of waiting for the host", "m*t*k", time.parts["host"], "s", legend),),
+        columns=("layer", "times", "seconds in a step"),
+        rows=tuple((name, float(times), float(passes * times * waits * time.scale)) for name, times, waits in found),
+        notes=("larger micro-batches, torch.compile and CUDA graphs shorten it",),
     )  # fmt: skip
 
 
@@ -329,8 +350,8 @@ def _bubble(result: Estimate, time: Time) -> Reason:
             line("as it is played: idle time over work", "b/W", time.parts["bubble"] / work, "share",
                  {"b": ("seconds of the bubble", time.parts["bubble"]), "W": legend["W"]}),
         ),
-        notes=("stages differ (embedding, head, layers that do not divide), which the even form does not see",
-               "the schedule as a picture: --plot FILE --figure schedule"),
+        notes=("stages differ (embedding, head, layers that do not divide), which the even form does not see",),
+        see=("the schedule as a picture: --plot FILE --figure schedule",),
         sources=(str(cite("narayanan2021")),),
     )  # fmt: skip
 
@@ -408,5 +429,5 @@ def _verdict(result: Estimate) -> Reason:
         rule="FITS where the card holds the upper end of the 80 % range, DOES NOT FIT where it does not hold the lower one,"
         " TIGHT between", lines=tuple(lines), columns=("part", "bytes"),
         rows=tuple((part, float(nbytes)) for part, nbytes in memory.parts.items() if nbytes),
-        notes=(f"peak moment: {memory.moment}", "each part by its name: --explain weights, activations, ..."),
+        notes=(f"peak moment: {memory.moment}",), see=("each part by its name: --explain weights, activations, ...",),
     )  # fmt: skip

@@ -40,6 +40,8 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[str | float, ...], ...] = ()
     notes: tuple[str, ...] = ()
+    see: tuple[str, ...] = ()
+    """Commands and flags that show more."""
     sources: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:

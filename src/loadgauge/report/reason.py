@@ -26,7 +26,7 @@ def show(reason: Reason) -> None:
         columns = [Column(reason.columns[0], wrap=True), *(Column(name, "right") for name in reason.columns[1:])]
         rows = [[one if isinstance(one, str) else _short(one) for one in row] for row in reason.rows]
         draw(target, columns, rows, "What it is summed from")
-    for title, lines in (("Notes", reason.notes), ("Sources", reason.sources)):
+    for title, lines in (("Notes", (*reason.notes, *reason.see)), ("Sources", reason.sources)):
         if lines:
             heading(target, title)
             points(target, lines)

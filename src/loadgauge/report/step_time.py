@@ -19,6 +19,7 @@ LANES = {
     "backward": "backward of the layers",
     "recompute": "recomputation of activations",
     "loss": "embedding, logits and loss",
+    "host": "waiting for the host that launches kernels",
     "tp": "tensor-parallel communication, exposed",
     "cp": "context-parallel communication, exposed",
     "ep": "dispatch of tokens to experts and back, exposed",

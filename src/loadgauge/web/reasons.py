@@ -28,6 +28,8 @@ MOST = 12
 """Summands that are shown one by one; the others together."""
 UNITS = {"byte": "B", "byte/s": "B/s", "GPU-hours": "hours", "steps": "count", "GPUs": "count"}
 """The page's names of units, where they differ from a line's."""
+ENDS = ("t*r_l", "t*r_h")
+"""The formulas of both ends of the range of a step."""
 TOPIC_OF = {lane: topic for topic, lane in OF_LANES.items()}
 
 
@@ -75,9 +77,7 @@ def _answer(
         "basis": found.basis,
         "formulas": [_formula(line) for line in lines if line.letters],
         "steps": [step._asdict() for step in steps],
-        "notes": [
-            note for note in found.notes if "--" not in note and "loadgauge " not in note
-        ],  # those name other commands
+        "notes": list(found.notes),
         "sources": [{"text": text, "url": _address(text)} for source in found.sources for text in _works(source)],
     }
 
@@ -147,7 +147,7 @@ def _step(result: Estimate, _: str) -> dict[str, Any]:
         for lane in lanes(result) or ()
         if lane["seconds"]
     ]
-    ends = [line for line in found.lines if line.what.endswith("end of the range")]
+    ends = [line for line in found.lines if line.letters in ENDS]
     return _answer(result.time.step, "s", found, ends, steps)
 
 

@@ -30,7 +30,7 @@ from loadgauge.spec.host import HOST_UPDATES
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.software import bounds, factor
 
-LANES = ("forward", "backward", "recompute", "loss", *COMMUNICATION[:-1], "bubble", "dp", "optimizer", "fixed")
+LANES = ("forward", "backward", "recompute", "loss", "host", *COMMUNICATION[:-1], "bubble", "dp", "optimizer", "fixed")
 
 
 TINY = 1e-30
@@ -251,7 +251,7 @@ class StepModel:
         whole = forward.all + backward.all + repeated.all
         # The host runs ahead of the GPU as far as it can: what it takes longer over a micro-batch, the GPU waits.
         waits = maximum(launched * self.machine.host - whole, 0)
-        ahead = {"forward": forward.all + waits, **self.exposed(sent, *forward.parts)}
+        ahead = {"forward": forward.all, "host": waits, **self.exposed(sent, *forward.parts)}
         back = {"backward": backward.all, "recompute": repeated.all, **self.exposed(returned, *backward.parts)}
         if again:
             repeats = self.comm(layer, "forward", again)
