@@ -275,20 +275,25 @@ class GridEvaluator:
         )  # fmt: skip
 
     def times(self, structure: Structure, memory: ArrayMemory, places: Places) -> PipelineTimes:
-        """The stage times of a pipeline; ZeRO stages below 3 share one."""
+        """The stage times of a pipeline; ZeRO stages below 3 share one, unless sharded weights are trained in another way."""
         pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
         whole = structure.zero == 3
+        recast = self.of_grid.once(("recast", structure.zero), self._recast, structure.zero)
         points = places if whole else self.points(structure)
 
         def step() -> ArrayStep:
             return self.time(memory, points)
 
         def make() -> PipelineTimes:
-            key = "step", structure.recompute, memory.layout.ends_together, whole, points
+            key = "step", structure.recompute, memory.layout.ends_together, whole, recast, points
             time = self.of_pp.once(key, step).under(memory, points)
             return PipelineTimes(self.of_pp, structure, time, self.whole.stages(*pipeline), points, shared=not whole)
 
-        return self.of_pipeline.once(("pace", structure.recompute, whole), make)
+        return self.of_pipeline.once(("pace", structure.recompute, whole, recast), make)
+
+    def _recast(self, zero: int) -> bool:
+        """Whether weights are held in another dtype, or cast elsewhere, at a ZeRO stage than unsharded."""
+        return self.training.under(zero) != self.training.under(0)
 
     def points(self, structure: Structure) -> Places:
         """One place for each combination of row and micro-batch that valid layouts of a pipeline have, at any ZeRO stage."""
