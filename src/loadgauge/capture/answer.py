@@ -9,7 +9,6 @@ import msgspec
 from loadgauge.capture.captured import Captured
 from loadgauge.estimate.memory.counters import Margins
 from loadgauge.estimate.memory.overhead import context, workspaces
-from loadgauge.estimate.memory.peak import Verdict
 from loadgauge.spec.hardware import Gpu
 from loadgauge.spec.training import training
 
@@ -29,7 +28,8 @@ class Needed(msgspec.Struct, frozen=True):
     value: float
     high: float
     capacity: float
-    verdict: Verdict
+    verdict: str
+    """fits, tight or does not fit: as the verdict of an estimate."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -105,5 +105,5 @@ def _needed(allocated: int, gpu: Gpu) -> Needed:
         allocated + workspaces(gpu, kind, grouped=False)
     )
     capacity = gpu.capacity
-    verdict: Verdict = "does not fit" if own.low > capacity else "tight" if own.high > capacity else "fits"
+    verdict = "does not fit" if own.low > capacity else "tight" if own.high > capacity else "fits"
     return Needed(gpu.id, own.low, own.value, own.high, capacity, verdict)

@@ -27,6 +27,15 @@ def capture_request(request: Request, inputs: str, given: dict[str, int], defaul
     if job.global_batch is not None:
         fields["global_batch"] = TorchRun.of(job.replace(micro_batch=given.get(ONE, defaults[ONE]))).accumulate
     target: Any = function(job.model) if is_script(job.model) else job.model
-    captures = capture(target, function(inputs) if inputs else None, layers=request.layers, **fields)
+    captures = capture(target, _beside(target, job.model, inputs) if inputs else None, layers=request.layers, **fields)
     captures.target = job.model
     return captures.at(**sized(captures.job.names, given, defaults))
+
+
+def _beside(target: Any, named: str, inputs: str) -> Any:
+    """The function that makes inputs; a script that has made the module already is not run again."""
+    path, _, name = inputs.rpartition(":")
+    own = getattr(target, "__globals__", {})
+    if path == named.rpartition(":")[0] and callable(own.get(name)):
+        return own[name]
+    return function(inputs)
