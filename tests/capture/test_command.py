@@ -211,6 +211,13 @@ def test_code_that_a_config_names_is_never_run(tmp_path: Path, here: list[str]) 
     assert not (tmp_path / "ran").exists()
 
 
+def test_what_a_config_has_wrong_is_named(tmp_path: Path, here: list[str]) -> None:
+    refused = typed(f"capture {written(tmp_path, hidden_size='7B')}")
+    assert refused.code == 2
+    assert "hidden_size" in refused.err
+    assert refused.err.count("\n") == 1
+
+
 def test_a_script(tmp_path: Path, cache: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(SCRIPT)

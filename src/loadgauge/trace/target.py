@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.errors import ConfigError, first_line
+from loadgauge.errors import ConfigError
 from loadgauge.families.catalogue import find_model, keys
 from loadgauge.families.hf import model_types
 from loadgauge.files import is_script
@@ -69,5 +69,5 @@ def config_object(given: dict[str, Any], target: str) -> Any:
         raise ConfigError(f"transformers knows no model_type {kind!r}{own}", file=target)
     try:
         return CONFIG_MAPPING[kind].from_dict({key: value for key, value in given.items() if key != "auto_map"})
-    except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(f"transformers cannot read it: {first_line(error)}", file=target) from None
+    except Exception as error:  # of classes that check what they are given, each in its own way
+        raise ConfigError(f"transformers cannot read it: {' '.join(str(error).split())[:200]}", file=target) from None
