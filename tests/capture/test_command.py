@@ -94,10 +94,11 @@ def test_a_type_without_a_family_is_answered_as_its_trace(tmp_path: Path, here: 
     assert refused.code == 2
     assert "`loadgauge capture`" in refused.err
     for b, s in ((2, 96), (5, 333)):
-        found = answered(f"{file} --micro-batch {b} --seq-len {s} --optimizer sgd")
-        traced = loadgauge.trace(str(file), micro_batch=b, seq_len=s, optimizer="sgd")
+        found = answered(f"{file} --micro-batch {b} --seq-len {s}")
+        traced = loadgauge.trace(str(file), micro_batch=b, seq_len=s)
         assert found["peak"] == traced.peak.total
         assert found["allocated"] == traced.allocated
+        assert found["phases"] == traced.phases
         assert found["at_peak"] == {name: size for name, size in traced.peak.categories.items() if size}
         assert found["kept"]["value"] == traced.saved_nbytes
         assert found["flops"]["value"] == traced.flops.total

@@ -60,6 +60,8 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
     second: int
     seconds: float
     torch: str
+    phases: tuple[tuple[int, str], ...]
+    """The event with which each phase begins, and its name."""
     plain: str = ""
     """Why there are only numbers and no formulas, where that is so."""
 
@@ -140,12 +142,13 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
         return int(self.live(**sizes).max(initial=0))
 
     def by_phase(self, **sizes: int) -> dict[str, int]:
-        """The most bytes live at once in each phase of the second step. Raises NotModelled outside the guards."""
+        """The most bytes live at once in each phase of the two steps. Raises NotModelled outside the guards."""
         live = self.live(**sizes)
         found: dict[str, int] = {}
-        for operation in self.operations[self.second :]:
-            most = live[max(operation.first - 1, 0) : operation.last].max(initial=0)
-            found[operation.phase] = max(found.get(operation.phase, 0), int(most))
+        ends = [*(first for first, _ in self.phases[1:]), len(self.events)]
+        for (first, phase), end in zip(self.phases, ends, strict=True):
+            if end > first:
+                found[phase] = max(found.get(phase, 0), int(live[first:end].max()))
         return found
 
     def flops(self, **sizes: int) -> int:

@@ -74,6 +74,7 @@ def check(one: Captured) -> None:
             raise ConfigError(f"not a formula of {', '.join(one.names)}: {error}") from None
     inside = all(0 <= number < len(one.storages) for number, _ in one.events)
     in_order = all(0 <= op.first <= op.last <= len(one.events) for op in one.operations)
+    in_order &= all(0 <= first <= len(one.events) for first, _ in one.phases)
     if set(one.sizes) != set(one.names) or not inside or not in_order or not 0 <= one.second <= len(one.operations):
         raise ConfigError("not a capture")
 
