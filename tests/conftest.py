@@ -51,7 +51,7 @@ KERNELS = {
 }  # fmt: skip
 """Where CPUs differ: peaks of memory, and results to the last digit. `make cpus` runs these as on other CPUs."""
 
-WARM = {HERE / place for place in ("trace", "oom/test_causes.py")}
+WARM = {HERE / place for place in ("trace", "oom/test_causes.py", "capture/test_command.py")}
 """Whose child processes begin with PyTorch imported (`warm_children`)."""
 
 

@@ -120,7 +120,15 @@ for line in json.load(sys.stdin):
     answers.append([line, code, len(out.getvalue()), err.getvalue()])
 print(json.dumps(answers))
 """
-NEEDS = {"trace": "torch", "compare": "torch", "saved": "torch", "serve": "web", "--plot": "plot", "article 5": "torch"}
+NEEDS = {
+    "trace": "torch",
+    "capture": "torch",
+    "compare": "torch",
+    "saved": "torch",
+    "serve": "web",
+    "--plot": "plot",
+    "article 5": "torch",
+}
 """What asks for an extra, by the words of a command."""
 ELSEWHERE = {"loadgauge validate": "takes a minute; tests/validate predicts the same runs"}
 

@@ -36,11 +36,15 @@ ELSEWHERE = {
     "loadgauge measure": "tests/measure measures",
     "loadgauge calibrate": "needs a GPU; tests/measure calibrates a simulated one",
     "loadgauge trace": "takes PyTorch half a minute; tests/trace traces, and one is run below",
+    "loadgauge capture": "takes PyTorch some seconds each; tests/capture captures, and one is run below",
     "loadgauge plan llama-3.1-70b": "takes seconds; tests/plan plans, and tests/test_packaging.py runs the README's",
     "loadgauge plan --sweep sweep.toml": "starts processes; tests/plan sweeps",
 }
 """Commands that are not run here, by how they begin, and who runs the like."""
-RUN = {"loadgauge trace script.py:train", "loadgauge validate --operators"}
+RUN = {
+    "loadgauge trace script.py:train", "loadgauge validate --operators",
+    "loadgauge capture module.py:model --inputs module.py:batch --micro-batch 64",
+}  # fmt: skip
 """Those of them that are."""
 PLACEHOLDER = re.compile(r" (MODEL|FILE|NAME|NUMBER|DIALECT|\.\.\.)( |$)")
 
@@ -56,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @functools.cache
 def answer(line: str, place: Path) -> Outcome:
     """What a command of a page answers."""
-    if line.startswith(("loadgauge trace", "loadgauge saved", "loadgauge article 5")):
+    if line.startswith(("loadgauge trace", "loadgauge capture", "loadgauge saved", "loadgauge article 5")):
         pytest.importorskip("torch")
     with contextlib.chdir(place):
         return typed(line.removeprefix("loadgauge "))

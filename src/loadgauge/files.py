@@ -52,3 +52,12 @@ def write_text(path: str | Path, text: str) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot be written: {reason}", file=str(path)) from None
+
+
+def is_script(target: str) -> bool:
+    """Whether a target is `script.py:function` instead of a model.
+
+    >>> is_script("train.py:main"), is_script("gpt2")
+    (True, False)
+    """
+    return ".py:" in target

@@ -52,13 +52,15 @@ def capture(
     from loadgauge.capture.capture import Captures
     from loadgauge.capture.kinds import of_config
     from loadgauge.capture.record import Sized
+    from loadgauge.capture.target import config_keys
     from loadgauge.trace.jobs import mean_loss
-    from loadgauge.trace.target import hugging_face, with_layers
+    from loadgauge.trace.target import config_object, with_layers
     from loadgauge.trace.torch_run import TorchRun
 
     run = TorchRun.of(Job(model="", seq_len=1, **{"precision": "fp32" if inputs else "bf16-pure", **fields}))  # type: ignore[arg-type]
     if inputs is None:
-        config = with_layers(hugging_face(target) if isinstance(target, str) else target, layers)
+        config = config_object(config_keys(target), target) if isinstance(target, str) else target
+        config = with_layers(config, layers)
         return Captures(of_config(config, run), target if isinstance(target, str) else type(config).__name__)
     if not callable(target) or layers is not None:
         raise ConfigError(

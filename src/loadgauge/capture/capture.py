@@ -162,4 +162,5 @@ def _captured(
         second=ends[0] + 1 if ends else 0,
         seconds=run.seconds,
         torch=str(torch.__version__),
+        phases=tuple(stream.phases),
     )

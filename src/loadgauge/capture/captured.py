@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +11,9 @@ import numpy as np
 
 from loadgauge.capture.sizes import Size, compiled
 from loadgauge.errors import NotModelled
+
+BLOCK = 512
+"""Granularity of CUDA's allocator [bytes]."""
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -56,6 +60,8 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
     second: int
     seconds: float
     torch: str
+    phases: tuple[tuple[int, str], ...]
+    """The event with which each phase begins, and its name."""
     plain: str = ""
     """Why there are only numbers and no formulas, where that is so."""
 
@@ -90,6 +96,38 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
                 rows[row, place[product]] = factor
         return basis, np.cumsum(rows, axis=0)
 
+    @property
+    def where(self) -> tuple[str, ...]:
+        """For which sizes the formulas hold: the guards, and on which side of 1 each size is, as PyTorch treats 1 apart."""
+        sides = [f"{name} == 1" if value == 1 else f"{name} >= 2" for name, value in self.sizes.items()]
+        bare = [guard[1:-1] if guard.startswith("(") and guard.endswith(")") else guard for guard in self.guards]
+        return tuple(bare) if self.plain else (*sides, *bare)
+
+    def changes(self, **sizes: int) -> np.ndarray[Any, Any]:
+        """Bytes that each event gets, or frees where negative. Raises NotModelled outside the guards."""
+        found: np.ndarray[Any, Any] = np.diff(self.live(**sizes), prepend=0)
+        return found
+
+    def at_peak(self, **sizes: int) -> dict[str, int]:
+        """What the bytes live at the peak are for, the largest first. Raises NotModelled outside the guards."""
+        last = int(self.live(**sizes).argmax()) + 1 if self.events else 0
+        found: dict[str, int] = {}
+        for (number, _), change in zip(self.events[:last], self.changes(**sizes)[:last].tolist(), strict=True):
+            category = self.storages[number].category
+            found[category] = found.get(category, 0) + change
+        return {name: size for name, size in sorted(found.items(), key=lambda one: -one[1]) if size}
+
+    def allocated(self, block: int = BLOCK, **sizes: int) -> int:
+        """The peak with each storage rounded up to blocks, as CUDA's allocator does. Raises NotModelled outside the guards."""
+        live = highest = 0
+        held = [0] * len(self.storages)
+        for (number, _), change in zip(self.events, self.changes(**sizes).tolist(), strict=True):
+            before = -(-held[number] // block)
+            held[number] += change
+            live += -(-held[number] // block) - before
+            highest = max(highest, live)
+        return highest * block
+
     def live(self, **sizes: int) -> np.ndarray[Any, Any]:
         """Bytes live after every event. Raises NotModelled outside the guards."""
         self.check(**sizes)
@@ -104,18 +142,19 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
         return int(self.live(**sizes).max(initial=0))
 
     def by_phase(self, **sizes: int) -> dict[str, int]:
-        """The most bytes live at once in each phase of the second step. Raises NotModelled outside the guards."""
+        """The most bytes live at once in each phase of the two steps. Raises NotModelled outside the guards."""
         live = self.live(**sizes)
         found: dict[str, int] = {}
-        for operation in self.operations[self.second :]:
-            most = live[max(operation.first - 1, 0) : operation.last].max(initial=0)
-            found[operation.phase] = max(found.get(operation.phase, 0), int(most))
+        ends = [*(first for first, _ in self.phases[1:]), len(self.events)]
+        for (first, phase), end in zip(self.phases, ends, strict=True):
+            if end > first:
+                found[phase] = max(found.get(phase, 0), int(live[first:end].max()))
         return found
 
     def flops(self, **sizes: int) -> int:
         """FLOPs of one step, a multiply-add as 2. Raises NotModelled outside the guards."""
         self.check(**sizes)
-        return sum(int(one.flops.at(sizes)) for one in self.operations[self.second :] if one.flops is not None)
+        return int(self.flops_formula.at(sizes))
 
     def kept_bytes(self, **sizes: int) -> int:
         """Bytes kept from forward to backward beside parameters and inputs. Raises NotModelled outside the guards."""
@@ -125,13 +164,22 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def kept_formula(self) -> Size:
         """The bytes kept from forward to backward, as one sum."""
-        terms: dict[str, int] = {}
-        for one in self.kept:
-            for product, factor in one.terms:
-                terms[product] = terms.get(product, 0) + factor
-        return Size(tuple(sorted((product, factor) for product, factor in terms.items() if factor)))
+        return _total(self.kept)
+
+    @cached_property
+    def flops_formula(self) -> Size:
+        """The FLOPs of one step, as one sum."""
+        return _total(one.flops for one in self.operations[self.second :] if one.flops is not None)
 
     @property
     def uncounted(self) -> tuple[str, ...]:
         """Operations whose FLOPs no formula is known for."""
         return tuple(sorted({one.name for one in self.operations if one.flops is None}))
+
+
+def _total(sizes: Iterable[Size]) -> Size:
+    terms: dict[str, int] = {}
+    for one in sizes:
+        for product, factor in one.terms:
+            terms[product] = terms.get(product, 0) + factor
+    return Size(tuple(sorted((product, factor) for product, factor in terms.items() if factor)))

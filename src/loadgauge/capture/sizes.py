@@ -17,7 +17,7 @@ from loadgauge.errors import ConfigError, NotModelled
 
 LONGEST = 4000
 """Characters of a term."""
-_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub, ast.Pow, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq,
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq,
               ast.NotEq, ast.And, ast.Or, ast.Not)  # fmt: skip
 _NODES = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Call, ast.Load, ast.Compare, ast.BoolOp)
 

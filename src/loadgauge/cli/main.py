@@ -25,6 +25,7 @@ COMMANDS = {
     "article": "the tables of five articles, as printed and as they are right",
     "validate": "predicted against published runs",
     "trace": "what PyTorch would allocate, save, compute and send, with no GPU",
+    "capture": "any model or module: memory and work as formulas, from its own code, with no GPU",
     "measure": "memory, time and FLOP/s of real training steps",
     "compare": "formula, trace and measurement side by side, and why they differ",
     "why": "what held the memory when it ran out",

@@ -75,6 +75,6 @@ def make_job(target: str, accumulate: int | None, **given: Any) -> Job:
 
 def script_output(target: str, as_json: bool) -> TextIO | None:
     """Where the output of a script goes: to stdout, or to stderr where a JSON document is printed; None for a model."""
-    from loadgauge.trace.target import is_script
+    from loadgauge.files import is_script
 
     return None if not is_script(target) else sys.stderr if as_json else sys.stdout

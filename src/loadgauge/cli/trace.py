@@ -43,10 +43,10 @@ def command(
     loadgauge trace llama-3.1-70b --gpus 64 --tp 8 --pp 4 --zero 3 --global-batch 32 --rank 63
     """
     needs_torch("trace")
+    from loadgauge.files import is_script
     from loadgauge.oom.viewer import trace_for_viewer
     from loadgauge.trace.call_job import trace_on_cpu
     from loadgauge.trace.subprocess import Request, in_child, trace_request
-    from loadgauge.trace.target import is_script
     from loadgauge.trace.torch_run import TorchRun, kept_operations
 
     if viewer and not Path(viewer).resolve().parent.is_dir():

@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 
 from loadgauge.errors import ConfigError, closest
-from loadgauge.families.hf import decode, from_dict, from_hf
+from loadgauge.families.hf import LARGEST_FILE, decode, from_dict, from_hf
 from loadgauge.families.hub import REPOSITORY, cached, fetch
 from loadgauge.families.reader import shown
 from loadgauge.families.shapes import how as describe_shape
 from loadgauge.families.shapes import is_shape
 from loadgauge.families.shapes import read as read_shape
+from loadgauge.files import read_start
 from loadgauge.package_data import list_data, read_data
 from loadgauge.spec.model import ModelSpec
 
@@ -169,8 +170,41 @@ def find(text: str, hub: bool = False) -> Found:
         content = decode(fetch(text), f"huggingface.co/{text}")
         spec = from_dict(content, f"huggingface.co/{text}", text.rpartition("/")[2].lower())
         return Found(spec, f"config.json of {text} on huggingface.co", _stored(content) or stored)
+    raise _unknown(text)
+
+
+def keys(text: str) -> dict[str, Any]:
+    """The keys of a model's `config.json`, whether or not a family here reads them; it is looked for as `find` does, not on the
+    hub. Raises `ConfigError` as `find` does.
+
+    >>> keys("gpt2")["model_type"]
+    'gpt2'
+    """
+    listed = _catalogue_name(text)
+    if listed is not None:
+        return config(listed)
+    if is_shape(text):
+        return read_shape(text)[1].config()
+    file = os.path.join(text, "config.json") if os.path.isdir(text) else text
+    if not names_file(text):
+        from loadgauge.families.derived import derive
+
+        cached_file = cached(text)
+        if cached_file is None:
+            alike = derive(text, {name: source.repository for name, source in model_sources().items()})
+            if alike is None:
+                raise _unknown(text)
+            return config(alike.base) | dict(alike.changes)
+        file = str(cached_file)
+    found = decode(read_start(file, LARGEST_FILE), file)
+    if not isinstance(found, dict):
+        raise ConfigError("is no JSON object", file=file)
+    return found
+
+
+def _unknown(text: str) -> ConfigError:
     ask = "; --hub asks huggingface.co" if REPOSITORY.fullmatch(text) else ""
-    raise ConfigError(f"{shown(text)} is neither a model in the catalogue nor a file{_hint(text, models())}{ask}")
+    return ConfigError(f"{shown(text)} is neither a model in the catalogue nor a file{_hint(text, models())}{ask}")
 
 
 def config_of(file: str) -> Any:

@@ -89,7 +89,8 @@ def from_dict(config: object, file: str = "", name: str = "", *, class_defaults:
         raise reader.unmodelled(
             "model_type",
             f"{shown(model_type)} is not modelled; add it in src/loadgauge/families/hf.py"
-            f" ({_near(model_type)}docs/models.md lists the {len(FAMILIES)} that are)",
+            f" ({_near(model_type)}docs/models.md lists the {len(FAMILIES)} that are); where transformers has it,"
+            " `loadgauge capture` runs its own code and answers",
         )
     reader.name = name or model_type
     refuse_unusual(reader)

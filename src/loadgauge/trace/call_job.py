@@ -68,11 +68,12 @@ def trace(
     needs_torch("trace")
     import torch
 
+    from loadgauge.files import is_script
     from loadgauge.trace import trace as tracing
     from loadgauge.trace.jobs import of_module
     from loadgauge.trace.script import FunctionJob
     from loadgauge.trace.subprocess import Request, in_child, trace_request
-    from loadgauge.trace.target import config_job, is_script
+    from loadgauge.trace.target import config_job
     from loadgauge.trace.torch_run import TorchRun
 
     if isinstance(target, str | Job):

@@ -20,11 +20,11 @@ from torch.nn.modules import module as modules
 from torch.utils._pytree import tree_leaves
 
 from loadgauge.errors import ConfigError, first_line
+from loadgauge.files import is_script
 from loadgauge.trace.call import Call, fake_like, trace_call, where
 from loadgauge.trace.device.patches import removing
 from loadgauge.trace.device.simulated import fake_tensors
 from loadgauge.trace.saved import Saved, key, record_saved, saved_by
-from loadgauge.trace.target import is_script
 
 NAMES = ("x", "y", "z")
 LARGEST = 2**28

@@ -17,9 +17,10 @@ from typing import IO, Any, Concatenate, ParamSpec, TextIO, TypeVar, get_type_hi
 import msgspec
 
 from loadgauge.errors import ConfigError, Error, LayoutError, NotModelled, first_line
+from loadgauge.files import is_script
 from loadgauge.spec.job import Job
 from loadgauge.trace.jobs import Traceable
-from loadgauge.trace.target import find_job, is_script
+from loadgauge.trace.target import find_job
 from loadgauge.trace.torch_run import TorchRun
 from loadgauge.trace.trace import Recorded, Trace, record
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-from loadgauge.errors import ConfigError, first_line
-from loadgauge.families.catalogue import find_model, models
-from loadgauge.families.shapes import is_shape
-from loadgauge.families.shapes import read as read_shape
-from loadgauge.package_data import read_data
+from loadgauge.errors import ConfigError
+from loadgauge.families.catalogue import find_model, keys
+from loadgauge.families.hf import model_types
+from loadgauge.files import is_script
 from loadgauge.trace.jobs import ConfigJob, Traceable
 from loadgauge.trace.script import FunctionJob, check
 from loadgauge.trace.torch_run import TorchRun
-
-
-def is_script(target: str) -> bool:
-    """Whether a target is `script.py:function` instead of a model."""
-    return ".py:" in target
 
 
 def find_job(target: str, run: TorchRun, layers: int | None = None) -> Traceable:
@@ -58,26 +50,24 @@ def hugging_face(target: str) -> Any:
 
     Raises ConfigError where the model is unknown, or transformers cannot read its config.
     """
+    found = keys(target)
+    if found.get("model_type") in model_types():
+        find_model(target)  # says what is wrong, in the words of every command
+    return config_object(found, target)
+
+
+def config_object(given: dict[str, Any], target: str) -> Any:
+    """Return transformers' configuration object of some keys. Raises ConfigError where transformers cannot read them.
+
+    Code that the keys name (`auto_map`) is never run.
+    """
     from transformers import CONFIG_MAPPING
 
-    keys = _keys(target)
-    kind = keys.get("model_type")
+    kind = given.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        raise ConfigError(f"transformers knows no model_type {kind!r}", file=target)
+        own = "; its own code (auto_map) is not run" if given.get("auto_map") else ""
+        raise ConfigError(f"transformers knows no model_type {kind!r}{own}", file=target)
     try:
-        return CONFIG_MAPPING[kind].from_dict(keys)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(f"transformers cannot read it: {first_line(error)}", file=target) from None
-
-
-def _keys(target: str) -> dict[str, Any]:
-    if is_shape(target):
-        return read_shape(target)[1].config()
-    spec = find_model(target)  # says what is wrong, in the words of every command
-    if spec.name in models() and not Path(target).exists():
-        text = read_data(f"models/{spec.name}.json")
-    else:
-        path = Path(target)
-        text = (path / "config.json" if path.is_dir() else path).read_text(encoding="utf-8")
-    keys: dict[str, Any] = json.loads(text)
-    return keys
+        return CONFIG_MAPPING[kind].from_dict({key: value for key, value in given.items() if key != "auto_map"})
+    except Exception as error:  # of classes that check what they are given, each in its own way
+        raise ConfigError(f"transformers cannot read it: {' '.join(str(error).split())[:200]}", file=target) from None

@@ -1,0 +1,109 @@
+"""What a capture says at some sizes: formulas, where they hold, and numbers, with the verdict of a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadgauge.capture.captured import Captured
+from loadgauge.estimate.memory.counters import Margins
+from loadgauge.estimate.memory.overhead import context, workspaces
+from loadgauge.spec.hardware import Gpu
+from loadgauge.spec.training import training
+
+
+class Formula(msgspec.Struct, frozen=True):
+    """A quantity as a formula of the sizes, and at the sizes asked for."""
+
+    formula: str
+    value: int
+
+
+class Needed(msgspec.Struct, frozen=True):
+    """What a card must have [bytes], with the 80 % range of measured runs, and what it has."""
+
+    gpu: str
+    low: float
+    value: float
+    high: float
+    capacity: float
+    verdict: str
+    """fits, tight or does not fit: as the verdict of an estimate."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A captured training step at some sizes [bytes, FLOP, elements].
+
+    `peak` is in the tensors' own bytes, `allocated` with each storage rounded as CUDA's allocator does. `numbers_only`: why
+    there are no formulas, empty where there are; `holds`: where they hold; `values`: lines of the program that asked for a value
+    of a tensor; `cached`: whether the code was not run again.
+    """
+
+    target: str
+    sizes: dict[str, int]
+    parameters: int
+    kept: Formula
+    flops: Formula
+    holds: tuple[str, ...]
+    numbers_only: str
+    peak: int
+    allocated: int
+    phases: dict[str, int]
+    at_peak: dict[str, int]
+    values: tuple[str, ...]
+    assumed: tuple[str, ...]
+    not_counted: tuple[str, ...]
+    operations: int
+    torch: str
+    seconds: float
+    cached: bool
+    needed: Needed | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of `loadgauge capture --json`, as plain values."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document
+
+
+def answer(
+    found: Captured, sizes: dict[str, int], seconds: float, *, cached: bool, gpu: Gpu | None = None,
+    assumed: tuple[str, ...] = (),
+) -> Answer:  # fmt: skip
+    """What a capture says at some sizes. Raises NotModelled outside its guards. seconds: that it took"""
+    allocated = found.allocated(**sizes)
+    lines = [f"FLOPs of {name}: no formula is known" for name in found.uncounted]
+    if gpu is None:
+        lines.append("memory beside tensors: CUDA's context, idle blocks of the allocator (--gpu adds them)")
+    return Answer(
+        target=found.target,
+        sizes=sizes,
+        parameters=sum(found.parameters.values()),
+        kept=Formula(str(found.kept_formula), found.kept_bytes(**sizes)),
+        flops=Formula(str(found.flops_formula), found.flops(**sizes)),
+        holds=found.where,
+        numbers_only=found.plain,
+        peak=found.peak(**sizes),
+        allocated=allocated,
+        phases=found.by_phase(**sizes),
+        at_peak=found.at_peak(**sizes),
+        values=found.values,
+        assumed=assumed,
+        not_counted=tuple(lines),
+        operations=len(found.operations) - found.second,
+        torch=found.torch,
+        seconds=seconds,
+        cached=cached,
+        needed=None if gpu is None else _needed(allocated, gpu),
+    )
+
+
+def _needed(allocated: int, gpu: Gpu) -> Needed:
+    """What the step needs on a GPU, as an estimate of plain PyTorch would say of the same tensors."""
+    kind = training("huggingface", "bf16-pure", "adamw", "flash")
+    own = Margins.of(context(gpu), kind.framework, ragged=False).needed(
+        allocated + workspaces(gpu, kind, grouped=False)
+    )
+    capacity = gpu.capacity
+    verdict = "does not fit" if own.low > capacity else "tight" if own.high > capacity else "fits"
+    return Needed(gpu.id, own.low, own.value, own.high, capacity, verdict)

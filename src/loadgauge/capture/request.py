@@ -1,0 +1,41 @@
+"""A capture in a process of its own, as `loadgauge capture` asks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.capture.call import capture
+from loadgauge.capture.captured import Captured
+from loadgauge.capture.target import ONE, sized
+from loadgauge.files import is_script
+from loadgauge.trace.script import function
+from loadgauge.trace.subprocess import Request
+from loadgauge.trace.torch_run import TorchRun
+
+
+def capture_request(request: Request, inputs: str, given: dict[str, int], defaults: dict[str, int]) -> Captured:
+    """Capture the job of a request in this process. inputs: of a script, script.py:function; given, defaults: see `sized`
+
+    Raises ConfigError, LayoutError or NotModelled.
+    """
+    job = request.job
+    fields: dict[str, Any] = {
+        name: value
+        for name in ("precision", "optimizer", "attention", "recompute")
+        if (value := getattr(job, name)) is not None
+    }
+    if job.global_batch is not None:
+        fields["global_batch"] = TorchRun.of(job.replace(micro_batch=given.get(ONE, defaults[ONE]))).accumulate
+    target: Any = function(job.model) if is_script(job.model) else job.model
+    captures = capture(target, _beside(target, job.model, inputs) if inputs else None, layers=request.layers, **fields)
+    captures.target = job.model
+    return captures.at(**sized(captures.job.names, given, defaults))
+
+
+def _beside(target: Any, named: str, inputs: str) -> Any:
+    """The function that makes inputs; a script that has made the module already is not run again."""
+    path, _, name = inputs.rpartition(":")
+    own = getattr(target, "__globals__", {})
+    if path == named.rpartition(":")[0] and callable(own.get(name)):
+        return own[name]
+    return function(inputs)

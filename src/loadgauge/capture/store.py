@@ -1,0 +1,107 @@
+"""Captures kept on disk, so that the second answer takes no PyTorch. A file is data: it is decoded into the types of
+`captured`, every formula in it is checked by `sizes`, and one that cannot be read is as good as none."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgauge._version import __version__
+from loadgauge.capture.captured import Captured
+from loadgauge.capture.sizes import compiled
+from loadgauge.errors import ConfigError
+
+LARGEST = 1 << 29
+"""Bytes of captures that are read, before compression."""
+LIBRARIES = ("torch", "transformers")
+PACKAGE = Path(__file__).parents[1]
+
+
+def folder() -> Path:
+    """Where captures are kept: below `XDG_CACHE_HOME`, or else ~/.cache."""
+    own = os.environ.get("XDG_CACHE_HOME", "")
+    # A relative path is to be ignored (XDG Base Directory Specification).
+    return (Path(own) if os.path.isabs(own) else Path.home() / ".cache") / "loadgauge" / "captures"
+
+
+def place(config: Mapping[str, Any], fields: Mapping[str, Any]) -> Path:
+    """The file for the captures of a configuration. fields: all else that decides what is run
+
+    Versions of PyTorch, transformers and this package are part of its name, and this package's own code.
+    """
+    known = [__version__, _code(), *(_version(library) for library in LIBRARIES), config, dict(fields)]
+    text = json.dumps(known, sort_keys=True, default=str)
+    return folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.bin"
+
+
+def load(file: Path) -> list[Captured]:
+    """The captures in a file; none where it is not there, or not as `save` writes it."""
+    try:
+        unpacked = zlib.decompressobj()
+        content = unpacked.decompress(file.read_bytes(), LARGEST)
+        if unpacked.unconsumed_tail or not unpacked.eof:
+            return []
+        found = msgspec.msgpack.decode(content, type=list[Captured])
+        for one in found:
+            check(one)
+    except (OSError, zlib.error, msgspec.MsgspecError, ConfigError):
+        return []
+    return found
+
+
+def check(one: Captured) -> None:
+    """Raise ConfigError unless every formula of a capture is one, of its own sizes, and every number points at something."""
+    ones = dict.fromkeys(one.names, 2)
+    sizes = [change for _, change in one.events] + list(one.kept)
+    sizes += [op.flops for op in one.operations if op.flops is not None]
+    products = {product for size in sizes for product, _ in size.terms}
+    for text in (*products, *one.guards):
+        try:
+            compiled(text)(ones)
+        except ZeroDivisionError:  # by a size of 2, which the guards may leave out
+            continue
+        except (NameError, TypeError, ValueError) as error:
+            raise ConfigError(f"not a formula of {', '.join(one.names)}: {error}") from None
+    inside = all(0 <= number < len(one.storages) for number, _ in one.events)
+    in_order = all(0 <= op.first <= op.last <= len(one.events) for op in one.operations)
+    in_order &= all(0 <= first <= len(one.events) for first, _ in one.phases)
+    if set(one.sizes) != set(one.names) or not inside or not in_order or not 0 <= one.second <= len(one.operations):
+        raise ConfigError("not a capture")
+
+
+def save(file: Path, captures: Sequence[Captured]) -> None:
+    """Write captures to a file, whole or not at all; a place that cannot be written is left alone."""
+    content = zlib.compress(msgspec.msgpack.encode(list(captures)), 6)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=file.parent)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(content)
+            os.replace(name, file)
+        except OSError:
+            os.unlink(name)
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return ""
+
+
+def _code() -> str:
+    """What changes where the code that captures does: sizes and times of its files."""
+    files = sorted(path for part in ("capture", "trace") for path in (PACKAGE / part).rglob("*.py"))
+    stats = [(str(path.relative_to(PACKAGE)), path.stat()) for path in files]
+    return hashlib.sha256(repr([(name, at.st_size, at.st_mtime_ns) for name, at in stats]).encode()).hexdigest()

@@ -1,0 +1,47 @@
+"""What is captured, found without running anything: the keys of a configuration, or a function of a script; and its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loadgauge.errors import ConfigError, NotModelled
+from loadgauge.families.catalogue import keys
+
+ONE, LENGTH = "b", "s"
+"""The names of the number of sequences, and of the tokens of each."""
+AS = {"t": LENGTH}
+"""A size that is another one unless it is said: the length of what a decoder writes."""
+
+
+def config_keys(target: str) -> dict[str, Any]:
+    """The keys of a model's configuration. Raises ConfigError where there is none, and NotModelled for a quantized one.
+
+    >>> config_keys("gpt2")["n_embd"]
+    768
+    """
+    found = keys(target)
+    if found.get("quantization_config"):
+        raise NotModelled(
+            f"{target}: quantization_config: a capture trains weights as the class makes them, not quantized"
+        )
+    return found
+
+
+def sized(names: Sequence[str], given: Mapping[str, int], defaults: Mapping[str, int]) -> dict[str, int]:
+    """The sizes by name. given: as asked for; defaults: of those that were not. Raises ConfigError for one too many or too few.
+
+    >>> sized(("b", "s", "t"), {"s": 128}, {"b": 1, "s": 4096})
+    {'b': 1, 's': 128, 't': 128}
+    """
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"it has no size {name}; its sizes are {', '.join(names) or 'none'}", key="size")
+    found: dict[str, int] = {}
+    for name in names:
+        source = name if name in given or name in defaults else AS.get(name, name)
+        value = given.get(source, defaults.get(source))
+        if value is None:
+            raise ConfigError(f"needs --size {name}=NUMBER", key="size")
+        found[name] = value
+    return found

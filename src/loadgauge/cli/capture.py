@@ -1,0 +1,159 @@
+"""`loadgauge capture`: what a training step of any model or module takes, as formulas of its sizes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from loadgauge.cli.options import complete_model
+from loadgauge.cli.torch_options import STEP, TorchCommand, job_options, make_job
+from loadgauge.errors import NO, YES
+from loadgauge.files import is_script
+from loadgauge.optional_deps import needs_torch
+
+if TYPE_CHECKING:
+    from loadgauge.capture.captured import Captured
+    from loadgauge.spec.job import Job
+
+DECIDE = ("precision", "optimizer", "attention", "recompute", "global_batch")
+"""Fields that decide what is run, beside the sizes."""
+LENGTH = 4096
+
+
+class NamedSize(click.ParamType):  # type: ignore[type-arg]
+    """A size by its name."""
+
+    name = "name=number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """The name and the number."""
+        if isinstance(value, tuple):
+            return value
+        name, _, number = str(value).partition("=")
+        if name.isidentifier() and number.isascii() and number.isdecimal() and len(number) < 10 and int(number):
+            return name, int(number)
+        return self.fail(f"must be such as t=512, got {str(value)[:40]!r}", param, ctx)
+
+
+@click.command("capture", cls=TorchCommand)
+@click.argument("target", shell_complete=complete_model)
+@click.option(
+    "--inputs", metavar="FILE:FUNCTION", default="", help="Of script.py:function: makes what the module is called with."
+)
+@job_options(STEP)
+@click.option("--size", "more", type=NamedSize(), multiple=True, help="Another size by its name, such as t=512.")
+@click.option("--gpu", metavar="GPU", help="A GPU to fit on (`loadgauge gpus` lists them).")
+@click.option("--allow-tight", is_flag=True, help="TIGHT is a yes.")
+@click.option(
+    "--cache/--no-cache", default=True, help="Keep captures of a MODEL on disk, and use those that are there."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
+def command(
+    target: str, inputs: str, layers: int | None, more: tuple[tuple[str, int], ...], gpu: str | None, allow_tight: bool,
+    cache: bool, as_json: bool, **given: Any,
+) -> int:  # fmt: skip
+    """What does a training step of TARGET take, as formulas of its sizes, from its own code?
+
+    TARGET is a MODEL (a name in the catalogue, a Hugging Face config.json of any model_type that transformers has, or
+    its folder), or script.py:function, which makes a module; --inputs script.py:function then makes what the module is
+    called with, and its parameters name the sizes (b: --micro-batch, s: --seq-len, others: --size). The code runs on tensors
+    without memory whose sizes stay symbols; a second run with numbers checks every operation. Code that a config.json names
+    (auto_map) is never run.
+
+    \b
+    loadgauge capture llama-3.1-8b --seq-len 8192 --gpu h100
+    loadgauge capture path/to/config.json --optimizer sgd --recompute full --layers 4
+    loadgauge capture train.py:model --inputs train.py:batch --micro-batch 8 --size width=256
+    """
+    from loadgauge.capture.answer import answer
+    from loadgauge.capture.target import sized
+    from loadgauge.spec.hardware import gpu as find_gpu
+
+    begun = time.perf_counter()
+    card = None if gpu is None else find_gpu(gpu)
+    job = make_job(target, **given)
+    _refuse_of_script(job, inputs, layers)
+    asked = {"b": job.micro_batch, "s": job.seq_len}
+    defaults = {name: value for name, value in (("b", 1), ("s", LENGTH)) if asked[name] is None}
+    sizes = {name: value for name, value in asked.items() if value is not None} | dict(more)
+    found, cached = _captured(job, inputs, layers, sizes, defaults, cache)
+    whole = sized(found.names, sizes, defaults)
+    seconds = time.perf_counter() - begun
+    result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found))
+    if as_json:
+        from loadgauge.report.table import document
+
+        document(result)
+    else:
+        from loadgauge.report.capture import print_answer
+
+        print_answer(result)
+    verdict = "fits" if result.needed is None else result.needed.verdict
+    return YES if verdict == "fits" or (verdict == "tight" and allow_tight) else NO
+
+
+def _captured(
+    job: Job, inputs: str, layers: int | None, given: dict[str, int], defaults: dict[str, int], keep: bool
+) -> tuple[Captured, bool]:
+    """A capture that holds at the sizes, and whether it was kept on disk."""
+    from loadgauge.capture import store
+    from loadgauge.capture.target import config_keys, sized
+
+    file, known = None, []
+    if not is_script(job.model):
+        keys = config_keys(job.model)
+        if keep:
+            # A script may import anything: what it does is not known without running it.
+            decide = {name: value for name in DECIDE if (value := getattr(job, name)) is not None}
+            if job.global_batch is not None:
+                decide["micro_batch"] = given.get("b", 1)
+            file = store.place(keys, decide | {"layers": layers})
+            known = store.load(file)
+    for one in known:
+        if one.holds(**sized(one.names, given, defaults)):
+            return msgspec.structs.replace(one, target=job.model), True
+    needs_torch("capture")
+    from loadgauge.capture.request import capture_request
+    from loadgauge.trace.subprocess import Request, in_child
+
+    request = Request(job, layers=layers)
+    # What the script prints is not part of the answer.
+    shown = sys.stderr if is_script(job.model) else None
+    found = in_child(capture_request, request, shown, inputs=inputs, given=given, defaults=defaults)
+    if file is not None:
+        store.save(file, [*known, found])
+    return found, False
+
+
+def _refuse_of_script(job: Job, inputs: str, layers: int | None) -> None:
+    """Raise click.UsageError for flags that a target cannot have."""
+    if not is_script(job.model):
+        if inputs:
+            raise click.UsageError("--inputs: is for script.py:function; those of a MODEL are known")
+        return
+    if not is_script(inputs):
+        raise click.UsageError(
+            f"{job.model} needs --inputs script.py:function, which makes what the module is called with"
+        )
+    fixed = {"layers": layers, "attention": job.attention, "recompute": job.recompute}
+    if named := [f"--{name}" for name, value in fixed.items() if value is not None]:
+        raise click.UsageError(f"{', '.join(named)}: a module of one's own has what its function gives it")
+    if job.precision == "bf16-pure":
+        raise click.UsageError("--precision bf16-pure: a module of one's own has the dtype that its function gives it")
+
+
+def _assumed(job: Job, found: Captured) -> tuple[str, ...]:
+    """What was not said, and is taken for granted."""
+    own = is_script(job.model)
+    default = {"precision": "as the function makes it" if own else "bf16-pure", "optimizer": "adamw"}
+    if not own:
+        default |= {"attention": "flash (PyTorch's own choice of kernel)", "recompute": "none"}
+    said = [f"{name} {getattr(job, name) or value}" for name, value in default.items()]
+    lines = [", ".join(said) + "; gradients freed after each step"]
+    if "t" in found.names:
+        lines.append("t, the tokens of the decoder: as many as s, unless --size t=NUMBER")
+    return tuple(lines)

@@ -1,0 +1,80 @@
+"""A captured training step as text: what `loadgauge capture` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadgauge.report.table import Column, bar, console, draw, heading, points
+from loadgauge.units import GIB, KIB, MIB, flops, gib, in_gib
+
+if TYPE_CHECKING:
+    from loadgauge.capture.answer import Answer
+
+LONGEST = 400
+"""Characters of a formula or a list that are shown; `--json` has all."""
+
+
+def print_answer(answer: Answer) -> None:
+    """Print what a capture says."""
+    target = console()
+    at = ", ".join(f"{name} = {value:,}" for name, value in answer.sizes.items())
+    needed = answer.needed
+    if needed is None:
+        target.print(f"PEAK  {shown(answer.allocated)} in tensors at {at}")
+    else:
+        from loadgauge.report.verdict import WORDS  # brings much with it
+
+        target.print(
+            f"{WORDS[needed.verdict][0]}  {gib(needed.value, 1)} of {gib(needed.capacity, 1)} ({needed.gpu}), "
+            f"80 % range {in_gib(needed.low, 1)}-{gib(needed.high, 1)}; {shown(answer.allocated)} in tensors at {at}"
+        )
+    target.print(f"{answer.parameters:,} parameters; {answer.operations:,} operations in a step")
+    letters, unit = _unit(answer.peak)
+    rows = [
+        [name, f"{nbytes / unit:,.2f}", f"{nbytes / answer.peak:.0%}", bar(target, nbytes / answer.peak)]
+        for name, nbytes in answer.at_peak.items()
+    ]
+    columns = [Column("at the peak"), Column(letters, "right"), Column("", "right"), Column("", style="cyan")]
+    draw(target, columns, rows, title="What is alive")
+    phases = [[name, f"{nbytes / unit:,.2f}"] for name, nbytes in answer.phases.items()]
+    draw(target, [Column("phase"), Column(f"highest, {letters}", "right")], phases, title="By phase")
+    heading(target, "Formulas" if not answer.numbers_only else "Numbers, at these sizes alone")
+    kept, work = answer.kept, answer.flops
+    formulas = (
+        ["", ""] if answer.numbers_only else [f" = {_short(kept.formula)} bytes", f" = {_short(work.formula)} FLOP"]
+    )
+    points(
+        target,
+        [
+            f"kept for backward: {shown(kept.value)}{formulas[0]}",
+            f"work of a step: {flops(work.value)}{formulas[1]}",
+            *([f"why no formula: {answer.numbers_only}"] if answer.numbers_only else []),
+            f"holds where {_short(', '.join(answer.holds))}",
+        ],
+    )
+    if answer.values:
+        heading(target, "The program reads values of tensors here; it got 1, and what hangs on it is not known")
+        points(target, answer.values)
+    heading(target, "Assumed, and not counted")
+    points(target, [*answer.assumed, *(f"not counted: {line}" for line in answer.not_counted)])
+    road = "a capture kept on disk, nothing was run" if answer.cached else "captured from the code itself"
+    target.print(f"\n{road} (PyTorch {answer.torch}); {answer.seconds:.1f} s.")
+
+
+def shown(nbytes: float) -> str:
+    """Bytes in a unit that shows them.
+
+    >>> shown(3 * 2**30), shown(70_000)
+    ('3.00 GiB', '68.36 KiB')
+    """
+    letters, unit = _unit(nbytes)
+    return f"{nbytes / unit:,.2f} {letters}"
+
+
+def _unit(nbytes: float) -> tuple[str, int]:
+    units = (("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
+    return next(((letters, unit) for letters, unit in units if nbytes >= unit / 4), ("bytes", 1))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... (--json has all of it)"
