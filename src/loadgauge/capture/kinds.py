@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from loadgauge.capture.inputs import beside_tokens, made
 from loadgauge.capture.record import Sized
 from loadgauge.errors import ConfigError, NotModelled, first_line
 from loadgauge.trace.checkpointing import contexts
@@ -27,6 +28,7 @@ def of_config(config: Any, run: TorchRun) -> Sized:
     longest = getattr(text_config(config), "max_position_embeddings", None)
     both = bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in taken
     heard = next((name for name in PATCHED if name in taken and "input_ids" not in taken), "")
+    beside = beside_tokens(config, taken)
     if heard and heard != "input_features":
         raise NotModelled(f"{kind.__name__} takes {heard} alone: pictures and raw sound are not captured")
 
@@ -44,6 +46,9 @@ def of_config(config: Any, run: TorchRun) -> Sized:
         labels = given.get("input_ids")
         if both:
             labels = given["decoder_input_ids"] = tokens(device, b, s if heard else t, "s" if heard else "t")
+        sizes = {"b": b, "s": s} | ({} if t is None else {"t": t})
+        dtype = next(module.parameters()).dtype
+        given |= {name: made(row, config, device, dtype, sizes) for name, row in beside.items() if name not in given}
         if "labels" in taken:
             given["labels"] = labels
         if "use_cache" in taken:

@@ -1,0 +1,85 @@
+"""What a model of transformers is called with beside tokens, from `data/capture/inputs.toml`: pictures, sounds, grids, masks."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from loadgauge.capture.values import known
+from loadgauge.errors import ConfigError
+from loadgauge.package_data import read_data
+
+_TYPES = {"long": torch.long, "int": torch.int, "bool": torch.bool, "float": torch.float}
+
+
+def beside_tokens(config: Any, taken: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rows of the table for a model: name of the argument, and how it is made (see `made`).
+
+    taken: parameters of the model's `forward`; one that the default names and it lacks is left out
+    """
+    table = _table()
+    own = table.get(config.model_type)
+    if own is not None:
+        return {name: row for name, row in table.get(own.get("as", ""), {}).items()} | {
+            name: row for name, row in own.items() if isinstance(row, dict)
+        }
+    return {name: row for name, row in table["default"].items() if name in taken and _there(row, config)}
+
+
+def made(row: Mapping[str, Any], config: Any, device: str, dtype: torch.dtype, sizes: Mapping[str, Any]) -> torch.Tensor:
+    """Make an input.
+
+    row: `shape`, a list of products such as "b*vision_config.image_size//2", of which `dtype` is the model's unless stated; or
+        `each`, the integers that every sequence has, whose values the code reads
+    """
+    if "each" in row:
+        return known([[number(one, config, sizes) for one in row["each"]] for _ in range(int(sizes["b"]))], device)
+    shape = [number(one, config, sizes) for one in row["shape"]]
+    return torch.empty(shape, dtype=_TYPES.get(row.get("dtype", ""), dtype), device=device)
+
+
+def number(text: int | str, config: Any, sizes: Mapping[str, Any]) -> Any:
+    """Return what a product of sizes, numbers and keys of a config comes to, from left to right.
+
+    Raises ConfigError for a key that the config lacks.
+
+    >>> number("b*4//2", None, {"b": 3})
+    6
+    """
+    if isinstance(text, int):
+        return text
+    found: Any = None
+    for sign, word in re.findall(r"(^|\*|//|\+)([^*/+]+)", text):
+        value = int(word) if word.isdigit() else sizes[word] if word in sizes else _key(config, word)
+        found = value if not sign else found * value if sign == "*" else found + value if sign == "+" else found // value
+    return found
+
+
+def _key(config: Any, word: str) -> Any:
+    found = config
+    for name in word.split("."):
+        found = found.get(name) if isinstance(found, dict) else getattr(found, name, None)
+        if isinstance(found, list | tuple) and found:
+            found = found[0]
+    if not isinstance(found, int):
+        raise ConfigError(f"{config.model_type}: the config has no number {word}")
+    return found
+
+
+def _there(row: Mapping[str, Any], config: Any) -> bool:
+    try:
+        for one in row.get("shape", ()):
+            number(one, config, {"b": 2, "s": 2, "t": 2})
+    except ConfigError:
+        return False
+    return True
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(read_data("capture/inputs.toml"))
