@@ -23,12 +23,14 @@ def beside_tokens(config: Any, taken: Mapping[str, Any]) -> dict[str, Any]:
     taken: parameters of the model's `forward`; one that the default names and it lacks is left out
     """
     table = _table()
-    own = table.get(config.model_type)
-    if own is not None:
-        return {name: row for name, row in table.get(own.get("as", ""), {}).items()} | {
-            name: row for name, row in own.items() if isinstance(row, dict)
-        }
-    return {name: row for name, row in table["default"].items() if name in taken and _there(row, config)}
+    own = table.get(config.model_type, {})
+    of_kind = "grid" if "image_grid_thw" in taken else "default"
+    rows = {**table.get(own.get("as", of_kind), {}), **own}
+    return {
+        name: row
+        for name, row in rows.items()
+        if isinstance(row, dict) and (name in taken and _there(row, config) or name in own)
+    }
 
 
 def made(row: Mapping[str, Any], config: Any, device: str, dtype: torch.dtype, sizes: Mapping[str, Any]) -> torch.Tensor:
@@ -60,15 +62,17 @@ def number(text: int | str, config: Any, sizes: Mapping[str, Any]) -> Any:
     return found
 
 
-def _key(config: Any, word: str) -> Any:
-    found = config
-    for name in word.split("."):
-        found = found.get(name) if isinstance(found, dict) else getattr(found, name, None)
-        if isinstance(found, list | tuple) and found:
-            found = found[0]
-    if not isinstance(found, int):
-        raise ConfigError(f"{config.model_type}: the config has no number {word}")
-    return found
+def _key(config: Any, word: str) -> int:
+    """The first key of several, with `|` between, that a config has; a number is what there is without."""
+    for path in word.split("|"):
+        found = int(path) if path.isdigit() else config
+        for name in path.split(".") if not path.isdigit() else ():
+            found = found.get(name) if isinstance(found, dict) else getattr(found, name, None)
+            if isinstance(found, list | tuple) and found:
+                found = found[0]
+        if isinstance(found, int):
+            return found
+    raise ConfigError(f"{config.model_type}: the config has no number {word}")
 
 
 def _there(row: Mapping[str, Any], config: Any) -> bool:
