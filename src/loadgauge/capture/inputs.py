@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from loadgauge.capture.values import known
+from loadgauge.capture.values import known, whole
 from loadgauge.errors import ConfigError
 from loadgauge.package_data import read_data
 
@@ -25,24 +25,31 @@ def beside_tokens(config: Any, taken: Mapping[str, Any]) -> dict[str, Any]:
     table = _table()
     own = table.get(config.model_type, {})
     of_kind = "grid" if "image_grid_thw" in taken else "default"
-    rows = {**table.get(own.get("as", of_kind), {}), **own}
+    rows = {**table[of_kind], **table.get(own.get("as", ""), {}), **own}
     return {
         name: row
         for name, row in rows.items()
-        if isinstance(row, dict) and (name in taken and _there(row, config) or name in own)
+        if isinstance(row, dict)
+        and name in taken
+        and (name not in table[of_kind] or name in own or _there(row, config))
     }
 
 
-def made(row: Mapping[str, Any], config: Any, device: str, dtype: torch.dtype, sizes: Mapping[str, Any]) -> torch.Tensor:
+def made(
+    row: Mapping[str, Any], config: Any, device: str, dtype: torch.dtype, sizes: Mapping[str, Any]
+) -> torch.Tensor:
     """Make an input.
 
     row: `shape`, a list of products such as "b*vision_config.image_size//2", of which `dtype` is the model's unless stated; or
-        `each`, the integers that every sequence has, whose values the code reads
+        `each`, the integers that every sequence has, whose values the code reads;
+        `no_padding`, where the code looks for pictures that are all 0
     """
     if "each" in row:
         return known([[number(one, config, sizes) for one in row["each"]] for _ in range(int(sizes["b"]))], device)
-    shape = [number(one, config, sizes) for one in row["shape"]]
-    return torch.empty(shape, dtype=_TYPES.get(row.get("dtype", ""), dtype), device=device)
+    plain = {**sizes, "b": int(sizes["b"])} if "no_padding" in row else sizes
+    shape = [number(one, config, plain) for one in row["shape"]]
+    tensor = torch.empty(shape, dtype=_TYPES.get(row.get("dtype", ""), dtype), device=device)
+    return whole(tensor) if "no_padding" in row else tensor
 
 
 def number(text: int | str, config: Any, sizes: Mapping[str, Any]) -> Any:
@@ -58,7 +65,9 @@ def number(text: int | str, config: Any, sizes: Mapping[str, Any]) -> Any:
     found: Any = None
     for sign, word in re.findall(r"(^|\*|//|\+)([^*/+]+)", text):
         value = int(word) if word.isdigit() else sizes[word] if word in sizes else _key(config, word)
-        found = value if not sign else found * value if sign == "*" else found + value if sign == "+" else found // value
+        found = (
+            value if not sign else found * value if sign == "*" else found + value if sign == "+" else found // value
+        )
     return found
 
 

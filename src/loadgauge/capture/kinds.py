@@ -25,7 +25,7 @@ def of_config(config: Any, run: TorchRun) -> Sized:
     """The training of a model of transformers, from its configuration object. Raises ConfigError where there is no class for it."""
     kind = model_class(config)
     taken = inspect.signature(kind.forward).parameters
-    longest = getattr(text_config(config), "max_position_embeddings", None)
+    longest = getattr(_text(config), "max_position_embeddings", None)
     both = bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in taken
     heard = next((name for name in PATCHED if name in taken and "input_ids" not in taken), "")
     beside = beside_tokens(config, taken)
@@ -57,6 +57,13 @@ def of_config(config: Any, run: TorchRun) -> Sized:
 
     names = ("b", "s", "t") if both and not heard else ("b", "s")
     return Sized(lambda device: _build(kind, config, run, device), inputs, mean_loss, run, names)
+
+
+def _text(config: Any) -> Any:
+    try:
+        return text_config(config)
+    except ValueError:  # several; that of the decoder is trained
+        return getattr(config, "decoder", config)
 
 
 def model_class(config: Any) -> Any:

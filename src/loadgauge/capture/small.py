@@ -34,14 +34,20 @@ def small_config(kind: str, layers: int = 2) -> Any:
     from transformers import CONFIG_MAPPING
 
     made = CONFIG_MAPPING[kind]
-    stated = dict(_stated().get(kind, {}))
-    tree = _cut(made().to_dict() if not stated.pop("from_nothing", False) else {}, layers)
+    stated = _stated().get(kind, {})
+    tree = _cut(made().to_dict(), stated.get("layers", layers))
     for key, value in stated.items():
-        _put(tree, key, value)
+        if key not in ("layers", "precision"):
+            _put(tree, key, value)
     config = made.from_dict(tree)
     if getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0
     return config
+
+
+def precision(kind: str) -> str:
+    """Return the precision that a type is tried in: that of most, unless another is stated."""
+    return str(_stated().get(kind, {}).get("precision", "bf16-pure"))
 
 
 @functools.cache
@@ -60,7 +66,9 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 def _cut(tree: dict[str, Any], layers: int) -> dict[str, Any]:
     old = {tree[key] for key in DEPTHS if isinstance(tree.get(key), int)}
     for key, value in tree.items():
-        if isinstance(value, dict):
+        if key == "per_layer_config" and isinstance(value, dict):
+            tree[key] = {at: own for at, own in value.items() if int(at) < layers}
+        elif isinstance(value, dict):
             _cut(value, layers)
         elif key in DEPTHS and isinstance(value, int) and value > 1:
             tree[key] = layers

@@ -12,13 +12,32 @@ from torch.utils._pytree import tree_leaves, tree_map
 MOST = 65_536
 """Elements of the largest tensor that keeps its values."""
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_EQUAL = torch.ops.aten.eq.Scalar
+_INDEX = torch.ops.aten.index.Tensor
+_SAME = frozenset(
+    {"view", "reshape", "_unsafe_view", "_to_copy", "clone", "squeeze", "unsqueeze", "contiguous", "detach"}
+)
 _VALUE = "_loadgauge_value"
+_WHOLE = "_loadgauge_whole"
 _FACTORIES = frozenset(
-    {"arange", "zeros", "ones", "full", "scalar_tensor", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones"}
+    {
+        "arange",
+        "zeros",
+        "ones",
+        "full",
+        "scalar_tensor",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "new_zeros",
+        "new_ones",
+    }
     | {"new_full", "tril_indices", "triu_indices", "eye"}
 )
 """Operations that make values of nothing."""
-_UNKNOWN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "rand", "randn", "randint"})
+_UNKNOWN = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "rand", "randn", "randint"}
+)
 
 
 def known(values: list[Any], device: str) -> torch.Tensor:
@@ -35,6 +54,12 @@ def _small(tensor: torch.Tensor) -> bool:
     return plain and tensor.numel() <= MOST
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Say of a tensor that no value in it is 0, as of the pixels of a picture that is no padding; returns it."""
+    setattr(tensor, _WHOLE, True)
+    return tensor
+
+
 class KeptValues(TorchDispatchMode):
     """Carries the values of `known` tensors, and of small integers that the code itself makes, through operations.
 
@@ -43,8 +68,8 @@ class KeptValues(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.changed: set[int] = set()
-        """CPU storages whose values were overwritten with unknown ones."""
+        self.changed: dict[int, Any] = {}
+        """CPU storages whose values were overwritten with unknown ones, by address; held, so that none is used again."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation on fake tensors, and where all it reads is known, on their values too."""
@@ -53,6 +78,10 @@ class KeptValues(TorchDispatchMode):
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         name = func._schema.name.partition("::")[2] if isinstance(func, torch._ops.OpOverload) else ""
         plain = not any(isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool) for leaf in leaves)
+        if tensors and hasattr(tensors[0], _WHOLE):
+            return self._of_whole(func, name, args, kwargs)
+        if func is _INDEX and plain:
+            args = (args[0], self._places(args[1]))
         if not plain or name in _UNKNOWN or not name or not self._all_known(name, tensors):
             self._overwritten(func, args)
             return func(*args, **kwargs)
@@ -68,6 +97,30 @@ class KeptValues(TorchDispatchMode):
         if all(one.numel() <= MOST for one in tree_leaves(out) if isinstance(one, torch.Tensor)):
             self._keep(out, self._real(func, args, kwargs))
         return out
+
+    def _of_whole(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if func is _INDEX:
+            args = (args[0], self._places(args[1]))
+        out = func(*args, **kwargs)
+        if name in _SAME or func is _INDEX:
+            whole(out)
+        elif func is _EQUAL and args[1] == 0 and not any(isinstance(size, torch.SymInt) for size in out.shape):
+            with _disable_current_modes():
+                self._keep(out, torch.zeros((), dtype=torch.bool).expand(*out.shape))
+        return out
+
+    def _places(self, indices: Any) -> list[Any]:
+        """Indices with a known mask as the places where it is true, so that the size of what they choose is known."""
+        found: list[Any] = []
+        for one in indices:
+            mask = None if one is None or one.dtype is not torch.bool else self._value(one)
+            if mask is None:
+                found.append(one)
+                continue
+            with _disable_current_modes():
+                places = mask.nonzero().unbind(1)
+            found += [self._like(place, one.device) for place in places]
+        return found
 
     def _all_known(self, name: str, tensors: list[Any]) -> bool:
         if not tensors:
@@ -87,7 +140,7 @@ class KeptValues(TorchDispatchMode):
             for tensor in tree_leaves(args):
                 value = getattr(tensor, _VALUE, None) if isinstance(tensor, torch.Tensor) else None
                 if value is not None:
-                    self.changed.add(value.untyped_storage()._cdata)
+                    self.changed[value.untyped_storage()._cdata] = value.untyped_storage()
 
     def _real(self, func: Any, args: Any, kwargs: Any) -> Any:
         def value(leaf: Any) -> Any:
