@@ -6,6 +6,7 @@ python tools/captured_models.py out.json --page           docs/models-captured.m
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
@@ -15,7 +16,6 @@ import sys
 import time
 import traceback
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,7 @@ if __name__ == "__main__":
     import transformers  # once, for all children
     from transformers import CONFIG_MAPPING  # noqa: F401
 
-    import loadgauge.capture.capture
+    importlib.import_module("loadgauge.capture.capture")
     from loadgauge.capture.small import model_types
 
     path, given = Path(sys.argv[1]), sys.argv[2:]
