@@ -84,12 +84,10 @@ def page(done: dict[str, Any], heads: dict[str, str], releases: str) -> str:
     lines = [
         "# Models captured",
         "",
-        "Made by `python tools/captured_models.py`, with "
-        + releases
-        + ". Every model type with a head for causal, sequence-to-sequence or",
-        "masked language modelling, or for pictures and text, as a small model: its class's defaults with two layers and what",
-        "`data/capture/small.toml` states, with the inputs of `data/capture/inputs.toml`. It is run for two steps with SGD; formulas are",
-        "compared with a plain run at other sizes, operation by operation: bytes live, bytes kept, FLOPs.",
+        f"Made by `python tools/captured_models.py`, with {releases}. Every model type with a head for causal,",
+        "sequence-to-sequence or masked language modelling, or for pictures and text, as a small model: its class's defaults with two",
+        "layers and what `data/capture/small.toml` states, with the inputs of `data/capture/inputs.toml`. It is run for two steps with",
+        "SGD; formulas are compared with a plain run at other sizes, operation by operation: bytes live, bytes kept, FLOPs.",
         "",
         "This compares one tracer with itself. It shows that formulas say what the tracer says, not that a GPU does.",
         "",

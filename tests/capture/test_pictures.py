@@ -1,4 +1,4 @@
-"""Vision-language models with a picture: formulas against plain runs, FLOPs against PyTorch's counter on a real run, values that are read."""
+"""Vision-language models with a picture: formulas against plain runs, FLOPs against a real run, values that are read."""
 
 from __future__ import annotations
 

@@ -112,8 +112,8 @@ def as_eager() -> Iterator[None]:
 
         return run
 
-    def asked(node: Any, file: str = "", line: int = 0) -> bool:
-        return node.guard_bool(file, line) if node.has_hint() else known_true(node, file, line)
+    def asked(self: SymNode, file: str, line: int) -> bool:
+        return self.guard_bool(file, line) if self.has_hint() else known_true(self, file, line)
 
     known_true = SymNode.statically_known_true
     try:
