@@ -29,7 +29,7 @@ def of_config(config: Any, run: TorchRun) -> Sized:
     both = bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in taken
     heard = next((name for name in PATCHED if name in taken and "input_ids" not in taken), "")
     beside = beside_tokens(config, taken)
-    if heard and heard != "input_features":
+    if heard and heard != "input_features" and heard not in beside:
         raise NotModelled(f"{kind.__name__} takes {heard} alone: pictures and raw sound are not captured")
 
     def tokens(device: str, b: Any, s: Any, name: str) -> Any:
@@ -39,9 +39,9 @@ def of_config(config: Any, run: TorchRun) -> Sized:
 
     def inputs(device: str, module: Any, b: Any, s: Any, t: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given: dict[str, Any] = {}
-        if heard:
+        if heard and heard not in beside:
             given[heard] = _sound(config, module, device, b)
-        else:
+        elif not heard:
             given["input_ids"] = tokens(device, b, s, "s")
         labels = given.get("input_ids")
         if both:
