@@ -45,7 +45,9 @@ def made(
         `no_padding`, where the code looks for pictures that are all 0
     """
     if "each" in row:
-        return known([[number(one, config, sizes) for one in row["each"]] for _ in range(int(sizes["b"]))], device)
+        each = row["each"]
+        own = [number(one, config, sizes) for one in each] if isinstance(each, list) else each
+        return known([own] * int(sizes["b"]), device)
     plain = {**sizes, "b": int(sizes["b"])} if "no_padding" in row else sizes
     shape = [number(one, config, plain) for one in row["shape"]]
     tensor = torch.empty(shape, dtype=_TYPES.get(row.get("dtype", ""), dtype), device=device)

@@ -35,9 +35,7 @@ _FACTORIES = frozenset(
     | {"new_full", "tril_indices", "triu_indices", "eye"}
 )
 """Operations that make values of nothing."""
-_UNKNOWN = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "rand", "randn", "randint"}
-)
+_RANDOM = ("rand", "normal", "uniform", "bernoulli", "multinomial", "exponential")
 
 
 def known(values: list[Any], device: str) -> torch.Tensor:
@@ -82,7 +80,7 @@ class KeptValues(TorchDispatchMode):
             return self._of_whole(func, name, args, kwargs)
         if func is _INDEX and plain:
             args = (args[0], self._places(args[1]))
-        if not plain or name in _UNKNOWN or not name or not self._all_known(name, tensors):
+        if not plain or name.startswith(_RANDOM) or not name or not self._all_known(name, tensors):
             self._overwritten(func, args)
             return func(*args, **kwargs)
         if func is _ITEM:
@@ -149,7 +147,8 @@ class KeptValues(TorchDispatchMode):
             return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
         with _disable_current_modes():
-            return func(*tree_map(value, args), **tree_map(value, kwargs))
+            out = func(*tree_map(value, args), **tree_map(value, kwargs))
+            return out.zero_() if "empty" in func._schema.name else out  # to be written, by the code
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
