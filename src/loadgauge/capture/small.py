@@ -1,4 +1,4 @@
-"""Small models of every kind that transformers knows: its class's defaults, cut in depth, and what `data/capture/small.toml` states."""
+"""Small models of every kind that transformers knows: the class's defaults, cut in depth, and what `small.toml` states."""
 
 from __future__ import annotations
 
