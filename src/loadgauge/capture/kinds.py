@@ -24,6 +24,7 @@ PATCHED = ("pixel_values", "input_features", "input_values")
 def of_config(config: Any, run: TorchRun) -> Sized:
     """The training of a model of transformers, from its configuration object. Raises ConfigError where there is no class for it."""
     kind = model_class(config)
+    config = _own_part(config, kind)
     taken = inspect.signature(kind.forward).parameters
     longest = getattr(_text(config), "max_position_embeddings", None)
     both = bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in taken
@@ -57,6 +58,13 @@ def of_config(config: Any, run: TorchRun) -> Sized:
 
     names = ("b", "s", "t") if both and not heard else ("b", "s")
     return Sized(lambda device: _build(kind, config, run, device), inputs, mean_loss, run, names)
+
+
+def _own_part(config: Any, kind: Any) -> Any:
+    """The part of a config that a class is made of, where it is one of a whole, such as the decoder of musicgen."""
+    wanted = getattr(kind, "config_class", None) or type(config)
+    parts = (getattr(config, name, None) for name in getattr(config, "sub_configs", {}))
+    return config if isinstance(config, wanted) else next((part for part in parts if isinstance(part, wanted)), config)
 
 
 def _text(config: Any) -> Any:

@@ -78,9 +78,10 @@ def _cut(tree: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _kinds(value: list[Any], layers: int) -> list[Any]:
-    """As many entries as layers; the kinds that there are first, where they are few."""
+    """As many entries as layers: the first ones, or where they lack a kind, one of each kind first."""
     try:
         kinds = list(dict.fromkeys(value))
     except TypeError:  # lists of lists
         kinds = value
-    return [kinds[at] for at in range(layers)] if 1 < len(kinds) <= layers else value[:layers]
+    first = value[:layers]
+    return first if all(kind in first for kind in kinds) else (kinds + first)[:layers]
