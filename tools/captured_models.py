@@ -102,7 +102,7 @@ def page(done: dict[str, Any], heads: dict[str, str], releases: str) -> str:
         lines.append(f"| {name} | {len(kinds)} | {len(kinds & exact)} | {len(kinds & plain)} | {rest} |")
     tried = [kind for kind in heads if kind not in done]
     if tried:
-        lines += ["", "Not tried: " + ", ".join(f"`{kind}`" for kind in tried) + "."]
+        lines += ["", "Not tried yet with these tables: " + ", ".join(f"`{kind}`" for kind in tried) + "."]
     lines += ["", "## Not captured", "", "| type | what stops it |", "|---|---|"]
     lines += [f"| {kind} | {_cause(done[kind]['error'])} |" for kind in heads if kind in done and "error" in done[kind]]
     lines += ["", "## Numbers only, at the sizes asked for", "", "| type | why |", "|---|---|"]
