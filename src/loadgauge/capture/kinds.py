@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from loadgauge.capture.inputs import beside_tokens, made
 from loadgauge.capture.record import Sized
 from loadgauge.errors import ConfigError, NotModelled, first_line
 from loadgauge.trace.checkpointing import contexts
@@ -23,11 +24,13 @@ PATCHED = ("pixel_values", "input_features", "input_values")
 def of_config(config: Any, run: TorchRun) -> Sized:
     """The training of a model of transformers, from its configuration object. Raises ConfigError where there is no class for it."""
     kind = model_class(config)
+    config = _own_part(config, kind)
     taken = inspect.signature(kind.forward).parameters
-    longest = getattr(text_config(config), "max_position_embeddings", None)
+    longest = getattr(_text(config), "max_position_embeddings", None)
     both = bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in taken
     heard = next((name for name in PATCHED if name in taken and "input_ids" not in taken), "")
-    if heard and heard != "input_features":
+    beside = beside_tokens(config, taken)
+    if heard and heard != "input_features" and heard not in beside:
         raise NotModelled(f"{kind.__name__} takes {heard} alone: pictures and raw sound are not captured")
 
     def tokens(device: str, b: Any, s: Any, name: str) -> Any:
@@ -37,13 +40,16 @@ def of_config(config: Any, run: TorchRun) -> Sized:
 
     def inputs(device: str, module: Any, b: Any, s: Any, t: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given: dict[str, Any] = {}
-        if heard:
+        if heard and heard not in beside:
             given[heard] = _sound(config, module, device, b)
-        else:
+        elif not heard:
             given["input_ids"] = tokens(device, b, s, "s")
         labels = given.get("input_ids")
         if both:
             labels = given["decoder_input_ids"] = tokens(device, b, s if heard else t, "s" if heard else "t")
+        sizes = {"b": b, "s": s} | ({} if t is None else {"t": t})
+        dtype = next(module.parameters()).dtype
+        given |= {name: made(row, config, device, dtype, sizes) for name, row in beside.items() if name not in given}
         if "labels" in taken:
             given["labels"] = labels
         if "use_cache" in taken:
@@ -52,6 +58,20 @@ def of_config(config: Any, run: TorchRun) -> Sized:
 
     names = ("b", "s", "t") if both and not heard else ("b", "s")
     return Sized(lambda device: _build(kind, config, run, device), inputs, mean_loss, run, names)
+
+
+def _own_part(config: Any, kind: Any) -> Any:
+    """The part of a config that a class is made of, where it is one of a whole, such as the decoder of musicgen."""
+    wanted = getattr(kind, "config_class", None) or type(config)
+    parts = (getattr(config, name, None) for name in getattr(config, "sub_configs", {}))
+    return config if isinstance(config, wanted) else next((part for part in parts if isinstance(part, wanted)), config)
+
+
+def _text(config: Any) -> Any:
+    try:
+        return text_config(config)
+    except ValueError:  # several; that of the decoder is trained
+        return getattr(config, "decoder", config)
 
 
 def model_class(config: Any) -> Any:

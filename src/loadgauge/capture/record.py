@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from loadgauge.capture.symbolic import Symbols, symbolic_tensors
+from loadgauge.capture.values import KeptValues
 from loadgauge.trace.device.simulated import fake_tensors, simulated_device
 from loadgauge.trace.record.allocations import INPUTS, Stream, op_name
 from loadgauge.trace.record.flops import formula
@@ -77,6 +78,7 @@ def record(job: Sized, sizes: Mapping[str, Any], symbols: Symbols | None = None)
     ops: list[Op] = []
     with contextlib.ExitStack() as stack:
         mode: Any = stack.enter_context(fake_tensors() if symbols is None else symbolic_tensors(symbols))
+        stack.enter_context(KeptValues())
         module = job.build(place)
         given, keywords = job.inputs(place, module, **sizes)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]

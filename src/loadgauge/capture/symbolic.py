@@ -6,6 +6,7 @@ Every comparison that the code makes with a size is kept as a guard: it says for
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from loadgauge.trace.device.fake import made_up
@@ -85,22 +87,45 @@ class Symbols:
 def as_eager() -> Iterator[None]:
     """Takes away the rules of the Python dispatcher that run other operations than eager PyTorch does.
 
-    Dropout with a share of 0 returns its argument, which its rule would copy; batch norm is one kernel.
+    Dropout with a share of 0 returns its argument, which its rule would copy; batch norm is one kernel; a product of batches is no
+    view of another, so that what is added to it in place has no copy in backward. What PyTorch only asks whether it knows for all
+    sizes, such as that a slice is all there is, is asked of these sizes, and kept as a guard.
     """
     aten = torch.ops.aten
-    dropout = aten.dropout.default.py_kernels
-    before = {func: dict(func.py_kernels) for func in (aten.dropout.default, aten.native_batch_norm.default)}
+    dropout, matmul = aten.dropout.default.py_kernels, aten.matmul.default.py_kernels
+    before = {
+        func: dict(func.py_kernels)
+        for func in (aten.dropout.default, aten.native_batch_norm.default, aten.matmul.default)
+    }
 
     def around(rule: Any) -> Any:
         return lambda x, p, train: rule(x, p, train) if p and train else x
 
+    def product(rule: Any) -> Any:
+        def run(a: Any, b: Any, **more: Any) -> Any:
+            batches = a.dim() > 2 and b.dim() > 2 and a.shape[:-2] == b.shape[:-2] and not more
+            if not batches:
+                return rule(a, b, **more)
+            rows = math.prod(a.shape[:-2])
+            made = a.reshape(rows, *a.shape[-2:]).bmm(b.reshape(rows, *b.shape[-2:]))
+            return aten._unsafe_view.default(made, [*a.shape[:-1], b.shape[-1]])
+
+        return run
+
+    def asked(self: SymNode, file: str, line: int) -> bool:
+        return self.guard_bool(file, line) if self.has_hint() else known_true(self, file, line)
+
+    known_true = SymNode.statically_known_true
     try:
+        SymNode.statically_known_true = asked  # type: ignore[method-assign]
+        matmul.update({key: product(rule) for key, rule in matmul.items()})
         aten.native_batch_norm.default.py_kernels.clear()
         dropout.update({key: around(rule) for key, rule in dropout.items()})
         for func in before:
             func._dispatch_cache.clear()
         yield
     finally:
+        SymNode.statically_known_true = known_true  # type: ignore[method-assign]
         for func, rules in before.items():
             func.py_kernels.update(rules)
             func._dispatch_cache.clear()

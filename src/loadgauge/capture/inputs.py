@@ -1,0 +1,100 @@
+"""What a model of transformers is called with beside tokens, from `data/capture/inputs.toml`: pictures, sounds, grids, masks."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from loadgauge.capture.values import known, whole
+from loadgauge.errors import ConfigError
+from loadgauge.package_data import read_data
+
+_TYPES = {"long": torch.long, "int": torch.int, "bool": torch.bool, "float": torch.float}
+
+
+def beside_tokens(config: Any, taken: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rows of the table for a model: name of the argument, and how it is made (see `made`).
+
+    taken: parameters of the model's `forward`; one that the default names and it lacks is left out
+    """
+    table = _table()
+    own = table.get(config.model_type, {})
+    of_kind = "grid" if "image_grid_thw" in taken else "default"
+    rows = {**table[of_kind], **table.get(own.get("as", ""), {}), **own}
+    return {
+        name: row
+        for name, row in rows.items()
+        if isinstance(row, dict)
+        and name in taken
+        and (name not in table[of_kind] or name in own or _there(row, config))
+    }
+
+
+def made(
+    row: Mapping[str, Any], config: Any, device: str, dtype: torch.dtype, sizes: Mapping[str, Any]
+) -> torch.Tensor:
+    """Make an input.
+
+    row: `shape`, a list of products such as "b*vision_config.image_size//2", of which `dtype` is the model's unless stated; or
+        `each`, the integers that every sequence has, whose values the code reads;
+        `no_padding`, where the code looks for pictures that are all 0
+    """
+    if "each" in row:
+        each = row["each"]
+        own = [number(one, config, sizes) for one in each] if isinstance(each, list) else each
+        return known([own] * int(sizes["b"]), device)
+    plain = {**sizes, "b": int(sizes["b"])} if "no_padding" in row else sizes
+    shape = [number(one, config, plain) for one in row["shape"]]
+    tensor = torch.empty(shape, dtype=_TYPES.get(row.get("dtype", ""), dtype), device=device)
+    return whole(tensor) if "no_padding" in row else tensor
+
+
+def number(text: int | str, config: Any, sizes: Mapping[str, Any]) -> Any:
+    """Return what a product of sizes, numbers and keys of a config comes to, from left to right.
+
+    Raises ConfigError for a key that the config lacks.
+
+    >>> number("b*4//2", None, {"b": 3})
+    6
+    """
+    if isinstance(text, int):
+        return text
+    found: Any = None
+    for sign, word in re.findall(r"(^|\*|//|\+)([^*/+]+)", text):
+        value = int(word) if word.isdigit() else sizes[word] if word in sizes else _key(config, word)
+        found = (
+            value if not sign else found * value if sign == "*" else found + value if sign == "+" else found // value
+        )
+    return found
+
+
+def _key(config: Any, word: str) -> int:
+    """The first key of several, with `|` between, that a config has; a number is what there is without."""
+    for path in word.split("|"):
+        found = int(path) if path.isdigit() else config
+        for name in path.split(".") if not path.isdigit() else ():
+            found = found.get(name) if isinstance(found, dict) else getattr(found, name, None)
+            if isinstance(found, list | tuple) and found:
+                found = found[0]
+        if isinstance(found, int):
+            return found
+    raise ConfigError(f"{config.model_type}: the config has no number {word}")
+
+
+def _there(row: Mapping[str, Any], config: Any) -> bool:
+    try:
+        for one in row.get("shape", ()):
+            number(one, config, {"b": 2, "s": 2, "t": 2})
+    except ConfigError:
+        return False
+    return True
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(read_data("capture/inputs.toml"))
