@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from warm_children import warm_children, warm_source
 
@@ -60,6 +61,9 @@ def _in(path: Path, places: set[Path]) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # How long an example takes to make says how busy the machine is.
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
     config.addinivalue_line("markers", "slow: takes long, or needs PyTorch, a browser or other processes")
     config.addinivalue_line("markers", "kernels: depends on the kernels that PyTorch chooses for this CPU")
 

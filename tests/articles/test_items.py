@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The commands run in a folder of their own, which has the documentation and an error message."""
     place, before = tmp_path_factory.mktemp("articles"), Path.cwd()
     (place / "docs").symlink_to(ROOT / "docs")
-    (place / "OOM.txt").write_text(OUT_OF_MEMORY, encoding="utf-8")
+    (place / "oom.txt").write_text(OUT_OF_MEMORY, encoding="utf-8")
     os.chdir(place)
     yield
     os.chdir(before)

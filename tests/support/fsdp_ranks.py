@@ -6,6 +6,7 @@ Arguments: the family, rank, file that the ranks meet at, file for the result.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -72,3 +73,7 @@ def main(name: str, rank: int, meeting: str, result: str) -> None:
 if __name__ == "__main__":
     with Double():
         main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    sys.stderr.flush()
+    os._exit(
+        0
+    )  # at a usual exit, a thread of gloo that still closes its connection would end the process with an error
