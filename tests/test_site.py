@@ -27,8 +27,8 @@ DOCS = ROOT / "docs"
 PAGES = sorted(
     str(path.relative_to(DOCS))
     for path in DOCS.rglob("*.md")
-    if path.parent.name != "decisions" and path.name != "equations.md"
-)  # The equations are compared with the commands' answers, all of them, by tests/test_docs.py.
+    if path.parent.name != "decisions" and path.name not in ("equations.md", "articles.md")
+)  # Their commands are run, all of them, and their answers compared by tests/test_docs.py and tests/articles.
 ELSEWHERE = {
     "loadgauge serve": "tests/web drives the page",
     "loadgauge validate": "takes a minute; tests/validate predicts the same runs",
