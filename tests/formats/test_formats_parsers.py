@@ -238,7 +238,7 @@ def test_llamafactory(data: st.DataObject) -> None:
     model, data_of, training, tuning = classes[:4]
     assert (data_of.cutoff_len, training.per_device_train_batch_size) == (run.seq_len, run.micro_batch)
     assert (tuning.finetuning_type, tuning.pure_bf16) == (
-        "lora" if run.lora_rank else "full",
+        (run.adapter or "lora") if run.lora_rank else "full",
         run.precision == "bf16-pure",
     )
     bits = {"int8": 8, "gptq": None}.get(run.base or "", 4)  # a GPTQ checkpoint says it itself
