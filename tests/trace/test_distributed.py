@@ -57,7 +57,8 @@ def processes(size: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("way", SIZES)
 def test_collectives_and_peaks_are_those_of_real_processes(way: str, real: Said) -> None:
     """Every rank: the same calls, of the same bytes, in groups of the same size; and the same peak, to the byte but for
-    single numbers, DDP's own lists, and the copies of the CPU generator's state that checkpoints keep."""
+    single numbers, DDP's own lists, messages between stages that gloo's threads still hold, and the copies of the CPU
+    generator's state that checkpoints keep."""
     size = SIZES[way]
     said = [one for one in real[str(size)] if one["way"] == way]
     assert sorted(one["rank"] for one in said) == list(range(size))
@@ -74,6 +75,8 @@ def test_collectives_and_peaks_are_those_of_real_processes(way: str, real: Said)
         generators = apart // GENERATOR if way in CHECKPOINTED else 0
         assert generators <= ranks.LAYERS_OF_LLAMA
         slack = BOOKS if "ddp" in way or "copies" in way else NUMBERS
+        # A thread of gloo's that is the last to hold a message frees it unseen by the profiler, so it may count.
+        slack += sum(nbytes for kind, nbytes, _ in one["calls"] if plain(kind) in ("send", "recv"))
         assert -NUMBERS <= apart - generators * GENERATOR <= slack
         assert one["peak"] <= one["with_gloo"]
 
