@@ -43,6 +43,19 @@ def test_an_alternative_changes_what_its_flag_changes() -> None:
         assert rows[flag].step == other.time.step - result.time.step
 
 
+def test_experts_that_are_not_quantised_are_reported() -> None:
+    """bitsandbytes finds no `nn.Linear` in transformers 5's experts; in those of transformers 4 it does."""
+    job = Job(model="qwen3-30b-a3b", gpu="rtx4090", qlora=True)
+    setup = resolve_job(job)
+    result = setup.estimate()
+    row = next(row for row in assumptions(setup, result) if row.name == "--version")
+    older = resolve_job(job.replace(version="transformers=4.57")).estimate()
+    assert row.memory == older.memory.total - result.memory.total
+    assert row.memory < -0.5 * result.memory.total
+    given = resolve_job(job.replace(version="transformers=5.2"))
+    assert "--version" not in {row.name for row in assumptions(given, given.estimate())}
+
+
 def test_an_unfused_optimizer_step_is_reported_where_it_is_the_peak() -> None:
     """Little is kept for backward here: the step's temporaries, a copy of the weights, decide the peak."""
     setup = resolve_job(
