@@ -43,6 +43,16 @@ def test_an_alternative_changes_what_its_flag_changes() -> None:
         assert rows[flag].step == other.time.step - result.time.step
 
 
+def test_what_is_assumed_is_said_where_that_alone_is_in_the_way() -> None:
+    """transformers 4 loads float32, 5 what the checkpoint has: full recomputation fits with one, not with the other."""
+    given = resolve_job(Job(model="mistral-7b", gpu="rtx3090", lora_rank=16, seq_len=2048))
+    assert given.estimate().memory.verdict == "does not fit"
+    first, *others = advice(given)
+    assert (first.flags, first.result.memory.verdict) == ("--recompute full --weights bfloat16", "fits")
+    assert resolve_job(first.job).estimate().memory.fits
+    assert {trial.flags: trial.result.memory.verdict for trial in others}["--recompute full"] == "tight"
+
+
 def test_experts_that_are_not_quantised_are_reported() -> None:
     """bitsandbytes finds no `nn.Linear` in transformers 5's experts; in those of transformers 4 it does."""
     job = Job(model="qwen3-30b-a3b", gpu="rtx4090", qlora=True)

@@ -7,7 +7,9 @@ from typing import Any
 
 from loadgauge.advise.changes import FIT, Change, Run, changes, tp_factors
 from loadgauge.advise.try_ import Tried, complete, flags, try_change
+from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.setup import Setup
+from loadgauge.spec.training import spell_loss
 
 MOST_GPUS = 4096
 MOST_SHOWN = 6
@@ -17,12 +19,14 @@ ENOUGH = 3
 def advice(setup: Setup) -> list[Tried]:
     """Return the changes that make a run fit, the mildest first; where none does, the closest ones.
 
-    Single changes are tried first, then pairs, then the mildest combination, more GPUs, and adapters instead of full
-    training. Certain fits precede tight ones.
+    Single changes are tried first, then saying what is assumed, then pairs, then the mildest combination, more GPUs, and
+    adapters instead of full training. Certain fits precede tight ones.
     """
     single = list(changes(Run.of_setup(setup), FIT))
     tried = [trial for change in single if (trial := try_change(setup, change.fields, change.why)) is not None]
     fitting = [trial for trial in tried if trial.result.memory.fits]
+    if len(fitting) < ENOUGH:
+        fitting += _said(setup, tried)
     if len(fitting) < ENOUGH:
         fitting += _pairs(setup, single, {trial.flags for trial in fitting})
     if not fitting:
@@ -34,6 +38,35 @@ def advice(setup: Setup) -> list[Tried]:
         return fitting[:MOST_SHOWN]
     better = [trial for trial in tried if trial.result.memory.total < before.total]
     return sorted(better, key=_closeness)[:ENOUGH]
+
+
+def _said(setup: Setup, tried: list[Tried]) -> list[Tried]:
+    """The run, and changes of it, that fit once what it leaves unsaid is said to be as assumed."""
+    found: list[Tried] = []
+    itself = Tried({}, "", setup.estimate(), setup.job)
+    for change in (itself, *tried):
+        own = _unsaid(change.result)
+        if change.result.memory.verdict != "tight" or not own or own.keys() & change.fields.keys():
+            continue
+        why = "; ".join(filter(None, (change.note, "the rest is as assumed")))
+        trial = try_change(setup, {**change.fields, **own}, why)
+        if trial is not None and trial.result.memory.fits:
+            found.append(trial)
+    return found
+
+
+def _unsaid(result: Estimate) -> dict[str, Any]:
+    """What an estimate assumes where the other outcome would need more, as fields that say so."""
+    training = result.training
+    own = {
+        "weights": training.weights,
+        "kbit_upcast": training.lora.upcast if training.lora is not None else "",
+        "loss": spell_loss(training),
+    }
+    more = {
+        outcome.flag.split()[0].strip("-").replace("-", "_") for outcome in result.memory.outcomes if outcome.change > 0
+    }
+    return {name: own[name] for name in own if name in more and own[name]}
 
 
 def _closeness(trial: Tried) -> tuple[bool, float]:
