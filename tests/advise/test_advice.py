@@ -53,6 +53,22 @@ def test_what_is_assumed_is_said_where_that_alone_is_in_the_way() -> None:
     assert {trial.flags: trial.result.memory.verdict for trial in others}["--recompute full"] == "tight"
 
 
+def test_the_same_adapters_on_the_same_card_by_unsloth() -> None:
+    given = resolve_job(Job(model="qwen3-8b", gpu="rtx3060-12gb", qlora=True))
+    first = advice(given)[0]
+    assert (first.flags, first.result.memory.verdict) == ("--framework unsloth", "fits")
+    two = resolve_job(Job(model="qwen3-8b", gpu="rtx3060-12gb", qlora=True, gpus=2))
+    assert not any("unsloth" in trial.flags for trial in advice(two))
+
+
+def test_shorter_sequences_are_advised_where_nothing_else_fits() -> None:
+    given = resolve_job(Job(model="qwen2.5-14b", gpu="rtx3090", qlora=True, framework="unsloth", seq_len=1 << 19))
+    shorter = next(trial for trial in advice(given) if "--seq-len" in trial.flags)
+    assert shorter.result.memory.fits
+    longer = resolve_job(shorter.job.replace(seq_len=2 * shorter.job.seq_len))
+    assert not longer.estimate().memory.fits
+
+
 def test_experts_that_are_not_quantised_are_reported() -> None:
     """bitsandbytes finds no `nn.Linear` in transformers 5's experts; in those of transformers 4 it does."""
     job = Job(model="qwen3-30b-a3b", gpu="rtx4090", qlora=True)

@@ -14,13 +14,15 @@ from loadgauge.spec.training import spell_loss
 MOST_GPUS = 4096
 MOST_SHOWN = 6
 ENOUGH = 3
+SHORTEST = 512
+"""Tokens of a sequence below which none is advised."""
 
 
 def advice(setup: Setup) -> list[Tried]:
     """Return the changes that make a run fit, the mildest first; where none does, the closest ones.
 
-    Single changes are tried first, then saying what is assumed, then pairs, then the mildest combination, more GPUs, and
-    adapters instead of full training. Certain fits precede tight ones.
+    Single changes are tried first, then saying what is assumed, then pairs, then the mildest combination, Unsloth for adapters
+    on one GPU, more GPUs, adapters instead of full training, and shorter sequences. Certain fits precede tight ones.
     """
     single = list(changes(Run.of_setup(setup), FIT))
     tried = [trial for change in single if (trial := try_change(setup, change.fields, change.why)) is not None]
@@ -30,7 +32,8 @@ def advice(setup: Setup) -> list[Tried]:
     if len(fitting) < ENOUGH:
         fitting += _pairs(setup, single, {trial.flags for trial in fitting})
     if not fitting:
-        fitting += [trial for trial in (_together(setup), _more_gpus(setup), _adapters(setup)) if trial is not None]
+        last = (_together(setup), _unsloth(setup), _more_gpus(setup), _adapters(setup), _shorter(setup))
+        fitting += [trial for trial in last if trial is not None]
     before = setup.estimate().memory
     if before.verdict == "does not fit":  # then one that may fit is a step on
         fitting += [trial for trial in tried if trial.result.memory.verdict == "tight"]
@@ -117,6 +120,24 @@ def _together(setup: Setup) -> Tried | None:
     if layout.zero_ranks > 1:
         combined += [{"zero": 3, "offload": "all", **mild}]
     return _first(setup, combined, "together, on the same GPUs")
+
+
+def _unsloth(setup: Setup) -> Tried | None:
+    """The same adapters by the framework that keeps least for them, on one GPU."""
+    if setup.training.lora is None or not setup.training.framework.is_default or setup.layout.gpus > 1:
+        return None
+    return _first(setup, [{"framework": "unsloth"}], "its own kernels, checkpoints on the host")
+
+
+def _shorter(setup: Setup) -> Tried | None:
+    """The longest sequences that fit, halving, with everything mild."""
+    if setup.lengths is not None:
+        return None
+    length, lengths = int(setup.layout.seq_len) // 2, []
+    while length >= SHORTEST:
+        lengths.append({**_mild(setup), "seq_len": length})
+        length //= 2
+    return _first(setup, lengths, "shorter sequences")
 
 
 def _more_gpus(setup: Setup) -> Tried | None:
