@@ -44,6 +44,14 @@ READERS = readers(
             bidirectional_key=True,
             windows=gemma2_windows,
         ),
+        "vaultgemma": Decoder(
+            classes=parts.language("VaultGemma"),
+            activation_key="hidden_activation",
+            ignored=("hidden_act",),
+            norm=parts.RMS_NORM_PLUS_ONE,
+            softcaps=True,
+            windows=gemma2_windows,
+        ),
         "gemma3_text": Decoder(
             classes={
                 "Gemma3ForCausalLM": parts.LANGUAGE,

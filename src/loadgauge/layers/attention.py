@@ -42,7 +42,7 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
             for n, tensor in (("k", key), ("v", value))
         )
     written = len(build.operations)
-    context = core(build, spec, query, key, value, heads, kv_heads)
+    context = core(build, spec, query, key, value, heads, kv_heads, spec.value_head_dim)
     if (
         build.kernels.written_mask
         and build.operations[-1].name == "attention.context"
@@ -58,11 +58,15 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
         context = build.elementwise("attention.gated", (context, opened), product, keeps=(context, opened))
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
-        "attention.output", context, tokens, heads * spec.head_dim, hidden_size,
+        "attention.output", context, tokens, heads * _value_width(spec), hidden_size,
         bias=spec.output_bias, shards=view.tp, bias_shards=1, adapter="output", held=True,
         output=build.hidden("attention.output", hidden_size),
         forward_comm=forward, backward_comm=backward, workspace=workspace,
     )  # fmt: skip
+
+
+def _value_width(spec: Attention) -> Size:
+    return spec.head_dim if spec.value_head_dim is None else spec.value_head_dim
 
 
 def _project(
@@ -72,7 +76,8 @@ def _project(
     view, tokens, width = build.view, build.view.tokens, spec.head_dim
     source, kept, reduced, workspace = build.enter("attention.gather", x, hidden_size)
     query_width, kv_width = heads * width, kv_heads * width
-    doubled, gate = query_width * 2 if spec.output_gate else query_width, None
+    joint_gate = spec.output_gate and not spec.gate_matrix
+    doubled, gate = query_width * 2 if joint_gate else query_width, None
     held: Tensor | None = None
     if spec.fused_qkv:
         fused = build.linear(
@@ -97,11 +102,16 @@ def _project(
                 bias=spec.qkv_bias, kept_input=kept, shards=view.tp, adapter=name,
                 backward_comm=reduced if name == "query" else (), workspace=workspace,
             )
-            for name, size in (("query", doubled), ("key", kv_width), ("value", kv_width))
+            for name, size in (("query", doubled), ("key", kv_width), ("value", kv_heads * _value_width(spec)))
         )  # fmt: skip
         if spec.clip:
             query, key, value = (_clip(build, tensor) for tensor in (query, key, value))
-    if spec.output_gate:
+    if spec.gate_matrix:
+        gate = build.linear(
+            "attention.gate", source, tokens, hidden_size, heads * _value_width(spec),
+            kept_input=kept, shards=view.tp, workspace=workspace,
+        )  # fmt: skip
+    if joint_gate:
         joint = query
         query, gate = (build.tensor(f"attention.{name}", tokens * query_width) for name in ("q", "gate"))
         build.operations.append(Operation("attention.split_gate", "view", (joint,), (query, gate)))
@@ -302,11 +312,14 @@ def _eager(
     if not same(view.cp, 1):
         raise NotModelled("context parallelism of eager attention is not modelled; use flash attention")
     size = heads * view.pairs
-    if kernels.repeat_kv and not same(spec.num_key_value_heads, spec.num_attention_heads):
-        full = view.tokens * heads * width
-        if not same(key.numel, query.numel):
-            key = build.elementwise("attention.repeat_k", (key,), build.tensor("attention.repeat_k", full))
-            value = build.elementwise("attention.repeat_v", (value,), build.tensor("attention.repeat_v", full))
+    grouped = not same(spec.num_key_value_heads, spec.num_attention_heads) and not same(key.numel, query.numel)
+    if kernels.repeat_kv and grouped:
+        for_keys, for_values = (
+            build.tensor(f"attention.repeat_{n}", view.tokens * heads * each)
+            for n, each in (("k", width), ("v", value_width))
+        )
+        key = build.elementwise("attention.repeat_k", (key,), for_keys)
+        value = build.elementwise("attention.repeat_v", (value,), for_values)
 
     def matmul(name: str, first: Tensor, second: Tensor, output: Tensor, n: Size, k: Size, each: Size) -> Tensor:
         product = Gemm(view.positions, n, k, heads * view.sequences)

@@ -32,7 +32,7 @@ class Rows:
     """
 
     def __init__(self, build: Builder, spec: Moe) -> None:
-        fair = build.local_tokens * spec.num_experts_per_tok
+        fair = build.local_tokens * spec.computed_per_tok
         view = build.view
         if spec.capacity_factor is None:
             self.own, self.received = fair, fair * view.imbalance
@@ -89,7 +89,7 @@ def _route(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) 
     fused = build.kernels.experts == "fused"
     logits = _logits(build, x, spec, hidden_size)
     local, chosen_count = build.local_tokens, build.local_tokens * spec.num_experts_per_tok
-    every, index = local * spec.num_experts, build.dtypes.index
+    every, index = local * (spec.num_experts + spec.zero_experts), build.dtypes.index
     choice = Tensor("mlp.router_choice", chosen_count, index, "index")
     of_chosen = spec.router_score == "softmax_of_chosen"
     if of_chosen or (fused and spec.router_score == "softmax" and spec.norm_topk_prob):
@@ -127,7 +127,7 @@ def _route(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) 
 def _logits(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
     """The router's product, in float32 where the module asks for it; Megatron's own keeps its input as it came."""
     wide = spec.router_float32 and build.kernels.experts == "grouped" and not build.autocast
-    experts = spec.num_experts
+    experts = spec.num_experts + spec.zero_experts
     output = None
     if wide:
         output = build.float32("mlp.router", build.local_tokens * experts)

@@ -72,6 +72,10 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     """Scores pass through tanh (Gemma 2)."""
     output_gate: bool = False
     """The sigmoid of a gate, made by the queries' matrix, multiplies the output of the heads (Qwen3-Next)."""
+    gate_matrix: bool = False
+    """That gate comes from a matrix of its own (AFMoE)."""
+    value_head_dim: Size | None = None
+    """Channels of each head's values; None: those of its keys (MiMo-V2)."""
     softmax_float32: bool = True
     """transformers' module computes written-out probabilities in float32 (all but the families of GPT-2 and BERT)."""
     scores_float32: bool = False
@@ -82,6 +86,15 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     """Its rotation leaves the queries head by head (GPT-NeoX, Phi-3); most leave them token by token."""
     dropout: float = 0.0
     """Of the attention probabilities."""
+
+
+class Indexer(msgspec.Struct, frozen=True, kw_only=True):
+    """A small attention that chooses which tokens the large one looks at (DeepSeek-V3.2): `num_heads` heads of queries over
+    one key a token, both `head_dim` wide. Its choice is made without gradients.
+    """
+
+    num_heads: Size
+    head_dim: Size
 
 
 class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +116,14 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
     """Over each latent."""
     rotary: bool = True
     """Whether the `qk_rope_head_dim` channels are rotated (not in Kimi Linear)."""
+    index_topk: Size | None = None
+    """Tokens that a query looks at, chosen by the indexer of this layer, or of one before it where it has none (GLM-5).
+    transformers' module masks the others; None: all."""
+    indexer: Indexer | None = None
+    query_scale: bool = False
+    """Queries are multiplied by a factor of their position (Mistral 4)."""
+    head_gate: bool = False
+    """The sigmoid of a number for each head, in float32, multiplies its output (Ling 3)."""
     causal: bool = True
     sliding_window: Size | None = None
     dropout: float = 0.0
@@ -166,6 +187,21 @@ class GatedDeltaNet(msgspec.Struct, frozen=True, kw_only=True):
     hidden_act: str = "silu"
 
 
+class KimiDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """Kimi delta attention (source: kimi2025linear): a gated delta net whose decay is of each channel of the keys.
+
+    Keys, queries and values are `linear_num_heads` heads of `linear_head_dim` channels.
+    """
+
+    linear_num_heads: Size
+    linear_head_dim: Size
+    linear_conv_kernel_dim: Size = 4
+    chunk_size: Size = 64
+    narrow_gates: bool = True
+    """Decay and gate come through latents as wide as a head (Kimi Linear), else from whole matrices (Ling 3)."""
+    hidden_act: str = "silu"
+
+
 class ShortConvolution(msgspec.Struct, frozen=True, kw_only=True):
     """A gated short convolution (LFM2): gate, causal convolution over `conv_L_cache` tokens, gate."""
 
@@ -187,7 +223,7 @@ class LightningAttention(msgspec.Struct, frozen=True, kw_only=True):
     hidden_act: str = "silu"
 
 
-LinearMixer: TypeAlias = Mamba2 | Mamba1 | GatedDeltaNet | ShortConvolution | LightningAttention
+LinearMixer: TypeAlias = Mamba2 | Mamba1 | GatedDeltaNet | KimiDelta | ShortConvolution | LightningAttention
 """Token mixers whose work and memory grow with the sequence, not with its square."""
 Mixer: TypeAlias = Attention | LatentAttention | LinearMixer
 
@@ -218,6 +254,7 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     shared_gate: a sigmoid gate on it, from a vector of its own (Qwen2-MoE)
     router_bias: the router's matrix has a bias that is a parameter; expert_bias: so have the experts' (GPT-OSS)
     correction_bias: a frozen bias on the choice of experts is a parameter (ERNIE 4.5); elsewhere it is a buffer
+    zero_experts: choices more that compute nothing (LongCat), taken to get an even share of the tokens
     capacity_factor: None: no token is dropped; else each expert takes at most this many times its fair share
     """
 
@@ -236,7 +273,15 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     weights_float32: bool = False
     shared: Mlp | None = None
     shared_gate: bool = False
+    zero_experts: Size = 0
     capacity_factor: float | None = None
+
+    @property
+    def computed_per_tok(self) -> Size:
+        """Experts that compute something for a token, on average."""
+        if isinstance(self.zero_experts, int) and not self.zero_experts:
+            return self.num_experts_per_tok
+        return self.num_experts_per_tok * self.num_experts / (self.num_experts + self.zero_experts)
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
