@@ -94,6 +94,8 @@ class Decoder(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that do not rotate scale their queries, in float32 (Llama 4)."""
     sinks: bool = False
     """See `Attention.sinks`."""
+    scores_shifted: bool = False
+    """See `Attention.scores_shifted`."""
     softmax_float32: bool = True
     """See `Attention.softmax_float32`."""
     residual_dropout: str = ""
@@ -214,6 +216,7 @@ def _attention(reader: Reader, family: Decoder, hidden_size: int, softcap: bool)
         causal=not (family.bidirectional_key and reader.flag("use_bidirectional_attention", nullable=True)),
         softcap=softcap,
         softmax_float32=family.softmax_float32,
+        scores_shifted=family.scores_shifted,
         heads_first=family.heads_first or family.rotary_factor is not None,
         own_tables=family.own_tables,
         tables_float32=family.tables_float32,

@@ -50,14 +50,26 @@ FILES = {
         "phimoe",
     ),
     "multimodal": (
-        *("gemma3", "llama4", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl"),
-        "qwen3_vl_moe",
+        *(
+            "aya_vision",
+            "cohere2_vision",
+            "exaone4_5",
+            "gemma3",
+            "glm46v",
+            "glm4v",
+            "glm4v_moe",
+            "idefics3",
+            "internvl",
+        ),
+        *("kimi_k25", "lfm2_vl", "llama4", "llava", "llava_next", "llava_onevision", "mistral3"),
+        *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
     ),
+    "nas": ("nemotron-nas",),
     "newer": ("afmoe", "cwm", "exaone_moe", "hy_v3", "mimo_v2_flash", "nanochat", "solar_open"),
     "olmo": ("flex_olmo", "olmo", "olmo2", "olmo3", "olmoe"),
     "small_encoders": ("albert", "distilbert", "electra"),
     "state_space": ("mamba2", "nemotron_h"),
-    "qwen": ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    "qwen": ("mimo", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
 }
 """The files of this folder, and which model types the `READERS` of each has."""
 

@@ -234,7 +234,7 @@ def ling_hybrid(reader: Reader) -> ModelSpec:
     ]
     mixer = KimiDelta(
         linear_num_heads=reader.whole("num_attention_heads"),
-        linear_head_dim=reader.whole("head_dim"),
+        linear_head_dim=reader.optional_whole("linear_head_dim", default=None) or reader.whole("head_dim"),
         linear_conv_kernel_dim=reader.whole("short_conv_kernel_size"),
         narrow_gates=False,
         hidden_act=reader.text("hidden_act"),

@@ -56,6 +56,7 @@ MIMO = Decoder(
     output_bias=False,
     rotary_factor=0.334,
     softmax_float32=False,
+    scores_shifted=True,
     value_head_dim="v_head_dim",
     next_tokens=True,
     ignored=(

@@ -21,7 +21,13 @@ from loadgauge.spec.model import Attention
 CORE = frozenset(
     {"attention.scores", "attention.softmax", "attention.dropped", "attention.context", "attention.flash"}
     | {"attention.softcap", "attention.masked", "attention.softmax_cast", "attention.repeat_k", "attention.repeat_v"}
-    | {"attention.scaled", "attention.softmax_upcast", "attention.by_token", "attention.with_sinks"}
+    | {
+        "attention.scaled",
+        "attention.softmax_upcast",
+        "attention.shifted",
+        "attention.by_token",
+        "attention.with_sinks",
+    }
     | {"attention.query_float32", "attention.key_float32", "attention.floored", "attention.exchanged"}
     | {"attention.unpad_q", "attention.unpad_k", "attention.unpad_v", "attention.pad"}
 )
@@ -365,6 +371,11 @@ def _eager(
             )
         )
         scores = joined
+    elif spec.scores_shifted:
+        place = Tensor("attention.largest", view.tokens * heads, build.dtypes.index, "index")
+        scores = build.elementwise(
+            "attention.shifted", (scores,), build.tensor("attention.shifted", size), keeps=(place,)
+        )
     probabilities = build.tensor("attention.softmax", size)
     upcast = build.autocast or (kernels.softmax_float32 and spec.softmax_float32)
     if upcast and build.dtypes.activation != 4:

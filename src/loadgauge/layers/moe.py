@@ -59,7 +59,13 @@ def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
     shared = _shared(build, x, spec, hidden_size) if first else None
     rows = Rows(build, spec)
     weights, order = _route(build, x, spec, hidden_size, rows)
-    routed = _experts(build, x, weights, order, spec, hidden_size, rows)
+    if spec.latent_size is None:
+        routed = _experts(build, x, weights, order, spec, hidden_size, rows)
+    else:
+        local, latent, bias = build.local_tokens, spec.latent_size, spec.shared is not None and spec.shared.bias
+        narrow = build.linear("mlp.latent_down", x, local, hidden_size, latent, bias=bias)
+        found = _experts(build, narrow, weights, order, spec, latent, rows)
+        routed = build.linear("mlp.latent_up", found, local, latent, hidden_size, bias=bias)
     if spec.shared is None:
         return routed
     if shared is None:

@@ -52,6 +52,8 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     rotary: bool = True
     rotary_dim: Size | None = None
     """Channels of each head that are rotated; None: all."""
+    scores_shifted: bool = False
+    """transformers' module takes the largest of each row off written-out scores, and keeps its place (MiMo-V2)."""
     own_tables: int = 0
     """Copies of the rotary tables that transformers' module makes in each layer, and keeps, since it turns channels
     that are neighbours (GLM and ERNIE 4.5: 2, GPT-J: 4)."""
@@ -254,6 +256,7 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     shared_gate: a sigmoid gate on it, from a vector of its own (Qwen2-MoE)
     router_bias: the router's matrix has a bias that is a parameter; expert_bias: so have the experts' (GPT-OSS)
     correction_bias: a frozen bias on the choice of experts is a parameter (ERNIE 4.5); elsewhere it is a buffer
+    latent_size: None, or the width of a latent of the tokens on which the experts work (Nemotron 3 Super)
     zero_experts: choices more that compute nothing (LongCat), taken to get an even share of the tokens
     capacity_factor: None: no token is dropped; else each expert takes at most this many times its fair share
     """
@@ -273,6 +276,7 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     weights_float32: bool = False
     shared: Mlp | None = None
     shared_gate: bool = False
+    latent_size: Size | None = None
     zero_experts: Size = 0
     capacity_factor: float | None = None
 
