@@ -62,6 +62,7 @@ WRAPPERS = {
     "qwen3_omni_moe": Wrapper(prefix="Qwen3OmniMoe", text="qwen3_omni_moe_text", outer="thinker_config"),
     "smolvlm": Wrapper(prefix="SmolVLM", text="llama"),
     "gemma3": Wrapper(prefix="Gemma3", text="gemma3_text"),
+    "gemma4": Wrapper(prefix="Gemma4", text="gemma4_text"),
     "llama4": Wrapper(prefix="Llama4", text="llama4_text", text_ties=True),
     "llava": Wrapper(prefix="Llava", text="llama", text_may_tie=True),
     "mistral3": Wrapper(

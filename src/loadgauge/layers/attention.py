@@ -34,6 +34,9 @@ CORE = frozenset(
 """What selective recomputation runs again: from queries, keys and values to the context."""
 
 
+BORROWED = "attention.borrowed_"
+
+
 def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> Tensor:
     """Adds the attention half of a block to the list; `x` is its (normed) input. Returns the output projection."""
     view = build.view
@@ -49,6 +52,12 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
         )
     written = len(build.operations)
     context = core(build, spec, query, key, value, heads, kv_heads, spec.value_head_dim)
+    if spec.borrowed:
+        # The layer that made them keeps them.
+        build.operations[written:] = [
+            msgspec.structs.replace(each, keeps=tuple(one for one in each.keeps if not one.name.startswith(BORROWED)))
+            for each in build.operations[written:]
+        ]
     if (
         build.kernels.written_mask
         and build.operations[-1].name == "attention.context"
@@ -102,14 +111,19 @@ def _project(
         build.operations.append(Operation("attention.split", "view", (fused,), pieces))
         held = fused if view.kernels.views_pin_storage else None
     else:
-        query, key, value = (
-            build.linear(
+        sizes = {"query": doubled, "key": kv_width, "value": kv_heads * _value_width(spec)}
+        made = {
+            name: build.linear(
                 f"attention.{name}", source, tokens, hidden_size, size,
                 bias=spec.qkv_bias, kept_input=kept, shards=view.tp, adapter=name,
                 backward_comm=reduced if name == "query" else (), workspace=workspace,
             )
-            for name, size in (("query", doubled), ("key", kv_width), ("value", kv_heads * _value_width(spec)))
-        )  # fmt: skip
+            for name, size in sizes.items()
+            if not (spec.borrowed and name != "query") and not (spec.keys_are_values and name == "value")
+        }  # fmt: skip
+        query = made["query"]
+        key = made.get("key") or build.tensor(f"{BORROWED}k", kv_width * tokens)
+        value = made.get("value") or (build.tensor(f"{BORROWED}v", kv_width * tokens) if spec.borrowed else key)
         if spec.clip:
             query, key, value = (_clip(build, tensor) for tensor in (query, key, value))
     if spec.gate_matrix:
@@ -123,7 +137,10 @@ def _project(
         build.operations.append(Operation("attention.split_gate", "view", (joint,), (query, gate)))
     if spec.qk_norm is not None:
         query = _head_norm(build, "attention.query_norm", query, spec, heads, held)
-        key = _head_norm(build, "attention.key_norm", key, spec, kv_heads, held)
+        if not spec.borrowed:
+            key = _head_norm(build, "attention.key_norm", key, spec, kv_heads, held)
+    if spec.value_norm is not None and not spec.borrowed:
+        value = build.norm("attention.value_norm", value, spec.value_norm, tokens * kv_heads, width)
     if spec.rotary:
         tables = _own_tables(build, spec)
         query, key = (
@@ -132,6 +149,8 @@ def _project(
             )
             for n, x in (("q", query), ("k", key))
         )  # fmt: skip
+        if spec.borrowed:
+            key = build.operations.pop().inputs[0]
     if spec.query_scale != "none":
         factor = Tensor("attention.query_scale", view.positions, 4 if spec.query_scale == "float32" else query.itemsize)
         scaled = build.tensor("attention.query_scaled", query.numel)

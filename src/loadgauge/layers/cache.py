@@ -59,6 +59,8 @@ def kept_by(mixer: Mixer | None, hidden_size: Size, tp: Size = 1) -> Kept:
     True
     """
     if isinstance(mixer, Attention):
+        if mixer.borrowed:
+            return Kept()
         values = mixer.head_dim if mixer.value_head_dim is None else mixer.value_head_dim
         each = mixer.head_dim + values
         return Kept(maximum(spread(mixer.num_key_value_heads, tp), 1) * each, mixer.sliding_window)

@@ -42,8 +42,10 @@ class Rows:
         self.computed = view.etp * self.received
 
 
-def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
-    """Adds the mixture to the list; `x` is its (normed) input. Returns the sum over experts and shared experts.
+def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, scored: Tensor | None = None) -> Tensor:
+    """Adds the mixture to the list; `x` is its (normed) input, `scored` what the router reads where it is not `x`.
+
+    Returns the sum over experts and shared experts.
 
     Forward FLOPs of one layer on one rank, in the words of the legend:
 
@@ -58,7 +60,7 @@ def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
     first = spec.shared is not None and spec.shared_gate
     shared = _shared(build, x, spec, hidden_size) if first else None
     rows = Rows(build, spec)
-    weights, order = _route(build, x, spec, hidden_size, rows)
+    weights, order = _route(build, scored or x, spec, hidden_size, rows)
     if spec.latent_size is None:
         routed = _experts(build, x, weights, order, spec, hidden_size, rows)
     else:
@@ -117,6 +119,15 @@ def _route(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) 
             best, weights = weights, Tensor("mlp.router_normalised", chosen_count, itemsize)
             total = Tensor("mlp.router_sum", local, itemsize, "statistic")
             build.elementwise("mlp.router_normalised", (best,), weights, keeps=(best, total))
+    if spec.own_norms:
+        # Each expert has a scale, which multiplies the weight of its rows.
+        scale = Weight("mlp.router.expert_scale", spec.num_experts, 1, "vector", build.trains("mlp.router"))
+        chosen = Tensor("mlp.router_scale", chosen_count, build.dtypes.activation)
+        scaled = Tensor("mlp.router_scaled", chosen_count, weights.itemsize)
+        build.operations.append(
+            Operation("mlp.router_scaled", "elementwise", (weights,), (scaled,), (scale,), keeps=(weights, chosen))
+        )
+        weights = scaled
     if build.kernels.router_aux_loss:
         scores = Tensor("mlp.router_aux_loss.scores", every, 4 if fused else logits.itemsize)
         build.elementwise("mlp.router_aux_loss", (logits,), build.float32("mlp.router_aux_loss", 1), keeps=(scores,))

@@ -361,6 +361,13 @@ def _sharded(mixer: Mixer | None) -> tuple[str, ...]:
 
 
 def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
+    if layout.pp > 1 and any(
+        not isinstance(block.per_layer_input, int)
+        or block.per_layer_input
+        or (isinstance(block.attention, Attention) and block.attention.borrowed)
+        for block in model.blocks
+    ):
+        yield f"pp = {layout.pp}: layers that read what the first stages made are not modelled"
     for block in model.blocks:
         for mixer in (block.attention, block.beside):
             for name in _sharded(mixer):

@@ -28,6 +28,8 @@ class Norm(msgspec.Struct, frozen=True):
     (OLMo), or in operations written out in float32 (Cohere)."""
     gain_float32: bool = False
     """transformers' module multiplies by an RMSNorm's gain before it returns to 16 bits (OLMo 2, GPT-OSS, Helium)."""
+    root_kept: bool = False
+    """It takes the root as a power, which keeps what goes in as well as what comes out (Gemma 4)."""
     gain_copied: bool = False
     """transformers' module makes a float32 copy of the gain first (Nemotron-H)."""
 
@@ -76,6 +78,12 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     """The sigmoid of a gate, made by the queries' matrix, multiplies the output of the heads (Qwen3-Next)."""
     gate_matrix: bool = False
     """That gate comes from a matrix of its own (AFMoE)."""
+    value_norm: Norm | None = None
+    """A norm of each head's values (Gemma 4)."""
+    keys_are_values: bool = False
+    """Values are made of what keys are made of: there is no matrix for them (Gemma 4)."""
+    borrowed: bool = False
+    """Keys and values are those of an earlier layer (Gemma 4)."""
     value_head_dim: Size | None = None
     """Channels of each head's values; None: those of its keys (MiMo-V2)."""
     softmax_float32: bool = True
@@ -256,6 +264,8 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     shared_gate: a sigmoid gate on it, from a vector of its own (Qwen2-MoE)
     router_bias: the router's matrix has a bias that is a parameter; expert_bias: so have the experts' (GPT-OSS)
     correction_bias: a frozen bias on the choice of experts is a parameter (ERNIE 4.5); elsewhere it is a buffer
+    own_norms: shared and routed experts have norms of their own around them, and the router one without a gain, a scale of
+    each channel and one of each expert (Gemma 4)
     latent_size: None, or the width of a latent of the tokens on which the experts work (Nemotron 3 Super)
     zero_experts: choices more that compute nothing (LongCat), taken to get an even share of the tokens
     capacity_factor: None: no token is dropped; else each expert takes at most this many times its fair share
@@ -276,6 +286,7 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     weights_float32: bool = False
     shared: Mlp | None = None
     shared_gate: bool = False
+    own_norms: bool = False
     latent_size: Size | None = None
     zero_experts: Size = 0
     capacity_factor: float | None = None
@@ -317,6 +328,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     (Falcon-H1)."""
     residual_in_fp32: bool = False
     """transformers' module keeps the residual stream in float32 (Mamba-2)."""
+    per_layer_input: Size = 0
+    """Channels of an embedding of the layer's own that gates its output (Gemma 4)."""
     shares_weights: bool = False
     """Its weights are those of an earlier layer (ALBERT), and counted there."""
     trained: frozenset[str] | None = None
@@ -368,6 +381,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     factorised_embedding: bool = False
     """The tables of positions and types and the embeddings' norm are `embedding_size` wide too, and the widening matrix
     has a bias (ALBERT, ELECTRA). Otherwise that matrix comes first, and the last block's output is narrowed (OPT)."""
+    per_layer_vocab: Size = 0
+    """Rows of the table of the embeddings that the layers have of their own (`Block.per_layer_input`)."""
     embedding_norm: Norm | None = None
     embedding_dropout: float = 0.0
     final_norm: Norm | None = None
