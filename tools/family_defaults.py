@@ -19,7 +19,9 @@ from loadgauge.families.multimodal import TEXT_READERS
 from loadgauge.families.reader import HARMLESS, HARMLESS_BEGINNINGS, HARMLESS_ENDINGS
 
 FILE = Path(__file__).parents[1] / "src" / "loadgauge" / "data" / "family_defaults.json"
-SAME_CLASS = {"kimi_k2": "deepseek_v3"}
+SAME_CLASS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
+NO_CLASS = ("nemotron-nas",)
+"""Families whose configuration class is not in transformers: their configs state what matters."""
 """Families that transformers has no configuration class for, and the one whose class reads their configs."""
 TOWERS = ("text_config", "vision_config")
 """Parts of a config that have an entry of their own, or are not read."""
@@ -51,7 +53,7 @@ def family_defaults() -> dict[str, dict[str, Any]]:
     """The defaults of each `model_type` that is read, by key, as transformers' classes declare them."""
     from transformers import CONFIG_MAPPING
 
-    families = sorted({*model_types(), *TEXT_READERS})
+    families = sorted({*model_types(), *TEXT_READERS} - set(NO_CLASS))
     return {family: declared(CONFIG_MAPPING[SAME_CLASS.get(family, family)]) for family in families}
 
 

@@ -16,20 +16,25 @@ transformers.logging.set_verbosity_error()
 from transformers.initialization import no_init_weights  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
 
-NOT_COUNTED = ("vision_tower", "multi_modal_projector", "vision_model", "visual.")
-"""Parts of names of parameters that make features of images."""
+NOT_COUNTED = (
+    "vision_tower", "multi_modal_projector", "vision_model", "visual.", "mm_projector", "connector",
+    "image_newline", "audio_tower", "talker.", "code2wav.", "embed_vision", "embed_audio",
+)  # fmt: skip
+"""Parts of names of parameters that make features of images and sounds, or speak."""
 
-CALLED_OTHERWISE = {"kimi_k2": "deepseek_v3"}
+CALLED_OTHERWISE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 """Published under a name that transformers has no class for, but with the keys and the weights of another's."""
 
 NEEDED: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "ministral": {"head_dim": 128},
+    "qwen3_omni_moe": {"thinker_config": {"text_config": {"head_dim": 128}}},
     "nemotron": {"num_key_value_heads": 8},
 }
 """What the defaults of a configuration class lack to make a model that can run."""
@@ -43,6 +48,8 @@ def bare(model_type: str) -> dict[str, Any]:
 def usual_class(model_type: str) -> str:
     """The class that a config of a family means when it names none."""
     known = CALLED_OTHERWISE.get(model_type, model_type)
+    if known == "qwen3_omni_moe":
+        return "Qwen3OmniMoeForConditionalGeneration"  # it speaks, and is in no table
     for mapping in (
         modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,

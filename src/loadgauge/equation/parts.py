@@ -65,7 +65,7 @@ def listed(parts: dict[str, Any]) -> dict[str, Any]:
 def _share(weight: Weight, block: Block | None) -> Size:
     """Of a weight, what one token passes through: K of E experts."""
     if block is not None and isinstance(block.mlp, Moe) and weight.expert:
-        return block.mlp.num_experts_per_tok / block.mlp.num_experts
+        return block.mlp.computed_per_tok / block.mlp.num_experts
     return 1
 
 

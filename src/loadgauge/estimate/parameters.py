@@ -69,4 +69,5 @@ def _idle(block: Block, layer: Layer) -> Size:
     if not isinstance(block.mlp, Moe):
         return 0
     routed = sum(weight.numel for weight in layer.weights if weight.expert)
-    return shard(routed, block.mlp.num_experts) * (block.mlp.num_experts - block.mlp.num_experts_per_tok)
+    idle = shard(routed, block.mlp.num_experts) * (block.mlp.num_experts - block.mlp.computed_per_tok)
+    return round(idle) if isinstance(idle, float) else idle

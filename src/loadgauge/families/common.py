@@ -73,7 +73,7 @@ def task(reader: Reader, classes: Mapping[str, str]) -> str:
 
 def refuse_unusual(reader: Reader) -> None:
     """Raises `NotModelled` for what transformers allows in a config of any family and no reader here models."""
-    if reader.raw("per_layer_config", default=None):
+    if reader.model_type != "gemma4_text" and reader.raw("per_layer_config", default=None):
         raise reader.unmodelled("per_layer_config", "layers that differ one by one are not modelled")
     if reader.flag("is_encoder_decoder", default=False):
         raise reader.unmodelled("is_encoder_decoder", "an encoder with a decoder is not modelled for this family")

@@ -94,6 +94,8 @@ class Decoder(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that do not rotate scale their queries, in float32 (Llama 4)."""
     sinks: bool = False
     """See `Attention.sinks`."""
+    scores_shifted: bool = False
+    """See `Attention.scores_shifted`."""
     softmax_float32: bool = True
     """See `Attention.softmax_float32`."""
     residual_dropout: str = ""
@@ -112,11 +114,19 @@ class Decoder(msgspec.Struct, frozen=True, kw_only=True):
     """Default share of each head that is rotated, where the family has the key; None: the whole head."""
     dense_size_key: str = "intermediate_size"
     """The key of the width of MLPs that are not experts."""
+    value_head_dim: str = ""
+    """The key of `Attention.value_head_dim`."""
+    embedding_norm: Norm | None = None
+    output_gate: bool = False
+    gate_matrix: bool = False
+    """See `Attention.output_gate`."""
     experts: Experts | None = None
     latent: Callable[[Reader], LatentAttention] | None = None
     """Reads multi-head latent attention, which stands in place of the usual one."""
     next_tokens: bool = False
     """`num_nextn_predict_layers` is a key."""
+    positions: tuple[str, ...] = ("max_position_embeddings",)
+    """Names of the key of the longest sequence."""
     own: Mapping[str, Any] = {}
     """Defaults of keys that the class does not declare."""
 
@@ -170,9 +180,10 @@ def read(reader: Reader, family: Decoder) -> ModelSpec:
         reader,
         hidden_size,
         [made[kind] for kind in layers],
-        max_position_embeddings=reader.whole("max_position_embeddings"),
+        max_position_embeddings=reader.whole(*family.positions),
         rotary_tables=len(set(windows)) if family.own_angles else 1,
         embedding_dropout=reader.rate(family.embedding_dropout) if family.embedding_dropout else 0.0,
+        embedding_norm=family.embedding_norm,
         final_norm=family.norm,
         head=parts.decoder_head(reader, family.classes, softcap=final_softcap, bias=family.head_bias),
         num_nextn_predict_layers=following,
@@ -199,9 +210,13 @@ def _attention(reader: Reader, family: Decoder, hidden_size: int, softcap: bool)
         qk_norm_over=family.qk_norm_over,
         rotary_dim=None if family.rotary_factor is None else parts.rotary_dim(reader, head_dim, family.rotary_factor),
         sinks=family.sinks,
+        value_head_dim=reader.whole(family.value_head_dim) if family.value_head_dim else None,
+        output_gate=family.output_gate,
+        gate_matrix=family.gate_matrix,
         causal=not (family.bidirectional_key and reader.flag("use_bidirectional_attention", nullable=True)),
         softcap=softcap,
         softmax_float32=family.softmax_float32,
+        scores_shifted=family.scores_shifted,
         heads_first=family.heads_first or family.rotary_factor is not None,
         own_tables=family.own_tables,
         tables_float32=family.tables_float32,

@@ -60,6 +60,21 @@ def typed(reader: Reader, count: int) -> Sequence[bool]:
     return [kind == "sparse" for kind in types]
 
 
+def typed_or_first(reader: Reader, count: int) -> Sequence[bool]:
+    """Whether each of `count` layers has experts: by `mlp_layer_types`, or else all but the first `first_k_dense_replace`,
+    which is one where neither the config nor the class says how many.
+    """
+    key = "first_k_dense_replace"
+    stated = reader.has(key) or reader.class_default(key) is not None
+    return typed(reader, count) if reader.texts("mlp_layer_types") or not stated else after_first(reader, count)
+
+
+def after_dense(reader: Reader, count: int) -> Sequence[bool]:
+    """Whether each of `count` layers has experts: all but the first `num_dense_layers`."""
+    dense = reader.whole("num_dense_layers", minimum=0)
+    return [i >= dense for i in range(count)]
+
+
 def between(reader: Reader, count: int) -> Sequence[bool]:
     """Whether each of `count` layers has experts: each `moe_layer_interval`-th from `moe_layer_start_index` to
     `moe_layer_end_index` (ERNIE 4.5).
@@ -84,6 +99,15 @@ def counted(key: str) -> Shared:
 
     def shared(reader: Reader, width: int) -> int:
         return width * (reader.optional_whole(key, minimum=0) or 0)
+
+    return shared
+
+
+def counted_as(*keys: str) -> Shared:
+    """As `counted`, where the number has several names."""
+
+    def shared(reader: Reader, width: int) -> int:
+        return width * (reader.optional_whole(*keys, minimum=0) or 0)
 
     return shared
 
@@ -126,6 +150,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     norm_topk_prob: Switch = True
     router_float32: bool = False
     weights_float32: bool = False
+    zero_key: str = ""
+    """The key of `Moe.zero_experts`."""
 
 
 DEEPSEEK_V3 = Experts(
@@ -166,6 +192,7 @@ def expert_layers(reader: Reader, family: Experts, count: int, dense: Mlp) -> li
         weights_float32=family.weights_float32,
         shared=shared if together else None,
         shared_gate=family.shared_gate,
+        zero_experts=reader.optional_whole(family.zero_key, minimum=0) or 0 if family.zero_key else 0,
     )
     layers = zip(_chosen(reader, family, count, experts), family.sparse(reader, count), strict=True)
     return [msgspec.structs.replace(moe, num_experts_per_tok=chosen) if sparse else None for chosen, sparse in layers]

@@ -9,8 +9,27 @@ from loadgauge.families import experts
 from loadgauge.families.decoder import Decoder, readers
 from loadgauge.families.deepseek import latent_attention
 
+GLM4V_MOE = Decoder(
+    classes={},
+    output_bias=False,
+    head_dim_rounded=True,
+    rotary_factor=0.5,
+    next_tokens=True,
+    ignored=("use_qk_norm",),
+    experts=experts.DEEPSEEK_V3,
+)
+
 READERS = readers(
     {
+        "glm4v_moe_text": GLM4V_MOE,
+        "glm4v_text": Decoder(
+            classes={},
+            qkv_bias=True,
+            output_bias=False,
+            placement="sandwich",
+            fused_gate_up=True,
+            rotary_factor=0.5,
+        ),
         "glm": Decoder(
             classes=parts.decoder_classes("Glm"), output_bias=False, fused_gate_up=True, rotary_factor=0.5, own_tables=2
         ),

@@ -24,17 +24,23 @@ LARGEST_FILE = 10_000_000
 FILES = {
     "alibi": ("bloom", "falcon", "mpt"),
     "dbrx": ("dbrx",),
-    "deepseek": ("deepseek_v2", "deepseek_v3", "dots1", "kimi_k2"),
+    "deepseek": (
+        *("deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "glm_moe_dsa", "kimi_k2", "longcat_flash", "mistral4"),
+        "youtu",
+    ),
     "encoder": ("bert", "modernbert", "roberta", "xlm-roberta", "xlm-roberta-xl"),
     "fairseq": ("biogpt", "xglm"),
-    "gemma": ("gemma", "gemma2", "gemma3_text"),
+    "gemma": ("gemma", "gemma2", "gemma3_text", "gemma4_text", "vaultgemma"),
     "glm": ("glm", "glm4", "glm4_moe", "glm4_moe_lite"),
     "gpt": ("gpt2", "gpt_bigcode", "gpt_neox", "opt"),
     "gptj": ("codegen", "gpt_neo", "gptj"),
     "hybrid": ("bamba", "falcon_h1", "granitemoehybrid", "jamba"),
     "hunyuan": ("hunyuan_v1_dense", "hunyuan_v1_moe"),
     "layer_norm": ("cohere", "cohere2", "nemotron", "persimmon", "phi", "stablelm", "starcoder2"),
-    "linear_attention": ("lfm2", "lfm2_moe", "minimax", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+    "linear_attention": (
+        *("bailing_hybrid", "kimi_linear", "lfm2", "lfm2_moe", "minimax", "olmo_hybrid"),
+        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+    ),
     "llama": (
         *("apertus", "arcee", "ernie4_5", "exaone4", "granite", "helium", "llama", "ministral", "ministral3"),
         *("mistral", "phi3", "seed_oss", "smollm3"),
@@ -44,13 +50,16 @@ FILES = {
         "phimoe",
     ),
     "multimodal": (
-        *("gemma3", "llama4", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl"),
-        "qwen3_vl_moe",
+        *("aya_vision", "cohere2_vision", "exaone4_5", "gemma3", "gemma4", "glm46v", "glm4v", "glm4v_moe", "idefics3"),
+        *("internvl", "kimi_k25", "lfm2_vl", "llama4", "llava", "llava_next", "llava_onevision", "mistral3"),
+        *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
     ),
+    "nas": ("nemotron-nas",),
+    "newer": ("afmoe", "cwm", "exaone_moe", "hy_v3", "mimo_v2_flash", "nanochat", "solar_open"),
     "olmo": ("flex_olmo", "olmo", "olmo2", "olmo3", "olmoe"),
     "small_encoders": ("albert", "distilbert", "electra"),
     "state_space": ("mamba2", "nemotron_h"),
-    "qwen": ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    "qwen": ("mimo", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
 }
 """The files of this folder, and which model types the `READERS` of each has."""
 

@@ -13,9 +13,21 @@ from loadgauge.families import common as parts
 from loadgauge.families import decoder, experts
 from loadgauge.families.common import interleaved, language, rebuilt, types_of
 from loadgauge.families.decoder import Decoder, one_window
+from loadgauge.families.deepseek import latent_attention
 from loadgauge.families.experts import Experts
+from loadgauge.families.olmo import RMS_NORM_FLOAT32
 from loadgauge.families.reader import Reader
-from loadgauge.spec.model import Attention, Block, GatedDeltaNet, LightningAttention, Mlp, ModelSpec, ShortConvolution
+from loadgauge.spec.model import (
+    Attention,
+    Block,
+    GatedDeltaNet,
+    KimiDelta,
+    LatentAttention,
+    LightningAttention,
+    Mlp,
+    ModelSpec,
+    ShortConvolution,
+)
 
 # Gated delta nets
 
@@ -91,6 +103,145 @@ def qwen3_next(reader: Reader) -> ModelSpec:
     return _delta_nets(reader, family, separate=False)
 
 
+OLMO_HYBRID = Decoder(
+    classes=language("OlmoHybrid"),
+    norm=RMS_NORM_FLOAT32,
+    placement="after",
+    qk_norm=RMS_NORM_FLOAT32,
+    qk_norm_over="all",
+    rotated=lambda reader, windows: [bool(reader.raw("rope_parameters"))] * len(windows),
+    ignored=(
+        *("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"),
+        *("linear_allow_neg_eigval", "linear_use_gate"),
+    ),
+)
+
+
+def olmo_hybrid(reader: Reader) -> ModelSpec:
+    """Read a config of OLMo Hybrid: delta nets behind norms by `layer_types`, or but for each fourth layer, and attention as
+    in OLMo 3, with norms after each half. Raises as `hf.from_dict`.
+    """
+    spec = decoder.read(reader, OLMO_HYBRID)
+    count = spec.num_hidden_layers
+    types = types_of(reader, count) or _attention_in_fourths(count)
+    heads = reader.whole("num_attention_heads")
+    keys, values = (
+        reader.optional_whole(f"linear_num_{which}_heads", default=None) or heads for which in ("key", "value")
+    )
+    key = reader.optional_whole("linear_key_head_dim", default=None) or int(0.75 * spec.hidden_size / keys)
+    mixer = GatedDeltaNet(
+        linear_num_key_heads=keys,
+        linear_num_value_heads=values,
+        linear_key_head_dim=key,
+        linear_value_head_dim=reader.optional_whole("linear_value_head_dim", default=None) or 2 * key,
+        linear_conv_kernel_dim=reader.whole("linear_conv_kernel_dim"),
+        separate_projections=True,
+        hidden_act=reader.text("hidden_act"),
+    )
+
+    def before(index: int, block: Block) -> Block:
+        return block if types[index] == "full_attention" else msgspec.structs.replace(block, placement="pre")
+
+    return interleaved(rebuilt(spec, before), types, mixer)
+
+
+def _attention_in_fourths(count: int) -> tuple[str, ...]:
+    types = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(count)]
+    if "full_attention" not in types:
+        types[-1] = "full_attention"
+    return tuple(types)
+
+
+# Kimi delta attention, between layers of latent attention
+
+
+def unrotated_attention(reader: Reader) -> LatentAttention:
+    """Read Kimi Linear's latent attention, which does not rotate. Raises as `hf.from_dict`."""
+    return msgspec.structs.replace(latent_attention(reader), rotary=False)
+
+
+def gated_attention(reader: Reader) -> LatentAttention:
+    """Read Ling 3's latent attention, with a gate for each head. Raises as `hf.from_dict`."""
+    reader.ignore("q_lora_rank")
+    return msgspec.structs.replace(latent_attention(reader), q_lora_rank=None, head_gate=True)
+
+
+KIMI_EXPERTS = msgspec.structs.replace(
+    experts.DEEPSEEK_V3,
+    count=("num_experts", "num_local_experts"),
+    per_token=("num_experts_per_token", "num_experts_per_tok"),
+    sparse=experts.typed_or_first,
+    shared=experts.counted_as("num_shared_experts", "n_shared_experts"),
+    norm_topk_prob=True,
+)
+KIMI_LINEAR = Decoder(
+    classes=language("KimiLinear"),
+    latent=unrotated_attention,
+    ignored=(
+        *("head_dim", "moe_router_activation_func", "use_grouped_topk", "mla_use_nope", "moe_renormalize"),
+        *("num_expert_group", "v_head_dim", "norm_topk_prob"),
+    ),
+    positions=("model_max_length", "max_position_embeddings"),
+    next_tokens=True,
+    experts=KIMI_EXPERTS,
+)
+LING_HYBRID = Decoder(
+    classes=language("BailingHybrid"),
+    latent=gated_attention,
+    ignored=(
+        *("head_dim", "kda_safe_gate", "kda_lower_bound", "moe_renormalize", "num_expert_group", "norm_topk_prob"),
+        "mtp_loss_scaling_factor",
+    ),
+    positions=("model_max_length", "max_position_embeddings"),
+    next_tokens=True,
+    experts=KIMI_EXPERTS,
+)
+
+
+def kimi_linear(reader: Reader) -> ModelSpec:
+    """Read a config of Kimi Linear: Kimi delta attention by `layer_types` or `linear_attn_config`, or but for each fourth
+    layer after the first. Raises as `hf.from_dict`.
+    """
+    spec = decoder.read(reader, KIMI_LINEAR)
+    count = spec.num_hidden_layers
+    nested = reader.section("linear_attn_config", default={})
+    whole = nested.wholes("full_attn_layers", minimum=1)
+    types: Sequence[str] | None = types_of(reader, count)
+    if types is None and whole is not None:
+        types = ["full_attention" if i + 1 in whole else "linear_attention" for i in range(count)]  # counted from 1
+        nested.ignore("kda_layers")
+    elif types is None:
+        types = ["full_attention" if i and not i % 4 else "linear_attention" for i in range(count)]
+
+    def size(own: str, key: str) -> int:
+        return nested.whole(own, default=0) if nested.has(own) else reader.whole(key)
+
+    mixer = KimiDelta(
+        linear_num_heads=size("num_heads", "linear_num_heads"),
+        linear_head_dim=size("head_dim", "linear_head_dim"),
+        linear_conv_kernel_dim=size("short_conv_kernel_size", "linear_conv_kernel_dim"),
+        hidden_act=reader.text("hidden_act"),
+    )
+    return interleaved(spec, types, mixer)
+
+
+def ling_hybrid(reader: Reader) -> ModelSpec:
+    """Read a config of Ling 3: latent attention in the last layer of each `layer_group_size`. Raises as `hf.from_dict`."""
+    spec = decoder.read(reader, LING_HYBRID)
+    every = reader.whole("layer_group_size")
+    types = types_of(reader, spec.num_hidden_layers) or [
+        "linear_attention" if (i + 1) % every else "full_attention" for i in range(spec.num_hidden_layers)
+    ]
+    mixer = KimiDelta(
+        linear_num_heads=reader.whole("num_attention_heads"),
+        linear_head_dim=reader.optional_whole("linear_head_dim", default=None) or reader.whole("head_dim"),
+        linear_conv_kernel_dim=reader.whole("short_conv_kernel_size"),
+        narrow_gates=False,
+        hidden_act=reader.text("hidden_act"),
+    )
+    return interleaved(spec, types, mixer)
+
+
 # Short convolutions, and lightning attention
 
 LFM2 = Decoder(
@@ -105,17 +256,12 @@ LFM2 = Decoder(
 )
 
 
-def _after_dense(reader: Reader, count: int) -> list[bool]:
-    dense = reader.whole("num_dense_layers", minimum=0)
-    return [i >= dense for i in range(count)]
-
-
 LFM2_MOE = msgspec.structs.replace(
     LFM2,
     classes=language("Lfm2Moe"),
     experts=Experts(
         count=("num_experts",),
-        sparse=_after_dense,
+        sparse=experts.after_dense,
         router_score="sigmoid",
         norm_topk_prob="norm_topk_prob",
     ),
@@ -204,6 +350,9 @@ def minimax(reader: Reader) -> ModelSpec:
 
 
 READERS: dict[str, Callable[[Reader], ModelSpec]] = {
+    "bailing_hybrid": ling_hybrid,
+    "kimi_linear": kimi_linear,
+    "olmo_hybrid": olmo_hybrid,
     "lfm2": lfm2,
     "lfm2_moe": lfm2_moe,
     "minimax": minimax,

@@ -9,12 +9,15 @@ from typing import Any
 import msgspec
 
 from loadgauge.families import common as parts
-from loadgauge.families import gemma, llama, mixtral, qwen
+from loadgauge.families import deepseek, gemma, glm, layer_norm, llama, mixtral, qwen
 from loadgauge.families import linear_attention as linear
 from loadgauge.families.reader import Reader, shown
 from loadgauge.spec.model import ModelSpec
 
 TEXT_READERS: dict[str, Callable[[Reader], ModelSpec]] = {
+    **deepseek.READERS,
+    **glm.READERS,
+    **layer_norm.READERS,
     **llama.READERS,
     **gemma.READERS,
     **qwen.READERS,
@@ -27,6 +30,8 @@ class Wrapper(msgspec.Struct, frozen=True, kw_only=True):
     """A config around a text tower's."""
 
     prefix: str
+    published: str = ""
+    """How published configs spell that, where it is otherwise."""
     text: str
     """The text tower's model_type where its config does not say."""
     text_may_tie: bool = False
@@ -35,12 +40,29 @@ class Wrapper(msgspec.Struct, frozen=True, kw_only=True):
     """Only the text tower's counts (Llama 4)."""
     flat: bool = False
     """Where `text_config` is missing, its keys stand beside the vision tower's (Qwen2-VL)."""
+    outer: str = ""
+    """The key of a config around `text_config`, beside which others speak (Qwen3-Omni)."""
     missing: Mapping[str, Any] = {}
     """The text tower where `text_config` is missing."""
 
 
 WRAPPERS = {
+    "aya_vision": Wrapper(prefix="AyaVision", text="cohere2"),
+    "cohere2_vision": Wrapper(prefix="Cohere2Vision", text="cohere2"),
+    "exaone4_5": Wrapper(prefix="Exaone4_5_", text="exaone4"),
+    "glm46v": Wrapper(prefix="Glm46V", text="glm4v_text"),
+    "glm4v": Wrapper(prefix="Glm4v", text="glm4v_text"),
+    "glm4v_moe": Wrapper(prefix="Glm4vMoe", text="glm4v_moe_text"),
+    "idefics3": Wrapper(prefix="Idefics3", text="llama"),
+    "internvl": Wrapper(prefix="InternVL", text="qwen2"),
+    "kimi_k25": Wrapper(prefix="Kimi_K25", published="KimiK25", text="deepseek_v3"),
+    "lfm2_vl": Wrapper(prefix="Lfm2Vl", text="lfm2"),
+    "llava_next": Wrapper(prefix="LlavaNext", text="llama"),
+    "llava_onevision": Wrapper(prefix="LlavaOnevision", text="qwen2"),
+    "qwen3_omni_moe": Wrapper(prefix="Qwen3OmniMoe", text="qwen3_omni_moe_text", outer="thinker_config"),
+    "smolvlm": Wrapper(prefix="SmolVLM", text="llama"),
     "gemma3": Wrapper(prefix="Gemma3", text="gemma3_text"),
+    "gemma4": Wrapper(prefix="Gemma4", text="gemma4_text"),
     "llama4": Wrapper(prefix="Llama4", text="llama4_text", text_ties=True),
     "llava": Wrapper(prefix="Llava", text="llama", text_may_tie=True),
     "mistral3": Wrapper(
@@ -64,15 +86,33 @@ WRAPPERS = {
 }
 
 
+OTHERS = ("talker_config", "code2wav_config")
+
+
+def _inside(reader: Reader, wrapper: Wrapper, task: str) -> Reader:
+    """A reader of the config around the text tower's, where that is not the outermost."""
+    inner = reader.section(wrapper.outer, default={}, task=task)
+    inner.config = {"model_type": reader.model_type, **inner.config}
+    return inner
+
+
 def read(reader: Reader, wrapper: Wrapper) -> ModelSpec:
     """Read the text tower of a multimodal config, with its head; the vision tower is left out.
 
     wrapper: where the tower is in the config. Raises as `hf.from_dict`.
     """
-    wanted = parts.task(
-        reader,
-        {f"{wrapper.prefix}ForConditionalGeneration": parts.LANGUAGE, f"{wrapper.prefix}Model": parts.BODY},
-    )
+    classes = {
+        f"{prefix}{end}": use
+        for prefix in (wrapper.prefix, wrapper.published or wrapper.prefix)
+        for end, use in (("ForConditionalGeneration", parts.LANGUAGE), ("Model", parts.BODY))
+    }
+    wanted = parts.task(reader, classes)
+    if wrapper.outer and reader.raw(wrapper.outer) is not None:
+        spec = read(_inside(reader, wrapper, wanted), msgspec.structs.replace(wrapper, outer=""))
+        left = [f"{key} (not counted)" for key in OTHERS if reader.raw(key)]
+        return msgspec.structs.replace(
+            spec, model_type=reader.model_type, unused_keys=reader.unused([*spec.unused_keys, *left])
+        )
     if wrapper.flat and reader.raw("text_config") is None:
         inner = reader.within({**reader.config, "model_type": wrapper.text}, task=wanted)
         inner.ignore("text_config", "vision_config")

@@ -89,8 +89,15 @@ READERS = readers(
         ),
         "qwen3": QWEN3,
         "qwen3_moe": QWEN3_MOE,
+        "mimo": msgspec.structs.replace(
+            QWEN2,
+            classes={"MiMoForCausalLM": parts.LANGUAGE, "MiMoModel": parts.BODY},
+            next_tokens=True,
+            ignored=("use_mrope", "attention_bias"),
+        ),
         "qwen2_vl_text": QWEN2_VL_TEXT,
         "qwen2_5_vl_text": QWEN2_VL_TEXT,
+        "qwen3_omni_moe_text": msgspec.structs.replace(QWEN3_MOE, classes={}),
         "qwen3_vl_text": msgspec.structs.replace(QWEN3, windows=one_switched_window, classes={}),
         "qwen3_vl_moe_text": msgspec.structs.replace(
             QWEN3_MOE,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from loadgauge.families import common as parts
 from loadgauge.families.experts import Experts, expert_layers, wide
 from loadgauge.families.reader import Reader, shown
@@ -136,8 +138,6 @@ def nemotron_h(reader: Reader) -> ModelSpec:
         *("mtp_hybrid_override_pattern", "mtp_layers_block_type"),
     )
     types = _nemotron_types(reader)
-    if reader.optional_whole("moe_latent_size") is not None and "moe" in types:
-        raise reader.unmodelled("moe_latent_size", "experts on a latent are not modelled; extend layers/moe.py")
     heads = reader.whole("num_attention_heads")
     bias, activation = reader.flag("use_bias"), reader.text("mlp_hidden_act")
     mlp = Mlp(
@@ -166,6 +166,8 @@ def nemotron_h(reader: Reader) -> ModelSpec:
         dropout=reader.rate("attention_dropout"),
     )
     (moe,) = expert_layers(reader, NEMOTRON_EXPERTS, 1, mlp) if "moe" in types else (None,)
+    latent = reader.optional_whole("moe_latent_size")
+    moe = moe if moe is None else msgspec.structs.replace(moe, latent_size=latent)
     made = {
         "linear_attention": Block(attention=_checked(reader, mixer, "n_groups"), mlp=None, norm=NORM_FLOAT32),
         "full_attention": Block(attention=attention, mlp=None, norm=NORM_FLOAT32),

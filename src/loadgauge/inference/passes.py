@@ -111,7 +111,7 @@ def touched(experts: Size, per_token: Size, tokens: Size) -> Size:
 
 def _reached(layer: Layer, mixture: Moe, tokens: Size) -> Layer:
     """The layer whose grouped products are of the experts that are reached."""
-    share = touched(mixture.num_experts, mixture.num_experts_per_tok, tokens) / mixture.num_experts
+    share = touched(mixture.num_experts, mixture.computed_per_tok, tokens) / mixture.num_experts
 
     def fewer(operation: Operation) -> Operation:
         if not any(weight.expert for weight in operation.weights):

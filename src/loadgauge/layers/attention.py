@@ -21,11 +21,20 @@ from loadgauge.spec.model import Attention
 CORE = frozenset(
     {"attention.scores", "attention.softmax", "attention.dropped", "attention.context", "attention.flash"}
     | {"attention.softcap", "attention.masked", "attention.softmax_cast", "attention.repeat_k", "attention.repeat_v"}
-    | {"attention.scaled", "attention.softmax_upcast", "attention.by_token", "attention.with_sinks"}
+    | {
+        "attention.scaled",
+        "attention.softmax_upcast",
+        "attention.shifted",
+        "attention.by_token",
+        "attention.with_sinks",
+    }
     | {"attention.query_float32", "attention.key_float32", "attention.floored", "attention.exchanged"}
     | {"attention.unpad_q", "attention.unpad_k", "attention.unpad_v", "attention.pad"}
 )
 """What selective recomputation runs again: from queries, keys and values to the context."""
+
+
+BORROWED = "attention.borrowed_"
 
 
 def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> Tensor:
@@ -42,7 +51,13 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
             for n, tensor in (("k", key), ("v", value))
         )
     written = len(build.operations)
-    context = core(build, spec, query, key, value, heads, kv_heads)
+    context = core(build, spec, query, key, value, heads, kv_heads, spec.value_head_dim)
+    if spec.borrowed:
+        # The layer that made them keeps them.
+        build.operations[written:] = [
+            msgspec.structs.replace(each, keeps=tuple(one for one in each.keeps if not one.name.startswith(BORROWED)))
+            for each in build.operations[written:]
+        ]
     if (
         build.kernels.written_mask
         and build.operations[-1].name == "attention.context"
@@ -58,11 +73,15 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
         context = build.elementwise("attention.gated", (context, opened), product, keeps=(context, opened))
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
-        "attention.output", context, tokens, heads * spec.head_dim, hidden_size,
+        "attention.output", context, tokens, heads * _value_width(spec), hidden_size,
         bias=spec.output_bias, shards=view.tp, bias_shards=1, adapter="output", held=True,
         output=build.hidden("attention.output", hidden_size),
         forward_comm=forward, backward_comm=backward, workspace=workspace,
     )  # fmt: skip
+
+
+def _value_width(spec: Attention) -> Size:
+    return spec.head_dim if spec.value_head_dim is None else spec.value_head_dim
 
 
 def _project(
@@ -72,7 +91,8 @@ def _project(
     view, tokens, width = build.view, build.view.tokens, spec.head_dim
     source, kept, reduced, workspace = build.enter("attention.gather", x, hidden_size)
     query_width, kv_width = heads * width, kv_heads * width
-    doubled, gate = query_width * 2 if spec.output_gate else query_width, None
+    joint_gate = spec.output_gate and not spec.gate_matrix
+    doubled, gate = query_width * 2 if joint_gate else query_width, None
     held: Tensor | None = None
     if spec.fused_qkv:
         fused = build.linear(
@@ -91,23 +111,36 @@ def _project(
         build.operations.append(Operation("attention.split", "view", (fused,), pieces))
         held = fused if view.kernels.views_pin_storage else None
     else:
-        query, key, value = (
-            build.linear(
+        sizes = {"query": doubled, "key": kv_width, "value": kv_heads * _value_width(spec)}
+        made = {
+            name: build.linear(
                 f"attention.{name}", source, tokens, hidden_size, size,
                 bias=spec.qkv_bias, kept_input=kept, shards=view.tp, adapter=name,
                 backward_comm=reduced if name == "query" else (), workspace=workspace,
             )
-            for name, size in (("query", doubled), ("key", kv_width), ("value", kv_width))
-        )  # fmt: skip
+            for name, size in sizes.items()
+            if not (spec.borrowed and name != "query") and not (spec.keys_are_values and name == "value")
+        }  # fmt: skip
+        query = made["query"]
+        key = made.get("key") or build.tensor(f"{BORROWED}k", kv_width * tokens)
+        value = made.get("value") or (build.tensor(f"{BORROWED}v", kv_width * tokens) if spec.borrowed else key)
         if spec.clip:
             query, key, value = (_clip(build, tensor) for tensor in (query, key, value))
-    if spec.output_gate:
+    if spec.gate_matrix:
+        gate = build.linear(
+            "attention.gate", source, tokens, hidden_size, heads * _value_width(spec),
+            kept_input=kept, shards=view.tp, workspace=workspace,
+        )  # fmt: skip
+    if joint_gate:
         joint = query
         query, gate = (build.tensor(f"attention.{name}", tokens * query_width) for name in ("q", "gate"))
         build.operations.append(Operation("attention.split_gate", "view", (joint,), (query, gate)))
     if spec.qk_norm is not None:
         query = _head_norm(build, "attention.query_norm", query, spec, heads, held)
-        key = _head_norm(build, "attention.key_norm", key, spec, kv_heads, held)
+        if not spec.borrowed:
+            key = _head_norm(build, "attention.key_norm", key, spec, kv_heads, held)
+    if spec.value_norm is not None and not spec.borrowed:
+        value = build.norm("attention.value_norm", value, spec.value_norm, tokens * kv_heads, width)
     if spec.rotary:
         tables = _own_tables(build, spec)
         query, key = (
@@ -116,6 +149,8 @@ def _project(
             )
             for n, x in (("q", query), ("k", key))
         )  # fmt: skip
+        if spec.borrowed:
+            key = build.operations.pop().inputs[0]
     if spec.query_scale != "none":
         factor = Tensor("attention.query_scale", view.positions, 4 if spec.query_scale == "float32" else query.itemsize)
         scaled = build.tensor("attention.query_scaled", query.numel)
@@ -302,11 +337,14 @@ def _eager(
     if not same(view.cp, 1):
         raise NotModelled("context parallelism of eager attention is not modelled; use flash attention")
     size = heads * view.pairs
-    if kernels.repeat_kv and not same(spec.num_key_value_heads, spec.num_attention_heads):
-        full = view.tokens * heads * width
-        if not same(key.numel, query.numel):
-            key = build.elementwise("attention.repeat_k", (key,), build.tensor("attention.repeat_k", full))
-            value = build.elementwise("attention.repeat_v", (value,), build.tensor("attention.repeat_v", full))
+    grouped = not same(spec.num_key_value_heads, spec.num_attention_heads) and not same(key.numel, query.numel)
+    if kernels.repeat_kv and grouped:
+        for_keys, for_values = (
+            build.tensor(f"attention.repeat_{n}", view.tokens * heads * each)
+            for n, each in (("k", width), ("v", value_width))
+        )
+        key = build.elementwise("attention.repeat_k", (key,), for_keys)
+        value = build.elementwise("attention.repeat_v", (value,), for_values)
 
     def matmul(name: str, first: Tensor, second: Tensor, output: Tensor, n: Size, k: Size, each: Size) -> Tensor:
         product = Gemm(view.positions, n, k, heads * view.sequences)
@@ -352,6 +390,11 @@ def _eager(
             )
         )
         scores = joined
+    elif spec.scores_shifted:
+        place = Tensor("attention.largest", view.tokens * heads, build.dtypes.index, "index")
+        scores = build.elementwise(
+            "attention.shifted", (scores,), build.tensor("attention.shifted", size), keeps=(place,)
+        )
     probabilities = build.tensor("attention.softmax", size)
     upcast = build.autocast or (kernels.softmax_float32 and spec.softmax_float32)
     if upcast and build.dtypes.activation != 4:

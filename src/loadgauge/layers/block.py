@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.algebra import Size
+from loadgauge.algebra import Size, same
 from loadgauge.layers.attention import attention
 from loadgauge.layers.builder import Builder
+from loadgauge.layers.gemma4 import experts_beside, per_layer_input
 from loadgauge.layers.mixers import linear_mixer
 from loadgauge.layers.mla import latent_attention
 from loadgauge.layers.mlp import mlp
@@ -14,6 +15,11 @@ from loadgauge.layers.moe import moe
 from loadgauge.layers.operations import Layer, Tensor
 from loadgauge.layers.rank_view import View
 from loadgauge.spec.model import Attention, Block, LatentAttention, Mamba2, Moe
+
+
+def _activation(block: Block) -> str:
+    assert block.mlp is not None
+    return block.mlp.activation
 
 
 def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
@@ -92,8 +98,12 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
         attended = attend(normed) if block.beside is None else both(normed, block.beside)
         attended = norm("attention.post_norm", attended) if sandwich else attended
         y = build.add("attention.residual", x, attended)
-        fed = feed_forward(norm("mlp.norm", y, attended))
-        build.add("mlp.residual", y, norm("mlp.post_norm", fed) if sandwich else fed)
+        normed = norm("mlp.norm", y, attended)
+        apart = isinstance(block.mlp, Moe) and block.mlp.own_norms
+        fed = experts_beside(build, y, normed, block, hidden_size) if apart else feed_forward(normed)
+        y = build.add("mlp.residual", y, norm("mlp.post_norm", fed) if sandwich else fed)
+        if not same(block.per_layer_input, 0):
+            per_layer_input(build, y, block, hidden_size, _activation(block))
     if block.shares_weights:
         build.operations = [msgspec.structs.replace(operation, weights=()) for operation in build.operations]
     return build.layer("block", reached=block.reached or view.input_gradients)

@@ -85,7 +85,9 @@ class Builder(Writer):
                 # What is left of the mean is computed twice: for the square, and to be divided by its root.
                 keeps = [self.float32(f"{name}.{each}", x.numel) for each in ("centred", "divided")]
             keeps.append(Tensor(f"{name}.rstd", rows, 4, "statistic"))
-            if spec.kind == "rmsnorm_plus_one" or ((written or spec.gain_copied) and copied):
+            if spec.root_kept:
+                keeps.append(Tensor(f"{name}.variance", rows, 4, "statistic"))
+            if spec.weight and (spec.kind == "rmsnorm_plus_one" or ((written or spec.gain_copied) and copied)):
                 keeps.append(self.float32(f"{name}.gain", size))
             if trained and spec.weight:
                 wide = spec.kind == "rmsnorm_plus_one" or written or spec.gain_float32

@@ -12,6 +12,7 @@ from loadgauge.spec.model import (
     Attention,
     Block,
     GatedDeltaNet,
+    KimiDelta,
     LatentAttention,
     LightningAttention,
     Mamba1,
@@ -58,9 +59,14 @@ def kept_by(mixer: Mixer | None, hidden_size: Size, tp: Size = 1) -> Kept:
     True
     """
     if isinstance(mixer, Attention):
-        return Kept(2 * maximum(spread(mixer.num_key_value_heads, tp), 1) * mixer.head_dim, mixer.sliding_window)
+        if mixer.borrowed:
+            return Kept()
+        values = mixer.head_dim if mixer.value_head_dim is None else mixer.value_head_dim
+        each = mixer.head_dim + values
+        return Kept(maximum(spread(mixer.num_key_value_heads, tp), 1) * each, mixer.sliding_window)
     if isinstance(mixer, LatentAttention):
-        return Kept(mixer.kv_lora_rank + mixer.qk_rope_head_dim, mixer.sliding_window)
+        index = 0 if mixer.indexer is None else mixer.indexer.head_dim
+        return Kept(mixer.kv_lora_rank + mixer.qk_rope_head_dim + index, mixer.sliding_window)
     if isinstance(mixer, Mamba2):
         heads = mixer.num_heads / tp
         channels = heads * mixer.head_dim + 2 * mixer.n_groups * mixer.state_size / tp
@@ -74,6 +80,9 @@ def kept_by(mixer: Mixer | None, hidden_size: Size, tp: Size = 1) -> Kept:
         return Kept(
             state=values * mixer.linear_key_head_dim, convolution=(2 * keys + values) * mixer.linear_conv_kernel_dim
         )
+    if isinstance(mixer, KimiDelta):
+        inner = mixer.linear_num_heads * mixer.linear_head_dim / tp
+        return Kept(state=inner * mixer.linear_head_dim, convolution=3 * inner * mixer.linear_conv_kernel_dim)
     if isinstance(mixer, LightningAttention):
         return Kept(state=mixer.num_attention_heads * mixer.head_dim**2 / tp)
     if isinstance(mixer, ShortConvolution):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.algebra import Size, ceil_div, minimum, next_power_of_two, shard, spread, where
+from loadgauge.algebra import Size, ceil_div, minimum, next_power_of_two, same, shard, spread, where
 from loadgauge.errors import NotModelled
 from loadgauge.layers.adapters import embedded, saved_copy
 from loadgauge.layers.builder import Builder
+from loadgauge.layers.gemma4 import per_layer_inputs
 from loadgauge.layers.mlp import activate
 from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, Tensor, Weight
 from loadgauge.layers.prompts import prompted
@@ -69,6 +70,8 @@ def embedding_layer(model: ModelSpec, view: View) -> Layer:
     if model.embedding_norm is not None:
         x = build.norm("embedding.norm", x, model.embedding_norm, build.local_tokens, width)
     x = build.dropout("embedding.dropout", x, model.embedding_dropout)
+    if not same(model.per_layer_vocab, 0):
+        per_layer_inputs(build, x, model, indices)
     if narrow and model.factorised_embedding:
         build.linear("embedding.project_in", x, build.local_tokens, width, hidden, bias=True)
     return build.layer("embedding")

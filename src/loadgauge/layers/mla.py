@@ -19,8 +19,8 @@ import msgspec
 from loadgauge.algebra import Size, shard
 from loadgauge.layers.attention import core
 from loadgauge.layers.builder import Builder
-from loadgauge.layers.operations import Collective, Operation, OperationKind, Tensor
-from loadgauge.spec.model import Attention, LatentAttention
+from loadgauge.layers.operations import Collective, Gemm, Operation, OperationKind, Tensor, Weight
+from loadgauge.spec.model import Attention, Indexer, LatentAttention
 
 
 def latent_attention(build: Builder, x: Tensor, spec: LatentAttention, hidden_size: Size) -> Tensor:
@@ -41,16 +41,29 @@ def latent_attention(build: Builder, x: Tensor, spec: LatentAttention, hidden_si
     heads = shard(spec.num_attention_heads, build.view.tp, "num_attention_heads")
     query = _query(build, x, spec, hidden_size, heads)
     key, value = _key_and_value(build, x, spec, hidden_size, heads)
+    if spec.indexer is not None:
+        _index(build, x, query, spec.indexer, spec, hidden_size)
     plain = Attention(
         num_attention_heads=spec.num_attention_heads, num_key_value_heads=spec.num_attention_heads,
         head_dim=spec.qk_nope_head_dim + spec.qk_rope_head_dim, causal=spec.causal,
         # Joining the two parts of the queries leaves them head by head.
         sliding_window=spec.sliding_window, dropout=spec.dropout, heads_first=spec.rotary,
     )  # fmt: skip
+    if spec.query_scale:
+        factor = build.tensor("attention.query_scale", build.view.positions)
+        scaled = build.tensor("attention.query_scaled", query.numel)
+        query = build.elementwise("attention.query_scaled", (query,), scaled, keeps=(factor,))
+    if spec.index_topk is not None and build.view.cached is None:
+        # Of the pairs, those that no query chose are masked; all of them are computed.
+        mask = build.tensor("attention.chosen", build.view.pairs)
+        keeps = (mask,) if build.kernels.attention == "flash" else ()
+        build.operations.append(Operation("attention.chosen", "elementwise", (), (mask,), keeps=keeps, gradients=False))
     if build.view.cached is not None:
         context = _over_latents(build, plain, spec, query, key, value, heads)
     else:
         context = core(build, plain, query, key, value, heads, heads, spec.v_head_dim)
+    if spec.head_gate:
+        context = _gated(build, x, context, hidden_size, heads)
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
         "attention.output", context, build.view.tokens, heads * spec.v_head_dim, hidden_size,
@@ -58,6 +71,22 @@ def latent_attention(build: Builder, x: Tensor, spec: LatentAttention, hidden_si
         output=build.hidden("attention.output", hidden_size),
         forward_comm=forward, backward_comm=backward, workspace=workspace,
     )  # fmt: skip
+
+
+def _gated(build: Builder, x: Tensor, context: Tensor, hidden_size: Size, heads: Size) -> Tensor:
+    """The output of each head times the sigmoid of a number, made in float32."""
+    view = build.view
+    source, kept, reduced, workspace = build.enter("attention.gate_gather", x, hidden_size)
+    score = build.linear(
+        "attention.gate", source, view.tokens, hidden_size, heads, kept_input=kept, shards=view.tp,
+        backward_comm=reduced, workspace=workspace,
+    )  # fmt: skip
+    wide = build.float32("attention.gate_sigmoid", score.numel)
+    build.elementwise("attention.gate_sigmoid", (score,), wide, keeps=(wide,))
+    copied = build.dtypes.activation != 4
+    opened = build.cast("attention.gate_cast", wide, build.dtypes.activation) if copied else wide
+    product = build.tensor("attention.gated", context.numel)
+    return build.elementwise("attention.gated", (context, opened), product, keeps=(context, opened))
 
 
 def _over_latents(
@@ -68,7 +97,40 @@ def _over_latents(
     """
     width = spec.kv_lora_rank + spec.qk_rope_head_dim
     absorbed = msgspec.structs.replace(plain, head_dim=width, num_key_value_heads=1)
+    if spec.index_topk is not None:
+        absorbed = msgspec.structs.replace(absorbed, sliding_window=spec.index_topk)
     return core(build, absorbed, query, key, value, heads, 1, spec.kv_lora_rank, width)
+
+
+def _index(
+    build: Builder, x: Tensor, query: Tensor, indexer: Indexer, spec: LatentAttention, hidden_size: Size
+) -> None:
+    """The scores by which tokens are chosen: relu(q k), weighted and summed over the indexer's heads (source: deepseek2025v32).
+
+    Every rank makes all of them. Nothing of it has gradients, so its matrices have neither gradients nor optimizer states
+    where PyTorch makes none for a parameter without them.
+    """
+    view, heads, width = build.view, indexer.num_heads, indexer.head_dim
+    assert spec.q_lora_rank is not None
+    pairs = view.pairs if view.cached is None else view.tokens * view.cached.tokens
+    products = {
+        "query": (spec.q_lora_rank, heads * width),
+        "key": (hidden_size, width),
+        "weights": (hidden_size, heads),
+    }
+    weights = [Weight(f"attention.index.{name}.weight", i * o, trainable=False) for name, (i, o) in products.items()]
+    weights += [
+        Weight(f"attention.index.norm.{name}", width, kind="vector", trainable=False) for name in ("weight", "bias")
+    ]
+    gemms = [Gemm(view.tokens, o, i) for i, o in products.values()]
+    scores = 2 * pairs * heads * width + 2 * pairs * heads
+    # Of all heads at once, in float32: the scores, and what is left of them without the negative ones.
+    build.operations.append(
+        Operation(
+            "attention.index", "attention", (x, query), (), tuple(weights), gemms=tuple(gemms),
+            forward_flops=scores + sum(gemm.flops for gemm in gemms), workspace=2 * 4 * pairs * heads, gradients=False,
+        )
+    )  # fmt: skip
 
 
 def _query(build: Builder, x: Tensor, spec: LatentAttention, hidden_size: Size, heads: Size) -> Tensor:

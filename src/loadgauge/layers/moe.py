@@ -32,7 +32,7 @@ class Rows:
     """
 
     def __init__(self, build: Builder, spec: Moe) -> None:
-        fair = build.local_tokens * spec.num_experts_per_tok
+        fair = build.local_tokens * spec.computed_per_tok
         view = build.view
         if spec.capacity_factor is None:
             self.own, self.received = fair, fair * view.imbalance
@@ -42,8 +42,10 @@ class Rows:
         self.computed = view.etp * self.received
 
 
-def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
-    """Adds the mixture to the list; `x` is its (normed) input. Returns the sum over experts and shared experts.
+def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, scored: Tensor | None = None) -> Tensor:
+    """Adds the mixture to the list; `x` is its (normed) input, `scored` what the router reads where it is not `x`.
+
+    Returns the sum over experts and shared experts.
 
     Forward FLOPs of one layer on one rank, in the words of the legend:
 
@@ -58,8 +60,14 @@ def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
     first = spec.shared is not None and spec.shared_gate
     shared = _shared(build, x, spec, hidden_size) if first else None
     rows = Rows(build, spec)
-    weights, order = _route(build, x, spec, hidden_size, rows)
-    routed = _experts(build, x, weights, order, spec, hidden_size, rows)
+    weights, order = _route(build, scored or x, spec, hidden_size, rows)
+    if spec.latent_size is None:
+        routed = _experts(build, x, weights, order, spec, hidden_size, rows)
+    else:
+        local, latent, bias = build.local_tokens, spec.latent_size, spec.shared is not None and spec.shared.bias
+        narrow = build.linear("mlp.latent_down", x, local, hidden_size, latent, bias=bias)
+        found = _experts(build, narrow, weights, order, spec, latent, rows)
+        routed = build.linear("mlp.latent_up", found, local, latent, hidden_size, bias=bias)
     if spec.shared is None:
         return routed
     if shared is None:
@@ -89,7 +97,7 @@ def _route(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) 
     fused = build.kernels.experts == "fused"
     logits = _logits(build, x, spec, hidden_size)
     local, chosen_count = build.local_tokens, build.local_tokens * spec.num_experts_per_tok
-    every, index = local * spec.num_experts, build.dtypes.index
+    every, index = local * (spec.num_experts + spec.zero_experts), build.dtypes.index
     choice = Tensor("mlp.router_choice", chosen_count, index, "index")
     of_chosen = spec.router_score == "softmax_of_chosen"
     if of_chosen or (fused and spec.router_score == "softmax" and spec.norm_topk_prob):
@@ -111,6 +119,15 @@ def _route(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) 
             best, weights = weights, Tensor("mlp.router_normalised", chosen_count, itemsize)
             total = Tensor("mlp.router_sum", local, itemsize, "statistic")
             build.elementwise("mlp.router_normalised", (best,), weights, keeps=(best, total))
+    if spec.own_norms:
+        # Each expert has a scale, which multiplies the weight of its rows.
+        scale = Weight("mlp.router.expert_scale", spec.num_experts, 1, "vector", build.trains("mlp.router"))
+        chosen = Tensor("mlp.router_scale", chosen_count, build.dtypes.activation)
+        scaled = Tensor("mlp.router_scaled", chosen_count, weights.itemsize)
+        build.operations.append(
+            Operation("mlp.router_scaled", "elementwise", (weights,), (scaled,), (scale,), keeps=(weights, chosen))
+        )
+        weights = scaled
     if build.kernels.router_aux_loss:
         scores = Tensor("mlp.router_aux_loss.scores", every, 4 if fused else logits.itemsize)
         build.elementwise("mlp.router_aux_loss", (logits,), build.float32("mlp.router_aux_loss", 1), keeps=(scores,))
@@ -127,7 +144,7 @@ def _route(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) 
 def _logits(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
     """The router's product, in float32 where the module asks for it; Megatron's own keeps its input as it came."""
     wide = spec.router_float32 and build.kernels.experts == "grouped" and not build.autocast
-    experts = spec.num_experts
+    experts = spec.num_experts + spec.zero_experts
     output = None
     if wide:
         output = build.float32("mlp.router", build.local_tokens * experts)

@@ -10,7 +10,17 @@ import msgspec
 from loadgauge.algebra import Size, ceil_div, maximum, minimum, shard
 from loadgauge.errors import ConfigError, LayoutError
 from loadgauge.spec.axes import RANK_ORDER, SIZES
-from loadgauge.spec.model import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mixer, Mlp, ModelSpec, Moe
+from loadgauge.spec.model import (
+    Attention,
+    GatedDeltaNet,
+    KimiDelta,
+    LatentAttention,
+    Mamba2,
+    Mixer,
+    Mlp,
+    ModelSpec,
+    Moe,
+)
 
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe", "dualpipev"]
 CpComm = Literal["ring", "all_gather", "all_to_all"]
@@ -343,12 +353,21 @@ def _sharded(mixer: Mixer | None) -> tuple[str, ...]:
         return ("num_attention_heads",)
     if isinstance(mixer, Mamba2):
         return ("num_heads", "n_groups")
+    if isinstance(mixer, KimiDelta):
+        return ("linear_num_heads",)
     if isinstance(mixer, GatedDeltaNet):
         return ("linear_num_value_heads", "linear_num_key_heads")
     return ()
 
 
 def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
+    if layout.pp > 1 and any(
+        not isinstance(block.per_layer_input, int)
+        or block.per_layer_input
+        or (isinstance(block.attention, Attention) and block.attention.borrowed)
+        for block in model.blocks
+    ):
+        yield f"pp = {layout.pp}: layers that read what the first stages made are not modelled"
     for block in model.blocks:
         for mixer in (block.attention, block.beside):
             for name in _sharded(mixer):

@@ -28,6 +28,8 @@ class Norm(msgspec.Struct, frozen=True):
     (OLMo), or in operations written out in float32 (Cohere)."""
     gain_float32: bool = False
     """transformers' module multiplies by an RMSNorm's gain before it returns to 16 bits (OLMo 2, GPT-OSS, Helium)."""
+    root_kept: bool = False
+    """It takes the root as a power, which keeps what goes in as well as what comes out (Gemma 4)."""
     gain_copied: bool = False
     """transformers' module makes a float32 copy of the gain first (Nemotron-H)."""
 
@@ -52,6 +54,8 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     rotary: bool = True
     rotary_dim: Size | None = None
     """Channels of each head that are rotated; None: all."""
+    scores_shifted: bool = False
+    """transformers' module takes the largest of each row off written-out scores, and keeps its place (MiMo-V2)."""
     own_tables: int = 0
     """Copies of the rotary tables that transformers' module makes in each layer, and keeps, since it turns channels
     that are neighbours (GLM and ERNIE 4.5: 2, GPT-J: 4)."""
@@ -72,6 +76,16 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     """Scores pass through tanh (Gemma 2)."""
     output_gate: bool = False
     """The sigmoid of a gate, made by the queries' matrix, multiplies the output of the heads (Qwen3-Next)."""
+    gate_matrix: bool = False
+    """That gate comes from a matrix of its own (AFMoE)."""
+    value_norm: Norm | None = None
+    """A norm of each head's values (Gemma 4)."""
+    keys_are_values: bool = False
+    """Values are made of what keys are made of: there is no matrix for them (Gemma 4)."""
+    borrowed: bool = False
+    """Keys and values are those of an earlier layer (Gemma 4)."""
+    value_head_dim: Size | None = None
+    """Channels of each head's values; None: those of its keys (MiMo-V2)."""
     softmax_float32: bool = True
     """transformers' module computes written-out probabilities in float32 (all but the families of GPT-2 and BERT)."""
     scores_float32: bool = False
@@ -82,6 +96,15 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     """Its rotation leaves the queries head by head (GPT-NeoX, Phi-3); most leave them token by token."""
     dropout: float = 0.0
     """Of the attention probabilities."""
+
+
+class Indexer(msgspec.Struct, frozen=True, kw_only=True):
+    """A small attention that chooses which tokens the large one looks at (DeepSeek-V3.2): `num_heads` heads of queries over
+    one key a token, both `head_dim` wide. Its choice is made without gradients.
+    """
+
+    num_heads: Size
+    head_dim: Size
 
 
 class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +126,14 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
     """Over each latent."""
     rotary: bool = True
     """Whether the `qk_rope_head_dim` channels are rotated (not in Kimi Linear)."""
+    index_topk: Size | None = None
+    """Tokens that a query looks at, chosen by the indexer of this layer, or of one before it where it has none (GLM-5).
+    transformers' module masks the others; None: all."""
+    indexer: Indexer | None = None
+    query_scale: bool = False
+    """Queries are multiplied by a factor of their position (Mistral 4)."""
+    head_gate: bool = False
+    """The sigmoid of a number for each head, in float32, multiplies its output (Ling 3)."""
     causal: bool = True
     sliding_window: Size | None = None
     dropout: float = 0.0
@@ -166,6 +197,21 @@ class GatedDeltaNet(msgspec.Struct, frozen=True, kw_only=True):
     hidden_act: str = "silu"
 
 
+class KimiDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """Kimi delta attention (source: kimi2025linear): a gated delta net whose decay is of each channel of the keys.
+
+    Keys, queries and values are `linear_num_heads` heads of `linear_head_dim` channels.
+    """
+
+    linear_num_heads: Size
+    linear_head_dim: Size
+    linear_conv_kernel_dim: Size = 4
+    chunk_size: Size = 64
+    narrow_gates: bool = True
+    """Decay and gate come through latents as wide as a head (Kimi Linear), else from whole matrices (Ling 3)."""
+    hidden_act: str = "silu"
+
+
 class ShortConvolution(msgspec.Struct, frozen=True, kw_only=True):
     """A gated short convolution (LFM2): gate, causal convolution over `conv_L_cache` tokens, gate."""
 
@@ -187,7 +233,7 @@ class LightningAttention(msgspec.Struct, frozen=True, kw_only=True):
     hidden_act: str = "silu"
 
 
-LinearMixer: TypeAlias = Mamba2 | Mamba1 | GatedDeltaNet | ShortConvolution | LightningAttention
+LinearMixer: TypeAlias = Mamba2 | Mamba1 | GatedDeltaNet | KimiDelta | ShortConvolution | LightningAttention
 """Token mixers whose work and memory grow with the sequence, not with its square."""
 Mixer: TypeAlias = Attention | LatentAttention | LinearMixer
 
@@ -218,6 +264,10 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     shared_gate: a sigmoid gate on it, from a vector of its own (Qwen2-MoE)
     router_bias: the router's matrix has a bias that is a parameter; expert_bias: so have the experts' (GPT-OSS)
     correction_bias: a frozen bias on the choice of experts is a parameter (ERNIE 4.5); elsewhere it is a buffer
+    own_norms: shared and routed experts have norms of their own around them, and the router one without a gain, a scale of
+    each channel and one of each expert (Gemma 4)
+    latent_size: None, or the width of a latent of the tokens on which the experts work (Nemotron 3 Super)
+    zero_experts: choices more that compute nothing (LongCat), taken to get an even share of the tokens
     capacity_factor: None: no token is dropped; else each expert takes at most this many times its fair share
     """
 
@@ -236,7 +286,17 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     weights_float32: bool = False
     shared: Mlp | None = None
     shared_gate: bool = False
+    own_norms: bool = False
+    latent_size: Size | None = None
+    zero_experts: Size = 0
     capacity_factor: float | None = None
+
+    @property
+    def computed_per_tok(self) -> Size:
+        """Experts that compute something for a token, on average."""
+        if isinstance(self.zero_experts, int) and not self.zero_experts:
+            return self.num_experts_per_tok
+        return self.num_experts_per_tok * self.num_experts / (self.num_experts + self.zero_experts)
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,6 +328,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     (Falcon-H1)."""
     residual_in_fp32: bool = False
     """transformers' module keeps the residual stream in float32 (Mamba-2)."""
+    per_layer_input: Size = 0
+    """Channels of an embedding of the layer's own that gates its output (Gemma 4)."""
     shares_weights: bool = False
     """Its weights are those of an earlier layer (ALBERT), and counted there."""
     trained: frozenset[str] | None = None
@@ -319,6 +381,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     factorised_embedding: bool = False
     """The tables of positions and types and the embeddings' norm are `embedding_size` wide too, and the widening matrix
     has a bias (ALBERT, ELECTRA). Otherwise that matrix comes first, and the last block's output is narrowed (OPT)."""
+    per_layer_vocab: Size = 0
+    """Rows of the table of the embeddings that the layers have of their own (`Block.per_layer_input`)."""
     embedding_norm: Norm | None = None
     embedding_dropout: float = 0.0
     final_norm: Norm | None = None
