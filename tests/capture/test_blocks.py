@@ -18,7 +18,9 @@ def found(config: object) -> dict[str, tuple[int, ...]]:
 
 
 def test_layers_with_experts_are_another_kind() -> None:
-    config = transformers.DeepseekV3Config(num_hidden_layers=6, first_k_dense_replace=3, hidden_size=64, n_routed_experts=8)
+    config = transformers.DeepseekV3Config(
+        num_hidden_layers=6, first_k_dense_replace=3, hidden_size=64, n_routed_experts=8
+    )
     assert found(config) == {"model.layers": (0, 0, 0, 1, 1, 1)}
 
 
@@ -43,5 +45,5 @@ def test_a_number_that_only_counts_is_no_kind() -> None:
     net = torch.nn.Module()
     net.parts = torch.nn.ModuleList(Child(turn + 5, 8 if turn < 2 else 16) for turn in range(4))
     (stack,) = blocks(net).stacks
-    assert stack.pattern == (0, 0, 1, 1) and stack.firsts == (0, 2)
-    assert blocks(net).place("parts.3.own") == (0, 3) and blocks(net).place("parts") is None
+    assert (stack.pattern, stack.firsts) == ((0, 0, 1, 1), (0, 2))
+    assert [blocks(net).place(path) for path in ("parts.3.own", "parts")] == [(0, 3), None]

@@ -6,6 +6,7 @@ parameters of the same shapes and dtypes; numbers that only count the blocks, su
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -124,7 +125,7 @@ def _counting(children: list[nn.Module]) -> frozenset[str]:
     if len(children) < 2:
         return frozenset(found)
     grows: dict[str, bool] = {}
-    for one, two in zip(children, children[1:], strict=False):
+    for one, two in itertools.pairwise(children):
         others = dict(two.named_modules())
         for path, module in one.named_modules():
             for name, value in vars(module).items():
