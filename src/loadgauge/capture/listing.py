@@ -152,7 +152,7 @@ class Lister:
 
     def _alive_at_backward(self) -> set[int]:
         """Storages of the forward that are alive when backward begins."""
-        end = self.run.ops[self.backward[0][0] - 1].events
+        end = [event for event, name in self.run.stream.phases if name == BACKWARD][-1]
         sizes: dict[int, int] = {}
         for number, change in zip(self.run.ids[:end], self.run.changes[:end], strict=True):
             if number in self.made:
