@@ -5,7 +5,7 @@ One `Listing` holds where its guards do; a `Family` is a model's listings, of wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ class ListedTensor(msgspec.Struct, frozen=True, array_like=True):
     name: str
     nbytes: Size
     role: Role = "activation"
+    itemsize: int = 1
 
 
 class ListedWeight(msgspec.Struct, frozen=True, array_like=True):
@@ -98,7 +99,7 @@ class Segment(msgspec.Struct, frozen=True):
                 total = total + factor * known[product]
             return total
 
-        tensors = [Tensor(one.name, value(one.nbytes), 1, one.role) for one in self.tensors]
+        tensors = [Tensor(one.name, value(one.nbytes) // one.itemsize, one.itemsize, one.role) for one in self.tensors]
         weights = [
             Weight(
                 one.name, one.numel, 1, one.kind, one.trainable, expert=one.expert, cast=one.cast, shape=one.shape,
@@ -148,9 +149,23 @@ class Listing(msgspec.Struct, frozen=True):
     blocks: tuple[Segment, ...]
     exit: Segment
     held: Size
+    places: tuple[str, ...] = ()
+    """The path of each recorded block."""
     values: tuple[str, ...] = ()
     seconds: float = 0.0
     plain: str = ""
+
+    def formulas(self) -> Iterator[Size]:
+        """Every formula in it."""
+        yield self.held
+        for segment in (self.entry, *self.blocks, self.exit):
+            yield segment.entering
+            yield from (tensor.nbytes for tensor in segment.tensors)
+            for rows in (segment.forward, segment.bare, segment.rerun, segment.backward):
+                yield from (row.live for row in rows)
+            for one in segment.operations:
+                yield from (one.forward, one.input_gradient, one.weight_gradient, one.rerun, *(one.moves or ()))
+                yield from (size for gemm in one.gemms for size in gemm)
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether its formulas hold for some sizes, by name."""
@@ -182,8 +197,8 @@ class Family:
             raise NotModelled(f"{self.name} is captured with sequences of one length; ragged batches are not captured")
         return {"b": b, "s": s, "t": s}
 
-    def listing(self, sizes: Mapping[str, Any]) -> Listing:
-        """The listing that holds for some sizes. Raises NotModelled where there is none."""
+    def find(self, view: View, sizes: Mapping[str, Any]) -> Listing:
+        """The listing for a view that holds at some sizes. Raises NotModelled where there is none."""
         if all(isinstance(value, int) for value in sizes.values()):
             for one in self.listings:
                 if one.holds(sizes):
@@ -192,21 +207,23 @@ class Family:
             raise NotModelled(f"{self.name} is not captured for {shown}")
         return self.listings[0]
 
+    @property
+    def any_listing(self) -> Listing:
+        """One of the listings, whose parameters are those of all."""
+        return self.listings[0]
+
     def _layer(self, view: View, which: str, place: int = 0) -> Layer:
         if view.lora is not None:
             raise NotModelled(f"{self.name} is captured as it trains whole; adapters on captured layers are not modelled")
-        if same(view.tokens, 1):  # asked for parameters alone
-            listing, sizes = self.listings[0], dict(self.listings[0].sizes) | {"t": self.listings[0].sizes["s"]}
-        else:
-            sizes = self.sizes(view)
-            listing = self.listing(sizes)
+        sizes = self.sizes(view)
+        listing = self.any_listing if same(view.tokens, 1) else self.find(view, sizes)  # of 1 token: parameters alone
+        sizes = dict(listing.sizes) if same(view.tokens, 1) else sizes
         found = {ENTRY: listing.entry, EXIT: listing.exit}.get(which) or listing.blocks[place]
-        key = (which, place, tuple(sizes.values())) if all(isinstance(one, int) for one in sizes.values()) else None
+        if not all(isinstance(one, int) for one in sizes.values()):
+            return found.layer(sizes)
+        key = id(found), tuple(sizes.values())
         if key not in self._made:
-            layer = found.layer(sizes)
-            if key is None:
-                return layer
-            self._made[key] = layer
+            self._made[key] = found.layer(sizes)
         return self._made[key]
 
     def embedding(self, view: View) -> Layer:
@@ -224,7 +241,7 @@ class Family:
     def held(self, view: View) -> Number:
         """Bytes that checkpoints of blocks hold together beside what is kept anyhow, such as masks."""
         sizes = self.sizes(view)
-        found: Number = self.listing(sizes).held.at(sizes)
+        found: Number = self.find(view, sizes).held.at(sizes)
         return found
 
 

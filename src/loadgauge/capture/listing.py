@@ -283,7 +283,7 @@ class Lister:
                 _add(held, self.nbytes[number])
         return Listing(
             names=names, sizes=dict(sizes), guards=guards, entry=segments[0], blocks=tuple(segments[1:-1]),
-            exit=segments[-1], held=_size(held), values=self.run.values, seconds=self.run.seconds,
+            exit=segments[-1], held=_size(held), places=tuple(self.order), values=self.run.values, seconds=self.run.seconds,
         )  # fmt: skip
 
     def _behind(self) -> dict[int, list[Op]]:
@@ -374,10 +374,11 @@ class _Writer:
                 name = f"from.{lister.segment[lister.made[storage]] and 'block' or ENTRY}.{len(self._tensor)}"
                 if storage not in lister.inputs.get(self.number, ()):
                     self.outside.add(name)
-            if lister.run.stream.records[storage].dtype is not None and not lister.run.stream.records[storage].dtype.is_floating_point:
+            dtype = lister.run.stream.records[storage].dtype
+            if not (dtype.is_floating_point or dtype.is_complex):
                 role = "index"
             self._tensor[storage] = len(self.tensors)
-            self.tensors.append(ListedTensor(name, lister.nbytes[storage], role))
+            self.tensors.append(ListedTensor(name, lister.nbytes[storage], role, dtype.itemsize))
         return self._tensor[storage]
 
     def weight(self, storage: int, kind: str, name: str = "") -> int:
