@@ -55,7 +55,7 @@ def list_request(request: Request, how: dict[str, Any], inputs: str, sizes: dict
             config, found = cut, less
             break
     job = of_config(config, run)
-    listing = _listing(job, request.job.model, found, regime, {**sizes, "t": sizes["s"]})
+    listings = _listings(job, request.job.model, found, regime, sizes)
     text = _text(whole)
     kind = model_class(whole)
     with torch.device("meta"):
@@ -63,8 +63,8 @@ def list_request(request: Request, how: dict[str, Any], inputs: str, sizes: dict
     return Document(
         name=str(keys.get("_name_or_path") or whole.model_type), model_type=whole.model_type,
         hidden_size=int(getattr(text, "hidden_size", 0) or getattr(text, "d_model", 0) or 0),
-        vocab_size=int(getattr(text, "vocab_size", 0) or 0), pattern=_pattern(found, full, listing),
-        listings=[listing], parameters=sum(one.numel() for one in model.parameters()),
+        vocab_size=int(getattr(text, "vocab_size", 0) or 0), pattern=_pattern(found, full, listings[0]),
+        listings=listings, parameters=sum(one.numel() for one in model.parameters()),
         longest=getattr(text, "max_position_embeddings", None), tied=bool(getattr(whole, "tie_word_embeddings", False)),
         torch=str(torch.__version__), transformers=_version(), dtype=str(keys.get("dtype") or keys.get("torch_dtype") or ""),
     )  # fmt: skip
@@ -89,11 +89,22 @@ def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]
     job = module_of(make, given, run)
     module = job.build("meta")
     found = blocks(module)
-    listing = _listing(job, target, found, Regime(4, run.training.precision.autocast), {**sizes, "t": sizes["s"]})
+    listings = _listings(job, target, found, Regime(4, run.training.precision.autocast), sizes)
     return Document(
-        name=target, model_type=type(module).__name__, hidden_size=0, vocab_size=0, pattern=tuple(range(len(listing.blocks))),
-        listings=[listing], parameters=sum(one.numel() for one in module.parameters()), torch=str(torch.__version__),
+        name=target, model_type=type(module).__name__, hidden_size=0, vocab_size=0, pattern=tuple(range(len(listings[0].blocks))),
+        listings=listings, parameters=sum(one.numel() for one in module.parameters()), torch=str(torch.__version__),
     )  # fmt: skip
+
+
+def _listings(job: Sized, target: str, found: Blocks, regime: Regime, sizes: Mapping[str, int]) -> list[Listing]:
+    """The list at some sizes, and on the other side of one sequence, which PyTorch treats apart."""
+    given = {**sizes, "t": sizes["s"]}
+    listings = [_listing(job, target, found, regime, given)]
+    if not listings[0].plain:
+        other = _listing(job, target, found, regime, {**given, ONE: 2 if given[ONE] == 1 else 1})
+        if not other.plain and [len(one.operations) for one in other.blocks]:
+            listings.append(other)
+    return listings
 
 
 def _listing(job: Sized, target: str, found: Blocks, regime: Regime, given: Mapping[str, int]) -> Listing:

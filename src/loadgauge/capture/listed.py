@@ -5,7 +5,7 @@ One `Listing` holds where its guards do; a `Family` is a model's listings, of wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -206,6 +206,18 @@ class Family:
             shown = ", ".join(f"{name}={sizes[name]}" for name in self.listings[0].names)
             raise NotModelled(f"{self.name} is not captured for {shown}")
         return self.listings[0]
+
+    def groups(self, batches: Sequence[int]) -> list[tuple[int, ...]]:
+        """Micro-batches by the listing that holds for them: one sequence is apart; where there are numbers alone, each size."""
+        if any(one.plain for one in self.known):
+            return [(batch,) for batch in batches]
+        parts = tuple(one for one in batches if one == 1), tuple(one for one in batches if one != 1)
+        return [part for part in parts if part]
+
+    @property
+    def known(self) -> list[Listing]:
+        """All listings so far."""
+        return self.listings
 
     @property
     def any_listing(self) -> Listing:

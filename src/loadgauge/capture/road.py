@@ -26,8 +26,8 @@ from loadgauge.resolve import resolve
 from loadgauge.spec.job import Job
 from loadgauge.spec.model import Block, ModelSpec, Norm
 
-SIZES = {"b": 2, "s": 512}
-"""Those of the first capture where none are asked for."""
+MOST = 6
+"""Captures at other sizes that one command makes by itself."""
 
 
 class OnDemand(Family):
@@ -41,7 +41,7 @@ class OnDemand(Family):
         self.target, self.inputs = target, inputs
         self.keys: dict[str, Any] | None = None if is_script(target) else config_keys(target)
         self.documents: dict[Regime, Document] = {}
-        self.seconds, self.cached = 0.0, True
+        self.seconds, self.cached, self.more = 0.0, True, 0
 
     def file(self, regime: Regime) -> Path | None:
         """Where the document of a regime is kept; None: nowhere, as what a script imports is not known."""
@@ -49,9 +49,10 @@ class OnDemand(Family):
             return None
         return place(self.keys, {"list": 1, **msgspec.to_builtins(regime)})
 
-    def document(self, regime: Regime, sizes: Mapping[str, int]) -> tuple[Document, Listing]:
+    def document(self, regime: Regime, sizes: Mapping[str, int], *, asked: bool = True) -> tuple[Document, Listing]:
         """What is known in a regime, and the listing that holds for some sizes; captured where there is none.
 
+        asked: by the user; else a regime that is not known stays unknown, as a capture takes seconds
         Raises ConfigError or NotModelled where it cannot be.
         """
         file = self.file(regime)
@@ -63,13 +64,16 @@ class OnDemand(Family):
                 assert known is not None
                 self.documents[regime] = known
                 return known, listing
+        if not asked and (known is None or self.more >= MOST):
+            raise NotModelled(f"{self.target} {OWN}, and not yet in this way: ask for it by its flags")
+        self.more += not asked
         found = self._captured(regime, sizes)
-        listing = found.listings[0]
-        if not listing.holds(sizes):
-            shown = ", ".join(f"{name}={sizes[name]}" for name in listing.names)
+        listing = next((one for one in found.listings if one.holds(sizes)), None)
+        if listing is None:
+            shown = ", ".join(f"{name}={sizes[name]}" for name in found.listings[0].names)
             raise NotModelled(f"{self.target} {OWN}, whose formulas do not hold for {shown}")
         if known is not None and known.pattern == found.pattern:
-            found.listings = [*known.listings, listing]
+            found.listings = [*known.listings, *(one for one in found.listings if one not in known.listings)]
         self.documents[regime] = found
         if file is not None:
             write(file, found)
@@ -88,6 +92,11 @@ class OnDemand(Family):
         return found
 
     @property
+    def known(self) -> list[Listing]:
+        """All listings so far."""
+        return [listing for document in self.documents.values() for listing in document.listings]
+
+    @property
     def any_listing(self) -> Listing:
         """One of the listings, whose parameters are those of all."""
         return next(iter(self.documents.values())).listings[0]
@@ -95,7 +104,7 @@ class OnDemand(Family):
     def find(self, view: View, sizes: Mapping[str, Any]) -> Listing:
         """The listing for a view at some sizes; of arrays, that for the largest."""
         regime = Regime.of(view, self.target)
-        return self.document(regime, {name: _largest(value) for name, value in sizes.items()})[1]
+        return self.document(regime, {name: _largest(value) for name, value in sizes.items()}, asked=False)[1]
 
 
 def _largest(value: Any) -> int:
@@ -158,9 +167,3 @@ def road(job: Job, why: str) -> Found:
 
 
 _FAMILIES: dict[tuple[str, str], OnDemand] = {}
-
-
-def install() -> None:
-    """Let `resolve` take this road where no family reads a model."""
-    if road not in resolve.ROADS:
-        resolve.ROADS.append(road)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -33,6 +33,7 @@ from loadgauge.spec.lora import BASE_FORMATS
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.optimizers import parse as parse_optimizer
 from loadgauge.spec.overlap import Overlap
+from loadgauge.spec.roads import ROADS
 from loadgauge.spec.stacks import LOSS_SFT, UPCAST_SFT, Stack
 from loadgauge.spec.training import Training, training
 from loadgauge.units import gib, parse, rate
@@ -40,8 +41,6 @@ from loadgauge.units import gib, parse, rate
 JOB_FILES = ("py", "ipynb", "json", "toml", "yaml", "yml", "sh", "txt", "args", "bash", "slurm", "sbatch")
 """Endings of files that may be another tool's."""
 SEQ_LEN = 4096
-ROADS: list[Callable[[Job, str], Found]] = []
-"""Other ways to a model: called with the job, and why no family reads its model (`capture.road`)."""
 
 
 def asks_for_files(job: Job) -> bool:
@@ -243,10 +242,12 @@ def found_model(job: Job) -> Found:
                 raise
             unread = error
         try:
-            return ROADS[0](job, "no family here reads it")
+            found: Found = ROADS[0](job, "no family here reads it")
         except (NotModelled, ConfigError) as error:
             raise type(error)(f"{unread}; and captured: {error}") from None
-    return ROADS[0](job, "")
+        return found
+    captured: Found = ROADS[0](job, "")
+    return captured
 
 
 def _with_engine(job: Job, model: ModelSpec, kind: Training) -> Training:
