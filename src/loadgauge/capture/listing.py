@@ -303,6 +303,13 @@ class Lister:
         for at in places:
             writer.write(at, behind.get(at, []))
         writer.rest()
+        if number == 0:
+            always = writer.always()
+            for rows in (forward, bare, backward):
+                rows[0] = [
+                    ListedRow(row.at, _size(_sum(_terms(row.live), always)), row.gradients, row.latest)
+                    for row in rows.get(0, [])
+                ]
         entering = self.inputs.get(number, [])
         extra: Terms = {}
         for one in entering:
@@ -492,6 +499,24 @@ class _Writer:
         if len(one) == 3:
             return ((size(one[1]), size(two[2]), size(one[2]), size(one[0])),)
         return ((size(one[0]), size(two[-1]), size(one[-1]), size(1)),)
+
+    def always(self) -> Terms:
+        """Write what is there in the whole step beside weights and states, and return its bytes: inputs, and buffers of the model."""
+        lister, total = self.lister, {}
+        for name, category in (("inputs", INPUTS), ("buffers", WEIGHTS)):
+            own: Terms = {}
+            for number in range(len(lister.nbytes)):
+                of = lister.run.stream.category(number) == category and number not in lister.run.weights
+                if of and lister.run.stream.records[number].phase == 0:
+                    _add(own, lister.nbytes[number])
+            if own:
+                self.tensors.append(ListedTensor(name, _size(own), "index"))
+                place = len(self.tensors) - 1
+                self.operations.insert(
+                    0, ListedOperation(f"entry.{name}", "view", (), (), (place,), (), (), (), ZERO, ZERO, ZERO, ZERO, None)
+                )
+                total = _sum(total, own)
+        return total
 
     def rest(self) -> None:
         """Write the parameters that no operation reads, and the end of the entry: what the first block takes."""
