@@ -25,6 +25,7 @@ from loadgauge._version import __version__ as __version__
 from loadgauge.callable_package import load as _load
 from loadgauge.callable_package import make_callable as _make_callable
 from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
+from loadgauge.spec.roads import ROADS as _ROADS
 
 if TYPE_CHECKING:
     from loadgauge.api import estimate
@@ -115,5 +116,12 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_LAZY})
 
 
+def _captured(job: object, why: str) -> object:
+    """The road of models that no family reads."""
+    road = _load("loadgauge.capture.road:road")
+    return road(job, why)
+
+
+_ROADS.append(_captured)
 for _name, _address in _CALLABLE.items():
     _make_callable(f"{__name__}.{_name}", _address)

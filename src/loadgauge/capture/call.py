@@ -11,9 +11,9 @@ from loadgauge.optional_deps import needs_torch
 from loadgauge.spec.job import Job
 
 if TYPE_CHECKING:
-    import torch
-
     from loadgauge.capture.capture import Captures
+    from loadgauge.capture.record import Sized
+    from loadgauge.trace.torch_run import TorchRun
 
 
 class Fields(TypedDict, total=False):
@@ -51,9 +51,7 @@ def capture(
 
     from loadgauge.capture.capture import Captures
     from loadgauge.capture.kinds import of_config
-    from loadgauge.capture.record import Sized
     from loadgauge.capture.target import config_keys
-    from loadgauge.trace.jobs import mean_loss
     from loadgauge.trace.target import config_object, with_layers
     from loadgauge.trace.torch_run import TorchRun
 
@@ -66,6 +64,16 @@ def capture(
         raise ConfigError(
             "with inputs, it is a function that makes a module, which has the layers it has", key="target"
         )
+    return Captures(module_of(target, inputs, run, loss), getattr(target, "__name__", "module"))
+
+
+def module_of(target: Callable[[], Any], inputs: Callable[..., Any], run: TorchRun, loss: Any = None) -> Sized:
+    """The training of a module of one's own. target, inputs, loss: as for `capture`"""
+    import torch
+
+    from loadgauge.capture.record import Sized
+    from loadgauge.trace.jobs import mean_loss
+
     names = tuple(inspect.signature(inputs).parameters)
 
     def build(device: str) -> torch.nn.Module:
@@ -82,4 +90,4 @@ def capture(
             return (), found
         return (found if isinstance(found, tuple) else (found,)), {}
 
-    return Captures(Sized(build, given, loss or mean_loss, run, names), getattr(target, "__name__", "module"))
+    return Sized(build, given, loss or mean_loss, run, names)

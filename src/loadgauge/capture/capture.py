@@ -68,11 +68,17 @@ def capture(job: Sized, target: str, sizes: Mapping[str, int]) -> Captured:
 
     Raises NotModelled where the code does not run with symbols; Differs where a formula is wrong.
     """
+    return recorded(job, target, sizes)[0]
+
+
+def recorded(job: Sized, target: str, sizes: Mapping[str, int]) -> tuple[Captured, Recorded, Symbols]:
+    """The same, with the recording that it was made of."""
     symbols = Symbols(dict(sizes))
-    found = _captured(record(job, symbols.sizes, symbols), target, job.names, dict(sizes), symbols)
+    run = record(job, symbols.sizes, symbols)
+    found = _captured(run, target, job.names, dict(sizes), symbols)
     other = next((one for one in others(sizes) if found.holds(**one)), dict(sizes))
     compare(found, record(job, other), other)
-    return found
+    return found, run, symbols
 
 
 def capture_at(job: Sized, target: str, sizes: Mapping[str, int], why: str = "") -> Captured:

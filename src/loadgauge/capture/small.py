@@ -45,6 +45,11 @@ def small_config(kind: str, layers: int = 2) -> Any:
     return config
 
 
+def shallow(config: Any, layers: int) -> Any:
+    """Return a config object with so many layers; a list with an entry a layer keeps its kinds in turn."""
+    return type(config).from_dict(_cut(config.to_dict(), layers))
+
+
 def precision(kind: str) -> str:
     """Return the precision that a type is tried in: that of most, unless another is stated."""
     return str(_stated().get(kind, {}).get("precision", "bf16-pure"))

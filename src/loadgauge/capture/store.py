@@ -9,18 +9,19 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from loadgauge._version import __version__
 from loadgauge.capture.captured import Captured
-from loadgauge.capture.sizes import compiled
+from loadgauge.capture.sizes import Size, compiled
 from loadgauge.errors import ConfigError
 
+T = TypeVar("T")
 LARGEST = 1 << 29
 """Bytes of captures that are read, before compression."""
 LIBRARIES = ("torch", "transformers")
@@ -46,32 +47,14 @@ def place(config: Mapping[str, Any], fields: Mapping[str, Any]) -> Path:
 
 def load(file: Path) -> list[Captured]:
     """The captures in a file; none where it is not there, or not as `save` writes it."""
-    try:
-        unpacked = zlib.decompressobj()
-        content = unpacked.decompress(file.read_bytes(), LARGEST)
-        if unpacked.unconsumed_tail or not unpacked.eof:
-            return []
-        found = msgspec.msgpack.decode(content, type=list[Captured])
-        for one in found:
-            check(one)
-    except (OSError, zlib.error, msgspec.MsgspecError, ConfigError):
-        return []
-    return found
+    return read(file, list[Captured], lambda found: [check(one) for one in found] and None) or []
 
 
 def check(one: Captured) -> None:
     """Raise ConfigError unless every formula of a capture is one, of its own sizes, and every number points at something."""
-    ones = dict.fromkeys(one.names, 2)
     sizes = [change for _, change in one.events] + list(one.kept)
     sizes += [op.flops for op in one.operations if op.flops is not None]
-    products = {product for size in sizes for product, _ in size.terms}
-    for text in (*products, *one.guards):
-        try:
-            compiled(text)(ones)
-        except ZeroDivisionError:  # by a size of 2, which the guards may leave out
-            continue
-        except (NameError, TypeError, ValueError) as error:
-            raise ConfigError(f"not a formula of {', '.join(one.names)}: {error}") from None
+    check_sizes(one.names, sizes, one.guards)
     inside = all(0 <= number < len(one.storages) for number, _ in one.events)
     in_order = all(0 <= op.first <= op.last <= len(one.events) for op in one.operations)
     in_order &= all(0 <= first <= len(one.events) for first, _ in one.phases)
@@ -79,9 +62,44 @@ def check(one: Captured) -> None:
         raise ConfigError("not a capture")
 
 
+def check_sizes(names: Sequence[str], sizes: Iterable[Size], guards: Sequence[str]) -> None:
+    """Raise ConfigError unless formulas and guards are such, of these names."""
+    ones = dict.fromkeys(names, 2)
+    products = {product for size in sizes for product, _ in size.terms}
+    for text in (*products, *guards):
+        try:
+            compiled(text)(ones)
+        except ZeroDivisionError:  # by a size of 2, which the guards may leave out
+            continue
+        except (NameError, TypeError, ValueError) as error:
+            raise ConfigError(f"not a formula of {', '.join(names)}: {error}") from None
+
+
+def read(file: Path, kind: type[T], check: Callable[[T], None]) -> T | None:
+    """What `write` wrote, as a type; None where it is not there or does not pass a check, which raises ConfigError."""
+    try:
+        unpacked = zlib.decompressobj()
+        content = unpacked.decompress(file.read_bytes(), LARGEST)
+        if unpacked.unconsumed_tail or not unpacked.eof:
+            return None
+        found = msgspec.msgpack.decode(content, type=kind)
+        check(found)
+    except (OSError, zlib.error, msgspec.MsgspecError, ConfigError):
+        return None
+    return found
+
+
+def write(file: Path, what: Any) -> None:
+    """Write a structure to a file, whole or not at all; a place that cannot be written is left alone."""
+    _put(file, zlib.compress(msgspec.msgpack.encode(what), 6))
+
+
 def save(file: Path, captures: Sequence[Captured]) -> None:
     """Write captures to a file, whole or not at all; a place that cannot be written is left alone."""
-    content = zlib.compress(msgspec.msgpack.encode(list(captures)), 6)
+    write(file, list(captures))
+
+
+def _put(file: Path, content: bytes) -> None:
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent)

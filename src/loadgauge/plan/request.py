@@ -14,12 +14,11 @@ import msgspec
 
 from loadgauge.errors import ConfigError, Error, LayoutError, NotStated
 from loadgauge.estimate.result import Estimate
-from loadgauge.families.catalogue import find_model
 from loadgauge.families.catalogue import models as catalogue
 from loadgauge.plan.axis_values import ALL, space_for
 from loadgauge.plan.search import OBJECTIVES, Case, Objective
 from loadgauge.plan.space import Space
-from loadgauge.resolve.resolve import asks_for_files, resolve_job
+from loadgauge.resolve.resolve import asks_for_files, found_model, resolve_job
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.axes import AXES, MODEL_PARALLEL
 from loadgauge.spec.frameworks import default_framework
@@ -318,7 +317,7 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
         job = job.replace(**open_axes, recompute="none", global_batch=batch, framework=framework)
         sizes = sizes or (own.layout.gpus,)
     elif job.framework is None:
-        spec = find_model(job.model) if model is None else model
+        spec = found_model(job).spec if model is None else model
         assumed_framework = _framework(spec, job, locks, max(sizes or (1,)), request.export)
         job = job.replace(framework=assumed_framework)
     setup: Setup | None = None
@@ -422,6 +421,8 @@ def _framework(
         from loadgauge.formats.dialects import dialect
 
         return dialect(export).framework
+    if model.listed is not None:
+        return "huggingface"
     experts = any(isinstance(block.mlp, Moe) for block in model.blocks)
     free = [axis for axis in MODEL_PARALLEL if experts or not AXES[axis].experts]
     degrees = {axis: locks.get(axis, (1, gpus) if axis in free else (1,)) for axis in MODEL_PARALLEL}

@@ -251,9 +251,12 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         apart = (
             [[1], [cp for cp in self.cp if cp > 1]] if self.base.cp_comm == "all_to_all" and 1 in self.cp else [self.cp]
         )
+        batches = [self.micro_batch] if self.model.listed is None else self.model.listed.groups(self.micro_batch)
         for tp in by_tp.values():
             for cp in filter(None, apart):
-                yield from Grid(self, {**values, "tp": tuple(tp), "cp": tuple(cp)}, spread).parts()
+                for batch in batches:
+                    chosen = {**values, "tp": tuple(tp), "cp": tuple(cp), "micro_batch": tuple(batch)}
+                    yield from Grid(self, chosen, spread).parts()
 
     def layout(self, structure: Structure, sizes: dict[str, Size], ragged: dict[str, Size] | None = None) -> Layout:
         """Return the layout of a structure with these sizes, by the names in `SIZES`: ints, or open arrays of many layouts.

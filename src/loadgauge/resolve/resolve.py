@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from loadgauge.errors import ConfigError, LayoutError, NotModelled, NotStated
-from loadgauge.families.catalogue import find
+from loadgauge.families.catalogue import Found, find
 from loadgauge.families.hub import allowed
+from loadgauge.files import is_script
 from loadgauge.formats.recompute import resolve_recompute
 from loadgauge.formats.uncounted import Uncounted
 from loadgauge.lengths import Lengths
@@ -33,6 +34,7 @@ from loadgauge.spec.lora import BASE_FORMATS
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.optimizers import parse as parse_optimizer
 from loadgauge.spec.overlap import Overlap
+from loadgauge.spec.roads import ROADS
 from loadgauge.spec.stacks import LOSS_SFT, UPCAST_SFT, Stack
 from loadgauge.spec.training import Training, training
 from loadgauge.units import gib, parse, rate
@@ -101,7 +103,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     lengths = _lengths(job.lengths)
     usual = "bf16" if card is None or card.bf16 else "fp16"
     given: dict[str, Any] = {
-        "framework": fill("framework", framework_of(job), _why_framework(job)),
+        "framework": fill("framework", *_framework(job, chosen)),
         "precision": fill("precision", usual),
         "optimizer": fill("optimizer", "adamw"),
         "attention": fill("attention", *_attention(job)),
@@ -209,7 +211,7 @@ def named_card(job: Job) -> tuple[Gpu | None, dict[str, str]]:
 
 def _model(job: Job, assumed: dict[str, str]) -> tuple[ModelSpec, Job]:
     """The model of a job, and the job with how the copy that it names is stored; what was taken is noted in `assumed`."""
-    found = find(job.model, allowed(job.hub))
+    found = found_model(job)
     if found.how:
         assumed["model"] = f"{found.spec.name} ({found.how})"
     if not found.stored or job.qlora is not None:
@@ -221,6 +223,32 @@ def _model(job: Job, assumed: dict[str, str]) -> tuple[ModelSpec, Job]:
         )
     assumed["--qlora"] = f"the copy that is named is stored in {found.stored}"
     return found.spec, job.replace(qlora=True, base=job.base or found.stored)
+
+
+def found_model(job: Job) -> Found:
+    """The model of a job: of its family, or by one of `ROADS` where no family reads it, or the job asks for that road.
+
+    Raises ConfigError or NotModelled where there is none.
+    """
+    script = is_script(job.model)
+    if job.inputs is not None and not script:
+        raise ConfigError("is for script.py:function; what a MODEL is called with is known", key="inputs")
+    if script and job.road == "written":
+        raise ConfigError("a module of one's own has no written family: --road captured", key="road")
+    if not ROADS or not (script or job.road == "captured"):
+        try:
+            return find(job.model, allowed(job.hub))
+        except NotModelled as error:
+            if not ROADS or job.road == "written":
+                raise
+            unread = error
+        try:
+            found: Found = ROADS[0](job, "no family here reads it")
+        except (NotModelled, ConfigError) as error:
+            raise type(error)(f"{unread}; and captured: {error}") from None
+        return found
+    captured: Found = ROADS[0](job, "")
+    return captured
 
 
 def _with_engine(job: Job, model: ModelSpec, kind: Training) -> Training:
@@ -307,14 +335,22 @@ def _others(
     given: the arguments of `training` for the way that is assumed
     """
     framework, lora = kind.framework, kind.lora
-    if framework.loaded is not None and kind.weights and job.weights is None and given["precision"] != "fp16":
+    own = model.listed is None  # of a captured model other weights and losses would be other code
+    if own and framework.loaded is not None and kind.weights and job.weights is None and given["precision"] != "fp16":
         for value in framework.loaded.possible(stack):
             yield training(**given | {"weights": value})
     if lora is not None and "--kbit-upcast" in assumed:
         for value in UPCAST_SFT.possible(stack):
             yield training(**given | {"lora": msgspec.structs.replace(given["lora"], upcast=value)})
     of_transformers = framework.kernels.loss == Kernels().loss  # Unsloth has one of its own
-    if framework.peft and of_transformers and job.loss is None and job.kernels != "liger" and model.head.kind == "lm":
+    if (
+        own
+        and framework.peft
+        and of_transformers
+        and job.loss is None
+        and job.kernels != "liger"
+        and model.head.kind == "lm"
+    ):
         for value in LOSS_SFT.possible(stack):
             yield training(**given | {"loss": value})
     if parse_optimizer(given["optimizer"]).variants and kind.offload == "none":
@@ -399,6 +435,13 @@ def _degrees(job: Job, fill: Any) -> tuple[int, dict[str, int]]:
 
 def _lengths(path: str | None) -> Lengths | None:
     return None if path is None else Lengths.parse(path)
+
+
+def _framework(job: Job, model: ModelSpec) -> tuple[str, str]:
+    """The framework of a job that names none, and why."""
+    if model.listed is not None:
+        return "huggingface", "its code was captured"
+    return framework_of(job), _why_framework(job)
 
 
 def framework_of(job: Job) -> str:

@@ -100,6 +100,21 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
             "Ask huggingface.co for the config of a model that is neither shipped nor in the local cache (LOADGAUGE_HUB=1).",
         ),
     ] = None  # fmt: skip
+    road: Annotated[
+        str | None,
+        _field(
+            "choice", "file",
+            "How the model is known: by a family written here, or captured from its code (written where there is one).",
+            choices=("written", "captured"),
+        ),
+    ] = None  # fmt: skip
+    inputs: Annotated[
+        str | None,
+        _field(
+            "text", "file", "Of a MODEL script.py:function: the function of a script that makes what the module is called with.",
+            metavar="FILE:FUNCTION",
+        ),
+    ] = None  # fmt: skip
     gpu: Annotated[
         str | None,
         _field(

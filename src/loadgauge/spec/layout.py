@@ -368,6 +368,9 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
         for block in model.blocks
     ):
         yield f"pp = {layout.pp}: layers that read what the first stages made are not modelled"
+    for name in ("tp", "cp", "ep", "etp") if model.listed is not None else ():
+        if (ranks := getattr(layout, name)) > 1:
+            yield f"{name} = {ranks}: the layers were captured from their code, and how it splits over ranks is not known"
     for block in model.blocks:
         for mixer in (block.attention, block.beside):
             for name in _sharded(mixer):
@@ -388,7 +391,7 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
 
 def _of_experts(layout: Layout, model: ModelSpec) -> Iterator[str]:
     mixtures = [block.mlp for block in model.blocks if isinstance(block.mlp, Moe)]
-    if not mixtures and layout.ep * layout.etp > 1:
+    if not mixtures and layout.ep * layout.etp > 1 and model.listed is None:
         yield f"ep = {layout.ep}, etp = {layout.etp}: the model has no experts"
     for mixture in mixtures:
         yield from _uneven(mixture.num_experts, layout.ep, "num_experts over ep")

@@ -198,7 +198,7 @@ class TorchRun(msgspec.Struct, frozen=True):
 
     def autocast(self, device: str) -> Any:
         """Return the context in which forward runs on a device: autocast by the precision, or one that does nothing."""
-        if not self.training.precision.autocast:
+        if not (self.training.precision.autocast or self.training.precision.wrapped):
             return contextlib.nullcontext()
         return torch.autocast(device, dtype=self.computed)
 

@@ -1,0 +1,187 @@
+"""A model's captured list, in a process of its own: the configuration is cut to as few layers as show every kind of block."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from loadgauge.capture.blocks import Blocks, blocks
+from loadgauge.capture.call import module_of
+from loadgauge.capture.capture import recorded
+from loadgauge.capture.kinds import model_class, of_config
+from loadgauge.capture.listed import Listing
+from loadgauge.capture.listing import Lister, guards_of
+from loadgauge.capture.record import Sized, record
+from loadgauge.capture.regime import Document, Regime
+from loadgauge.capture.small import shallow
+from loadgauge.capture.target import ONE, config_keys, sized
+from loadgauge.errors import ConfigError, Error, NotModelled, first_line
+from loadgauge.files import is_script
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.training import training
+from loadgauge.trace.script import function
+from loadgauge.trace.subprocess import Request
+from loadgauge.trace.target import config_object
+from loadgauge.trace.torch_run import TorchRun
+
+DEEPEST = 16
+"""Layers of the deepest model that is run in place of a deeper one."""
+
+
+def list_request(request: Request, how: dict[str, Any], inputs: str, sizes: dict[str, int]) -> Document:
+    """Capture the list of the model of a request, at some sizes and wherever its guards hold then. how: a `Regime`
+
+    Raises ConfigError, LayoutError or NotModelled.
+    """
+    regime = msgspec.convert(how, Regime)
+    run = _run(regime)
+    if is_script(request.job.model):
+        return _of_script(request.job.model, inputs, run, sizes)
+    keys = config_keys(request.job.model)
+    whole = config_object(keys, request.job.model)
+    full = _blocks_of(whole)
+    config, found = whole, full
+    for layers in range(2, DEEPEST + 1):
+        cut = shallow(config_object(keys, request.job.model), layers)
+        try:
+            less = _blocks_of(cut)
+        except Exception:  # not every configuration can be cut; the whole one is run
+            break
+        if _smaller(less, full) and _stands_for(less, full) is not None:
+            config, found = cut, less
+            break
+    job = of_config(config, run)
+    listings = _listings(job, request.job.model, found, regime, sizes)
+    text = _text(whole)
+    kind = model_class(whole)
+    with torch.device("meta"):
+        model = kind._from_config(whole)
+    return Document(
+        name=str(keys.get("_name_or_path") or whole.model_type), model_type=whole.model_type,
+        hidden_size=int(getattr(text, "hidden_size", 0) or getattr(text, "d_model", 0) or 0),
+        vocab_size=int(getattr(text, "vocab_size", 0) or 0), pattern=_pattern(found, full, listings[0]),
+        listings=listings, parameters=sum(one.numel() for one in model.parameters()),
+        longest=getattr(text, "max_position_embeddings", None), tied=bool(getattr(whole, "tie_word_embeddings", False)),
+        torch=str(torch.__version__), transformers=_version(), dtype=str(keys.get("dtype") or keys.get("torch_dtype") or ""),
+    )  # fmt: skip
+
+
+def _run(regime: Regime) -> TorchRun:
+    precision = ("bf16-autocast" if regime.weight == 4 else "bf16-autocast-8") if regime.autocast else (
+        "fp32" if regime.weight == 4 else "bf16-pure")  # fmt: skip
+    layout = Layout(micro_batch=1, global_batch=1, seq_len=1)
+    return TorchRun(layout, training("huggingface", precision, "sgd", regime.attention))
+
+
+def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]) -> Document:
+    if not inputs:
+        raise ConfigError(f"{target} needs --inputs script.py:function, which makes what the module is called with")
+    make, given = function(target), function(inputs)
+    names = tuple(inspect.signature(given).parameters)
+    unknown = sorted(set(names) - {"b", "s", "t"})
+    if unknown or ONE not in names:
+        raise ConfigError(f"{inputs}: an estimate has the sizes b (--micro-batch) and s (--seq-len), not {', '.join(names)};"
+                          " loadgauge capture has --size", key="inputs")  # fmt: skip
+    job = module_of(make, given, run)
+    module = job.build("meta")
+    found = blocks(module)
+    listings = _listings(job, target, found, Regime(4, run.training.precision.autocast), sizes)
+    return Document(
+        name=target, model_type=type(module).__name__, hidden_size=0, vocab_size=0, pattern=tuple(range(len(listings[0].blocks))),
+        listings=listings, parameters=sum(one.numel() for one in module.parameters()), torch=str(torch.__version__),
+    )  # fmt: skip
+
+
+def _listings(job: Sized, target: str, found: Blocks, regime: Regime, sizes: Mapping[str, int]) -> list[Listing]:
+    """The list at some sizes, and on the other side of one sequence, which PyTorch treats apart."""
+    given = {**sizes, "t": sizes["s"]}
+    listings = [_listing(job, target, found, regime, given)]
+    if not listings[0].plain:
+        other = _listing(job, target, found, regime, {**given, ONE: 2 if given[ONE] == 1 else 1})
+        if not other.plain and [len(one.operations) for one in other.blocks]:
+            listings.append(other)
+    return listings
+
+
+def _listing(job: Sized, target: str, found: Blocks, regime: Regime, given: Mapping[str, int]) -> Listing:
+    """The list, with formulas where the code runs with symbols and a plain run agrees, else with the numbers of these sizes."""
+    sizes = sized(job.names, {}, given)
+    try:
+        _, run, symbols = recorded(job, target, sizes)
+        return Lister(run, found, symbols, regime.weight).listing(job.names, sizes, guards_of(symbols))
+    except Exception as error:  # whatever stops symbols
+        why = first_line(error)[:200]
+    try:
+        run = record(job, sizes)
+    except Error:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{target} cannot be captured: {first_line(error)[:200]}") from None
+    guards = tuple(f"({name} == {value})" for name, value in sizes.items())
+    listing = Lister(run, found, None, regime.weight).listing(job.names, sizes, guards)
+    return msgspec.structs.replace(listing, plain=why)
+
+
+def _blocks_of(config: Any) -> Blocks:
+    """The blocks of a model, built without memory."""
+    kind = model_class(config)
+    default = torch.get_default_dtype()
+    try:
+        with torch.device("meta"):
+            return blocks(kind._from_config(config), config)
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _smaller(less: Blocks, full: Blocks) -> bool:
+    return sum(len(one.paths) for one in less.stacks) < sum(len(one.paths) for one in full.stacks)
+
+
+def _stands_for(less: Blocks, full: Blocks) -> dict[str, str] | None:
+    """For each block of the whole model the one of the smaller model that is like it: of its kind, and first, between, or last.
+
+    None where one has no like.
+    """
+    found: dict[str, str] = {}
+    if [stack.path for stack in less.stacks] != [stack.path for stack in full.stacks]:
+        return None
+    for small, whole in zip(less.stacks, full.stacks, strict=True):
+        last, end = len(whole.pattern) - 1, len(small.pattern) - 1
+        for place, kind in enumerate(whole.pattern):
+            if place in (0, last):
+                like = 0 if not place else end
+                if small.pattern[like] != kind:
+                    return None
+            else:
+                inner = [at for at in range(1, end) if small.pattern[at] == kind]
+                if not inner:
+                    return None
+                like = inner[0]
+            found[whole.paths[place]] = small.paths[like]
+    return found
+
+
+def _pattern(less: Blocks, full: Blocks, listing: Listing) -> tuple[int, ...]:
+    """For each block of the whole model, in the order in which they run, the place of its like in the list."""
+    like = _stands_for(less, full) or {path: path for stack in full.stacks for path in stack.paths}
+    order = list(dict.fromkeys(place.rpartition(".")[0] for place in listing.places))
+    stacks = {stack.path: stack for stack in full.stacks}
+    missing = [path for path in stacks if path not in order]
+    if missing:
+        raise NotModelled(f"{missing[0]} does not run in a training step")
+    return tuple(listing.places.index(like[path]) for name in order for path in stacks[name].paths)
+
+
+def _text(config: Any) -> Any:
+    found = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    return config if found is None else found
+
+
+def _version() -> str:
+    import transformers
+
+    return str(transformers.__version__)

@@ -1,0 +1,64 @@
+"""How a captured list is asked for: the dtypes and kernels that decide what the code does, and what is known of the model."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadgauge.capture.listed import Listing
+from loadgauge.errors import NotModelled
+from loadgauge.layers.rank_view import View
+from loadgauge.spec.kernels import Kernels
+
+OWN = "is captured from its own code"
+
+
+class Regime(msgspec.Struct, frozen=True):
+    """What beside the sizes decides which operations run.
+
+    weight: bytes of an element of the weights; autocast: whether products run in 16 bits under autocast
+    """
+
+    weight: int = 2
+    autocast: bool = False
+    attention: str = "flash"
+
+    @classmethod
+    def of(cls, view: View, name: str) -> Regime:
+        """The regime of a view. Raises NotModelled for kernels that replace the model's own code."""
+        kernels = view.kernels
+        for why in _replaced(kernels):
+            raise NotModelled(f"{name} {OWN}, which {why} replaces: --framework huggingface, or a written family")
+        dtypes = kernels.dtypes
+        autocast = dtypes.residual is not None
+        return cls(4 if dtypes.residual == 4 or dtypes.activation == 4 else 2, autocast, kernels.attention)
+
+
+def _replaced(kernels: Kernels) -> list[str]:
+    """What of the kernels is not transformers' own code, in words."""
+    found = []
+    if kernels.compiled:
+        found.append("torch.compile")
+    if kernels.products is not None:
+        found.append("a recipe of 8 or 4 bits")
+    if kernels.activation_in_place or kernels.experts != "grouped" or kernels.vocabulary_multiple != 1:
+        found.append("a framework with kernels of its own")
+    elif kernels.loss != "float32" or kernels.holds_logits:
+        found.append(f"the loss {kernels.loss}")
+    return found
+
+
+class Document(msgspec.Struct):
+    """What is known of a captured model: its facts, its listings, and for each of its blocks which recorded one it is like."""
+
+    name: str
+    model_type: str
+    hidden_size: int
+    vocab_size: int
+    pattern: tuple[int, ...]
+    listings: list[Listing]
+    parameters: int
+    longest: int | None = None
+    tied: bool = False
+    torch: str = ""
+    transformers: str = ""
+    dtype: str = ""

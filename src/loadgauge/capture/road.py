@@ -1,0 +1,178 @@
+"""The captured road: a model that no family reads, or a module of one's own, as a `ModelSpec` like any other.
+
+What runs is found in a cache on disk, else captured in a process of its own, for the dtypes, kernels and sizes that are asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgauge.capture.listed import Family, Kind, Listing
+from loadgauge.capture.regime import OWN, Document, Regime
+from loadgauge.capture.store import check_sizes, place, read, write
+from loadgauge.capture.target import config_keys
+from loadgauge.errors import ConfigError, NotModelled
+from loadgauge.families.catalogue import Found
+from loadgauge.files import is_script
+from loadgauge.layers.rank_view import View
+from loadgauge.optional_deps import needs_torch
+from loadgauge.resolve import resolve
+from loadgauge.spec.job import Job
+from loadgauge.spec.model import Block, ModelSpec, Norm
+
+MOST = 6
+"""Captures at other sizes that one command makes by itself."""
+
+
+class OnDemand(Family):
+    """A family that captures what it is asked for and does not know yet.
+
+    documents: by regime; seconds: that captures took; cached: whether all came from the disk
+    """
+
+    def __init__(self, target: str, inputs: str = "") -> None:
+        super().__init__(target, [], ())
+        self.target, self.inputs = target, inputs
+        self.keys: dict[str, Any] | None = None if is_script(target) else config_keys(target)
+        self.documents: dict[Regime, Document] = {}
+        self.seconds, self.cached, self.more = 0.0, True, 0
+
+    def file(self, regime: Regime) -> Path | None:
+        """Where the document of a regime is kept; None: nowhere, as what a script imports is not known."""
+        if self.keys is None:
+            return None
+        return place(self.keys, {"list": 1, **msgspec.to_builtins(regime)})
+
+    def document(self, regime: Regime, sizes: Mapping[str, int], *, asked: bool = True) -> tuple[Document, Listing]:
+        """What is known in a regime, and the listing that holds for some sizes; captured where there is none.
+
+        asked: by the user; else a regime that is not known stays unknown, as a capture takes seconds
+        Raises ConfigError or NotModelled where it cannot be.
+        """
+        file = self.file(regime)
+        known = self.documents.get(regime)
+        if known is None and file is not None:
+            known = read(file, Document, _check)
+        for listing in () if known is None else known.listings:
+            if listing.holds(sizes):
+                assert known is not None
+                self.documents[regime] = known
+                return known, listing
+        if not asked and (known is None or self.more >= MOST):
+            raise NotModelled(f"{self.target} {OWN}, and not yet in this way: ask for it by its flags")
+        self.more += not asked
+        found = self._captured(regime, sizes)
+        listing = next((one for one in found.listings if one.holds(sizes)), None)
+        if listing is None:
+            shown = ", ".join(f"{name}={sizes[name]}" for name in found.listings[0].names)
+            raise NotModelled(f"{self.target} {OWN}, whose formulas do not hold for {shown}")
+        if known is not None and known.pattern == found.pattern:
+            found.listings = [*known.listings, *(one for one in found.listings if one not in known.listings)]
+        self.documents[regime] = found
+        if file is not None:
+            write(file, found)
+        return found, listing
+
+    def _captured(self, regime: Regime, sizes: Mapping[str, int]) -> Document:
+        needs_torch("a model that no family here reads")
+        from loadgauge.capture.list_request import list_request
+        from loadgauge.trace.subprocess import Request, in_child
+
+        begun = time.perf_counter()
+        shown = sys.stderr if is_script(self.target) else None
+        given = {name: int(sizes[name]) for name in ("b", "s")}
+        found = in_child(
+            list_request,
+            Request(Job(self.target)),
+            shown,
+            how=msgspec.to_builtins(regime),
+            inputs=self.inputs,
+            sizes=given,
+        )
+        self.seconds, self.cached = self.seconds + time.perf_counter() - begun, False
+        return found
+
+    @property
+    def known(self) -> list[Listing]:
+        """All listings so far."""
+        return [listing for document in self.documents.values() for listing in document.listings]
+
+    @property
+    def any_listing(self) -> Listing:
+        """One of the listings, whose parameters are those of all."""
+        return next(iter(self.documents.values())).listings[0]
+
+    def find(self, view: View, sizes: Mapping[str, Any]) -> Listing:
+        """The listing for a view at some sizes; of arrays, that for the largest."""
+        regime = Regime.of(view, self.target)
+        return self.document(regime, {name: _largest(value) for name, value in sizes.items()}, asked=False)[1]
+
+
+def _largest(value: Any) -> int:
+    return value if isinstance(value, int) else int(getattr(value, "max", lambda: value)())
+
+
+def _check(document: Document) -> None:
+    for listing in document.listings:
+        check_sizes(listing.names, listing.formulas(), listing.guards)
+    most = min((len(listing.blocks) for listing in document.listings), default=0)
+    if any(not 0 <= one < most for one in document.pattern):
+        raise ConfigError("not a captured list")
+
+
+def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> ModelSpec:
+    """The model that a family stands for."""
+    document, _ = family.document(regime, sizes)
+    chosen = tuple(dict.fromkeys(document.pattern))
+    family.chosen = chosen
+    family.name = document.name if is_script(family.target) else family.target
+    blocks = tuple(
+        Block(attention=None, mlp=None, norm=Norm(), listed=Kind(family, kind)) for kind in range(len(chosen))
+    )
+    return ModelSpec(
+        name=_short(family.target), model_type=document.model_type, hidden_size=document.hidden_size,
+        vocab_size=document.vocab_size, blocks=blocks, pattern=tuple(chosen.index(one) for one in document.pattern),
+        tie_word_embeddings=document.tied, max_position_embeddings=document.longest, dtype=document.dtype,
+        source=family.target, listed=family,
+    )  # fmt: skip
+
+
+def _short(target: str) -> str:
+    if is_script(target):
+        return target
+    path = Path(target)
+    return (
+        path.absolute().parent.name if path.name == "config.json" else path.stem if path.suffix == ".json" else target
+    )
+
+
+def road(job: Job, why: str) -> Found:
+    """Take the captured road for a job's model. why: what its own family says, where it has one
+
+    Raises ConfigError or NotModelled where it cannot be captured.
+    """
+    key = job.model, job.inputs or ""
+    if key not in _FAMILIES:
+        _FAMILIES[key] = OnDemand(*key)
+    family = _FAMILIES[key]
+    attention = "eager" if job.attention == "eager" else "flash"
+    precision = job.precision or ("fp32" if is_script(job.model) else "bf16")
+    regime = {
+        "fp32": Regime(4, False, attention), "bf16": Regime(2, True, attention), "fp16": Regime(2, True, attention),
+        "bf16-autocast-8": Regime(2, True, attention), "bf16-autocast": Regime(4, True, attention),
+        "fp16-autocast": Regime(4, True, attention),
+    }.get(precision, Regime(2, False, attention))  # fmt: skip
+    sizes = {"b": job.micro_batch or 1, "s": job.seq_len or resolve.SEQ_LEN, "t": job.seq_len or resolve.SEQ_LEN}
+    spec = model_of(family, regime, sizes)
+    took = "kept from before" if family.cached else f"{family.seconds:.0f} s"
+    how = f"captured from its own code, {took}{f'; {why}' if why else ''}"
+    return Found(spec, how)
+
+
+_FAMILIES: dict[tuple[str, str], OnDemand] = {}
