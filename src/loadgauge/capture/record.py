@@ -20,7 +20,7 @@ from loadgauge.trace.device.simulated import fake_tensors, simulated_device
 from loadgauge.trace.record.allocations import INPUTS, Stream, op_name
 from loadgauge.trace.record.flops import formula
 from loadgauge.trace.record.observe import FORWARD, Observer, observing
-from loadgauge.trace.record.tracker import node_key
+from loadgauge.trace.record.tracker import next_node, node_key
 from loadgauge.trace.torch_run import TorchRun
 
 STEPS = 2
@@ -42,7 +42,8 @@ class Sized(msgspec.Struct, frozen=True):
 
 class Op(msgspec.Struct):
     """One dispatched operation. reads, makes: numbers of storages; node: of the graph, in backward; events: how many came before
-    its end; `flops` None: its kind has work that no formula is known for."""
+    its end; `flops` None: its kind has work that no formula is known for. order: the number of the node that its forward made, or
+    whose backward it is; shapes: of the tensors it reads, where it has FLOPs; causal: whether attention sees the past alone."""
 
     name: str
     module: str
@@ -52,6 +53,18 @@ class Op(msgspec.Struct):
     makes: tuple[int, ...]
     flops: Any
     events: int
+    order: int = -1
+    shapes: tuple[tuple[Any, ...], ...] = ()
+    causal: bool = False
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """A parameter, as its storage is used: name, shape [elements], bytes of an element, and whether it is trained."""
+
+    name: str
+    shape: tuple[int, ...]
+    itemsize: int
+    trained: bool
 
 
 class Recorded(msgspec.Struct):
@@ -69,6 +82,12 @@ class Recorded(msgspec.Struct):
     values: tuple[str, ...]
     """Lines that asked for a tensor's value, and got a made-up one."""
     seconds: float
+    nbytes: list[Any]
+    """Bytes of each storage at most, by its number."""
+    keepers: list[tuple[int, int]]
+    """(storage, node of the graph that keeps it), of the last step."""
+    weights: dict[int, Parameter]
+    """Parameters by the number of their storage."""
 
 
 def record(job: Sized, sizes: Mapping[str, Any], symbols: Symbols | None = None) -> Recorded:
@@ -122,8 +141,19 @@ def _op(observer: Observer, func: Any, args: Any, kwargs: Any, out: Any) -> Op:
     flops = 0 if count is None else None if isinstance(count, str) else count(args, kwargs, out)
     node = node_key(torch._C._current_autograd_node())
     module = tracker.module or (observer.module_of(node) if node >= 0 else "")
+    shapes = () if count is None or isinstance(count, str) else tuple(tuple(one.shape) for one in tree_leaves(args) if isinstance(one, torch.Tensor))
     return Op(op_name(func), module, observer.phase, node, storages((args, kwargs)), storages(out), flops,
-              len(observer.stream.ids))  # fmt: skip
+              len(observer.stream.ids), node if node >= 0 else next_node() - 1, shapes,
+              bool(shapes) and _causal(func, args, kwargs))  # fmt: skip
+
+
+def _causal(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation is told to look at the past alone."""
+    names = [one.name for one in func._schema.arguments] if hasattr(func, "_schema") else []
+    if "is_causal" not in names:
+        return False
+    place = names.index("is_causal")
+    return bool(args[place] if place < len(args) else (kwargs or {}).get("is_causal", False))
 
 
 def _read(
@@ -134,6 +164,12 @@ def _read(
 
     for op in ops:
         op.flops = plain(op.flops)
+        op.shapes = tuple(tuple(map(plain, shape)) for shape in op.shapes)
+    weights = {
+        number: Parameter(name, tuple(map(int, one.shape)), one.element_size(), one.requires_grad)
+        for name, one in module.named_parameters()
+        if (number := observer.tracker.take(one, "external")) is not None
+    }
     ids = list(observer.stream.ids)
     changes = [plain(change) for change in observer.stream.changes[: len(ids)]]
     kept = {one.storage: plain(one.storage_nbytes) for one in observer.saved if not one.owner}
@@ -146,6 +182,9 @@ def _read(
         parameters={name: parameter.numel() for name, parameter in module.named_parameters()},
         values=tuple(values),
         seconds=time.perf_counter() - begun,
+        nbytes=[plain(one.nbytes) for one in observer.stream.records],
+        keepers=list(observer.keepers),
+        weights=weights,
     )
 
 

@@ -28,6 +28,8 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
     >>> layer.saved() == 34 * s * b * h + 5 * a * s**2 * b
     True
     """
+    if block.listed is not None:
+        return block.listed.layer(view)
     if not block.adapted and view.lora is not None:
         view = msgspec.structs.replace(view, lora=msgspec.structs.replace(view.lora, targets=frozenset()))
     build = Builder(view, low=view.kernels.products, trained=block.trained)

@@ -29,6 +29,8 @@ def vocabulary(model: ModelSpec, view: View) -> Size:
 
 def embedding_layer(model: ModelSpec, view: View) -> Layer:
     """The operations of the token, position and type embeddings, and of what follows them up to the first block."""
+    if model.listed is not None:
+        return model.listed.embedding(view)
     build = Builder(view, trained=model.trained)
     hidden = model.hidden_size
     width = hidden if model.embedding_size is None else model.embedding_size
@@ -101,6 +103,8 @@ def rotary_layer(model: ModelSpec, view: View) -> Layer:
 
 def mask_bytes(model: ModelSpec, view: View) -> Size:
     """Bytes of the masks written out once a forward, which checkpointed layers hold (`Kernels.written_mask`)."""
+    if model.listed is not None:
+        return model.listed.held(view)
     build = Builder(view)
     if not view.kernels.written_mask or view.kernels.attention != "eager":
         return 0
@@ -148,6 +152,8 @@ def head_layer(
     `holds_table`: count a tied table here too, as the last pipeline stage does, which keeps a copy of it.
     `shared`: the matrix is another head's, as in multi-token prediction.
     """
+    if model.listed is not None:
+        return model.listed.head(view)
     build = Builder(view, trained=model.trained)
     hidden, head, rows = model.hidden_size, model.head, build.local_tokens
     build.widen()

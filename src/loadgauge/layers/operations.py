@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from loadgauge.algebra import Size, spread
+from loadgauge.layers.profile import Profile
 
 PASSES = {
     "all_reduce": 2,
@@ -239,6 +240,8 @@ class Layer(msgspec.Struct, frozen=True):
 
     name: str
     operations: tuple[Operation, ...]
+    profile: Profile | None = None
+    """What was seen alive while its code ran, where it was captured; None: it is walked (`estimate.memory.liveness`)."""
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(self.operations)
@@ -284,6 +287,7 @@ class Layer(msgspec.Struct, frozen=True):
         if not recompute:
             return tuple({tensor.name: tensor for operation in self.operations for tensor in operation.keeps}.values())
         needed: dict[str, Tensor] = {}
+        elsewhere = frozenset() if self.profile is None else self.profile.outside
         outside: set[str] = set()
         maker: dict[str, str] = {}
         for operation in self.operations:
@@ -302,8 +306,8 @@ class Layer(msgspec.Struct, frozen=True):
         return tuple(
             tensor
             for name, tensor in needed.items()
-            if (made_by := maker.get(name)) is None
-            or made_by not in recompute
+            if ((made_by := maker.get(name)) is None and name not in elsewhere)
+            or (made_by is not None and made_by not in recompute)
             or (made_by in recompute.checkpointed and made_by not in recompute.discarded and name in outside)
         )
 

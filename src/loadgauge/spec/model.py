@@ -6,7 +6,7 @@ Field names are Hugging Face's keys. Sizes are ints when read from a file; the e
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -276,6 +276,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its input needs a gradient: something before it is trained."""
     adapted: bool = True
     """Whether adapters lie in it, where the model is trained by adapters (PEFT's `layers_to_transform`)."""
+    listed: Any = None
+    """What writes its operations, where they were captured from its code (`capture.listed.Kind`)."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,6 +341,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Of the embedding's and the head's operations, those whose weights get gradients, where not all do."""
     reached: bool = True
     """Whether the head's input needs a gradient."""
+    listed: Any = None
+    """What writes the operations around the blocks, where they were captured from its code (`capture.listed.Family`)."""
 
     @property
     def partly(self) -> bool:

@@ -6,8 +6,11 @@ gradients of its inputs, then drops the former and what it kept; a residual sum 
 
 from __future__ import annotations
 
+import msgspec
+
 from loadgauge.algebra import Size, maximum
 from loadgauge.layers.gradients import with_gradients
+from loadgauge.layers.profile import Profile, most
 from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute, Tensor
 
 _FLOAT32 = 4
@@ -46,6 +49,10 @@ def forward_peak(
     held: names of tensors that the caller holds until the layer returns; until: the operation whose kept tensors
         are the last that is wanted; hosts: what it keeps goes to host memory, and is not counted
     """
+    if layer.profile is not None and until is None:
+        if hosts or recompute:
+            return most(layer.profile.bare)
+        return most(layer.profile.forward)
     kept = set(held) if hosts else {tensor.name for tensor in layer.kept(recompute)}.union(held)
     last_use = {
         tensor.name: index for index, operation in enumerate(layer) for tensor in (*operation.inputs, *operation.holds)
@@ -181,6 +188,8 @@ def backward_peak(
     operations = layer.operations
     if not operations[-1].gradients:
         return 0
+    if layer.profile is not None:
+        return _seen(layer, layer.profile, weight_gradient, recompute, accumulating=accumulating, hosts=hosts)
     whole, freed = _keepers(layer)
     stays = {tensor.name for operation in layer if split and operation.trains_matrix for tensor in operation.keeps}
     tensors = _Alive()
@@ -243,6 +252,26 @@ def backward_peak(
             if name not in stays:
                 tensors.drop(name)
     return peak
+
+
+def _seen(
+    layer: Layer, profile: Profile, weight_gradient: Size, recompute: Recompute, *, accumulating: bool, hosts: bool
+) -> Size:
+    """The same of a layer that was captured: what was alive when its code ran, less what is dropped and not made again yet."""
+    rows = profile.backward
+    if recompute.checkpointed:
+        rows = (*profile.rerun, *(msgspec.structs.replace(row, live=row.live + profile.entering) for row in rows))
+    elif recompute or hosts:
+        held = {} if hosts else {tensor.name for tensor in layer.kept(recompute)}
+        last = {tensor.name: index for index, operation in enumerate(layer) for tensor in operation.keeps}
+        gone = {name: tensor.nbytes for name, tensor in _keepers(layer)[0].items() if name not in held}
+        rows = tuple(
+            msgspec.structs.replace(
+                row, live=row.live - sum(nbytes for name, nbytes in gone.items() if last[name] < row.at)
+            )
+            for row in rows
+        )
+    return most(rows, weight_gradient, accumulating=accumulating)
 
 
 def _keepers(layer: Layer) -> tuple[dict[str, Tensor], dict[int, list[str]]]:

@@ -136,7 +136,7 @@ class MemoryModel:
     def __init__(self, model: ModelSpec, layout: Layout, training: Training, view: View) -> None:
         self.model, self.layout, self.training, self.view = model, layout, training, view
         # Gradients allocated during backward add to its working set; a permanent buffer does not.
-        self.has_experts = any(isinstance(block.mlp, Moe) for block in model.blocks)
+        self.has_experts = model.has_experts
         self.lazy = not training.framework.gradients_persist
         self.facts: dict[Key, LayerFacts] = {}
         self._weighed: dict[object, tuple[RankWeights, RankWeights, States, Size, Size]] = {}
@@ -424,6 +424,8 @@ class MemoryModel:
 
     def around(self, stage: Stage) -> Size:
         """Return the bytes that the model's forward holds while its layers run, besides what they keep: masks, embeddings."""
+        if self.model.listed is not None:
+            return 0  # among what was seen alive in each of them
         total: Size = 0 if self.layout.recompute.mode == "full" else self.masks
         if stage.first:
             key = None if stage.start == stage.stop else self.key(stage, stage.start)

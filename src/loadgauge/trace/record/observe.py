@@ -52,6 +52,8 @@ class Observer:
         self.collectives: list[Collective] = []
         self.saved: list[SavedTensor] = []
         self.multiplied: set[int] = set()
+        self.keepers: list[tuple[int, int]] = []
+        """(number of a storage, number of the node of the graph that keeps it), for `saved`."""
         self.steps = 0
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.kinds: dict[str, str] = {}
@@ -187,9 +189,9 @@ class Observer:
         largest stays."""
         if not hasattr(torch._C._autograd.SavedTensor, "unpack_hook"):
             return  # an older PyTorch does not say what is a checkpoint: to read it would run its region again
-        before = (self.saved, self.multiplied) if self._noted == self.steps else ([], set())
+        before = (self.saved, self.multiplied, self.keepers) if self._noted == self.steps else ([], set(), [])
         self._noted = self.steps
-        self.saved, self.multiplied = [], set()
+        self.saved, self.multiplied, self.keepers = [], set(), []
         numbers: dict[int, int] = {}
         regions: set[int] = set()
         for node in sorted(nodes(roots), key=node_key):
@@ -202,10 +204,12 @@ class Observer:
                             self._keep("checkpoint", "input", tensor, module, numbers)
                 elif field.packed is not None or field.tensor.dim():  # else a Python number
                     number = self._keep(field.node, field.field, field.tensor, module, numbers)
+                    if number is not None:
+                        self.keepers.append((number, node_key(node)))
                     if number is not None and field.node.startswith("MulBackward"):
                         self.multiplied.add(number)
         if kept_bytes(before[0]) > kept_bytes(self.saved):
-            self.saved, self.multiplied = before
+            self.saved, self.multiplied, self.keepers = before
 
     def _keep(self, node: str, field: str, tensor: torch.Tensor, module: str, numbers: dict[int, int]) -> int | None:
         tensor = own(tensor)

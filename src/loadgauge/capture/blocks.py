@@ -1,0 +1,146 @@
+"""The blocks of a module: children of a `ModuleList` that repeat, told apart by kind, not by number.
+
+Two blocks are of one kind where their modules have the same classes, plain attributes (a layer's type, a window, ...), and
+parameters of the same shapes and dtypes; numbers that only count the blocks, such as `layer_idx`, are left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import msgspec
+from torch import nn
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Stack(msgspec.Struct, frozen=True):
+    """Modules of one list, which run one after the other. path: of the list; pattern: the kind of each child, counted from 0.
+
+    paths: of the children; kinds are those of this list alone.
+    """
+
+    path: str
+    paths: tuple[str, ...]
+    pattern: tuple[int, ...]
+
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """The first child of each kind."""
+        return tuple(self.pattern.index(kind) for kind in range(max(self.pattern) + 1))
+
+
+class Blocks(msgspec.Struct, frozen=True):
+    """All lists of blocks of a module, none inside another; what is in no block lies around them."""
+
+    stacks: tuple[Stack, ...]
+
+    def place(self, path: str) -> tuple[int, int] | None:
+        """Return the stack, and the child in it, that a module's path lies in; None: around them.
+
+        >>> Blocks((Stack("h", ("h.0", "h.1"), (0, 0)),)).place("h.1.mlp")
+        (0, 1)
+        """
+        for number, stack in enumerate(self.stacks):
+            if path.startswith(f"{stack.path}."):
+                name = path[len(stack.path) + 1 :].partition(".")[0]
+                child = f"{stack.path}.{name}"
+                if child in stack.paths:
+                    return number, stack.paths.index(child)
+        return None
+
+
+def blocks(root: nn.Module, config: Any = None) -> Blocks:
+    """Find the blocks of a module. config: an object whose lists with an entry a block tell blocks apart, such as `layer_types`
+
+    >>> net = nn.Sequential(nn.Embedding(8, 4), nn.Sequential(*(nn.Linear(4, 4, bias=n > 1) for n in range(4))))
+    >>> [(stack.path, stack.pattern) for stack in blocks(net).stacks]
+    [('1', (0, 0, 1, 1))]
+    """
+    entries = list(_lists_of(config))
+    return Blocks(tuple(_stacks(root, "", entries)))
+
+
+def signature(module: nn.Module, left_out: frozenset[str] = frozenset()) -> Hashable:
+    """What makes a module a module of its kind. left_out: names of attributes that only count modules"""
+    parts = []
+    for path, one in module.named_modules():
+        plain = tuple(
+            (name, tuple(value) if isinstance(value, list) else value)
+            for name, value in sorted(vars(one).items())
+            if _plain(name, value) and name not in left_out
+        )
+        own = tuple(
+            (name, None if tensor is None else (tuple(map(str, tensor.shape)), str(tensor.dtype), tensor.requires_grad))
+            for name, tensor in sorted({**one._parameters, **one._buffers}.items())
+        )
+        parts.append((path, type(one).__module__, type(one).__qualname__, plain, own))
+    return tuple(parts)
+
+
+def _plain(name: str, value: Any) -> bool:
+    if name.startswith("_"):
+        return False
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple | list) and all(isinstance(v, _PLAIN) for v in value))
+
+
+def _stacks(module: nn.Module, path: str, entries: list[tuple[Hashable, ...]]) -> Iterator[Stack]:
+    children = list(module.named_children())
+    if isinstance(module, nn.ModuleList | nn.Sequential) and len(children) > 0:
+        below = [one for name, child in children for one in _stacks(child, _join(path, name), entries)]
+        pattern = _pattern([child for _, child in children], entries)
+        repeats = len(set(pattern)) < len(pattern)
+        alike = isinstance(module, nn.ModuleList) and len({type(child) for _, child in children}) == 1
+        weighs = any(True for _ in module.parameters())
+        if weighs and (repeats or (alike and not below)) and not (below and not repeats):
+            yield Stack(path, tuple(_join(path, name) for name, _ in children), pattern)
+        else:
+            yield from below
+        return
+    for name, child in children:
+        yield from _stacks(child, _join(path, name), entries)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _pattern(children: list[nn.Module], entries: list[tuple[Hashable, ...]]) -> tuple[int, ...]:
+    """The kind of each child, counted in the order in which they appear."""
+    counting = _counting(children)
+    kinds: dict[Hashable, int] = {}
+    own = [values for values in entries if len(values) == len(children)]
+    pattern = []
+    for place, child in enumerate(children):
+        kind = (signature(child, counting), tuple(values[place] for values in own))
+        pattern.append(kinds.setdefault(kind, len(kinds)))
+    return tuple(pattern)
+
+
+def _counting(children: list[nn.Module]) -> frozenset[str]:
+    """Names of whole numbers that grow by one from child to child, in every module of it that has one."""
+    found: set[str] = {"layer_idx", "layer_id", "layer_number", "layer_index", "block_idx", "idx"}
+    if len(children) < 2:
+        return frozenset(found)
+    grows: dict[str, bool] = {}
+    for one, two in itertools.pairwise(children):
+        others = dict(two.named_modules())
+        for path, module in one.named_modules():
+            for name, value in vars(module).items():
+                if type(value) is int and path in others:
+                    after = vars(others[path]).get(name)
+                    grows[name] = grows.get(name, True) and type(after) is int and after == value + 1
+    return frozenset(found | {name for name, always in grows.items() if always})
+
+
+def _lists_of(config: Any) -> Iterator[tuple[Hashable, ...]]:
+    """Every list in a configuration, and in its parts."""
+    tree = config.to_dict() if hasattr(config, "to_dict") else config
+    if isinstance(tree, dict):
+        for value in tree.values():
+            if isinstance(value, dict):
+                yield from _lists_of(value)
+            elif isinstance(value, list | tuple) and value:
+                yield tuple(one if isinstance(one, _PLAIN) else repr(one) for one in value)

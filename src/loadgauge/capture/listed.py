@@ -1,0 +1,239 @@
+"""Captured operations as those of `layers`: formulas of the sizes, which a view turns into a `Layer`.
+
+One `Listing` holds where its guards do; a `Family` is a model's listings, of which a view finds the one that holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from loadgauge.algebra import Size as Number
+from loadgauge.algebra import same
+from loadgauge.capture.sizes import Size, compiled
+from loadgauge.errors import NotModelled
+from loadgauge.layers.operations import Gemm, Layer, Operation, OperationKind, Role, Tensor, Weight
+from loadgauge.layers.profile import Profile, Row
+from loadgauge.layers.rank_view import View
+
+ENTRY, EXIT = "entry", "exit"
+"""What lies before the first block and after the last."""
+
+
+class ListedTensor(msgspec.Struct, frozen=True, array_like=True):
+    """A storage: its name in the segment, its bytes and what it is for."""
+
+    name: str
+    nbytes: Size
+    role: Role = "activation"
+
+
+class ListedWeight(msgspec.Struct, frozen=True, array_like=True):
+    """A parameter [elements], as `layers.operations.Weight`."""
+
+    name: str
+    numel: int
+    kind: str
+    trainable: bool
+    cast: bool
+    wide: bool
+    shape: tuple[int, int] | None = None
+    copies: int = 1
+    expert: bool = False
+
+
+class ListedOperation(msgspec.Struct, frozen=True, array_like=True):
+    """An operation: indices of the segment's tensors and weights, FLOPs, and bytes moved forward and backward."""
+
+    name: str
+    kind: OperationKind
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    keeps: tuple[int, ...]
+    weights: tuple[int, ...]
+    borrows: tuple[int, ...]
+    gemms: tuple[tuple[Size, Size, Size, Size], ...]
+    forward: Size
+    input_gradient: Size
+    weight_gradient: Size
+    rerun: Size
+    moves: tuple[Size, Size] | None
+    share: float = 1.0
+
+
+class ListedRow(msgspec.Struct, frozen=True, array_like=True):
+    """A row of `layers.profile`."""
+
+    at: int
+    live: Size
+    gradients: int = 0
+    latest: int = 0
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """The operations of one block, or of what lies before or after all of them."""
+
+    name: str
+    operations: tuple[ListedOperation, ...]
+    tensors: tuple[ListedTensor, ...]
+    weights: tuple[ListedWeight, ...]
+    forward: tuple[ListedRow, ...]
+    bare: tuple[ListedRow, ...]
+    rerun: tuple[ListedRow, ...]
+    backward: tuple[ListedRow, ...]
+    entering: Size
+    outside: tuple[str, ...] = ()
+
+    def layer(self, sizes: Mapping[str, Any]) -> Layer:
+        """Write the segment's operations at some sizes, by name; ints or arrays."""
+        known: dict[str, Any] = {}
+
+        def value(size: Size) -> Any:
+            total: Any = 0
+            for product, factor in size.terms:
+                if product not in known:
+                    known[product] = compiled(product)(sizes)
+                total = total + factor * known[product]
+            return total
+
+        tensors = [Tensor(one.name, value(one.nbytes), 1, one.role) for one in self.tensors]
+        weights = [
+            Weight(
+                one.name, one.numel, 1, one.kind, one.trainable, expert=one.expert, cast=one.cast, shape=one.shape,
+                copies=one.copies, wide=one.wide,
+            )
+            for one in self.weights
+        ]  # fmt: skip
+        operations = tuple(
+            Operation(
+                one.name, one.kind,
+                tuple(tensors[place] for place in one.inputs),
+                tuple(tensors[place] for place in one.outputs),
+                tuple(weights[place] for place in one.weights),
+                keeps=tuple(tensors[place] for place in one.keeps),
+                gemms=tuple(Gemm(*map(value, gemm)) for gemm in one.gemms),
+                forward_flops=value(one.forward),
+                input_gradient_flops=value(one.input_gradient),
+                weight_gradient_flops=value(one.weight_gradient),
+                rerun_flops=value(one.rerun),
+                borrows=tuple(weights[place] for place in one.borrows),
+                computed_share=one.share,
+                moves=None if one.moves is None else (value(one.moves[0]), value(one.moves[1])),
+            )
+            for one in self.operations
+        )  # fmt: skip
+
+        def rows(given: tuple[ListedRow, ...]) -> tuple[Row, ...]:
+            return tuple(Row(row.at, value(row.live), row.gradients, row.latest) for row in given)
+
+        profile = Profile(
+            rows(self.forward), rows(self.bare), rows(self.rerun), rows(self.backward), value(self.entering),
+            frozenset(self.outside),
+        )  # fmt: skip
+        return Layer(self.name, operations, profile)
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """One captured training step as segments in the order in which they run: entry, blocks, exit.
+
+    blocks: one for each place of the recorded model; held: what entry makes that checkpoints of blocks hold, beside what is kept
+    """
+
+    names: tuple[str, ...]
+    sizes: dict[str, int]
+    guards: tuple[str, ...]
+    entry: Segment
+    blocks: tuple[Segment, ...]
+    exit: Segment
+    held: Size
+    values: tuple[str, ...] = ()
+    seconds: float = 0.0
+    plain: str = ""
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether its formulas hold for some sizes, by name."""
+        sides = all((value == 1) == (sizes[name] == 1) for name, value in self.sizes.items())
+        return sides and all(compiled(guard)(sizes) for guard in self.guards)
+
+
+class Family:
+    """The listings of a model, and which recorded block stands for which of its kinds of blocks.
+
+    chosen: for each kind, the place of a block in `Listing.blocks`
+    """
+
+    def __init__(self, name: str, listings: list[Listing], chosen: tuple[int, ...]) -> None:
+        self.name, self.listings, self.chosen = name, listings, chosen
+        self._made: dict[Any, Layer] = {}
+
+    def sizes(self, view: View) -> dict[str, Any]:
+        """The sizes of a micro-batch by name: b, s, and t, which is as long as s.
+
+        Raises NotModelled for what a captured list cannot be asked: ragged batches, tensor and context parallelism.
+        """
+        if not same(view.tp, 1) or not same(view.cp, 1):
+            raise NotModelled(f"{self.name} is captured, and how its layers are split over ranks is not known: tp 1, cp 1")
+        b, s = view.sequences, view.positions
+        if view.cached is not None:
+            raise NotModelled(f"{self.name} is captured in training; inference is not captured")
+        if view.kernel_tokens is not None or (isinstance(view.tokens, int | float) and view.tokens != b * s):
+            raise NotModelled(f"{self.name} is captured with sequences of one length; ragged batches are not captured")
+        return {"b": b, "s": s, "t": s}
+
+    def listing(self, sizes: Mapping[str, Any]) -> Listing:
+        """The listing that holds for some sizes. Raises NotModelled where there is none."""
+        if all(isinstance(value, int) for value in sizes.values()):
+            for one in self.listings:
+                if one.holds(sizes):
+                    return one
+            shown = ", ".join(f"{name}={sizes[name]}" for name in self.listings[0].names)
+            raise NotModelled(f"{self.name} is not captured for {shown}")
+        return self.listings[0]
+
+    def _layer(self, view: View, which: str, place: int = 0) -> Layer:
+        if view.lora is not None:
+            raise NotModelled(f"{self.name} is captured as it trains whole; adapters on captured layers are not modelled")
+        if same(view.tokens, 1):  # asked for parameters alone
+            listing, sizes = self.listings[0], dict(self.listings[0].sizes) | {"t": self.listings[0].sizes["s"]}
+        else:
+            sizes = self.sizes(view)
+            listing = self.listing(sizes)
+        found = {ENTRY: listing.entry, EXIT: listing.exit}.get(which) or listing.blocks[place]
+        key = (which, place, tuple(sizes.values())) if all(isinstance(one, int) for one in sizes.values()) else None
+        if key not in self._made:
+            layer = found.layer(sizes)
+            if key is None:
+                return layer
+            self._made[key] = layer
+        return self._made[key]
+
+    def embedding(self, view: View) -> Layer:
+        """What runs before the first block."""
+        return self._layer(view, ENTRY)
+
+    def head(self, view: View) -> Layer:
+        """What runs after the last block, loss included."""
+        return self._layer(view, EXIT)
+
+    def block(self, kind: int, view: View) -> Layer:
+        """The operations of a kind of block."""
+        return self._layer(view, "block", self.chosen[kind])
+
+    def held(self, view: View) -> Number:
+        """Bytes that checkpoints of blocks hold together beside what is kept anyhow, such as masks."""
+        sizes = self.sizes(view)
+        found: Number = self.listing(sizes).held.at(sizes)
+        return found
+
+
+class Kind:
+    """One kind of block of a family, as `spec.model.Block` has it."""
+
+    def __init__(self, family: Family, kind: int) -> None:
+        self.family, self.kind = family, kind
+
+    def layer(self, view: View) -> Layer:
+        """Its operations."""
+        return self.family.block(self.kind, view)

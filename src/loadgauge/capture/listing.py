@@ -1,0 +1,582 @@
+"""From a recorded step to the list of operations: by block, with what each reads, makes, keeps and moves, and what is alive."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from loadgauge.capture.blocks import Blocks
+from loadgauge.capture.listed import (
+    ENTRY,
+    EXIT,
+    ListedOperation,
+    ListedRow,
+    ListedTensor,
+    ListedWeight,
+    Listing,
+    Segment,
+)
+from loadgauge.capture.record import Op, Recorded
+from loadgauge.capture.sizes import Size, written
+from loadgauge.capture.symbolic import Symbols
+from loadgauge.errors import NotModelled
+from loadgauge.layers.operations import OperationKind
+from loadgauge.trace.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, WEIGHTS, op_name
+from loadgauge.trace.record.observe import BACKWARD, FORWARD, STEP
+
+Terms = dict[str, int]
+"""A formula as factors by product."""
+ZERO = Size(())
+_KINDS: tuple[tuple[str, OperationKind], ...] = (
+    ("attention", "attention"), ("embedding", "lookup"), ("conv", "convolution"), ("norm", "norm"), ("softmax", "elementwise"),
+    ("nll_loss", "loss"), ("cross_entropy", "loss"),
+)  # fmt: skip
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "mv", "dot")
+
+
+class Lister:
+    """Reads the last step of a recording: storages, segments, and the moments of each."""
+
+    def __init__(self, run: Recorded, blocks: Blocks, symbols: Symbols | None, compute: int) -> None:
+        self.run, self.blocks, self.compute = run, blocks, compute
+        self.names = {} if symbols is None else symbols.names
+        self._sizes: dict[Any, Size] = {}
+        self.nbytes = [self.size(one) for one in run.nbytes]
+        pairs = itertools.pairwise(range(len(run.ops)))
+        starts = [two for one, two in pairs if run.ops[one].phase == STEP and run.ops[two].phase == FORWARD]
+        if not starts:
+            raise NotModelled("a step whose optimizer does nothing cannot be listed")
+        ops = [(place, op) for place, op in enumerate(run.ops) if place >= starts[0]]
+        self.forward = [(place, op) for place, op in ops if op.phase == FORWARD and "profiler" not in op.name]
+        self.backward = [(place, op) for place, op in ops if op.phase == BACKWARD]
+        if not self.backward:
+            raise NotModelled("a step without a backward cannot be listed")
+        first = self.backward[0][0]
+        self.forward = [(place, op) for place, op in self.forward if place < first]
+        self._segments()
+        self._storages()
+
+    def size(self, expression: Any) -> Size:
+        """An expression as a formula, each converted once."""
+        if expression not in self._sizes:
+            self._sizes[expression] = Size.of(expression, self.names)
+        return self._sizes[expression]
+
+    # -- segments ------------------------------------------------------------------------------------------------------
+
+    def _segments(self) -> None:
+        """Number of the segment of each operation of the forward: 0 is the entry, blocks follow in the order in which they run."""
+        self.order: list[str] = []
+        of: list[int] = []
+        for _, op in self.forward:
+            place = self.blocks.place(op.module)
+            if place is not None:
+                path = self.blocks.stacks[place[0]].paths[place[1]]
+                if not self.order or path != self.order[-1]:
+                    if path in self.order:
+                        raise NotModelled(f"{path} runs more than once in a forward")
+                    self.order.append(path)
+            of.append(len(self.order))
+        last = max((at for at, (_, op) in enumerate(self.forward) if self.blocks.place(op.module)), default=-1)
+        # What runs between two blocks belongs to the next one; what follows the last, to the exit.
+        self.segment: list[int] = []
+        for at, (_, op) in enumerate(self.forward):
+            inside = self.blocks.place(op.module) is not None
+            if at > last:
+                self.segment.append(len(self.order) + 1)
+            elif inside or not of[at]:
+                self.segment.append(of[at])
+            else:
+                self.segment.append(of[at] + 1)
+        self.count = len(self.order) + 2
+        self.index: list[int] = []
+        counted: Counter[int] = Counter()
+        for number in self.segment:
+            self.index.append(counted[number])
+            counted[number] += 1
+        self.orders: list[int] = []
+        self.of_order: list[int] = []
+        for at, (_, op) in enumerate(self.forward):
+            if not self.orders or op.order > self.orders[-1]:
+                self.orders.append(op.order)
+                self.of_order.append(at)
+
+    def maker_of(self, order: int) -> int:
+        """The operation of the forward, by its place, whose backward a node of the graph is."""
+        place = bisect.bisect_right(self.orders, order) - 1
+        return self.of_order[max(place, 0)]
+
+    # -- storages ------------------------------------------------------------------------------------------------------
+
+    def _storages(self) -> None:
+        """What made each storage of the step, what reads and keeps it, and to which segment its bytes belong."""
+        run = self.run
+        self.made: dict[int, int] = {}
+        """Place in the forward of the operation that made a storage."""
+        self.readers: dict[int, list[int]] = {}
+        for at, (_, op) in enumerate(self.forward):
+            for number in op.reads:
+                self.readers.setdefault(number, []).append(at)
+            for number in op.makes:
+                if number not in op.reads and not self._given(number):
+                    self.made.setdefault(number, at)
+        self.casts = {
+            op.makes[0]: op.reads[0]
+            for _, op in self.forward
+            if op.name == "aten::_to_copy" and len(op.reads) == 1 and op.reads[0] in run.weights and op.makes
+        }
+        """Copies of parameters that autocast makes, and of which."""
+        self.alive = self._alive_at_backward()
+        keepers: dict[int, set[int]] = {}
+        for number, order in run.keepers:
+            if number in self.alive:
+                keepers.setdefault(number, set()).add(self.maker_of(order))
+        self.keepers = {number: sorted(keepers.get(number, {self.made[number]})) for number in self.alive}
+        self.owner: dict[int, int] = {}
+        self.inputs: dict[int, list[int]] = {}
+        for number in sorted(set(self.made) | self.alive):
+            own = self.segment[self.made[number]]
+            read = {self.segment[at] for at in self.readers.get(number, ())} - {own}
+            if read == {own + 1} and number not in self.casts:
+                self.inputs.setdefault(own + 1, []).append(number)
+                if number in self.alive and all(self.segment[at] > own for at in self.keepers[number]):
+                    own += 1
+            self.owner[number] = own
+
+    def _given(self, number: int) -> bool:
+        return self.run.stream.category(number) in (WEIGHTS, INPUTS, OPTIMIZER) or number in self.run.weights
+
+    def _alive_at_backward(self) -> set[int]:
+        """Storages of the forward that are alive when backward begins."""
+        end = self.run.ops[self.backward[0][0] - 1].events
+        sizes: dict[int, int] = {}
+        for number, change in zip(self.run.ids[:end], self.run.changes[:end], strict=True):
+            if number in self.made:
+                terms = self.size(change).terms
+                sizes[number] = 1 if terms and terms[0][1] > 0 else 0
+        return {number for number, there in sizes.items() if there and number not in self.casts}
+
+    # -- what is alive -------------------------------------------------------------------------------------------------
+
+    def rows(self) -> tuple[dict[int, list[ListedRow]], dict[int, list[ListedRow]], dict[int, list[ListedRow]]]:
+        """The moments of each segment: of its forward, of a forward that keeps nothing, and of its backward."""
+        forward: dict[int, list[ListedRow]] = {}
+        bare: dict[int, list[ListedRow]] = {}
+        backward: dict[int, list[ListedRow]] = {}
+        kept: list[Terms] = [{} for _ in range(self.count + 1)]
+        for number in self.alive:
+            _add(kept[self.owner[number]], self.nbytes[number])
+        before: list[Terms] = []
+        total: Terms = {}
+        for one in kept:
+            before.append(dict(total))
+            for product, factor in one.items():
+                total[product] = total.get(product, 0) + factor
+        last_read = {
+            number: max((at for at in self.readers.get(number, ()) if self.segment[at] == self.segment[self.made[number]]),
+                        default=self.made[number])
+            for number in self.alive
+        }  # fmt: skip
+        live: Terms = {}
+        counted: set[int] = set()
+        gradients: Counter[int] = Counter()
+        pending = self._pending()
+        droppable: dict[int, Terms] = {}
+        at_work = self.segment[0]
+        begin = self.run.ops[self.forward[0][0] - 1].events if self.forward[0][0] else 0
+        steps = [(at, op, True) for at, (_, op) in enumerate(self.forward)]
+        steps += [(self.maker_of(op.order), op, False) for _, op in self.backward]
+        event = begin
+        self.first_backward: dict[int, Terms] = {}
+        behind = self.count
+        for at, op, ahead in steps:
+            if ahead:
+                at_work = self.segment[at]
+            else:
+                behind = min(behind, self.segment[at])
+                at_work = behind
+                if at_work not in self.first_backward:
+                    self.first_backward[at_work] = dict(live)
+            latest = 0
+            place = self.index[at] if self.segment[at] == at_work else 0
+            for number, change in zip(self.run.ids[event : op.events], self.run.changes[event : op.events], strict=True):
+                terms = self.size(change)
+                if not terms.terms:
+                    continue
+                if self._given(number) or number in self.casts:
+                    continue
+                grows = terms.terms[0][1] > 0
+                if not ahead and (number in pending or self.run.stream.category(number) == GRADIENTS):
+                    if grows and number not in counted:
+                        counted.add(number)
+                        elements = pending.get(number) or self._elements(number)
+                        gradients[at_work] += elements
+                        latest += elements
+                    continue
+                if number not in self.made and ahead:
+                    continue  # of an earlier step
+                _add(live, terms)
+                if not grows:
+                    continue
+                row = ListedRow(place, _less(live, before[at_work]), gradients[at_work], latest)
+                if ahead:
+                    forward.setdefault(at_work, []).append(row)
+                    gone = droppable.setdefault(at_work, {})
+                    bare.setdefault(at_work, []).append(ListedRow(place, _less(_terms(row.live), gone)))
+                else:
+                    backward.setdefault(at_work, []).append(row)
+            if not ahead and latest:
+                row = ListedRow(place, _less(live, before[at_work]), gradients[at_work], latest)
+                backward.setdefault(at_work, []).append(row)
+            event = op.events
+            if ahead:
+                # Where nothing is kept, what a later operation of the same block does not read is gone.
+                gone = droppable.setdefault(at_work, {})
+                for number, end in last_read.items():
+                    if end == at and self.owner[number] == self.segment[self.made[number]] == at_work:
+                        _add(gone, self.nbytes[number])
+        self.kept, self.before = kept, before
+        return forward, bare, backward
+
+    def _elements(self, number: int) -> int:
+        record = self.run.stream.records[number]
+        return math.prod(int(size) for size in record.shape)
+
+    def _pending(self) -> dict[int, int]:
+        """Parts of the gradient of a tied parameter, by their storage: elements of it, from when they are made."""
+        owners: dict[int, set[int]] = {}
+        for at, (_, op) in enumerate(self.forward):
+            for number in op.reads:
+                source = self.casts.get(number, number)
+                if source in self.run.weights:
+                    owners.setdefault(source, set()).add(self.segment[at])
+        tied = {math.prod(self.run.weights[number].shape) for number, places in owners.items() if len(places) > 1}
+        found = {}
+        for _, op in self.backward:
+            for number in op.makes:
+                record = self.run.stream.records[number]
+                if number not in op.reads and number not in self.made and all(isinstance(one, int) for one in record.shape):
+                    elements = math.prod(record.shape)
+                    if elements in tied and not record.category.startswith("optim"):
+                        found[number] = elements
+        return found
+
+    # -- operations ----------------------------------------------------------------------------------------------------
+
+    def listing(self, names: tuple[str, ...], sizes: dict[str, int], guards: tuple[str, ...]) -> Listing:
+        """Put everything together."""
+        forward, bare, backward = self.rows()
+        owned: dict[int, int] = {}
+        segments = []
+        behind = self._behind()
+        for number in range(self.count):
+            segments.append(self._segment(number, forward, bare, backward, behind, owned))
+        held: Terms = {}
+        for number, at in self.made.items():
+            others = {self.segment[place] for place in self.readers.get(number, ())} - {self.segment[at]}
+            inner = others - {self.count - 1}
+            if len(inner) > 1 and number not in self.alive and number not in self.casts:
+                _add(held, self.nbytes[number])
+        return Listing(
+            names=names, sizes=dict(sizes), guards=guards, entry=segments[0], blocks=tuple(segments[1:-1]),
+            exit=segments[-1], held=_size(held), values=self.run.values, seconds=self.run.seconds,
+        )  # fmt: skip
+
+    def _behind(self) -> dict[int, list[Op]]:
+        """The operations of backward, by the place of the operation of the forward."""
+        found: dict[int, list[Op]] = {}
+        for _, op in self.backward:
+            found.setdefault(self.maker_of(op.order), []).append(op)
+        return found
+
+    def _segment(
+        self, number: int, forward: Any, bare: Any, backward: Any, behind: dict[int, list[Op]], owned: dict[int, int]
+    ) -> Segment:
+        places = [at for at, segment in enumerate(self.segment) if segment == number]
+        base = self.order[number - 1] if 0 < number < self.count - 1 else ""
+        word = ENTRY if number == 0 else EXIT if number == self.count - 1 else "block"
+        writer = _Writer(self, word, base, number, owned)
+        for at in places:
+            writer.write(at, behind.get(at, []))
+        writer.rest()
+        entering = self.inputs.get(number, [])
+        extra: Terms = {}
+        for one in entering:
+            if self.owner.get(one) != number or one not in self.alive:
+                _add(extra, self.nbytes[one])
+        first = self.first_backward.get(number)
+        rerun: list[ListedRow] = []
+        keeping = [self.index[at] for one in self.alive if self.owner[one] == number for at in self.keepers[one]
+                   if self.segment[at] == number]  # fmt: skip
+        if first is not None and keeping:
+            beside = _terms(_less(_terms(_less(first, self.before[number])), self.kept[number]))
+            rerun = [
+                ListedRow(row.at, _size(_sum(_terms(row.live), beside)))
+                for row in forward.get(number, [])
+                if row.at < max(keeping)
+            ]
+        return Segment(
+            name=word, operations=tuple(writer.operations), tensors=tuple(writer.tensors), weights=tuple(writer.weights),
+            forward=_pruned(forward.get(number, []), apart=False), bare=_pruned(bare.get(number, []), apart=False),
+            rerun=_pruned(rerun, apart=False), backward=_pruned(backward.get(number, []), apart=True),
+            entering=_size(extra), outside=tuple(sorted(writer.outside)),
+        )  # fmt: skip
+
+
+class _Writer:
+    """Writes the operations of one segment."""
+
+    def __init__(self, lister: Lister, word: str, base: str, number: int, owned: dict[int, int]) -> None:
+        self.lister, self.word, self.base, self.number, self.owned = lister, word, base, number, owned
+        self.operations: list[ListedOperation] = []
+        self.tensors: list[ListedTensor] = []
+        self.weights: list[ListedWeight] = []
+        self.outside: set[str] = set()
+        self._tensor: dict[int, int] = {}
+        self._weight: dict[int, int] = {}
+        self._names: Counter[str] = Counter()
+        self.keeps: dict[int, list[int]] = {}
+        for storage, owner in lister.owner.items():
+            if storage in lister.alive and owner == number:
+                own = [at for at in lister.keepers[storage] if lister.segment[at] == number] or [lister.made[storage]]
+                if lister.segment[own[0]] != number:
+                    own = [lister.segment.index(number)]
+                for at in own:
+                    self.keeps.setdefault(at, []).append(storage)
+        entering = lister.inputs.get(number, [])
+        self.main = max(entering, key=lambda one: lister.made[one], default=-1)
+
+    def name(self, op: Op) -> str:
+        """A name of its own: the module below the block, and the operation."""
+        module = op.module[len(self.base) + 1 :] if self.base and op.module.startswith(self.base) else op.module
+        short = op.name.rpartition("::")[2].strip("_")
+        text = ".".join(part for part in (self.word if self.word != "block" else "", module, short) if part)
+        self._names[text] += 1
+        return text if self._names[text] == 1 else f"{text}.{self._names[text]}"
+
+    def tensor(self, storage: int, name: str) -> int:
+        """The index of a storage."""
+        if storage not in self._tensor:
+            lister = self.lister
+            role: Any = "activation"
+            category = lister.run.stream.category(storage)
+            if category in (INPUTS, WEIGHTS):
+                role, name = "index", f"given.{storage}"
+                name = f"given.{len(self._tensor)}"
+                self.outside.add(name)
+            elif storage == self.main:
+                name = "input"
+            elif storage in lister.made and lister.segment[lister.made[storage]] != self.number:
+                name = f"from.{lister.segment[lister.made[storage]] and 'block' or ENTRY}.{len(self._tensor)}"
+                if storage not in lister.inputs.get(self.number, ()):
+                    self.outside.add(name)
+            if lister.run.stream.records[storage].dtype is not None and not lister.run.stream.records[storage].dtype.is_floating_point:
+                role = "index"
+            self._tensor[storage] = len(self.tensors)
+            self.tensors.append(ListedTensor(name, lister.nbytes[storage], role))
+        return self._tensor[storage]
+
+    def weight(self, storage: int, kind: str, name: str = "") -> int:
+        """The index of a parameter."""
+        if storage not in self._weight:
+            lister = self.lister
+            found = lister.run.weights[storage]
+            shape = (int(found.shape[-2]), int(found.shape[-1])) if len(found.shape) >= 2 else None
+            own = found.name[len(self.base) + 1 :] if self.base and found.name.startswith(f"{self.base}.") else found.name
+            numel = math.prod(found.shape)
+            copies = math.prod(found.shape[:-2]) if len(found.shape) > 2 else 1
+            self._weight[storage] = len(self.weights)
+            self.weights.append(
+                ListedWeight(
+                    name or own, numel, kind if shape else "vector", found.trained, storage in lister.casts.values(),
+                    found.itemsize > lister.compute, shape, copies,
+                )
+            )  # fmt: skip
+        return self._weight[storage]
+
+    def write(self, at: int, behind: list[Op]) -> None:
+        """Write one operation, with its backward."""
+        lister = self.lister
+        op = lister.forward[at][1]
+        name = self.name(op)
+        short = op.name.rpartition("::")[2]
+        kind: OperationKind = next((kind for part, kind in _KINDS if part in short), "elementwise")
+        product = short in PRODUCTS
+        if product:
+            kind = "gemm"
+        read = [lister.casts.get(number, number) for number in op.reads]
+        used = [number for number in read if number in lister.run.weights]
+        head = product and self.word == EXIT and bool(used)
+        weights, borrows = [], []
+        casting = bool(op.makes) and op.makes[0] in lister.casts
+        for number in () if casting else used:
+            label = "head" if head else "matrix" if product or kind == "convolution" else "table" if kind == "lookup" else "matrix"
+            owner = lister.run.weights[number]
+            text = "head.logits.weight" if head and len(owner.shape) == 2 else ""
+            place = self.weight(number, label, text)
+            if self.owned.setdefault(number, self.number) == self.number:
+                if not any(place in one.weights for one in self.operations):
+                    weights.append(place)
+            else:
+                borrows.append(place)
+        logits = head and bool(op.makes)
+        made = [number for number in op.makes if number not in op.reads and number not in lister.casts]
+        inputs = tuple(dict.fromkeys(self.tensor(one, name) for one in op.reads if self._tensorial(one)))
+        outputs = tuple(
+            self.tensor(number, ("head.logits" if logits else name) + (f":{place}" if place else ""))
+            for place, number in enumerate(made)
+            if number in lister.made
+        )
+        if any(self.tensors[place].name == "head.logits" for place in outputs):
+            name = "head.logits"
+        keeps = tuple(self.tensor(number, f"{name}.kept") for number in self.keeps.get(at, ()))
+        gemms = self._gemms(op, short)
+        flops = ZERO if op.flops is None else lister.size(op.flops)
+        inner: Terms = {}
+        weighed: Terms = {}
+        moved: Terms = {}
+        for other in behind:
+            if other.flops:
+                sources = {lister.casts.get(number, number) for number in other.reads}
+                trains = bool(used) and not (sources & set(used))
+                _add(weighed if trains else inner, lister.size(other.flops))
+            else:
+                for number in (*other.reads, *other.makes):
+                    _add(moved, lister.nbytes[number])
+        again: Terms = {}
+        if kind == "attention" and gemms:
+            doubled = _sum(flops_terms := _terms(flops), flops_terms)
+            again, inner = _terms(_less(inner, doubled)), doubled
+        moves = None
+        if not gemms:
+            ahead: Terms = {}
+            for number in (*op.reads, *made):
+                if not (kind == "lookup" and number in lister.run.weights):
+                    _add(ahead, lister.nbytes[number])
+            moves = (ZERO, ZERO) if casting else (_size(ahead), _size(moved))
+        elif kind not in ("gemm", "attention"):
+            kind = "gemm"
+        self.operations.append(
+            ListedOperation(
+                name, kind, inputs, outputs, keeps, tuple(weights), tuple(borrows), gemms, flops, _size(inner),
+                _size(weighed), _size(again), moves, 0.5 if op.causal else 1.0,
+            )
+        )  # fmt: skip
+
+    def _tensorial(self, number: int) -> bool:
+        return number not in self.lister.run.weights and number not in self.lister.casts and (
+            number in self.lister.made or self.lister.run.stream.category(number) == INPUTS
+        )
+
+    def _gemms(self, op: Op, short: str) -> tuple[tuple[Size, Size, Size, Size], ...]:
+        size, shapes = self.lister.size, [shape for shape in op.shapes if len(shape) > 1]
+        if "attention" in short and len(shapes) >= 3 and len(shapes[0]) == 4:
+            (b, heads, queries, width), keys, value = shapes[0], shapes[1][2], shapes[2][3]
+            many = size(b * heads)
+            return (
+                (size(queries), size(keys), size(width), many),
+                (size(queries), size(value), size(keys), many),
+            )
+        if short not in PRODUCTS or len(shapes) < 2:
+            return ()
+        one, two = shapes[-2:]
+        if short == "_grouped_mm" and len(two) == 3:
+            one, two = shapes[:2]
+            many = two[0]
+            return ((_divided(size(one[0]), int(many)), size(two[2]), size(two[1]), size(many)),)
+        if len(one) == 3:
+            return ((size(one[1]), size(two[2]), size(one[2]), size(one[0])),)
+        return ((size(one[0]), size(two[-1]), size(one[-1]), size(1)),)
+
+    def rest(self) -> None:
+        """Write the parameters that no operation reads, and the end of the entry: what the first block takes."""
+        lister = self.lister
+        read = {lister.casts.get(number, number) for _, op in lister.forward for number in op.reads}
+        for number, one in lister.run.weights.items():
+            if number not in read and number not in self.owned:
+                place = lister.blocks.place(one.name)
+                own = 0 if place is None else lister.order.index(path) + 1 if (
+                    path := lister.blocks.stacks[place[0]].paths[place[1]]) in lister.order else 0  # fmt: skip
+                if own == self.number:
+                    self.owned[number] = own
+                    place_of = self.weight(number, "vector")
+                    self.operations.append(_nothing(f"unused.{one.name}", (place_of,)))
+        entering = lister.inputs.get(self.number + 1, [])
+        if self.word != EXIT and entering:
+            last = max(entering, key=lambda one: lister.made[one])
+            place = self.tensor(last, "output")
+            self.operations.append(_nothing(f"{self.word}.output", (), (place,)))
+        if not self.operations:
+            self.operations.append(_nothing(f"{self.word}.nothing", ()))
+
+
+def _nothing(name: str, weights: tuple[int, ...], tensors: tuple[int, ...] = ()) -> ListedOperation:
+    return ListedOperation(name, "view", tensors, tensors, (), weights, (), (), ZERO, ZERO, ZERO, ZERO, None)
+
+
+def _divided(size: Size, by: int) -> Size:
+    if all(factor % by == 0 for _, factor in size.terms):
+        return Size(tuple((product, factor // by) for product, factor in size.terms))
+    inner = " + ".join(f"{factor}*{product}" for product, factor in size.terms)
+    return Size(((f"(({inner})//{by})", 1),))
+
+
+def _add(total: Terms, size: Size) -> None:
+    for product, factor in size.terms:
+        value = total.get(product, 0) + factor
+        if value:
+            total[product] = value
+        else:
+            total.pop(product, None)
+
+
+def _terms(size: Size) -> Terms:
+    return dict(size.terms)
+
+
+def _size(terms: Terms) -> Size:
+    return Size(tuple(sorted((product, factor) for product, factor in terms.items() if factor)))
+
+
+def _less(total: Terms, other: Terms) -> Size:
+    left = dict(total)
+    for product, factor in other.items():
+        left[product] = left.get(product, 0) - factor
+    return _size(left)
+
+
+def _sum(one: Terms, two: Terms) -> Terms:
+    total = dict(one)
+    for product, factor in two.items():
+        total[product] = total.get(product, 0) + factor
+    return total
+
+
+def _pruned(rows: Iterable[ListedRow], *, apart: bool) -> tuple[ListedRow, ...]:
+    """Rows without those that another one is never below. apart: rows of several operations are compared with their own alone"""
+    kept: list[tuple[ListedRow, Terms]] = []
+    for row in rows:
+        terms = _terms(row.live)
+        if any(_covers(other, more, row, terms, apart) for other, more in kept):
+            continue
+        kept = [(other, more) for other, more in kept if not _covers(row, terms, other, more, apart)]
+        kept.append((row, terms))
+    return tuple(row for row, _ in kept)
+
+
+def _covers(one: ListedRow, more: Terms, two: ListedRow, terms: Terms, apart: bool) -> bool:
+    if (apart and one.at != two.at) or one.gradients < two.gradients or one.latest < two.latest:
+        return False
+    return all(more.get(product, 0) >= terms.get(product, 0) for product in {*more, *terms})
+
+
+def guards_of(symbols: Symbols) -> tuple[str, ...]:
+    """What a capture asked of its sizes, as text."""
+    return tuple(dict.fromkeys(written(guard, symbols.names) for guard in symbols.guards))
+
+
+_ = (Callable, op_name)
