@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import traceback
 from collections.abc import Iterator, Mapping
@@ -11,9 +12,10 @@ import msgspec
 import torch
 
 from loadgauge.capture.captured import Captured, Operation, Storage
+from loadgauge.capture.compose import Few, compose, distinct
 from loadgauge.capture.record import Recorded, Sized, record
 from loadgauge.capture.sizes import Size, written
-from loadgauge.capture.symbolic import Symbols
+from loadgauge.capture.symbolic import MOST_OPERATIONS, Symbols, TooMuch
 from loadgauge.errors import ConfigError, Error, NotModelled, first_line
 from loadgauge.trace.device.fake import of_program
 from loadgauge.trace.record.allocations import op_name
@@ -68,15 +70,42 @@ def capture(job: Sized, target: str, sizes: Mapping[str, int]) -> Captured:
 
     Raises NotModelled where the code does not run with symbols; Differs where a formula is wrong.
     """
-    return recorded(job, target, sizes)[0]
+    few, symbols, plain = Few(), Symbols(dict(sizes)), None
+
+    def value(other: Mapping[str, int]) -> Any:
+        return functools.cache(lambda size: Size.of(size, symbols.names).at(other))
+
+    try:
+        run = record(job, symbols.sizes, symbols, few.within)
+        found = _captured(run, target, job.names, dict(sizes), symbols)
+        others = [one for one in others_of(sizes) if found.holds(**one)] or [dict(sizes)]
+        other = others[0]
+        if few.few is not None:
+            other = next((one for one in others if distinct(run, few, value(one))), other)
+        plain = record(job, other)
+        if few.few is not None:
+            composed = compose(run, plain, few, value(other))
+            found = _captured(composed, target, job.names, dict(sizes), symbols)
+    except TooMuch:
+        raise
+    except Exception:  # of the module with few layers: the whole one may do
+        if few.few is None or (plain is not None and len(plain.ops) > MOST_OPERATIONS):
+            raise
+        symbols = Symbols(dict(sizes))
+        found = _captured(record(job, symbols.sizes, symbols), target, job.names, dict(sizes), symbols)
+        if plain is None or not found.holds(**other):
+            other = next((one for one in others_of(sizes) if found.holds(**one)), dict(sizes))
+            plain = record(job, other)
+    compare(found, plain, other)
+    return found
 
 
 def recorded(job: Sized, target: str, sizes: Mapping[str, int]) -> tuple[Captured, Recorded, Symbols]:
-    """The same, with the recording that it was made of."""
+    """The same of every layer, with the recording that it was made of."""
     symbols = Symbols(dict(sizes))
     run = record(job, symbols.sizes, symbols)
     found = _captured(run, target, job.names, dict(sizes), symbols)
-    other = next((one for one in others(sizes) if found.holds(**one)), dict(sizes))
+    other = next((one for one in others_of(sizes) if found.holds(**one)), dict(sizes))
     compare(found, record(job, other), other)
     return found, run, symbols
 
@@ -89,7 +118,7 @@ def capture_at(job: Sized, target: str, sizes: Mapping[str, int], why: str = "")
     )
 
 
-def others(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+def others_of(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield sizes that differ from some in every one that is not 1, the nearest first."""
     moving = [name for name, value in sizes.items() if value != 1]
     for more in OTHERS:

@@ -27,6 +27,9 @@ STEPS = 2
 """The optimizer's states are made in the first step."""
 
 
+Around = Callable[[nn.Module], contextlib.AbstractContextManager[None]]
+
+
 class Sized(msgspec.Struct, frozen=True):
     """A training whose inputs have sizes, which `names` lists.
 
@@ -77,6 +80,8 @@ class Recorded(msgspec.Struct):
     changes: list[Any]
     kept: list[Any]
     """Bytes of each storage that the graph of the last step kept beside parameters and inputs."""
+    kept_by: list[tuple[str, str, str]]
+    """Of each of these: the node, its field and the module that keep it."""
     parameters: dict[str, int]
     """Elements of each parameter, by name; a tied one once."""
     values: tuple[str, ...]
@@ -90,8 +95,14 @@ class Recorded(msgspec.Struct):
     """Parameters by the number of their storage."""
 
 
-def record(job: Sized, sizes: Mapping[str, Any], symbols: Symbols | None = None) -> Recorded:
-    """Run two steps on the simulated device and write them down. symbols: those that `sizes` are made of; None: plain numbers"""
+def record(
+    job: Sized, sizes: Mapping[str, Any], symbols: Symbols | None = None, around: Around | None = None
+) -> Recorded:
+    """Run two steps on the simulated device and write them down.
+
+    symbols: those that `sizes` are made of; None: plain numbers
+    around: makes of the module a context in which all is done
+    """
     place = simulated_device()
     begun = time.perf_counter()
     ops: list[Op] = []
@@ -99,6 +110,8 @@ def record(job: Sized, sizes: Mapping[str, Any], symbols: Symbols | None = None)
         mode: Any = stack.enter_context(fake_tensors() if symbols is None else symbolic_tensors(symbols))
         stack.enter_context(KeptValues())
         module = job.build(place)
+        if around is not None:
+            stack.enter_context(around(module))
         given, keywords = job.inputs(place, module, **sizes)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         optimizer = job.run.optimizer(trained)
@@ -177,12 +190,14 @@ def _read(
     ids = list(observer.stream.ids)
     changes = [plain(change) for change in observer.stream.changes[: len(ids)]]
     kept = {one.storage: plain(one.storage_nbytes) for one in observer.saved if not one.owner}
+    keepers = {one.storage: (one.node, one.field, one.module) for one in observer.saved if not one.owner}
     return Recorded(
         ops=ops,
         stream=observer.stream,
         ids=ids,
         changes=changes,
         kept=list(kept.values()),
+        kept_by=list(keepers.values()),
         parameters={name: parameter.numel() for name, parameter in module.named_parameters()},
         values=tuple(values),
         seconds=time.perf_counter() - begun,

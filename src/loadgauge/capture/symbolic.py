@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from loadgauge.errors import NotModelled
 from loadgauge.trace.device.fake import made_up
 from loadgauge.trace.device.patches import modules_that_move, no_packed_sequences
 
@@ -26,6 +27,13 @@ _ITEM = torch.ops.aten._local_scalar_dense.default
 
 MOST = 2**31
 """What every size is less than."""
+MOST_OPERATIONS, MOST_GUARDS = 12_000, 1000
+"""Operations that are run with symbols, and guards that they may gather: a loop over time or chunks has more, and a plain run is
+faster by far."""
+
+
+class TooMuch(NotModelled):
+    """A program whose sizes as symbols take too long."""
 
 
 class SymbolicMode(FakeTensorMode):
@@ -34,6 +42,7 @@ class SymbolicMode(FakeTensorMode):
     def __init__(self, env: ShapeEnv) -> None:
         super().__init__(allow_non_fake_inputs=True, shape_env=env)
         self.values: list[str] = []
+        self.operations = 0
 
     @property
     def avoid_device_init(self) -> bool:
@@ -49,6 +58,11 @@ class SymbolicMode(FakeTensorMode):
             return args[0].fake_device
         if func is _ITEM and getattr(args[0], "constant", None) is None:
             return made_up(args[0], self.values)
+        self.operations += 1
+        if self.operations > MOST_OPERATIONS:
+            raise TooMuch(f"more than {MOST_OPERATIONS} operations")
+        if len(self.shape_env.guards) > MOST_GUARDS:
+            raise TooMuch(f"more than {MOST_GUARDS} guards")
         return super().dispatch(func, types, args, kwargs or {})
 
 
