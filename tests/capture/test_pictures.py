@@ -92,11 +92,11 @@ def test_values_are_those_of_real_tensors() -> None:
     with fake_tensors() as mode, KeptValues():
         place = simulated_device()
         fake = read(known(values, place), known(flags, place).bool())
-        assert not mode.values
+        assert not mode.read.values
         lost = known([3, 4], place)
         lost.copy_(torch.empty(2, dtype=torch.long, device=place))
         assert lost.tolist() == [1, 1]
-        assert len(mode.values) == 1
+        assert len(mode.read.values) == 1
     assert fake == read(torch.tensor(values), torch.tensor(flags).bool())
 
 

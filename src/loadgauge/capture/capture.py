@@ -17,7 +17,7 @@ from loadgauge.capture.record import Recorded, Sized, record
 from loadgauge.capture.sizes import Size, written
 from loadgauge.capture.symbolic import MOST_OPERATIONS, Symbols, TooMuch
 from loadgauge.errors import ConfigError, Error, NotModelled, first_line
-from loadgauge.trace.device.fake import of_program
+from loadgauge.trace.device.read import of_program
 from loadgauge.trace.record.allocations import op_name
 from loadgauge.trace.record.observe import FORWARD, STEP
 
@@ -194,6 +194,8 @@ def _captured(
         kept=tuple(size(one) for one in run.kept),
         guards=() if symbols is None else tuple(dict.fromkeys(written(guard, of_names) for guard in symbols.guards)),
         values=run.values,
+        branches=run.branches,
+        assumed=run.assumed,
         second=ends[0] + 1 if ends else 0,
         seconds=run.seconds,
         torch=str(torch.__version__),

@@ -64,6 +64,10 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
     """The event with which each phase begins, and its name."""
     plain: str = ""
     """Why there are only numbers and no formulas, where that is so."""
+    branches: tuple[str, ...] = ()
+    """Lines among `values` that decide by it, and the line that came next."""
+    assumed: tuple[str, ...] = ()
+    """Lines where sizes hang on who was chosen, such as the rows of an expert, and what was taken for granted there."""
 
     def check(self, **sizes: int) -> None:
         """Raise NotModelled where the formulas do not hold for some sizes."""

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from loadgauge.capture.symbolic import Symbols, symbolic_tensors
 from loadgauge.capture.values import KeptValues
+from loadgauge.trace.device.read import branches
 from loadgauge.trace.device.simulated import fake_tensors, simulated_device
 from loadgauge.trace.record.allocations import INPUTS, Stream, op_name
 from loadgauge.trace.record.flops import formula
@@ -86,6 +87,10 @@ class Recorded(msgspec.Struct):
     """Elements of each parameter, by name; a tied one once."""
     values: tuple[str, ...]
     """Lines that asked for a tensor's value, and got a made-up one."""
+    branches: tuple[str, ...]
+    """Those of them that decide by it, and the line that came next."""
+    assumed: tuple[str, ...]
+    """Lines where sizes hang on who was chosen, and what was taken for granted."""
     seconds: float
     nbytes: list[Any]
     """Bytes of each storage at most, by its number."""
@@ -130,7 +135,7 @@ def record(
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
         observer.finish()
-        return _read(observer, ops, module, symbols, mode.values, begun)
+        return _read(observer, ops, module, symbols, mode, begun)
 
 
 @functools.cache
@@ -174,7 +179,7 @@ def _causal(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _read(
-    observer: Observer, ops: list[Op], module: nn.Module, symbols: Symbols | None, values: Any, begun: float
+    observer: Observer, ops: list[Op], module: nn.Module, symbols: Symbols | None, mode: Any, begun: float
 ) -> Recorded:
     def plain(size: Any) -> Any:
         return size if symbols is None or size is None else symbols.expression(size)
@@ -199,7 +204,9 @@ def _read(
         kept=list(kept.values()),
         kept_by=list(keepers.values()),
         parameters={name: parameter.numel() for name, parameter in module.named_parameters()},
-        values=tuple(values),
+        values=tuple(mode.read.values),
+        branches=branches(mode.read.branches),
+        assumed=tuple(f"{line}: {what}" for line, what in mode.facts.assumed.items()),
         seconds=time.perf_counter() - begun,
         nbytes=[plain(one.nbytes) for one in observer.stream.records],
         keepers=list(observer.keepers),

@@ -18,13 +18,21 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from loadgauge.errors import NotModelled
-from loadgauge.trace.device.fake import made_up
+from loadgauge.trace.device.cuda_rnn import RECURRENT
+from loadgauge.trace.device.facts import UNKNOWN, Facts
 from loadgauge.trace.device.patches import modules_that_move, no_packed_sequences
+from loadgauge.trace.device.read import Read, asking
 
 _DEVICE_OF = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 
 
+_AS_THE_DEVICE = (
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten.one_hot.default,
+    *(getattr(getattr(torch.ops.aten, name), kind) for name in RECURRENT for kind in ("input", "data")),
+)
+"""Operations of which the simulated device has its own."""
 MOST = 2**31
 """What every size is less than."""
 MOST_OPERATIONS, MOST_GUARDS = 12_000, 1000
@@ -41,8 +49,8 @@ class SymbolicMode(FakeTensorMode):
 
     def __init__(self, env: ShapeEnv) -> None:
         super().__init__(allow_non_fake_inputs=True, shape_env=env)
-        self.values: list[str] = []
         self.operations = 0
+        self.read, self.facts = Read(), Facts()
 
     @property
     def avoid_device_init(self) -> bool:
@@ -57,13 +65,21 @@ class SymbolicMode(FakeTensorMode):
         if func is _DEVICE_OF and type(args[0]) is FakeTensor:
             return args[0].fake_device
         if func is _ITEM and getattr(args[0], "constant", None) is None:
-            return made_up(args[0], self.values)
+            return self.read.item(args[0], self.facts)
         self.operations += 1
         if self.operations > MOST_OPERATIONS:
             raise TooMuch(f"more than {MOST_OPERATIONS} operations")
         if len(self.shape_env.guards) > MOST_GUARDS:
             raise TooMuch(f"more than {MOST_GUARDS} guards")
-        return super().dispatch(func, types, args, kwargs or {})
+        kwargs = kwargs or {}
+        out = self.facts.instead(func, args, kwargs, asking, self._run)
+        if out is UNKNOWN:
+            out = self._run(func, types, args, kwargs)
+            self.facts.after(func, args, kwargs, out)
+        return out
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return super().dispatch(func, types, args, kwargs)
 
 
 class Symbols:
@@ -109,7 +125,7 @@ def as_eager() -> Iterator[None]:
     dropout, matmul = aten.dropout.default.py_kernels, aten.matmul.default.py_kernels
     before = {
         func: dict(func.py_kernels)
-        for func in (aten.dropout.default, aten.native_batch_norm.default, aten.matmul.default)
+        for func in (aten.dropout.default, aten.matmul.default, *_AS_THE_DEVICE)
     }
 
     def around(rule: Any) -> Any:
@@ -133,7 +149,8 @@ def as_eager() -> Iterator[None]:
     try:
         SymNode.statically_known_true = asked  # type: ignore[method-assign]
         matmul.update({key: product(rule) for key, rule in matmul.items()})
-        aten.native_batch_norm.default.py_kernels.clear()
+        for func in _AS_THE_DEVICE:
+            func.py_kernels.clear()
         dropout.update({key: around(rule) for key, rule in dropout.items()})
         for func in before:
             func._dispatch_cache.clear()

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from loadgauge.trace.device.cuda_rnn import register_cuda_rnn
+
 ATTENTION: Counter[str] = Counter()
 """How often each attention kernel was chosen; a trace clears it at its start."""
 LARGEST_FLASH_HEAD = 256
@@ -49,8 +51,10 @@ def register_cuda_kernels(device: str) -> None:
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         library.impl("scaled_dot_product_attention", attention, key)
         library.impl("rms_norm", rms_norm, key)
+        library.impl("one_hot", one_hot, key)
     for name in ONE_KERNEL:
         library.impl(name, _like_the_gradient, "PrivateUse1")
+    register_cuda_rnn(library)
     _register_autocast(library, device)
 
 
@@ -123,6 +127,15 @@ def _bias(mask: Any, q: Any, k: Any) -> Any:
     if short:
         mask = torch.nn.functional.pad(mask, (0, short))[..., :width]
     return mask.expand(q.size(0), q.size(1), q.size(2), k.size(2))
+
+
+def one_hot(ids: Any, num_classes: int = -1) -> Any:
+    """Compute `torch.nn.functional.one_hot` as CUDA does: zeros, and a 1 written for each; on fake tensors PyTorch compares instead.
+
+    Source: ATen/native/Onehot.cpp.
+    """
+    size = int(ids.max().item()) + 1 if num_classes < 0 else num_classes
+    return ids.new_zeros((*ids.shape, size)).scatter_(-1, ids.unsqueeze(-1), 1)
 
 
 class FusedRmsNorm(torch.autograd.Function):

@@ -7,12 +7,13 @@ else takes PyTorch's way.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+
+from loadgauge.trace.device.facts import UNKNOWN, Facts
+from loadgauge.trace.device.read import Read, asking
 
 _DEVICE_OF = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -32,8 +33,7 @@ class FakeMode(FakeTensorMode):
         self.plans: dict[Any, Any] = {}
         self._suits: dict[Any, bool] = {}
         self._template: dict[str, Any] | None = None
-        self.values: list[str] = []
-        """Lines of the program that asked for a value, and got a made-up one."""
+        self.read, self.facts = Read(), Facts()
         self.cuda: torch.device | None = None
         """The device in place of `cuda`, where the code itself names devices."""
 
@@ -53,10 +53,18 @@ class FakeMode(FakeTensorMode):
         """
         if func is _DEVICE_OF and len(args) == 1 and type(args[0]) is FakeTensor:
             return args[0].fake_device
+        if func is _ITEM and getattr(args[0], "constant", None) is None:
+            return self.read.item(args[0], self.facts)
+        kwargs = kwargs or {}
+        out = self.facts.instead(func, args, kwargs, asking, self._run)
+        if out is UNKNOWN:
+            out = self._run(func, types, args, kwargs)
+            self.facts.after(func, args, kwargs, out)
+        return out
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if self.cuda is not None and kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
             kwargs = {**kwargs, "device": self.cuda}  # in backward no function mode could exchange it
-        if func is _ITEM and getattr(args[0], "constant", None) is None:
-            return made_up(args[0], self.values)
         if func in _SETTING:
             # PyTorch remembers what it was called with, and so would hold the storage.
             before, self.cache_enabled = self.cache_enabled, False
@@ -180,37 +188,6 @@ class FakeMode(FakeTensorMode):
         state.update(self._template)
         state["_fake_device"] = device
         return made
-
-
-def made_up(tensor: Any, values: list[str]) -> bool | float | int:
-    """A number in place of a tensor's value, which no fake tensor has. values: gains the line of the program that asks for it"""
-    line = asking()
-    if line and line not in values:
-        values.append(line)
-    return True if tensor.dtype is torch.bool else 1.0 if tensor.dtype.is_floating_point else 1
-
-
-def asking() -> str:
-    """The innermost line being run that is neither PyTorch's nor this package's: file:line; "" where an optimizer asks."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(_OPTIMIZERS):
-            return ""
-        if of_program(name):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
-
-
-def of_program(filename: str) -> bool:
-    """Whether a file is neither PyTorch's nor this package's."""
-    return not filename.startswith((_TORCH, _OWN))
-
-
-_TORCH = str(Path(torch.__file__).parent)
-_OPTIMIZERS = str(Path(_TORCH) / "optim")
-_OWN = str(Path(__file__).parents[2])
 
 
 def _product_shape(a: Any, b: Any, ends: Any) -> list[int]:

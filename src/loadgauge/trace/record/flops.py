@@ -51,6 +51,15 @@ def _dot(a: Any, b: Any, *_: Any, **__: Any) -> Any:
     return whole(2 * a[0])
 
 
+def _recurrent(x: Any, weights: Any, *_: Any, **__: Any) -> Any:
+    """At every position, each weight matrix of every layer and direction once."""
+    return whole(2 * math.prod(x[:-1]) * sum(one.numel() for one in weights if one.dim() == 2))
+
+
+def _recurrent_backward(x: Any, weights: Any, *_: Any, **__: Any) -> Any:
+    return 2 * _recurrent(x, weights)
+
+
 def _more() -> dict[Any, Formula]:
     """What the registry of PyTorch counts as nothing, or refuses in some release, where this release has it."""
     wanted: dict[str, Formula] = {
@@ -59,6 +68,8 @@ def _more() -> dict[Any, Formula]:
         **{f"_scaled_dot_product_{kernel}_backward": _attention_backward for kernel in FUSED},
         "mv": _mv,
         "dot": _dot,
+        "_cudnn_rnn": _recurrent,
+        "_cudnn_rnn_backward": _recurrent_backward,
     }
     return {getattr(aten, name): formula for name, formula in wanted.items() if hasattr(aten, name)}
 
@@ -84,7 +95,9 @@ def formula(func: Any) -> Callable[[Any, Any, Any], Any] | str | None:
     return None
 
 
-_FREE = {"_to_copy", "commit", "_fused_sdp_choice"}
+_FREE = {"_to_copy", "commit", "_fused_sdp_choice"} | {
+    f"_thnn_fused_{cell}_cell{way}" for cell in ("lstm", "gru") for way in ("", "_backward", "_backward_impl")
+}
 
 
 def _shape(value: Any) -> Any:

@@ -1,0 +1,141 @@
+"""Compare captured formulas with a trace of the very step at sizes never captured, and write docs/captured-accuracy.md.
+
+python tools/captured_accuracy.py out.json [types ...]      results so far, each type in a process of its own
+python tools/captured_accuracy.py out.json --page           docs/captured-accuracy.md of them
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[1] / "docs" / "captured-accuracy.md"
+LIMIT = 240
+"""Seconds of CPU that a type may take, with all its variants."""
+TYPES = (
+    "llama mistral mixtral qwen2 qwen3 qwen3_moe gemma gemma2 gemma3_text phi phi3 phimoe falcon gpt2 gpt_neo gpt_neox gptj "
+    "bloom opt codegen mpt stablelm starcoder2 olmo olmo2 olmoe granite granitemoe cohere cohere2 deepseek_v3 glm glm4 "
+    "gpt_oss ernie4_5 exaone4 smollm3 nemotron bitnet lfm2 dbrx jetmoe helium persimmon xglm biogpt ctrl mamba mamba2 "
+    "bert roberta albert electra distilbert deberta-v2 mpnet modernbert camembert xlm longformer "
+    "t5 mt5 bart mbart pegasus blenderbot switch_transformers led whisper "
+    "llava paligemma internvl gemma3 got_ocr2 mllama deepseek_v4"
+).split()
+CAPTURED = {"b": 3, "s": 96, "t": 80}
+"""Where formulas are captured first."""
+VARIANTS: dict[str, tuple[dict[str, str], tuple[dict[str, int], ...]]] = {
+    "bf16, SGD": (
+        {"precision": "bf16-pure", "optimizer": "sgd"},
+        ({"b": 64, "s": 500, "t": 410}, {"b": 7, "s": 333, "t": 90}, {"b": 1, "s": 500, "t": 77}),
+    ),
+    "fp32, AdamW, recomputed per block": (
+        {"precision": "fp32", "optimizer": "adamw", "recompute": "full"},
+        ({"b": 5, "s": 160, "t": 128}, {"b": 1, "s": 77, "t": 200}),
+    ),
+}
+"""How a type is trained, and at which sizes formulas are compared: none of them is captured before."""
+
+
+def tried(kind: str) -> dict[str, Any]:
+    """What comparing one type comes to: a row for each variant and size."""
+    import torch
+
+    from loadgauge.capture.capture import Captures
+    from loadgauge.capture.kinds import of_config
+    from loadgauge.capture.record import record
+    from loadgauge.capture.small import precision, small_config
+    from loadgauge.errors import first_line
+    from loadgauge.spec.job import Job
+    from loadgauge.trace.torch_run import TorchRun
+
+    torch.set_num_threads(1)
+    begun = time.process_time()
+    out: dict[str, Any] = {}
+    for name, (fields, asked) in VARIANTS.items():
+        if fields["precision"] == "bf16-pure":
+            fields = {**fields, "precision": precision(kind)}
+        job = of_config(small_config(kind), TorchRun.of(Job(model="", seq_len=1, **fields)))  # type: ignore[arg-type]
+        captures = Captures(job, kind)
+        captures.at(**{size: CAPTURED[size] for size in job.names})
+        rows = out[name] = []
+        for sizes in asked:
+            sizes = {size: sizes[size] for size in job.names}
+            try:
+                plain = record(job, sizes)
+            except Exception as error:  # the code itself refuses the sizes
+                rows.append({"sizes": sizes, "refused": first_line(error)[:120]})
+                continue
+            known = len(captures.known)
+            found = captures.at(**sizes)
+            rows.append({"sizes": sizes, "again": len(captures.known) > known, **compared(found, plain, sizes)})
+    return {"variants": out, "seconds": round(time.process_time() - begun, 1)}
+
+
+def compared(found: Any, plain: Any, sizes: dict[str, int]) -> dict[str, Any]:
+    """How far a capture lies from a plain run: the largest difference of live bytes at an event, of kept bytes and of FLOPs."""
+    import numpy as np
+
+    row: dict[str, Any] = {"plain": found.plain, "events": len(plain.changes), "values": len(found.values)}
+    if [op.name for op in plain.ops] != [op.name for op in found.operations] or len(plain.changes) != len(found.events):
+        return {**row, "live": 1.0, "kept": 1.0, "flops": 1.0, "share": 0.0}
+    live, mine = np.cumsum(plain.changes), found.live(**sizes)
+    states = {"weights", "gradients", "optimizer"}
+    at_peak = found.at_peak(**sizes)
+    rest = sum(size for what, size in at_peak.items() if what.split()[0] not in states)
+    kept, flops = sum(plain.kept), sum(op.flops for op in plain.ops[found.second :] if op.flops)
+    return {
+        **row,
+        "live": float(np.max(np.abs(live - mine) / np.maximum(live, 1))),
+        "kept": abs(found.kept_bytes(**sizes) - kept) / max(1, kept),
+        "flops": abs(found.flops(**sizes) - flops) / max(1, flops),
+        "share": round(rest / max(1, found.peak(**sizes)), 3),
+    }
+
+
+def forked(kind: str) -> dict[str, Any]:
+    """`tried` in a child process with a limit."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + LIMIT,) * 2)
+        try:
+            out = tried(kind)
+        except BaseException as error:
+            at = [f"{Path(one.filename).name}:{one.lineno}" for one in traceback.extract_tb(error.__traceback__)]
+            out = {"error": f"{type(error).__name__}: {str(error).strip()[:300]}", "at": at[-1:]}
+        with os.fdopen(write, "w") as file:
+            json.dump(out, file)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return json.loads(text) if text else {"error": f"more than {LIMIT} seconds of CPU"}
+
+
+def worst(one: dict[str, Any]) -> float:
+    """The largest relative difference of a type's rows."""
+    rows = [row for rows in one["variants"].values() for row in rows if "refused" not in row]
+    return max((max(row["live"], row["kept"], row["flops"]) for row in rows), default=0.0)
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
+    from transformers import CONFIG_MAPPING  # noqa: F401  # once, for all children
+
+    importlib.import_module("loadgauge.capture.capture")
+    path, given = Path(sys.argv[1]), sys.argv[2:]
+    done = json.loads(path.read_text()) if path.exists() else {}
+    for kind in given or [kind for kind in TYPES if kind not in done]:
+        done[kind] = forked(kind)
+        print(kind, done[kind].get("error") or f"{worst(done[kind]):.1e}", done[kind].get("seconds"), flush=True)
+        path.write_text(json.dumps(done, indent=0))
