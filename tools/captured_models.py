@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +55,15 @@ def tried(kind: str) -> dict[str, Any]:
     }
 
 
-def forked(kind: str) -> dict[str, Any]:
-    """`tried` in a child process with a limit."""
+def forked(kind: str, work: Callable[[str], dict[str, Any]] = tried) -> dict[str, Any]:
+    """What `work` gives for a type, in a child process with a limit."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + LIMIT,) * 2)
         try:
-            out = tried(kind)
+            out = work(kind)
         except BaseException as error:
             frames = traceback.extract_tb(error.__traceback__)
             at = [f"{Path(one.filename).name}:{one.lineno}" for one in frames if "transformers" in one.filename]

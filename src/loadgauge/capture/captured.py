@@ -64,6 +64,8 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
     """The event with which each phase begins, and its name."""
     plain: str = ""
     """Why there are only numbers and no formulas, where that is so."""
+    pictures: tuple[tuple[str, int], ...] = ()
+    """Width and height of each picture of a sequence, and how many tokens stand for it."""
 
     def check(self, **sizes: int) -> None:
         """Raise NotModelled where the formulas do not hold for some sizes."""

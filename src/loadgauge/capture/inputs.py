@@ -89,7 +89,7 @@ def _key(config: Any, word: str) -> int:
 def _there(row: Mapping[str, Any], config: Any) -> bool:
     try:
         for one in row.get("shape", ()):
-            number(one, config, {"b": 2, "s": 2, "t": 2})
+            number(one, config, {"b": 2, "s": 2, "t": 2, "pictures": 1})
     except ConfigError:
         return False
     return True
