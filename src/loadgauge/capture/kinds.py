@@ -36,6 +36,7 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None) -> S
     both = bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in taken
     heard = next((name for name in PATCHED if name in taken and "input_ids" not in taken), "")
     beside = beside_tokens(config, taken)
+    own = {"decoder_input_ids", "labels"} & set(beside)  # of several codebooks
     if heard and heard != "input_features" and heard not in beside:
         raise NotModelled(f"{kind.__name__} takes {heard} alone: pictures and raw sound are not captured")
 
@@ -66,9 +67,9 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None) -> S
             if name in taken and name not in given:
                 tensor = one.tensor(device, dtype, int(b) if "no_padding" in beside.get(name, {}) else b)
                 given[name] = whole(tensor) if "no_padding" in beside.get(name, {}) else tensor
-        given |= {name: made(row, config, device, dtype, sizes) for name, row in beside.items() if name not in given}
-        if "labels" in taken:
-            given["labels"] = labels
+        given |= {name: made(row, config, device, dtype, sizes) for name, row in beside.items() if name not in given or name in own}
+        if "labels" in taken and "labels" not in own:
+            given["labels"] = given.get("decoder_input_ids", labels)
         if "use_cache" in taken:
             given["use_cache"] = False
         return (), given

@@ -83,7 +83,7 @@ def processed(config: Any, sizes: Sequence[tuple[int, int]], own: Mapping[str, A
         axis = next((at for at, size in enumerate(array.shape) if size != other.shape[at]), None)
         whole = array.dtype.kind in "iub"
         if axis is not None and not (whole and array.size > VALUES):
-            found[name] = Given(array.shape, axis, array.astype(int).tolist() if whole else None)
+            found[name] = Given(array.shape, axis, array.tolist() if whole else None)
     return Pictures(found, len(sizes))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from loadgauge.capture.pictures import Pictures
@@ -25,6 +26,28 @@ class Counted(Exception):  # noqa: N818
         self.vectors = vectors
 
 
+class Placing(TorchDispatchMode):
+    """Where a model looks for the tokens that vectors take the place of: there are as many as vectors.
+
+    A mask then chooses as many numbers as the vectors have, and a check that it does so holds.
+    """
+
+    def __init__(self, numbers: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numbers = numbers
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operation, with known places instead of a mask."""
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return args[0].dtype is torch.bool or 1
+        if func is torch.ops.aten.index.Tensor and any(one is not None and one.dtype is torch.bool for one in args[1]):
+            mask = args[1][0]
+            rows = self.numbers if mask.dim() == args[0].dim() else self.numbers // args[0].shape[-1]
+            places = torch.empty((rows, mask.dim()), dtype=torch.long, device=mask.device)
+            args = (args[0], list(places.unbind(1)))
+        return func(*args, **(kwargs or {}))
+
+
 def watch(module: Any, s: Any, b: Any, stop: bool = False) -> None:
     """Have a model refuse sequences that are shorter than what stands for their pictures or sounds.
 
@@ -40,18 +63,25 @@ def _counting(method: Any, name: str, s: Any, b: Any, stop: bool) -> Any:
     def counting(*args: Any, **keywords: Any) -> Any:
         if name == _PLACED:
             features = [keywords[key] for key in keywords if key.endswith("features")] or list(args[2:])
-            _check([one for one in features if one is not None], s, b, stop)
-            return method(*args, **keywords)
+            features = _tensors(features)
+            _check(features, s, b, stop)
+            if not features:
+                return method(*args, **keywords)
+            with Placing(sum(one.numel() for one in features)):
+                return method(*args, **keywords)
         found = method(*args, **keywords)
         pooled = getattr(found, "pooler_output", found)
-        _check([pooled], s, b, stop)
+        _check(_tensors(pooled), s, b, stop)
         return found
 
     return counting
 
 
-def _check(features: Any, s: Any, b: Any, stop: bool) -> None:
-    tensors = [one for one in tree_leaves(features) if isinstance(one, torch.Tensor) and one.dtype.is_floating_point]
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(tree) if isinstance(one, torch.Tensor) and one.dtype.is_floating_point]
+
+
+def _check(tensors: list[torch.Tensor], s: Any, b: Any, stop: bool) -> None:
     if not tensors:
         return
     vectors = sum(one.numel() // one.shape[-1] for one in tensors)
