@@ -32,7 +32,8 @@ def capture(
 ) -> Captures:  # fmt: skip
     """Prepare to capture a training step: run on tensors without memory, with sizes that stay symbols.
 
-    target: a name in the catalogue, a path to a config.json, a config object of transformers, or a function that makes a module
+    target: a name in the catalogue, a path to a config.json, diffusers:CLASS, timm:NAME, torchvision:NAME, a config object of
+        transformers, or a function that makes a module
     inputs: for a function: what the module is called with, made of sizes; its parameters name them, such as `lambda b, s: ...`
     loss: makes a scalar of what the module returns; default: its `.loss`, or the mean of its first tensor
     layers: number of layers, instead of the model's own
@@ -53,6 +54,7 @@ def capture(
 
     from loadgauge.capture.capture import Captures
     from loadgauge.capture.kinds import of_config
+    from loadgauge.capture.libraries import is_library, of_keys
     from loadgauge.capture.pictures import processed
     from loadgauge.capture.record import Sized
     from loadgauge.capture.target import config_keys, processor_keys
@@ -63,8 +65,12 @@ def capture(
 
     run = TorchRun.of(Job(model="", seq_len=1, **{"precision": "fp32" if inputs else "bf16-pure", **fields}))  # type: ignore[arg-type]
     if inputs is None:
-        config = config_object(config_keys(target), target) if isinstance(target, str) else target
-        config = with_layers(config, layers)
+        keys = config_keys(target) if isinstance(target, str) else {}
+        if is_library(keys):
+            if layers is not None or pictures:
+                raise ConfigError("--layers and --picture are for models of transformers", key="target")
+            return Captures(of_keys(keys, target, run), target)
+        config = with_layers(config_object(keys, target) if isinstance(target, str) else target, layers)
         name = target if isinstance(target, str) else type(config).__name__
         if not pictures:
             return Captures(of_config(config, run), name)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from loadgauge.capture.inputs import beside_tokens, made
-from loadgauge.capture.pictures import Pictures
+from loadgauge.capture.inputs import beside_tokens, made, usual_picture
+from loadgauge.capture.pictures import Pictures, processed
 from loadgauge.capture.record import Sized
 from loadgauge.capture.tokens import watch
 from loadgauge.capture.values import whole
@@ -30,13 +30,13 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None) -> S
     pictures: arguments that its image processor makes of a sequence's pictures, instead of those of `inputs.toml`
     """
     kind = model_class(config)
-    config = _own_part(config, kind)
+    name, config = config.model_type, _own_part(config, kind)
     taken = inspect.signature(kind.forward).parameters
     longest = getattr(_text(config), "max_position_embeddings", None)
     both = bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in taken
     heard = next((name for name in PATCHED if name in taken and "input_ids" not in taken), "")
-    beside = beside_tokens(config, taken)
-    own = {"decoder_input_ids", "labels"} & set(beside)  # of several codebooks
+    beside = beside_tokens(config, taken, name)
+    own = {"input_ids", "decoder_input_ids", "labels"} & set(beside)  # of several codebooks
     if heard and heard != "input_features" and heard not in beside:
         raise NotModelled(f"{kind.__name__} takes {heard} alone: pictures and raw sound are not captured")
 
@@ -45,7 +45,8 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None) -> S
             raise ConfigError(f"{name}: {s} is more than the model's {longest}")
         return torch.empty((b, s), dtype=torch.long, device=device)
 
-    usual = pictures or Pictures()
+    size = usual_picture(config)
+    usual = pictures or (processed(config, [size]) if size else Pictures())
 
     def inputs(
         device: str, module: Any, b: Any, s: Any, t: Any = None, pictures: Pictures | None = None,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from loadgauge.capture.libraries import library_keys, of_library
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families.catalogue import keys, names_file
 from loadgauge.families.hf import LARGEST_FILE, decode
@@ -23,6 +24,8 @@ def config_keys(target: str) -> dict[str, Any]:
     >>> config_keys("gpt2")["n_embd"]
     768
     """
+    if of_library(target):
+        return library_keys(target)
     found = keys(target)
     if found.get("quantization_config"):
         raise NotModelled(

@@ -90,7 +90,8 @@ def command(
     loadgauge capture train.py:model --inputs train.py:batch --micro-batch 8 --size width=256
     """
     from loadgauge.capture.answer import answer
-    from loadgauge.capture.target import sized
+    from loadgauge.capture.libraries import is_library, usual_sizes
+    from loadgauge.capture.target import config_keys, sized
     from loadgauge.spec.hardware import gpu as find_gpu
 
     begun = time.perf_counter()
@@ -102,6 +103,9 @@ def command(
     asked = {"b": job.micro_batch, "s": job.seq_len}
     defaults = {name: value for name, value in (("b", 1), ("s", LENGTH)) if asked[name] is None}
     sizes = {name: value for name, value in asked.items() if value is not None} | dict(more)
+    if not is_script(target) and is_library(keys := config_keys(target)):
+        defaults = {"b": 1} | usual_sizes(keys, target)
+        defaults = {name: value for name, value in defaults.items() if name not in sizes}
     found, cached = _captured(job, inputs, layers, sizes, defaults, cache, picture)
     whole = sized(found.names, sizes, defaults)
     seconds = time.perf_counter() - begun
@@ -124,6 +128,7 @@ def _captured(
 ) -> tuple[Captured, bool]:
     """A capture that holds at the sizes, and whether it was kept on disk."""
     from loadgauge.capture import store
+    from loadgauge.capture.libraries import is_library, library_version
     from loadgauge.capture.target import config_keys, processor_keys, sized
 
     file, known = None, []
@@ -134,6 +139,8 @@ def _captured(
             decide = {name: value for name in DECIDE if (value := getattr(job, name)) is not None}
             if job.global_batch is not None:
                 decide["micro_batch"] = given.get("b", 1)
+            if is_library(keys):
+                decide["library"] = library_version(keys)
             if pictures:
                 decide |= {"pictures": pictures, "processor": processor_keys(job.model)}
             file = store.place(keys, decide | {"layers": layers})
