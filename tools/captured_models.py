@@ -16,11 +16,12 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[1] / "docs" / "models-captured.md"
-LIMIT = 60
+LIMIT = 90
 """Seconds of CPU that a type may take."""
 
 
@@ -32,6 +33,7 @@ def tried(kind: str) -> dict[str, Any]:
     from loadgauge.capture.inputs import beside_tokens
     from loadgauge.capture.kinds import model_class, of_config
     from loadgauge.capture.small import precision, small_config
+    from loadgauge.errors import ConfigError
     from loadgauge.spec.job import Job
     from loadgauge.trace.torch_run import TorchRun
 
@@ -40,7 +42,13 @@ def tried(kind: str) -> dict[str, Any]:
     config = small_config(kind)
     job = of_config(config, TorchRun.of(Job(model="", seq_len=1, optimizer="sgd", precision=precision(kind))))
     sizes = {"b": 3, "s": 96, "t": 80}
-    found = Captures(job, kind).at(**{name: sizes[name] for name in job.names})
+    try:
+        found = Captures(job, kind).at(**{name: sizes[name] for name in job.names})
+    except ConfigError as error:  # a sequence shorter than its picture
+        if (least := re.search(r"fewer than the (\d+) tokens", str(error))) is None:
+            raise
+        sizes["s"] = -(-(int(least[1]) + 32) // 16) * 16
+        found = Captures(job, kind).at(**{name: sizes[name] for name in job.names})
     return {
         "plain": found.plain,
         "guards": list(found.guards),
@@ -54,15 +62,15 @@ def tried(kind: str) -> dict[str, Any]:
     }
 
 
-def forked(kind: str) -> dict[str, Any]:
-    """`tried` in a child process with a limit."""
+def forked(kind: str, work: Callable[[str], dict[str, Any]] = tried) -> dict[str, Any]:
+    """What `work` gives for a type, in a child process with a limit."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + LIMIT,) * 2)
         try:
-            out = tried(kind)
+            out = work(kind)
         except BaseException as error:
             frames = traceback.extract_tb(error.__traceback__)
             at = [f"{Path(one.filename).name}:{one.lineno}" for one in frames if "transformers" in one.filename]

@@ -59,6 +59,8 @@ class Answer(msgspec.Struct, frozen=True):
     seconds: float
     cached: bool
     needed: Needed | None = None
+    pictures: tuple[tuple[str, int], ...] = ()
+    """Width and height of each picture of a sequence, and how many tokens stand for it."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document of `loadgauge capture --json`, as plain values."""
@@ -95,6 +97,7 @@ def answer(
         seconds=seconds,
         cached=cached,
         needed=None if gpu is None else _needed(allocated, gpu),
+        pictures=found.pictures,
     )
 
 

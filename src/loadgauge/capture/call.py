@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from loadgauge.errors import ConfigError
@@ -28,14 +28,17 @@ class Fields(TypedDict, total=False):
 
 def capture(
     target: Any, inputs: Callable[..., Any] | None = None, *, loss: Callable[[Any], torch.Tensor] | None = None,
-    layers: int | None = None, **fields: Unpack[Fields],
+    layers: int | None = None, pictures: Sequence[tuple[int, int]] = (), **fields: Unpack[Fields],
 ) -> Captures:  # fmt: skip
     """Prepare to capture a training step: run on tensors without memory, with sizes that stay symbols.
 
-    target: a name in the catalogue, a path to a config.json, a config object of transformers, or a function that makes a module
+    target: a name in the catalogue, a path to a config.json, diffusers:CLASS, timm:NAME, torchvision:NAME, a config object of
+        transformers, or a function that makes a module
     inputs: for a function: what the module is called with, made of sizes; its parameters name them, such as `lambda b, s: ...`
     loss: makes a scalar of what the module returns; default: its `.loss`, or the mean of its first tensor
     layers: number of layers, instead of the model's own
+    pictures: width and height of each picture of a sequence [pixels], as the model's image processor takes them; none: one picture,
+        as large as the model sees at once
     fields: as the flags of `loadgauge trace`; a `global_batch` of more than 1: gradients of so many micro-batches accumulate
     Returns `Captures`: `.at(b=2, s=4096)` runs the code once and gives a `Captured`, whose formulas hold wherever its guards do.
     Raises ConfigError without PyTorch, and ConfigError, LayoutError or NotModelled for what cannot be run.
@@ -51,16 +54,31 @@ def capture(
 
     from loadgauge.capture.capture import Captures
     from loadgauge.capture.kinds import of_config
-    from loadgauge.capture.target import config_keys
+    from loadgauge.capture.libraries import is_library, of_keys
+    from loadgauge.capture.pictures import processed
+    from loadgauge.capture.record import Sized
+    from loadgauge.capture.target import config_keys, processor_keys
+    from loadgauge.capture.tokens import vectors_of
+    from loadgauge.trace.jobs import mean_loss
     from loadgauge.trace.target import config_object, with_layers
     from loadgauge.trace.torch_run import TorchRun
 
     run = TorchRun.of(Job(model="", seq_len=1, **{"precision": "fp32" if inputs else "bf16-pure", **fields}))  # type: ignore[arg-type]
     if inputs is None:
-        config = config_object(config_keys(target), target) if isinstance(target, str) else target
-        config = with_layers(config, layers)
-        return Captures(of_config(config, run), target if isinstance(target, str) else type(config).__name__)
-    if not callable(target) or layers is not None:
+        keys = config_keys(target) if isinstance(target, str) else {}
+        if is_library(keys):
+            if layers is not None or pictures:
+                raise ConfigError("--layers and --picture are for models of transformers", key="target")
+            return Captures(of_keys(keys, target, run), target)
+        config = with_layers(config_object(keys, target) if isinstance(target, str) else target, layers)
+        name = target if isinstance(target, str) else type(config).__name__
+        if not pictures:
+            return Captures(of_config(config, run), name)
+        own = processor_keys(target) if isinstance(target, str) else None
+        job = of_config(config, run, processed(config, pictures, own))
+        counts = vectors_of(job, [processed(config, [size], own) for size in pictures])
+        return Captures(job, name, tuple(zip((f"{width}x{height}" for width, height in pictures), counts, strict=True)))
+    if not callable(target) or layers is not None or pictures:
         raise ConfigError(
             "with inputs, it is a function that makes a module, which has the layers it has", key="target"
         )

@@ -35,8 +35,8 @@ class Captures:
     Sizes are those of `job.names`, such as b (sequences) and s (tokens of each).
     """
 
-    def __init__(self, job: Sized, target: str) -> None:
-        self.job, self.target = job, target
+    def __init__(self, job: Sized, target: str, pictures: tuple[tuple[str, int], ...] = ()) -> None:
+        self.job, self.target, self.pictures = job, target, pictures
         self.known: list[Captured] = []
 
     def at(self, **sizes: int) -> Captured:
@@ -50,6 +50,7 @@ class Captures:
                 found = capture(self.job, self.target, sizes)
             except Exception as error:  # whatever stops symbols: a plain run tells whether it is the code's own fault
                 found = self._plainly(sizes, first_line(error)[:200])
+            found = msgspec.structs.replace(found, pictures=self.pictures)
             self.known.append(found)
         return found
 

@@ -68,6 +68,8 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
     """Lines among `values` that decide by it, and the line that came next."""
     assumed: tuple[str, ...] = ()
     """Lines where sizes hang on who was chosen, such as the rows of an expert, and what was taken for granted there."""
+    pictures: tuple[tuple[str, int], ...] = ()
+    """Width and height of each picture of a sequence, and how many tokens stand for it."""
 
     def check(self, **sizes: int) -> None:
         """Raise NotModelled where the formulas do not hold for some sizes."""

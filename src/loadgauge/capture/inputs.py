@@ -17,13 +17,14 @@ from loadgauge.package_data import read_data
 _TYPES = {"long": torch.long, "int": torch.int, "bool": torch.bool, "float": torch.float}
 
 
-def beside_tokens(config: Any, taken: Mapping[str, Any]) -> dict[str, Any]:
+def beside_tokens(config: Any, taken: Mapping[str, Any], kind: str = "") -> dict[str, Any]:
     """Return the rows of the table for a model: name of the argument, and how it is made (see `made`).
 
+    kind: the model's type, where the config is that of a part of it
     taken: parameters of the model's `forward`; one that the default names and it lacks is left out
     """
     table = _table()
-    own = table.get(config.model_type, {})
+    own = table.get(kind or config.model_type, {})
     of_kind = "grid" if "image_grid_thw" in taken else "default"
     rows = {**table[of_kind], **table.get(own.get("as", ""), {}), **own}
     return {
@@ -33,6 +34,12 @@ def beside_tokens(config: Any, taken: Mapping[str, Any]) -> dict[str, Any]:
         and name in taken
         and (name not in table[of_kind] or name in own or _there(row, config))
     }
+
+
+def usual_picture(config: Any) -> tuple[int, int] | None:
+    """Width and height of the picture that a model is given unless others are named; None: the rows of the table have one."""
+    found = _table().get(config.model_type, {}).get("picture")
+    return None if found is None else (found[0], found[1])
 
 
 def made(
@@ -83,13 +90,13 @@ def _key(config: Any, word: str) -> int:
                 found = found[0]
         if isinstance(found, int):
             return found
-    raise ConfigError(f"{config.model_type}: the config has no number {word}")
+    raise ConfigError(f"{getattr(config, 'model_type', 'model')}: the config has no number {word}")
 
 
 def _there(row: Mapping[str, Any], config: Any) -> bool:
     try:
         for one in row.get("shape", ()):
-            number(one, config, {"b": 2, "s": 2, "t": 2})
+            number(one, config, {"b": 2, "s": 2, "t": 2, "pictures": 1})
     except ConfigError:
         return False
     return True

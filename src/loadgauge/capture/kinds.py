@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 
-from loadgauge.capture.inputs import beside_tokens, made
+from loadgauge.capture.inputs import beside_tokens, made, usual_picture
+from loadgauge.capture.pictures import Pictures, processed
 from loadgauge.capture.record import Sized
+from loadgauge.capture.tokens import watch
+from loadgauge.capture.values import whole
 from loadgauge.errors import ConfigError, NotModelled, first_line
 from loadgauge.trace.checkpointing import contexts
 from loadgauge.trace.jobs import mean_loss
@@ -21,15 +24,19 @@ PATCHED = ("pixel_values", "input_features", "input_values")
 """Inputs that stand for a picture or a sound."""
 
 
-def of_config(config: Any, run: TorchRun) -> Sized:
-    """The training of a model of transformers, from its configuration object. Raises ConfigError where there is no class for it."""
+def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None) -> Sized:
+    """The training of a model of transformers, from its configuration object. Raises ConfigError where there is no class for it.
+
+    pictures: arguments that its image processor makes of a sequence's pictures, instead of those of `inputs.toml`
+    """
     kind = model_class(config)
-    config = _own_part(config, kind)
+    name, config = config.model_type, _own_part(config, kind)
     taken = inspect.signature(kind.forward).parameters
     longest = getattr(_text(config), "max_position_embeddings", None)
     both = bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in taken
     heard = next((name for name in PATCHED if name in taken and "input_ids" not in taken), "")
-    beside = beside_tokens(config, taken)
+    beside = beside_tokens(config, taken, name)
+    own = {"input_ids", "decoder_input_ids", "labels"} & set(beside)  # of several codebooks
     if heard and heard != "input_features" and heard not in beside:
         raise NotModelled(f"{kind.__name__} takes {heard} alone: pictures and raw sound are not captured")
 
@@ -38,8 +45,16 @@ def of_config(config: Any, run: TorchRun) -> Sized:
             raise ConfigError(f"{name}: {s} is more than the model's {longest}")
         return torch.empty((b, s), dtype=torch.long, device=device)
 
-    def inputs(device: str, module: Any, b: Any, s: Any, t: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    size = usual_picture(config)
+    usual = pictures or (processed(config, [size]) if size else Pictures())
+
+    def inputs(
+        device: str, module: Any, b: Any, s: Any, t: Any = None, pictures: Pictures | None = None,
+        stop: bool = False,
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+        pictures = pictures or usual
         given: dict[str, Any] = {}
+        watch(module, s, b, stop)
         if heard and heard not in beside:
             given[heard] = _sound(config, module, device, b)
         elif not heard:
@@ -47,11 +62,15 @@ def of_config(config: Any, run: TorchRun) -> Sized:
         labels = given.get("input_ids")
         if both:
             labels = given["decoder_input_ids"] = tokens(device, b, s if heard else t, "s" if heard else "t")
-        sizes = {"b": b, "s": s} | ({} if t is None else {"t": t})
+        sizes = {"b": b, "s": s, "pictures": pictures.count} | ({} if t is None else {"t": t})
         dtype = next(module.parameters()).dtype
-        given |= {name: made(row, config, device, dtype, sizes) for name, row in beside.items() if name not in given}
-        if "labels" in taken:
-            given["labels"] = labels
+        for name, one in pictures.given.items():
+            if name in taken and name not in given:
+                tensor = one.tensor(device, dtype, int(b) if "no_padding" in beside.get(name, {}) else b)
+                given[name] = whole(tensor) if "no_padding" in beside.get(name, {}) else tensor
+        given |= {name: made(row, config, device, dtype, sizes) for name, row in beside.items() if name not in given or name in own}
+        if "labels" in taken and "labels" not in own:
+            given["labels"] = given.get("decoder_input_ids", labels)
         if "use_cache" in taken:
             given["use_cache"] = False
         return (), given

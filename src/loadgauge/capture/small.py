@@ -35,7 +35,15 @@ def small_config(kind: str, layers: int = 2) -> Any:
 
     made = CONFIG_MAPPING[kind]
     stated = _stated().get(kind, {})
-    tree = _cut(made().to_dict(), stated.get("layers", layers))
+    try:
+        tree = made().to_dict()
+    except Exception:  # the defaults contradict themselves
+        nested: dict[str, Any] = {}
+        for key, value in stated.items():
+            if "." in key:
+                _put(nested, key, value)
+        tree = made(**nested).to_dict()
+    tree = _cut(tree, stated.get("layers", layers))
     for key, value in stated.items():
         if key not in ("layers", "precision"):
             _put(tree, key, value)

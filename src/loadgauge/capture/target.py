@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from loadgauge.capture.libraries import library_keys, of_library
 from loadgauge.errors import ConfigError, NotModelled
-from loadgauge.families.catalogue import keys
+from loadgauge.families.catalogue import keys, names_file
+from loadgauge.families.hf import LARGEST_FILE, decode
+from loadgauge.files import read_start
 
 ONE, LENGTH = "b", "s"
 """The names of the number of sequences, and of the tokens of each."""
@@ -20,12 +24,24 @@ def config_keys(target: str) -> dict[str, Any]:
     >>> config_keys("gpt2")["n_embd"]
     768
     """
+    if of_library(target):
+        return library_keys(target)
     found = keys(target)
     if found.get("quantization_config"):
         raise NotModelled(
             f"{target}: quantization_config: a capture trains weights as the class makes them, not quantized"
         )
     return found
+
+
+def processor_keys(target: str) -> dict[str, Any] | None:
+    """The keys of the `preprocessor_config.json` beside a model's config.json; None where there is none. Raises ConfigError."""
+    place = Path(target)
+    file = (place if place.is_dir() else place.parent) / "preprocessor_config.json"
+    if not names_file(target) or not file.is_file():
+        return None
+    found: dict[str, Any] = decode(read_start(file, LARGEST_FILE), str(file))
+    return {key: value for key, value in found.items() if key not in ("auto_map", "image_processor_type", "processor_class")}
 
 
 def sized(names: Sequence[str], given: Mapping[str, int], defaults: Mapping[str, int]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 DECIDE = ("precision", "optimizer", "attention", "recompute", "global_batch")
 """Fields that decide what is run, beside the sizes."""
 LENGTH = 4096
+MOST = 64
+"""Pictures of a sequence."""
 
 
 class NamedSize(click.ParamType):  # type: ignore[type-arg]
@@ -39,6 +42,21 @@ class NamedSize(click.ParamType):  # type: ignore[type-arg]
         return self.fail(f"must be such as t=512, got {str(value)[:40]!r}", param, ctx)
 
 
+class PictureSizes(click.ParamType):  # type: ignore[type-arg]
+    """Width and height of pictures, with commas between."""
+
+    name = "wxh"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[tuple[int, int], ...]:
+        """The sizes [pixels]."""
+        if isinstance(value, tuple):
+            return value
+        found = [re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", one.strip()) for one in str(value).split(",")]
+        if not all(found) or len(found) > MOST:
+            return self.fail(f"must be such as 1024x768,512x512, got {str(value)[:40]!r}", param, ctx)
+        return tuple((int(one[1]), int(one[2])) for one in found if one)
+
+
 @click.command("capture", cls=TorchCommand)
 @click.argument("target", shell_complete=complete_model)
 @click.option(
@@ -46,6 +64,7 @@ class NamedSize(click.ParamType):  # type: ignore[type-arg]
 )
 @job_options(STEP)
 @click.option("--size", "more", type=NamedSize(), multiple=True, help="Another size by its name, such as t=512.")
+@click.option("--picture", type=PictureSizes(), default=(), metavar="WxH,...", help="Pictures of each sequence [pixels].")
 @click.option("--gpu", metavar="GPU", help="A GPU to fit on (`loadgauge gpus` lists them).")
 @click.option("--allow-tight", is_flag=True, help="TIGHT is a yes.")
 @click.option(
@@ -54,7 +73,7 @@ class NamedSize(click.ParamType):  # type: ignore[type-arg]
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
 def command(
     target: str, inputs: str, layers: int | None, more: tuple[tuple[str, int], ...], gpu: str | None, allow_tight: bool,
-    cache: bool, as_json: bool, **given: Any,
+    picture: tuple[tuple[int, int], ...], cache: bool, as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """What does a training step of TARGET take, as formulas of its sizes, from its own code?
 
@@ -66,21 +85,28 @@ def command(
 
     \b
     loadgauge capture llama-3.1-8b --seq-len 8192 --gpu h100
+    loadgauge capture qwen2.5-vl/config.json --picture 1024x768,512x512
     loadgauge capture path/to/config.json --optimizer sgd --recompute full --layers 4
     loadgauge capture train.py:model --inputs train.py:batch --micro-batch 8 --size width=256
     """
     from loadgauge.capture.answer import answer
-    from loadgauge.capture.target import sized
+    from loadgauge.capture.libraries import is_library, usual_sizes
+    from loadgauge.capture.target import config_keys, sized
     from loadgauge.spec.hardware import gpu as find_gpu
 
     begun = time.perf_counter()
     card = None if gpu is None else find_gpu(gpu)
     job = make_job(target, **given)
     _refuse_of_script(job, inputs, layers)
+    if picture and is_script(job.model):
+        raise click.UsageError("--picture: is for a MODEL; a module of one's own has the --inputs that are given")
     asked = {"b": job.micro_batch, "s": job.seq_len}
     defaults = {name: value for name, value in (("b", 1), ("s", LENGTH)) if asked[name] is None}
     sizes = {name: value for name, value in asked.items() if value is not None} | dict(more)
-    found, cached = _captured(job, inputs, layers, sizes, defaults, cache)
+    if not is_script(target) and is_library(keys := config_keys(target)):
+        defaults = {"b": 1} | usual_sizes(keys, target)
+        defaults = {name: value for name, value in defaults.items() if name not in sizes}
+    found, cached = _captured(job, inputs, layers, sizes, defaults, cache, picture)
     whole = sized(found.names, sizes, defaults)
     seconds = time.perf_counter() - begun
     result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found))
@@ -97,11 +123,13 @@ def command(
 
 
 def _captured(
-    job: Job, inputs: str, layers: int | None, given: dict[str, int], defaults: dict[str, int], keep: bool
+    job: Job, inputs: str, layers: int | None, given: dict[str, int], defaults: dict[str, int], keep: bool,
+    pictures: tuple[tuple[int, int], ...] = (),
 ) -> tuple[Captured, bool]:
     """A capture that holds at the sizes, and whether it was kept on disk."""
     from loadgauge.capture import store
-    from loadgauge.capture.target import config_keys, sized
+    from loadgauge.capture.libraries import is_library, library_version
+    from loadgauge.capture.target import config_keys, processor_keys, sized
 
     file, known = None, []
     if not is_script(job.model):
@@ -111,6 +139,10 @@ def _captured(
             decide = {name: value for name in DECIDE if (value := getattr(job, name)) is not None}
             if job.global_batch is not None:
                 decide["micro_batch"] = given.get("b", 1)
+            if is_library(keys):
+                decide["library"] = library_version(keys)
+            if pictures:
+                decide |= {"pictures": pictures, "processor": processor_keys(job.model)}
             file = store.place(keys, decide | {"layers": layers})
             known = store.load(file)
     for one in known:
@@ -123,7 +155,7 @@ def _captured(
     request = Request(job, layers=layers)
     # What the script prints is not part of the answer.
     shown = sys.stderr if is_script(job.model) else None
-    found = in_child(capture_request, request, shown, inputs=inputs, given=given, defaults=defaults)
+    found = in_child(capture_request, request, shown, inputs=inputs, given=given, defaults=defaults, pictures=pictures)
     if file is not None:
         store.save(file, [*known, found])
     return found, False

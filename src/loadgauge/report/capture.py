@@ -29,6 +29,10 @@ def print_answer(answer: Answer) -> None:
             f"80 % range {in_gib(needed.low, 1)}-{gib(needed.high, 1)}; {shown(answer.allocated)} in tensors at {at}"
         )
     target.print(f"{answer.parameters:,} parameters; {answer.operations:,} operations in a step")
+    if answer.pictures:
+        total = sum(tokens for _, tokens in answer.pictures)
+        each = "; ".join(f"{size}: {tokens:,} tokens" for size, tokens in answer.pictures)
+        target.print(f"Pictures of a sequence: {each}; in all {total:,} of its {answer.sizes['s']:,} tokens")
     letters, unit = _unit(answer.peak)
     rows = [
         [name, f"{nbytes / unit:,.2f}", f"{nbytes / answer.peak:.0%}", bar(target, nbytes / answer.peak)]

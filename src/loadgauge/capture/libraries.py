@@ -1,0 +1,199 @@
+"""Models of diffusers, timm and torchvision as targets: `LIBRARY:NAME`, or a diffusers `config.json`, built without weights."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from loadgauge.errors import ConfigError, NotModelled, closest, first_line
+from loadgauge.package_data import read_data
+
+if TYPE_CHECKING:
+    from loadgauge.capture.record import Sized
+    from loadgauge.trace.torch_run import TorchRun
+
+LIBRARIES = ("diffusers", "timm", "torchvision")
+_CLASS = "_class_name"
+"""The key of a diffusers config that names its class."""
+
+
+def of_library(target: str) -> bool:
+    """Whether a target is a library and a name in it.
+
+    >>> of_library("timm:resnet50"), of_library("gpt2"), of_library("train.py:model")
+    (True, False, False)
+    """
+    library, colon, name = target.partition(":")
+    return bool(colon) and library in LIBRARIES and bool(name)
+
+
+def library_keys(target: str) -> dict[str, Any]:
+    """What stands for the config of `LIBRARY:NAME`. Raises ConfigError where the library is not installed, or its class not known.
+
+    >>> library_keys("diffusers:Unknown")
+    Traceback (most recent call last):
+    loadgauge.errors.ConfigError: diffusers:Unknown: what it is trained on is not known; capture script.py:function with --inputs
+    """
+    library, _, name = target.partition(":")
+    keys = {"library": library, _CLASS: name}
+    _row(keys, target)
+    _needs(library)
+    return keys
+
+
+def is_library(keys: Mapping[str, Any]) -> bool:
+    """Whether keys are of a model of one of these libraries."""
+    return "library" in keys or (isinstance(keys.get(_CLASS), str) and "model_type" not in keys)
+
+
+def usual_sizes(keys: Mapping[str, Any], target: str) -> dict[str, int]:
+    """The sizes of a model's inputs unless they are said, beside b. Raises ConfigError for a class that is not known.
+
+    A name that ends with the side of its pictures says so, as timm's do.
+
+    >>> usual_sizes({"library": "timm", "_class_name": "vit_base_patch16_384"}, "timm:vit_base_patch16_384")
+    {'h': 384, 'w': 384}
+    """
+    found = dict(_row(keys, target)["sizes"])
+    side = re.search(r"_(\d{3})(\.|$)", keys[_CLASS]) if keys.get("library") == "timm" else None
+    return dict.fromkeys(found, int(side[1])) if side else found
+
+
+def library_version(keys: Mapping[str, Any]) -> str:
+    """The version of the library that a model is of."""
+    from importlib.metadata import version
+
+    return version(str(keys.get("library", "diffusers")))
+
+
+def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
+    """The training of a model of a library, from its config or its name. Raises ConfigError and NotModelled."""
+    import torch
+    from torch import nn
+
+    from loadgauge.capture.inputs import made
+    from loadgauge.capture.record import Sized
+    from loadgauge.trace.torch_run import ATTENTIONS
+
+    library, row = str(keys.get("library", "diffusers")), _row(keys, target)
+    _needs(library)
+    if ATTENTIONS[run.training.kernels.attention] != "sdpa":
+        raise NotModelled(f"{target}: --attention: a model of {library} has the kernel that it calls")
+    recompute = run.layout.recompute.mode != "none"
+    if recompute and library == "torchvision":
+        raise NotModelled(f"{target}: --recompute: torchvision's models have none")
+    loss = functools.partial(_loss, row["loss"])
+    config: dict[str, Any] = {}
+
+    def build(device: str) -> nn.Module:
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(run.dtype)
+        try:
+            with torch.device(device), _no_initial_values():
+                module, read = _made(library, keys, target)
+        finally:
+            torch.set_default_dtype(default)
+        config.clear()
+        config.update(read)
+        if recompute:
+            getattr(module, "enable_gradient_checkpointing", None) and module.enable_gradient_checkpointing()
+            getattr(module, "set_grad_checkpointing", None) and module.set_grad_checkpointing(True)
+        return module.train()
+
+    def inputs(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        dtype = next(module.parameters()).dtype
+
+        def of(rows: Mapping[str, Any]) -> dict[str, Any]:
+            given = {}
+            for name, one in rows.items():
+                if "shape" not in one:
+                    given[name] = of(one) or None
+                elif not one.get("when") or config.get(one["when"]):
+                    given[name] = made(one, config, device, dtype, sizes)
+            return given
+
+        given = of(row["inputs"])
+        return (tuple(given.values()), {}) if library != "diffusers" else ((), given)
+
+    return Sized(build, inputs, loss, run, ("b", *row["sizes"]))
+
+
+def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict[str, Any]]:
+    """A model and the keys of its config."""
+    name = keys[_CLASS]
+    try:
+        if library == "timm":
+            import timm
+
+            return timm.create_model(name, pretrained=False), {}
+        if library == "torchvision":
+            import torchvision
+
+            return torchvision.models.get_model(name, weights=None), {}
+        import diffusers
+
+        kind = getattr(diffusers, name)
+        given = {key: value for key, value in keys.items() if key != "library" and not key.startswith("_")}
+        module = kind.from_config(given)
+        return module, dict(module.config)
+    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+        raise ConfigError(f"{target}: {first_line(error)[:200]}") from None
+
+
+def _loss(kind: str, result: Any) -> Any:
+    """A scalar of what a model returns: against noise, or of classes."""
+    import torch
+    from torch.nn import functional
+    from torch.utils._pytree import tree_leaves
+
+    found = next(one for one in tree_leaves(getattr(result, "sample", result)) if isinstance(one, torch.Tensor))
+    if kind == "mse":
+        return functional.mse_loss(found.float(), torch.empty_like(found, dtype=torch.float32))
+    rows = found.flatten(0, -2) if found.dim() > 1 else found[None]
+    return functional.cross_entropy(rows, torch.empty(rows.shape[:1], dtype=torch.long, device=rows.device))
+
+
+@contextlib.contextmanager
+def _no_initial_values() -> Iterator[None]:
+    """Random numbers of weights are not drawn, and what truncates them does not loop."""
+    import torch
+
+    names = ("trunc_normal_", "normal_", "uniform_", "xavier_uniform_", "kaiming_normal_", "kaiming_uniform_", "xavier_normal_")
+    before = {name: getattr(torch.nn.init, name) for name in names}
+    try:
+        for name in names:
+            setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
+        yield
+    finally:
+        for name, own in before.items():
+            setattr(torch.nn.init, name, own)
+
+
+def _row(keys: Mapping[str, Any], target: str) -> dict[str, Any]:
+    table = _table()
+    library = str(keys.get("library", "diffusers"))
+    found = table[library] if library != "diffusers" else table[library].get(keys[_CLASS])
+    if found is None:
+        near = closest(str(keys[_CLASS]), list(table[library]))
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(
+            f"{target}: what it is trained on is not known{hint}; capture script.py:function with --inputs"
+            if not hint else f"{target}: what it is trained on is not known{hint}"
+        )  # fmt: skip
+    row: dict[str, Any] = found
+    return row
+
+
+def _needs(library: str) -> None:
+    if find_spec(library) is None:
+        raise ConfigError(f"needs {library}: pip install {library}")
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(read_data("capture/libraries.toml"))
