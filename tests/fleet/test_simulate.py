@@ -8,7 +8,18 @@ import pytest
 
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.cost import checkpoint_interval, goodput
-from loadgauge.fleet.failures import NONE, Checkpoint, Failures, Part, Recovery, Span, checkpoint, failures, failures_ids, span
+from loadgauge.fleet.failures import (
+    NONE,
+    Checkpoint,
+    Failures,
+    Part,
+    Recovery,
+    Span,
+    checkpoint,
+    failures,
+    failures_ids,
+    span,
+)
 from loadgauge.fleet.simulate import NAMES, Run, simulate
 
 DAY, HOUR = 86_400.0, 3600.0
@@ -37,7 +48,9 @@ def test_without_failures_a_run_is_its_steps() -> None:
 
 
 @pytest.mark.parametrize("mean", [1200.0, 3600.0, 4 * HOUR, 12 * HOUR])
-@pytest.mark.parametrize(("stall", "restart", "shift"), [(60, 300, 1), (20, 600, 0.5), (60, 0, 2), (120, 900, 1), (5, 60, 1)])
+@pytest.mark.parametrize(
+    ("stall", "restart", "shift"), [(60, 300, 1), (20, 600, 0.5), (60, 0, 2), (120, 900, 1), (5, 60, 1)]
+)
 def test_exponential_failures_give_daly(mean: float, stall: float, restart: float, shift: float) -> None:
     """daly2006 at 20 points: within three errors of the mean of the sample, and within 1 %."""
     every = shift * checkpoint_interval(stall, mean)
@@ -134,8 +147,14 @@ def test_a_million_gpus_cost_as_many_turns() -> None:
         took.append(process_time() - started)
         assert found.interruptions.mean() == pytest.approx(run.gpus * 90 * 24 / 400_000, rel=0.02)
         assert sum(found.names.values()) == pytest.approx(found.seconds, rel=1e-9)
-    part = simulate(mixed(failures=failing(600.0), gpus=1000, every=60.0, recovery=AT_ONCE), 50, horizon=200 * DAY)
-    assert float(part.goodput.mean()) == pytest.approx(goodput(3.0, 600.0, 0.0, 60.0), rel=0.07)
+    part = simulate(
+        mixed(
+            failures=failing(600.0), gpus=1000, every=60.0, lag=0.0, reload=0.0, slow=(0, 0), spares=0, recovery=AT_ONCE
+        ),
+        50,
+        horizon=200 * DAY,
+    )
+    assert float(part.goodput.mean()) == pytest.approx(goodput(3.0, 600.0, 0.0, 60.0), rel=0.01)
 
 
 def test_what_cannot_be() -> None:
@@ -161,11 +180,50 @@ def test_what_cannot_be() -> None:
 
 
 def test_llama3() -> None:
-    """54 days on 16,384 H100: 419 unexpected interruptions out of what other fleets saw, and more than 90 % effective time."""
-    fleets = simulate(mixed(failures=failures("studies"), slow=(0.0, 0.0)), 400, seed=1, horizon=54 * DAY)
+    """54 days on 16,384 H100: 419 unexpected interruptions, by what other fleets saw, and more than 90 % effective time, by its causes.
+
+    From the paper: 405 B parameters, 24,576 GPUs in the cluster, 2 TB/s of storage. The interval is the best one.
+    """
+    write = 405e9 * 14 / 2e12
+    every = checkpoint_interval(write, 54 * DAY / 419)
+    job = {
+        "spares": 1024,
+        "every": every,
+        "stall": write,
+        "lag": 0.0,
+        "reload": write,
+        "storage": 0.0,
+        "slow": (0.0, 0.0),
+    }
+    fleets = simulate(mixed(failures=failures("studies"), **job), 300, seed=1, horizon=54 * DAY)
     low, _, high = fleets.quantiles(fleets.interruptions)
     assert low < 419 < high
-    own = simulate(mixed(failures=failures("llama3"), slow=(0.0, 0.0)), 400, seed=1, horizon=54 * DAY)
-    low, _, high = own.quantiles(own.goodput)
-    assert low < 0.91 < high
-    assert high > 0.90
+    own = simulate(mixed(failures=failures("llama3"), **job), 300, seed=1, horizon=54 * DAY)
+    low, middle, high = own.quantiles(own.goodput)
+    assert low < 0.90 < middle < high
+
+
+def chronicle(nodes: int, spares: int, days: float, every: float, horizon: float | None = None) -> object:
+    """A run of 2022, where somebody has to notice: at once, or in the morning."""
+    recovery = Recovery(detect=Span(600.0, 10 * HOUR))
+    run = Run(
+        work=days * DAY, gpus=8 * nodes, spares=spares, every=every, stall=40.0, reload=40.0,
+        failures=failures("studies"), recovery=recovery,
+    )  # fmt: skip
+    return simulate(run, 400, seed=4, horizon=horizon)
+
+
+def test_bloom() -> None:
+    """48 nodes and 4 spares, a checkpoint every 3 h; 366 B tokens in steps of 2,048 x 2,048 of 105 s: 1 to 2 failures a week."""
+    found = chronicle(48, 4, 366e9 / 2048**2 * 105 / DAY, 3 * HOUR)
+    low, _, high = found.quantiles(found.interruptions / (found.seconds / (7 * DAY)))
+    assert low < 1.5 < high
+    low, _, high = found.quantiles(found.seconds / DAY)
+    assert low < 117.5 < high  # 1,082,990 GPU hours on 384 GPUs
+
+
+def test_opt() -> None:
+    """124 nodes, two months: at least 35 manual restarts for hardware. Restarts for diverged losses are not modelled, so no days."""
+    found = chronicle(124, 12, 33, 3 * HOUR, 60 * DAY)
+    low, _, high = found.quantiles(found.interruptions)
+    assert low < 35 < high

@@ -94,7 +94,9 @@ def failures(text: str) -> Failures:
         if unit != "second" or value <= 0:
             raise ConfigError(f"must be hours between failures of one GPU, got {text!r}", key="failures")
         every = Part(name="any", count=1)
-        return Failures(id=text, name=f"one in {text} of a GPU", source=(), low=1 / value, high=1 / value, parts=(every,))
+        return Failures(
+            id=text, name=f"one in {text} of a GPU", source=(), low=1 / value, high=1 / value, parts=(every,)
+        )
     own = text.endswith(".toml")
     try:
         body = Path(text).read_text(encoding="utf-8") if own else read_data(f"failures/{text}.toml")
@@ -192,7 +194,9 @@ def checkpoint(text: str) -> Checkpoint:
     """
     way, _, every = text.partition(":")
     if way not in ("sync", "async", "memory", "none"):
-        raise ConfigError(f"must be sync, async, memory or none, with an interval as in async:5min, got {text!r}", key="checkpoint")
+        raise ConfigError(
+            f"must be sync, async, memory or none, with an interval as in async:5min, got {text!r}", key="checkpoint"
+        )
     if not every:
         return Checkpoint(way=way)  # type: ignore[arg-type]
     value, unit = parse(every)
