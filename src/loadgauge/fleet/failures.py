@@ -82,8 +82,8 @@ def failures_ids() -> tuple[str, ...]:
 def failures(text: str) -> Failures:
     """Read failures: an id, a TOML file, `none`, or the hours between failures of one GPU. Raises `ConfigError`.
 
-    >>> 1 / failures("llama3").rate / 3600 / 16384  # hours between 466 interruptions on 16,384 GPUs
-    2.781115879828326
+    >>> round(1 / failures("llama3").rate / 3600 / 16384, 3)  # hours between interruptions on 16,384 GPUs
+    2.781
     >>> failures("50000h").rate * 3600
     2e-05
     """

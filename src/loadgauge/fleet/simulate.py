@@ -127,10 +127,32 @@ def _classes(numpy: Any, failures: Failures) -> _Classes:
     )
 
 
-def closed_form(run: Run) -> float:
-    """Return the share of progress by daly2006, with every rate and time in the middle of its range and hosts enough.
+def away(run: Run) -> tuple[float, float]:
+    """Return how many hosts the job lacks on average, and how often a failure finds no spare: of so many broken ones at once as
+    a Poisson count has.
 
-    What is simulated beside it: waiting for hosts, missing replicas, checkpoints that are not yet written or lost with their peers.
+    >>> from loadgauge.fleet.failures import failures
+    >>> [round(value, 3) for value in away(Run(work=1e6, gpus=16384, spares=12, failures=failures("llama3")))]
+    [1.215, 0.577]
+    """
+    share = sum(run.failures.share(part) for part in run.failures.parts if part.needs == "host")
+    mean = run.gpus * run.failures.rate * share * run.recovery.repair
+    lacking = short = 0.0
+    chance = math.exp(-mean) if mean < 700 else 0.0
+    if not chance:
+        return max(0.0, mean - run.spares), float(mean > run.spares)
+    for hosts in range(int(mean + 12 * math.sqrt(mean) + 12)):
+        if hosts >= run.spares:
+            short += chance
+            lacking += chance * (hosts - run.spares)
+        chance *= mean / (hosts + 1)
+    return lacking, short
+
+
+def closed_form(run: Run) -> float:
+    """Return the share of progress by daly2006, with every rate and time in the middle of its range.
+
+    Beside Daly's: the hosts that are away, for which all wait or without which the others go on.
     """
     recovery, whole = run.recovery, run.failures
     slow = 1 / (1 + sum(run.slow) / 2)
@@ -139,10 +161,16 @@ def closed_form(run: Run) -> float:
     kept = slow / (1 + planned * recovery.maintenance.middle)
     if not rate:
         return kept * (run.every / (run.every + run.stall) if math.isfinite(run.every) else 1.0)
-    spans = (recovery.detect, recovery.regroup, recovery.warm)
+    lacking, short = away(run)
     if recovery.way == "restart":
         spans = (recovery.detect, recovery.diagnose, recovery.swap, recovery.restart, recovery.warm)
-    down = sum(one.middle for one in spans) + (run.reload if recovery.way == "restart" else 0.0)
+        down = sum(one.middle for one in spans) + run.reload + short * recovery.repair / (run.spares + 1)
+    else:
+        down = recovery.detect.middle + recovery.regroup.middle + recovery.warm.middle
+        replicas = max(1, run.gpus // run.group)
+        each = max(1, run.node // run.group)
+        fewer = lacking / max(1, run.group // run.node) if recovery.way == "reroute" else lacking * each
+        kept *= max(1 - fewer / replicas, 1 / replicas)
     return kept * goodput(run.stall, 1 / rate, down, min(run.every, run.work))
 
 
