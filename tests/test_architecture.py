@@ -18,6 +18,7 @@ LEVELS = [  # a module imports only from rows above its own, or from its own fol
     {"equation"},
     {"formats"},
     {"resolve"},
+    {"fleet"},
     {"plan"},
     {"advise"},
     {"train"},

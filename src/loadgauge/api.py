@@ -87,6 +87,7 @@ class Flags(TypedDict, total=False):
     gpus_per_node: int
     link_bandwidth: str
     nic_bandwidth: str
+    topology: str
     cp_comm: Literal["ring", "all_gather", "all_to_all"]
     mtp: bool
     expert_imbalance: float

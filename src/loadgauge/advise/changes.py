@@ -115,7 +115,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             model=space.model, training=case.training, gpu=case.cluster.gpu, gpus=space.gpus,
             global_batch=space.global_batch, seq_len=space.seq_len, ragged=space.lengths is not None,
-            links=case.cluster.links,
+            links=() if case.cluster.topology is not None else case.cluster.links,
         )  # fmt: skip
 
     @property

@@ -21,6 +21,7 @@ COMMANDS = {
     "estimate": "does it fit, where does every byte go, how long, what does it cost",
     "plan": "the best of all valid layouts, or the nearest miss",
     "network": "what the network must carry, how fast, and whether it can",
+    "fleet": "a whole run on a fleet: failures, spares, checkpoints, topology and sites, by simulation",
     "equation": "the closed form of a quantity, with its source",
     "article": "the tables of five articles, as printed and as they are right",
     "validate": "predicted against published runs",

@@ -106,6 +106,8 @@ def _setup(given: Setup, *, oversubscription: float | None, pod: int | None, rai
         raise ConfigError("rescales whole steps, and says nothing of links; use it with `estimate`", key="measured")
     if oversubscription is None and (pod is not None or rails):
         raise ConfigError("goes with --oversubscription", key="rails" if rails else "pod")
+    if given.job.topology is not None and oversubscription is not None:
+        raise ConfigError("is what --topology states", key="oversubscription")
     if given.cluster is None:
         raise NotStated(given.untimed)
     return NetworkCase.of(

@@ -267,6 +267,8 @@ def _slowest_link(
     progress: Progress,
 ) -> Answer:  # fmt: skip
     """Tries speeds of the link at `place`, the slowest first."""
+    if case.cluster.topology is not None:
+        raise ConfigError("asks for a link that --topology states", key="find")
     best = None
     for words, bandwidth in speeds:
         progress(words)

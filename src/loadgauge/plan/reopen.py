@@ -43,6 +43,8 @@ def reopen(
 
 def _resize(old: Cluster, gpus: int) -> Cluster:
     """Another number of GPUs of the same kind, with the same links."""
+    if old.topology is not None:
+        return cluster(old.gpu, gpus, topology=old.topology)
     inner = old.links[0].bandwidth if old.links[0].domain > 1 else None
     outer = old.links[-1].bandwidth if len(old.links) > 1 else None
     usual = old.gpus_per_node if old.gpus > old.gpus_per_node else None

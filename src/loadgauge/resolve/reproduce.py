@@ -213,6 +213,8 @@ def _links(job: Job, machines: Cluster | None) -> dict[str, Any]:
     """The flags of the links: the given ones if they result in this cluster, else those that differ from the GPU's own."""
     names = ("gpus_per_node", "link_bandwidth", "nic_bandwidth")
     given: dict[str, Any] = {name: getattr(job, name) for name in names}
+    if machines is not None and machines.topology is not None:
+        return given | {"topology": job.topology or machines.topology.id}
     if machines is None or _cluster(machines, **given) == machines:
         return given
     inner = machines.links[0].bandwidth if machines.links[0].domain > 1 else None

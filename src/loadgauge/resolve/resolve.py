@@ -36,6 +36,7 @@ from loadgauge.spec.optimizers import parse as parse_optimizer
 from loadgauge.spec.overlap import Overlap
 from loadgauge.spec.roads import ROADS
 from loadgauge.spec.stacks import LOSS_SFT, UPCAST_SFT, Stack
+from loadgauge.spec.topology import topology
 from loadgauge.spec.training import Training, training
 from loadgauge.units import gib, parse, rate
 
@@ -402,8 +403,14 @@ def _cluster(job: Job, card: Gpu | None, layout: Layout) -> tuple[Cluster | None
     if card is None:
         return None, ""
     link, adapter = (bandwidth(getattr(job, name), name) for name in ("link_bandwidth", "nic_bandwidth"))
+    network = None
+    if job.topology is not None:
+        for name in ("gpus_per_node", "link_bandwidth", "nic_bandwidth"):
+            if getattr(job, name) is not None:
+                raise ConfigError("is what --topology states", key=name)
+        network = topology(job.topology)
     try:
-        found = cluster(card, layout.gpus, job.gpus_per_node, link, adapter)
+        found = cluster(card, layout.gpus, job.gpus_per_node, link, adapter, topology=network)
         return msgspec.structs.replace(found, sustained=sustained(job)), ""
     except NotStated as error:
         return None, str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from loadgauge.errors import ConfigError, NotStated
 from loadgauge.spec.calibration import efficiencies
 from loadgauge.spec.hardware import Cluster, Gpu, Link
+from loadgauge.spec.topology import Topology
 
 GPUS_PER_NODE = 8
 """Where neither the user nor the GPU's file states it."""
@@ -42,8 +43,11 @@ def cluster(
     link_bandwidth: float | None = None,
     nic_bandwidth: float | None = None,
     link_domain: int | None = None,
+    topology: Topology | None = None,
 ) -> Cluster:
     """Return a cluster of `gpus` GPUs with the links that their file states; bandwidths in byte/s per GPU and direction.
+
+    topology: states all links in place of that file
 
     Latencies are those of the GPU's calibration. Raises `NotStated` where a bandwidth is needed that no source states and
     the user does not give, `ConfigError` where the GPUs are not whole nodes.
@@ -56,6 +60,8 @@ def cluster(
     >>> [link.domain for link in cluster(gpu("h100-sxm5-80gb"), 16, gpus_per_node=1).links]
     [1, 16]
     """
+    if topology is not None:
+        return _on(topology, gpu, gpus)
     domain = link_domain or domain_of(gpu, gpus_per_node)
     if link_domain is None and domain > GPUS_PER_NODE:
         domain = evenly(gpus, domain)
@@ -75,3 +81,22 @@ def cluster(
     if gpus % node:
         raise ConfigError(f"{gpus} GPUs are not whole nodes of {node}; give --gpus-per-node", key="gpus_per_node")
     return Cluster(gpu=gpu, gpus=gpus, gpus_per_node=node, links=tuple(links))
+
+
+def _on(topology: Topology, gpu: Gpu, gpus: int) -> Cluster:
+    """The cluster that a topology describes."""
+    domain = topology.domain
+    if domain > GPUS_PER_NODE and gpus > domain:
+        domain = evenly(gpus, domain)
+    found = topology.cut(gpus, domain)
+    known = efficiencies(gpu.id)
+    links = [Link(bandwidth=gpu.memory_bandwidth, latency=0.0, domain=1)]
+    if domain > 1:
+        inner = Link(bandwidth=topology.tiers[0].bandwidth, latency=known.inner_latency, domain=min(domain, gpus))
+        links = [inner]
+    if gpus > domain:
+        links.append(Link(bandwidth=found.beyond[0].bandwidth, latency=known.outer_latency, domain=gpus))
+    node = min(domain, GPUS_PER_NODE, gpus)
+    if gpus % node:
+        raise ConfigError(f"{gpus:,} GPUs are not whole nodes of {node}, which {topology.name} has", key="gpus")
+    return Cluster(gpu=gpu, gpus=gpus, gpus_per_node=node, links=tuple(links), topology=topology)

@@ -446,6 +446,15 @@ class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
             needs="gpu",
         ),
     ] = None  # fmt: skip
+    topology: Annotated[
+        str | None,
+        _field(
+            "text", "cluster",
+            "The network from the node to the site, tier by tier: rail, nvl72, ... or a TOML file of your own; in place of the"
+            " links of the GPU's file.",
+            metavar="NAME", values=("rail", "fat-tree-4to1", "nvl72", "llama3"), needs="gpu",
+        ),
+    ] = None  # fmt: skip
     cp_comm: Annotated[
         str | None,
         _field("choice", "layout", "How cp ranks exchange keys and values.", choices=get_args(CpComm), needs="cp"),

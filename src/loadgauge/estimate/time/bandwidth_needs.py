@@ -387,6 +387,8 @@ def what_if(setup: NetworkCase, network: Network) -> Iterator[Change]:
             speed = getattr(fabric, field)
             for factor in (2, 0.5):
                 yield changed(f"{title} x {factor:g}", **{field: speed * factor})
+    if fabric.tiers:
+        return
     for size, title in ((NODE, "nodes"), (RACK, "racks")):
         domain = filling(layout, size)
         if fabric.domain not in (1, domain):

@@ -16,9 +16,11 @@ import msgspec
 
 from loadgauge.algebra import Size, ceil_div, common_divisor, maximum, minimum, same, spread, square_root, where
 from loadgauge.errors import ConfigError
+from loadgauge.estimate.time import tiers as network
 from loadgauge.spec.axes import RANK_ORDER
 from loadgauge.spec.calibration import Efficiencies, Wire
 from loadgauge.spec.hardware import Cluster
+from loadgauge.spec.topology import Tier
 
 Kind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send_recv"
@@ -146,6 +148,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     pod: GPUs that reach one another at full speed (None: with rails all of them, without rails one domain)
     rails: whether adapter i of every domain of a pod hangs on the same leaf switch: traffic between GPUs of the same place
         stays on it, other traffic passes the oversubscribed part
+    tiers: of a topology, beyond the domain; they take the place of `outer_bandwidth` and of the three above
     """
 
     domain: int
@@ -164,6 +167,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     outer_start: float = 0.0
     outer_root: float = 0.0
     dispatch_link: float = 0.0
+    tiers: tuple[Tier, ...] = ()
 
     @classmethod
     def of(cls, cluster: Cluster, efficiencies: Efficiencies, *, rails: bool = False) -> Fabric:
@@ -179,6 +183,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
         """
         inner, network = cluster.links[0], cluster.links[min(1, len(cluster.links) - 1)]
         beyond = cluster.links[-1]
+        torus = cluster.topology is not None and cluster.topology.domain == 1
         # Of a cluster with latencies of its own, measured times change with them.
         slower = inner.latency / efficiencies.inner_latency if inner.domain > 1 else 1.0
         return cls(
@@ -198,9 +203,11 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
             },
             nvls=efficiencies.nvls if inner.domain >= efficiencies.nvls_ranks else 0.0,
             nvls_ranks=efficiencies.nvls_ranks,
-            outer_start=efficiencies.outer_start,
-            outer_root=efficiencies.outer_root,
+            # Chips of a torus send to one another without adapters and hosts.
+            outer_start=0.0 if torus else efficiencies.outer_start,
+            outer_root=0.0 if torus else efficiencies.outer_root,
             dispatch_link=efficiencies.dispatch_link,
+            tiers=() if cluster.topology is None else cluster.topology.cut(cluster.gpus, inner.domain).beyond,
         )
 
     @property
@@ -213,14 +220,29 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
         """Achieved bandwidth of one GPU's share of the network, beyond a pod [byte/s]."""
         return self.outer_bandwidth * self.outer_efficiency / self.oversubscription
 
-    def outer_for(self, group: Group) -> Size:
-        """Return the achieved bandwidth of one GPU's share of the network on a group's path [byte/s]."""
+    def outer_for(self, group: Group, way: network.Way = "ring", *, sums: bool = False) -> Size:
+        """Return the achieved bandwidth of one GPU's share of the network on a group's path [byte/s].
+
+        way, sums: as in `tiers.path`
+        """
+        if self.tiers:
+            slowest = network.path(self.tiers, self.domain, self.inner_bandwidth, group, way, sums=sums)
+            return slowest * (self.outer_bandwidth / self.tiers[0].bandwidth) * self.outer_efficiency
         if self.oversubscription == 1:
             return self.outer
         full: Any = True if self.pod is None and self.rails else group.domains(self.pod or self.domain) == 1
         if self.rails:
             full = full & group.aligned(self.domain)
         return where(full, self.outer * self.oversubscription, self.outer)
+
+    def between(self, group: Group, steps: Literal["ring", "tree", "one"]) -> Size:
+        """Return the seconds of the messages between domains that one pass waits for, one after the other."""
+        if self.tiers:
+            return network.latency(self.tiers, self.domain, self.outer_latency, group, steps)
+        domains = group.domains(self.domain)
+        if steps == "one":
+            return self.outer_latency
+        return ((domains - 1) if steps == "ring" else network.log2(domains)) * self.outer_latency
 
 
 def groups(degrees: dict[str, Size], order: tuple[str, ...] = RANK_ORDER) -> dict[str, Group]:
@@ -304,11 +326,14 @@ def seconds(
     outer = fabric.outer_for(group)
     alone = where(n > 1, 1, 0)
     if kind == "send_recv":
-        return alone * where(d > 1, fabric.outer_latency + nbytes / outer, fabric.inner_latency + nbytes / fabric.inner)
+        return alone * where(
+            d > 1, fabric.between(group, "one") + nbytes / outer, fabric.inner_latency + nbytes / fabric.inner
+        )
     wire = fabric.wires.get(kind) or Wire(0.0, fabric.inner_latency, fabric.inner_efficiency, 0.0)
     inner = fabric.inner_bandwidth * wire.share
     if kind in ("all_to_all", "gather", "scatter"):
         # Parts for other domains go over the GPU's own adapter, the rest inside the domain, at the same time.
+        outer = fabric.outer_for(group, "pairs")
         inside, outside = nbytes * (m - 1) / n / inner, nbytes * (n - m) / n / outer
         if not same(copies, 1):
             return alone * _dispatch(nbytes, group, fabric, copies, rows)
@@ -316,10 +341,10 @@ def seconds(
         start = wire.start or fabric.inner_latency
         alone_here = start + (wire.step * (n - 1) if wire.start else 0) + whole + wire.root * square_root(whole)
         # Pairs send at once: there is no ring whose pieces get small.
-        across = fabric.outer_latency + fabric.outer_start + wire.start + maximum(inside, outside)
+        across = fabric.between(group, "one") + fabric.outer_start + wire.start + maximum(inside, outside)
         return alone * where(d > 1, across, alone_here)
     passes = 2 if kind == "all_reduce" else 1
-    steps = (n - d) * fabric.inner_latency + (d - 1) * fabric.outer_latency
+    steps = (n - d) * fabric.inner_latency + fabric.between(group, "ring")
     bus = where(d > 1, minimum(inner, m * outer), inner)
     carried = nbytes * bus_factor(kind, n) / bus
     ring = carried + passes * steps
@@ -328,11 +353,13 @@ def seconds(
         ring = where(d > 1, ring + wire.start + _beyond(fabric, carried), here)
     if kind != "all_reduce" or algorithm == "ring":
         return alone * ring
+    if fabric.tiers:
+        outer = fabric.outer_for(group, "tree", sums=True)
     if algorithm == "hierarchical":
-        return alone * _hierarchical(nbytes, n, m, d, outer, fabric)
+        return alone * _hierarchical(nbytes, group, outer, fabric)
     if wire.start and algorithm == "auto":
-        return alone * minimum(ring, _in_domains(nbytes, n, m, d, outer, fabric, wire))
-    levels = (n / d - 1) * fabric.inner_latency + _log2(d) * fabric.outer_latency
+        return alone * minimum(ring, _in_domains(nbytes, group, outer, fabric, wire))
+    levels = (n / d - 1) * fabric.inner_latency + fabric.between(group, "tree")
     tree = 2 * nbytes / (TREE_EFFICIENCY * bus) + 2 * levels
     return alone * (tree if algorithm == "tree" else minimum(ring, tree))
 
@@ -345,23 +372,26 @@ def _dispatch(nbytes: Size, group: Group, fabric: Fabric, copies: Size, rows: Si
     inside = nbytes * sent * (m - 1) / m / (fabric.inner_bandwidth * wire.share)
     # Each token is looked up, and each copy of it written, one by one.
     inside = inside + rows * (wire.step / copies + wire.root * sent)
-    reached = fabric.outer_for(group) / fabric.outer_efficiency * (fabric.dispatch_link or fabric.outer_efficiency)
+    reached = (
+        fabric.outer_for(group, "pairs") / fabric.outer_efficiency * (fabric.dispatch_link or fabric.outer_efficiency)
+    )
     outside = nbytes * (n - m) / n * single_copies(copies, d) / reached
     return wire.start + where(d > 1, fabric.outer_start + maximum(inside, outside), inside)
 
 
-def _in_domains(nbytes: Size, n: Size, m: Size, d: Size, outer: Size, fabric: Fabric, wire: Wire) -> Size:
+def _in_domains(nbytes: Size, group: Group, outer: Size, fabric: Fabric, wire: Wire) -> Size:
     """All-reduce of which each domain sends 2 (d-1)/d of the tensor over its adapters, summed inside it before and after.
 
     Inside, a ring over its members, or the switch itself where it can sum (NVLS): the tensor once over each GPU's link.
     """
+    m, d = group.members(fabric.domain), group.domains(fabric.domain)
     inside = nbytes * bus_factor("all_reduce", m) / (fabric.inner_bandwidth * wire.share)
     if fabric.nvls:
         switched = nbytes / (fabric.inner_bandwidth * fabric.nvls)
         inside = where(m >= fabric.nvls_ranks, minimum(inside, switched), inside)
     between = where(d > 1, nbytes * 2 * (d - 1) / d / (m * outer), 0)
     carried = maximum(inside, between)
-    levels = wire.start + wire.step * (m - 1) + 2 * _log2(d) * fabric.outer_latency
+    levels = wire.start + wire.step * (m - 1) + 2 * fabric.between(group, "tree")
     ramp = where(d > 1, _beyond(fabric, carried), wire.root * square_root(carried))
     return levels + carried + ramp
 
@@ -371,16 +401,9 @@ def _beyond(fabric: Fabric, carried: Size) -> Size:
     return fabric.outer_start + fabric.outer_root * square_root(carried)
 
 
-def _hierarchical(nbytes: Size, n: Size, m: Size, d: Size, outer: Size, fabric: Fabric) -> Size:
+def _hierarchical(nbytes: Size, group: Group, outer: Size, fabric: Fabric) -> Size:
     """Reduce-scatter inside each domain, all-reduce between them, each member its m-th, all-gather inside."""
+    n, m, d = group.ranks, group.members(fabric.domain), group.domains(fabric.domain)
     inside = nbytes * bus_factor("all_gather", m) / fabric.inner + (m - 1) * fabric.inner_latency
-    between = nbytes / m * bus_factor("all_reduce", d) / outer + 2 * (d - 1) * fabric.outer_latency
+    between = nbytes / m * bus_factor("all_reduce", d) / outer + 2 * fabric.between(group, "ring")
     return 2 * inside + where(n > m, between, 0)
-
-
-def _log2(value: Size) -> Size:
-    if isinstance(value, (int, float)):
-        return math.log2(value)
-    import numpy
-
-    return numpy.log2(value)

@@ -76,6 +76,7 @@ export const GROUPS_OF_FIELDS = [
     { flag: "nic-bandwidth", kind: "text", more: true },
     { flag: "link-bandwidth", kind: "text", more: true },
     { flag: "gpus-per-node", kind: "text", more: true },
+    { flag: "topology", kind: "text", more: true },
     { flag: "days", kind: "text", more: true },
     { flag: "mtbf-hours", kind: "text", more: true },
     { flag: "checkpoint-seconds", kind: "text", more: true },
