@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import click
 
-from loadgauge.cli.options import complete_model, inference_options, run_options, whole_run_options
+from loadgauge.cli.options import complete_model, run_options, task_options, whole_run_options
 from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import NO, YES, ConfigError, Error
 from loadgauge.estimate.memory.phases import PARTS
@@ -27,7 +27,7 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 @size_options
 @run_options
 @whole_run_options
-@inference_options
+@task_options
 @click.option("--mfu", metavar="SHARE", help="Model FLOPs utilisation to assume (40%), in place of the predicted one.")
 @click.option("--hfu", metavar="SHARE", help="The same with recomputation counted (50%).")
 @click.option(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args, get_type_hints
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.spec.job import Field
+from loadgauge.spec.job_field import Field
 from loadgauge.spec.lora import BASE_FORMATS
 
 Task = Literal["forward", "generate"]
