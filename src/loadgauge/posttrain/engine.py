@@ -57,7 +57,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     token: float
     running: int
     asked: int
-    asleep: float
+    asleep: Assumed
     copy: float
 
     @property
@@ -77,7 +77,8 @@ def on_card(
 ) -> Card:  # fmt: skip
     """Return what an engine holds on its fullest rank.
 
-    sequences: of one replica in a step, unique: prompts among them; prompt, longest: tokens of a prompt and of the longest sequence; mean: of a sequence
+    sequences: of one replica in a step, unique: prompts among them; prompt, longest: tokens of a prompt and of the longest
+        sequence; mean: of a sequence
     adapters: bytes of adapters that it serves. Raises `ConfigError` where nothing is left for the cache of one sequence.
     """
     # All of a batch's prompts come at once; the profile's step is of as many tokens as one step may have.
@@ -91,7 +92,8 @@ def on_card(
     tokens = min(unique * prompt, most)
     serving = _stage(model, engine, _asked(engine, running, longest, tokens), stage)[1]
     sampler = SAMPLER * (engine.max_num_seqs or running) * vocabulary(model, of_chunk(model, asked)) if stage.last else 0
-    outside = Assumed(*(a + b for a, b in zip(msgspec.structs.astuple(context(gpu)), msgspec.structs.astuple(PROCESS), strict=True)))
+    own = context(gpu)
+    outside = Assumed(own.value + PROCESS.value, own.low + PROCESS.low, own.high + PROCESS.high)
     groups = sum(1 for ranks in (engine.tp, engine.pp, engine.ep) if ranks > 1) * COMMUNICATOR.value
     token, fixed = _kept(model, engine, stage, longest)
     each = token * mean + fixed
@@ -111,7 +113,7 @@ def on_card(
     return Card(
         weights=weights, pool=pool, profile=profile, serving=serving, graphs=graphs, outside=outside, communicators=groups,
         demand=demand, token=token, running=max(1, min(running, fitting)), asked=running,
-        asleep=outside.value + groups + workspace, copy=weights if engine.sleep == 1 else 0.0,
+        asleep=Assumed(*(one + groups + workspace for one in msgspec.structs.astuple(PROCESS))), copy=weights if engine.sleep == 1 else 0.0,
     )  # fmt: skip
 
 

@@ -59,6 +59,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     placement = Placement.parse(job.placement or "colocated", job.gpus)
     sequences = _sequences(job, task, assumed)
     setup = resolve_job(_training(job, task, sequences, placement, assumed), model)
+    setup = _of_logprobs(setup, task)
     placement = msgspec.structs.replace(placement, trainer=setup.layout.gpus)
     if task.rollout and job.placement is None:
         assumed["--placement"] = "colocated"
@@ -84,6 +85,16 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         logprob_tokens=job.logprob_tokens, assumed=assumed | setup.assumed,
     )  # fmt: skip
     return run, setup
+
+
+def _of_logprobs(setup: Setup, task: Task) -> Setup:
+    """The training with a head that makes log-probabilities, or one value a sequence, in place of a loss over tokens."""
+    if task.trained.scalar:
+        return msgspec.structs.replace(setup, model=scalar(setup.model))
+    if task.name in ("sft", "gkd"):
+        return setup
+    kernels = msgspec.structs.replace(setup.training.kernels, logprobs=True)
+    return msgspec.structs.replace(setup, training=msgspec.structs.replace(setup.training, kernels=kernels))
 
 
 def _belongs(job: Job, task: Task) -> None:
@@ -207,4 +218,6 @@ def _member(
     return Member(
         role=role, model=chosen, layout=layout, training=training, params=int(parameters(chosen).total),
         cluster=setup.cluster, offloaded=not trains and bool(job.frozen_offload),
+        shares=role.name == "reference" and reference in ("adapter", "adapter-off"),
+        second=role.name == "reference" and reference == "adapter",
     )  # fmt: skip
