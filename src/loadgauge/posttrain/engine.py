@@ -1,8 +1,8 @@
 """What an engine holds on its cards: weights, cache, the profile's peak, graphs; and what stays behind when it sleeps.
 
-vLLM runs one step of its most tokens when it starts, and gives the cache what is left of `utilization` of the card beside the weights,
-the peak of that step and what lies outside PyTorch; CUDA graphs come after, on top. While it serves, the step's tensors are those
-of the tokens that come, so that it stays below what it was allowed. SGLang's `static_fraction` is of what is free at its start, and
+vLLM runs one step of its most tokens when it starts, and gives the cache what is left of `utilization` of the card beside the
+weights, the peak of that step and what it adds outside PyTorch; what was there before, and CUDA graphs, come on top. While it
+serves, the step's tensors are those of the tokens that come, so that it stays below what it was allowed. SGLang's `static_fraction` is of what is free at its start, and
 its activations and graphs lie outside it. (Sources: vllm, `v1/worker/gpu_worker.py`; sglang, `model_executor/model_runner.py`.)
 """
 
@@ -13,10 +13,10 @@ import msgspec
 from loadgauge.algebra import Size, maximum
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.memory.liveness import forward_peak
-from loadgauge.estimate.memory.overhead import COMMUNICATOR, context, Assumed
+from loadgauge.estimate.memory.overhead import COMMUNICATOR, Assumed, context
 from loadgauge.estimate.memory.recompute import applied
 from loadgauge.estimate.schedule.stages import Stage
-from loadgauge.inference.memory import STATE, CONVOLUTION, stored
+from loadgauge.inference.memory import CONVOLUTION, STATE, stored
 from loadgauge.inference.passes import of_chunk, parts, split
 from loadgauge.layers.cache import kept_by_block
 from loadgauge.layers.embedding_head import vocabulary
@@ -28,10 +28,10 @@ from loadgauge.spec.rollout import Engine
 from loadgauge.units import MIB
 
 PROCESS = Assumed(700 * MIB, 300 * MIB, 1400 * MIB)
-"""Libraries' workspaces and the engine's own structures, asleep or awake (source: AgileRL, `agilerl/memory/formulas.py`, measured on L4
-and A100 with vLLM 0.23)."""
+"""Libraries' workspaces and the engine's own structures, asleep or awake (source: AgileRL,
+`agilerl/memory/formulas.py`, measured on L4 and A100 with vLLM 0.23)."""
 GRAPH = Assumed(16 * MIB, 5 * MIB, 45 * MIB)
-"""A CUDA graph of one size of batch: all 67 of them take 1 GiB to 3 GiB by vLLM's own warning (source: vllm, `gpu_model_runner.py`)."""
+"""A CUDA graph of one size of batch: all 67 take 1 to 3 GiB by vLLM's own warning (source: vllm, `model_runner.py`)."""
 LARGEST_GRAPH = 512
 SAMPLER = 8
 """Bytes of a column of logits for each sequence that is sampled: float32, and probabilities beside it."""
@@ -91,7 +91,9 @@ def on_card(
     # Blocks of a prompt that another sequence has are taken from it, in the same step too.
     tokens = min(unique * prompt, most)
     serving = _stage(model, engine, _asked(engine, running, longest, tokens), stage)[1]
-    sampler = SAMPLER * (engine.max_num_seqs or running) * vocabulary(model, of_chunk(model, asked)) if stage.last else 0
+    sampler = (
+        SAMPLER * (engine.max_num_seqs or running) * vocabulary(model, of_chunk(model, asked)) if stage.last else 0
+    )
     own = context(gpu)
     outside = Assumed(own.value + PROCESS.value, own.low + PROCESS.low, own.high + PROCESS.high)
     groups = sum(1 for ranks in (engine.tp, engine.pp, engine.ep) if ranks > 1) * COMMUNICATOR.value
@@ -113,7 +115,9 @@ def on_card(
     return Card(
         weights=weights, pool=pool, profile=profile, serving=serving, graphs=graphs, outside=outside, communicators=groups,
         demand=demand, token=token, running=max(1, min(running, fitting)), asked=running,
-        asleep=Assumed(*(one + groups + workspace for one in msgspec.structs.astuple(PROCESS))), copy=weights if engine.sleep == 1 else 0.0,
+        
+        asleep=Assumed(*(one + groups + workspace for one in msgspec.structs.astuple(PROCESS))),
+        copy=weights if engine.sleep == 1 else 0.0,
     )  # fmt: skip
 
 
@@ -172,7 +176,10 @@ def _workspace(model: ModelSpec, engine: Engine, tokens: int) -> float:
     largest = 0.0
     for block in model.blocks:
         if isinstance(block.mlp, Moe):
-            chosen, inner = block.mlp.num_experts_per_tok, block.mlp.moe_intermediate_size / max(1, engine.tp // engine.ep)
+            chosen, inner = (
+                block.mlp.num_experts_per_tok,
+                block.mlp.moe_intermediate_size / max(1, engine.tp // engine.ep),
+            )
             width, wide = model.hidden_size, (2 if block.mlp.gated else 1) * inner
             largest = max(largest, 2.0 * (chosen * (max(inner, width) + max(wide, width)) + width))
     return tokens * largest

@@ -1,4 +1,4 @@
-"""Memory of a step by phase and role: what is on the fullest card of a side while it generates, scores, updates or hands over weights.
+"""Memory of a step by phase and role: what is on the fullest card of a side while it generates, scores, updates or syncs weights.
 
 Colocated phases take turns, so that a card needs the largest of them, each with what the others leave behind. Residents are the
 states of the trained models, the weights of the frozen ones, and the engine, asleep or not.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import msgspec
 
 from loadgauge.algebra import Size, maximum
-from loadgauge.errors import ConfigError
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory.around import evaluated
 from loadgauge.estimate.memory.liveness import forward_peak
@@ -116,7 +115,6 @@ def memory(run: Run) -> PostMemory:
     """
     trained = {name: _trained(run, member) for name, member in run.members.items() if "train" in member.role.uses}
     frozen = {name: one for name, one in run.members.items() if name not in trained}
-    main = next(iter(trained.values()))
     asleep = engine = None
     if run.engine is not None:
         engine = _engine(run)
@@ -156,7 +154,7 @@ def _engine(run: Run) -> Card:
 
 
 def weights_held(member: Member, rank: StageAtWork) -> float:
-    """Return the bytes of a frozen model's weights on a rank: sharded where the trained one's are, in the dtype they are loaded in."""
+    """Return the bytes of a frozen model's weights on a rank: sharded where the trained one's are, in the dtype as loaded."""
     training, layout = member.training, member.layout
     if member.shares:
         return 0.0
@@ -174,7 +172,9 @@ def frozen_itemsize(member: Member) -> int:
     return int(precision.weight if member.training.framework.loaded is not None else precision.compute)
 
 
-def _resting(trained: dict[str, _Trained], frozen: dict[str, Member], busy: str, offload: str = "none") -> list[Resident]:
+def _resting(
+    trained: dict[str, _Trained], frozen: dict[str, Member], busy: str, offload: str = "none"
+) -> list[Resident]:
     """What all roles hold while one is at work. busy: the role whose pass it is, which holds its weights whatever is offloaded
 
     offload: what the trainer has moved to the host
@@ -208,7 +208,7 @@ def forward_set(member: Member, rank: StageAtWork, rows: int) -> dict[str, float
 
     rows: sequences of the pass
     """
-    layout = evaluated(msgspec.structs.replace(member.layout, micro_batch=rows, global_batch=rows * member.layout.dp), member.training)
+    layout = evaluated(member.layout, member.training)
     layout = msgspec.structs.replace(layout, micro_batch=rows, global_batch=rows * layout.dp)
     model = MemoryModel(member.model, layout, member.training, view_of(layout, member.training))
     every = list(stages(member.model, layout))
@@ -263,7 +263,7 @@ def _phase(
         return _bounded(run, one.phase, residents, own, asleep)
     member = run.members[one.role]
     residents = _resting(trained, frozen, one.role)
-    rank = (trained[one.role] if one.role in trained else main).rank
+    rank = trained.get(one.role, main).rank
     if one.within is not None:
         # Its tensors come on top of what the pass in whose midst it is keeps for its backward.
         moment = next(each for each in main.update.moments if each.phase is Phase.LOSS)
@@ -321,8 +321,8 @@ def _host(run: Run, trained: dict[str, _Trained], frozen: dict[str, Member], car
         moved = 0.0
         for one in trained.values():
             weights, gradients, optimizer = one.states
-            moved += (weights if run.rollout_offload in ("weights", "all") else 0.0)
-            moved += (optimizer + gradients if run.rollout_offload in ("optimizer", "all") else 0.0)
+            moved += weights if run.rollout_offload in ("weights", "all") else 0.0
+            moved += optimizer + gradients if run.rollout_offload in ("optimizer", "all") else 0.0
         found["moved while answers are generated"] = moved * on_node
     found["frozen models"] = on_node * sum(
         weights_held(member, main.rank) for member in frozen.values() if member.offloaded
