@@ -21,6 +21,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A role with its model, its layout over the trainer's GPUs, and how it trains (or, where frozen, would).
 
     offloaded: in host memory between its passes; params: elements of its weights
+    shares: it is the trained model, or that without its adapters, and has no weights of its own
+    second: it has a second set of adapters
     """
 
     role: Role
@@ -30,6 +32,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     params: int
     cluster: Cluster | None = None
     offloaded: bool = False
+    shares: bool = False
+    second: bool = False
 
 
 class Sequences(msgspec.Struct, frozen=True, kw_only=True):

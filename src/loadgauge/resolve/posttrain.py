@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, Error
 from loadgauge.estimate.parameters import parameters
 from loadgauge.lengths import Lengths
 from loadgauge.posttrain.answers import answers
+from loadgauge.posttrain.memory import PostMemory, memory
 from loadgauge.posttrain.roles import Member, Placement, Run, Sequences, replicas_of
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.resolve.setup import Setup
@@ -59,6 +61,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     placement = Placement.parse(job.placement or "colocated", job.gpus)
     sequences = _sequences(job, task, assumed)
     setup = resolve_job(_training(job, task, sequences, placement, assumed), model)
+    setup = _of_logprobs(setup, task)
     placement = msgspec.structs.replace(placement, trainer=setup.layout.gpus)
     if task.rollout and job.placement is None:
         assumed["--placement"] = "colocated"
@@ -84,6 +87,16 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         logprob_tokens=job.logprob_tokens, assumed=assumed | setup.assumed,
     )  # fmt: skip
     return run, setup
+
+
+def _of_logprobs(setup: Setup, task: Task) -> Setup:
+    """The training with a head that makes log-probabilities, or one value a sequence, in place of a loss over tokens."""
+    if task.trained.scalar:
+        return msgspec.structs.replace(setup, model=scalar(setup.model))
+    if task.name in ("sft", "gkd"):
+        return setup
+    kernels = msgspec.structs.replace(setup.training.kernels, logprobs=True)
+    return msgspec.structs.replace(setup, training=msgspec.structs.replace(setup.training, kernels=kernels))
 
 
 def _belongs(job: Job, task: Task) -> None:
@@ -207,4 +220,84 @@ def _member(
     return Member(
         role=role, model=chosen, layout=layout, training=training, params=int(parameters(chosen).total),
         cluster=setup.cluster, offloaded=not trains and bool(job.frozen_offload),
+        shares=role.name == "reference" and reference in ("adapter", "adapter-off"),
+        second=role.name == "reference" and reference == "adapter",
     )  # fmt: skip
+
+
+def remedies(job: Job, before: PostMemory, most: int = 3) -> list[tuple[str, PostMemory]]:
+    """Return single changes that make a run fit, the mildest first; what may fit comes after what surely does."""
+    found: list[tuple[str, PostMemory]] = []
+    for flags, change in _changes(job, before.worst.name):
+        try:
+            tried = memory(resolve_posttrain(job.replace(**change))[0])
+        except Error:
+            continue
+        if tried.verdict == "fits" or (before.verdict == "does not fit" and tried.verdict == "tight"):
+            found.append((flags, tried))
+    if not found:
+        together = _together(job, before)
+        found = [] if together is None else [together]
+    return sorted(found, key=lambda one: one[1].verdict != "fits")[:most]
+
+
+def _together(job: Job, before: PostMemory, most: int = 4) -> tuple[str, PostMemory] | None:
+    """Several changes after one another, each the mildest that makes the largest phase smaller; None where none does."""
+    said: list[str] = []
+    for _ in range(most):
+        for flags, change in _changes(job, before.worst.name):
+            try:
+                other = job.replace(**change)
+                tried = memory(resolve_posttrain(other)[0])
+            except Error:
+                continue
+            if tried.worst.total < before.worst.total:
+                job, before = other, tried
+                said = [one for one in said if one.split()[0] != flags.split()[0]] + [flags]
+                break
+        else:
+            return None
+        if before.verdict == "fits":
+            return " ".join(said), before
+    return None
+
+
+def _changes(job: Job, worst: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Changes that make a phase smaller, the mildest first, with their flags."""
+    task = TASKS[job.task or ""]
+    if worst == "generate":
+        engine = Engine.parse(job.rollout or "vllm")
+        name = "utilization" if engine.utilization is not None else "static_fraction"
+        share = getattr(engine, name)
+        for less in (0.1, 0.2, 0.3, 0.4):
+            if share is not None and share - less > 0.1:
+                other = msgspec.structs.replace(engine, **{name: round(share - less, 2)})
+                yield f"--rollout {other.text()}", {"rollout": other.text()}
+        if job.placement in (None, "colocated"):
+            for word in ("optimizer", "all"):
+                if job.rollout_offload not in (word, "all"):
+                    yield f"--rollout-offload {word}", {"rollout_offload": word}
+        return
+    if task.rollout and job.placement in (None, "colocated"):
+        engine = Engine.parse(job.rollout or "vllm")
+        if engine.sleep == 0 and engine.kind != "hf":
+            other = msgspec.structs.replace(engine, sleep=1)
+            yield f"--rollout {other.text()}", {"rollout": other.text()}
+    if worst in ("old log-probs", "reference", "reward", "values", "teacher") and (job.logprob_batch or 1) > 1:
+        yield "--logprob-batch 1", {"logprob_batch": 1}
+    if (job.micro_batch or 1) > 1:
+        half = (job.micro_batch or 2) // 2
+        yield f"--micro-batch {half}", {"micro_batch": half}
+    if job.recompute in (None, "none", "selective"):
+        yield "--recompute full", {"recompute": "full"}
+    if job.loss is None:
+        yield "--loss chunked:16", {"loss": "chunked:16"}
+        if job.recompute in (None, "none", "selective"):
+            yield "--loss chunked:16 --recompute full", {"loss": "chunked:16", "recompute": "full"}
+    if job.frozen_offload is None and any("train" not in role.uses for role in task.roles):
+        yield "--frozen-offload", {"frozen_offload": True}
+    if (job.zero or 0) < 3 and (job.gpus or 1) > 1 and (job.pp or 1) == 1:
+        yield "--zero 3", {"zero": 3}
+        yield "--zero 3 --recompute full", {"zero": 3, "recompute": "full"}
+    if job.lora_rank is None and not job.adapts:
+        yield "--lora-rank 16 --recompute full", {"lora_rank": 16, "recompute": "full"}

@@ -75,9 +75,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     file = ""
     for name in POSTTRAIN:
         if getattr(job, name) is not None:
-            raise ConfigError(
-                "goes with --task of `loadgauge estimate`", key=name
-            )
+            raise ConfigError("goes with --task of `loadgauge estimate`", key=name)
     uncounted: tuple[Uncounted, ...] = ()
     if model is not None and (job.beside is not None or job.dialect is not None):
         raise ConfigError("goes with the name of a model or of a job file", key="beside" if job.beside else "dialect")

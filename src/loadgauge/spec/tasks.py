@@ -65,6 +65,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return next(role for role in self.roles if role.name == name)
 
     @property
+    def trained(self) -> Role:
+        """The role that the task is about: policy or actor."""
+        return self.roles[0]
+
+    @property
     def rows(self) -> int:
         """Sequences of the update for each one of a micro-batch."""
         return max(one.rows for one in self.passes if one.phase == "update")

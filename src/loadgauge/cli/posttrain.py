@@ -1,0 +1,42 @@
+"""`loadgauge estimate --task` of what comes after pre-training: memory by phase and role."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadgauge.errors import NO, YES, ConfigError
+from loadgauge.spec.job import Job
+
+TOPICS = ("kv", "logprobs", "sync")
+"""What `--explain` explains of a run with a rollout or log-probabilities."""
+
+
+def answer(job: Job, others: dict[str, Any], part: str | None, *, as_json: bool, allow_tight: bool) -> int:
+    """Estimate a run of a task and print it. others: answers that only training has, by their flags. Raises `ConfigError`"""
+    from loadgauge.posttrain.memory import memory
+    from loadgauge.resolve.posttrain import remedies, resolve_posttrain
+
+    for flag, value in others.items():
+        if value:
+            raise ConfigError(f"{flag} is of --task train; --task {job.task} has one answer, also as --json")
+    if part is not None and part not in TOPICS:
+        raise ConfigError(f"--task {job.task} explains {', '.join(TOPICS)}, not {part}", key="explain")
+    run, _ = resolve_posttrain(job)
+    found = memory(run)
+    tried = remedies(job, found) if found.verdict in ("tight", "does not fit") else []
+    if part is not None:
+        from loadgauge.posttrain.explain import explain
+        from loadgauge.report.posttrain import explained
+
+        explained(explain(run, found, part), as_json=as_json)
+    elif as_json:
+        from loadgauge.report.posttrain import document
+        from loadgauge.report.table import document as print_document
+
+        print_document(document(run, found, tried))
+    else:
+        from loadgauge.report.posttrain import report
+
+        report(run, found, tried)
+    fits = found.verdict in ("fits", "unknown") or (allow_tight and found.verdict == "tight")
+    return YES if fits else NO
