@@ -115,7 +115,7 @@ def on_card(
     return Card(
         weights=weights, pool=pool, profile=profile, serving=serving, graphs=graphs, outside=outside, communicators=groups,
         demand=demand, token=token, running=max(1, min(running, fitting)), asked=running,
-        
+
         asleep=Assumed(*(one + groups + workspace for one in msgspec.structs.astuple(PROCESS))),
         copy=weights if engine.sleep == 1 else 0.0,
     )  # fmt: skip
