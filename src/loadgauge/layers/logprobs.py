@@ -45,12 +45,14 @@ def logprobs(build: Builder, logits: Tensor, upcast: bool, flops: Size) -> None:
         source = build.float32("head.float32", logits.numel)
         build.elementwise("head.float32", (logits,), source, keeps=(logits,) if build.kernels.holds_logits else ())
     row = source.nbytes / view.sequences
+    # Each slice has a gradient as large as the whole, and so has their sum (trl, `experimental/orpo`, `concatenated_forward`).
+    again = source.nbytes - row if build.kernels.logprobs == "slices" else row
     if source.itemsize == 4:
         # The logarithm of a sum keeps the logits; its gradient is as large as they are, made a sequence at a time.
         build.operations.append(
             Operation(
                 "head.logprobs", "loss", (source, labels), (value,), keeps=(source, labels), forward_comm=reduced,
-                workspace=row, backward_workspace=row,
+                workspace=row, backward_workspace=again,
             )
         )  # fmt: skip
         return
@@ -58,6 +60,6 @@ def logprobs(build: Builder, logits: Tensor, upcast: bool, flops: Size) -> None:
     build.operations.append(
         Operation(
             "head.logprobs", "loss", (logits, labels), (value,), keeps=(kept, labels), forward_comm=reduced,
-            workspace=row, backward_workspace=row,
+            workspace=row, backward_workspace=again,
         )
     )  # fmt: skip

@@ -2,8 +2,9 @@
 
 vLLM runs one step of its most tokens when it starts, and gives the cache what is left of `utilization` of the card beside the
 weights, the peak of that step and what it adds outside PyTorch; what was there before, and CUDA graphs, come on top. While it
-serves, the step's tensors are those of the tokens that come, so that it stays below what it was allowed. SGLang's `static_fraction` is of what is free at its start, and
-its activations and graphs lie outside it. (Sources: vllm, `v1/worker/gpu_worker.py`; sglang, `model_executor/model_runner.py`.)
+serves, the step's tensors are those of the tokens that come, so that it stays below what it was allowed. SGLang's
+`static_fraction` is of what is free at its start, and its activations and graphs lie outside it.
+(Sources: vllm, `v1/worker/gpu_worker.py`; sglang, `model_executor/model_runner.py`.)
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ BUCKET = 2048 * MIB
 """Bytes of weights that are handed over at a time (source: verl, `rollout.yaml`, `update_weights_bucket_megabytes`)."""
 HELD = 6 * 4
 """Bytes that a step holds of each token besides: log-probs of actor, reference and engine, advantages, values and masks."""
+WHOLE_UNIT = 2
+"""Times that a frozen model beside the policy is whole while it runs: FSDP shards it as one unit, whose weights are gathered in a
+buffer and copied out of it (source: trl 1.16, `models/utils.py`, `prepare_fsdp`)."""
 STORED = 40
 """Bytes of a token in the object store on the host: ids, masks, positions and log-probs."""
 
@@ -167,9 +170,8 @@ def weights_held(member: Member, rank: StageAtWork) -> float:
 
 
 def frozen_itemsize(member: Member) -> int:
-    """Bytes of an element of a frozen model: transformers loads it as the trained one, other trainers in 16 bits."""
-    precision = member.training.precision
-    return int(precision.weight if member.training.framework.loaded is not None else precision.compute)
+    """Bytes of an element of a frozen model: 16 bits, or float32 where the models are loaded so; no trainer widens it."""
+    return 4 if member.training.weights == "float32" or member.training.precision.compute == 4 else 2
 
 
 def _resting(
@@ -203,10 +205,10 @@ def _second_adapters(member: Member, rank: StageAtWork) -> float:
     return float(4 * count.wide + member.training.precision.weight * (count.trainable - count.wide))
 
 
-def forward_set(member: Member, rank: StageAtWork, rows: int) -> dict[str, float]:
+def forward_set(member: Member, rank: StageAtWork, rows: int, *, whole: bool = False) -> dict[str, float]:
     """Return the bytes alive at the most in a forward that keeps nothing: gathered copies, and a layer or the head.
 
-    rows: sequences of the pass
+    rows: sequences of the pass; whole: its model is one unit of FSDP
     """
     layout = evaluated(member.layout, member.training)
     layout = msgspec.structs.replace(layout, micro_batch=rows, global_batch=rows * layout.dp)
@@ -223,6 +225,8 @@ def forward_set(member: Member, rank: StageAtWork, rows: int) -> dict[str, float
     if stage.last:
         head = forward_peak(model.head, applied(layout.recompute, model.head, frozenset(model.head.names)))
     gathered = own.gathered(own.point("forward", stage.stop - 1))
+    if whole:
+        gathered = WHOLE_UNIT * frozen_itemsize(member) * own.weights.all.total
     logits = max(0.0, float(head) - float(working))
     return {"gathered": float(gathered), "activations": float(working), "log-probs": logits}
 
@@ -269,10 +273,13 @@ def _phase(
         moment = next(each for each in main.update.moments if each.phase is Phase.LOSS)
         residents.append(Resident(main.member.role.name, "kept", float(moment.parts["activations"])))
         residents.append(Resident(main.member.role.name, "logits", _kept_logits(main)))
-        rows = main.member.layout.micro_batch
+        residents.append(Resident(main.member.role.name, "gathered", float(moment.parts["gathered"])))
+        sharded = main.member.layout.zero >= main.member.training.framework.weights_stage and not member.shares
+        whole = sharded and main.rank.memory.by_layer and main.member.layout.zero_ranks > 1
+        alive = forward_set(member, rank, main.member.layout.micro_batch, whole=whole)
     else:
-        rows = run.logprob_rows
-    residents += [Resident(one.role, part, nbytes) for part, nbytes in forward_set(member, rank, rows).items()]
+        alive = forward_set(member, rank, run.logprob_rows)
+    residents += [Resident(one.role, part, nbytes) for part, nbytes in alive.items()]
     residents.append(Resident(one.role, "held", held))
     return _bounded(run, one.phase, residents, main, asleep)
 

@@ -95,7 +95,7 @@ def _of_logprobs(setup: Setup, task: Task) -> Setup:
         return msgspec.structs.replace(setup, model=scalar(setup.model))
     if task.name in ("sft", "gkd"):
         return setup
-    kernels = msgspec.structs.replace(setup.training.kernels, logprobs=True)
+    kernels = msgspec.structs.replace(setup.training.kernels, logprobs="slices" if task.slices else "rows")
     return msgspec.structs.replace(setup, training=msgspec.structs.replace(setup.training, kernels=kernels))
 
 

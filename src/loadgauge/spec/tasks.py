@@ -48,6 +48,7 @@ class Pass(msgspec.Struct, frozen=True):
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """A way to train. pairs: a sequence of the batch is two, chosen and rejected; reference: the usual one, None: it has none
 
+    slices: log-probs are of slices of the logits, whose gradients are summed
     rollout: its answers are generated in every step; source: the implementation read for roles and passes
     """
 
@@ -58,6 +59,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     pairs: bool = False
     reference: Reference | None = None
     rollout: bool = False
+    slices: bool = False
     source: str = "trl"
 
     def role(self, name: str) -> Role:
@@ -91,7 +93,10 @@ def _preference(name: str, title: str, reference: Reference | None, pairs: bool 
     if reference is not None:
         passes.append(Pass("reference", "reference", "forward", rows, within="update"))
         roles.append(REFERENCE)
-    return Task(name=name, title=title, roles=tuple(roles), passes=tuple(passes), pairs=pairs, reference=reference)
+    return Task(
+        name=name, title=title, roles=tuple(roles), passes=tuple(passes), pairs=pairs, reference=reference,
+        slices=name in ("orpo", "simpo", "cpo"),
+    )  # fmt: skip
 
 
 def _reinforced(name: str, title: str, *, reference: Reference | None = "model", critic: bool = False) -> Task:
