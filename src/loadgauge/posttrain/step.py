@@ -13,11 +13,12 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.errors import ConfigError, NotStated
+from loadgauge.errors import NotStated
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.time.step import Time
 from loadgauge.inference.decode import Server
 from loadgauge.lengths import Lengths
+from loadgauge.posttrain.memory import PostMemory
 from loadgauge.posttrain.roles import Member, Run
 from loadgauge.posttrain.sync import Sync, sync
 from loadgauge.posttrain.tail import Phase, generation
@@ -77,17 +78,19 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens of prompts and answers over the step and all GPUs [tokens/s]."""
         return self.tokens / self.step / self.gpus
 
-    def hours(self, steps: int) -> float:
-        """Hours of so many steps."""
-        return steps * self.step / 3600
+    def days(self, steps: int) -> float:
+        """Days of so many steps."""
+        return steps * self.step / 86400
+
+    def money(self, steps: int, price: float) -> float:
+        """Money for so many steps, at a price of a GPU-hour."""
+        return price * self.gpus * 24 * self.days(steps)
 
 
-def step_time(
-    run: Run, pool: float | None = None, states: tuple[float, float] = (0.0, 0.0), *, software: float = SOFTWARE
-) -> StepTime:  # fmt: skip
+def step_time(run: Run, pool: float | None = None, *, software: float = SOFTWARE) -> StepTime:
     """Return the seconds of a step. Raises `NotStated` where the cluster is not known.
 
-    pool: bytes of a card's cache (`engine.Card.pool`), None: of any size; states: as of `sync`; software: as `SOFTWARE`
+    pool: bytes of a card's cache (`engine.Card.pool`), None: of any size; software: as `SOFTWARE`
 
     >>> from loadgauge.resolve.posttrain import resolve_posttrain
     >>> from loadgauge.spec.job import Job
@@ -108,7 +111,7 @@ def step_time(
             phases.append(_pass(run, one, run.members[one.role], software if run.engine is not None else 1.0))
     moved = None
     if run.engine is not None:
-        moved = sync(run, states)
+        moved = sync(run)
         phases.append(PhaseTime(
             name="weight sync", role=member.role.name, side="both", seconds=moved.seconds,
             low=moved.seconds * moved.low, high=moved.seconds * moved.high,
@@ -136,6 +139,14 @@ def step_time(
         tokens=tokens, generation=None if made is None else made.generation, sync=moved,
         prompts=0.0 if made is None else made.prompts, preempted=0.0 if made is None else made.preempted,
     )  # fmt: skip
+
+
+def timed(run: Run, memory: PostMemory) -> tuple[StepTime | None, str]:
+    """Return the time of a step with the cache that memory leaves, or why there is none."""
+    try:
+        return step_time(run, None if memory.engine is None or run.gpu is None else memory.engine.pool), ""
+    except NotStated as error:
+        return None, str(error)
 
 
 class _Made(msgspec.Struct, frozen=True):
@@ -261,12 +272,3 @@ def forward_share(time: Time) -> float:
     busy = sum(parts.get(name, 0) for name in ("forward", "backward", "recompute"))
     own += parts.get("bubble", 0) * (parts.get("forward", 0) / busy if busy else 0)
     return own / time.step
-
-
-def check(run: Run) -> None:
-    """Raises `ConfigError` for a staleness without two sides."""
-    if run.staleness and run.placement.colocated:
-        raise ConfigError(
-            "needs GPUs for each side, --placement split:TRAINER+ROLLOUT: on the same ones answers are new",
-            key="staleness",
-        )

@@ -24,6 +24,8 @@ START, SHARE = 0.4, 0.4
 SLEEP, WAKE = 1.7, 0.28
 """Seconds in which an engine frees its memory, and takes that of its cache again (source: nemo-rl, issue 1137)."""
 
+OPTIMIZER = 12.0
+"""Bytes of a parameter's optimizer states: two moments and the weights in 32 bits."""
 SWITCH, SWITCH_PARAMS = 33.0, 32e9
 """Seconds in which a colocated step changes sides (refit, offload and reload of states, caches emptied), constant over steps of 401
 and 247 s (source: skyrl, spec_decode.mdx): taken for that of this many parameters or more, and less in proportion below."""
@@ -74,11 +76,17 @@ def transfer(run: Run, route: Route) -> Sync:
     )
 
 
-def sync(run: Run, states: tuple[float, float] = (0.0, 0.0)) -> Sync:
-    """Return the seconds between an update and the next answers.
+def moved_states(run: Run) -> float:
+    """Return the bytes of a card's weights or optimizer states that `rollout_offload` moves to the host, and back."""
+    member = run.trained
+    layout, params = member.layout, member.params
+    ranks = layout.tp * layout.pp * (layout.dp if layout.zero == 3 else 1)
+    weights, optimizer = 2.0 * params / ranks, OPTIMIZER * params / (ranks if layout.zero == 0 else layout.gpus)
+    return float({"weights": weights, "optimizer": optimizer, "all": weights + optimizer}.get(run.rollout_offload, 0.0))
 
-    states: bytes of a card's weights, and of gradients and optimizer states, that `rollout_offload` moves to the host and back
-    """
+
+def sync(run: Run) -> Sync:
+    """Return the seconds between an update and the next answers."""
     found = transfer(run, route_of(run))
     engine = run.engine
     assert engine is not None
@@ -89,8 +97,7 @@ def sync(run: Run, states: tuple[float, float] = (0.0, 0.0)) -> Sync:
             parts["sleep and wake"] = SLEEP + WAKE
         if engine.sleep == 1:
             parts["sleep's copy of the weights"] = found.received / HOST_LINK
-        weights, others = states
-        moved = {"weights": weights, "optimizer": others, "all": weights + others}.get(run.rollout_offload, 0.0)
+        moved = moved_states(run)
         if moved:
             parts["offload and reload"] = 2 * moved / HOST_LINK
     return msgspec.structs.replace(found, parts=parts)

@@ -109,7 +109,7 @@ def generation(
     each = _steps(step, here, context)
     seconds = width * each * any_of_all
     times = numpy.cumsum(seconds)
-    total, peak = float(times[-1]), float(counts.max())
+    total, peak = float(times[-1]), first
     busy = float((counts * seconds).sum())
     shown = numpy.linspace(0, len(times) - 1, min(64, len(times))).astype(int)
     return Phase(

@@ -21,6 +21,8 @@ from loadgauge.spec.model import Head, ModelSpec
 from loadgauge.spec.rollout import Engine
 from loadgauge.spec.tasks import TASKS, Role, Task
 
+OF_WHOLE = ("tokens", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
+"""Fields of a whole run of training, which `steps` says of a task."""
 OF_ROLLOUT = (
     "prompts",
     "samples",
@@ -59,6 +61,10 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     _belongs(job, task)
     assumed: dict[str, str] = {}
     placement = Placement.parse(job.placement or "colocated", job.gpus)
+    if job.staleness and placement.colocated:
+        raise ConfigError(
+            "needs GPUs for each side (--placement split:16+16): on the same ones answers are new", key="staleness"
+        )
     sequences = _sequences(job, task, assumed)
     setup = resolve_job(_training(job, task, sequences, placement, assumed), model)
     setup = _of_logprobs(setup, task)
@@ -107,6 +113,11 @@ def _belongs(job: Job, task: Task) -> None:
     for name in AROUND:
         if getattr(job, name) is not None:
             raise ConfigError(f"is of --task train, not counted with {task.name}", key=name)
+    for name in OF_WHOLE:
+        if getattr(job, name) is not None:
+            raise ConfigError(f"is of --task train; {task.name} says it by --steps", key=name)
+    if job.price is not None and job.steps is None:
+        raise ConfigError("goes with --steps, the length of the whole run", key="price")
     fields = {role.field for role in task.roles}
     for name in ("teacher", "reward_model", "critic"):
         if getattr(job, name) is not None and name not in fields:
@@ -137,7 +148,7 @@ def _sequences(job: Job, task: Task, assumed: dict[str, str]) -> Sequences:
 
 def _training(job: Job, task: Task, sequences: Sequences, placement: Placement, assumed: dict[str, str]) -> Job:
     """The training of the policy alone, as `resolve_job` reads it: a pair is two sequences."""
-    alone = job.replace(**dict.fromkeys(POSTTRAIN))
+    alone = job.replace(**dict.fromkeys(POSTTRAIN), price=None if job.steps is not None else job.price)
     changes: dict[str, Any] = {}
     if task.rows > 1:
         for name in ("micro_batch", "global_batch"):

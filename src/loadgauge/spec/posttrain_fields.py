@@ -57,6 +57,9 @@ class OfTask(OfModel, frozen=True, kw_only=True, omit_defaults=True):
         "text", "posttrain", "A model that scores answers (none: a rule does, on the host).", metavar="MODEL", needs="task")] = None
     critic: Annotated[str | None, about(
         "text", "posttrain", "PPO's critic (a model like MODEL with a head of one column).", metavar="MODEL", needs="task")] = None
+    steps: Annotated[int | None, about(
+        "whole", "posttrain", "Steps of the whole run; adds its days, and money with --price.", low=1, high=10**9,
+        needs="task")] = None
     frozen_offload: Annotated[bool | None, about(
         "switch", "posttrain", "Reference, reward model and teacher are in host memory between their passes.", needs="task")] = None
     rollout_offload: Annotated[str | None, about(
