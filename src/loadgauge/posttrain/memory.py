@@ -44,13 +44,17 @@ class Resident(msgspec.Struct, frozen=True):
 
 
 class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on the fullest card of a side in a phase. side: trainer or rollout; low, high: of the whole, by what is assumed"""
+    """What is on the fullest card of a side in a phase. side: trainer or rollout; low, high: of the whole, by what is assumed
+
+    device: what `nvidia-smi` would show, idle blocks of the allocator included
+    """
 
     name: str
     side: str
     residents: tuple[Resident, ...]
     low: float
     high: float
+    device: float
 
     @property
     def total(self) -> float:
@@ -192,15 +196,13 @@ def _resting(
     for name, member in frozen.items():
         if name == busy or not (member.offloaded or offload in ("weights", "all")):
             found.append(Resident(name, "weights", weights_held(member, rank)))
-        if member.role.name == "reference" and member.shares:
+        if member.second and offload not in ("weights", "all"):
             found.append(Resident(name, "adapters", _second_adapters(member, rank)))
     return found
 
 
 def _second_adapters(member: Member, rank: StageAtWork) -> float:
     """Bytes of a second set of adapters, which is not trained."""
-    if member.training.lora is None or member.role.name != "reference" or not member.second:
-        return 0.0
     count = rank.weights.all
     return float(4 * count.wide + member.training.precision.weight * (count.trainable - count.wide))
 
@@ -247,6 +249,7 @@ def _bounded(run: Run, name: str, residents: list[Resident], main: _Trained, eng
     return PhaseMemory(
         name=name, side="trainer", residents=tuple(one for one in residents if one.nbytes > 0),
         low=found.low + more.low, high=found.high + more.high,
+        device=main.update.margins.reading("nvidia-smi", allocated).value + more.value,
     )  # fmt: skip
 
 
@@ -302,7 +305,7 @@ def _generate(run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[s
     spread = card.outside.high - card.outside.value, card.outside.value - card.outside.low
     return PhaseMemory(
         name="generate", side="rollout", residents=tuple(found), low=total - spread[1] - card.graphs / 2,
-        high=total + spread[0] + card.graphs,
+        high=total + spread[0] + card.graphs, device=total,
     )  # fmt: skip
 
 
