@@ -11,6 +11,7 @@ import msgspec
 from loadgauge.algebra import Size, maximum
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory.around import evaluated
+from loadgauge.estimate.memory.counters import Reading
 from loadgauge.estimate.memory.liveness import forward_peak
 from loadgauge.estimate.memory.overhead import Assumed
 from loadgauge.estimate.memory.peak import Memory, Verdict
@@ -54,7 +55,7 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     residents: tuple[Resident, ...]
     low: float
     high: float
-    device: float
+    device: Reading
 
     @property
     def total(self) -> float:
@@ -246,10 +247,11 @@ def _bounded(run: Run, name: str, residents: list[Resident], main: _Trained, eng
         residents.append(Resident("engine", "asleep" if engine.low != engine.high else "awake", engine.value))
     found = main.update.margins.needed(allocated)
     more = Assumed(0.0, 0.0, 0.0) if engine is None else engine
+    shown = main.update.margins.reading("nvidia-smi", allocated)
     return PhaseMemory(
         name=name, side="trainer", residents=tuple(one for one in residents if one.nbytes > 0),
         low=found.low + more.low, high=found.high + more.high,
-        device=main.update.margins.reading("nvidia-smi", allocated).value + more.value,
+        device=Reading(shown.low + more.low, shown.value + more.value, shown.high + more.high),
     )  # fmt: skip
 
 
@@ -303,9 +305,9 @@ def _generate(run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[s
         found += [one for one in _resting(trained, frozen, "", run.rollout_offload) if one.nbytes]
     total = sum(one.nbytes for one in found)
     spread = card.outside.high - card.outside.value, card.outside.value - card.outside.low
+    low, high = total - spread[1] - card.graphs / 2, total + spread[0] + card.graphs
     return PhaseMemory(
-        name="generate", side="rollout", residents=tuple(found), low=total - spread[1] - card.graphs / 2,
-        high=total + spread[0] + card.graphs, device=total,
+        name="generate", side="rollout", residents=tuple(found), low=low, high=high, device=Reading(low, total, high),
     )  # fmt: skip
 
 
