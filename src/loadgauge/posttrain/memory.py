@@ -11,6 +11,7 @@ import msgspec
 from loadgauge.algebra import Size, maximum
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory.around import evaluated
+from loadgauge.estimate.memory.counters import Reading
 from loadgauge.estimate.memory.liveness import forward_peak
 from loadgauge.estimate.memory.overhead import Assumed
 from loadgauge.estimate.memory.peak import Memory, Verdict
@@ -44,13 +45,17 @@ class Resident(msgspec.Struct, frozen=True):
 
 
 class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on the fullest card of a side in a phase. side: trainer or rollout; low, high: of the whole, by what is assumed"""
+    """What is on the fullest card of a side in a phase. side: trainer or rollout; low, high: of the whole, by what is assumed
+
+    device: what `nvidia-smi` would show, idle blocks of the allocator included
+    """
 
     name: str
     side: str
     residents: tuple[Resident, ...]
     low: float
     high: float
+    device: Reading
 
     @property
     def total(self) -> float:
@@ -192,15 +197,13 @@ def _resting(
     for name, member in frozen.items():
         if name == busy or not (member.offloaded or offload in ("weights", "all")):
             found.append(Resident(name, "weights", weights_held(member, rank)))
-        if member.role.name == "reference" and member.shares:
+        if member.second and offload not in ("weights", "all"):
             found.append(Resident(name, "adapters", _second_adapters(member, rank)))
     return found
 
 
 def _second_adapters(member: Member, rank: StageAtWork) -> float:
     """Bytes of a second set of adapters, which is not trained."""
-    if member.training.lora is None or member.role.name != "reference" or not member.second:
-        return 0.0
     count = rank.weights.all
     return float(4 * count.wide + member.training.precision.weight * (count.trainable - count.wide))
 
@@ -244,9 +247,11 @@ def _bounded(run: Run, name: str, residents: list[Resident], main: _Trained, eng
         residents.append(Resident("engine", "asleep" if engine.low != engine.high else "awake", engine.value))
     found = main.update.margins.needed(allocated)
     more = Assumed(0.0, 0.0, 0.0) if engine is None else engine
+    shown = main.update.margins.reading("nvidia-smi", allocated)
     return PhaseMemory(
         name=name, side="trainer", residents=tuple(one for one in residents if one.nbytes > 0),
         low=found.low + more.low, high=found.high + more.high,
+        device=Reading(shown.low + more.low, shown.value + more.value, shown.high + more.high),
     )  # fmt: skip
 
 
@@ -300,9 +305,9 @@ def _generate(run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[s
         found += [one for one in _resting(trained, frozen, "", run.rollout_offload) if one.nbytes]
     total = sum(one.nbytes for one in found)
     spread = card.outside.high - card.outside.value, card.outside.value - card.outside.low
+    low, high = total - spread[1] - card.graphs / 2, total + spread[0] + card.graphs
     return PhaseMemory(
-        name="generate", side="rollout", residents=tuple(found), low=total - spread[1] - card.graphs / 2,
-        high=total + spread[0] + card.graphs,
+        name="generate", side="rollout", residents=tuple(found), low=low, high=high, device=Reading(low, total, high),
     )  # fmt: skip
 
 
