@@ -15,6 +15,7 @@ LEVELS = [  # a module imports only from rows above its own, or from its own fol
     {"families", "layers"},
     {"estimate"},
     {"reasons", "inference"},
+    {"posttrain"},
     {"equation"},
     {"formats"},
     {"resolve"},

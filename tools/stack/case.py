@@ -28,6 +28,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
         cross entropy, which writes the gradient over the logits
     wrapper: what accelerate wraps the model with, over `gpus` ranks of which the first is traced
     kbit: whether `prepare_model_for_kbit_training` runs (qlora); clip: `max_grad_norm`; layers, hidden, vocab: of the model
+    trainer: `sft` and what follows are TRL's; reference: of the preference trainers, where its log-probs come from
     bucket: `reduce_bucket_size` and `allgather_bucket_size` of DeepSpeed, in elements; 0: its own
 
     >>> Case(family="gpt2", method="lora").words
@@ -43,7 +44,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     checkpointing: Checkpointing = "none"
     loss: Loss = "plain"
     wrapper: Wrapper = "none"
-    trainer: Literal["trainer", "sft"] = "trainer"
+    trainer: Literal["trainer", "sft", "dpo", "kto", "rm", "orpo"] = "trainer"
+    reference: Literal["model", "adapter-off", "precomputed"] = "model"
     attention: Literal["sdpa", "eager"] = "sdpa"
     rank: int = 16
     targets: Literal["all", "attention"] = "all"
@@ -80,7 +82,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     @property
     def trains_by_trl(self) -> bool:
         """Whether the script calls SFTTrainer."""
-        return self.trainer == "sft" or self.loss == "chunked" or self.checkpointing == "offloaded"
+        return self.trainer != "trainer" or self.loss == "chunked" or self.checkpointing == "offloaded"
+
+    @property
+    def rows(self) -> int:
+        """Sequences of a micro-batch: a pair is two."""
+        return self.micro_batch * (2 if self.trainer in ("dpo", "rm", "orpo") else 1)
 
     @property
     def adapters(self) -> bool:

@@ -11,6 +11,8 @@ from loadgauge.errors import Error, NotModelled
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.hf import from_dict
 from loadgauge.formats.words import TORCH_OPTIMIZERS
+from loadgauge.posttrain.memory import memory
+from loadgauge.resolve.posttrain import resolve_posttrain
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.job import Job
 from loadgauge.spec.model import ModelSpec
@@ -43,7 +45,7 @@ def compare(traced: Traced) -> tuple[list[Row], str]:
     """The phases of the second step beside the formula's, and why it has none, where it has none."""
     case = traced.case
     try:
-        found = formula(estimate(case))
+        found = of_task(case) if case.trainer in TASKS else formula(estimate(case))
         why = ""
     except Error as error:
         found, why = {}, f"{type(error).__name__}: {error}"
@@ -141,6 +143,31 @@ def job(case: Case) -> Job:
     if case.wrapper.endswith("offload"):
         given["offload"] = "optimizer" if case.wrapper == "zero2-offload" else "all"
     return Job(model="", **given)
+
+
+TASKS = ("dpo", "kto", "rm", "orpo")
+"""The trainers that are tasks of their own."""
+
+
+def of_task(case: Case) -> dict[str, float]:
+    """The formula's bytes by the phases of a trace, of a task: the reference's pass is in that of the loss."""
+    given = job(case).replace(task=case.trainer)
+    if case.trainer in ("dpo", "kto"):
+        given = given.replace(reference="adapter" if case.adapters else case.reference)
+    if case.trainer in ("rm", "orpo"):
+        given = given.replace(loss=None)
+    run, setup = resolve_posttrain(given, spec(case))
+    whole = memory(run)
+    beside = sum(one.nbytes for one in whole.phases[0].residents if one.role == "reference")
+    found = {name: nbytes + beside for name, nbytes in formula(setup.estimate()).items()}
+    for phase in whole.phases:
+        if phase.name == "reference":
+            inside = sum(one.nbytes for one in phase.residents if one.part != "outside")
+            found["loss"] = max(found["loss"], inside)
+            if case.adapters:  # then it is a pass of the same module, which the trace marks as another forward
+                layers = sum(one.nbytes for one in phase.residents if one.part not in ("outside", "log-probs"))
+                found["forward"] = max(found["forward"], layers)
+    return found
 
 
 def formula(estimated: Estimate) -> dict[str, float]:

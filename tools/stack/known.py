@@ -53,7 +53,7 @@ def sizes(case: Case, phase: str) -> Sizes:
     wide = case.precision == "fp32"
     stream = case.precision.startswith("fp32") or (case.method == "qlora" and case.kbit)
     return Sizes(
-        tokens=case.micro_batch * case.seq_len, scores=case.micro_batch * case.seq_len**2, hidden=case.hidden, heads=heads,
+        tokens=case.rows * case.seq_len, scores=case.rows * case.seq_len**2, hidden=case.hidden, heads=heads,
         kv_heads=kv, width=width, layers=(phase == "backward") if again else case.layers, itemsize=4 if wide else 2,
         residual=4 if stream else 2,
     )  # fmt: skip
@@ -69,6 +69,8 @@ def masked(case: Case, phase: str) -> float:
     if not case.trains_by_trl or case.attention != "sdpa" or phase not in ("forward", "loss", "backward"):
         return 0
     of = sizes(case, phase)
+    if phase == "forward" and case.trainer == "dpo" and case.adapters:
+        of = msgspec.structs.replace(of, layers=of.layers + 1)  # of the reference's pass, which is this model's too
     return repeated(of) + of.layers * of.scores * of.itemsize + (of.scores if phase == "forward" else 0)
 
 
@@ -82,7 +84,7 @@ def ends(case: Case, phase: str) -> float:
     if phase == "clip" and case.checkpointing == "reentrant":
         mask = itemsize if case.attention == "eager" else 1 if case.trains_by_trl else 0
         rotary = 0 if case.family == "gpt2" else 2 * case.seq_len * of.width * itemsize
-        held = case.micro_batch * case.seq_len**2 * mask + rotary
+        held = case.rows * case.seq_len**2 * mask + rotary
     leaf = case.adapters and case.method != "embeddings"
     return leaf * {"clip": 2, "backward": 1}[phase] * of.tokens * of.hidden * itemsize + held
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stack import preference
 from stack.case import Case
 from stack.models import config
 
@@ -27,6 +28,8 @@ def train(case: Case, mark: Mark) -> None:
 def prepared(case: Case, mark: Mark) -> Any:
     """The trainer of a script, with its model."""
     model = load(case)
+    if case.trainer == "rm":
+        model = preference.with_score(model)
     mark("loaded", model)
     model = adapt(case, model)
     trainer = make_trainer(case, model, mark)
@@ -201,6 +204,8 @@ def make_trainer(case: Case, model: Any, mark: Mark) -> Any:
 
     given = arguments(case, tempfile.mkdtemp())
     common: dict[str, Any] = {"data_collator": collate, "callbacks": [Watch()]}
+    if case.trainer not in ("trainer", "sft"):
+        return preference.trainer(case, model, given, common["callbacks"], load, tokenizer(case))
     if not case.trains_by_trl:
         return transformers.Trainer(model, transformers.TrainingArguments(**given), train_dataset=Rows(case), **common)
     import datasets

@@ -6,7 +6,8 @@ from typing import Any, get_args
 
 import click
 
-from loadgauge.cli.options import complete_model, inference_options, run_options, whole_run_options
+from loadgauge.cli import posttrain as after
+from loadgauge.cli.options import AFTER, complete_model, run_options, task_options, whole_run_options
 from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import NO, YES, ConfigError, Error
 from loadgauge.estimate.memory.phases import PARTS
@@ -27,7 +28,7 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 @size_options
 @run_options
 @whole_run_options
-@inference_options
+@task_options
 @click.option("--mfu", metavar="SHARE", help="Model FLOPs utilisation to assume (40%), in place of the predicted one.")
 @click.option("--hfu", metavar="SHARE", help="The same with recomputation counted (50%).")
 @click.option(
@@ -45,8 +46,9 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
 @click.option(
-    "--explain", "part", type=click.Choice((*PARTS, *TOPICS)), metavar="PART",
-    help=f"Explain one part: formula, your numbers, source. Of the memory: {', '.join(PARTS)}; else {', '.join(TOPICS)}.",
+    "--explain", "part", type=click.Choice((*PARTS, *TOPICS, *after.TOPICS)), metavar="PART",
+    help=f"Explain one part: formula, your numbers, source. Of the memory: {', '.join(PARTS)}; else {', '.join(TOPICS)};"
+    f" with --task of a rollout {', '.join(after.TOPICS)}.",
 )  # fmt: skip
 @click.option(
     "--at", type=click.Choice(get_args(When)), help="With --explain: the moment of the step (default: largest)."
@@ -94,6 +96,8 @@ def command(
     loadgauge estimate --size 10B --family gpt --vocab 50k --gpu a100-sxm4-80gb --gpus 8 --zero 3
     loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --sweep micro-batch=1,2,4..16 --sweep zero=1..3
     loadgauge estimate llama-3.1-70b --gpu h100-sxm5-80gb --task generate --context 4096 --batch 16 --tp 2
+    loadgauge estimate qwen2.5-7b --gpu h100-sxm5-80gb --gpus 8 --zero 3 --task grpo --prompts 64 --samples 8 \\
+        --prompt-len 1024 --answers exp:2000,8192 --rollout vllm:tp=2,utilization=0.6,sleep=1
     """
     model = model_or_usage(model, flags)
     for name, value in (("mfu", mfu), ("hfu", hfu)):
@@ -106,10 +110,15 @@ def command(
         others = {
             "--sweep": sweeps, "--table": table, "--explain": part, "--plot": file, "--counter": counter, "--csv": as_csv,
         }  # fmt: skip
+        if task in AFTER:
+            _not_of(of_inference, "generate or forward")
+            del others["--explain"]
+            job = Job(model=model, task=task, **flags)
+            return after.answer(job, others, part, as_json=as_json, allow_tight=allow_tight)
         return _infer(Job(model=model, **flags), task, of_inference, others, as_json=as_json)
-    for name, value in of_inference.items():
-        if value is not None:
-            raise ConfigError("goes with --task generate or forward", key=name)
+    if part in after.TOPICS:
+        raise ConfigError(f"{part} is of a run with a rollout: --task grpo", key="explain")
+    _not_of(of_inference, "generate or forward")
     if file is None and figure != "all":
         raise ConfigError("--figure says what --plot FILE draws; there is no --plot")
     if at is not None and part not in PARTS:
@@ -164,6 +173,13 @@ def command(
         else:
             report(given, result, counter=counter)
     return YES if fits else NO
+
+
+def _not_of(given: dict[str, Any], tasks: str) -> None:
+    """Raises `ConfigError` where a flag of other tasks is given."""
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(f"goes with --task {tasks}", key=name)
 
 
 def _infer(job: Job, task: str, given: dict[str, Any], others: dict[str, Any], *, as_json: bool) -> int:

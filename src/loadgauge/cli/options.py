@@ -11,8 +11,10 @@ import click
 from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.spec.inference import TASKS
 from loadgauge.spec.inference import fields as inference_fields
-from loadgauge.spec.job import WHOLE_RUN, Field, Job, fields
+from loadgauge.spec.job import POSTTRAIN, WHOLE_RUN, Field, Job, fields
 
+AFTER = fields()["task"].choices
+"""The tasks of preference tuning, distillation and reinforcement learning."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -63,7 +65,7 @@ def options(command: Command, names: Iterable[str]) -> Command:
 
 def run_options(command: Command, *without: str) -> Command:
     """Add the options that describe one step of a job to a command. without: fields that it has in a way of its own"""
-    return options(command, [name for name in fields() if name not in ("model", *WHOLE_RUN, *without)])
+    return options(command, [name for name in fields() if name not in ("model", *WHOLE_RUN, *POSTTRAIN, *without)])
 
 
 def whole_run_options(command: Command) -> Command:
@@ -71,20 +73,22 @@ def whole_run_options(command: Command) -> Command:
     return options(command, WHOLE_RUN)
 
 
-def inference_options(command: Command) -> Command:
-    """Add the flags of a model that is only run forward (`spec.inference`) to a command, `--task` first."""
+def task_options(command: Command) -> Command:
+    """Add the flags of what comes after pre-training, and of a model that is only run forward, to a command; `--task` first."""
+    command = options(command, [name for name in POSTTRAIN if name != "task"])
     for name, field in reversed(inference_fields().items()):
         command = option(name, field)(command)
-    kinds = click.Choice(("train", *TASKS))
+    kinds = click.Choice(("train", *TASKS, *AFTER))
     return click.option(
-        "--task", type=kinds, default="train", help="train; generate, with a cache; or forward, which scores sequences."
-    )(command)
+        "--task", type=kinds, default="train", metavar="TASK",
+        help=f"train; generate, with a cache; forward, which scores sequences; or, after pre-training, {', '.join(AFTER)}.",
+    )(command)  # fmt: skip
 
 
 @cache
 def _reader() -> click.Command:
     """A command that takes the options of a job and does nothing."""
-    return run_options(whole_run_options(click.Command("run", params=[click.Argument(["model"])])))
+    return options(run_options(whole_run_options(click.Command("run", params=[click.Argument(["model"])]))), POSTTRAIN)
 
 
 def parse(words: Sequence[str]) -> Job:

@@ -22,7 +22,7 @@ from loadgauge.resolve.resolve import asks_for_files, found_model, resolve_job
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.axes import AXES, MODEL_PARALLEL
 from loadgauge.spec.frameworks import default_framework
-from loadgauge.spec.job import AROUND, WHOLE_RUN, Field, Job, fields
+from loadgauge.spec.job import AROUND, POSTTRAIN, WHOLE_RUN, Field, Job, fields
 from loadgauge.spec.job_text import positive_number
 from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.model import ModelSpec, Moe
@@ -39,7 +39,7 @@ FINDS = {
 """What `find` looks for, and the fields that would state it already."""
 OPEN_AXES = tuple(field.name for field in msgspec.structs.fields(Space) if isinstance(field.default, tuple))
 """Fields of a job that the search tries all values of, unless they are locked."""
-JOB_FIELDS = tuple(name for name in fields() if name not in ("model", "measured", *AROUND, *WHOLE_RUN))
+JOB_FIELDS = tuple(name for name in fields() if name not in ("model", "measured", *AROUND, *WHOLE_RUN, *POSTTRAIN))
 """Fields of a job that a plan may be asked with."""
 RANKING = ("objective", "margin", "price")
 """Questions that decide which layout is the best; the others are about what is shown."""

@@ -27,7 +27,7 @@ from loadgauge.spec.frameworks import FRAMEWORKS, default_framework
 from loadgauge.spec.gpu_names import names_one, variants
 from loadgauge.spec.hardware import Cluster, Gpu, card_of, gpu, gpu_ids, with_memory
 from loadgauge.spec.host import HOST_LINK, PCIE_4, Host
-from loadgauge.spec.job import Job
+from loadgauge.spec.job import POSTTRAIN, Job
 from loadgauge.spec.kernels import Kernels
 from loadgauge.spec.layout import FULL_PIPE, Filled, Layout, RecomputePolicy
 from loadgauge.spec.lora import BASE_FORMATS
@@ -77,6 +77,9 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     (2, 4096, 'megatron')
     """
     file = ""
+    for name in POSTTRAIN:
+        if getattr(job, name) is not None:
+            raise ConfigError("goes with --task of `loadgauge estimate`", key=name)
     uncounted: tuple[Uncounted, ...] = ()
     if model is not None and (job.beside is not None or job.dialect is not None):
         raise ConfigError("goes with the name of a model or of a job file", key="beside" if job.beside else "dialect")

@@ -7,13 +7,13 @@ from typing import Annotated, Literal, get_args, get_type_hints
 import msgspec
 
 from loadgauge.errors import ConfigError
-from loadgauge.spec.job import Field
+from loadgauge.spec.job_field import Field
 from loadgauge.spec.lora import BASE_FORMATS
 
 Task = Literal["forward", "generate"]
 TASKS: tuple[str, ...] = get_args(Task)
 
-WEIGHT_FORMATS: dict[str, float] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, **{
+WEIGHT_FORMATS: dict[str, float] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "nvfp4": 0.5 + 1 / 16, **{
     name: kept.nbytes for name, kept in BASE_FORMATS.items()
 }}  # fmt: skip
 """Bytes of an element of a block's matrix, scales included. Embedding, head and vectors stay in 16 bits (fp32: 32)."""

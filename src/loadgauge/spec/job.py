@@ -4,83 +4,31 @@ columns of a sweep and the facts that `formats/` reads and writes; their bounds,
 import shlex
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
 
 from loadgauge.errors import ConfigError, suggest
-from loadgauge.spec import job_text
 from loadgauge.spec.attention_kernels import ATTENTIONS
 from loadgauge.spec.axes import RANK_ORDER
 from loadgauge.spec.frameworks import FRAMEWORKS
 from loadgauge.spec.host import ActivationOffload
+from loadgauge.spec.job_field import Field as Field
+from loadgauge.spec.job_field import about as _field
 from loadgauge.spec.layout import SCHEDULES, CpComm, Padding
 from loadgauge.spec.lora import ADAPTER_DTYPES, BASE_FORMATS, SAVED_MODULES, Upcast
 from loadgauge.spec.optimizers import OPTIMIZERS
 from loadgauge.spec.overlap import Overlap
+from loadgauge.spec.posttrain_fields import OfModel, OfTask
 from loadgauge.spec.precision import PRECISIONS
 from loadgauge.spec.tuners import ADAPTERS
-
-Kind = Literal["text", "whole", "positive", "switch", "choice", "file", "bandwidth", "count"]
-Group = Literal["model", "file", "method", "batch", "layout", "cluster", "money", "plan"]
-
-
-class Field(msgspec.Struct, frozen=True, kw_only=True):
-    """Type, bounds, choices, unit and help of a field of `Job`.
-
-    low, high: bounds of a whole number; choices: all values of a choice; values: the usual values of a text
-    unit: of a number in text form (GB/s); metavar: the placeholder in `--help`; aliases: other spellings of the flag
-    needs: the field that must be given for this one to have a meaning
-    group: `file` is about job files on the disk of whoever types the command, and no control of the page
-    """
-
-    kind: Kind
-    group: Group
-    help: str
-    low: int | None = None
-    high: int | None = None
-    choices: tuple[str, ...] = ()
-    values: tuple[str, ...] = ()
-    unit: str = ""
-    metavar: str | None = None
-    aliases: tuple[str, ...] = ()
-    needs: str = ""
-
-    def read(self, value: object) -> bool | int | float | str:
-        """Read a value of this field from text (or a number, a bool or a path). Raises `ConfigError`.
-
-        >>> fields()["tp"].read("8"), fields()["qlora"].read("true"), fields()["price"].read("2.5")
-        (8, True, 2.5)
-        """
-        if self.kind == "switch":
-            return job_text.switch(value)
-        text = job_text.text_of(value)
-        if self.kind == "whole":
-            assert self.low is not None
-            assert self.high is not None
-            return job_text.whole_number(text, self.low, self.high)
-        if self.kind == "positive":
-            return job_text.positive_number(text)
-        return job_text.choice(text, self.choices) if self.kind == "choice" else text
-
-
-def _field(kind: Kind, group: Group, help: str, **more: Any) -> msgspec.Meta:
-    return msgspec.Meta(extra={"field": Field(kind=kind, group=group, help=help, **more)})
 
 
 def _degree(help: str, high: int = 10**6) -> msgspec.Meta:
     return _field("whole", "layout", help, low=1, high=high)
 
 
-class _OfModel(msgspec.Struct, frozen=True):
-    """What of a job may be given without its name."""
-
-    model: Annotated[
-        str, _field("text", "model", "A name in the catalogue, a config.json, or another tool's job file.")
-    ]
-
-
-class Job(_OfModel, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True,
+class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True,
           repr_omit_defaults=True):  # fmt: skip
     """A training job as asked for. None: not given, so the default applies, which `Estimate.assumed` lists.
 
@@ -594,7 +542,7 @@ def fields() -> dict[str, Field]:
     (0, 3, 'layout')
     """
     # Not `get_type_hints`: the annotations of this module are no strings, which spares a cold start their compilation.
-    annotations = _OfModel.__annotations__ | Job.__annotations__
+    annotations = OfModel.__annotations__ | OfTask.__annotations__ | Job.__annotations__
     return {name: annotations[name].__metadata__[0].extra["field"] for name in Job.__struct_fields__}
 
 
@@ -605,5 +553,7 @@ def _did_you_mean(name: str) -> str:
 
 WHOLE_RUN = ("tokens", "price", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
 """Fields that describe the whole training run instead of one step."""
+POSTTRAIN = OfTask.__struct_fields__[1:]
+"""Fields that say what `task` trains, and of what."""
 AROUND = ("eval_batch", "eval_batches", "generate", "save")
 """Fields that describe what happens between steps."""

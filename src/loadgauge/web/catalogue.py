@@ -74,7 +74,7 @@ def catalogue() -> dict[str, Any]:
 
 def _shown(name: str, field: Field) -> bool:
     """Whether a field is a control of the page: job files are dropped onto it, never named."""
-    return name != "model" and field.group != "file"
+    return name != "model" and field.group not in ("file", "posttrain")
 
 
 def flag_row(name: str, field: Field) -> dict[str, Any]:

@@ -30,12 +30,12 @@ class Assumed(msgspec.Struct, frozen=True):
 
 KERNELS = Assumed(0.28 * GIB, 0.10 * GIB, 0.55 * GIB)
 """Kernels and library state that one process has loaded: less with lazy loading, more without."""
-RESIDENT = {
-    "6.0": 56 * 2048, "6.1": 30 * 2048, "7.0": 80 * 2048, "7.5": 72 * 1024, "8.0": 108 * 2048, "8.6": 84 * 1536,
-    "8.7": 16 * 1536, "8.9": 142 * 1536, "9.0": 132 * 2048, "10.0": 148 * 2048, "10.3": 160 * 2048, "11.0": 20 * 1536,
-    "12.0": 188 * 1536, "12.1": 48 * 1536,
+LARGEST = {
+    "6.0": (56, 2048), "6.1": (30, 2048), "7.0": (80, 2048), "7.5": (72, 1024), "8.0": (108, 2048), "8.6": (84, 1536),
+    "8.7": (16, 1536), "8.9": (142, 1536), "9.0": (132, 2048), "10.0": (148, 2048), "10.3": (160, 2048), "11.0": (20, 1536),
+    "12.0": (188, 1536), "12.1": (48, 1536),
 }  # fmt: skip
-"""Threads that may be resident on the largest chip of a compute capability: multiprocessors times threads of each."""
+"""Multiprocessors of the largest chip of a compute capability, and the threads that may be resident on each."""
 STACK = KIB
 """Bytes of stack of a thread, unless a kernel asks for more."""
 COMMUNICATOR = Assumed(0.25 * GIB, 0.05 * GIB, 0.60 * GIB)
@@ -76,10 +76,13 @@ def context(gpu: Gpu | None) -> Assumed:
     """Return the bytes of the CUDA context of one process; without a GPU, or with an unknown one, those of an H100.
 
     >>> from loadgauge.spec.hardware import gpu
-    >>> [round(context(gpu(name)).value / 2**30, 2) for name in ("a100-sxm4-80gb", "h100-sxm5-80gb", "rtx4090")]
-    [0.49, 0.54, 0.49]
+    >>> [round(context(gpu(name)).value / 2**30, 2) for name in ("a100-sxm4-80gb", "h100-sxm5-80gb", "l4")]
+    [0.49, 0.54, 0.37]
     """
-    stacks = STACK * RESIDENT.get("" if gpu is None else gpu.compute_capability, RESIDENT["9.0"])
+    multiprocessors, threads = LARGEST.get("" if gpu is None else gpu.compute_capability, LARGEST["9.0"])
+    if gpu is not None and gpu.multiprocessors:
+        multiprocessors = gpu.multiprocessors
+    stacks = STACK * multiprocessors * threads
     return Assumed(KERNELS.value + stacks, KERNELS.low + stacks, KERNELS.high + stacks)
 
 

@@ -47,7 +47,7 @@ KINDS: dict[str, Kind] = {"whole": "whole", "positive": "number", "switch": "tru
 @cache
 def _asked() -> dict[str, Field]:
     """The fields that a cell may have besides its model, by name."""
-    own = {name: fields()[name] for name in JOB_FIELDS if fields()[name].group != "file"}
+    own = {name: fields()[name] for name in JOB_FIELDS if fields()[name].group not in ("file", "posttrain")}
     return own | {name: questions()[name] for name in RANKING}
 
 

@@ -52,8 +52,8 @@ def read_axes(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         if not equals or not values.strip():
             raise ConfigError(f"must be NAME=VALUE,VALUE, got {text[:60]!r}", key="sweep")
         field = fields().get(name)
-        if field is None or field.group == "file":
-            known = [one.replace("_", "-") for one, each in fields().items() if each.group != "file"]
+        if field is None or field.group in ("file", "posttrain"):
+            known = [one.replace("_", "-") for one, each in fields().items() if each.group not in ("file", "posttrain")]
             raise ConfigError(f"no flag of a job is called {flag[:40]!r}{suggest(flag, known)}", key="sweep")
         if name in axes:
             raise ConfigError(f"{flag} is swept twice; give all its values at once", key="sweep")

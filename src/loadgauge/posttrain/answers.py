@@ -1,0 +1,59 @@
+"""How long generated answers are: a distribution, from a few words or a file.
+
+Lengths that a law would draw beyond the longest allowed are cut off there, as an engine does: they are that long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from loadgauge.errors import ConfigError
+from loadgauge.lengths import Lengths
+
+DRAWS = 10**6
+"""Answers among which a law's shares are counted out."""
+LAWS = {"exp": 2, "lognormal": 3}
+
+
+def answers(text: str) -> Lengths:
+    """Read a distribution of answers [tokens]. Raises `ConfigError`.
+
+    N: all as long; uniform:N; exp:MEAN,MAX; lognormal:MEDIAN,SIGMA,MAX; otherwise a file of lengths.
+
+    >>> answers("2048").mean, answers("uniform:100").mean, round(answers("exp:2000,8192").mean)
+    (2048.0, 50.5, 1967)
+    """
+    if text.strip().replace("_", "").isdecimal():
+        return Lengths.of([int(text)])
+    name, _, rest = text.partition(":")
+    if name not in LAWS:
+        try:
+            return Lengths.parse(text)
+        except ConfigError as error:
+            raise ConfigError(str(error).removeprefix("lengths: "), key="answers") from None
+    try:
+        numbers = [float(one) for one in rest.split(",")]
+        longest = int(numbers[-1])
+    except (ValueError, OverflowError):
+        numbers, longest = [], 0
+    if len(numbers) != LAWS[name] or not all(0 < number < math.inf for number in numbers) or longest < 1:
+        example = "exp:2000,8192" if name == "exp" else "lognormal:1500,0.8,8192"
+        raise ConfigError(f"must be like {example}, got {text!r}", key="answers")
+    if name == "exp":
+        return _capped(lambda x: -math.expm1(-x / numbers[0]), longest)
+    median, sigma, _ = numbers
+    return _capped(lambda x: 0.5 * math.erfc(-math.log(x / median) / (sigma * math.sqrt(2))), longest)
+
+
+def _capped(below: Callable[[float], float], longest: int) -> Lengths:
+    """The distribution whose share below x is given, up to the longest. A length counts what rounds up to it."""
+    step = max(1, longest // 8192)
+    values = [*range(step, longest, step), longest]
+    counts = {
+        value: round(DRAWS * upper) - round(DRAWS * lower)
+        for value, lower, upper in zip(
+            values, [0.0, *map(below, values[:-1])], [*map(below, values[:-1]), 1.0], strict=True
+        )
+    }  # fmt: skip
+    return Lengths.histogram({value: count for value, count in counts.items() if count})

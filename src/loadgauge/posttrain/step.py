@@ -1,0 +1,274 @@
+"""Seconds of a step of a task, by phase: answers, scores, updates, weights; one after another, or two sides at once.
+
+Trainer and scorers take what the same model takes in training: its forward alone, or the whole step, over the tokens that there are
+(packed into micro-batches as long as the longest sequence, or padded where the framework pads). Answers take `tail.generation` on
+each replica. Where both sides have GPUs of their own and answers may be old, a step takes the slower side: with answers of up to k
+updates ago, k batches are on their way at once, and the tail of one is hidden under the next.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from loadgauge.errors import NotStated
+from loadgauge.estimate.estimate import estimate
+from loadgauge.estimate.time.step import Time
+from loadgauge.inference.decode import Server
+from loadgauge.lengths import Lengths
+from loadgauge.posttrain.memory import PostMemory
+from loadgauge.posttrain.roles import Member, Run
+from loadgauge.posttrain.sync import Sync, sync
+from loadgauge.posttrain.tail import Phase, generation
+from loadgauge.spec.inference import Inference
+from loadgauge.spec.layout import Layout
+from loadgauge.spec.tasks import Pass
+
+Side = Literal["trainer", "rollout", "both"]
+PADS = ("huggingface", "unsloth", "peft", "deepspeed")
+"""Frameworks whose RL and preference trainers pad their batches (source: trl)."""
+FILL = 0.95
+"""Share of a packed micro-batch that is filled: first-fit of sequences that are a fraction of it long."""
+REST = 0.05
+"""Seconds outside of all phases over those inside: data, advantages, rewards by rule, logging (verl's columns add up to 93 to 97 %
+of its printed steps; source: verl, docs/advance/one_step_off.md and fully_async.md)."""
+SOFTWARE = 1.32
+"""Seconds of a phase over those of its kernels, engine and traffic: ranks that wait for the fullest, gathering, tokenising. Of runs of
+one source 1.34 in the middle, of another 1.30; each is scored with the other's (docs/rollout.md)."""
+LOW, HIGH = 0.77, 1.37
+"""Factors on a step between which 80 % of measured ones lie, each source left out."""
+
+
+class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a phase, 80 % between low and high. side: the GPUs that it keeps busy"""
+
+    name: str
+    role: str
+    side: Side
+    seconds: float
+    low: float
+    high: float
+
+
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a step, 80 % between low and high.
+
+    phases: in their order; on one set of GPUs, or with staleness 0, they add up to `step`
+    sides: seconds of rollout and of trainer, where they run at once; bound: the slower
+    generation: of the answers, on the replica that ends last; tokens: of prompts and answers of a step
+    """
+
+    step: float
+    low: float
+    high: float
+    phases: tuple[PhaseTime, ...]
+    sides: dict[str, float]
+    bound: str
+    gpus: int
+    tokens: float
+    generation: Phase | None = None
+    sync: Sync | None = None
+    prompts: float = 0.0
+    preempted: float = 0.0
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """Tokens of prompts and answers over the step and all GPUs [tokens/s]."""
+        return self.tokens / self.step / self.gpus
+
+    def days(self, steps: int) -> float:
+        """Days of so many steps."""
+        return steps * self.step / 86400
+
+    def money(self, steps: int, price: float) -> float:
+        """Money for so many steps, at a price of a GPU-hour."""
+        return price * self.gpus * 24 * self.days(steps)
+
+
+def step_time(run: Run, pool: float | None = None, *, software: float = SOFTWARE) -> StepTime:
+    """Return the seconds of a step. Raises `NotStated` where the cluster is not known.
+
+    pool: bytes of a card's cache (`engine.Card.pool`), None: of any size; software: as `SOFTWARE`
+
+    >>> from loadgauge.resolve.posttrain import resolve_posttrain
+    >>> from loadgauge.spec.job import Job
+    >>> job = Job("qwen2.5-7b", task="grpo", gpu="h100-sxm5-80gb", gpus=8, zero=3, answers="exp:1000,4096")
+    >>> found = step_time(resolve_posttrain(job)[0])
+    >>> abs(sum(phase.seconds for phase in found.phases) / found.step - 1) < 1e-9
+    True
+    """
+    member = run.trained
+    if member.cluster is None:
+        raise NotStated("the time of a step needs a --gpu")
+    phases: list[PhaseTime] = []
+    made = None if run.engine is None else _answers(run, pool, software)
+    if made is not None:
+        phases.append(made.phase)
+    for one in run.task.passes:
+        if one.does != "generate" and one.role in run.members:
+            phases.append(_pass(run, one, run.members[one.role], software if run.engine is not None else 1.0))
+    moved = None
+    if run.engine is not None:
+        moved = sync(run)
+        phases.append(PhaseTime(
+            name="weight sync", role=member.role.name, side="both", seconds=moved.seconds,
+            low=moved.seconds * moved.low, high=moved.seconds * moved.high,
+        ))  # fmt: skip
+    tokens = run.sequences.number * run.sequences.mean
+    sides = {side: sum(one.seconds for one in phases if one.side == side) for side in ("rollout", "trainer", "both")}
+    at_the_same_time = run.engine is not None and not run.placement.colocated and run.staleness > 0
+    rest = REST * (max(sides["rollout"], sides["trainer"]) if at_the_same_time else sum(sides.values()))
+    if run.engine is not None:
+        phases.append(PhaseTime(name="rest", role="host", side="both", seconds=rest, low=0.0, high=2 * rest))
+    counted = phases
+    bound = max((side for side in ("rollout", "trainer")), key=lambda side: sides[side])
+    if at_the_same_time:
+        counted = [one for one in phases if one.side in (bound, "both")]
+    step = sum(one.seconds for one in counted)
+    low, high = (
+        (LOW, HIGH)
+        if run.engine is not None
+        else (counted[0].low / counted[0].seconds, counted[0].high / counted[0].seconds)
+    )
+    return StepTime(
+        step=step, low=step * low, high=step * high, phases=tuple(phases),
+        sides={side: sides[side] for side in ("rollout", "trainer")} if at_the_same_time else {},
+        bound=bound if at_the_same_time else max(counted, key=lambda one: one.seconds).name, gpus=run.placement.gpus,
+        tokens=tokens, generation=None if made is None else made.generation, sync=moved,
+        prompts=0.0 if made is None else made.prompts, preempted=0.0 if made is None else made.preempted,
+    )  # fmt: skip
+
+
+def timed(run: Run, memory: PostMemory) -> tuple[StepTime | None, str]:
+    """Return the time of a step with the cache that memory leaves, or why there is none."""
+    try:
+        return step_time(run, None if memory.engine is None or run.gpu is None else memory.engine.pool), ""
+    except NotStated as error:
+        return None, str(error)
+
+
+class _Made(msgspec.Struct, frozen=True):
+    phase: PhaseTime
+    generation: Phase
+    prompts: float
+    preempted: float
+
+
+def server_of(run: Run) -> Server:
+    """Return a replica of the rollout's engine. Raises `NotStated` where its cluster is not known."""
+    engine = run.engine
+    assert engine is not None
+    if run.rollout_cluster is None:
+        raise NotStated("the time of answers needs a --gpu")
+    asked = Inference(
+        task="generate", context=run.sequences.longest, answer=1, tp=engine.tp, pp=engine.pp, ep=engine.ep,
+        weight_format=engine.weights, cache_format=engine.kv,
+    )  # fmt: skip
+    machines = run.rollout_cluster
+    if machines.gpus != engine.replica:
+        machines = msgspec.structs.replace(machines, gpus=engine.replica)
+    return Server(run.trained.model, asked, machines, engine.kind, graphs=engine.graphs)
+
+
+def _answers(run: Run, pool: float | None, software: float) -> _Made:
+    """The phase in which answers are generated: prompts once each where their blocks are shared, then a token at a time."""
+    engine, sequences = run.engine, run.sequences
+    assert engine is not None
+    server = server_of(run)
+    groups = server.asked.attentions
+    batches = max(1, run.staleness) if not run.placement.colocated else 1
+    replicas = run.replicas * groups
+    each = batches * sequences.number / replicas
+    most = engine.max_num_seqs or engine.batch or each
+    # Sequences that run are, in the mean over time, as long as the mean age of what is renewed: E[X^2] / 2 E[X].
+    answers = sequences.answers
+    age = sequences.prompt + answers.mean_square / (2 * answers.mean)
+    slots = max(1.0, min(most, each if pool is None else pool / server.cache(age)))
+    phase = generation(
+        sequences.answers, lambda running, context: server.step(max(1, round(running)), context), sequences=each,
+        slots=slots, prompt=sequences.prompt, replicas=replicas,
+    )  # fmt: skip
+    unique = max(1.0, sequences.prompts * batches / replicas)
+    read = unique * server.prompts(sequences.prompt)
+    seconds = software * (phase.seconds + read) / batches
+    known = server.known
+    return _Made(
+        PhaseTime(
+            name="generate", role=run.trained.role.name, side="both" if run.placement.colocated else "rollout",
+            seconds=seconds, low=seconds * known.token_low, high=seconds * known.token_high,
+        ),
+        phase, read / batches, max(0.0, min(each, most) - slots),
+    )  # fmt: skip
+
+
+def _pass(run: Run, one: Pass, member: Member, software: float) -> PhaseTime:
+    """A forward or an update of a role over a step's sequences."""
+    side: Side = "both" if run.placement.colocated or run.engine is None else "trainer"
+    if one.does == "update":
+        layout, times = packed(run, member, member.layout.micro_batch * member.layout.seq_len, updates=True)
+        times *= run.sequences.epochs
+    else:
+        rows = max(1, run.logprob_rows) * member.layout.seq_len
+        layout, times = packed(run, member, run.logprob_tokens or rows, updates=False)
+    found = estimate(member.model, layout, member.training, run.gpu, member.cluster).time
+    if found is None:
+        raise NotStated(f"the time of {member.model.name} on {run.gpu.name if run.gpu else 'no card'}")
+    share = 1.0 if one.does == "update" else forward_share(found)
+    seconds = software * found.step * share * times
+    return PhaseTime(
+        name=one.phase, role=one.role, side=side, seconds=seconds, low=seconds * found.low / found.step,
+        high=seconds * found.high / found.step,
+    )  # fmt: skip
+
+
+def packed(run: Run, member: Member, capacity: float, *, updates: bool) -> tuple[Layout, float]:
+    """Return the layout of a step over the sequences that there are, and how many such steps a step of the task has.
+
+    capacity: tokens of a micro-batch, as long sequences fill it; updates: split into mini-batches, one update each
+    """
+    layout, sequences = member.layout, run.sequences
+    if run.engine is None:
+        return layout, 1.0
+    batch = int(layout.global_batch)
+    times = sequences.number / batch if updates else 1.0
+    number = batch if updates else sequences.number
+    answers, prompt = sequences.answers, sequences.prompt
+    mean, square = moments(answers, prompt)
+    if member.training.framework.name in PADS:
+        rows = max(1, round(capacity / layout.seq_len))
+        rows = max(1, min(rows, number // int(layout.dp)))
+        batches = math.ceil(number / (rows * layout.dp)) * layout.dp
+        longest = prompt + answers.expected_max(rows)
+        tokens, pairs = rows * longest, rows * longest**2
+    else:
+        batches = math.ceil(number * mean / (capacity * FILL) / layout.dp) * layout.dp
+        tokens, pairs = number * mean / batches, number * square / batches
+    return msgspec.structs.replace(
+        layout, micro_batch=1, global_batch=int(batches), tokens=tokens, pairs=pairs, kernel_tokens=None, fullest=None
+    ), times  # fmt: skip
+
+
+def moments(answers: Lengths, prompt: int) -> tuple[float, float]:
+    """Return the means of a sequence's tokens and of their square.
+
+    >>> moments(Lengths.of([1, 3]), 10)
+    (12.0, 145.0)
+    """
+    return prompt + answers.mean, prompt**2 + 2 * prompt * answers.mean + answers.mean_square
+
+
+def forward_share(time: Time) -> float:
+    """Return the share of a training step that its forward alone takes: kernels, half of the traffic of layers, a third of ZeRO's.
+
+    Of the loss a third: the log-probabilities without their gradient. With recomputation the layers' traffic is in three passes.
+    """
+    parts = time.parts
+    again = 3 if parts.get("recompute", 0) > 0 else 2
+    own = parts.get("forward", 0) + parts.get("loss", 0) / 3 + parts.get("zero", 0) / 3
+    own += sum(parts.get(axis, 0) for axis in ("tp", "cp", "ep")) / again + parts.get("pp", 0) / 2
+    own += parts.get("host", 0) / 3
+    busy = sum(parts.get(name, 0) for name in ("forward", "backward", "recompute"))
+    own += parts.get("bubble", 0) * (parts.get("forward", 0) / busy if busy else 0)
+    return own / time.step

@@ -1,0 +1,314 @@
+"""Resolving a `Job` with a task: its roles, each a model on the trainer's GPUs, its sequences, and the rollout's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from loadgauge.errors import ConfigError, Error
+from loadgauge.estimate.parameters import parameters
+from loadgauge.lengths import Lengths
+from loadgauge.posttrain.answers import answers
+from loadgauge.posttrain.memory import PostMemory, memory
+from loadgauge.posttrain.roles import Member, Placement, Run, Sequences, replicas_of
+from loadgauge.resolve.resolve import resolve_job
+from loadgauge.resolve.setup import Setup
+from loadgauge.spec.cluster import cluster
+from loadgauge.spec.job import AROUND, POSTTRAIN, Job
+from loadgauge.spec.model import Head, ModelSpec
+from loadgauge.spec.rollout import Engine
+from loadgauge.spec.tasks import TASKS, Role, Task
+
+OF_WHOLE = ("tokens", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
+"""Fields of a whole run of training, which `steps` says of a task."""
+OF_ROLLOUT = (
+    "prompts",
+    "samples",
+    "prompt_len",
+    "answers",
+    "epochs",
+    "rollout",
+    "placement",
+    "staleness",
+    "rollout_offload",
+)
+"""Fields of tasks that generate their answers."""
+PROMPTS, SAMPLES, PROMPT, ANSWER = 64, 8, 1024, 3072
+"""What is assumed of a step where nothing is said."""
+
+
+def scalar(model: ModelSpec) -> ModelSpec:
+    """Return the model with a head of one column over every token, as a reward model or a critic has.
+
+    Source: transformers, `modeling_layers.py`, `GenericForSequenceClassification` (`score`, without a bias).
+    """
+    head = Head(kind="classifier", num_labels=1, per_token=True)
+    return msgspec.structs.replace(model, head=head, tie_word_embeddings=False, mtp_layers=0)
+
+
+def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Setup]:
+    """Return the run of a task, and the resolved training of its policy. Raises `ConfigError`, `LayoutError` or `NotModelled`.
+
+    >>> run, setup = resolve_posttrain(Job("llama-3.1-8b", task="dpo", gpus=8, zero=3, micro_batch=1))
+    >>> setup.layout.micro_batch, [member.role.name for member in run.members.values()]
+    (2, ['policy', 'reference'])
+    """
+    if job.task is None:
+        raise ConfigError("is needed", key="task")
+    task = TASKS[job.task]
+    _belongs(job, task)
+    assumed: dict[str, str] = {}
+    placement = Placement.parse(job.placement or "colocated", job.gpus)
+    if job.staleness and placement.colocated:
+        raise ConfigError(
+            "needs GPUs for each side (--placement split:16+16): on the same ones answers are new", key="staleness"
+        )
+    sequences = _sequences(job, task, assumed)
+    setup = resolve_job(_training(job, task, sequences, placement, assumed), model)
+    setup = _of_logprobs(setup, task)
+    placement = msgspec.structs.replace(placement, trainer=setup.layout.gpus)
+    if task.rollout and job.placement is None:
+        assumed["--placement"] = "colocated"
+    _longest(setup.model, sequences)
+    reference = _reference(job, task, setup, assumed)
+    engine, replicas, machines = None, 1, None
+    if task.rollout:
+        engine = Engine.parse(job.rollout or "vllm")
+        if job.rollout is None:
+            assumed["--rollout"] = engine.text()
+        replicas = replicas_of(engine, placement)
+        if setup.cluster is not None:
+            within = engine.replica if placement.colocated else placement.rollout
+            own = setup.cluster
+            machines = cluster(own.gpu, within, job.gpus_per_node)
+    members = {role.name: _member(role, job, task, setup, reference, model) for role in _roles(job, task, reference)}
+    rows = job.logprob_batch
+    run = Run(
+        task=task, members=members, sequences=sequences, placement=placement, gpu=setup.gpu, rollout_cluster=machines,
+        engine=engine, replicas=replicas, staleness=job.staleness or 0, reference=reference,
+        rollout_offload=job.rollout_offload or "none",
+        logprob_rows=setup.layout.micro_batch if rows is None else rows * task.rows,
+        logprob_tokens=job.logprob_tokens, assumed=assumed | setup.assumed,
+    )  # fmt: skip
+    return run, setup
+
+
+def _of_logprobs(setup: Setup, task: Task) -> Setup:
+    """The training with a head that makes log-probabilities, or one value a sequence, in place of a loss over tokens."""
+    if task.trained.scalar:
+        return msgspec.structs.replace(setup, model=scalar(setup.model))
+    if task.name in ("sft", "gkd"):
+        return setup
+    kernels = msgspec.structs.replace(setup.training.kernels, logprobs="slices" if task.slices else "rows")
+    return msgspec.structs.replace(setup, training=msgspec.structs.replace(setup.training, kernels=kernels))
+
+
+def _belongs(job: Job, task: Task) -> None:
+    """Refuses fields that mean nothing to the task. Raises `ConfigError`."""
+    for name in OF_ROLLOUT:
+        if not task.rollout and getattr(job, name) is not None:
+            raise ConfigError(f"is of tasks that generate their answers, and {task.name} does not", key=name)
+    for name in AROUND:
+        if getattr(job, name) is not None:
+            raise ConfigError(f"is of --task train, not counted with {task.name}", key=name)
+    for name in OF_WHOLE:
+        if getattr(job, name) is not None:
+            raise ConfigError(f"is of --task train; {task.name} says it by --steps", key=name)
+    if job.price is not None and job.steps is None:
+        raise ConfigError("goes with --steps, the length of the whole run", key="price")
+    fields = {role.field for role in task.roles}
+    for name in ("teacher", "reward_model", "critic"):
+        if getattr(job, name) is not None and name not in fields:
+            raise ConfigError(f"{task.name} has none", key=name)
+    if "teacher" in fields and job.teacher is None:
+        raise ConfigError(f"{task.name} needs the model that is distilled", key="teacher")
+    if task.rollout and (job.lengths is not None or job.seq_len is not None):
+        key = "lengths" if job.lengths is not None else "seq_len"
+        raise ConfigError(f"{task.name} says it by --prompt-len and --answers", key=key)
+
+
+def _sequences(job: Job, task: Task, assumed: dict[str, str]) -> Sequences:
+    """What a step trains on; of tasks that generate nothing, sequences as they are in the data."""
+    if not task.rollout:
+        return Sequences(prompts=1, samples=1, prompt=0, answers=Lengths.of([job.seq_len or 1]))
+    values: dict[str, Any] = {}
+    for name, default in (("prompts", PROMPTS), ("samples", SAMPLES), ("prompt_len", PROMPT), ("answers", str(ANSWER))):
+        value = getattr(job, name)
+        if value is None:
+            value = default
+            assumed[f"--{name.replace('_', '-')}"] = str(default)
+        values[name] = value
+    return Sequences(
+        prompts=values["prompts"], samples=values["samples"], prompt=values["prompt_len"],
+        answers=answers(values["answers"]), epochs=job.epochs or 1,
+    )  # fmt: skip
+
+
+def _training(job: Job, task: Task, sequences: Sequences, placement: Placement, assumed: dict[str, str]) -> Job:
+    """The training of the policy alone, as `resolve_job` reads it: a pair is two sequences."""
+    alone = job.replace(**dict.fromkeys(POSTTRAIN), price=None if job.steps is not None else job.price)
+    changes: dict[str, Any] = {}
+    if task.rows > 1:
+        for name in ("micro_batch", "global_batch"):
+            value = getattr(job, name)
+            changes[name] = (
+                task.rows * (1 if value is None else value) if value is not None or name == "micro_batch" else None
+            )
+    if task.rollout:
+        changes["seq_len"] = sequences.longest
+        if job.placement is not None and not placement.colocated:
+            changes["gpus"] = placement.trainer
+        if job.global_batch is None:
+            changes["global_batch"] = sequences.number
+            assumed["--global-batch"] = f"{sequences.number} (prompts x samples: one update a step)"
+        elif sequences.number % job.global_batch:
+            raise ConfigError(
+                f"{sequences.number} sequences of a step ({sequences.prompts} prompts x {sequences.samples}) are not whole"
+                f" batches of {job.global_batch}",
+                key="global_batch",
+            )
+    return alone.replace(**changes)
+
+
+def _longest(model: ModelSpec, sequences: Sequences) -> None:
+    """Refuses answers that are longer than the model's context."""
+    most = model.max_position_embeddings
+    if most is not None and sequences.longest > most:
+        raise ConfigError(
+            f"{sequences.prompt:,} tokens of a prompt and {sequences.answers.longest:,} of an answer are more than the {most:,} of"
+            f" {model.name}'s context",
+            key="answers",
+        )
+
+
+def _reference(job: Job, task: Task, setup: Setup, assumed: dict[str, str]) -> Any:
+    """Where the reference's log-probs come from; with adapters, the model without them."""
+    if task.reference is None:
+        if job.reference not in (None, "none"):
+            raise ConfigError(f"{task.name} has no reference model", key="reference")
+        return None
+    adapts = setup.training.lora is not None
+    if job.reference is None:
+        found = "adapter-off" if adapts else task.reference
+        assumed["--reference"] = f"{found}{' (the policy without its adapters)' if adapts else ''}"
+        return found
+    if job.reference in ("adapter", "adapter-off") and not adapts:
+        raise ConfigError(f"{job.reference} needs adapters (--lora-rank)", key="reference")
+    return None if job.reference == "none" else job.reference
+
+
+def _roles(job: Job, task: Task, reference: str | None) -> list[Role]:
+    """The roles that this run has: a reference only where one is run, a reward model where one is named."""
+    present = []
+    for role in task.roles:
+        if role.name == "reference" and reference in (None, "precomputed"):
+            continue
+        if role.field == "reward_model" and job.reward_model is None:
+            continue
+        present.append(role)
+    return present
+
+
+def _member(
+    role: Role, job: Job, task: Task, setup: Setup, reference: str | None, loaded: ModelSpec | None
+) -> Member:  # fmt: skip
+    """A role's model, on the layout of the trained one; what is frozen has no states but its weights."""
+    chosen, training, layout = setup.model, setup.training, setup.layout
+    named = None if role.field == "model" else getattr(job, role.field)
+    trains = "train" in role.uses
+    if named is not None:
+        other = setup.job.replace(
+            model=named, lora_rank=None, adapter=None, qlora=None, lora_targets=None, seq_len=layout.seq_len, lengths=None,
+        )  # fmt: skip
+        resolved = resolve_job(other)
+        chosen, training, layout = resolved.model, resolved.training, resolved.layout
+    if role.scalar:
+        chosen = scalar(chosen)
+    if not trains and role.name != "reference" and named is None:
+        raise ConfigError(f"{task.name} needs a model for its {role.name}", key=role.field)
+    return Member(
+        role=role, model=chosen, layout=layout, training=training, params=int(parameters(chosen).total),
+        cluster=setup.cluster, offloaded=not trains and bool(job.frozen_offload),
+        shares=role.name == "reference" and reference in ("adapter", "adapter-off"),
+        second=role.name == "reference" and reference == "adapter",
+    )  # fmt: skip
+
+
+def remedies(job: Job, before: PostMemory, most: int = 3) -> list[tuple[str, PostMemory]]:
+    """Return single changes that make a run fit, the mildest first; what may fit comes after what surely does."""
+    found: list[tuple[str, PostMemory]] = []
+    for flags, change in _changes(job, before.worst.name):
+        try:
+            tried = memory(resolve_posttrain(job.replace(**change))[0])
+        except Error:
+            continue
+        if tried.verdict == "fits" or (before.verdict == "does not fit" and tried.verdict == "tight"):
+            found.append((flags, tried))
+    if not found:
+        together = _together(job, before)
+        found = [] if together is None else [together]
+    return sorted(found, key=lambda one: one[1].verdict != "fits")[:most]
+
+
+def _together(job: Job, before: PostMemory, most: int = 4) -> tuple[str, PostMemory] | None:
+    """Several changes after one another, each the mildest that makes the largest phase smaller; None where none does."""
+    said: list[str] = []
+    for _ in range(most):
+        for flags, change in _changes(job, before.worst.name):
+            try:
+                other = job.replace(**change)
+                tried = memory(resolve_posttrain(other)[0])
+            except Error:
+                continue
+            if tried.worst.total < before.worst.total:
+                job, before = other, tried
+                said = [one for one in said if one.split()[0] != flags.split()[0]] + [flags]
+                break
+        else:
+            return None
+        if before.verdict == "fits":
+            return " ".join(said), before
+    return None
+
+
+def _changes(job: Job, worst: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Changes that make a phase smaller, the mildest first, with their flags."""
+    task = TASKS[job.task or ""]
+    if worst == "generate":
+        engine = Engine.parse(job.rollout or "vllm")
+        name = "utilization" if engine.utilization is not None else "static_fraction"
+        share = getattr(engine, name)
+        for less in (0.1, 0.2, 0.3, 0.4):
+            if share is not None and share - less > 0.1:
+                other = msgspec.structs.replace(engine, **{name: round(share - less, 2)})
+                yield f"--rollout {other.text()}", {"rollout": other.text()}
+        if job.placement in (None, "colocated"):
+            for word in ("optimizer", "all"):
+                if job.rollout_offload not in (word, "all"):
+                    yield f"--rollout-offload {word}", {"rollout_offload": word}
+        return
+    if task.rollout and job.placement in (None, "colocated"):
+        engine = Engine.parse(job.rollout or "vllm")
+        if engine.sleep == 0 and engine.kind != "hf":
+            other = msgspec.structs.replace(engine, sleep=1)
+            yield f"--rollout {other.text()}", {"rollout": other.text()}
+    if worst in ("old log-probs", "reference", "reward", "values", "teacher") and (job.logprob_batch or 1) > 1:
+        yield "--logprob-batch 1", {"logprob_batch": 1}
+    if (job.micro_batch or 1) > 1:
+        half = (job.micro_batch or 2) // 2
+        yield f"--micro-batch {half}", {"micro_batch": half}
+    if job.recompute in (None, "none", "selective"):
+        yield "--recompute full", {"recompute": "full"}
+    if job.loss is None:
+        yield "--loss chunked:16", {"loss": "chunked:16"}
+        if job.recompute in (None, "none", "selective"):
+            yield "--loss chunked:16 --recompute full", {"loss": "chunked:16", "recompute": "full"}
+    if job.frozen_offload is None and any("train" not in role.uses for role in task.roles):
+        yield "--frozen-offload", {"frozen_offload": True}
+    if (job.zero or 0) < 3 and (job.gpus or 1) > 1 and (job.pp or 1) == 1:
+        yield "--zero 3", {"zero": 3}
+        yield "--zero 3 --recompute full", {"zero": 3, "recompute": "full"}
+    if job.lora_rank is None and not job.adapts:
+        yield "--lora-rank 16 --recompute full", {"lora_rank": 16, "recompute": "full"}

@@ -1,0 +1,92 @@
+"""`docs/decode.md`: how far off the times of tokens are, by GPU, engine and model, each model left out in turn (`make serving`)."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loadgauge.sources import cite
+
+if TYPE_CHECKING:
+    from serving.fit import Table
+
+PAGE = Path(__file__).parents[2] / "docs" / "decode.md"
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown; the first column is left, the others are right."""
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def errors(predicted: Any, measured: Any) -> list[str]:
+    """Median, p90 and bias of an error."""
+    off = predicted / measured - 1
+    return [f"{np.median(abs(off)):.1%}", f"{np.quantile(abs(off), 0.9):.1%}", f"{np.median(off):+.1%}"]
+
+
+def repeated(data: Table, name: str) -> tuple[int, float, float]:
+    """Pairs of points that differ in nothing that is stated: how many, and how far apart half and nine tenths of them are."""
+    same: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for point, value in zip(data.found, getattr(data, name), strict=True):
+        key = tuple(getattr(point, field) for field in point.__struct_fields__ if field not in ("first", "token"))
+        same[key].append(value)
+    apart = [max(a, b) / min(a, b) - 1 for ones in same.values() for a, b in itertools.combinations(ones, 2) if a != b]
+    return len(apart), float(np.median(apart)), float(np.quantile(apart, 0.9))
+
+
+def by(data: Table, key: str, token: Any, first: Any) -> list[list[str]]:
+    """Rows of errors of a field's values."""
+    of = np.array([getattr(point, key) for point in data.found])
+    return [
+        [ENGINES.get(value, value), f"{np.sum(of == value):,}", *errors(token[of == value], data.token[of == value]),
+         *errors(first[of == value], data.first[of == value])]
+        for value in sorted(set(of))
+    ]  # fmt: skip
+
+
+def write(data: Table, whole: tuple[Any, Any], left: tuple[Any, Any]) -> None:
+    """Write the page. whole: predictions by figures of all points; left: of each point, by figures fitted without its model"""
+    head = ("", "points", "token: median", "p90", "bias", "first: median", "p90", "bias")
+    kinds = "\n\n".join(
+        f"**{title}**\n\n{table(head, by(data, key, *left))}"
+        for title, key in (("Models", "model"), ("Engines", "engine"), ("GPUs", "gpu"), ("Weights", "weights"))
+    )
+    pairs, half, most = repeated(data, "token")
+    _, first_half, first_most = repeated(data, "first")
+    total = [
+        ["each model left out", f"{len(data.found):,}", *errors(left[0], data.token), *errors(left[1], data.first)],
+        ["all points fitted", f"{len(data.found):,}", *errors(whole[0], data.token), *errors(whole[1], data.first)],
+    ]
+    PAGE.write_text(
+        f"""# Time of generation, measured
+
+Times of a token and to the first one, of {len(data.found):,} measured servers under a fixed number of requests
+({cite("aiconfigurator")}, `silicon_sample.csv`, Apache-2.0), beside what `loadgauge` predicts. `make serving` writes this page and `data/serving.toml`.
+
+{table(head, total)}
+
+A step is read off the list of operations: bytes of matrices, of the experts that are reached and of caches over the bandwidth,
+FLOPs over the peak, kernels, all-reduces, the host; a share of each prompt's pass comes with every token. What is fitted is one
+share for matrices, experts, caches, arithmetic and links, and of each engine its kernels, its host, its all-reduce and its prompts; each
+figure is held near a round start. None belongs to a model or to a source.
+
+**What the table cannot tell.** {pairs:,} pairs of points agree in all that is stated (engine, model, GPU, formats, ranks, lengths,
+requests): half of the pairs are {half:.0%} or more apart in the time of a token and {first_half:.0%} in that of the
+first one, a tenth {most:.0%} and {first_most:.0%}. Releases differ, and so may speculative decoding and prefix caches, which the table does not name.
+
+**What is left out.** Rows whose ranks do not divide the model's heads, or are not whole nodes. First tokens under many requests
+depend on how requests arrive, which is not stated; their error is larger.
+
+Each model left out in turn:
+
+{kinds}
+""",
+        encoding="utf-8",
+    )

@@ -1,0 +1,98 @@
+"""TRL's trainers over pairs and single answers, as a script calls them, with rows of token ids in place of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from stack.case import Case
+
+
+def trainer(
+    case: Case, model: Any, given: dict[str, Any], callbacks: list[Any], load: Callable[[Case], Any], words: Any
+) -> Any:
+    """The trainer of a case. given: fields of its arguments; load: makes another model, the reference; words: a tokenizer"""
+    import datasets
+    import trl
+
+    kinds: dict[str, tuple[Any, Any]] = {
+        "dpo": (trl.DPOTrainer, trl.DPOConfig), "kto": (trl.KTOTrainer, trl.KTOConfig),
+        "rm": (trl.RewardTrainer, trl.RewardConfig),
+    }  # fmt: skip
+    if case.trainer == "orpo":
+        from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+        kinds["orpo"] = ORPOTrainer, ORPOConfig
+    kind, arguments = kinds[case.trainer]
+
+    class Ready(kind):  # type: ignore[misc]
+        """The trainer with rows that are token ids already."""
+
+        def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+            return dataset
+
+        def tokenize_row(self, feature: Any, *_: Any) -> Any:
+            return feature
+
+    given = {**given, "max_length": case.seq_len, "remove_unused_columns": False}
+    if case.trainer in ("dpo", "kto") and case.reference == "precomputed":
+        given["precompute_ref_log_probs"] = True
+    rows = datasets.Dataset.from_list([{"input_ids": [1]}] * (8 * case.gpus * case.micro_batch * case.accumulate))
+    more: dict[str, Any] = {}
+    if case.trainer in ("dpo", "kto") and case.reference == "model" and not case.adapters:
+        more["ref_model"] = load(case)
+    return Ready(
+        model, args=arguments(**given), train_dataset=rows, processing_class=words, data_collator=collator(case),
+        callbacks=callbacks, **more,
+    )  # fmt: skip
+
+
+def collator(case: Case) -> Callable[[list[Any]], dict[str, Any]]:
+    """Makes a batch as the trainer's own collator does, every token one of the answer."""
+
+    def collate(rows: list[Any]) -> dict[str, Any]:
+        count = len(rows) * (1 if case.trainer == "kto" else 2)
+        ids = torch.ones((count, case.seq_len), dtype=torch.long)
+        mask = torch.ones_like(ids)
+        if case.trainer == "orpo":
+            half = ids[: len(rows)]
+            return {
+                f"{side}_{name}": half.clone()
+                for side in ("chosen", "rejected") for name in ("input_ids", "attention_mask", "labels")
+            } | {"prompt_input_ids": half[:, :1].clone(), "prompt_attention_mask": half[:, :1].clone()}  # fmt: skip
+        made = {"input_ids": ids, "attention_mask": mask}
+        if case.trainer == "rm":
+            return made
+        made["completion_mask"] = mask.clone()
+        if case.trainer == "kto":
+            made |= {f"KL_{name}": one.clone() for name, one in list(made.items())}
+            made["label"] = torch.tensor([index % 2 == 0 for index in range(len(rows))])
+        if case.reference == "precomputed":
+            names = (
+                ("ref_logps", "ref_KL_logps") if case.trainer == "kto" else ("ref_chosen_logps", "ref_rejected_logps")
+            )
+            made |= {name: torch.zeros(len(rows)) for name in names}
+        return made
+
+    return collate
+
+
+def with_score(model: Any) -> Any:
+    """The model with a head of one column in place of its own, as `AutoModelForSequenceClassification` has it."""
+    import transformers
+
+    with torch.device("cuda"):
+        made = type(model).__name__.replace("ForCausalLM", "ForSequenceClassification")
+        config = model.config
+        config.num_labels, config.pad_token_id = 1, 0
+        other = getattr(transformers, made)(config)
+    other.to(next(model.parameters()).dtype)
+    decoder = model.get_decoder()
+    other.model = decoder
+    for name, module in list(model.named_children()):
+        if isinstance(module, nn.Linear):
+            delattr(model, name)
+    return other
