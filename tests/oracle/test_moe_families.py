@@ -15,13 +15,14 @@ transformers = pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
 from loadgauge.errors import ConfigError  # noqa: E402
-from loadgauge.families import from_dict, model_types  # noqa: E402
+from loadgauge.families import from_dict  # noqa: E402
 from loadgauge.layers import View  # noqa: E402
 from loadgauge.layers.builder import Builder  # noqa: E402
 from loadgauge.layers.moe import moe  # noqa: E402
 from loadgauge.spec.frameworks import TRANSFORMERS  # noqa: E402
 from loadgauge.spec.kernels import Dtypes  # noqa: E402
 from loadgauge.spec.model import Moe  # noqa: E402
+from meta_models import classed  # noqa: E402
 from recorded import kept_bytes, stored  # noqa: E402
 
 SEQ, BATCH, HIDDEN, EXPERTS, CHOSEN = 16, 2, 64, 8, 2
@@ -55,7 +56,7 @@ FEWER = {("hunyuan_v1_moe", torch.bfloat16): [4 * EXPERTS * HIDDEN]}
 def families() -> list[str]:
     """Families that have experts. Where a text model is a part, it is of another family."""
     found = []
-    for model_type in model_types():
+    for model_type in classed():
         try:
             spec = from_dict({"model_type": model_type}, class_defaults=True)
         except ConfigError:

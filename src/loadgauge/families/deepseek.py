@@ -138,7 +138,10 @@ V3 = Decoder(
 DSA = Decoder(
     classes=parts.language("DeepseekV32"),
     latent=indexed,
-    ignored=("head_dim", "ep_size", "mlp_bias", "layer_types"),
+    ignored=(
+        *("head_dim", "ep_size", "mlp_bias", "layer_types", "qk_head_dim", "indexer_rope_interleave", "moe_layer_freq"),
+        *("moe_router_dtype", "index_share_for_mtp_iteration", "index_topk_freq", "index_skip_topk_offset"),
+    ),
     mlp_bias=False,
     next_tokens=True,
     experts=msgspec.structs.replace(
