@@ -27,7 +27,13 @@ def has_experts(config: dict[str, Any]) -> bool:
 # The catalogue
 
 
-@pytest.mark.parametrize("name", models())
+OWN_TESTS = {"llama-3.3-nemotron-super-49b", "longcat-flash-560b-a27b"}
+"""Models that transformers has no class for, or one with more than the weights that were published
+(`test_published_2026.py`)."""
+COMPARED = sorted(set(models()) - OWN_TESTS)
+
+
+@pytest.mark.parametrize("name", COMPARED)
 def test_shipped_models(name: str) -> None:
     assert parameters(model(name)).total == total_size(shipped(name))
 
@@ -48,7 +54,11 @@ def test_every_family_is_in_the_catalogue() -> None:
     assert {kind for kind in model_types() if kind not in stocked} <= missing | UNSTOCKED
 
 
-UNSTOCKED = {"qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"}
+UNSTOCKED = {
+    "aya_vision", "bailing_hybrid", "cohere2_vision", "exaone4_5", "exaone_moe", "gemma4_text", "glm46v", "glm4v", "glm4v_moe", "idefics3",
+    "internvl", "lfm2_vl", "llava_next", "llava_onevision", "nanochat", "qwen3_5_moe_text", "qwen3_5_text",
+    "qwen3_omni_moe", "smolvlm", "vaultgemma",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -178,7 +188,7 @@ def test_the_buffers_in_published_totals() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        *(pytest.param(shipped(name), id=name) for name in models() if has_experts(shipped(name))),
+        *(pytest.param(shipped(name), id=name) for name in COMPARED if has_experts(shipped(name))),
         *(pytest.param(bare(kind), id=kind) for kind in classed() if has_experts(bare(kind))),
     ],
 )

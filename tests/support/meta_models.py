@@ -101,6 +101,8 @@ def has_class(name: str) -> bool:
 def parameter_sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Shapes of the parameters of the class in `architectures`, each once, without what makes features of images."""
     name = (config.get("architectures") or [usual_class(config["model_type"])])[0]
+    if not has_class(name):  # published under the name of its owner's code
+        name = usual_class(config["model_type"])
     rest = {key: value for key, value in config.items() if key != "architectures"}
     return _sizes(name.lower(), json.dumps(rest, sort_keys=True))
 
@@ -128,7 +130,7 @@ def active_size(config: dict[str, Any]) -> int:
     theirs = transformers_config(config).get_text_config()
     if config["model_type"] == "dbrx":
         theirs = theirs.ffn_config
-    keys = ("moe_top_k", "num_experts_per_tok", "moe_topk", "moe_k")
+    keys = ("moe_top_k", "num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
     chosen = next((getattr(theirs, key) for key in keys if getattr(theirs, key, None) is not None), 0)
     active = 0
     for name, shape in parameter_sizes(config).items():

@@ -71,7 +71,13 @@ def sparse_attention(reader: Reader, family: Decoder) -> ModelSpec:
         return msgspec.structs.replace(block, attention=msgspec.structs.replace(block.attention, indexer=None))
 
     return parts.rebuilt(
-        msgspec.structs.replace(spec, unused_keys=(*spec.unused_keys, "index_topk (a mask; no pair is skipped)")),
+        msgspec.structs.replace(
+            spec,
+            unused_keys=(
+                *spec.unused_keys,
+                "index_topk (what a sparse kernel saves is not counted: the others are masked)",
+            ),
+        ),
         shared,
     )
 
@@ -123,7 +129,7 @@ def longcat(reader: Reader) -> ModelSpec:
         assert isinstance(block.mlp, Moe)
         return msgspec.structs.replace(block, mlp=block.mlp.shared) if index % 2 else block
 
-    told = (*spec.unused_keys, "zero_expert_num (given an even share of the choices)")
+    told = (*spec.unused_keys, "zero_expert_num (an even share of the choices, not counted)")
     return parts.rebuilt(msgspec.structs.replace(spec, unused_keys=told), second)
 
 

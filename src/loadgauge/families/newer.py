@@ -124,6 +124,8 @@ READERS: dict[str, Callable[[Reader], ModelSpec]] = {
                     "score_func",
                     "load_balance_coeff",
                     "use_grouped_mm",
+                    "num_expert_groups",
+                    "num_limited_groups",
                 ),
                 experts=experts.Experts(
                     count=("num_experts", "num_local_experts"),
