@@ -107,17 +107,28 @@ def parameter_sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return _sizes(name.lower(), json.dumps(rest, sort_keys=True))
 
 
+def everything(config: dict[str, Any]) -> dict[str, int]:
+    """Parameters of every tensor of a family's usual class, also of those that make features of images."""
+    rest = {key: value for key, value in config.items() if key != "architectures"}
+    built = _built(usual_class(config["model_type"]).lower(), json.dumps(rest, sort_keys=True))
+    return {name: parameter.numel() for name, parameter in built.named_parameters()}
+
+
 @functools.cache
 def _sizes(name: str, config: str) -> dict[str, tuple[int, ...]]:
+    return {
+        name: tuple(parameter.shape)
+        for name, parameter in _built(name, config).named_parameters()
+        if not any(part in name for part in NOT_COUNTED)
+    }
+
+
+def _built(name: str, config: str) -> Any:
     kind = getattr(transformers, _names()[name])  # MPT's and Phi's files spell theirs in other cases
     with torch.device("meta"), no_init_weights():
         built = kind(transformers_config(json.loads(config)))
     built.tie_weights()
-    return {
-        name: tuple(parameter.shape)
-        for name, parameter in built.named_parameters()
-        if not any(part in name for part in NOT_COUNTED)
-    }
+    return built
 
 
 def total_size(config: dict[str, Any]) -> int:
