@@ -11,13 +11,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from loadgauge.estimate.parameters import Parameters, parameters
 from loadgauge.families import model
 from loadgauge.families.catalogue import config as shipped
-from loadgauge.families.hf import FAMILIES, from_dict
+from loadgauge.families.hf import FAMILIES
 from meta_models import NOT_COUNTED, active_size, everything, parameter_sizes, total_size
 
 FILES = Path(__file__).parent / "published_2026"
