@@ -17,6 +17,7 @@ from loadgauge.spec.model import Attention, Block, LatentAttention, ModelSpec, M
 
 HERE = Path(__file__).parent
 MIXERS = {
+    "KimiDelta": "Kimi delta attention",
     "Mamba1": "Mamba",
     "Mamba2": "Mamba-2",
     "GatedDeltaNet": "gated delta net",
@@ -42,6 +43,8 @@ def heads(attention: Attention) -> str:
         "part of each head rotated": attention.rotary and attention.rotary_dim is not None,
         "sinks": attention.sinks,
         "output gate": attention.output_gate,
+        "values made as keys": attention.keys_are_values,
+        "keys and values of an earlier layer": attention.borrowed,
         "softcap": attention.softcap,
         "clamped": attention.clip,
     }
@@ -59,7 +62,8 @@ def mixer(block: Block) -> str:
         return "no mixer"
     if isinstance(kind, LatentAttention):
         queries = "" if kind.q_lora_rank is None else f", queries {kind.q_lora_rank}"
-        return f"{kind.num_attention_heads} heads, latent {kind.kv_lora_rank}{queries}"
+        chosen = "" if kind.index_topk is None else f", {kind.index_topk} tokens chosen"
+        return f"{kind.num_attention_heads} heads, latent {kind.kv_lora_rank}{queries}{chosen}"
     text = heads(kind) if isinstance(kind, Attention) else MIXERS[type(kind).__name__]
     return f"{text} beside {MIXERS[type(block.beside).__name__]}" if block.beside is not None else text
 
@@ -113,7 +117,7 @@ def models_page() -> str:
         "# Models",
         "",
         f"Made by `make docs`. loadgauge reads configs of {len(by_type)} values of `model_type` and comes with",
-        f"{len(models())} models. `tests/families/test_params.py` compares the parameters of all of them with transformers' own",
+        f"{len(models())} models. `tests/families/` compares the parameters of all of them with transformers' own",
         "classes, without what turns images into features. Active parameters are those a token passes through: the",
         "experts it is sent to, and both tables.",
         "",

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from loadgauge.families import from_dict, model_types
+from loadgauge.families import from_dict
 from loadgauge.families.reader import class_defaults
 from loadgauge.spec.model import Attention, LatentAttention, Moe
-from meta_models import bare, transformers_config
+from meta_models import bare, classed, transformers_config
 
 KINDS = [
     kind
-    for kind in model_types()
+    for kind in classed()
     if all(
         isinstance(block.attention, Attention | LatentAttention)
         for block in from_dict(bare(kind), class_defaults=True).blocks
@@ -30,8 +30,12 @@ NO_KEY: dict[str, dict[str, object]] = {
     "gpt_oss": {"activation": "clamped_swiglu"},  # hidden_act is silu, but the class has its own
     "lfm2": {"activation": "silu"},
     "lfm2_moe": {"activation": "silu"},
+    "lfm2_vl": {"activation": "silu"},
 }
 """What transformers' class does without a key of its config."""
+
+LOCAL_ROTATE = ("afmoe", "aya_vision", "cohere2", "cohere2_vision", "exaone4", "exaone4_5", "exaone_moe")
+"""Families whose layers rotate where they have a window."""
 
 NOT_IN_THE_CLASS = {
     "phi3": "embd_pdrop",
@@ -130,7 +134,7 @@ def test_rotation(model_type: str) -> None:
     rotates = [bool(angles) or first(theirs, "rotary_dim") is not None] * len(ours.pattern)
     if first(theirs, "no_rope_layers"):
         rotates = [bool(one) for one in theirs.no_rope_layers]
-    elif model_type in ("cohere2", "exaone4"):
+    elif model_type in LOCAL_ROTATE:
         rotates = [kind == "sliding_attention" for kind in kinds]
     blocks = [ours.blocks[index] for index in ours.pattern]
     if isinstance(blocks[0].attention, LatentAttention):

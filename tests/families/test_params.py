@@ -11,7 +11,7 @@ from loadgauge.estimate.parameters import parameters
 from loadgauge.families import from_dict, model, model_types, models
 from loadgauge.families.catalogue import config as shipped
 from loadgauge.spec.model import Moe
-from meta_models import NEEDED, active_size, bare, parameter_sizes, total_size, usual_class
+from meta_models import NEEDED, active_size, bare, classed, parameter_sizes, total_size, usual_class
 
 
 def total(config: dict[str, Any]) -> int:
@@ -27,7 +27,13 @@ def has_experts(config: dict[str, Any]) -> bool:
 # The catalogue
 
 
-@pytest.mark.parametrize("name", models())
+OWN_TESTS = {"llama-3.3-nemotron-super-49b", "longcat-flash-560b-a27b"}
+"""Models that transformers has no class for, or one with more than the weights that were published
+(`test_published_2026.py`)."""
+COMPARED = sorted(set(models()) - OWN_TESTS)
+
+
+@pytest.mark.parametrize("name", COMPARED)
 def test_shipped_models(name: str) -> None:
     assert parameters(model(name)).total == total_size(shipped(name))
 
@@ -48,7 +54,11 @@ def test_every_family_is_in_the_catalogue() -> None:
     assert {kind for kind in model_types() if kind not in stocked} <= missing | UNSTOCKED
 
 
-UNSTOCKED = {"qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"}
+UNSTOCKED = {
+    "aya_vision", "bailing_hybrid", "cohere2_vision", "exaone4_5", "exaone_moe", "gemma4_text", "glm46v", "glm4v", "glm4v_moe",
+    "idefics3", "internvl", "lfm2_vl", "llava_next", "llava_onevision", "nanochat", "qwen3_5_moe_text", "qwen3_5_text",
+    "qwen3_omni_moe", "smolvlm", "vaultgemma",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -178,8 +188,8 @@ def test_the_buffers_in_published_totals() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        *(pytest.param(shipped(name), id=name) for name in models() if has_experts(shipped(name))),
-        *(pytest.param(bare(kind), id=kind) for kind in model_types() if has_experts(bare(kind))),
+        *(pytest.param(shipped(name), id=name) for name in COMPARED if has_experts(shipped(name))),
+        *(pytest.param(bare(kind), id=kind) for kind in classed() if has_experts(bare(kind))),
     ],
 )
 def test_active_parameters(config: dict[str, Any]) -> None:
@@ -246,7 +256,7 @@ def test_llama_4_maverick_and_kimi_k2_as_published() -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.parametrize("model_type", classed())
 def test_defaults(model_type: str, named: bool) -> None:
     config = {**bare(model_type), **({"architectures": [usual_class(model_type)]} if named else {})}
     assert total(config) == total_size(config)

@@ -22,6 +22,13 @@ def causal(prefix: str, **keys: Any) -> Case:
     return Case(f"{prefix}Config", f"{prefix}ForCausalLM", keys)
 
 
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+GEMMA4 = {
+    "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32, "attention_k_eq_v": True, "sliding_window": 512,
+    "num_global_key_value_heads": 1, "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "vocab_size_per_layer_input": 96, **TOKENS,
+}  # fmt: skip
+
 CASES = {
     "apertus": causal("Apertus", **TWO, **TOKENS),
     "arcee": causal("Arcee", **TWO),
@@ -31,10 +38,24 @@ CASES = {
     "cohere": causal("Cohere", **TWO, **TOKENS),
     "cohere-normed": causal("Cohere", use_qk_norm=True, **TWO, **TOKENS),
     "cohere2": causal("Cohere2", **TWO, **TOKENS, **FULL),
+    "cwm": causal("Cwm", head_dim=16, **TWO, **TOKENS, **FULL),
     "distilbert": Case("DistilBertConfig", "DistilBertForMaskedLM", {}),
     "electra": Case("ElectraConfig", "ElectraForMaskedLM", {}),
     "ernie4_5": causal("Ernie4_5", head_dim=32, **TWO),
     "exaone4": causal("Exaone4", **TWO, **FULL),
+    "gemma4": Case("Gemma4TextConfig", "Gemma4ForCausalLM", {**GEMMA4, "hidden_size_per_layer_input": 0}),
+    "gemma4-experts": Case(
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 48,
+        },
+    ),
     "glm": causal("Glm", head_dim=32, **TWO, **TOKENS),
     "glm4": causal("Glm4", head_dim=32, **TWO, **TOKENS),
     "gpt_bigcode": causal("GPTBigCode"),
@@ -45,10 +66,14 @@ CASES = {
     "hunyuan": causal("HunYuanDenseV1", head_dim=16, **TWO),
     "ministral3": causal("Ministral3", head_dim=32, **TWO, **TOKENS),
     "mpt": causal("Mpt"),
+    "nanochat": causal("NanoChat", **TWO),
     "nemotron": causal("Nemotron", **TWO),
     "olmo": causal("Olmo", **TWO),
     "olmo-clipped": causal("Olmo", clip_qkv=1.0, **TWO),
     "olmo2": causal("Olmo2", **TWO),
+    "olmo_hybrid": causal(
+        "OlmoHybrid", layer_types=["full_attention"] * 2 + ["linear_attention"], rope_parameters=ROPE, **TWO, **TOKENS
+    ),
     "olmo3": causal("Olmo3", **TWO, **FULL),
     "persimmon": causal("Persimmon"),
     "phi": causal("Phi", **TWO),
@@ -58,9 +83,10 @@ CASES = {
     "stablelm": causal("StableLm", **TWO),
     "stablelm-parallel": causal("StableLm", use_parallel_residual=True, qk_layernorm=True, **TWO),
     "starcoder2": causal("Starcoder2", **TWO, **TOKENS),
+    "vaultgemma": causal("VaultGemma", head_dim=16, **TWO, **FULL),
     "xglm": causal("XGLM"),
 }
-NO_SDPA = {"bloom", "codegen", "gpt_neo", "gptj", "mpt", "xglm"}
+NO_SDPA = {"bloom", "codegen", "gpt_neo", "gptj", "mpt", "vaultgemma", "xglm"}
 """transformers' classes of them write their attention out, or call FlashAttention by themselves."""
 
 GPT = {

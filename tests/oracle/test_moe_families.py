@@ -15,13 +15,14 @@ transformers = pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
 from loadgauge.errors import ConfigError  # noqa: E402
-from loadgauge.families import from_dict, model_types  # noqa: E402
+from loadgauge.families import from_dict  # noqa: E402
 from loadgauge.layers import View  # noqa: E402
 from loadgauge.layers.builder import Builder  # noqa: E402
 from loadgauge.layers.moe import moe  # noqa: E402
 from loadgauge.spec.frameworks import TRANSFORMERS  # noqa: E402
 from loadgauge.spec.kernels import Dtypes  # noqa: E402
 from loadgauge.spec.model import Moe  # noqa: E402
+from meta_models import classed, usual_class  # noqa: E402
 from recorded import kept_bytes, stored  # noqa: E402
 
 SEQ, BATCH, HIDDEN, EXPERTS, CHOSEN = 16, 2, 64, 8, 2
@@ -31,6 +32,7 @@ SMALL = {
     "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "max_position_embeddings": 128,
     "moe_intermediate_size": 48, "num_experts": EXPERTS, "num_local_experts": EXPERTS, "n_routed_experts": EXPERTS,
     "moe_num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "moe_k": CHOSEN, "moe_topk": CHOSEN, "n_group": 2,
+    "num_expert_group": 2,
     "topk_group": 1, "n_shared_experts": 2, "shared_expert_intermediate_size": 80, "shared_intermediate_size": 80,
     "first_k_dense_replace": 0, "decoder_sparse_step": 1, "mlp_only_layers": [], "q_lora_rank": 24,
     "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 4, "v_head_dim": 16,
@@ -39,6 +41,7 @@ SMALL = {
 ELSEWHERE = {
     "dbrx": "its experts are run one after the other",
     "llama4_text": "has a test of its own",
+    "longcat_flash": "its experts are run one after the other",
     "kimi_k2": "is DeepSeek-V3's module",
     "phimoe": "its router is sampled (SparseMixer), and keeps more of the scores",
 }
@@ -55,7 +58,7 @@ FEWER = {("hunyuan_v1_moe", torch.bfloat16): [4 * EXPERTS * HIDDEN]}
 def families() -> list[str]:
     """Families that have experts. Where a text model is a part, it is of another family."""
     found = []
-    for model_type in model_types():
+    for model_type in classed():
         try:
             spec = from_dict({"model_type": model_type}, class_defaults=True)
         except ConfigError:
@@ -81,7 +84,7 @@ def experts_of(model_type: str) -> tuple[nn.Module, Moe]:
     if model_type in BESIDE:
         spec = msgspec.structs.replace(spec, shared=None)
     config._experts_implementation = "grouped_mm"
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = getattr(transformers, usual_class(model_type))._from_config(config)
     module = next(one for one in model.modules() if "experts" in dict(one.named_children()))
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.02)

@@ -16,6 +16,8 @@ transformers.logging.set_verbosity_error()
 from transformers.initialization import no_init_weights  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
 
+from loadgauge.families import model_types  # noqa: E402
+
 NOT_COUNTED = (
     "vision_tower", "multi_modal_projector", "vision_model", "visual.", "mm_projector", "connector",
     "image_newline", "audio_tower", "talker.", "code2wav.", "embed_vision", "embed_audio",
@@ -27,29 +29,44 @@ CALLED_OTHERWISE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 
 NEEDED: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"rope_theta": 10000.0}},
-    "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "ministral": {"head_dim": 128},
-    "qwen3_omni_moe": {"thinker_config": {"text_config": {"head_dim": 128}}},
     "nemotron": {"num_key_value_heads": 8},
 }
 """What the defaults of a configuration class lack to make a model that can run."""
 
 
+NO_CLASS = frozenset({"nemotron-nas"})
+"""Families whose class is not in transformers."""
+
+
+def classed() -> tuple[str, ...]:
+    """The families that transformers has a class for."""
+    return tuple(kind for kind in model_types() if kind not in NO_CLASS)
+
+
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
+    "longcat_flash": {"zero_expert_num": 0},
+    "qwen3_omni_moe": {"thinker_config": {"text_config": {"head_dim": 128}}},
+}
+"""What makes the defaults of transformers' class build, or of one shape, in parts that are not read here."""
+
+
 def bare(model_type: str) -> dict[str, Any]:
     """The smallest config of a family."""
-    return {"model_type": model_type, **NEEDED.get(model_type, {})}
+    return {"model_type": model_type, **NEEDED.get(model_type, {}), **ELSEWHERE.get(model_type, {})}
 
 
 def usual_class(model_type: str) -> str:
     """The class that a config of a family means when it names none."""
     known = CALLED_OTHERWISE.get(model_type, model_type)
     if known == "qwen3_omni_moe":
-        return "Qwen3OmniMoeForConditionalGeneration"  # it speaks, and is in no table
+        return "Qwen3OmniMoeThinkerForConditionalGeneration"  # the rest of it speaks
     for mapping in (
         modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -66,6 +83,8 @@ def transformers_config(config: dict[str, Any]) -> Any:
     # A copy of a copy: transformers writes into nested objects.
     rest = {key: value for key, value in json.loads(json.dumps(config)).items() if key != "model_type"}
     model_type = config["model_type"]
+    if model_type == "qwen3_omni_moe":
+        model_type, rest = "qwen3_omni_moe_thinker", rest["thinker_config"]
     return transformers.AutoConfig.for_model(CALLED_OTHERWISE.get(model_type, model_type), **rest)
 
 
@@ -82,21 +101,34 @@ def has_class(name: str) -> bool:
 def parameter_sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Shapes of the parameters of the class in `architectures`, each once, without what makes features of images."""
     name = (config.get("architectures") or [usual_class(config["model_type"])])[0]
+    if not has_class(name):  # published under the name of its owner's code
+        name = usual_class(config["model_type"])
     rest = {key: value for key, value in config.items() if key != "architectures"}
     return _sizes(name.lower(), json.dumps(rest, sort_keys=True))
 
 
+def everything(config: dict[str, Any]) -> dict[str, int]:
+    """Parameters of every tensor of a family's usual class, also of those that make features of images."""
+    rest = {key: value for key, value in config.items() if key != "architectures"}
+    built = _built(usual_class(config["model_type"]).lower(), json.dumps(rest, sort_keys=True))
+    return {name: parameter.numel() for name, parameter in built.named_parameters()}
+
+
 @functools.cache
 def _sizes(name: str, config: str) -> dict[str, tuple[int, ...]]:
+    return {
+        name: tuple(parameter.shape)
+        for name, parameter in _built(name, config).named_parameters()
+        if not any(part in name for part in NOT_COUNTED)
+    }
+
+
+def _built(name: str, config: str) -> Any:
     kind = getattr(transformers, _names()[name])  # MPT's and Phi's files spell theirs in other cases
     with torch.device("meta"), no_init_weights():
         built = kind(transformers_config(json.loads(config)))
     built.tie_weights()
-    return {
-        name: tuple(parameter.shape)
-        for name, parameter in built.named_parameters()
-        if not any(part in name for part in NOT_COUNTED)
-    }
+    return built
 
 
 def total_size(config: dict[str, Any]) -> int:
@@ -109,7 +141,7 @@ def active_size(config: dict[str, Any]) -> int:
     theirs = transformers_config(config).get_text_config()
     if config["model_type"] == "dbrx":
         theirs = theirs.ffn_config
-    keys = ("moe_top_k", "num_experts_per_tok", "moe_topk", "moe_k")
+    keys = ("moe_top_k", "num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
     chosen = next((getattr(theirs, key) for key in keys if getattr(theirs, key, None) is not None), 0)
     active = 0
     for name, shape in parameter_sizes(config).items():

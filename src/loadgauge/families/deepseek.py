@@ -71,7 +71,13 @@ def sparse_attention(reader: Reader, family: Decoder) -> ModelSpec:
         return msgspec.structs.replace(block, attention=msgspec.structs.replace(block.attention, indexer=None))
 
     return parts.rebuilt(
-        msgspec.structs.replace(spec, unused_keys=(*spec.unused_keys, "index_topk (a mask; no pair is skipped)")),
+        msgspec.structs.replace(
+            spec,
+            unused_keys=(
+                *spec.unused_keys,
+                "index_topk (what a sparse kernel saves is not counted: the others are masked)",
+            ),
+        ),
         shared,
     )
 
@@ -123,7 +129,7 @@ def longcat(reader: Reader) -> ModelSpec:
         assert isinstance(block.mlp, Moe)
         return msgspec.structs.replace(block, mlp=block.mlp.shared) if index % 2 else block
 
-    told = (*spec.unused_keys, "zero_expert_num (given an even share of the choices)")
+    told = (*spec.unused_keys, "zero_expert_num (an even share of the choices, not counted)")
     return parts.rebuilt(msgspec.structs.replace(spec, unused_keys=told), second)
 
 
@@ -138,7 +144,10 @@ V3 = Decoder(
 DSA = Decoder(
     classes=parts.language("DeepseekV32"),
     latent=indexed,
-    ignored=("head_dim", "ep_size", "mlp_bias", "layer_types"),
+    ignored=(
+        *("head_dim", "ep_size", "mlp_bias", "layer_types", "qk_head_dim", "indexer_rope_interleave", "moe_layer_freq"),
+        *("moe_router_dtype", "index_share_for_mtp_iteration", "index_topk_freq", "index_skip_topk_offset"),
+    ),
     mlp_bias=False,
     next_tokens=True,
     experts=msgspec.structs.replace(

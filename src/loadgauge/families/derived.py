@@ -97,10 +97,16 @@ def derive(name: str, repositories: Mapping[str, str]) -> Derived | None:
     for beside in (_TUNED, _VERSIONED):
         own = _bare(words, beside)
         for known, repository in repositories.items():
+            if not re.search(r"\d", own) and _versions(words) != _versions(known):
+                continue  # only its version says which model it is
             if own in (_bare(known, beside), _bare(repository.rpartition("/")[2].lower().replace("_", "-"), beside)):
                 return Derived(known, {}, stored)
     within = _longest(own, repositories)
     return None if within is None else Derived(within, {}, stored)
+
+
+def _versions(words: str) -> list[str]:
+    return re.findall(r"v\d+\.\d+", words)
 
 
 @functools.cache

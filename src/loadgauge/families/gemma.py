@@ -92,6 +92,10 @@ def gemma4(reader: Reader) -> ModelSpec:
         if types[index] == "full_attention":
             other = reader.within(stated[str(index)], path=f"{reader.path}.per_layer_config") if stated else reader
             few = other.optional_whole("num_key_value_heads", default=None) if stated else keys if joint else None
+            if attention.num_attention_heads % (few or attention.num_key_value_heads):
+                raise reader.wrong(
+                    "num_global_key_value_heads", f"{few} does not divide {attention.num_attention_heads} heads"
+                )
             attention = msgspec.structs.replace(
                 attention,
                 head_dim=other.whole("head_dim", default=0) if stated else wide,

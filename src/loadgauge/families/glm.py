@@ -28,7 +28,7 @@ READERS = readers(
             output_bias=False,
             placement="sandwich",
             fused_gate_up=True,
-            rotary_factor=0.5,
+            rotary_factor=1.0,
         ),
         "glm": Decoder(
             classes=parts.decoder_classes("Glm"), output_bias=False, fused_gate_up=True, rotary_factor=0.5, own_tables=2

@@ -67,6 +67,9 @@ QWEN3_5_MOE = msgspec.structs.replace(
 
 def _delta_nets(reader: Reader, family: Decoder, *, separate: bool) -> ModelSpec:
     """Delta nets by `layer_types`, or but for each `full_attention_interval`-th layer; attention has a gate."""
+    reader.ignore("mamba_ssm_dtype", "output_gate_type")
+    if not reader.flag("attn_output_gate", default=True):
+        raise reader.unmodelled("attn_output_gate", "false is not modelled for this family")
     spec = decoder.read(reader, family)
     every = reader.whole("full_attention_interval", default=4)
     types = types_of(reader, spec.num_hidden_layers) or tuple(

@@ -59,7 +59,9 @@ WRAPPERS = {
     "lfm2_vl": Wrapper(prefix="Lfm2Vl", text="lfm2"),
     "llava_next": Wrapper(prefix="LlavaNext", text="llama"),
     "llava_onevision": Wrapper(prefix="LlavaOnevision", text="qwen2"),
-    "qwen3_omni_moe": Wrapper(prefix="Qwen3OmniMoe", text="qwen3_omni_moe_text", outer="thinker_config"),
+    "qwen3_omni_moe": Wrapper(
+        prefix="Qwen3OmniMoe", published="Qwen3OmniMoeThinker", text="qwen3_omni_moe_text", outer="thinker_config"
+    ),
     "smolvlm": Wrapper(prefix="SmolVLM", text="llama"),
     "gemma3": Wrapper(prefix="Gemma3", text="gemma3_text"),
     "gemma4": Wrapper(prefix="Gemma4", text="gemma4_text"),
@@ -133,6 +135,7 @@ def read(reader: Reader, wrapper: Wrapper) -> ModelSpec:
     # What joins the two towers is made of the vision tower's features, and left out with it.
     reader.ignore("vision_config", "mm_tokens_per_image", "projector_hidden_act", "multimodal_projector_bias")
     reader.ignore("vision_feature_layer", "vision_feature_select_strategy", "image_seq_length", "spatial_merge_size")
+    reader.ignore("vision_soft_tokens_per_image", "video_token_id", "media_placeholder_token_id", "ignore_index")
     return msgspec.structs.replace(
         spec,
         model_type=reader.model_type,

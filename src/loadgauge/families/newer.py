@@ -89,6 +89,8 @@ def mimo(reader: Reader) -> ModelSpec:
         usual.value_head_dim,
     )
     expected = {"num_attention_heads": heads, "num_key_value_heads": 2 * keys, "head_dim": width, "v_head_dim": values}
+    if heads % (2 * keys):
+        raise reader.wrong("num_key_value_heads", f"{2 * keys} does not divide {heads} heads")
     for key, size in expected.items():
         if reader.raw(f"swa_{key}", default=size) != size:
             raise reader.unmodelled(f"swa_{key}", f"other than {size} is not modelled")
@@ -124,6 +126,8 @@ READERS: dict[str, Callable[[Reader], ModelSpec]] = {
                     "score_func",
                     "load_balance_coeff",
                     "use_grouped_mm",
+                    "num_expert_groups",
+                    "num_limited_groups",
                 ),
                 experts=experts.Experts(
                     count=("num_experts", "num_local_experts"),

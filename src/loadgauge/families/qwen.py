@@ -91,7 +91,7 @@ READERS = readers(
         "qwen3_moe": QWEN3_MOE,
         "mimo": msgspec.structs.replace(
             QWEN2,
-            classes={"MiMoForCausalLM": parts.LANGUAGE, "MiMoModel": parts.BODY},
+            classes={"MiMoForCausalLM": parts.LANGUAGE, **parts.decoder_classes("Qwen2")},  # which loads it
             next_tokens=True,
             ignored=("use_mrope", "attention_bias"),
         ),

@@ -61,6 +61,7 @@ REMARKS = {
     "vision_config": "not counted",
     "audio_config": "not counted",
     "num_mtp_modules": "not counted",
+    "mtp_num_hidden_layers": "not counted",
 }
 
 
@@ -175,8 +176,10 @@ class Reader:
             self.default(keys[0], value)
         return self._whole(next((key for key in keys if self.has(key)), keys[0]), value, minimum, maximum)
 
-    def default(self, key: str, value: int) -> None:
-        """Records the size that stands in for a key that is missing."""
+    def default(self, key: str, value: int | None) -> None:
+        """Records the size that stands in for a key that is missing; `ConfigError` where nothing does."""
+        if value is None:
+            raise self.wrong(key, "is missing, and this family has no default for it")
         if key in ESSENTIAL and not self.class_defaults:
             family = f" ({self.config['model_type']}'s default is {value})" if self.has("model_type") else ""
             raise self.wrong(key, f"is missing; state it, as the size of a model is not guessed{family}")

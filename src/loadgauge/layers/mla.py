@@ -112,7 +112,9 @@ def _index(
     """
     view, heads, width = build.view, indexer.num_heads, indexer.head_dim
     assert spec.q_lora_rank is not None
-    pairs = view.pairs if view.cached is None else view.tokens * view.cached.tokens
+    pairs, keys = view.pairs, view.positions
+    if view.cached is not None:
+        pairs, keys = view.tokens * view.cached.tokens, view.cached.tokens
     products = {
         "query": (spec.q_lora_rank, heads * width),
         "key": (hidden_size, width),
@@ -123,12 +125,14 @@ def _index(
         Weight(f"attention.index.norm.{name}", width, kind="vector", trainable=False) for name in ("weight", "bias")
     ]
     gemms = [Gemm(view.tokens, o, i) for i, o in products.values()]
-    scores = 2 * pairs * heads * width + 2 * pairs * heads
+    scores = [Gemm(view.positions, keys, width, heads * view.sequences), Gemm(1, keys, heads, view.tokens)]
     # Of all heads at once, in float32: the scores, and what is left of them without the negative ones.
     build.operations.append(
         Operation(
-            "attention.index", "attention", (x, query), (), tuple(weights), gemms=tuple(gemms),
-            forward_flops=scores + sum(gemm.flops for gemm in gemms), workspace=2 * 4 * pairs * heads, gradients=False,
+            "attention.index", "gemm", (x, query), (build.float32("attention.index", pairs),), tuple(weights),
+            gemms=(*gemms, *scores),
+            forward_flops=2 * pairs * heads * (width + 1) + sum(gemm.flops for gemm in gemms),
+            workspace=2 * 4 * pairs * heads, gradients=False,
         )
     )  # fmt: skip
 
