@@ -385,7 +385,7 @@ class _Writer:
             if not (dtype.is_floating_point or dtype.is_complex):
                 role = "index"
             self._tensor[storage] = len(self.tensors)
-            self.tensors.append(ListedTensor(name, lister.nbytes[storage], role, dtype.itemsize))
+            self.tensors.append(_tensor(name, lister.nbytes[storage], role, dtype.itemsize))
         return self._tensor[storage]
 
     def weight(self, storage: int, kind: str, name: str = "") -> int:
@@ -510,7 +510,7 @@ class _Writer:
                 if of and lister.run.stream.records[number].phase == 0:
                     _add(own, lister.nbytes[number])
             if own:
-                self.tensors.append(ListedTensor(name, _size(own), "index"))
+                self.tensors.append(_tensor(name, _size(own), "index", 1))
                 place = len(self.tensors) - 1
                 self.operations.insert(
                     0, ListedOperation(f"entry.{name}", "view", (), (), (place,), (), (), (), ZERO, ZERO, ZERO, ZERO, None)
@@ -538,6 +538,12 @@ class _Writer:
             self.operations.append(_nothing(f"{self.word}.output", (), (place,)))
         if not self.operations:
             self.operations.append(_nothing(f"{self.word}.nothing", ()))
+
+
+def _tensor(name: str, nbytes: Size, role: Any, itemsize: int) -> ListedTensor:
+    if any(factor % itemsize for _, factor in nbytes.terms):
+        return ListedTensor(name, nbytes, role)
+    return ListedTensor(name, _divided(nbytes, itemsize), role, itemsize)
 
 
 def _nothing(name: str, weights: tuple[int, ...], tensors: tuple[int, ...] = ()) -> ListedOperation:
