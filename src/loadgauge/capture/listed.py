@@ -189,7 +189,9 @@ class Family:
         Raises NotModelled for what a captured list cannot be asked: ragged batches, tensor and context parallelism.
         """
         if not same(view.tp, 1) or not same(view.cp, 1):
-            raise NotModelled(f"{self.name} is captured, and how its layers are split over ranks is not known: tp 1, cp 1")
+            raise NotModelled(
+                f"{self.name} is captured, and how its layers are split over ranks is not known: tp 1, cp 1"
+            )
         b, s = view.sequences, view.positions
         if view.cached is not None:
             raise NotModelled(f"{self.name} is captured in training; inference is not captured")
@@ -220,13 +222,26 @@ class Family:
         return self.listings
 
     @property
+    def notes(self) -> list[str]:
+        """What an answer must say: values that the code reads, and where there are no formulas."""
+        found = [
+            f"what hangs on a value that the code reads ({line}): it got 1" for one in self.known for line in one.values
+        ]
+        found += [
+            f"sizes other than these, of which each is captured apart ({one.plain})" for one in self.known if one.plain
+        ]
+        return list(dict.fromkeys(found))
+
+    @property
     def any_listing(self) -> Listing:
         """One of the listings, whose parameters are those of all."""
         return self.listings[0]
 
     def _layer(self, view: View, which: str, place: int = 0) -> Layer:
         if view.lora is not None:
-            raise NotModelled(f"{self.name} is captured as it trains whole; adapters on captured layers are not modelled")
+            raise NotModelled(
+                f"{self.name} is captured as it trains whole; adapters on captured layers are not modelled"
+            )
         sizes = self.sizes(view)
         listing = self.any_listing if same(view.tokens, 1) else self.find(view, sizes)  # of 1 token: parameters alone
         sizes = dict(listing.sizes) if same(view.tokens, 1) else sizes

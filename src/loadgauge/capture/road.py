@@ -70,8 +70,8 @@ class OnDemand(Family):
             raise NotModelled(f"{self.target} {OWN}, and not yet in this way: ask for it by its flags")
         self.more += not asked
         found = self._captured(regime, sizes)
-        listing = next((one for one in found.listings if one.holds(sizes)), None)
-        if listing is None:
+        holding = [one for one in found.listings if one.holds(sizes)]
+        if not holding:
             shown = ", ".join(f"{name}={sizes[name]}" for name in found.listings[0].names)
             raise NotModelled(f"{self.target} {OWN}, whose formulas do not hold for {shown}")
         if known is not None and known.pattern == found.pattern:
@@ -79,7 +79,8 @@ class OnDemand(Family):
         self.documents[regime] = found
         if file is not None:
             write(file, found)
-        return found, listing
+        self.last[regime] = holding[0]
+        return found, holding[0]
 
     def _captured(self, regime: Regime, sizes: Mapping[str, int]) -> Document:
         needs_torch("a model that no family here reads")
@@ -89,7 +90,14 @@ class OnDemand(Family):
         begun = time.perf_counter()
         shown = sys.stderr if is_script(self.target) else None
         given = {name: int(sizes[name]) for name in ("b", "s")}
-        found = in_child(list_request, Request(Job(self.target)), shown, how=msgspec.to_builtins(regime), inputs=self.inputs, sizes=given)
+        found = in_child(
+            list_request,
+            Request(Job(self.target)),
+            shown,
+            how=msgspec.to_builtins(regime),
+            inputs=self.inputs,
+            sizes=given,
+        )
         self.seconds, self.cached = self.seconds + time.perf_counter() - begun, False
         return found
 
@@ -152,7 +160,9 @@ def _short(target: str) -> str:
     if is_script(target):
         return target
     path = Path(target)
-    return path.absolute().parent.name if path.name == "config.json" else path.stem if path.suffix == ".json" else target
+    return (
+        path.absolute().parent.name if path.name == "config.json" else path.stem if path.suffix == ".json" else target
+    )
 
 
 def road(job: Job, why: str) -> Found:
@@ -171,6 +181,11 @@ def road(job: Job, why: str) -> Found:
         "bf16-autocast-8": Regime(2, True, attention), "bf16-autocast": Regime(4, True, attention),
         "fp16-autocast": Regime(4, True, attention),
     }.get(precision, Regime(2, False, attention))  # fmt: skip
+    if is_script(job.model) and regime.weight != 4:
+        raise ConfigError(
+            "a module of one's own has the dtype that its function gives it, float32: fp32 or bf16-autocast",
+            key="precision",
+        )
     sizes = {"b": job.micro_batch or 1, "s": job.seq_len or resolve.SEQ_LEN, "t": job.seq_len or resolve.SEQ_LEN}
     spec = model_of(family, regime, sizes)
     took = "kept from before" if family.cached else f"{family.seconds:.0f} s"

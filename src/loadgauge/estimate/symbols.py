@@ -288,6 +288,8 @@ def kinds(model: ModelSpec) -> tuple[str, ...]:
     """
     if len(model.blocks) == 1:
         return ("layer",)
+    if model.listed is not None:
+        return tuple(f"layer like {block.listed.label}" for block in model.blocks)
     described = [_features(block) for block in model.blocks]
     names = []
     for index, features in enumerate(described):
@@ -315,10 +317,9 @@ def _features(block: Block) -> dict[str, str]:
     window = getattr(mixer, "sliding_window", None)
     plain = mixer is None or isinstance(mixer, Attention | LatentAttention)
     return {
-        "code": "" if block.listed is None else f"the code of {block.listed.label}",
-        "mixer": "" if block.listed is not None else "no mixer" if mixer is None else "attention" if plain else type(mixer).__name__,
+        "mixer": "no mixer" if mixer is None else "attention" if plain else type(mixer).__name__,
         "window": "" if mixer is None or not plain else "full attention" if window is None else f"window of {window}",
-        "mlp": "" if block.listed is not None else "no MLP" if mlp is None else "experts" if isinstance(mlp, Moe) else "MLP",
+        "mlp": "no MLP" if mlp is None else "experts" if isinstance(mlp, Moe) else "MLP",
         "width": "" if mlp is None or isinstance(mlp, Moe) else f"MLP of width {mlp.intermediate_size}",
         "first_norm": "" if block.first_norm else "no first norm",
         "trained": _trained(block),
