@@ -80,13 +80,16 @@ class Lister:
                     self.order.append(path)
             of.append(len(self.order))
         last = max((at for at, (_, op) in enumerate(self.forward) if self.blocks.place(op.module)), default=-1)
+        if not self.order:  # a model without blocks that repeat is one block
+            self.order, of = [""], [1] * len(self.forward)
+            last = len(self.forward) - 1
         # What runs between two blocks belongs to the next one; what follows the last, to the exit.
         self.segment: list[int] = []
         for at, (_, op) in enumerate(self.forward):
             inside = self.blocks.place(op.module) is not None
             if at > last:
                 self.segment.append(len(self.order) + 1)
-            elif inside or not of[at]:
+            elif inside or not of[at] or self.order == [""]:
                 self.segment.append(of[at])
             else:
                 self.segment.append(of[at] + 1)
@@ -556,8 +559,9 @@ class _Writer:
             last = max(entering, key=lambda one: lister.made[one])
             end = self.tensor(last, "output")
             self.operations.append(_nothing(f"{self.word}.output", (), (end,)))
-        if not self.operations:
-            self.operations.append(_nothing(f"{self.word}.nothing", ()))
+        if not self.operations or (self.word == ENTRY and not self.operations[-1].outputs):
+            self.tensors.append(ListedTensor(f"{self.word}.nothing", ZERO))
+            self.operations.append(_nothing(f"{self.word}.nothing", (), (len(self.tensors) - 1,)))
 
 
 def _tensor(name: str, nbytes: Size, role: Any, itemsize: int) -> ListedTensor:
