@@ -29,6 +29,8 @@ class Flags(TypedDict, total=False):
     """The flags of `loadgauge estimate` with underscores, except the model and the GPU. A test compares it with `Job`."""
 
     hub: bool
+    road: Literal["written", "captured"]
+    inputs: str
     memory: str
     gpus: int
     tp: int

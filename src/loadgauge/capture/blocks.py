@@ -44,9 +44,9 @@ class Blocks(msgspec.Struct, frozen=True):
         (0, 1)
         """
         for number, stack in enumerate(self.stacks):
-            if path.startswith(f"{stack.path}."):
-                name = path[len(stack.path) + 1 :].partition(".")[0]
-                child = f"{stack.path}.{name}"
+            above = f"{stack.path}." if stack.path else ""
+            if path.startswith(above):
+                child = above + path[len(above) :].partition(".")[0]
                 if child in stack.paths:
                     return number, stack.paths.index(child)
         return None

@@ -11,6 +11,8 @@ from loadgauge.optional_deps import needs_torch
 from loadgauge.spec.job import Job
 
 if TYPE_CHECKING:
+    import torch
+
     from loadgauge.capture.capture import Captures
     from loadgauge.capture.record import Sized
     from loadgauge.trace.torch_run import TorchRun
@@ -50,7 +52,6 @@ def capture(
     (None, 1638400)
     """
     needs_torch("capture")
-    import torch
 
     from loadgauge.capture.capture import Captures
     from loadgauge.capture.kinds import of_config

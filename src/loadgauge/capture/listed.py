@@ -23,10 +23,10 @@ ENTRY, EXIT = "entry", "exit"
 
 
 class ListedTensor(msgspec.Struct, frozen=True, array_like=True):
-    """A storage: its name in the segment, its bytes and what it is for."""
+    """A storage: its name in the segment, its elements and what it is for."""
 
     name: str
-    nbytes: Size
+    numel: Size
     role: Role = "activation"
     itemsize: int = 1
 
@@ -99,7 +99,7 @@ class Segment(msgspec.Struct, frozen=True):
                 total = total + factor * known[product]
             return total
 
-        tensors = [Tensor(one.name, value(one.nbytes) // one.itemsize, one.itemsize, one.role) for one in self.tensors]
+        tensors = [Tensor(one.name, value(one.numel), one.itemsize, one.role) for one in self.tensors]
         weights = [
             Weight(
                 one.name, one.numel, 1, one.kind, one.trainable, expert=one.expert, cast=one.cast, shape=one.shape,
@@ -160,7 +160,7 @@ class Listing(msgspec.Struct, frozen=True):
         yield self.held
         for segment in (self.entry, *self.blocks, self.exit):
             yield segment.entering
-            yield from (tensor.nbytes for tensor in segment.tensors)
+            yield from (tensor.numel for tensor in segment.tensors)
             for rows in (segment.forward, segment.bare, segment.rerun, segment.backward):
                 yield from (row.live for row in rows)
             for one in segment.operations:
@@ -222,6 +222,17 @@ class Family:
         return self.listings
 
     @property
+    def notes(self) -> list[str]:
+        """What an answer must say: values that the code reads, and where there are no formulas."""
+        found = [
+            f"what hangs on a value that the code reads ({line}): it got 1" for one in self.known for line in one.values
+        ]
+        found += [
+            f"sizes other than these, of which each is captured apart ({one.plain})" for one in self.known if one.plain
+        ]
+        return list(dict.fromkeys(found))
+
+    @property
     def any_listing(self) -> Listing:
         """One of the listings, whose parameters are those of all."""
         return self.listings[0]
@@ -264,8 +275,8 @@ class Family:
 class Kind:
     """One kind of block of a family, as `spec.model.Block` has it."""
 
-    def __init__(self, family: Family, kind: int) -> None:
-        self.family, self.kind = family, kind
+    def __init__(self, family: Family, kind: int, label: str = "") -> None:
+        self.family, self.kind, self.label = family, kind, label
 
     def layer(self, view: View) -> Layer:
         """Its operations."""

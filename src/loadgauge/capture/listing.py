@@ -6,7 +6,6 @@ import bisect
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
 from typing import Any
 
 from loadgauge.capture.blocks import Blocks
@@ -23,13 +22,12 @@ from loadgauge.capture.listed import (
 from loadgauge.capture.record import Op, Recorded
 from loadgauge.capture.sizes import Size, written
 from loadgauge.capture.symbolic import Symbols
+from loadgauge.capture.terms import Terms, add, divided, less, pruned, size_of, summed, terms_of
 from loadgauge.errors import NotModelled
 from loadgauge.layers.operations import OperationKind
-from loadgauge.trace.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, WEIGHTS, op_name
+from loadgauge.trace.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, WEIGHTS
 from loadgauge.trace.record.observe import BACKWARD, FORWARD, STEP
 
-Terms = dict[str, int]
-"""A formula as factors by product."""
 ZERO = Size(())
 _KINDS: tuple[tuple[str, OperationKind], ...] = (
     ("attention", "attention"), ("embedding", "lookup"), ("conv", "convolution"), ("norm", "norm"), ("softmax", "elementwise"),
@@ -82,13 +80,16 @@ class Lister:
                     self.order.append(path)
             of.append(len(self.order))
         last = max((at for at, (_, op) in enumerate(self.forward) if self.blocks.place(op.module)), default=-1)
+        if not self.order:  # a model without blocks that repeat is one block
+            self.order, of = [""], [1] * len(self.forward)
+            last = len(self.forward) - 1
         # What runs between two blocks belongs to the next one; what follows the last, to the exit.
         self.segment: list[int] = []
         for at, (_, op) in enumerate(self.forward):
             inside = self.blocks.place(op.module) is not None
             if at > last:
                 self.segment.append(len(self.order) + 1)
-            elif inside or not of[at]:
+            elif inside or not of[at] or self.order == [""]:
                 self.segment.append(of[at])
             else:
                 self.segment.append(of[at] + 1)
@@ -169,7 +170,7 @@ class Lister:
         backward: dict[int, list[ListedRow]] = {}
         kept: list[Terms] = [{} for _ in range(self.count + 1)]
         for number in self.alive:
-            _add(kept[self.owner[number]], self.nbytes[number])
+            add(kept[self.owner[number]], self.nbytes[number])
         before: list[Terms] = []
         total: Terms = {}
         for one in kept:
@@ -221,18 +222,18 @@ class Lister:
                     continue
                 if number not in self.made and ahead:
                     continue  # of an earlier step
-                _add(live, terms)
+                add(live, terms)
                 if not grows:
                     continue
-                row = ListedRow(place, _less(live, before[at_work]), gradients[at_work], latest)
+                row = ListedRow(place, less(live, before[at_work]), gradients[at_work], latest)
                 if ahead:
                     forward.setdefault(at_work, []).append(row)
                     gone = droppable.setdefault(at_work, {})
-                    bare.setdefault(at_work, []).append(ListedRow(place, _less(_terms(row.live), gone)))
+                    bare.setdefault(at_work, []).append(ListedRow(place, less(terms_of(row.live), gone)))
                 else:
                     backward.setdefault(at_work, []).append(row)
             if not ahead and latest:
-                row = ListedRow(place, _less(live, before[at_work]), gradients[at_work], latest)
+                row = ListedRow(place, less(live, before[at_work]), gradients[at_work], latest)
                 backward.setdefault(at_work, []).append(row)
             event = op.events
             if ahead:
@@ -240,7 +241,7 @@ class Lister:
                 gone = droppable.setdefault(at_work, {})
                 for number, end in last_read.items():
                     if end == at and self.owner[number] == self.segment[self.made[number]] == at_work:
-                        _add(gone, self.nbytes[number])
+                        add(gone, self.nbytes[number])
         self.kept, self.before = kept, before
         return forward, bare, backward
 
@@ -286,10 +287,10 @@ class Lister:
             others = {self.segment[place] for place in self.readers.get(number, ())} - {self.segment[at]}
             inner = others - {self.count - 1}
             if len(inner) > 1 and number not in self.alive and number not in self.casts:
-                _add(held, self.nbytes[number])
+                add(held, self.nbytes[number])
         return Listing(
             names=names, sizes=dict(sizes), guards=guards, entry=segments[0], blocks=tuple(segments[1:-1]),
-            exit=segments[-1], held=_size(held), places=tuple(self.order), values=self.run.values, seconds=self.run.seconds,
+            exit=segments[-1], held=size_of(held), places=tuple(self.order), values=self.run.values, seconds=self.run.seconds,
         )  # fmt: skip
 
     def _behind(self) -> dict[int, list[Op]]:
@@ -313,30 +314,30 @@ class Lister:
             always = writer.always()
             for rows in (forward, bare, backward):
                 rows[0] = [
-                    ListedRow(row.at, _size(_sum(_terms(row.live), always)), row.gradients, row.latest)
+                    ListedRow(row.at, size_of(summed(terms_of(row.live), always)), row.gradients, row.latest)
                     for row in rows.get(0, [])
                 ]
         entering = self.inputs.get(number, [])
         extra: Terms = {}
         for one in entering:
             if self.owner.get(one) != number or one not in self.alive:
-                _add(extra, self.nbytes[one])
+                add(extra, self.nbytes[one])
         first = self.first_backward.get(number)
         rerun: list[ListedRow] = []
         keeping = [self.index[at] for one in self.alive if self.owner[one] == number for at in self.keepers[one]
                    if self.segment[at] == number]  # fmt: skip
         if first is not None and keeping:
-            beside = _terms(_less(_terms(_less(first, self.before[number])), self.kept[number]))
+            beside = terms_of(less(terms_of(less(first, self.before[number])), self.kept[number]))
             rerun = [
-                ListedRow(row.at, _size(_sum(_terms(row.live), beside)))
+                ListedRow(row.at, size_of(summed(terms_of(row.live), beside)))
                 for row in forward.get(number, [])
                 if row.at < max(keeping)
             ]
         return Segment(
             name=word, operations=tuple(writer.operations), tensors=tuple(writer.tensors), weights=tuple(writer.weights),
-            forward=_pruned(forward.get(number, []), apart=False), bare=_pruned(bare.get(number, []), apart=False),
-            rerun=_pruned(rerun, apart=False), backward=_pruned(backward.get(number, []), apart=True),
-            entering=_size(extra), outside=tuple(sorted(writer.outside)),
+            forward=pruned(forward.get(number, []), apart=False), bare=pruned(bare.get(number, []), apart=False),
+            rerun=pruned(rerun, apart=False), backward=pruned(backward.get(number, []), apart=True),
+            entering=size_of(extra), outside=tuple(sorted(writer.outside)),
         )  # fmt: skip
 
 
@@ -384,14 +385,14 @@ class _Writer:
             elif storage == self.main:
                 name = "input"
             elif storage in lister.made and lister.segment[lister.made[storage]] != self.number:
-                name = f"from.{lister.segment[lister.made[storage]] and 'block' or ENTRY}.{len(self._tensor)}"
+                name = f"from.{'block' if lister.segment[lister.made[storage]] else ENTRY}.{len(self._tensor)}"
                 if storage not in lister.inputs.get(self.number, ()):
                     self.outside.add(name)
             dtype = lister.run.stream.records[storage].dtype
             if not (dtype.is_floating_point or dtype.is_complex):
                 role = "index"
             self._tensor[storage] = len(self.tensors)
-            self.tensors.append(ListedTensor(name, lister.nbytes[storage], role, dtype.itemsize))
+            self.tensors.append(_tensor(name, lister.nbytes[storage], role, dtype.itemsize))
         return self._tensor[storage]
 
     def weight(self, storage: int, kind: str, name: str = "") -> int:
@@ -467,27 +468,27 @@ class _Writer:
             if other.flops:
                 sources = {lister.casts.get(number, number) for number in other.reads}
                 trains = bool(used) and not (sources & set(used))
-                _add(weighed if trains else inner, lister.size(other.flops))
+                add(weighed if trains else inner, lister.size(other.flops))
             else:
                 for number in (*other.reads, *other.makes):
-                    _add(moved, lister.nbytes[number])
+                    add(moved, lister.nbytes[number])
         again: Terms = {}
         if kind == "attention" and gemms:
-            doubled = _sum(flops_terms := _terms(flops), flops_terms)
-            again, inner = _terms(_less(inner, doubled)), doubled
+            doubled = summed(flops_terms := terms_of(flops), flops_terms)
+            again, inner = terms_of(less(inner, doubled)), doubled
         moves = None
         if not gemms:
             ahead: Terms = {}
             for number in (*op.reads, *made):
                 if not (kind == "lookup" and number in lister.run.weights):
-                    _add(ahead, lister.nbytes[number])
-            moves = (ZERO, ZERO) if casting else (_size(ahead), _size(moved))
+                    add(ahead, lister.nbytes[number])
+            moves = (ZERO, ZERO) if casting else (size_of(ahead), size_of(moved))
         elif kind not in ("gemm", "attention"):
             kind = "gemm"
         self.operations.append(
             ListedOperation(
-                name, kind, inputs, outputs, keeps, tuple(weights), tuple(borrows), gemms, flops, _size(inner),
-                _size(weighed), _size(again), moves, 0.5 if op.causal else 1.0,
+                name, kind, inputs, outputs, keeps, tuple(weights), tuple(borrows), gemms, flops, size_of(inner),
+                size_of(weighed), size_of(again), moves, 0.5 if op.causal else 1.0,
             )
         )  # fmt: skip
 
@@ -513,22 +514,23 @@ class _Writer:
         if short == "_grouped_mm" and len(two) == 3:
             one, two = shapes[:2]
             many = two[0]
-            return ((_divided(size(one[0]), int(many)), size(two[2]), size(two[1]), size(many)),)
+            return ((divided(size(one[0]), int(many)), size(two[2]), size(two[1]), size(many)),)
         if len(one) == 3:
             return ((size(one[1]), size(two[2]), size(one[2]), size(one[0])),)
         return ((size(one[0]), size(two[-1]), size(one[-1]), size(1)),)
 
     def always(self) -> Terms:
-        """Write what is there in the whole step beside weights and states, and return its bytes: inputs, and buffers of the model."""
-        lister, total = self.lister, {}
+        """Write what is there in the whole step beside weights and states, inputs and buffers, and return its bytes."""
+        lister = self.lister
+        total: Terms = {}
         for name, category in (("inputs", INPUTS), ("buffers", WEIGHTS)):
             own: Terms = {}
             for number in range(len(lister.nbytes)):
                 of = lister.run.stream.category(number) == category and number not in lister.run.weights
                 if of and lister.run.stream.records[number].phase == 0:
-                    _add(own, lister.nbytes[number])
+                    add(own, lister.nbytes[number])
             if own:
-                self.tensors.append(ListedTensor(name, _size(own), "index"))
+                self.tensors.append(_tensor(name, size_of(own), "index", 1))
                 place = len(self.tensors) - 1
                 self.operations.insert(
                     0,
@@ -536,7 +538,7 @@ class _Writer:
                         f"entry.{name}", "view", (), (), (place,), (), (), (), ZERO, ZERO, ZERO, ZERO, None
                     ),
                 )
-                total = _sum(total, own)
+                total = summed(total, own)
         return total
 
     def rest(self) -> None:
@@ -555,75 +557,23 @@ class _Writer:
         entering = lister.inputs.get(self.number + 1, [])
         if self.word != EXIT and entering:
             last = max(entering, key=lambda one: lister.made[one])
-            place = self.tensor(last, "output")
-            self.operations.append(_nothing(f"{self.word}.output", (), (place,)))
-        if not self.operations:
-            self.operations.append(_nothing(f"{self.word}.nothing", ()))
+            end = self.tensor(last, "output")
+            self.operations.append(_nothing(f"{self.word}.output", (), (end,)))
+        if not self.operations or (self.word == ENTRY and not self.operations[-1].outputs):
+            self.tensors.append(ListedTensor(f"{self.word}.nothing", ZERO))
+            self.operations.append(_nothing(f"{self.word}.nothing", (), (len(self.tensors) - 1,)))
+
+
+def _tensor(name: str, nbytes: Size, role: Any, itemsize: int) -> ListedTensor:
+    if any(factor % itemsize for _, factor in nbytes.terms):
+        return ListedTensor(name, nbytes, role)
+    return ListedTensor(name, divided(nbytes, itemsize), role, itemsize)
 
 
 def _nothing(name: str, weights: tuple[int, ...], tensors: tuple[int, ...] = ()) -> ListedOperation:
     return ListedOperation(name, "view", tensors, tensors, (), weights, (), (), ZERO, ZERO, ZERO, ZERO, None)
 
 
-def _divided(size: Size, by: int) -> Size:
-    if all(factor % by == 0 for _, factor in size.terms):
-        return Size(tuple((product, factor // by) for product, factor in size.terms))
-    inner = " + ".join(f"{factor}*{product}" for product, factor in size.terms)
-    return Size(((f"(({inner})//{by})", 1),))
-
-
-def _add(total: Terms, size: Size) -> None:
-    for product, factor in size.terms:
-        value = total.get(product, 0) + factor
-        if value:
-            total[product] = value
-        else:
-            total.pop(product, None)
-
-
-def _terms(size: Size) -> Terms:
-    return dict(size.terms)
-
-
-def _size(terms: Terms) -> Size:
-    return Size(tuple(sorted((product, factor) for product, factor in terms.items() if factor)))
-
-
-def _less(total: Terms, other: Terms) -> Size:
-    left = dict(total)
-    for product, factor in other.items():
-        left[product] = left.get(product, 0) - factor
-    return _size(left)
-
-
-def _sum(one: Terms, two: Terms) -> Terms:
-    total = dict(one)
-    for product, factor in two.items():
-        total[product] = total.get(product, 0) + factor
-    return total
-
-
-def _pruned(rows: Iterable[ListedRow], *, apart: bool) -> tuple[ListedRow, ...]:
-    """Rows without those that another one is never below. apart: rows of several operations are compared with their own alone"""
-    kept: list[tuple[ListedRow, Terms]] = []
-    for row in rows:
-        terms = _terms(row.live)
-        if any(_covers(other, more, row, terms, apart) for other, more in kept):
-            continue
-        kept = [(other, more) for other, more in kept if not _covers(row, terms, other, more, apart)]
-        kept.append((row, terms))
-    return tuple(row for row, _ in kept)
-
-
-def _covers(one: ListedRow, more: Terms, two: ListedRow, terms: Terms, apart: bool) -> bool:
-    if (apart and one.at != two.at) or one.gradients < two.gradients or one.latest < two.latest:
-        return False
-    return all(more.get(product, 0) >= terms.get(product, 0) for product in {*more, *terms})
-
-
 def guards_of(symbols: Symbols) -> tuple[str, ...]:
     """What a capture asked of its sizes, as text."""
     return tuple(dict.fromkeys(written(guard, symbols.names) for guard in symbols.guards))
-
-
-_ = (Callable, op_name)

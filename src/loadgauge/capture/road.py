@@ -41,6 +41,7 @@ class OnDemand(Family):
         self.target, self.inputs = target, inputs
         self.keys: dict[str, Any] | None = None if is_script(target) else config_keys(target)
         self.documents: dict[Regime, Document] = {}
+        self.last: dict[Regime, Listing] = {}
         self.seconds, self.cached, self.more = 0.0, True, 0
 
     def file(self, regime: Regime) -> Path | None:
@@ -63,13 +64,14 @@ class OnDemand(Family):
             if listing.holds(sizes):
                 assert known is not None
                 self.documents[regime] = known
+                self.last[regime] = listing
                 return known, listing
         if not asked and (known is None or self.more >= MOST):
             raise NotModelled(f"{self.target} {OWN}, and not yet in this way: ask for it by its flags")
         self.more += not asked
         found = self._captured(regime, sizes)
-        listing = next((one for one in found.listings if one.holds(sizes)), None)
-        if listing is None:
+        holding = [one for one in found.listings if one.holds(sizes)]
+        if not holding:
             shown = ", ".join(f"{name}={sizes[name]}" for name in found.listings[0].names)
             raise NotModelled(f"{self.target} {OWN}, whose formulas do not hold for {shown}")
         if known is not None and known.pattern == found.pattern:
@@ -77,7 +79,8 @@ class OnDemand(Family):
         self.documents[regime] = found
         if file is not None:
             write(file, found)
-        return found, listing
+        self.last[regime] = holding[0]
+        return found, holding[0]
 
     def _captured(self, regime: Regime, sizes: Mapping[str, int]) -> Document:
         needs_torch("a model that no family here reads")
@@ -111,6 +114,8 @@ class OnDemand(Family):
     def find(self, view: View, sizes: Mapping[str, Any]) -> Listing:
         """The listing for a view at some sizes; of arrays, that for the largest."""
         regime = Regime.of(view, self.target)
+        if not all(isinstance(value, int) or hasattr(value, "max") for value in sizes.values()):
+            return self.last.get(regime) or self.any_listing  # letters, of the numbers asked for before
         return self.document(regime, {name: _largest(value) for name, value in sizes.items()}, asked=False)[1]
 
 
@@ -129,15 +134,23 @@ def _check(document: Document) -> None:
 def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> ModelSpec:
     """The model that a family stands for."""
     document, _ = family.document(regime, sizes)
-    chosen = tuple(dict.fromkeys(document.pattern))
+    first: dict[bytes, int] = {}
+    like = {
+        place: first.setdefault(msgspec.msgpack.encode([listing.blocks[place] for listing in document.listings]), place)
+        for place in dict.fromkeys(document.pattern)
+    }
+    pattern = [like[place] for place in document.pattern]
+    chosen = tuple(dict.fromkeys(pattern))
     family.chosen = chosen
     family.name = document.name if is_script(family.target) else family.target
+    places = document.listings[0].places
     blocks = tuple(
-        Block(attention=None, mlp=None, norm=Norm(), listed=Kind(family, kind)) for kind in range(len(chosen))
+        Block(attention=None, mlp=None, norm=Norm(), listed=Kind(family, kind, places[place]))
+        for kind, place in enumerate(chosen)
     )
     return ModelSpec(
         name=_short(family.target), model_type=document.model_type, hidden_size=document.hidden_size,
-        vocab_size=document.vocab_size, blocks=blocks, pattern=tuple(chosen.index(one) for one in document.pattern),
+        vocab_size=document.vocab_size, blocks=blocks, pattern=tuple(chosen.index(one) for one in pattern),
         tie_word_embeddings=document.tied, max_position_embeddings=document.longest, dtype=document.dtype,
         source=family.target, listed=family,
     )  # fmt: skip
@@ -168,6 +181,11 @@ def road(job: Job, why: str) -> Found:
         "bf16-autocast-8": Regime(2, True, attention), "bf16-autocast": Regime(4, True, attention),
         "fp16-autocast": Regime(4, True, attention),
     }.get(precision, Regime(2, False, attention))  # fmt: skip
+    if is_script(job.model) and regime.weight != 4:
+        raise ConfigError(
+            "a module of one's own has the dtype that its function gives it, float32: fp32 or bf16-autocast",
+            key="precision",
+        )
     sizes = {"b": job.micro_batch or 1, "s": job.seq_len or resolve.SEQ_LEN, "t": job.seq_len or resolve.SEQ_LEN}
     spec = model_of(family, regime, sizes)
     took = "kept from before" if family.cached else f"{family.seconds:.0f} s"

@@ -47,7 +47,12 @@ def place(config: Mapping[str, Any], fields: Mapping[str, Any]) -> Path:
 
 def load(file: Path) -> list[Captured]:
     """The captures in a file; none where it is not there, or not as `save` writes it."""
-    return read(file, list[Captured], lambda found: [check(one) for one in found] and None) or []
+    return read(file, list[Captured], _check_all) or []
+
+
+def _check_all(found: list[Captured]) -> None:
+    for one in found:
+        check(one)
 
 
 def check(one: Captured) -> None:

@@ -35,7 +35,8 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
     True
     """
     if block.listed is not None:
-        return block.listed.layer(view)
+        captured: Layer = block.listed.layer(view)
+        return captured
     if not block.adapted and view.lora is not None:
         view = msgspec.structs.replace(view, lora=msgspec.structs.replace(view.lora, targets=frozenset()))
     build = Builder(view, low=view.kernels.products, trained=block.trained)

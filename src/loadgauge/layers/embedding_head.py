@@ -32,7 +32,8 @@ def vocabulary(model: ModelSpec, view: View) -> Size:
 def embedding_layer(model: ModelSpec, view: View) -> Layer:
     """The operations of the token, position and type embeddings, and of what follows them up to the first block."""
     if model.listed is not None:
-        return model.listed.embedding(view)
+        captured: Layer = model.listed.embedding(view)
+        return captured
     build = Builder(view, trained=model.trained)
     hidden = model.hidden_size
     width = hidden if model.embedding_size is None else model.embedding_size
@@ -157,7 +158,8 @@ def head_layer(
     `shared`: the matrix is another head's, as in multi-token prediction.
     """
     if model.listed is not None:
-        return model.listed.head(view)
+        captured: Layer = model.listed.head(view)
+        return captured
     build = Builder(view, trained=model.trained)
     hidden, head, rows = model.hidden_size, model.head, build.local_tokens
     build.widen()

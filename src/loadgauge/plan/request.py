@@ -18,7 +18,8 @@ from loadgauge.families.catalogue import models as catalogue
 from loadgauge.plan.axis_values import ALL, space_for
 from loadgauge.plan.search import OBJECTIVES, Case, Objective
 from loadgauge.plan.space import Space
-from loadgauge.resolve.resolve import asks_for_files, found_model, resolve_job
+from loadgauge.resolve.model import found_model
+from loadgauge.resolve.resolve import asks_for_files, resolve_job
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.axes import AXES, MODEL_PARALLEL
 from loadgauge.spec.frameworks import default_framework

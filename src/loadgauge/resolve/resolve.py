@@ -9,13 +9,12 @@ from typing import Any
 import msgspec
 
 from loadgauge.errors import ConfigError, LayoutError, NotModelled, NotStated
-from loadgauge.families.catalogue import Found, find
-from loadgauge.families.hub import allowed
 from loadgauge.files import is_script
 from loadgauge.formats.recompute import resolve_recompute
 from loadgauge.formats.uncounted import Uncounted
 from loadgauge.lengths import Lengths
 from loadgauge.resolve.adapters import adapters
+from loadgauge.resolve.model import found_model
 from loadgauge.resolve.rescale import is_run, scale, sustained
 from loadgauge.resolve.setup import Setup
 from loadgauge.resolve.trained import adapt_only, train_only
@@ -34,7 +33,6 @@ from loadgauge.spec.lora import BASE_FORMATS
 from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.optimizers import parse as parse_optimizer
 from loadgauge.spec.overlap import Overlap
-from loadgauge.spec.roads import ROADS
 from loadgauge.spec.stacks import LOSS_SFT, UPCAST_SFT, Stack
 from loadgauge.spec.topology import topology
 from loadgauge.spec.training import Training, training
@@ -106,6 +104,8 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     micro_batch = fill("micro_batch", 1)
     lengths = _lengths(job.lengths)
     usual = "bf16" if card is None or card.bf16 else "fp16"
+    if is_script(job.model):
+        usual = "fp32"
     given: dict[str, Any] = {
         "framework": fill("framework", *_framework(job, chosen)),
         "precision": fill("precision", usual),
@@ -190,6 +190,8 @@ def _part(job: Job, model: ModelSpec) -> ModelSpec:
         raise ConfigError("goes with --lora-rank or --qlora", key="lora_layers")
     if job.train is None and job.lora_layers is None:
         return model
+    if model.listed is not None:
+        raise NotModelled(f"a part of {model.name} alone: it was captured as it trains whole")
     return train_only(model, job.train) if job.train is not None else adapt_only(model, job.lora_layers or "")
 
 
@@ -227,32 +229,6 @@ def _model(job: Job, assumed: dict[str, str]) -> tuple[ModelSpec, Job]:
         )
     assumed["--qlora"] = f"the copy that is named is stored in {found.stored}"
     return found.spec, job.replace(qlora=True, base=job.base or found.stored)
-
-
-def found_model(job: Job) -> Found:
-    """The model of a job: of its family, or by one of `ROADS` where no family reads it, or the job asks for that road.
-
-    Raises ConfigError or NotModelled where there is none.
-    """
-    script = is_script(job.model)
-    if job.inputs is not None and not script:
-        raise ConfigError("is for script.py:function; what a MODEL is called with is known", key="inputs")
-    if script and job.road == "written":
-        raise ConfigError("a module of one's own has no written family: --road captured", key="road")
-    if not ROADS or not (script or job.road == "captured"):
-        try:
-            return find(job.model, allowed(job.hub))
-        except NotModelled as error:
-            if not ROADS or job.road == "written":
-                raise
-            unread = error
-        try:
-            found: Found = ROADS[0](job, "no family here reads it")
-        except (NotModelled, ConfigError) as error:
-            raise type(error)(f"{unread}; and captured: {error}") from None
-        return found
-    captured: Found = ROADS[0](job, "")
-    return captured
 
 
 def _with_engine(job: Job, model: ModelSpec, kind: Training) -> Training:

@@ -10,8 +10,8 @@ import msgspec
 
 from loadgauge.algebra import Size, maximum
 from loadgauge.layers.gradients import with_gradients
-from loadgauge.layers.profile import Profile, most
 from loadgauge.layers.operations import NOTHING, Layer, Operation, Recompute, Tensor
+from loadgauge.layers.profile import Profile, most
 
 _FLOAT32 = 4
 
@@ -50,9 +50,8 @@ def forward_peak(
         are the last that is wanted; hosts: what it keeps goes to host memory, and is not counted
     """
     if layer.profile is not None and until is None:
-        if hosts or recompute:
-            return most(layer.profile.bare)
-        return most(layer.profile.forward)
+        whole = hosts or recompute.checkpointed == layer.names
+        return most(layer.profile.bare if whole else layer.profile.forward)
     kept = set(held) if hosts else {tensor.name for tensor in layer.kept(recompute)}.union(held)
     last_use = {
         tensor.name: index for index, operation in enumerate(layer) for tensor in (*operation.inputs, *operation.holds)
@@ -259,11 +258,14 @@ def _seen(
 ) -> Size:
     """The same of a layer that was captured: what was alive when its code ran, less what is dropped and not made again yet."""
     rows = profile.backward
-    if recompute.checkpointed:
+    if recompute.checkpointed == layer.names:
         rows = (*profile.rerun, *(msgspec.structs.replace(row, live=row.live + profile.entering) for row in rows))
     elif recompute or hosts:
         held = {} if hosts else {tensor.name for tensor in layer.kept(recompute)}
         last = {tensor.name: index for index, operation in enumerate(layer) for tensor in operation.keeps}
+        inside = [index for index, operation in enumerate(layer) if operation.name in recompute.checkpointed]
+        # A region runs again as one, when backward reaches its end.
+        last = {name: max(inside) if index in inside else index for name, index in last.items()}
         gone = {name: tensor.nbytes for name, tensor in _keepers(layer)[0].items() if name not in held}
         rows = tuple(
             msgspec.structs.replace(

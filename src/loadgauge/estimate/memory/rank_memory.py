@@ -424,10 +424,8 @@ class MemoryModel:
 
     def around(self, stage: Stage) -> Size:
         """Return the bytes that the model's forward holds while its layers run, besides what they keep: masks, embeddings."""
-        if self.model.listed is not None:
-            return 0  # among what was seen alive in each of them
-        total: Size = 0 if self.layout.recompute.mode == "full" else self.masks
-        if stage.first:
+        total: Size = 0 if self.model.listed is not None or self.layout.recompute.mode == "full" else self.masks
+        if stage.first and self.model.listed is None:  # of captured layers it is among what is alive in each
             key = None if stage.start == stage.stop else self.key(stage, stage.start)
             if key is None or not (key[1] or (self.embedding_trained and keeps_input(self.facts[key].layer))):
                 total = total + self.embedding.operations[-1].outputs[0].nbytes

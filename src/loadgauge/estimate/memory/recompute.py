@@ -20,6 +20,8 @@ def applied(policy: RecomputePolicy, layer: Layer, model: frozenset[str] = froze
     """
     if policy.mode == "none" or not layer.operations[-1].gradients:
         return NOTHING
+    if policy.mode == "selective" and layer.profile is not None:
+        return Recompute(checkpointed=_core(layer))
     if policy.mode == "selective":
         return Recompute(checkpointed=frozenset(one.name for one in layer if one.name in CORE and one.gradients))
     if policy.mode == "full":
@@ -36,6 +38,21 @@ def applied(policy: RecomputePolicy, layer: Layer, model: frozenset[str] = froze
             raise ConfigError(f"no operation {name!r} in this model's layers (known: {known})", key="recompute")
         chosen |= matches
     return Recompute(discarded=frozenset(one.name for one in layer if one.name in chosen and one.gradients))
+
+
+def _core(layer: Layer) -> frozenset[str]:
+    """The attention itself in a captured layer: its kernel, or where it is written out, the two products around a softmax."""
+    operations = layer.operations
+    found = {one.name for one in operations if one.kind == "attention"}
+    products = [place for place, one in enumerate(operations) if one.gemms and not (one.weights or one.borrows)]
+    for place, one in enumerate(operations):
+        before, after = [at for at in products if at < place], [at for at in products if at > place]
+        if "softmax" in one.name and before and after:
+            found |= {each.name for each in operations[before[-1] : after[0] + 1]}
+    if not found:
+        raise ConfigError("selective: no attention is found in the captured layers; full, or names of operations",
+                          key="recompute")  # fmt: skip
+    return frozenset(found)
 
 
 def _named(name: str, operations: frozenset[str]) -> set[str]:

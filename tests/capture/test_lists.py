@@ -1,0 +1,144 @@
+"""Captured lists against the trace of the very step at sizes never captured, against written families, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+import loadgauge
+from loadgauge.capture import road
+from loadgauge.errors import ConfigError, LayoutError, NotModelled
+from loadgauge.estimate.result import Estimate
+from loadgauge.trace import subprocess
+
+SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 5, "vocab_size": 640, "intermediate_size": 160}
+KEYS: dict[str, dict[str, Any]] = {
+    "llama": SMALL | {"model_type": "llama", "num_key_value_heads": 2},
+    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 4, "vocab_size": 640, "n_positions": 256},
+    "bitnet": SMALL | {"model_type": "bitnet", "num_key_value_heads": 2},
+}  # fmt: skip
+"""The last one has no written family."""
+SIZES: dict[str, Any] = {"micro_batch": 6, "seq_len": 96}
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where captures are kept, so that each model is captured once here."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, disk: Path) -> Iterator[None]:
+    """Captures in this process, and a disk of their own."""
+
+    def in_child(work: Any, request: Any, shown: Any = None, **arguments: Any) -> Any:
+        return work(request, **arguments)
+
+    monkeypatch.setattr(subprocess, "in_child", in_child)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(disk))
+    monkeypatch.setattr(road, "_FAMILIES", {})
+    yield
+
+
+def file_of(kind: str, folder: Path) -> str:
+    path = folder / f"{kind}.json"
+    path.write_text(json.dumps(KEYS[kind]))
+    return str(path)
+
+
+def captured(kind: str, folder: Path, **fields: Any) -> Estimate:
+    given = SIZES | {"precision": "bf16-pure", "optimizer": "sgd", "framework": "huggingface", "road": "captured"} | fields
+    return loadgauge.estimate(file_of(kind, folder), **given)
+
+
+def peak(result: Estimate) -> float:
+    """Bytes of tensors at the peak."""
+    return max(moment.total - moment.parts["outside"] for moment in result.workings.phases)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bitnet"])
+def test_the_peak_is_that_of_the_trace_with_and_without_recomputation(kind: str, tmp_path: Path) -> None:
+    # Captured at two sequences and at one; asked for at six, another length, and more layers than were run.
+    captured(kind, tmp_path, micro_batch=2, seq_len=64)
+    for recompute in ("none", "full"):
+        found = captured(kind, tmp_path, recompute=recompute)
+        config = CONFIG_MAPPING[KEYS[kind]["model_type"]](**KEYS[kind])
+        traced = loadgauge.trace(config, **SIZES, precision="bf16-pure", optimizer="sgd", recompute=recompute)
+        states = sum(traced.peak.categories.get(name, 0) for name in ("weights", "gradients", "optimizer states"))
+        assert peak(found) - states == pytest.approx(traced.peak.total - states, rel=2e-3)
+        if recompute == "none":
+            assert found.flops.hardware == traced.flops.total
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_it_is_what_the_written_family_says(kind: str, tmp_path: Path) -> None:
+    own, written = captured(kind, tmp_path), captured(kind, tmp_path, road="written")
+    assert (own.params, own.flops) == (written.params, written.flops)
+    # Beside what the family counts: buffers, and numbers of the loss.
+    assert peak(own) == pytest.approx(peak(written), rel=1e-4)
+
+
+def test_ranks_of_fsdp_and_ddp_are_those_of_a_dry_run(tmp_path: Path) -> None:
+    for zero in (0, 3):
+        found = captured("llama", tmp_path, gpus=4, zero=zero)
+        config = CONFIG_MAPPING["llama"](**KEYS["llama"])
+        traced = loadgauge.trace(config, **SIZES, precision="bf16-pure", optimizer="sgd", gpus=4, zero=zero, global_batch=24)
+        assert peak(found) == pytest.approx(traced.peak.total, rel=1e-3)
+
+
+def test_the_second_time_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = captured("bitnet", tmp_path, road=None, micro_batch=2, seq_len=64)
+    assert "no family here reads it" in first.assumed["model"]
+    monkeypatch.setattr(subprocess, "in_child", None)
+    monkeypatch.setattr(road, "_FAMILIES", {})
+    again = captured("bitnet", tmp_path, road=None, micro_batch=9, seq_len=33)
+    assert "kept from before" in again.assumed["model"]
+    assert again.params == first.params
+
+
+def test_a_plan_has_the_axes_that_are_known(tmp_path: Path) -> None:
+    captured("bitnet", tmp_path, precision="bf16-pure")
+    answer = loadgauge.plan(file_of("bitnet", tmp_path), gpu="l4", gpus=4, global_batch=16, seq_len=96, precision="bf16-pure")
+    assert {"tp", "cp"} <= {text.split()[0] for text in answer.to_dict()["out_of_reach"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "why"),
+    [
+        ({"gpus": 2, "tp": 2, "framework": "huggingface"}, LayoutError, "how it splits over ranks is not known"),
+        ({"lora_rank": 8}, NotModelled, "adapters on captured layers are not modelled"),
+        ({"loss": "liger"}, NotModelled, "which the loss liger replaces"),
+        ({"compile": True}, NotModelled, "which torch.compile replaces"),
+        ({"train": "head"}, NotModelled, "it was captured as it trains whole"),
+        ({"inputs": "x.py:f"}, ConfigError, "is for script.py:function"),
+    ],
+)
+def test_what_is_not_known_of_a_captured_list_is_refused(
+    fields: dict[str, Any], error: type[Exception], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=why):
+        captured("llama", tmp_path, **fields)
+
+
+def test_a_module_of_ones_own(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import torch\nfrom torch import nn\n"
+        "def model():\n"
+        "    blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 96), nn.GELU(), nn.Linear(96, 32)) for _ in range(4))\n"
+        "    return nn.Sequential(nn.Embedding(50, 32), *blocks, nn.Linear(32, 50))\n"
+        "def batch(b, s):\n    return torch.zeros(b, s, dtype=torch.long)\n"
+    )
+    given = {"inputs": f"{script}:batch", "framework": "huggingface", **SIZES}
+    found = loadgauge.estimate(f"{script}:model", optimizer="sgd", **given)
+    # Sources: shapes by hand; a product keeps its input, GELU its input, a norm its input and two numbers a row.
+    assert found.params == 50 * 32 + 4 * (2 * 32 + 2 * 32 * 96 + 96 + 32) + 33 * 50
+    with pytest.raises(ConfigError, match="has the dtype that its function gives it"):
+        loadgauge.estimate(f"{script}:model", precision="bf16-pure", **given)
+    with pytest.raises(ConfigError, match="needs --inputs"):
+        loadgauge.estimate(f"{script}:model", seq_len=8)
