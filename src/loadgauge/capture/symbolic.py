@@ -27,13 +27,13 @@ _ITEM = torch.ops.aten._local_scalar_dense.default
 
 MOST = 2**31
 """What every size is less than."""
-MOST_OPERATIONS, MOST_GUARDS = 12_000, 1000
-"""Operations that are run with symbols, and guards that they may gather: a loop over time or chunks has more, and a plain run is
-faster by far."""
+MOST_OPERATIONS, MOST_GUARDS = 6000, 400
+"""Operations of forward that are run with symbols, and guards that they may gather: a loop over time or chunks has more, and a plain
+run is faster by far."""
 
 
 class TooMuch(NotModelled):
-    """A program whose sizes as symbols take too long."""
+    """A program whose sizes take too long as symbols."""
 
 
 class SymbolicMode(FakeTensorMode):
@@ -58,12 +58,19 @@ class SymbolicMode(FakeTensorMode):
             return args[0].fake_device
         if func is _ITEM and getattr(args[0], "constant", None) is None:
             return made_up(args[0], self.values)
-        self.operations += 1
-        if self.operations > MOST_OPERATIONS:
-            raise TooMuch(f"more than {MOST_OPERATIONS} operations")
-        if len(self.shape_env.guards) > MOST_GUARDS:
-            raise TooMuch(f"more than {MOST_GUARDS} guards")
+        self._count()
         return super().dispatch(func, types, args, kwargs or {})
+
+    def _count(self) -> None:
+        """Raise TooMuch beyond the bounds; never in backward, where PyTorch would end the process."""
+        if torch._C._current_autograd_node() is not None:
+            return
+        self.operations += 1
+        guards = len(self.shape_env.guards)
+        if self.operations > MOST_OPERATIONS or guards > MOST_GUARDS:
+            raise TooMuch(
+                f"sizes as symbols take too long here: {self.operations} operations and {guards} guards in forward"
+            )
 
 
 class Symbols:
