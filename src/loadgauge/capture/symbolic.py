@@ -27,20 +27,32 @@ _ITEM = torch.ops.aten._local_scalar_dense.default
 
 MOST = 2**31
 """What every size is less than."""
-MOST_OPERATIONS, MOST_GUARDS = 6000, 400
-"""Operations of forward that are run with symbols, and guards that they may gather: a loop over time or chunks has more, and a plain
-run is faster by far."""
+MOST_OPERATIONS, MOST_QUESTIONS = 6000, 36_000
+"""Operations of forward that are run with symbols, and questions about sizes that PyTorch may ask meanwhile: a loop over time or chunks
+has more, and a plain run is faster by far."""
 
 
 class TooMuch(NotModelled):
     """A program whose sizes take too long as symbols."""
 
 
+class Env(ShapeEnv):
+    """A shape environment that counts the questions it is asked outside backward."""
+
+    asked = 0
+
+    def evaluate_sym_node(self, *args: Any, **kwargs: Any) -> Any:
+        """What a comparison of sizes comes to, as the base class says."""
+        self.asked += torch._C._current_autograd_node() is None
+        return super().evaluate_sym_node(*args, **kwargs)
+
+
 class SymbolicMode(FakeTensorMode):
     """Fake tensors with symbolic sizes; `.item()` of one that has no value gives 1."""
 
-    def __init__(self, env: ShapeEnv) -> None:
+    def __init__(self, env: Env) -> None:
         super().__init__(allow_non_fake_inputs=True, shape_env=env)
+        self.env = env
         self.values: list[str] = []
         self.operations = 0
 
@@ -51,6 +63,14 @@ class SymbolicMode(FakeTensorMode):
 
     def __deepcopy__(self, memo: Any) -> SymbolicMode:
         return self  # a copied module would otherwise carry a mode of its own, which PyTorch refuses to mix
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As the base class, without the wrapper that PyTorch puts around it."""
+        return self.dispatch(func, types, args, kwargs)
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator on fake tensors, without an error where a value is asked for."""
@@ -66,10 +86,10 @@ class SymbolicMode(FakeTensorMode):
         if torch._C._current_autograd_node() is not None:
             return
         self.operations += 1
-        guards = len(self.shape_env.guards)
-        if self.operations > MOST_OPERATIONS or guards > MOST_GUARDS:
+        asked = self.env.asked
+        if self.operations > MOST_OPERATIONS or asked > MOST_QUESTIONS:
             raise TooMuch(
-                f"sizes as symbols take too long here: {self.operations} operations and {guards} guards in forward"
+                f"sizes as symbols take too long here: {self.operations} operations and {asked} questions in forward"
             )
 
 
@@ -77,7 +97,7 @@ class Symbols:
     """Sizes by name, each a `SymInt` with a hint, of one shape environment."""
 
     def __init__(self, hints: dict[str, int]) -> None:
-        self.env = ShapeEnv()
+        self.env = Env()
         self.names: dict[Any, str] = {}
         self.sizes: dict[str, Any] = {}
         for name, hint in hints.items():

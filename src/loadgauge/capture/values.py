@@ -69,6 +69,10 @@ class KeptValues(TorchDispatchMode):
         self.changed: dict[int, Any] = {}
         """CPU storages whose values were overwritten with unknown ones, by address; held, so that none is used again."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as for the tracker
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation on fake tensors, and where all it reads is known, on their values too."""
         kwargs = kwargs or {}
