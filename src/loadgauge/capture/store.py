@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import os
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,25 @@ def load(file: Path) -> list[Captured]:
         content = unpacked.decompress(file.read_bytes(), LARGEST)
         if unpacked.unconsumed_tail or not unpacked.eof:
             return []
-        found = msgspec.msgpack.decode(content, type=list[Captured])
-        for one in found:
-            check(one)
+        with _no_collection():
+            found = msgspec.msgpack.decode(content, type=list[Captured])
+            for one in found:
+                check(one)
     except (OSError, zlib.error, msgspec.MsgspecError, ConfigError):
         return []
     return found
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing is looked for garbage in the body, where many objects are made and none is thrown away."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def check(one: Captured) -> None:
