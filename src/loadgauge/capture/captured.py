@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from loadgauge.capture.sizes import Size, compiled
 from loadgauge.errors import NotModelled
+
+if TYPE_CHECKING:
+    import numpy as np
 
 BLOCK = 512
 """Granularity of CUDA's allocator [bytes]."""
@@ -91,17 +94,6 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
             return False
         return True
 
-    @cached_property
-    def table(self) -> tuple[tuple[str, ...], np.ndarray[Any, Any]]:
-        """The products that sizes are made of, and the factor of each in the bytes live after every event: (events, products)."""
-        basis = tuple(sorted({product for _, change in self.events for product, _ in change.terms}))
-        place = {product: number for number, product in enumerate(basis)}
-        rows = np.zeros((len(self.events), len(basis)), dtype=np.int64)
-        for row, (_, change) in enumerate(self.events):
-            for product, factor in change.terms:
-                rows[row, place[product]] = factor
-        return basis, np.cumsum(rows, axis=0)
-
     @property
     def where(self) -> tuple[str, ...]:
         """For which sizes the formulas hold: the guards, and on which side of 1 each size is, as PyTorch treats 1 apart."""
@@ -109,16 +101,25 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
         bare = [guard[1:-1] if guard.startswith("(") and guard.endswith(")") else guard for guard in self.guards]
         return tuple(bare) if self.plain else (*sides, *bare)
 
-    def changes(self, **sizes: int) -> np.ndarray[Any, Any]:
+    def changes(self, **sizes: int) -> list[int]:
         """Bytes that each event gets, or frees where negative. Raises NotModelled outside the guards."""
-        found: np.ndarray[Any, Any] = np.diff(self.live(**sizes), prepend=0)
+        self.check(**sizes)
+        known: dict[Size, int] = {}  # few different ones
+        found = []
+        for _, size in self.events:
+            change = known.get(size)
+            if change is None:
+                change = known[size] = int(size.at(sizes))
+            found.append(change)
         return found
 
     def at_peak(self, **sizes: int) -> dict[str, int]:
         """What the bytes live at the peak are for, the largest first. Raises NotModelled outside the guards."""
-        last = int(self.live(**sizes).argmax()) + 1 if self.events else 0
+        changes = self.changes(**sizes)
+        live = list(accumulate(changes))
+        last = live.index(max(live)) + 1 if live else 0
         found: dict[str, int] = {}
-        for (number, _), change in zip(self.events[:last], self.changes(**sizes)[:last].tolist(), strict=True):
+        for (number, _), change in zip(self.events[:last], changes[:last], strict=True):
             category = self.storages[number].category
             found[category] = found.get(category, 0) + change
         return {name: size for name, size in sorted(found.items(), key=lambda one: -one[1]) if size}
@@ -127,7 +128,7 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
         """The peak with each storage rounded up to blocks, as CUDA's allocator does. Raises NotModelled outside the guards."""
         live = highest = 0
         held = [0] * len(self.storages)
-        for (number, _), change in zip(self.events, self.changes(**sizes).tolist(), strict=True):
+        for (number, _), change in zip(self.events, self.changes(**sizes), strict=True):
             before = -(-held[number] // block)
             held[number] += change
             live += -(-held[number] // block) - before
@@ -136,25 +137,23 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
 
     def live(self, **sizes: int) -> np.ndarray[Any, Any]:
         """Bytes live after every event. Raises NotModelled outside the guards."""
-        self.check(**sizes)
-        basis, rows = self.table
-        found: np.ndarray[Any, Any] = rows @ np.array(
-            [int(compiled(product)(sizes)) for product in basis], dtype=np.int64
-        )
+        import numpy  # not at the top: an answer from the disk needs none, and it takes a tenth of a second
+
+        found: np.ndarray[Any, Any] = numpy.cumsum(numpy.array(self.changes(**sizes), dtype=numpy.int64))
         return found
 
     def peak(self, **sizes: int) -> int:
         """The most bytes live at once in the two steps. Raises NotModelled outside the guards."""
-        return int(self.live(**sizes).max(initial=0))
+        return max(accumulate(self.changes(**sizes)), default=0)
 
     def by_phase(self, **sizes: int) -> dict[str, int]:
         """The most bytes live at once in each phase of the two steps. Raises NotModelled outside the guards."""
-        live = self.live(**sizes)
+        live = list(accumulate(self.changes(**sizes)))
         found: dict[str, int] = {}
         ends = [*(first for first, _ in self.phases[1:]), len(self.events)]
         for (first, phase), end in zip(self.phases, ends, strict=True):
             if end > first:
-                found[phase] = max(found.get(phase, 0), int(live[first:end].max()))
+                found[phase] = max(found.get(phase, 0), *live[first:end])
         return found
 
     def flops(self, **sizes: int) -> int:

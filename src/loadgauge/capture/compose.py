@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -110,7 +111,7 @@ def compose(run: Recorded, plain: Recorded, few: Few, value: Value) -> Recorded:
         shapes = tuple(tuple(itertools.islice(rest, len(shape))) for shape in op.shapes)
         ops.append(msgspec.structs.replace(op, flops=flops, shapes=shapes))
 
-    others = _storages(plain, large)
+    others = _storages(plain, wanted, large)
     return msgspec.structs.replace(
         plain,
         ops=ops,
@@ -135,7 +136,7 @@ def _learnt(run: Recorded, known: list[Any], kinds: _Kinds, value: Value) -> tup
     work, memory, keeping = _Formulas(value), _Formulas(value), _Formulas(value)
     for key, op in zip(known, run.ops, strict=True):
         work.learn(key, (op.flops, *itertools.chain(*op.shapes)))
-    places = _storages(run, kinds)
+    places = _storages(run, known, kinds)
     for number, size in (*zip(run.ids, run.changes, strict=True), *enumerate(run.nbytes)):
         memory.learn(places[number], (size,))
     for place, size in zip(_keepers(run, kinds), run.kept, strict=True):
@@ -188,16 +189,25 @@ class _Formulas:
 
 
 def _ops(run: Recorded, kinds: _Kinds) -> Iterator[tuple[Any, ...]]:
-    """Where each operation is: its phase, name, and module by kind."""
+    """Where each operation is: its phase, name, and module by kind; within a block, also how many such ones came before it."""
     number, last = 0, ""
+    before: Counter[tuple[Any, ...]] = Counter()
     for op in run.ops:
         number, last = number + (op.phase != last), op.phase
-        yield number, op.name, kinds.of(op.module)[0]
+        module, block = kinds.of(op.module)
+        place = number, op.name, module
+        if block is not None:
+            before[place, block] += 1
+        yield (*place, before[place, block])
 
 
-def _storages(run: Recorded, kinds: _Kinds) -> list[tuple[Any, ...]]:
-    """Where each storage was got."""
-    return [(one.phase, op_name(one.op), kinds.of(one.module)[0]) for one in run.stream.records]
+def _storages(run: Recorded, ops: list[Any], kinds: _Kinds) -> list[tuple[Any, ...]]:
+    """Where each storage was got: by which operation, if by any."""
+    makers = {number: place for place, op in zip(reversed(ops), reversed(run.ops), strict=True) for number in op.makes}
+    return [
+        (one.phase, op_name(one.op), kinds.of(one.module)[0], makers.get(number))
+        for number, one in enumerate(run.stream.records)
+    ]
 
 
 def _keepers(run: Recorded, kinds: _Kinds) -> Iterator[tuple[Any, ...]]:

@@ -21,6 +21,7 @@ from loadgauge.trace.device.simulated import fake_tensors, simulated_device
 from loadgauge.trace.record.allocations import INPUTS, Stream, op_name
 from loadgauge.trace.record.flops import formula
 from loadgauge.trace.record.observe import FORWARD, Observer, observing
+from loadgauge.trace.record.sizes import leaves
 from loadgauge.trace.record.tracker import next_node, node_key
 from loadgauge.trace.torch_run import TorchRun
 
@@ -152,18 +153,14 @@ def _op(observer: Observer, func: Any, args: Any, kwargs: Any, out: Any) -> Op:
     tracker = observer.tracker
 
     def storages(tree: Any) -> tuple[int, ...]:
-        found = (tracker.take(leaf, "external") for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+        found = (tracker.take(leaf, "external") for leaf in leaves((tree,)) if isinstance(leaf, torch.Tensor))
         return tuple(dict.fromkeys(number for number in found if number is not None))
 
     count = formula(func)
     flops = 0 if count is None else None if isinstance(count, str) else count(args, kwargs, out)
     node = node_key(torch._C._current_autograd_node())
     module = tracker.module or (observer.module_of(node) if node >= 0 else "")
-    shapes = (
-        ()
-        if count is None or isinstance(count, str)
-        else tuple(tuple(one.shape) for one in tree_leaves(args) if isinstance(one, torch.Tensor))
-    )
+    shapes = () if count is None or isinstance(count, str) else tuple(tuple(one.shape) for one in leaves(args) if isinstance(one, torch.Tensor))
     return Op(op_name(func), module, observer.phase, node, storages((args, kwargs)), storages(out), flops,
               len(observer.stream.ids), node if node >= 0 else next_node() - 1, shapes,
               bool(shapes) and _causal(func, args, kwargs))  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from loadgauge.capture.call import capture
@@ -32,8 +33,11 @@ def capture_request(
     if job.global_batch is not None:
         fields["global_batch"] = TorchRun.of(job.replace(micro_batch=given.get(ONE, defaults[ONE]))).accumulate
     target: Any = function(job.model) if is_script(job.model) else job.model
+    gc.disable()  # while transformers and the model's code are imported, as in `in_child`
     captures = capture(target, _beside(target, job.model, inputs) if inputs else None, layers=request.layers,
                        pictures=pictures, **fields)  # fmt: skip
+    gc.freeze()
+    gc.enable()
     captures.target = job.model
     return captures.at(**sized(captures.job.names, given, defaults))
 

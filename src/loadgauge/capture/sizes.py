@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from loadgauge.errors import ConfigError, NotModelled
 
@@ -39,8 +38,22 @@ def compiled(text: str) -> Callable[[Mapping[str, Any]], Any]:
     if tree is None or not all(_allowed(node) for node in ast.walk(tree)):
         raise ConfigError(f"not a size: {text[:60]!r}")
     code = compile(tree, "<size>", "eval")
-    functions = {"__builtins__": {}, "max": np.maximum, "min": np.minimum}
+    functions = {"__builtins__": {}, "max": _max, "min": _min}
     return lambda sizes: eval(code, functions, dict(sizes))  # only what `_allowed` lets pass
+
+
+def _max(*values: Any) -> Any:
+    return max(values) if all(isinstance(one, int) for one in values) else _of_arrays("maximum", values)
+
+
+def _min(*values: Any) -> Any:
+    return min(values) if all(isinstance(one, int) for one in values) else _of_arrays("minimum", values)
+
+
+def _of_arrays(name: str, values: Any) -> Any:
+    import numpy  # only here: an answer about plain numbers is faster without
+
+    return functools.reduce(getattr(numpy, name), values)
 
 
 def _allowed(node: ast.AST) -> bool:

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,6 +56,18 @@ def _check_all(found: list[Captured]) -> None:
         check(one)
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing is looked for garbage in the body, where many objects are made and none is thrown away."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def check(one: Captured) -> None:
     """Raise ConfigError unless every formula of a capture is one, of its own sizes, and every number points at something."""
     sizes = [change for _, change in one.events] + list(one.kept)
@@ -87,8 +100,9 @@ def read(file: Path, kind: type[T], check: Callable[[T], None]) -> T | None:
         content = unpacked.decompress(file.read_bytes(), LARGEST)
         if unpacked.unconsumed_tail or not unpacked.eof:
             return None
-        found = msgspec.msgpack.decode(content, type=kind)
-        check(found)
+        with _no_collection():
+            found = msgspec.msgpack.decode(content, type=kind)
+            check(found)
     except (OSError, zlib.error, msgspec.MsgspecError, ConfigError):
         return None
     return found

@@ -35,20 +35,33 @@ _AS_THE_DEVICE = (
 """Operations of which the simulated device has its own."""
 MOST = 2**31
 """What every size is less than."""
-MOST_OPERATIONS, MOST_GUARDS = 12_000, 1000
-"""Operations that are run with symbols, and guards that they may gather: a loop over time or chunks has more, and a plain run is
-faster by far."""
+MOST_OPERATIONS, MOST_QUESTIONS = 6000, 36_000
+"""Operations of forward that are run with symbols, and questions about sizes that PyTorch may ask meanwhile: a loop over time or chunks
+has more, and a plain run is faster by far."""
 
 
 class TooMuch(NotModelled):
-    """A program whose sizes as symbols take too long."""
+    """A program whose sizes take too long as symbols."""
+
+
+class Env(ShapeEnv):
+    """A shape environment that counts the questions it is asked outside backward."""
+
+    asked = 0
+
+    def evaluate_sym_node(self, *args: Any, **kwargs: Any) -> Any:
+        """What a comparison of sizes comes to, as the base class says."""
+        self.asked += torch._C._current_autograd_node() is None
+        return super().evaluate_sym_node(*args, **kwargs)
 
 
 class SymbolicMode(FakeTensorMode):
     """Fake tensors with symbolic sizes; `.item()` of one that has no value gives 1."""
 
-    def __init__(self, env: ShapeEnv) -> None:
+    def __init__(self, env: Env) -> None:
         super().__init__(allow_non_fake_inputs=True, shape_env=env)
+        self.env = env
+        self.cache_enabled = False  # to compare symbols takes longer than to run an operation again, and makes guards of its own
         self.operations = 0
         self.read, self.facts = Read(), Facts()
 
@@ -60,17 +73,21 @@ class SymbolicMode(FakeTensorMode):
     def __deepcopy__(self, memo: Any) -> SymbolicMode:
         return self  # a copied module would otherwise carry a mode of its own, which PyTorch refuses to mix
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As the base class, without the wrapper that PyTorch puts around it."""
+        return self.dispatch(func, types, args, kwargs)
+
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator on fake tensors, without an error where a value is asked for."""
         if func is _DEVICE_OF and type(args[0]) is FakeTensor:
             return args[0].fake_device
         if func is _ITEM and getattr(args[0], "constant", None) is None:
             return self.read.item(args[0], self.facts)
-        self.operations += 1
-        if self.operations > MOST_OPERATIONS:
-            raise TooMuch(f"more than {MOST_OPERATIONS} operations")
-        if len(self.shape_env.guards) > MOST_GUARDS:
-            raise TooMuch(f"more than {MOST_GUARDS} guards")
+        self._count()
         kwargs = kwargs or {}
         out = self.facts.instead(func, args, kwargs, asking, self._run)
         if out is UNKNOWN:
@@ -81,12 +98,23 @@ class SymbolicMode(FakeTensorMode):
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return super().dispatch(func, types, args, kwargs)
 
+    def _count(self) -> None:
+        """Raise TooMuch beyond the bounds; never in backward, where PyTorch would end the process."""
+        if torch._C._current_autograd_node() is not None:
+            return
+        self.operations += 1
+        asked = self.env.asked
+        if self.operations > MOST_OPERATIONS or asked > MOST_QUESTIONS:
+            raise TooMuch(
+                f"sizes as symbols take too long here: {self.operations} operations and {asked} questions in forward"
+            )
+
 
 class Symbols:
     """Sizes by name, each a `SymInt` with a hint, of one shape environment."""
 
     def __init__(self, hints: dict[str, int]) -> None:
-        self.env = ShapeEnv()
+        self.env = Env()
         self.names: dict[Any, str] = {}
         self.sizes: dict[str, Any] = {}
         for name, hint in hints.items():

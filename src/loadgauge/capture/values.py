@@ -9,6 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from loadgauge.trace.record.sizes import leaves
+
 MOST = 65_536
 """Elements of the largest tensor that keeps its values."""
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -17,6 +19,7 @@ _INDEX = torch.ops.aten.index.Tensor
 _SAME = frozenset(
     {"view", "reshape", "_unsafe_view", "_to_copy", "clone", "squeeze", "unsqueeze", "contiguous", "detach"}
 )
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _VALUE = "_loadgauge_value"
 _WHOLE = "_loadgauge_whole"
 _FACTORIES = frozenset(
@@ -69,13 +72,17 @@ class KeptValues(TorchDispatchMode):
         self.changed: dict[int, Any] = {}
         """CPU storages whose values were overwritten with unknown ones, by address; held, so that none is used again."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as for the tracker
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation on fake tensors, and where all it reads is known, on their values too."""
         kwargs = kwargs or {}
-        leaves = tree_leaves((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        flat = leaves((args, kwargs))
+        tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
         name = func._schema.name.partition("::")[2] if isinstance(func, torch._ops.OpOverload) else ""
-        plain = not any(isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool) for leaf in leaves)
+        plain = not any(isinstance(leaf, _SYMBOLS) for leaf in flat)
         if tensors and hasattr(tensors[0], _WHOLE):
             return self._of_whole(func, name, args, kwargs)
         if func is _INDEX and plain:

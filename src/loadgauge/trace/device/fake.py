@@ -46,6 +46,14 @@ class FakeMode(FakeTensorMode):
         # A copied module would otherwise carry a mode of its own, which PyTorch refuses to mix.
         return self
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As the base class, without the wrapper that PyTorch puts around it."""
+        return self.dispatch(func, types, args, kwargs)
+
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator on fake tensors as the base class does, but faster, and without an error where a value is asked for.
 

@@ -93,12 +93,16 @@ class Tracker(TorchDispatchMode):
 
     # -- what PyTorch says ---------------------------------------------------------------------------------------------
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # PyTorch would wrap every call below; `torch.compile` compiles nothing under a mode like this one
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation and records the storages of its results."""
         if func is _DEVICE_OF and type(args[0]) is FakeTensor:
             return args[0].fake_device
         for kind in types:
-            if kind.__name__ == "DTensor":
+            if kind is not FakeTensor and kind.__name__ == "DTensor":
                 parts = Parts(func, args) if self.parts else None
                 if parts is None or not parts.ready:
                     return NotImplemented
@@ -127,8 +131,10 @@ class Tracker(TorchDispatchMode):
 
     def take(self, tensor: torch.Tensor, op: Any) -> int | None:
         """The number of a tensor's storage; a new storage is recorded as an allocation by `op`. None off the device."""
-        tensor = own(tensor)
-        if self.device is not None and tensor.device.type != self.device:
+        fake = type(tensor) is FakeTensor
+        if not fake:
+            tensor = own(tensor)
+        if self.device is not None and (tensor.fake_device if fake else tensor.device).type != self.device:
             self._note_elsewhere(tensor)
             return None
         try:
@@ -140,9 +146,9 @@ class Tracker(TorchDispatchMode):
         entry = self._known.get(key)
         stream = self.stream
         if entry is not None:
-            if nbytes != entry[2]:
+            if nbytes is not entry[2] and nbytes != entry[2]:
                 self._change(entry, nbytes)
-            return int(entry[0])
+            return entry[0]  # type: ignore[no-any-return]
         number = len(stream.records)
         node = torch._C._current_autograd_node()
         stream.records.append(
