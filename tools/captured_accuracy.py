@@ -51,7 +51,7 @@ def tried(kind: str) -> dict[str, Any]:
     from loadgauge.capture.kinds import of_config
     from loadgauge.capture.record import record
     from loadgauge.capture.small import precision, small_config
-    from loadgauge.errors import first_line
+    from loadgauge.errors import ConfigError, first_line
     from loadgauge.spec.job import Job
     from loadgauge.trace.torch_run import TorchRun
 
@@ -63,7 +63,11 @@ def tried(kind: str) -> dict[str, Any]:
             fields = {**fields, "precision": precision(kind)}
         job = of_config(small_config(kind), TorchRun.of(Job(model="", seq_len=1, **fields)))  # type: ignore[arg-type]
         captures = Captures(job, kind)
-        captures.at(**{size: CAPTURED[size] for size in job.names})
+        try:
+            captures.at(**{size: CAPTURED[size] for size in job.names})
+        except ConfigError as error:
+            out[name] = [{"sizes": {}, "refused": first_line(error)[:160]}]
+            continue
         rows = out[name] = []
         for sizes in asked:
             sizes = {size: sizes[size] for size in job.names}

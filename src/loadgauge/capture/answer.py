@@ -9,6 +9,7 @@ import msgspec
 from loadgauge.capture.captured import Captured
 from loadgauge.estimate.memory.counters import Margins
 from loadgauge.estimate.memory.overhead import context, workspaces
+from loadgauge.trace.device.untraced import NOT_COUNTED
 from loadgauge.spec.hardware import Gpu
 from loadgauge.spec.training import training
 
@@ -37,7 +38,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     `peak` is in the tensors' own bytes, `allocated` with each storage rounded as CUDA's allocator does. `numbers_only`: why
     there are no formulas, empty where there are; `holds`: where they hold; `values`: lines of the program that asked for a value
-    of a tensor; `cached`: whether the code was not run again.
+    of a tensor; `branches`: those that decide by it, and where they went on; `cached`: whether the code was not run again.
     """
 
     target: str
@@ -59,6 +60,7 @@ class Answer(msgspec.Struct, frozen=True):
     seconds: float
     cached: bool
     needed: Needed | None = None
+    branches: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The document of `loadgauge capture --json`, as plain values."""
@@ -73,6 +75,8 @@ def answer(
     """What a capture says at some sizes. Raises NotModelled outside its guards. seconds: that it took"""
     allocated = found.allocated(**sizes)
     lines = [f"FLOPs of {name}: no formula is known" for name in found.uncounted]
+    if any(one.name.startswith("aten::_cudnn_rnn") for one in found.operations):
+        lines.append(NOT_COUNTED)
     if gpu is None:
         lines.append("memory beside tensors: CUDA's context, idle blocks of the allocator (--gpu adds them)")
     return Answer(
@@ -88,7 +92,8 @@ def answer(
         phases=found.by_phase(**sizes),
         at_peak=found.at_peak(**sizes),
         values=found.values,
-        assumed=assumed,
+        branches=found.branches,
+        assumed=(*assumed, *found.assumed),
         not_counted=tuple(lines),
         operations=len(found.operations) - found.second,
         torch=found.torch,

@@ -28,13 +28,15 @@ class Fields(TypedDict, total=False):
 
 def capture(
     target: Any, inputs: Callable[..., Any] | None = None, *, loss: Callable[[Any], torch.Tensor] | None = None,
-    layers: int | None = None, **fields: Unpack[Fields],
+    step: Callable[..., Any] | None = None, layers: int | None = None, **fields: Unpack[Fields],
 ) -> Captures:  # fmt: skip
     """Prepare to capture a training step: run on tensors without memory, with sizes that stay symbols.
 
     target: a name in the catalogue, a path to a config.json, a config object of transformers, or a function that makes a module
     inputs: for a function: what the module is called with, made of sizes; its parameters name them, such as `lambda b, s: ...`
     loss: makes a scalar of what the module returns; default: its `.loss`, or the mean of its first tensor
+    step: with a function of one's own: trains once what it made, `step(made, *inputs)`, with losses, backward calls and optimizers as it
+        likes; `made` may then be several modules and their optimizers, in a tuple or a dict
     layers: number of layers, instead of the model's own
     fields: as the flags of `loadgauge trace`; a `global_batch` of more than 1: gradients of so many micro-batches accumulate
     Returns `Captures`: `.at(b=2, s=4096)` runs the code once and gives a `Captured`, whose formulas hold wherever its guards do.
@@ -58,6 +60,8 @@ def capture(
     from loadgauge.trace.torch_run import TorchRun
 
     run = TorchRun.of(Job(model="", seq_len=1, **{"precision": "fp32" if inputs else "bf16-pure", **fields}))  # type: ignore[arg-type]
+    if step is not None and (inputs is None or loss is not None or fields):
+        raise ConfigError(f"a step has its own {', '.join(fields) or 'loss'}, and needs inputs", key="step")
     if inputs is None:
         config = config_object(config_keys(target), target) if isinstance(target, str) else target
         config = with_layers(config, layers)
@@ -68,9 +72,11 @@ def capture(
         )
     names = tuple(inspect.signature(inputs).parameters)
 
-    def build(device: str) -> torch.nn.Module:
+    def build(device: str) -> Any:
         with torch.device(device):
             made = target()
+        if step is not None:
+            return made
         if not isinstance(made, torch.nn.Module):
             raise ConfigError(f"must make a torch.nn.Module, made {type(made).__name__}", key="target")
         return made.train()
@@ -82,4 +88,4 @@ def capture(
             return (), found
         return (found if isinstance(found, tuple) else (found,)), {}
 
-    return Captures(Sized(build, given, loss or mean_loss, run, names), getattr(target, "__name__", "module"))
+    return Captures(Sized(build, given, loss or mean_loss, run, names, step), getattr(target, "__name__", "module"))

@@ -13,8 +13,10 @@ from loadgauge.trace.subprocess import Request
 from loadgauge.trace.torch_run import TorchRun
 
 
-def capture_request(request: Request, inputs: str, given: dict[str, int], defaults: dict[str, int]) -> Captured:
-    """Capture the job of a request in this process. inputs: of a script, script.py:function; given, defaults: see `sized`
+def capture_request(
+    request: Request, inputs: str, given: dict[str, int], defaults: dict[str, int], step: str = ""
+) -> Captured:
+    """Capture the job of a request in this process. inputs, step: of a script, script.py:function; given, defaults: see `sized`
 
     Raises ConfigError, LayoutError or NotModelled.
     """
@@ -27,13 +29,14 @@ def capture_request(request: Request, inputs: str, given: dict[str, int], defaul
     if job.global_batch is not None:
         fields["global_batch"] = TorchRun.of(job.replace(micro_batch=given.get(ONE, defaults[ONE]))).accumulate
     target: Any = function(job.model) if is_script(job.model) else job.model
-    captures = capture(target, _beside(target, job.model, inputs) if inputs else None, layers=request.layers, **fields)
+    beside, own = (_beside(target, job.model, one) if one else None for one in (inputs, step))
+    captures = capture(target, beside, step=own, layers=request.layers, **fields)
     captures.target = job.model
     return captures.at(**sized(captures.job.names, given, defaults))
 
 
 def _beside(target: Any, named: str, inputs: str) -> Any:
-    """The function that makes inputs; a script that has made the module already is not run again."""
+    """The function that makes inputs, or that trains; a script that has made the module already is not run again."""
     path, _, name = inputs.rpartition(":")
     own = getattr(target, "__globals__", {})
     if path == named.rpartition(":")[0] and callable(own.get(name)):

@@ -2,7 +2,7 @@
 
 What cuDNN keeps from forward to backward ("reserve space") is asked of cuDNN at run time (`cudnnGetRNNTempSpaceSizes`), and no document
 gives its size. It is taken as what PyTorch's own fused cells keep (ATen/native/cuda/RNN.cu): of an LSTM four gates and the cell's state,
-of a GRU four numbers, for each unit, position and direction, and the output of each layer but the last. `NOT_COUNTED` says so.
+of a GRU four numbers, for each unit, position and direction, and the output of each layer but the last. `untraced.NOT_COUNTED` says so.
 Sources: ATen/native/RNN.cpp, ATen/native/cudnn/RNN.cpp, tools/autograd/derivatives.yaml of PyTorch 2.13.
 """
 
@@ -14,9 +14,6 @@ import torch
 
 RECURRENT = {"lstm": (2, 5), "gru": (3, 4), "rnn_tanh": (1, 0), "rnn_relu": (0, 0)}
 """By the operation's name: cuDNN's number of it (cudnnRNNMode_t), and the numbers kept for each unit at each position."""
-NOT_COUNTED = (
-    "what cuDNN's RNN keeps beside gates, cell states and the outputs of lower layers (its size is not documented), and its workspace"
-)
 aten = torch.ops.aten
 
 

@@ -19,10 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from loadgauge.errors import NotModelled
+
 _FACT = "_loadgauge_fact"
 _MOST = 4096
 """Of so many experts at most an index is one: of more, it is a place in something else, such as a vocabulary."""
 _SMALL = 65_536
+_FORMULAS = 32
+"""Of so many experts at most the rows are formulas: each adds terms and guards."""
 UNKNOWN: Any = object()
 
 
@@ -98,6 +102,8 @@ def share(total: Any, of: int, expert: int) -> Any:
     >>> [share(10, 4, expert) for expert in range(4)]
     [3, 3, 2, 2]
     """
+    if isinstance(total, torch.SymInt) and of > _FORMULAS:
+        raise NotModelled(f"{of} experts in a loop: numbers only, a formula would have as many terms")
     return (total + (of - 1 - expert)) // of if 0 <= expert < of else 0
 
 
