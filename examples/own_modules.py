@@ -1,6 +1,7 @@
 """Modules that no library wrote, each small, with what they are called with.
 
-`loadgauge capture own_modules.py:unet --inputs own_modules.py:pictures --micro-batch 4 --size side=64`; docs/own-modules.md has all.
+`loadgauge capture own_modules.py:unet --inputs own_modules.py:pictures --micro-batch 4 --size side=64`
+docs/captured-accuracy.md has all.
 """
 
 import math
@@ -353,7 +354,7 @@ class Towers(nn.Module):
         """Return the loss of pairs of rows, and put the new keys into the queue."""
         q = F.normalize(self.one(x), dim=-1)
         with torch.no_grad():
-            for old, new in zip(self.two.parameters(), self.one.parameters()):
+            for old, new in zip(self.two.parameters(), self.one.parameters(), strict=True):
                 old.mul_(0.99).add_(new, alpha=0.01)
             k = F.normalize(self.two(y), dim=-1)
         logits = torch.cat([(q * k).sum(-1, keepdim=True), q @ self.queue.T], 1) / 0.07

@@ -20,14 +20,15 @@ from typing import Any
 PAGE = Path(__file__).parents[1] / "docs" / "captured-accuracy.md"
 LIMIT = 120
 """Seconds of CPU that a type may take, with all its variants."""
-TYPES = (
+_NAMES = (
     "llama mistral mixtral qwen2 qwen3 qwen3_moe gemma gemma2 gemma3_text phi phi3 phimoe falcon gpt2 gpt_neo gpt_neox gptj "
     "bloom opt codegen mpt stablelm starcoder2 olmo olmo2 olmoe granite granitemoe cohere cohere2 deepseek_v3 glm glm4 "
     "gpt_oss ernie4_5 exaone4 smollm3 nemotron bitnet lfm2 dbrx jetmoe helium persimmon xglm biogpt ctrl mamba mamba2 "
     "bert roberta albert electra distilbert deberta-v2 mpnet modernbert camembert xlm longformer "
     "t5 mt5 bart mbart pegasus blenderbot switch_transformers led whisper "
     "llava paligemma internvl gemma3 got_ocr2 mllama deepseek_v4"
-).split()
+)
+TYPES = _NAMES.split()
 CAPTURED = {"b": 3, "s": 96, "t": 80}
 """Where formulas are captured first."""
 VARIANTS: dict[str, tuple[dict[str, str], tuple[dict[str, int], ...]]] = {

@@ -18,7 +18,7 @@ import loadgauge
 from loadgauge.capture.capture import compare
 from loadgauge.capture.record import record
 from loadgauge.errors import ConfigError
-from loadgauge.trace.device.facts import share
+from loadgauge.trace.device.fact_kinds import share
 from loadgauge.trace.device.simulated import fake_tensors, simulated_device
 
 OWN: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_modules.py"))
@@ -183,7 +183,9 @@ def test_recurrent_layers(kind: str, settings: dict[str, Any]) -> None:
 
 def test_what_an_lstm_keeps() -> None:
     """Four gates, the cell's state and the lower layer's output, as PyTorch's fused cells do; with input, states and output."""
-    found = loadgauge.capture(lambda: OWN["Recurrent"]("LSTM", num_layers=2), OWN["tokens"], optimizer="sgd").at(b=3, s=5)
+    found = loadgauge.capture(lambda: OWN["Recurrent"]("LSTM", num_layers=2), OWN["tokens"], optimizer="sgd").at(
+        b=3, s=5
+    )
     b, s, units = 3, 5, 32
     reserve = 4 * b * s * (2 * 5 * units + units)
     states, out, logits = 4 * b * units * 2 * 2, 4 * b * s * units, 4 * b * s * 8
@@ -223,5 +225,5 @@ def test_a_step_needs_no_more() -> None:
     with pytest.raises(ConfigError, match="step"):
         loadgauge.capture(make, inputs, step=step, optimizer="sgd")
     nothing: Callable[[], Any] = lambda: 3  # noqa: E731
-    with pytest.raises(ConfigError, match="must make a torch.nn.Module"):
+    with pytest.raises(ConfigError, match=r"must make a torch.nn.Module"):
         loadgauge.capture(nothing, inputs, step=step).at(b=2)

@@ -9,9 +9,9 @@ import msgspec
 from loadgauge.capture.captured import Captured
 from loadgauge.estimate.memory.counters import Margins
 from loadgauge.estimate.memory.overhead import context, workspaces
-from loadgauge.trace.device.untraced import NOT_COUNTED
 from loadgauge.spec.hardware import Gpu
 from loadgauge.spec.training import training
+from loadgauge.trace.device.untraced import NOT_COUNTED
 
 
 class Formula(msgspec.Struct, frozen=True):

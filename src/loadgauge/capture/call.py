@@ -35,8 +35,8 @@ def capture(
     target: a name in the catalogue, a path to a config.json, a config object of transformers, or a function that makes a module
     inputs: for a function: what the module is called with, made of sizes; its parameters name them, such as `lambda b, s: ...`
     loss: makes a scalar of what the module returns; default: its `.loss`, or the mean of its first tensor
-    step: with a function of one's own: trains once what it made, `step(made, *inputs)`, with losses, backward calls and optimizers as it
-        likes; `made` may then be several modules and their optimizers, in a tuple or a dict
+    step: with a function of one's own: trains once what it made, `step(made, *inputs)`, with losses, backward calls and optimizers
+        as it likes; `made` may then be several modules and their optimizers, in a tuple or a dict
     layers: number of layers, instead of the model's own
     fields: as the flags of `loadgauge trace`; a `global_batch` of more than 1: gradients of so many micro-batches accumulate
     Returns `Captures`: `.at(b=2, s=4096)` runs the code once and gives a `Captured`, whose formulas hold wherever its guards do.

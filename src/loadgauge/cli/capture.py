@@ -45,7 +45,10 @@ class NamedSize(click.ParamType):  # type: ignore[type-arg]
     "--inputs", metavar="FILE:FUNCTION", default="", help="Of script.py:function: makes what the module is called with."
 )
 @click.option(
-    "--step", metavar="FILE:FUNCTION", default="", help="Of script.py:function: trains once what it made, with its own optimizers."
+    "--step",
+    metavar="FILE:FUNCTION",
+    default="",
+    help="Of script.py:function: trains once what it made, with its own optimizers.",
 )
 @job_options(STEP)
 @click.option("--size", "more", type=NamedSize(), multiple=True, help="Another size by its name, such as t=512.")

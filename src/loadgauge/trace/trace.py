@@ -155,7 +155,9 @@ def record(
         return _read(job, device, observer, attention, {name: what for name, what in read.items() if what}, begun)
 
 
-def _read(job: Traceable, device: str, observer: Observer, attention: dict[str, int], read: dict[str, str], begun: float) -> Recorded:
+def _read(
+    job: Traceable, device: str, observer: Observer, attention: dict[str, int], read: dict[str, str], begun: float
+) -> Recorded:
     seconds = time.perf_counter() - begun
     observer.finish()
     stream = observer.stream

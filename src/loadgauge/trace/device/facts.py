@@ -19,72 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from loadgauge.errors import NotModelled
+from loadgauge.trace.device.fact_kinds import Chosen, Counts, Ids, Known, Number, Range, Rank, Same, share
 
 _FACT = "_loadgauge_fact"
 _MOST = 4096
 """Of so many experts at most an index is one: of more, it is a place in something else, such as a vocabulary."""
 _SMALL = 65_536
-_FORMULAS = 32
-"""Of so many experts at most the rows are formulas: each adds terms and guards."""
 UNKNOWN: Any = object()
-
-
-class Same(NamedTuple):
-    """All elements have this value, a real tensor with one element."""
-
-    value: torch.Tensor
-
-
-class Known(NamedTuple):
-    """The values, as a real tensor."""
-
-    value: torch.Tensor
-
-
-class Ids(NamedTuple):
-    """Each element is one of `of` experts, all equally likely."""
-
-    of: int
-
-
-class Range(NamedTuple):
-    """0, 1, ... along the only dimension that is not 1."""
-
-    size: int
-
-
-class Chosen(NamedTuple):
-    """Not 0 where an expert was chosen, `total` times in all: along `dim` the experts, or one of them alone. `ones`: 1 there"""
-
-    total: Any
-    of: int
-    dim: int | None
-    expert: int | None
-    ones: bool
-
-
-class Rank(NamedTuple):
-    """How often an expert was chosen so far, counted along a dimension of `length`; `within`: at most so often is still true."""
-
-    of: Chosen
-    length: Any
-    within: int | None
-
-
-class Counts(NamedTuple):
-    """How often each expert was chosen, or one of them; `ends`: added up so far"""
-
-    total: Any
-    of: int
-    expert: int | None
-    ends: bool
-
-
-class Number(NamedTuple):
-    """One number, which may be a symbol."""
-
-    value: Any
 
 
 class _Held(NamedTuple):
@@ -94,17 +35,6 @@ class _Held(NamedTuple):
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self  # of a copied tensor it is void: its storage is another
-
-
-def share(total: Any, of: int, expert: int) -> Any:
-    """How many of `total` choices an expert gets where all are equally busy.
-
-    >>> [share(10, 4, expert) for expert in range(4)]
-    [3, 3, 2, 2]
-    """
-    if isinstance(total, torch.SymInt) and of > _FORMULAS:
-        raise NotModelled(f"{of} experts in a loop: numbers only, a formula would have as many terms")
-    return (total + (of - 1 - expert)) // of if 0 <= expert < of else 0
 
 
 class Facts:
@@ -333,7 +263,13 @@ def _compared(facts: Facts, func: Any, args: Any) -> Any:
             return Chosen(args[0].numel(), first.of, _axis(args[0], other), None, True)
     if isinstance(first, Chosen) and ((name in ("ne", "gt") and other == 0) or (name in ("eq", "ge") and other == 1)):
         return first._replace(ones=True) if name == "ne" or first.ones else None
-    if isinstance(first, Counts) and name in ("gt", "ne") and other == 0 and first.expert is None and args[0].dim() == 1:
+    if (
+        isinstance(first, Counts)
+        and name in ("gt", "ne")
+        and other == 0
+        and first.expert is None
+        and args[0].dim() == 1
+    ):
         with _disable_current_modes():
             size = int(args[0].shape[0])
             return Known(torch.tensor([bool(share(first.total, first.of, one) > 0) for one in range(size)]))
@@ -560,18 +496,24 @@ def _histogram(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any
     return Counts(args[0].numel(), fact.of, None, False) if isinstance(fact, Ids) and bins == fact.of else None
 
 
-_VIEWS = ("view _unsafe_view permute transpose t unsqueeze squeeze expand detach alias select slice unbind split "
-          "split_with_sizes as_strided repeat lift_fresh")  # fmt: skip
-_RULES: dict[str, Any] = {
-    **dict.fromkeys(_VIEWS.split(), _view),
-    **dict.fromkeys("topk argmax argmin".split(), _chosen),
-    **dict.fromkeys("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill fill_ zero_ arange "
-                    "scalar_tensor".split(), _filled),
-    **dict.fromkeys("sum any all max min amax amin mean count_nonzero".split(), _summed),
-    **dict.fromkeys("index index_select gather".split(), _taken),
+_VIEWS = (
+    "view _unsafe_view permute transpose t unsqueeze squeeze expand detach alias select slice unbind split split_with_sizes"
+    " as_strided repeat lift_fresh"
+)
+_FILLS = (
+    "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill fill_ zero_ arange scalar_tensor"
+)
+_SUMS, _CHOICES, _TAKES = (
+    "sum any all max min amax amin mean count_nonzero",
+    "topk argmax argmin",
+    "index index_select gather",
+)
+_MORE = {
     "sort": _sorted, "multinomial": _drawn, "scatter": _scattered, "scatter_": _scattered, "cumsum": _added_up,
     "cat": _joined, "stack": _joined, "histc": _histogram, "_to_copy": _pointwise, "clone": _pointwise,
 }  # fmt: skip
+_BY_RULE = ((_VIEWS, _view), (_FILLS, _filled), (_SUMS, _summed), (_CHOICES, _chosen), (_TAKES, _taken))
+_RULES: dict[str, Any] = {name: rule for names, rule in _BY_RULE for name in names.split()} | _MORE
 _EMPTY = torch.ops.aten.empty_strided.default
 
 

@@ -83,7 +83,7 @@ def no_packed_sequences() -> Iterator[None]:
 @contextlib.contextmanager
 def numbers_as_text() -> Iterator[None]:
     """A tensor that is one known number is written as the number, as a real one is: modules are looked up by such names."""
-    shown = torch.Tensor.__format__
+    shown: Any = torch.Tensor.__format__
 
     def text(self: Any, spec: str) -> str:
         value = self if self.dim() else self.fake_mode.facts.item(self, str)

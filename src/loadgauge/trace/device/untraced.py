@@ -10,7 +10,8 @@ from loadgauge.estimate.memory.overhead import COMMUNICATOR, CUBLAS, HANDLES, co
 from loadgauge.trace.record.allocations import Record, op_name
 
 NOT_COUNTED = (
-    "what cuDNN's RNN keeps beside gates, cell states and the outputs of lower layers (its size is not documented), and its workspace"
+    "what cuDNN's RNN keeps beside gates, cell states and the outputs of lower layers (its size is not documented), and its"
+    " workspace"
 )
 
 
