@@ -120,6 +120,10 @@ def test_facts_are_void_once_written_to() -> None:
         assert bool(ones.all())
         assert ones.nonzero().shape == (12, 2)
         assert torch.empty(4, 3, device=place)[~ones].shape == (0,)
+        padded = F.pad((1 - ones.float()) * -4, (0, 2), value=-9)  # 0 or -9
+        assert not bool((padded > 0).any())
+        assert (padded < 1).nonzero().shape == (20, 2)
+        assert mode.facts.of(padded < -1) is not None
         assert not mode.read.values
         view.copy_(torch.empty(4, device=place) > 0)
         assert mode.facts.of(ones) is None

@@ -18,6 +18,12 @@ class Same(NamedTuple):
     value: torch.Tensor
 
 
+class Among(NamedTuple):
+    """Each element has one of these values, a real tensor of one dimension."""
+
+    value: torch.Tensor
+
+
 class Known(NamedTuple):
     """The values, as a real tensor."""
 

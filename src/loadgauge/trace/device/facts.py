@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from loadgauge.trace.device.fact_kinds import Chosen, Counts, Ids, Known, Number, Range, Rank, Same, share
+from loadgauge.trace.device.fact_kinds import Among, Chosen, Counts, Ids, Known, Number, Range, Rank, Same, share
 
 _FACT = "_loadgauge_fact"
 _MOST = 4096
@@ -222,13 +222,16 @@ def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any
         return None
     if all(isinstance(fact, Known) for fact in known.values()):
         return _real(facts, func, args, kwargs, out)
-    if not all(isinstance(fact, Same) for fact in known.values()) or not isinstance(out, torch.Tensor):
+    if not all(isinstance(fact, Same | Among) for fact in known.values()) or not isinstance(out, torch.Tensor):
+        return None
+    if sum(isinstance(fact, Among) for fact in known.values()) > 1:  # which goes with which is not known
         return None
 
     def value(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            one = known[id(leaf)].value.reshape(-1)
-            return one if leaf.dim() else one[0]
+            fact = known[id(leaf)]
+            one = fact.value.reshape(-1)
+            return one if leaf.dim() or isinstance(fact, Among) else one[0]
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
     with _disable_current_modes():
@@ -236,7 +239,22 @@ def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any
             made = _functional(func)(*tree_map(value, args), **tree_map(value, kwargs))
         except (RuntimeError, TypeError):
             return None
-        return Same(made.reshape(-1)[:1].clone()) if made.dtype == out.dtype else None
+        return _among(made.reshape(-1)) if made.dtype == out.dtype else None
+
+
+def _among(values: torch.Tensor) -> Any:
+    distinct = values.unique()
+    return Same(distinct) if distinct.numel() == 1 else Among(distinct) if distinct.numel() else None
+
+
+def _padded(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """What there was, and what it is padded with."""
+    fact, value = facts.of(args[0]), args[2] if len(args) > 2 else kwargs.get("value", 0)
+    if not isinstance(fact, Same | Among) or type(value) not in (int, float, bool):
+        return None
+    with _disable_current_modes():
+        more = torch.full((1,), value, dtype=fact.value.dtype)
+        return _among(torch.cat([fact.value.reshape(-1), more]))
 
 
 def _functional(func: Any) -> Any:
@@ -302,7 +320,7 @@ def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     if isinstance(fact, Known):
         return _real(facts, func, args, kwargs, out)
     several = isinstance(out, list | tuple)
-    if isinstance(fact, Same | Ids):
+    if isinstance(fact, Same | Among | Ids):
         return tuple(fact for _ in out) if several else fact
     if isinstance(fact, Range):
         return fact if name in ("view", "_unsafe_view", "unsqueeze", "detach", "alias", "squeeze", "expand") else None
@@ -510,7 +528,7 @@ _SUMS, _CHOICES, _TAKES = (
 )
 _MORE = {
     "sort": _sorted, "multinomial": _drawn, "scatter": _scattered, "scatter_": _scattered, "cumsum": _added_up,
-    "cat": _joined, "stack": _joined, "histc": _histogram, "_to_copy": _pointwise, "clone": _pointwise,
+    "cat": _joined, "stack": _joined, "histc": _histogram, "constant_pad_nd": _padded, "_to_copy": _pointwise, "clone": _pointwise,
 }  # fmt: skip
 _BY_RULE = ((_VIEWS, _view), (_FILLS, _filled), (_SUMS, _summed), (_CHOICES, _chosen), (_TAKES, _taken))
 _RULES: dict[str, Any] = {name: rule for names, rule in _BY_RULE for name in names.split()} | _MORE
