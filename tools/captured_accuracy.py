@@ -1,6 +1,7 @@
 """Compare captured formulas with a trace of the very step at sizes never captured, and write docs/captured-accuracy.md.
 
 python tools/captured_accuracy.py out.json [types ...]      results so far, each type in a process of its own
+python tools/captured_accuracy.py out.json --modules        the modules of examples/own_modules.py, in this process
 python tools/captured_accuracy.py out.json --page           docs/captured-accuracy.md of them
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import resource
 import sys
 import time
@@ -18,26 +20,27 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[1] / "docs" / "captured-accuracy.md"
-LIMIT = 240
+LIMIT = 120
 """Seconds of CPU that a type may take, with all its variants."""
-TYPES = (
+_NAMES = (
     "llama mistral mixtral qwen2 qwen3 qwen3_moe gemma gemma2 gemma3_text phi phi3 phimoe falcon gpt2 gpt_neo gpt_neox gptj "
     "bloom opt codegen mpt stablelm starcoder2 olmo olmo2 olmoe granite granitemoe cohere cohere2 deepseek_v3 glm glm4 "
     "gpt_oss ernie4_5 exaone4 smollm3 nemotron bitnet lfm2 dbrx jetmoe helium persimmon xglm biogpt ctrl mamba mamba2 "
     "bert roberta albert electra distilbert deberta-v2 mpnet modernbert camembert xlm longformer "
     "t5 mt5 bart mbart pegasus blenderbot switch_transformers led whisper "
     "llava paligemma internvl gemma3 got_ocr2 mllama deepseek_v4"
-).split()
+)
+TYPES = _NAMES.split()
 CAPTURED = {"b": 3, "s": 96, "t": 80}
 """Where formulas are captured first."""
 VARIANTS: dict[str, tuple[dict[str, str], tuple[dict[str, int], ...]]] = {
     "bf16, SGD": (
         {"precision": "bf16-pure", "optimizer": "sgd"},
-        ({"b": 64, "s": 500, "t": 410}, {"b": 7, "s": 333, "t": 90}, {"b": 1, "s": 500, "t": 77}),
+        ({"b": 64, "s": 500, "t": 410}, {"b": 1, "s": 333, "t": 77}),
     ),
     "fp32, AdamW, recomputed per block": (
         {"precision": "fp32", "optimizer": "adamw", "recompute": "full"},
-        ({"b": 5, "s": 160, "t": 128}, {"b": 1, "s": 77, "t": 200}),
+        ({"b": 5, "s": 150, "t": 128},),
     ),
 }
 """How a type is trained, and at which sizes formulas are compared: none of them is captured before."""
@@ -51,7 +54,7 @@ def tried(kind: str) -> dict[str, Any]:
     from loadgauge.capture.kinds import of_config
     from loadgauge.capture.record import record
     from loadgauge.capture.small import precision, small_config
-    from loadgauge.errors import first_line
+    from loadgauge.errors import ConfigError, first_line
     from loadgauge.spec.job import Job
     from loadgauge.trace.torch_run import TorchRun
 
@@ -63,7 +66,11 @@ def tried(kind: str) -> dict[str, Any]:
             fields = {**fields, "precision": precision(kind)}
         job = of_config(small_config(kind), TorchRun.of(Job(model="", seq_len=1, **fields)))  # type: ignore[arg-type]
         captures = Captures(job, kind)
-        captures.at(**{size: CAPTURED[size] for size in job.names})
+        try:
+            captures.at(**{size: CAPTURED[size] for size in job.names})
+        except ConfigError as error:
+            out[name] = [{"sizes": {}, "refused": first_line(error)[:160]}]
+            continue
         rows = out[name] = []
         for sizes in asked:
             sizes = {size: sizes[size] for size in job.names}
@@ -127,15 +134,122 @@ def worst(one: dict[str, Any]) -> float:
     return max((max(row["live"], row["kept"], row["flops"]) for row in rows), default=0.0)
 
 
+def modules() -> dict[str, Any]:
+    """What comparing the modules of examples/own_modules.py comes to, at sizes never captured, a batch of 1 and odd lengths."""
+    import runpy
+
+    import loadgauge
+    from loadgauge.capture.record import record
+
+    known = runpy.run_path(str(PAGE.parents[1] / "examples" / "own_modules.py"))["MODULES"]
+    out = {}
+    for name, (make, inputs, step) in known.items():
+        captures = loadgauge.capture(make, inputs, **({"step": step} if step else {}))
+        first, *others = ({size: OWN[size][at] for size in captures.job.names} for at in range(3))
+        found = captures.at(**first)
+        rows = []
+        for sizes in others:
+            known_before = len(captures.known)
+            there = captures.at(**sizes)
+            row = compared(there, record(captures.job, sizes), sizes)
+            rows.append({"sizes": sizes, "again": len(captures.known) > known_before, **row})
+        said = [one.rpartition("/")[2] for one in (*found.branches, *found.assumed)]
+        formula = "" if found.plain else str(found.kept_formula)
+        out[name] = {"rows": rows, "kept": formula, "guards": list(found.guards), "said": said}
+    return out
+
+
+OWN = {
+    "b": (5, 1, 7),
+    "s": (24, 32, 19),
+    "side": (32, 48, 44),
+    "nodes": (50, 7, 33),
+    "edges": (120, 1, 64),
+    "n": (6, 1, 9),
+}
+"""Sizes of own modules: captured at the first, compared at the others."""
+
+
+def page(done: dict[str, Any], own: dict[str, Any], releases: str) -> str:
+    """docs/captured-accuracy.md."""
+    compared_types = {kind: one for kind, one in done.items() if "variants" in one}
+    rows = [row for one in compared_types.values() for known in one["variants"].values() for row in known]
+    ran = [row for row in rows if "refused" not in row]
+    exact = [row for row in ran if max(row["live"], row["kept"], row["flops"]) <= 1e-4]
+    lines = [
+        "# Captured formulas against the trace",
+        "",
+        f"Made by `python tools/captured_accuracy.py`, with {releases}. Formulas are captured at b = 3, s = 96 and asked at",
+        "sizes that were never captured: other batches and lengths, a length that 16 does not divide, b = 1. The very step is",
+        "traced there, and live bytes are compared after every allocation and release, with bytes kept for backward and FLOPs.",
+        "Models are small ones of each type (two layers). One tracer is compared with itself: this shows that formulas say what",
+        "the trace says.",
+        "",
+        f"{len(compared_types)} types, {len(ran)} comparisons: {len(exact)} within 0.01 % in all three,",
+        f"{len(ran) - len(exact)} not.",
+        "",
+        "`again`: the sizes lie outside the guards of the first capture (b = 1 always does), so the code was captured once more.",
+        "`numbers`: sizes could not stay symbols. The share is that of activations and inputs in the peak.",
+        "",
+        "| type | variant | sizes | share | live bytes | kept | FLOPs | road |",
+        "|---|---|---|--:|--:|--:|--:|---|",
+    ]
+    for kind, one in sorted(compared_types.items()):
+        for variant, known in one["variants"].items():
+            for row in known:
+                at = ", ".join(f"{name}={value}" for name, value in row["sizes"].items())
+                if "refused" in row:
+                    lines.append(f"| {kind} | {variant} | {at} | | | | | refused: {_cell(row['refused'])} |")
+                    continue
+                off = " | ".join("exact" if not row[name] else f"{row[name]:.4%}" for name in ("live", "kept", "flops"))
+                road = "numbers" if row["plain"] else "again" if row["again"] else "formula"
+                lines.append(f"| {kind} | {variant} | {at} | {row['share']:.0%} | {off} | {road} |")
+    failed = {kind: one["error"] for kind, one in done.items() if "error" in one}
+    if failed:
+        lines += ["", "Not compared:", ""] + [f"- `{kind}`: {_cell(text)}" for kind, text in sorted(failed.items())]
+    lines += [
+        "",
+        "## Modules that no library wrote",
+        "",
+        "Those of `examples/own_modules.py`, compared in the",
+        "same way at two other sizes each, one of them with a batch of 1.",
+        "",
+        "| module | bytes kept for backward | holds where | largest difference | said |",
+        "|---|---|---|--:|---|",
+    ]
+    for name, one in own.items():
+        largest = max(max(row["live"], row["kept"], row["flops"]) for row in one["rows"])
+        holds = ", ".join(one["guards"][:2]) + (f" and {len(one['guards']) - 2} more" if len(one["guards"]) > 2 else "")
+        kept = f"`{_cell(one['kept'])}`" if one["kept"] else "numbers"
+        shown = "exact" if not largest else f"{largest:.4%}"
+        lines.append(f"| {name} | {kept} | {_cell(holds)} | {shown} | {_cell('; '.join(one['said']))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    text = re.sub(r"/\S*?/(transformers|torch)/", r"\1/", text).replace("\n", " ").replace("|", "\\|")
+    return text if len(text) <= 110 else f"{text[:107]}..."
+
+
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
     os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
+    import torch
+    import transformers
     from transformers import CONFIG_MAPPING  # noqa: F401  # once, for all children
 
     importlib.import_module("loadgauge.capture.capture")
     path, given = Path(sys.argv[1]), sys.argv[2:]
     done = json.loads(path.read_text()) if path.exists() else {}
+    own = done.pop("own", {})
+    if given == ["--page"]:
+        versions = f"transformers {transformers.__version__} and PyTorch {torch.__version__.partition('+')[0]}"
+        PAGE.write_text(page(done, own, versions))
+        sys.exit()
+    if given == ["--modules"]:
+        path.write_text(json.dumps(done | {"own": modules()}, indent=0))
+        sys.exit()
     for kind in given or [kind for kind in TYPES if kind not in done]:
         done[kind] = forked(kind)
         print(kind, done[kind].get("error") or f"{worst(done[kind]):.1e}", done[kind].get("seconds"), flush=True)
-        path.write_text(json.dumps(done, indent=0))
+        path.write_text(json.dumps(done | ({"own": own} if own else {}), indent=0))

@@ -154,20 +154,6 @@ class Branch(Recurrent):
         return (y * 2 if y.mean() > 0 else y).mean()
 
 
-class Experts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.experts, self.router = nn.ModuleList(nn.Linear(64, 64) for _ in range(4)), nn.Linear(64, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.flatten(0, 1)
-        chosen, out = self.router(x).argmax(-1), torch.zeros_like(x)
-        for number, expert in enumerate(self.experts):
-            rows = torch.where(chosen == number)[0]
-            out.index_add_(0, rows, expert(x[rows]))
-        return out.mean()
-
-
 def rows(b: int, s: int) -> torch.Tensor:
     return torch.empty(b, s, 64)
 
@@ -203,11 +189,6 @@ def test_a_value_that_is_read_is_said_with_its_line() -> None:
     (line,) = found.values
     path, _, number = line.rpartition(":")
     assert "if y.mean() > 0" in Path(path).read_text(encoding="utf-8").splitlines()[int(number) - 1]
-
-
-def test_rows_that_depend_on_values_are_refused_with_their_line() -> None:
-    with pytest.raises(ConfigError, match=r"Experts cannot be captured: aten.nonzero.* \(.*test_capture.py:\d+\)"):
-        loadgauge.capture(Experts, rows).at(b=2, s=8)
 
 
 def test_what_is_no_module_is_refused() -> None:

@@ -11,6 +11,7 @@ from loadgauge.estimate.memory.counters import Margins
 from loadgauge.estimate.memory.overhead import context, workspaces
 from loadgauge.spec.hardware import Gpu
 from loadgauge.spec.training import training
+from loadgauge.trace.device.untraced import NOT_COUNTED
 
 
 class Formula(msgspec.Struct, frozen=True):
@@ -37,7 +38,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     `peak` is in the tensors' own bytes, `allocated` with each storage rounded as CUDA's allocator does. `numbers_only`: why
     there are no formulas, empty where there are; `holds`: where they hold; `values`: lines of the program that asked for a value
-    of a tensor; `cached`: whether the code was not run again.
+    of a tensor; `branches`: those that decide by it, and where they went on; `cached`: whether the code was not run again.
     """
 
     target: str
@@ -61,6 +62,7 @@ class Answer(msgspec.Struct, frozen=True):
     needed: Needed | None = None
     pictures: tuple[tuple[str, int], ...] = ()
     """Width and height of each picture of a sequence, and how many tokens stand for it."""
+    branches: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The document of `loadgauge capture --json`, as plain values."""
@@ -75,6 +77,8 @@ def answer(
     """What a capture says at some sizes. Raises NotModelled outside its guards. seconds: that it took"""
     allocated = found.allocated(**sizes)
     lines = [f"FLOPs of {name}: no formula is known" for name in found.uncounted]
+    if any(one.name.startswith("aten::_cudnn_rnn") for one in found.operations):
+        lines.append(NOT_COUNTED)
     if gpu is None:
         lines.append("memory beside tensors: CUDA's context, idle blocks of the allocator (--gpu adds them)")
     return Answer(
@@ -90,7 +94,8 @@ def answer(
         phases=found.by_phase(**sizes),
         at_peak=found.at_peak(**sizes),
         values=found.values,
-        assumed=assumed,
+        branches=found.branches,
+        assumed=(*assumed, *found.assumed),
         not_counted=tuple(lines),
         operations=len(found.operations) - found.second,
         torch=found.torch,

@@ -30,7 +30,8 @@ class Fields(TypedDict, total=False):
 
 def capture(
     target: Any, inputs: Callable[..., Any] | None = None, *, loss: Callable[[Any], torch.Tensor] | None = None,
-    layers: int | None = None, pictures: Sequence[tuple[int, int]] = (), **fields: Unpack[Fields],
+    step: Callable[..., Any] | None = None, layers: int | None = None, pictures: Sequence[tuple[int, int]] = (),
+    **fields: Unpack[Fields],
 ) -> Captures:  # fmt: skip
     """Prepare to capture a training step: run on tensors without memory, with sizes that stay symbols.
 
@@ -38,6 +39,8 @@ def capture(
         transformers, or a function that makes a module
     inputs: for a function: what the module is called with, made of sizes; its parameters name them, such as `lambda b, s: ...`
     loss: makes a scalar of what the module returns; default: its `.loss`, or the mean of its first tensor
+    step: with a function of one's own: trains once what it made, `step(made, *inputs)`, with losses, backward calls and optimizers
+        as it likes; `made` may then be several modules and their optimizers, in a tuple or a dict
     layers: number of layers, instead of the model's own
     pictures: width and height of each picture of a sequence [pixels], as the model's image processor takes them; none: one picture,
         as large as the model sees at once
@@ -65,6 +68,8 @@ def capture(
     from loadgauge.trace.torch_run import TorchRun
 
     run = TorchRun.of(Job(model="", seq_len=1, **{"precision": "fp32" if inputs else "bf16-pure", **fields}))  # type: ignore[arg-type]
+    if step is not None and (inputs is None or loss is not None or fields):
+        raise ConfigError(f"a step has its own {', '.join(fields) or 'loss'}, and needs inputs", key="step")
     if inputs is None:
         keys = config_keys(target) if isinstance(target, str) else {}
         if is_library(keys):
@@ -83,11 +88,13 @@ def capture(
         raise ConfigError(
             "with inputs, it is a function that makes a module, which has the layers it has", key="target"
         )
-    return Captures(module_of(target, inputs, run, loss), getattr(target, "__name__", "module"))
+    return Captures(module_of(target, inputs, run, loss, step), getattr(target, "__name__", "module"))
 
 
-def module_of(target: Callable[[], Any], inputs: Callable[..., Any], run: TorchRun, loss: Any = None) -> Sized:
-    """The training of a module of one's own. target, inputs, loss: as for `capture`"""
+def module_of(
+    target: Callable[[], Any], inputs: Callable[..., Any], run: TorchRun, loss: Any = None, step: Any = None
+) -> Sized:
+    """The training of a module of one's own. target, inputs, loss, step: as for `capture`"""
     import torch
 
     from loadgauge.capture.record import Sized
@@ -95,9 +102,11 @@ def module_of(target: Callable[[], Any], inputs: Callable[..., Any], run: TorchR
 
     names = tuple(inspect.signature(inputs).parameters)
 
-    def build(device: str) -> torch.nn.Module:
+    def build(device: str) -> Any:
         with torch.device(device):
             made = target()
+        if step is not None:
+            return made
         if not isinstance(made, torch.nn.Module):
             raise ConfigError(f"must make a torch.nn.Module, made {type(made).__name__}", key="target")
         return made.train()
@@ -109,4 +118,4 @@ def module_of(target: Callable[[], Any], inputs: Callable[..., Any], run: TorchR
             return (), found
         return (found if isinstance(found, tuple) else (found,)), {}
 
-    return Sized(build, given, loss or mean_loss, run, names)
+    return Sized(build, given, loss or mean_loss, run, names, step)

@@ -19,7 +19,6 @@ from loadgauge.capture.symbolic import MOST_OPERATIONS, Symbols, TooMuch
 from loadgauge.errors import ConfigError, Error, NotModelled, first_line
 from loadgauge.trace.device.read import of_program
 from loadgauge.trace.record.allocations import op_name
-from loadgauge.trace.record.observe import FORWARD, STEP
 
 OTHERS = (16, 1, 64, 128, 3, 256, 1024, 2)
 """What is added to a size for the run that checks a formula."""
@@ -182,8 +181,6 @@ def _captured(
         flops = None if op.flops is None else size(op.flops)
         operations.append(Operation(op.name, op.module, op.phase, flops, first, op.events))
         first = op.events
-    pairs = itertools.pairwise(operations)
-    ends = [at for at, (one, two) in enumerate(pairs) if one.phase == STEP and two.phase == FORWARD]
     return Captured(
         target=target,
         names=names,
@@ -197,7 +194,7 @@ def _captured(
         values=run.values,
         branches=run.branches,
         assumed=run.assumed,
-        second=ends[0] + 1 if ends else 0,
+        second=run.second,
         seconds=run.seconds,
         torch=str(torch.__version__),
         phases=tuple(stream.phases),

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from loadgauge.capture.symbolic import Symbols, symbolic_tensors
 from loadgauge.capture.values import KeptValues
+from loadgauge.errors import ConfigError
 from loadgauge.trace.device.read import branches
 from loadgauge.trace.device.simulated import fake_tensors, simulated_device
 from loadgauge.trace.record.allocations import INPUTS, Stream, op_name
@@ -36,13 +37,16 @@ class Sized(msgspec.Struct, frozen=True):
     """A training whose inputs have sizes, which `names` lists.
 
     `build(device)` makes the module, `inputs(device, module, **sizes)` what it is called with, `loss` a scalar of what it returns.
+    With a `step`, `build` may make anything (modules, optimizers), and `step(made, *inputs)` trains it once; `loss` and `run` are
+    left alone then.
     """
 
-    build: Callable[[str], nn.Module]
+    build: Callable[[str], Any]
     inputs: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
     loss: Callable[[Any], torch.Tensor]
     run: TorchRun
     names: tuple[str, ...] = ("b", "s")
+    step: Callable[..., Any] | None = None
 
 
 class Op(msgspec.Struct):
@@ -76,6 +80,8 @@ class Recorded(msgspec.Struct):
     """A recorded training of `STEPS` steps. Sizes are ints, or SymPy expressions of `symbols`."""
 
     ops: list[Op]
+    second: int
+    """The operation that begins the second step."""
     stream: Stream
     ids: list[int]
     """The storage of each event of the steps; what is freed after them is not among them."""
@@ -115,12 +121,12 @@ def record(
     with contextlib.ExitStack() as stack:
         mode: Any = stack.enter_context(fake_tensors() if symbols is None else symbolic_tensors(symbols))
         stack.enter_context(KeptValues())
-        module = job.build(place)
+        made = job.build(place)
+        module = _module(made)
         if around is not None:
             stack.enter_context(around(module))
         given, keywords = job.inputs(place, module, **sizes)
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        optimizer = job.run.optimizer(trained)
+        train = _step(job, place, made)
         observer = stack.enter_context(observing(place))
         observer.name(module)
         observer.tracker.claim(tree_leaves((given, keywords)), INPUTS)
@@ -128,15 +134,46 @@ def record(
         observer.begin(FORWARD)
         with _no_collection():
             for _ in range(STEPS):
-                for _ in range(job.run.accumulate):
-                    with job.run.autocast(place):
-                        loss = job.loss(module(*given, **keywords))
-                    loss.backward()
-                    del loss
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+                second = len(ops)
+                train(*given, **keywords)
         observer.finish()
-        return _read(observer, ops, module, symbols, mode, begun)
+        return _read(observer, ops, second, module, symbols, mode, begun)
+
+
+def _module(made: Any) -> nn.Module:
+    """What has the parameters: a module, or all modules in a tuple or a dict."""
+    if isinstance(made, nn.Module):
+        return made
+    named = made if isinstance(made, dict) else dict(enumerate(made if isinstance(made, list | tuple) else (made,)))
+    found = {str(name): one for name, one in named.items() if isinstance(one, nn.Module)}
+    if not found:
+        raise ConfigError(f"must make a torch.nn.Module, made {type(made).__name__}", key="target")
+    return nn.ModuleDict(found)
+
+
+def _step(job: Sized, place: str, made: Any) -> Callable[..., None]:
+    """A function of the inputs that trains once: forward, backward and the optimizer, or the user's own step."""
+    if job.step is not None:
+        own = job.step
+
+        def of_user(*given: Any, **keywords: Any) -> None:
+            with torch.device(place):
+                own(made, *given, **keywords)
+
+        return of_user
+    trained = [parameter for parameter in made.parameters() if parameter.requires_grad]
+    optimizer = job.run.optimizer(trained)
+
+    def train(*given: Any, **keywords: Any) -> None:
+        for _ in range(job.run.accumulate):
+            with job.run.autocast(place):
+                loss = job.loss(made(*given, **keywords))
+            loss.backward()
+            del loss
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return train
 
 
 @functools.cache
@@ -176,7 +213,7 @@ def _causal(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _read(
-    observer: Observer, ops: list[Op], module: nn.Module, symbols: Symbols | None, mode: Any, begun: float
+    observer: Observer, ops: list[Op], second: int, module: nn.Module, symbols: Symbols | None, mode: Any, begun: float
 ) -> Recorded:
     def plain(size: Any) -> Any:
         return size if symbols is None or size is None else symbols.expression(size)
@@ -195,6 +232,7 @@ def _read(
     keepers = {one.storage: (one.node, one.field, one.module) for one in observer.saved if not one.owner}
     return Recorded(
         ops=ops,
+        second=second,
         stream=observer.stream,
         ids=ids,
         changes=changes,

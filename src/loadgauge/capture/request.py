@@ -15,12 +15,12 @@ from loadgauge.trace.torch_run import TorchRun
 
 
 def capture_request(
-    request: Request, inputs: str, given: dict[str, int], defaults: dict[str, int],
+    request: Request, inputs: str, given: dict[str, int], defaults: dict[str, int], step: str = "",
     pictures: tuple[tuple[int, int], ...] = (),
 ) -> Captured:  # fmt: skip
     """Capture the job of a request in this process.
 
-    inputs: of a script, script.py:function; given, defaults: see `sized`; pictures: see `capture`
+    inputs, step: of a script, script.py:function; given, defaults: see `sized`; pictures: see `capture`
 
     Raises ConfigError, LayoutError or NotModelled.
     """
@@ -33,9 +33,9 @@ def capture_request(
     if job.global_batch is not None:
         fields["global_batch"] = TorchRun.of(job.replace(micro_batch=given.get(ONE, defaults[ONE]))).accumulate
     target: Any = function(job.model) if is_script(job.model) else job.model
+    beside, own = (_beside(target, job.model, one) if one else None for one in (inputs, step))
     gc.disable()  # while transformers and the model's code are imported, as in `in_child`
-    captures = capture(target, _beside(target, job.model, inputs) if inputs else None, layers=request.layers,
-                       pictures=pictures, **fields)  # fmt: skip
+    captures = capture(target, beside, step=own, layers=request.layers, pictures=pictures, **fields)
     gc.freeze()
     gc.enable()
     captures.target = job.model
@@ -43,7 +43,7 @@ def capture_request(
 
 
 def _beside(target: Any, named: str, inputs: str) -> Any:
-    """The function that makes inputs; a script that has made the module already is not run again."""
+    """The function that makes inputs, or that trains; a script that has made the module already is not run again."""
     path, _, name = inputs.rpartition(":")
     own = getattr(target, "__globals__", {})
     if path == named.rpartition(":")[0] and callable(own.get(name)):

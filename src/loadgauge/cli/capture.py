@@ -62,6 +62,12 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--inputs", metavar="FILE:FUNCTION", default="", help="Of script.py:function: makes what the module is called with."
 )
+@click.option(
+    "--step",
+    metavar="FILE:FUNCTION",
+    default="",
+    help="Of script.py:function: trains once what it made, with its own optimizers.",
+)
 @job_options(STEP)
 @click.option("--size", "more", type=NamedSize(), multiple=True, help="Another size by its name, such as t=512.")
 @click.option("--picture", type=PictureSizes(), default=(), metavar="WxH,...", help="Pictures of each sequence [pixels].")
@@ -72,7 +78,7 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
 def command(
-    target: str, inputs: str, layers: int | None, more: tuple[tuple[str, int], ...], gpu: str | None, allow_tight: bool,
+    target: str, inputs: str, step: str, layers: int | None, more: tuple[tuple[str, int], ...], gpu: str | None, allow_tight: bool,
     picture: tuple[tuple[int, int], ...], cache: bool, as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """What does a training step of TARGET take, as formulas of its sizes, from its own code?
@@ -97,7 +103,7 @@ def command(
     begun = time.perf_counter()
     card = None if gpu is None else find_gpu(gpu)
     job = make_job(target, **given)
-    _refuse_of_script(job, inputs, layers)
+    _refuse_of_script(job, inputs, step, layers)
     if picture and is_script(job.model):
         raise click.UsageError("--picture: is for a MODEL; a module of one's own has the --inputs that are given")
     asked = {"b": job.micro_batch, "s": job.seq_len}
@@ -106,10 +112,10 @@ def command(
     if not is_script(target) and is_library(keys := config_keys(target)):
         defaults = {"b": 1} | usual_sizes(keys, target)
         defaults = {name: value for name, value in defaults.items() if name not in sizes}
-    found, cached = _captured(job, inputs, layers, sizes, defaults, cache, picture)
+    found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture)
     whole = sized(found.names, sizes, defaults)
     seconds = time.perf_counter() - begun
-    result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found))
+    result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found, step))
     if as_json:
         from loadgauge.report.table import document
 
@@ -123,7 +129,7 @@ def command(
 
 
 def _captured(
-    job: Job, inputs: str, layers: int | None, given: dict[str, int], defaults: dict[str, int], keep: bool,
+    job: Job, inputs: str, step: str, layers: int | None, given: dict[str, int], defaults: dict[str, int], keep: bool,
     pictures: tuple[tuple[int, int], ...] = (),
 ) -> tuple[Captured, bool]:
     """A capture that holds at the sizes, and whether it was kept on disk."""
@@ -155,32 +161,38 @@ def _captured(
     request = Request(job, layers=layers)
     # What the script prints is not part of the answer.
     shown = sys.stderr if is_script(job.model) else None
-    found = in_child(capture_request, request, shown, inputs=inputs, given=given, defaults=defaults, pictures=pictures)
+    found = in_child(
+        capture_request, request, shown, inputs=inputs, step=step, given=given, defaults=defaults, pictures=pictures
+    )
     if file is not None:
         store.save(file, [*known, found])
     return found, False
 
 
-def _refuse_of_script(job: Job, inputs: str, layers: int | None) -> None:
+def _refuse_of_script(job: Job, inputs: str, step: str, layers: int | None) -> None:
     """Raise click.UsageError for flags that a target cannot have."""
     if not is_script(job.model):
-        if inputs:
-            raise click.UsageError("--inputs: is for script.py:function; those of a MODEL are known")
+        if inputs or step:
+            raise click.UsageError("--inputs, --step: are for script.py:function; those of a MODEL are known")
         return
     if not is_script(inputs):
         raise click.UsageError(
             f"{job.model} needs --inputs script.py:function, which makes what the module is called with"
         )
-    fixed = {"layers": layers, "attention": job.attention, "recompute": job.recompute}
+    fixed: dict[str, Any] = {"layers": layers, "attention": job.attention, "recompute": job.recompute}
+    if step:
+        fixed |= {"optimizer": job.optimizer, "precision": job.precision, "global-batch": job.global_batch}
     if named := [f"--{name}" for name, value in fixed.items() if value is not None]:
         raise click.UsageError(f"{', '.join(named)}: a module of one's own has what its function gives it")
     if job.precision == "bf16-pure":
         raise click.UsageError("--precision bf16-pure: a module of one's own has the dtype that its function gives it")
 
 
-def _assumed(job: Job, found: Captured) -> tuple[str, ...]:
+def _assumed(job: Job, found: Captured, step: str = "") -> tuple[str, ...]:
     """What was not said, and is taken for granted."""
     own = is_script(job.model)
+    if step:
+        return ("a step is what --step runs, with the losses and optimizers it makes",)
     default = {"precision": "as the function makes it" if own else "bf16-pure", "optimizer": "adamw"}
     if not own:
         default |= {"attention": "flash (PyTorch's own choice of kernel)", "recompute": "none"}

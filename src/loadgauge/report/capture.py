@@ -58,7 +58,10 @@ def print_answer(answer: Answer) -> None:
     )
     if answer.values:
         heading(target, "The program reads values of tensors here; it got 1, and what hangs on it is not known")
-        points(target, answer.values)
+        points(
+            target, [line for line in answer.values if not any(one.startswith(f"{line} ") for one in answer.branches)]
+        )
+        points(target, [f"{line}: one side was taken" for line in answer.branches])
     heading(target, "Assumed, and not counted")
     points(target, [*answer.assumed, *(f"not counted: {line}" for line in answer.not_counted)])
     road = "a capture kept on disk, nothing was run" if answer.cached else "captured from the code itself"

@@ -13,8 +13,9 @@ import torch
 
 from loadgauge.trace.call import where
 from loadgauge.trace.device import cuda_kernels
+from loadgauge.trace.device.read import branches
 from loadgauge.trace.device.simulated import TESTED, fake_tensors
-from loadgauge.trace.device.untraced import Hidden, hidden
+from loadgauge.trace.device.untraced import NOT_COUNTED, Hidden, hidden
 from loadgauge.trace.fused_advice import Advice, advise
 from loadgauge.trace.jobs import Traceable
 from loadgauge.trace.record.allocations import Moment, Piece, Stream
@@ -149,10 +150,15 @@ def record(
         for _ in range(steps):
             step(observer)
         attention = dict(cuda_kernels.ATTENTION)
-        return _read(job, device, observer, attention, time.perf_counter() - begun)
+        read = {"values": ", ".join(mode.read.values), "branches": ", ".join(branches(mode.read.branches))}
+        read |= {f"experts at {line}": what for line, what in mode.facts.assumed.items()}
+        return _read(job, device, observer, attention, {name: what for name, what in read.items() if what}, begun)
 
 
-def _read(job: Traceable, device: str, observer: Observer, attention: dict[str, int], seconds: float) -> Recorded:
+def _read(
+    job: Traceable, device: str, observer: Observer, attention: dict[str, int], read: dict[str, str], begun: float
+) -> Recorded:
+    seconds = time.perf_counter() - begun
     observer.finish()
     stream = observer.stream
     peak = stream.peak()
@@ -179,7 +185,7 @@ def _read(job: Traceable, device: str, observer: Observer, attention: dict[str, 
         attention=attention,
         hidden=hidden(stream.records, groups) if device == "cuda" else (),
         advice=advise(stream, observer.kinds, live, observer.multiplied),
-        assumed=job.assumed,
+        assumed=job.assumed | read,
         not_counted=_not_counted(device, observer),
         events=len(stream.ids),
         seconds=seconds,
@@ -237,6 +243,8 @@ def _not_counted(device: str, observer: Observer) -> tuple[str, ...]:
         notes.append(f"differences of PyTorch {torch.__version__}: private parts were tested with {', '.join(TESTED)}")
     if observer.steps < STEPS:
         notes.append(f"later steps: {observer.steps} optimizer steps were seen, and its states come with the first")
+    if any(work.op == "aten._cudnn_rnn" for work in observer.work):
+        notes.append(NOT_COUNTED)
     if observer.uncounted:
         notes.append(f"FLOPs of {', '.join(sorted(observer.uncounted))}: no formula is known")
     return tuple(notes)

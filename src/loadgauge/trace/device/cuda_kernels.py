@@ -130,7 +130,7 @@ def _bias(mask: Any, q: Any, k: Any) -> Any:
 
 
 def one_hot(ids: Any, num_classes: int = -1) -> Any:
-    """Compute `torch.nn.functional.one_hot` as CUDA does: zeros, and a 1 written for each; on fake tensors PyTorch compares instead.
+    """Compute `torch.nn.functional.one_hot` as CUDA does: zeros, and a 1 for each; on fake tensors PyTorch compares.
 
     Source: ATen/native/Onehot.cpp.
     """

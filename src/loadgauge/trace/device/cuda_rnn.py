@@ -1,8 +1,9 @@
 """Recurrent layers as CUDA runs them: LSTM, GRU and RNN by one kernel of cuDNN, their cells by PyTorch's fused ones.
 
-What cuDNN keeps from forward to backward ("reserve space") is asked of cuDNN at run time (`cudnnGetRNNTempSpaceSizes`), and no document
-gives its size. It is taken as what PyTorch's own fused cells keep (ATen/native/cuda/RNN.cu): of an LSTM four gates and the cell's state,
-of a GRU four numbers, for each unit, position and direction, and the output of each layer but the last. `NOT_COUNTED` says so.
+What cuDNN keeps from forward to backward ("reserve space") is asked of cuDNN at run time (`cudnnGetRNNTempSpaceSizes`); no document
+gives its size. It is taken as what PyTorch's own fused cells keep (ATen/native/cuda/RNN.cu): of an LSTM four gates and the cell's
+state, of a GRU four numbers, for each unit, position and direction, and the output of each layer but the last.
+`untraced.NOT_COUNTED` says so.
 Sources: ATen/native/RNN.cpp, ATen/native/cudnn/RNN.cpp, tools/autograd/derivatives.yaml of PyTorch 2.13.
 """
 
@@ -14,18 +15,15 @@ import torch
 
 RECURRENT = {"lstm": (2, 5), "gru": (3, 4), "rnn_tanh": (1, 0), "rnn_relu": (0, 0)}
 """By the operation's name: cuDNN's number of it (cudnnRNNMode_t), and the numbers kept for each unit at each position."""
-NOT_COUNTED = (
-    "what cuDNN's RNN keeps beside gates, cell states and the outputs of lower layers (its size is not documented), and its workspace"
-)
 aten = torch.ops.aten
 
 
 class Recurrent(torch.autograd.Function):
-    """One call of cuDNN for all layers, directions and positions. cuDNN's kernel is `aten._cudnn_rnn`, which has shapes without CUDA."""
+    """One call of cuDNN for all layers, directions and positions: `aten._cudnn_rnn`, which has shapes without CUDA."""
 
     @staticmethod
     def forward(ctx: Any, name: str, settings: tuple[Any, ...], x: Any, hx: Any, cx: Any, *weights: Any) -> Any:
-        """Return (output, hy, cy) of x of shape (positions, batch, features), batch first, or packed (rows, features).
+        """Return (output, hy, cy) of x: (positions, batch, features), batch first, or packed (rows, features).
 
         settings: (hidden, projection or 0, layers, batch first, dropout, train, bidirectional, packed)
         """
@@ -34,8 +32,8 @@ class Recurrent(torch.autograd.Function):
         sizes = [hx.shape[1]] if packed else []
         ctx.settings = (len(weights) // (layers * (1 + both)), mode, *settings[:-1], sizes)
         out, hy, cy, _, _ = aten._cudnn_rnn(
-            x, list(weights), ctx.settings[0], weights[0], hx, cx, mode, hidden, projected, layers, batch_first, dropout, train, both,
-            sizes, None,
+            x, list(weights), ctx.settings[0], weights[0], hx, cx, mode, hidden, projected, layers, batch_first, dropout, train,
+            both, sizes, None,
         )  # fmt: skip
         if train:
             rows = x.numel() // x.shape[-1]
@@ -50,7 +48,12 @@ class Recurrent(torch.autograd.Function):
         """Return the gradients of x, of both states and of every weight."""
         x, hx, cx, out, reserve, *weights = ctx.saved_tensors
         stride, mode, *rest, sizes = ctx.settings
-        wanted = [ctx.needs_input_grad[2], ctx.needs_input_grad[3], ctx.needs_input_grad[4], any(ctx.needs_input_grad[5:])]
+        wanted = [
+            ctx.needs_input_grad[2],
+            ctx.needs_input_grad[3],
+            ctx.needs_input_grad[4],
+            any(ctx.needs_input_grad[5:]),
+        ]
         dx, dh, dc, dw = aten._cudnn_rnn_backward(
             x, weights, stride, weights[0], hx, cx, out, *grads, mode, *rest, sizes, None, reserve, wanted
         )
@@ -60,7 +63,9 @@ class Recurrent(torch.autograd.Function):
 def _backward(x: Any, weight: Any, stride: int, buffer: Any, hx: Any, cx: Any, *_: Any) -> Any:
     """The shapes of `aten._cudnn_rnn_backward`, for which PyTorch has none: gradients like what they are of."""
     like = [None if one is None else torch.empty_like(one) for one in (x, hx, cx)]
-    return *(torch.empty((0,), device=x.device) if one is None else one for one in like), [torch.empty_like(one) for one in weight]
+    return *(torch.empty((0,), device=x.device) if one is None else one for one in like), [
+        torch.empty_like(one) for one in weight
+    ]
 
 
 def _gru_cell(gates: Any, hidden_gates: Any, hx: Any, *_: Any) -> Any:
@@ -77,14 +82,26 @@ def _gru_cell_backward(grad: Any, workspace: Any, has_bias: bool) -> Any:
 
 
 def _layers(name: str) -> Any:
-    def run(x: Any, hx: Any, weights: Any, biases: bool, layers: int, dropout: float, train: bool, both: bool, first: bool) -> Any:
+    def run(
+        x: Any, hx: Any, weights: Any, biases: bool, layers: int, dropout: float, train: bool, both: bool, first: bool
+    ) -> Any:
         return _run(name, x, hx, weights, biases, (layers, first, dropout, train, both, False))
 
     return run
 
 
 def _packed(name: str) -> Any:
-    def run(x: Any, batch_sizes: Any, hx: Any, weights: Any, biases: bool, layers: int, dropout: float, train: bool, both: bool) -> Any:
+    def run(
+        x: Any,
+        batch_sizes: Any,
+        hx: Any,
+        weights: Any,
+        biases: bool,
+        layers: int,
+        dropout: float,
+        train: bool,
+        both: bool,
+    ) -> Any:
         return _run(name, x, hx, weights, biases, (layers, False, dropout, train, both, True))
 
     return run
@@ -123,6 +140,10 @@ def register_cuda_rnn(library: torch.library.Library) -> None:
             library.impl(f"{name}.data", _packed(name), key)
         library.impl("lstm_cell", lstm_cell, key)
         library.impl("gru_cell", gru_cell, key)
-    shapes = {"_cudnn_rnn_backward": _backward, "_thnn_fused_gru_cell": _gru_cell, "_thnn_fused_gru_cell_backward": _gru_cell_backward}
+    shapes = {
+        "_cudnn_rnn_backward": _backward,
+        "_thnn_fused_gru_cell": _gru_cell,
+        "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    }
     for name, shape in shapes.items():
         library.impl(name, shape, "Meta")

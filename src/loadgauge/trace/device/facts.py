@@ -19,68 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from loadgauge.trace.device.fact_kinds import Among, Chosen, Counts, Ids, Known, Number, Range, Rank, Same, share
+
 _FACT = "_loadgauge_fact"
 _MOST = 4096
 """Of so many experts at most an index is one: of more, it is a place in something else, such as a vocabulary."""
 _SMALL = 65_536
 UNKNOWN: Any = object()
-
-
-class Same(NamedTuple):
-    """All elements have this value, a real tensor with one element."""
-
-    value: torch.Tensor
-
-
-class Known(NamedTuple):
-    """The values, as a real tensor."""
-
-    value: torch.Tensor
-
-
-class Ids(NamedTuple):
-    """Each element is one of `of` experts, all equally likely."""
-
-    of: int
-
-
-class Range(NamedTuple):
-    """0, 1, ... along the only dimension that is not 1."""
-
-    size: int
-
-
-class Chosen(NamedTuple):
-    """Not 0 where an expert was chosen, `total` times in all: along `dim` the experts, or one of them alone. `ones`: 1 there"""
-
-    total: Any
-    of: int
-    dim: int | None
-    expert: int | None
-    ones: bool
-
-
-class Rank(NamedTuple):
-    """How often an expert was chosen so far, counted along a dimension of `length`; `within`: at most so often is still true."""
-
-    of: Chosen
-    length: Any
-    within: int | None
-
-
-class Counts(NamedTuple):
-    """How often each expert was chosen, or one of them; `ends`: added up so far"""
-
-    total: Any
-    of: int
-    expert: int | None
-    ends: bool
-
-
-class Number(NamedTuple):
-    """One number, which may be a symbol."""
-
-    value: Any
 
 
 class _Held(NamedTuple):
@@ -90,15 +35,6 @@ class _Held(NamedTuple):
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self  # of a copied tensor it is void: its storage is another
-
-
-def share(total: Any, of: int, expert: int) -> Any:
-    """How many of `total` choices an expert gets where all are equally busy.
-
-    >>> [share(10, 4, expert) for expert in range(4)]
-    [3, 3, 2, 2]
-    """
-    return (total + (of - 1 - expert)) // of if 0 <= expert < of else 0
 
 
 class Facts:
@@ -286,13 +222,16 @@ def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any
         return None
     if all(isinstance(fact, Known) for fact in known.values()):
         return _real(facts, func, args, kwargs, out)
-    if not all(isinstance(fact, Same) for fact in known.values()) or not isinstance(out, torch.Tensor):
+    if not all(isinstance(fact, Same | Among) for fact in known.values()) or not isinstance(out, torch.Tensor):
+        return None
+    if sum(isinstance(fact, Among) for fact in known.values()) > 1:  # which goes with which is not known
         return None
 
     def value(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            one = known[id(leaf)].value.reshape(-1)
-            return one if leaf.dim() else one[0]
+            fact = known[id(leaf)]
+            one = fact.value.reshape(-1)
+            return one if leaf.dim() or isinstance(fact, Among) else one[0]
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
     with _disable_current_modes():
@@ -300,7 +239,22 @@ def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any
             made = _functional(func)(*tree_map(value, args), **tree_map(value, kwargs))
         except (RuntimeError, TypeError):
             return None
-        return Same(made.reshape(-1)[:1].clone()) if made.dtype == out.dtype else None
+        return _among(made.reshape(-1)) if made.dtype == out.dtype else None
+
+
+def _among(values: torch.Tensor) -> Any:
+    distinct = values.unique()
+    return Same(distinct) if distinct.numel() == 1 else Among(distinct) if distinct.numel() else None
+
+
+def _padded(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """What there was, and what it is padded with."""
+    fact, value = facts.of(args[0]), args[2] if len(args) > 2 else kwargs.get("value", 0)
+    if not isinstance(fact, Same | Among) or type(value) not in (int, float, bool):
+        return None
+    with _disable_current_modes():
+        more = torch.full((1,), value, dtype=fact.value.dtype)
+        return _among(torch.cat([fact.value.reshape(-1), more]))
 
 
 def _functional(func: Any) -> Any:
@@ -327,7 +281,13 @@ def _compared(facts: Facts, func: Any, args: Any) -> Any:
             return Chosen(args[0].numel(), first.of, _axis(args[0], other), None, True)
     if isinstance(first, Chosen) and ((name in ("ne", "gt") and other == 0) or (name in ("eq", "ge") and other == 1)):
         return first._replace(ones=True) if name == "ne" or first.ones else None
-    if isinstance(first, Counts) and name in ("gt", "ne") and other == 0 and first.expert is None and args[0].dim() == 1:
+    if (
+        isinstance(first, Counts)
+        and name in ("gt", "ne")
+        and other == 0
+        and first.expert is None
+        and args[0].dim() == 1
+    ):
         with _disable_current_modes():
             size = int(args[0].shape[0])
             return Known(torch.tensor([bool(share(first.total, first.of, one) > 0) for one in range(size)]))
@@ -360,7 +320,7 @@ def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     if isinstance(fact, Known):
         return _real(facts, func, args, kwargs, out)
     several = isinstance(out, list | tuple)
-    if isinstance(fact, Same | Ids):
+    if isinstance(fact, Same | Among | Ids):
         return tuple(fact for _ in out) if several else fact
     if isinstance(fact, Range):
         return fact if name in ("view", "_unsafe_view", "unsqueeze", "detach", "alias", "squeeze", "expand") else None
@@ -554,18 +514,24 @@ def _histogram(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any
     return Counts(args[0].numel(), fact.of, None, False) if isinstance(fact, Ids) and bins == fact.of else None
 
 
-_VIEWS = ("view _unsafe_view permute transpose t unsqueeze squeeze expand detach alias select slice unbind split "
-          "split_with_sizes as_strided repeat lift_fresh")  # fmt: skip
-_RULES: dict[str, Any] = {
-    **dict.fromkeys(_VIEWS.split(), _view),
-    **dict.fromkeys("topk argmax argmin".split(), _chosen),
-    **dict.fromkeys("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill fill_ zero_ arange "
-                    "scalar_tensor".split(), _filled),
-    **dict.fromkeys("sum any all max min amax amin mean count_nonzero".split(), _summed),
-    **dict.fromkeys("index index_select gather".split(), _taken),
+_VIEWS = (
+    "view _unsafe_view permute transpose t unsqueeze squeeze expand detach alias select slice unbind split split_with_sizes"
+    " as_strided repeat lift_fresh"
+)
+_FILLS = (
+    "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill fill_ zero_ arange scalar_tensor"
+)
+_SUMS, _CHOICES, _TAKES = (
+    "sum any all max min amax amin mean count_nonzero",
+    "topk argmax argmin",
+    "index index_select gather",
+)
+_MORE = {
     "sort": _sorted, "multinomial": _drawn, "scatter": _scattered, "scatter_": _scattered, "cumsum": _added_up,
-    "cat": _joined, "stack": _joined, "histc": _histogram, "_to_copy": _pointwise, "clone": _pointwise,
+    "cat": _joined, "stack": _joined, "histc": _histogram, "constant_pad_nd": _padded, "_to_copy": _pointwise, "clone": _pointwise,
 }  # fmt: skip
+_BY_RULE = ((_VIEWS, _view), (_FILLS, _filled), (_SUMS, _summed), (_CHOICES, _chosen), (_TAKES, _taken))
+_RULES: dict[str, Any] = {name: rule for names, rule in _BY_RULE for name in names.split()} | _MORE
 _EMPTY = torch.ops.aten.empty_strided.default
 
 

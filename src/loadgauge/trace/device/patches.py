@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
+
+from loadgauge.trace.device.facts import UNKNOWN
 
 MISSING = object()
 
@@ -74,6 +77,19 @@ def no_packed_sequences() -> Iterator[None]:
     if not patched:
         waiting.append(register_module_forward_pre_hook(replace))
     with patches, removing(waiting):
+        yield
+
+
+@contextlib.contextmanager
+def numbers_as_text() -> Iterator[None]:
+    """A tensor that is one known number is written as the number, as a real one is: modules are looked up by such names."""
+    shown: Any = torch.Tensor.__format__
+
+    def text(self: Any, spec: str) -> str:
+        value = self if self.dim() else self.fake_mode.facts.item(self, str)
+        return shown(self, spec) if isinstance(value, torch.Tensor) or value is UNKNOWN else format(value, spec)
+
+    with replaced((FakeTensor, "__format__", text)):
         yield
 
 

@@ -15,8 +15,8 @@ from loadgauge.trace.device.facts import UNKNOWN, Facts
 class Read:
     """What a program asked of the values of fake tensors.
 
-    values: lines that got a made-up value, 1 or True, since nobody knows it; branches: by such a line with a condition, the next one
-        that ran
+    values: lines that got a made-up value, 1 or True, since nobody knows it; branches: by such a line with a condition, the next
+        one that ran
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from loadgauge.errors import NotModelled
 from loadgauge.trace.device.cuda_kernels import fall_through, register_cuda_kernels
 from loadgauge.trace.device.fake import FakeMode
-from loadgauge.trace.device.patches import modules_that_move, no_packed_sequences
+from loadgauge.trace.device.patches import modules_that_move, no_packed_sequences, numbers_as_text
 from loadgauge.trace.device.streams import DEFAULT, Event, Stream, current, set_current, within
 
 NAME = "simulated"
@@ -164,6 +164,7 @@ def fake_tensors() -> Iterator[FakeMode]:
             FakeMode() as mode,
             no_packed_sequences(),
             modules_that_move(),
+            numbers_as_text(),
             torch.autograd.set_multithreading_enabled(False),
         ):
             yield mode

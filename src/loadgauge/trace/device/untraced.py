@@ -9,6 +9,11 @@ import msgspec
 from loadgauge.estimate.memory.overhead import COMMUNICATOR, CUBLAS, HANDLES, context
 from loadgauge.trace.record.allocations import Record, op_name
 
+NOT_COUNTED = (
+    "what cuDNN's RNN keeps beside gates, cell states and the outputs of lower layers (its size is not documented), and its"
+    " workspace"
+)
+
 
 class Hidden(msgspec.Struct, frozen=True):
     """A line of the table [bytes]. `where`: in the allocator (counts as allocated) or beside it."""

@@ -68,6 +68,7 @@ def _more() -> dict[Any, Formula]:
         **{f"_scaled_dot_product_{kernel}_backward": _attention_backward for kernel in FUSED},
         "mv": _mv,
         "dot": _dot,
+        "vdot": _dot,
         "_cudnn_rnn": _recurrent,
         "_cudnn_rnn_backward": _recurrent_backward,
     }

@@ -1,0 +1,86 @@
+"""What can be known of the values of a tensor that has none."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from loadgauge.errors import NotModelled
+
+_FORMULAS = 32
+"""Of so many experts at most the rows are formulas: each adds terms and guards."""
+
+
+class Same(NamedTuple):
+    """All elements have this value, a real tensor with one element."""
+
+    value: torch.Tensor
+
+
+class Among(NamedTuple):
+    """Each element has one of these values, a real tensor of one dimension."""
+
+    value: torch.Tensor
+
+
+class Known(NamedTuple):
+    """The values, as a real tensor."""
+
+    value: torch.Tensor
+
+
+class Ids(NamedTuple):
+    """Each element is one of `of` experts, all equally likely."""
+
+    of: int
+
+
+class Range(NamedTuple):
+    """0, 1, ... along the only dimension that is not 1."""
+
+    size: int
+
+
+class Chosen(NamedTuple):
+    """Not 0 where an expert was chosen, `total` times in all: along `dim` the experts, or one of them alone. `ones`: 1 there"""
+
+    total: Any
+    of: int
+    dim: int | None
+    expert: int | None
+    ones: bool
+
+
+class Rank(NamedTuple):
+    """How often an expert was chosen so far, counted along a dimension of `length`; `within`: at most so often is still true."""
+
+    of: Chosen
+    length: Any
+    within: int | None
+
+
+class Counts(NamedTuple):
+    """How often each expert was chosen, or one of them; `ends`: added up so far"""
+
+    total: Any
+    of: int
+    expert: int | None
+    ends: bool
+
+
+class Number(NamedTuple):
+    """One number, which may be a symbol."""
+
+    value: Any
+
+
+def share(total: Any, of: int, expert: int) -> Any:
+    """How many of `total` choices an expert gets where all are equally busy.
+
+    >>> [share(10, 4, expert) for expert in range(4)]
+    [3, 3, 2, 2]
+    """
+    if isinstance(total, torch.SymInt) and of > _FORMULAS:
+        raise NotModelled(f"{of} experts in a loop: numbers only, a formula would have as many terms")
+    return (total + (of - 1 - expert)) // of if 0 <= expert < of else 0

@@ -1,0 +1,235 @@
+"""What a program reads of tensors: experts in a loop, masks of ones, branches; recurrent layers; steps and modules of one's own."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+import loadgauge
+from loadgauge.capture.capture import compare
+from loadgauge.capture.record import record
+from loadgauge.errors import ConfigError
+from loadgauge.trace.device.fact_kinds import share
+from loadgauge.trace.device.simulated import fake_tensors, simulated_device
+
+OWN: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_modules.py"))
+
+
+@pytest.mark.parametrize(("total", "of"), [(10, 4), (3, 8), (64, 8), (1000, 7)])
+def test_shares_add_up(total: int, of: int) -> None:
+    shares = [share(total, of, expert) for expert in range(of)]
+    assert sum(shares) == total
+    assert max(shares) - min(shares) <= 1
+    assert share(total, of, of) == 0  # a class beyond the experts
+
+
+class Routed(nn.Module):
+    """Experts of which four ways of looping are known; `ids` overrides who is chosen, for a run with values."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.ids = way, None
+        self.experts, self.router = nn.ModuleList(nn.Linear(16, 16) for _ in range(4)), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(0, 1)
+        weights, ids = self.router(x).softmax(-1).topk(2, -1)
+        ids = ids if self.ids is None else self.ids
+        out = torch.zeros_like(x)
+        if self.way == "lists":
+            counts = torch.bincount(ids.flatten(), minlength=4).tolist()
+            order = ids.flatten().argsort()
+            parts = x[order // 2].split(counts)
+            done = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+            return out.index_add(0, order // 2, done).square().mean()
+        mask = F.one_hot(ids, 5).permute(2, 1, 0)
+        hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero() if self.way == "hit" else torch.arange(4)[:, None]
+        for number in hit:
+            if self.way == "mask":
+                rows = ids[:, 0] == number.item()
+                out[rows] = self.experts[int(number)](x[rows])
+                continue
+            place, token = torch.where(mask[number[0]])
+            out = out.index_add(0, token, self.experts[int(number)](x[token]) * weights[token, place, None])
+        return out.square().mean()
+
+
+class Counted(TorchDispatchMode):
+    """FLOPs by PyTorch's formulas; its own counter follows modules too, which a penalty on gradients does not let it."""
+
+    flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func._overloadpacket in flop_registry:
+            self.flops += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def routed(b: int, s: int) -> torch.Tensor:
+    return torch.empty(b, s, 16)
+
+
+@pytest.mark.parametrize("way", ["hit", "lists", "mask"])
+def test_experts_in_a_loop(way: str) -> None:
+    """Formulas are right where rows do not divide by experts; at b=6, s=4 they are a run's on a CPU with experts equally busy."""
+    captures = loadgauge.capture(lambda: Routed(way), routed, optimizer="sgd")
+    found = captures.at(b=5, s=33)
+    assert not found.plain
+    assert not found.values
+    assert any("test_values_read.py" in line and "4 experts are equally busy" in line for line in found.assumed)
+    sizes = {"b": 7, "s": 51}
+    compare(found, record(captures.job, sizes), sizes)
+
+    module = Routed(way)
+    first = torch.arange(24) % 4
+    module.ids = torch.stack([first, (first + 1) % 4], -1)
+    with FlopCounterMode(display=False) as counter:
+        module(torch.randn(6, 4, 16)).backward()
+    assert found.flops(b=6, s=4) == counter.get_total_flops()
+
+
+def test_what_no_one_knows_is_refused_with_its_line() -> None:
+    class Positive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            return y[y > 0].mean()
+
+    with pytest.raises(ConfigError, match=r"nonzero.* \(.*test_values_read.py:\d+\)"):
+        loadgauge.capture(Positive, routed).at(b=2, s=8)
+
+
+def test_facts_are_void_once_written_to() -> None:
+    with fake_tensors() as mode:
+        place = simulated_device()
+        ones = torch.ones(4, 3, dtype=torch.bool, device=place)
+        view = ones[:, 1]
+        assert bool(ones.all())
+        assert ones.nonzero().shape == (12, 2)
+        assert torch.empty(4, 3, device=place)[~ones].shape == (0,)
+        padded = F.pad((1 - ones.float()) * -4, (0, 2), value=-9)  # 0 or -9
+        assert not bool((padded > 0).any())
+        assert (padded < 1).nonzero().shape == (20, 2)
+        assert mode.facts.of(padded < -1) is not None
+        assert not mode.read.values
+        view.copy_(torch.empty(4, device=place) > 0)
+        assert mode.facts.of(ones) is None
+        assert bool(ones.all())  # made up, and said
+        assert len(mode.read.values) == 1
+
+
+def test_a_branch_says_where_it_went_on() -> None:
+    def model() -> nn.Module:
+        return OWN["Branch"]()  # type: ignore[no-any-return]
+
+    found = loadgauge.capture(model, OWN["tokens"]).at(b=2, s=8)
+    (line,) = found.branches
+    path, _, rest = line.partition(".py:")
+    number, to = (int(word) for word in rest.split() if word.isdigit()) if rest else (0, 0)
+    lines = Path(f"{path}.py").read_text(encoding="utf-8").splitlines()
+    assert "if y.abs().max() > 4" in lines[number - 1]
+    assert "self.more" in lines[to - 1]
+    assert found.values == (f"{path}.py:{number}",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("LSTM", {"num_layers": 2, "bidirectional": True, "batch_first": True}),
+        ("LSTM", {"proj_size": 8}),
+        ("GRU", {"num_layers": 2}),
+        ("RNN", {"bias": False}),
+    ],
+)
+def test_recurrent_layers(kind: str, settings: dict[str, Any]) -> None:
+    """FLOPs are those of PyTorch's own loop over time on a CPU, shapes those of its results."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.layer = nn.Linear(16, 16), getattr(nn, kind)(16, 24, **settings)
+            number = settings.get("num_layers", 1) * (1 + settings.get("bidirectional", False))
+            widths = (settings.get("proj_size", 24), 24)[: 1 + (kind == "LSTM")]
+            # States that are trained: a loop over time would leave out the gradient of those that are not, cuDNN does not.
+            self.states = nn.ParameterList(nn.Parameter(torch.zeros(number, 1, width)) for width in widths)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = x.shape[0 if settings.get("batch_first") else 1]
+            given = [one.expand(-1, rows, -1).contiguous() for one in self.states]
+            out, last = self.layer(self.first(x), tuple(given) if kind == "LSTM" else given[0])
+            shapes.append([tuple(one.shape) for one in (out, *(last if isinstance(last, tuple) else (last,)))])
+            return out.square().mean()
+
+    shapes: list[Any] = []
+    captures = loadgauge.capture(Layer, routed, optimizer="sgd")
+    found = captures.at(b=3, s=5)
+    sizes = {"b": 6, "s": 9}
+    compare(found, record(captures.job, sizes), sizes)
+    assert not found.uncounted
+    with FlopCounterMode(display=False) as counter, torch.backends.mkldnn.flags(enabled=False):
+        Layer()(torch.randn(6, 9, 16)).backward()
+    assert shapes[-1] == shapes[-2]  # of the plain run, and of real tensors
+    assert found.flops(**sizes) == counter.get_total_flops()
+
+
+def test_what_an_lstm_keeps() -> None:
+    """Four gates, the cell's state and the lower layer's output, as PyTorch's fused cells do; with input, states and output."""
+    found = loadgauge.capture(lambda: OWN["Recurrent"]("LSTM", num_layers=2), OWN["tokens"], optimizer="sgd").at(
+        b=3, s=5
+    )
+    b, s, units = 3, 5, 32
+    reserve = 4 * b * s * (2 * 5 * units + units)
+    states, out, logits = 4 * b * units * 2 * 2, 4 * b * s * units, 4 * b * s * 8
+    assert found.kept_bytes(b=b, s=s) in (reserve + states + out + logits, reserve + states // 2 + out + logits)
+
+
+SMALL = ("U-Net with skips", "embedding bags")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_own_modules(name: str) -> None:
+    """docs/captured-accuracy.md has all of them."""
+    make, inputs, step = OWN["MODULES"][name]
+    captures = loadgauge.capture(make, inputs, **({"step": step} if step else {}))
+    first, other = ({"b": 5, "s": 24, "side": 32, "n": 6}, {"b": 7, "s": 19, "side": 44, "n": 9})
+    found = captures.at(**{name: first[name] for name in captures.job.names})
+    sizes = {name: other[name] for name in captures.job.names}
+    assert not found.plain
+    compare(found, record(captures.job, sizes), sizes)
+
+
+def test_a_step_of_ones_own_is_one_step() -> None:
+    """Three backward calls and three optimizer steps of two optimizers: FLOPs are those counted on a CPU."""
+    make, inputs, step = OWN["MODULES"]["GAN, two optimizers"]
+    captures = loadgauge.capture(make, inputs, step=step)
+    found = captures.at(b=6)
+    compare(found, record(captures.job, {"b": 9}), {"b": 9})
+    made = make()
+    with Counted() as counter:
+        step(made, torch.randn(6, 64))
+    assert found.flops(b=6) == counter.flops
+    assert sum(found.parameters.values()) == sum(
+        one.numel() for part in ("make", "judge") for one in made[part].parameters()
+    )
+
+
+def test_a_step_needs_no_more() -> None:
+    make, inputs, step = OWN["MODULES"]["GAN, two optimizers"]
+    with pytest.raises(ConfigError, match="step"):
+        loadgauge.capture(make, inputs, step=step, optimizer="sgd")
+    nothing: Callable[[], Any] = lambda: 3  # noqa: E731
+    with pytest.raises(ConfigError, match=r"must make a torch.nn.Module"):
+        loadgauge.capture(nothing, inputs, step=step).at(b=2)
