@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from loadgauge.capture.upsampling import as_one_kernel, overloads
 from loadgauge.trace.device.fake import made_up
 from loadgauge.trace.device.patches import modules_that_move, no_packed_sequences
 
@@ -95,7 +96,7 @@ def as_eager() -> Iterator[None]:
     dropout, matmul = aten.dropout.default.py_kernels, aten.matmul.default.py_kernels
     before = {
         func: dict(func.py_kernels)
-        for func in (aten.dropout.default, aten.native_batch_norm.default, aten.matmul.default)
+        for func in (aten.dropout.default, aten.native_batch_norm.default, aten.matmul.default, *overloads())
     }
 
     def around(rule: Any) -> Any:
@@ -120,6 +121,7 @@ def as_eager() -> Iterator[None]:
         SymNode.statically_known_true = asked  # type: ignore[method-assign]
         matmul.update({key: product(rule) for key, rule in matmul.items()})
         aten.native_batch_norm.default.py_kernels.clear()
+        as_one_kernel()
         dropout.update({key: around(rule) for key, rule in dropout.items()})
         for func in before:
             func._dispatch_cache.clear()
@@ -127,6 +129,7 @@ def as_eager() -> Iterator[None]:
     finally:
         SymNode.statically_known_true = known_true  # type: ignore[method-assign]
         for func, rules in before.items():
+            func.py_kernels.clear()
             func.py_kernels.update(rules)
             func._dispatch_cache.clear()
 
