@@ -15,11 +15,11 @@ from loadgauge.trace.torch_run import TorchRun
 
 def capture_request(
     request: Request, inputs: str, given: dict[str, int], defaults: dict[str, int],
-    pictures: tuple[tuple[int, int], ...] = (),
+    pictures: tuple[tuple[int, int], ...] = (), freeze: tuple[str, ...] = (),
 ) -> Captured:  # fmt: skip
     """Capture the job of a request in this process.
 
-    inputs: of a script, script.py:function; given, defaults: see `sized`; pictures: see `capture`
+    inputs: of a script, script.py:function; given, defaults: see `sized`; pictures, freeze: see `capture`
 
     Raises ConfigError, LayoutError or NotModelled.
     """
@@ -33,7 +33,7 @@ def capture_request(
         fields["global_batch"] = TorchRun.of(job.replace(micro_batch=given.get(ONE, defaults[ONE]))).accumulate
     target: Any = function(job.model) if is_script(job.model) else job.model
     captures = capture(target, _beside(target, job.model, inputs) if inputs else None, layers=request.layers,
-                       pictures=pictures, **fields)  # fmt: skip
+                       pictures=pictures, freeze=freeze, **fields)  # fmt: skip
     captures.target = job.model
     return captures.at(**sized(captures.job.names, given, defaults))
 

@@ -70,8 +70,8 @@ def world() -> list[Known]:
     for head, classes in _classes().items():
         for kind, cls in classes.items():
             found.setdefault(kind, (HEADS[head], cls))
-    for kind in known:
-        found.setdefault(kind, ("", "")) if not found else None
+    if not found:
+        found = dict.fromkeys(known, ("", ""))
     rows = []
     for kind, (head, cls) in sorted(found.items()):
         road, why = known.get(kind, ("not tried", ""))
