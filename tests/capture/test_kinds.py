@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_pictures import QWEN, TEXT, TOWER
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING
@@ -31,7 +32,6 @@ from loadgauge.capture.world import tried, world
 from loadgauge.errors import ConfigError
 from loadgauge.spec.job import Job
 from loadgauge.trace.torch_run import TorchRun
-from test_pictures import QWEN, TEXT, TOWER
 
 SIZES = ((1024, 768), (512, 512), (100, 333), (56, 56), (3000, 2000))
 INTERN = {
@@ -64,7 +64,9 @@ def test_tiles_of_a_picture() -> None:
 
 def test_two_pictures_are_those_of_a_real_run() -> None:
     config, sizes = CONFIG_MAPPING["qwen2_vl"](**QWEN), [(168, 112), (84, 56)]
-    found = loadgauge.capture(config, pictures=sizes, optimizer="sgd", precision="fp32", attention="eager").at(b=2, s=64)
+    found = loadgauge.capture(config, pictures=sizes, optimizer="sgd", precision="fp32", attention="eager").at(
+        b=2, s=64
+    )
     assert found.pictures == (("168x112", 24), ("84x56", 6))
     assert not found.plain
     module = model_class(config)._from_config(config, attn_implementation="eager")

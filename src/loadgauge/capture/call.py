@@ -82,7 +82,11 @@ def capture(
         own = processor_keys(target) if isinstance(target, str) else None
         job = of_config(config, run, processed(config, pictures, own))
         counts = vectors_of(job, [processed(config, [size], own) for size in pictures])
-        return Captures(frozen(job, freeze), name, tuple(zip((f"{width}x{height}" for width, height in pictures), counts, strict=True)))
+        return Captures(
+            frozen(job, freeze),
+            name,
+            tuple(zip((f"{width}x{height}" for width, height in pictures), counts, strict=True)),
+        )
     if not callable(target) or layers is not None or pictures:
         raise ConfigError(
             "with inputs, it is a function that makes a module, which has the layers it has", key="target"

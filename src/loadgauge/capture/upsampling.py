@@ -9,7 +9,15 @@ import torch
 from torch._C import DispatchKey
 
 _OWN = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-_KINDS = {"nearest1d": 1, "nearest2d": 2, "nearest3d": 3, "linear1d": 1, "bilinear2d": 2, "bicubic2d": 2, "trilinear3d": 3}
+_KINDS = {
+    "nearest1d": 1,
+    "nearest2d": 2,
+    "nearest3d": 3,
+    "linear1d": 1,
+    "bilinear2d": 2,
+    "bicubic2d": 2,
+    "trilinear3d": 3,
+}
 _NAMES = {**{f"upsample_{kind}": count for kind, count in _KINDS.items()},
           **{f"_upsample_nearest_exact{count}d": count for count in (1, 2, 3)}}  # fmt: skip
 

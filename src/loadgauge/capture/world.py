@@ -66,7 +66,7 @@ def world() -> list[Known]:
     'family'
     """
     families, known = set(model_types()), tried().types
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for head, classes in _classes().items():
         for kind, cls in classes.items():
             found.setdefault(kind, (HEADS[head], cls))
@@ -92,7 +92,9 @@ def _classes() -> dict[str, dict[str, str]]:
     wanted = {f"MODEL_FOR_{head}_MAPPING_NAMES": head for head in HEADS}
     found: dict[str, dict[str, str]] = {}
     for node in tree.body:
-        name = node.targets[0].id if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) else ""
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        name = node.targets[0].id
         if name in wanted and isinstance(node.value, ast.Call) and node.value.args:
             found[wanted[name]] = {
                 kind: cls if isinstance(cls, str) else cls[0] for kind, cls in _pairs(node.value.args[0])

@@ -47,7 +47,9 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
 
     name = "wxh"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[tuple[int, int], ...]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[int, int], ...]:
         """The sizes [pixels]."""
         if isinstance(value, tuple):
             return value
@@ -64,7 +66,9 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
 )
 @job_options(STEP)
 @click.option("--size", "more", type=NamedSize(), multiple=True, help="Another size by its name, such as t=512.")
-@click.option("--picture", type=PictureSizes(), default=(), metavar="WxH,...", help="Pictures of each sequence [pixels].")
+@click.option(
+    "--picture", type=PictureSizes(), default=(), metavar="WxH,...", help="Pictures of each sequence [pixels]."
+)
 @click.option("--freeze", metavar="WORD", multiple=True, help="Parameters whose names contain WORD are not trained.")
 @click.option("--gpu", metavar="GPU", help="A GPU to fit on (`loadgauge gpus` lists them).")
 @click.option("--allow-tight", is_flag=True, help="TIGHT is a yes.")
@@ -124,8 +128,14 @@ def command(
 
 
 def _captured(
-    job: Job, inputs: str, layers: int | None, given: dict[str, int], defaults: dict[str, int], keep: bool,
-    pictures: tuple[tuple[int, int], ...] = (), freeze: tuple[str, ...] = (),
+    job: Job,
+    inputs: str,
+    layers: int | None,
+    given: dict[str, int],
+    defaults: dict[str, int],
+    keep: bool,
+    pictures: tuple[tuple[int, int], ...] = (),
+    freeze: tuple[str, ...] = (),
 ) -> tuple[Captured, bool]:
     """A capture that holds at the sizes, and whether it was kept on disk."""
     from loadgauge.capture import store

@@ -14,8 +14,8 @@ import click
 def command(words: tuple[str, ...], check: bool, as_json: bool) -> None:
     """List the models of the catalogue; with WORDs, those whose name or type contains every WORD.
 
-    Any other model is read from its Hugging Face config.json. --check lists the model types instead: those with a hand-written family,
-    those that are captured (see `loadgauge capture`), and those that are not, with what stops them.
+    Any other model is read from its Hugging Face config.json. --check lists the model types instead: those with a hand-written
+    family, those that are captured (see `loadgauge capture`), and those that are not, with what stops them.
     """
     if check:
         _check(words, as_json)
@@ -59,7 +59,13 @@ def _check(words: tuple[str, ...], as_json: bool) -> None:
         document({"transformers": here, "tried_with": known.transformers, "roads": counts(rows), "types": rows})
         return
     target = console()
-    columns = [Column("type"), Column("class", wide=True), Column("head", rank=1), Column("road"), Column("why", wrap=True)]
+    columns = [
+        Column("type"),
+        Column("class", wide=True),
+        Column("head", rank=1),
+        Column("road"),
+        Column("why", wrap=True),
+    ]
     draw(target, columns, [[one.type, one.cls, one.head, one.road, one.why] for one in rows])
     target.print()
     total = ", ".join(f"{road} {count}" for road, count in counts(rows).items())
@@ -68,7 +74,8 @@ def _check(words: tuple[str, ...], as_json: bool) -> None:
         target,
         [
             f"{len(rows)} types ({with_}): {total}",
-            f"family: `loadgauge estimate`; formulas and numbers: `loadgauge capture`, tried with transformers {known.transformers}",
+            "family: `loadgauge estimate`; formulas and numbers: `loadgauge capture`, tried with transformers "
+            + known.transformers,
         ],
     )
 
