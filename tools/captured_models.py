@@ -1,7 +1,7 @@
 """Try to capture a small model of every type that transformers knows, and write docs/models-captured.md.
 
 python tools/captured_models.py out.json [types ...]      results so far, each type in a process of its own
-python tools/captured_models.py out.json --page           docs/models-captured.md of them
+python tools/captured_models.py out.json --page           docs/models-captured.md of them, and data/capture/tried.json
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[1] / "docs" / "models-captured.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "models-captured.md"
+TABLE = ROOT / "src" / "loadgauge" / "data" / "capture" / "tried.json"
 LIMIT = 90
 """Seconds of CPU that a type may take."""
 
@@ -132,6 +134,17 @@ def page(done: dict[str, Any], heads: dict[str, str], releases: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table(done: dict[str, Any], heads: dict[str, str], transformers: str, torch: str) -> str:
+    """data/capture/tried.json: the road and its reason of each type."""
+    types = {
+        kind: ("not captured", _cause(one["error"])[:200]) if "error" in one
+        else ("numbers", _cause(one["plain"])[:200]) if one["plain"] else ("formulas", "")
+        for kind in heads if (one := done.get(kind))
+    }  # fmt: skip
+    rows = ",\n".join(f"{json.dumps(kind)}: {json.dumps(row)}" for kind, row in types.items())
+    return f'{{"transformers": "{transformers}", "torch": "{torch}", "types": {{\n{rows}\n}}}}\n'
+
+
 def _short(text: str) -> str:
     text = text.replace("|", "\\|")
     return f"`{text}`" if 0 < len(text) <= 90 else f"`{text[:87]}...`" if text else ""
@@ -161,6 +174,7 @@ if __name__ == "__main__":
     if given == ["--page"]:
         releases = f"transformers {transformers.__version__} and PyTorch {torch.__version__.partition('+')[0]}"
         PAGE.write_text(page(done, model_types(), releases))
+        TABLE.write_text(table(done, model_types(), transformers.__version__, torch.__version__.partition("+")[0]))
         sys.exit()
     for kind in given or [kind for kind in model_types() if kind not in done]:
         done[kind] = forked(kind)

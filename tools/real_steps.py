@@ -43,7 +43,8 @@ def trained(kind: str) -> dict[str, Any]:
     config = small_config(kind)  # anew: building fills it in
     job = of_config(config, TorchRun.of(Job(model="", seq_len=1, optimizer="sgd", precision="fp32")))
     module = job.build("cpu")
-    module.init_weights()
+    model: Any = module
+    model.init_weights()
     sizes = {name: {"b": 2, "s": 96, "t": 80}[name] for name in job.names}
     stands: dict[int, int] = {}
     for _ in range(TIMES):

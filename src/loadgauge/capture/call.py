@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+import msgspec
+
 from loadgauge.errors import ConfigError
 from loadgauge.optional_deps import needs_torch
 from loadgauge.spec.job import Job
@@ -31,7 +33,7 @@ class Fields(TypedDict, total=False):
 def capture(
     target: Any, inputs: Callable[..., Any] | None = None, *, loss: Callable[[Any], torch.Tensor] | None = None,
     step: Callable[..., Any] | None = None, layers: int | None = None, pictures: Sequence[tuple[int, int]] = (),
-    **fields: Unpack[Fields],
+    freeze: Sequence[str] = (), **fields: Unpack[Fields],
 ) -> Captures:  # fmt: skip
     """Prepare to capture a training step: run on tensors without memory, with sizes that stay symbols.
 
@@ -44,6 +46,7 @@ def capture(
     layers: number of layers, instead of the model's own
     pictures: width and height of each picture of a sequence [pixels], as the model's image processor takes them; none: one picture,
         as large as the model sees at once
+    freeze: parameters whose names contain one of these are not trained, such as "vision_tower"
     fields: as the flags of `loadgauge trace`; a `global_batch` of more than 1: gradients of so many micro-batches accumulate
     Returns `Captures`: `.at(b=2, s=4096)` runs the code once and gives a `Captured`, whose formulas hold wherever its guards do.
     Raises ConfigError without PyTorch, and ConfigError, LayoutError or NotModelled for what cannot be run.
@@ -75,20 +78,26 @@ def capture(
         if is_library(keys):
             if layers is not None or pictures:
                 raise ConfigError("--layers and --picture are for models of transformers", key="target")
-            return Captures(of_keys(keys, target, run), target)
+            return Captures(frozen(of_keys(keys, target, run), freeze), target)
         config = with_layers(config_object(keys, target) if isinstance(target, str) else target, layers)
         name = target if isinstance(target, str) else type(config).__name__
         if not pictures:
-            return Captures(of_config(config, run), name)
+            return Captures(frozen(of_config(config, run), freeze), name)
         own = processor_keys(target) if isinstance(target, str) else None
         job = of_config(config, run, processed(config, pictures, own))
         counts = vectors_of(job, [processed(config, [size], own) for size in pictures])
-        return Captures(job, name, tuple(zip((f"{width}x{height}" for width, height in pictures), counts, strict=True)))
+        return Captures(
+            frozen(job, freeze),
+            name,
+            tuple(zip((f"{width}x{height}" for width, height in pictures), counts, strict=True)),
+        )
     if not callable(target) or layers is not None or pictures:
         raise ConfigError(
             "with inputs, it is a function that makes a module, which has the layers it has", key="target"
         )
-    return Captures(module_of(target, inputs, run, loss, step), getattr(target, "__name__", "module"))
+    if step is not None and freeze:
+        raise ConfigError("a step trains what its optimizers have", key="freeze")
+    return Captures(frozen(module_of(target, inputs, run, loss, step), freeze), getattr(target, "__name__", "module"))
 
 
 def module_of(
@@ -119,3 +128,25 @@ def module_of(
         return (found if isinstance(found, tuple) else (found,)), {}
 
     return Sized(build, given, loss or mean_loss, run, names, step)
+
+
+def frozen(job: Sized, words: Sequence[str]) -> Sized:
+    """A training in which the parameters whose names contain one of some words are not trained.
+
+    Building it raises ConfigError for a word that no parameter has, and where none is left.
+    """
+
+    def build(device: str) -> torch.nn.Module:
+        module = job.build(device)
+        names = [name for name, _ in module.named_parameters()]
+        for word in words:
+            if not any(word in name for name in names):
+                raise ConfigError(f"no parameter's name contains {word!r}", key="freeze")
+        for name, parameter in module.named_parameters():
+            if any(word in name for word in words):
+                parameter.requires_grad_(False)
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise ConfigError("no parameter is left to train", key="freeze")
+        return module
+
+    return msgspec.structs.replace(job, build=build) if words else job

@@ -41,7 +41,7 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None) -> S
         raise NotModelled(f"{kind.__name__} takes {heard} alone: pictures and raw sound are not captured")
 
     def tokens(device: str, b: Any, s: Any, name: str) -> Any:
-        if longest and s > longest:  # with a symbol, this is a guard
+        if longest and longest > 0 and s > longest:  # with a symbol, this is a guard
             raise ConfigError(f"{name}: {s} is more than the model's {longest}")
         return torch.empty((b, s), dtype=torch.long, device=device)
 
@@ -68,7 +68,11 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None) -> S
             if name in taken and name not in given:
                 tensor = one.tensor(device, dtype, int(b) if "no_padding" in beside.get(name, {}) else b)
                 given[name] = whole(tensor) if "no_padding" in beside.get(name, {}) else tensor
-        given |= {name: made(row, config, device, dtype, sizes) for name, row in beside.items() if name not in given or name in own}
+        given |= {
+            name: made(row, config, device, dtype, sizes)
+            for name, row in beside.items()
+            if name not in given or name in own
+        }
         if "labels" in taken and "labels" not in own:
             given["labels"] = given.get("decoder_input_ids", labels)
         if "use_cache" in taken:

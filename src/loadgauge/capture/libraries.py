@@ -7,6 +7,7 @@ import functools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,6 @@ def library_version(keys: Mapping[str, Any]) -> str:
 def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
     """The training of a model of a library, from its config or its name. Raises ConfigError and NotModelled."""
     import torch
-    from torch import nn
 
     from loadgauge.capture.inputs import made
     from loadgauge.capture.record import Sized
@@ -90,7 +90,7 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
     loss = functools.partial(_loss, row["loss"])
     config: dict[str, Any] = {}
 
-    def build(device: str) -> nn.Module:
+    def build(device: str) -> Any:
         default = torch.get_default_dtype()
         torch.set_default_dtype(run.dtype)
         try:
@@ -101,15 +101,17 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
         config.clear()
         config.update(read)
         if recompute:
-            getattr(module, "enable_gradient_checkpointing", None) and module.enable_gradient_checkpointing()
-            getattr(module, "set_grad_checkpointing", None) and module.set_grad_checkpointing(True)
+            if library == "diffusers":
+                module.enable_gradient_checkpointing()
+            else:
+                module.set_grad_checkpointing(True)
         return module.train()
 
     def inputs(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         dtype = next(module.parameters()).dtype
 
         def of(rows: Mapping[str, Any]) -> dict[str, Any]:
-            given = {}
+            given: dict[str, Any] = {}
             for name, one in rows.items():
                 if "shape" not in one:
                     given[name] = of(one) or None
@@ -127,20 +129,15 @@ def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict
     """A model and the keys of its config."""
     name = keys[_CLASS]
     try:
+        module = import_module(library)
         if library == "timm":
-            import timm
-
-            return timm.create_model(name, pretrained=False), {}
+            return module.create_model(name, pretrained=False), {}
         if library == "torchvision":
-            import torchvision
-
-            return torchvision.models.get_model(name, weights=None), {}
-        import diffusers
-
-        kind = getattr(diffusers, name)
+            return module.models.get_model(name, weights=None), {}
+        kind = getattr(module, name)
         given = {key: value for key, value in keys.items() if key != "library" and not key.startswith("_")}
-        module = kind.from_config(given)
-        return module, dict(module.config)
+        made = kind.from_config(given)
+        return made, dict(made.config)
     except (ValueError, TypeError, RuntimeError, AttributeError) as error:
         raise ConfigError(f"{target}: {first_line(error)[:200]}") from None
 
@@ -163,7 +160,15 @@ def _no_initial_values() -> Iterator[None]:
     """Random numbers of weights are not drawn, and what truncates them does not loop."""
     import torch
 
-    names = ("trunc_normal_", "normal_", "uniform_", "xavier_uniform_", "kaiming_normal_", "kaiming_uniform_", "xavier_normal_")
+    names = (
+        "trunc_normal_",
+        "normal_",
+        "uniform_",
+        "xavier_uniform_",
+        "kaiming_normal_",
+        "kaiming_uniform_",
+        "xavier_normal_",
+    )
     before = {name: getattr(torch.nn.init, name) for name in names}
     try:
         for name in names:

@@ -6,7 +6,6 @@ The processor of transformers is run on blank pictures, so that its rule (patche
 from __future__ import annotations
 
 import functools
-import importlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -98,10 +97,11 @@ def _array(np: Any, value: Any) -> Any:
 
 def _processor(config: Any, own: Mapping[str, Any] | None) -> Any:
     import transformers
-    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES as KNOWN
+    from transformers.models.auto import image_processing_auto
 
     kind, table = config.model_type, _table()
-    names = KNOWN.get(table["processor"].get(kind, kind)) or {}
+    known: Any = vars(image_processing_auto)["IMAGE_PROCESSOR_MAPPING_NAMES"]
+    names = known.get(table["processor"].get(kind, kind)) or {}
     name = names.get("pil") or names.get("torchvision")
     if name is None:
         raise ConfigError(f"transformers has no image processor for {kind!r}: no pictures of any size")
@@ -119,7 +119,8 @@ def _processor(config: Any, own: Mapping[str, Any] | None) -> Any:
 
 def _settings(made: Any, config: Any) -> dict[str, Any]:
     """Settings of a processor's class that follow from the config."""
-    table, found = _table(), {}
+    table = _table()
+    found: dict[str, Any] = {}
     for name, keys in table["settings"].items():
         old, value = getattr(made, name, None), _first(config, keys)
         if old is None or value is None:

@@ -16,11 +16,11 @@ from loadgauge.trace.torch_run import TorchRun
 
 def capture_request(
     request: Request, inputs: str, given: dict[str, int], defaults: dict[str, int], step: str = "",
-    pictures: tuple[tuple[int, int], ...] = (),
+    pictures: tuple[tuple[int, int], ...] = (), freeze: tuple[str, ...] = (),
 ) -> Captured:  # fmt: skip
     """Capture the job of a request in this process.
 
-    inputs, step: of a script, script.py:function; given, defaults: see `sized`; pictures: see `capture`
+    inputs, step: of a script, script.py:function; given, defaults: see `sized`; pictures, freeze: see `capture`
 
     Raises ConfigError, LayoutError or NotModelled.
     """
@@ -35,7 +35,7 @@ def capture_request(
     target: Any = function(job.model) if is_script(job.model) else job.model
     beside, own = (_beside(target, job.model, one) if one else None for one in (inputs, step))
     gc.disable()  # while transformers and the model's code are imported, as in `in_child`
-    captures = capture(target, beside, step=own, layers=request.layers, pictures=pictures, **fields)
+    captures = capture(target, beside, step=own, layers=request.layers, pictures=pictures, freeze=freeze, **fields)
     gc.freeze()
     gc.enable()
     captures.target = job.model

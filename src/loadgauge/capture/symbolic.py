@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from loadgauge.capture.upsampling import as_one_kernel, overloads
 from loadgauge.errors import NotModelled
 from loadgauge.trace.device.cuda_rnn import RECURRENT
 from loadgauge.trace.device.facts import UNKNOWN, Facts
@@ -28,16 +29,10 @@ _DEVICE_OF = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 
 
-UPSAMPLED = {
-    **dict.fromkeys(("nearest1d", "nearest2d", "nearest3d"), 0),
-    **dict.fromkeys(("linear1d", "bilinear2d", "bicubic2d", "trilinear3d"), 1),
-}
-"""Ways to resize pictures, and how many settings each has beside sizes and scales."""
 _AS_THE_DEVICE = (
     torch.ops.aten.native_batch_norm.default,
     torch.ops.aten.one_hot.default,
     *(getattr(getattr(torch.ops.aten, name), kind) for name in RECURRENT for kind in ("input", "data")),
-    *(getattr(torch.ops.aten, f"upsample_{how}").default for how in UPSAMPLED),
 )
 """Operations that are one kernel on the device, and several by their rules."""
 MOST = 2**31
@@ -148,17 +143,6 @@ class Symbols:
         return tuple(guard.expr for guard in self.env.guards)
 
 
-def _resized(kernel: Any, settings: int) -> Any:
-    """A way to resize, whose size may be a symbol, as the one kernel that it is."""
-
-    def run(x: Any, size: Any, *rest: Any) -> Any:
-        scales = rest[settings]
-        wanted = upsample_compute_output_size(x.size(), size, scales)
-        return kernel(x, wanted, *rest[:settings], *(scales or [None] * (x.dim() - 2)))
-
-    return run
-
-
 @contextlib.contextmanager
 def as_eager() -> Iterator[None]:
     """Takes away the rules of the Python dispatcher that run other operations than eager PyTorch does.
@@ -171,12 +155,7 @@ def as_eager() -> Iterator[None]:
     dropout, matmul = aten.dropout.default.py_kernels, aten.matmul.default.py_kernels
     before = {
         func: dict(func.py_kernels)
-        for func in (
-            aten.dropout.default,
-            aten.matmul.default,
-            *_AS_THE_DEVICE,
-            *(getattr(aten, f"upsample_{how}").vec for how in UPSAMPLED),
-        )
+        for func in (aten.dropout.default, aten.matmul.default, *_AS_THE_DEVICE, *overloads())
     }
 
     def around(rule: Any) -> Any:
@@ -202,9 +181,7 @@ def as_eager() -> Iterator[None]:
         matmul.update({key: product(rule) for key, rule in matmul.items()})
         for func in _AS_THE_DEVICE:
             func.py_kernels.clear()
-        for how, settings in UPSAMPLED.items():
-            rules = getattr(aten, f"upsample_{how}").vec.py_kernels
-            rules.update(dict.fromkeys(rules, _resized(getattr(aten, f"upsample_{how}").default, settings)))
+        as_one_kernel()
         dropout.update({key: around(rule) for key, rule in dropout.items()})
         for func in before:
             func._dispatch_cache.clear()
@@ -212,6 +189,7 @@ def as_eager() -> Iterator[None]:
     finally:
         SymNode.statically_known_true = known_true  # type: ignore[method-assign]
         for func, rules in before.items():
+            func.py_kernels.clear()
             func.py_kernels.update(rules)
             func._dispatch_cache.clear()
 

@@ -41,7 +41,9 @@ def processor_keys(target: str) -> dict[str, Any] | None:
     if not names_file(target) or not file.is_file():
         return None
     found: dict[str, Any] = decode(read_start(file, LARGEST_FILE), str(file))
-    return {key: value for key, value in found.items() if key not in ("auto_map", "image_processor_type", "processor_class")}
+    return {
+        key: value for key, value in found.items() if key not in ("auto_map", "image_processor_type", "processor_class")
+    }
 
 
 def sized(names: Sequence[str], given: Mapping[str, int], defaults: Mapping[str, int]) -> dict[str, int]:

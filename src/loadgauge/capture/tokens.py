@@ -19,7 +19,7 @@ _SEEN = "get_image_features"
 """That which makes those vectors, of models without the other."""
 
 
-class Counted(Exception):  # noqa: N818
+class Counted(Exception):
     """The vectors that pictures come to, raised where the model is about to place them."""
 
     def __init__(self, vectors: int) -> None:
@@ -88,7 +88,9 @@ def _check(tensors: list[torch.Tensor], s: Any, b: Any, stop: bool) -> None:
     if stop:
         raise Counted(int(vectors))
     if vectors > b * s:
-        raise ConfigError(f"s: {int(s)} is fewer than the {int(vectors) // int(b)} tokens of a sequence's pictures or sounds")
+        raise ConfigError(
+            f"s: {int(s)} is fewer than the {int(vectors) // int(b)} tokens of a sequence's pictures or sounds"
+        )
 
 
 def vectors_of(job: Any, each: list[Pictures]) -> list[int]:

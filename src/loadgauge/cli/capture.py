@@ -47,7 +47,9 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
 
     name = "wxh"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[tuple[int, int], ...]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[int, int], ...]:
         """The sizes [pixels]."""
         if isinstance(value, tuple):
             return value
@@ -70,7 +72,10 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
 )
 @job_options(STEP)
 @click.option("--size", "more", type=NamedSize(), multiple=True, help="Another size by its name, such as t=512.")
-@click.option("--picture", type=PictureSizes(), default=(), metavar="WxH,...", help="Pictures of each sequence [pixels].")
+@click.option(
+    "--picture", type=PictureSizes(), default=(), metavar="WxH,...", help="Pictures of each sequence [pixels]."
+)
+@click.option("--freeze", metavar="WORD", multiple=True, help="Parameters whose names contain WORD are not trained.")
 @click.option("--gpu", metavar="GPU", help="A GPU to fit on (`loadgauge gpus` lists them).")
 @click.option("--allow-tight", is_flag=True, help="TIGHT is a yes.")
 @click.option(
@@ -79,7 +84,7 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
 def command(
     target: str, inputs: str, step: str, layers: int | None, more: tuple[tuple[str, int], ...], gpu: str | None, allow_tight: bool,
-    picture: tuple[tuple[int, int], ...], cache: bool, as_json: bool, **given: Any,
+    picture: tuple[tuple[int, int], ...], freeze: tuple[str, ...], cache: bool, as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """What does a training step of TARGET take, as formulas of its sizes, from its own code?
 
@@ -112,10 +117,10 @@ def command(
     if not is_script(target) and is_library(keys := config_keys(target)):
         defaults = {"b": 1} | usual_sizes(keys, target)
         defaults = {name: value for name, value in defaults.items() if name not in sizes}
-    found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture)
+    found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture, freeze)
     whole = sized(found.names, sizes, defaults)
     seconds = time.perf_counter() - begun
-    result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found, step))
+    result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found, step, freeze))
     if as_json:
         from loadgauge.report.table import document
 
@@ -131,6 +136,7 @@ def command(
 def _captured(
     job: Job, inputs: str, step: str, layers: int | None, given: dict[str, int], defaults: dict[str, int], keep: bool,
     pictures: tuple[tuple[int, int], ...] = (),
+    freeze: tuple[str, ...] = (),
 ) -> tuple[Captured, bool]:
     """A capture that holds at the sizes, and whether it was kept on disk."""
     from loadgauge.capture import store
@@ -147,6 +153,8 @@ def _captured(
                 decide["micro_batch"] = given.get("b", 1)
             if is_library(keys):
                 decide["library"] = library_version(keys)
+            if freeze:
+                decide["freeze"] = freeze
             if pictures:
                 decide |= {"pictures": pictures, "processor": processor_keys(job.model)}
             file = store.place(keys, decide | {"layers": layers})
@@ -162,8 +170,9 @@ def _captured(
     # What the script prints is not part of the answer.
     shown = sys.stderr if is_script(job.model) else None
     found = in_child(
-        capture_request, request, shown, inputs=inputs, step=step, given=given, defaults=defaults, pictures=pictures
-    )
+        capture_request, request, shown, inputs=inputs, step=step, given=given, defaults=defaults,
+        pictures=pictures, freeze=freeze,
+    )  # fmt: skip
     if file is not None:
         store.save(file, [*known, found])
     return found, False
@@ -188,7 +197,7 @@ def _refuse_of_script(job: Job, inputs: str, step: str, layers: int | None) -> N
         raise click.UsageError("--precision bf16-pure: a module of one's own has the dtype that its function gives it")
 
 
-def _assumed(job: Job, found: Captured, step: str = "") -> tuple[str, ...]:
+def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] = ()) -> tuple[str, ...]:
     """What was not said, and is taken for granted."""
     own = is_script(job.model)
     if step:
@@ -198,6 +207,8 @@ def _assumed(job: Job, found: Captured, step: str = "") -> tuple[str, ...]:
         default |= {"attention": "flash (PyTorch's own choice of kernel)", "recompute": "none"}
     said = [f"{name} {getattr(job, name) or value}" for name, value in default.items()]
     lines = [", ".join(said) + "; gradients freed after each step"]
+    if freeze:
+        lines.append(f"not trained: parameters whose names contain {' or '.join(freeze)}")
     if "t" in found.names:
         lines.append("t, the tokens of the decoder: as many as s, unless --size t=NUMBER")
     return tuple(lines)

@@ -9,12 +9,17 @@ import click
 
 @click.command("models")
 @click.argument("words", nargs=-1, metavar="[WORD]...")
+@click.option("--check", is_flag=True, help="Every model type of the installed transformers, and which road takes it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def command(words: tuple[str, ...], as_json: bool) -> None:
+def command(words: tuple[str, ...], check: bool, as_json: bool) -> None:
     """List the models of the catalogue; with WORDs, those whose name or type contains every WORD.
 
-    Any other model is read from its Hugging Face config.json.
+    Any other model is read from its Hugging Face config.json. --check lists the model types instead: those with a hand-written
+    family, those that are captured (see `loadgauge capture`), and those that are not, with what stops them.
     """
+    if check:
+        _check(words, as_json)
+        return
     from loadgauge.errors import ConfigError
     from loadgauge.families.catalogue import model, models
     from loadgauge.report.catalogue import model_row
@@ -38,6 +43,40 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
     target.print()
     points(
         target, [f"{len(rows)} models; for any other, give its Hugging Face config.json or the folder that holds it"]
+    )
+
+
+def _check(words: tuple[str, ...], as_json: bool) -> None:
+    from loadgauge.capture.world import counts, installed, tried, world
+    from loadgauge.errors import ConfigError
+    from loadgauge.report.table import Column, console, document, draw, points
+
+    rows = [one for one in world() if all(word.lower() in f"{one.type} {one.cls} {one.road}".lower() for word in words)]
+    if not rows:
+        raise ConfigError(f"no model type matches {' '.join(words)!r}; `loadgauge models --check` lists them all")
+    here, known = installed(), tried()
+    if as_json:
+        document({"transformers": here, "tried_with": known.transformers, "roads": counts(rows), "types": rows})
+        return
+    target = console()
+    columns = [
+        Column("type"),
+        Column("class", wide=True),
+        Column("head", rank=1),
+        Column("road"),
+        Column("why", wrap=True),
+    ]
+    draw(target, columns, [[one.type, one.cls, one.head, one.road, one.why] for one in rows])
+    target.print()
+    total = ", ".join(f"{road} {count}" for road, count in counts(rows).items())
+    with_ = f"transformers {here}" if here else "no transformers is installed; its types are those that were tried"
+    points(
+        target,
+        [
+            f"{len(rows)} types ({with_}): {total}",
+            "family: `loadgauge estimate`; formulas and numbers: `loadgauge capture`, tried with transformers "
+            + known.transformers,
+        ],
     )
 
 
