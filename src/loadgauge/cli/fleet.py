@@ -72,6 +72,7 @@ def command(model: str | None, as_json: bool, topic: str | None, find: str | Non
     loadgauge fleet llama-3.1-70b --gpu h100 --gpus 4096 --tokens 2T --find spares
     """
     from loadgauge.report import fleet as report
+    from loadgauge.report import fleet_queue
 
     own = {name: flags.pop(name) for name in OWN}
     local = {name: flags.pop(name) for name in ("sites", "inner_steps", "between", "delta_bits", "sparse", "stale", "site_speeds")}
@@ -89,12 +90,12 @@ def command(model: str | None, as_json: bool, topic: str | None, find: str | Non
     if len(asked) > 1:
         raise ConfigError(f"goes without --{asked[0]}", key=asked[1])
     if more["jobs"] is not None:
-        return report.queue(more["jobs"], model, flags, given, as_json=as_json)
+        return fleet_queue.queue(more["jobs"], model, flags, given, as_json=as_json)
     job = Job(model=model_or_usage(model, flags), **flags)
     if job.tokens is None:
         raise ConfigError("is needed: the length of the run, such as 15T", key="tokens")
     if more["sweep"]:
-        return report.sweep(job, given, more, as_json=as_json)
+        return fleet_queue.sweep(job, given, more, as_json=as_json)
     if find is not None:
         return report.find(job, given, find, more["slack"] or 0.01, local, as_json=as_json)
     if local:

@@ -188,7 +188,7 @@ def find(
     if what == "sites":
         from loadgauge.report.fleet_sites import most_sites
 
-        return most_sites(result, job, given, local, slack, as_json=as_json)
+        return most_sites(result, job, local, slack, as_json=as_json)
     base = fleet(result, job.tokens or "", Options(**{**given, "runs": min(given.get("runs", 200), 200)}), price=job.price)
     if what == "checkpoint-interval":
         best, tried = best_interval(base)
@@ -218,3 +218,11 @@ def find(
     points(target, [f"{said} {layout_words(result.layout)}; a step of {seconds(base.step)}.".strip()], "")
     draw(target, [Column(columns[0]), *(Column(name, "right") for name in columns[1:])], rows, "Tried", [strong])
     return 0
+
+
+def sites(job: Job, given: dict[str, Any], local: dict[str, Any], *, as_json: bool) -> int:
+    """Answer for several sites, and return the exit code 0."""
+    from loadgauge.report import fleet_sites
+
+    result, _, said = chosen(job, given)
+    return fleet_sites.answer(result, job, local, said, as_json=as_json)
