@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from loadgauge.algebra import Size, maximum
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.cost import goodput
 from loadgauge.fleet.failures import Failures, Recovery
@@ -149,6 +150,23 @@ def away(run: Run) -> tuple[float, float]:
     return lacking, short
 
 
+def capacity(run: Run, lacking: float, group: Size) -> Size:
+    """Return the share of the replicas that work while so many hosts are lacking. group: GPUs of a replica
+
+    >>> from loadgauge.fleet.failures import NONE
+    >>> job = Run(work=1.0, gpus=16384, failures=NONE, recovery=Recovery(way="elastic"))
+    >>> capacity(job, 2, 128), capacity(job, 2, 1024)
+    (0.984375, 0.875)
+    """
+    if run.recovery.way == "restart":
+        return 1.0
+    if run.recovery.way == "reroute":
+        fewer = lacking / maximum(1, group / run.node)
+    else:
+        fewer = lacking * maximum(1, run.node / group)
+    return maximum(1 - fewer * group / run.gpus, group / run.gpus)
+
+
 def closed_form(run: Run) -> float:
     """Return the share of progress by daly2006, with every rate and time in the middle of its range.
 
@@ -167,10 +185,7 @@ def closed_form(run: Run) -> float:
         down = sum(one.middle for one in spans) + run.reload + short * recovery.repair / (run.spares + 1)
     else:
         down = recovery.detect.middle + recovery.regroup.middle + recovery.warm.middle
-        replicas = max(1, run.gpus // run.group)
-        each = max(1, run.node // run.group)
-        fewer = lacking / max(1, run.group // run.node) if recovery.way == "reroute" else lacking * each
-        kept *= max(1 - fewer / replicas, 1 / replicas)
+        kept *= float(capacity(run, lacking, run.group))
     return kept * goodput(run.stall, 1 / rate, down, min(run.every, run.work))
 
 

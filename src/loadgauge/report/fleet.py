@@ -10,7 +10,7 @@ import msgspec
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.cost import HOUR
 from loadgauge.estimate.result import Estimate
-from loadgauge.fleet.fleet import NOT_COUNTED, Fleet, Options, fleet, steady
+from loadgauge.fleet.fleet import NOT_COUNTED, Fleet, Options, fleet
 from loadgauge.fleet.what_if import Change, best_interval, best_spares, changed, most_oversubscription
 from loadgauge.plan.answer import answer as plan_answer
 from loadgauge.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, cases
@@ -42,15 +42,14 @@ def chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], s
     fields = {name: getattr(job, name) for name in JOB_FIELDS if getattr(job, name) is not None}
     if job.gpus is None:
         raise ConfigError("is needed: the GPUs of the job", key="gpus")
-    request = PlanRequest.of(job.model, {**fields, "gpus": str(job.gpus), "top": 20})
+    request = PlanRequest.of(job.model, {**fields, "gpus": str(job.gpus), "objective": "goodput"})
     try:
         say("searching layouts")
-        plan = plan_answer(request, *cases(request))
+        setup, searches = cases(request)
+        plan = plan_answer(request, setup, [msgspec.structs.replace(case, fleet=options) for case in searches])
     finally:
         clear()
-    candidates = [*plan.result.layouts, *plan.result.pareto]
-    best = max(candidates, key=lambda one: steady(one, options))
-    first = plan.result.layouts[0]
+    best, first = plan.result.layouts[0], plan.result.pareto[0]
     assert first.time is not None
     assert best.time is not None
     said = f"The best of {plan.result.valid:,} layouts"
