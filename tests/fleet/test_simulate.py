@@ -168,7 +168,7 @@ def test_what_cannot_be() -> None:
         with pytest.raises(ConfigError, match="failures"):
             failures(text)
     for text in ("async:5", "often", "none:5min", "async:0s"):
-        with pytest.raises(ConfigError, match="checkpoint|unit"):
+        with pytest.raises(ConfigError, match=r"checkpoint|unit"):
             checkpoint(text)
     with pytest.raises(ConfigError, match="rise"):
         span("10min..1min", "detect")
@@ -180,7 +180,7 @@ def test_what_cannot_be() -> None:
 
 
 def test_llama3() -> None:
-    """54 days on 16,384 H100: 419 unexpected interruptions, by what other fleets saw, and more than 90 % effective time, by its causes.
+    """54 days on 16,384 H100: 419 unexpected interruptions, by what other fleets saw, and more than 90 % effective time.
 
     From the paper: 405 B parameters, 24,576 GPUs in the cluster, 2 TB/s of storage. The interval is the best one.
     """
@@ -223,7 +223,7 @@ def test_bloom() -> None:
 
 
 def test_opt() -> None:
-    """124 nodes, two months: at least 35 manual restarts for hardware. Restarts for diverged losses are not modelled, so no days."""
+    """124 nodes, two months: at least 35 manual restarts for hardware. Diverged losses are not modelled, so no days."""
     found = chronicle(124, 12, 33, 3 * HOUR, 60 * DAY)
     low, _, high = found.quantiles(found.interruptions)
     assert low < 35 < high

@@ -20,7 +20,7 @@ from loadgauge.fleet.simulate import Outcome, Run, away, capacity, closed_form, 
 from loadgauge.units import parse, parse_count, share
 
 HOST_STORAGE = 2e12 / 3072
-"""Byte/s of storage for each host, where none is said: the 2 TB/s that Llama 3's cluster of 3,072 hosts sustained (source: llama3)."""
+"""Byte/s of storage for each host, where none is said: Llama 3's 3,072 hosts sustained 2 TB/s together (source: llama3)."""
 HOST_COPY = 25e9
 """Byte/s at which a GPU's state is copied to its host's memory, over half of a PCIe 4 x16 link or better."""
 COMPUTE = ("forward", "backward", "recompute", "loss")
@@ -269,7 +269,14 @@ def case(result: Estimate, tokens: str | float, options: Options) -> Case:
         group=replica(result), slow=slow, failures=what, recovery=options.recovery(),
     )  # fmt: skip
     return Case(
-        run=run, tokens=total, failures=what, checkpoint=saved, nbytes=nbytes, storage=storage, watts=watts, assumed=assumed
+        run=run,
+        tokens=total,
+        failures=what,
+        checkpoint=saved,
+        nbytes=nbytes,
+        storage=storage,
+        watts=watts,
+        assumed=assumed,
     )
 
 

@@ -1,8 +1,8 @@
 """Several runs on one fleet: which runs when, and what more GPUs would bring.
 
 The policy is simple and stated: runs are taken by priority (a lower number first), of equal ones as they came. One starts when as
-many GPUs as it asks for are free; a later one may start before it on GPUs that it cannot use yet, if it ends before they are enough for
-it (backfilling, source: lifka1995). A run keeps its GPUs until it ends, and is never stopped for another.
+many GPUs as it asks for are free; a later one may start before it on GPUs that it cannot use yet, if it ends before they are
+enough for it (backfilling, source: lifka1995). A run keeps its GPUs until it ends, and is never stopped for another.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def pack(wants: Sequence[Want], gpus: int) -> Packed:
                     spare -= want.gpus
                 free -= want.gpus
                 heapq.heappush(running, (now + want.days, want.gpus))
-                slots.append(Slot(name=want.name, gpus=want.gpus, start=now, end=now + want.days, waited=now - want.comes))
+                slots.append(
+                    Slot(name=want.name, gpus=want.gpus, start=now, end=now + want.days, waited=now - want.comes)
+                )
                 started.append(want)
             elif held_until is None:
                 held_until, spare = _enough(running, free, want.gpus)

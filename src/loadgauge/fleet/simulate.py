@@ -1,7 +1,7 @@
 """Whole runs, from failure to failure, thousands of them at once.
 
-The fleet is a group: what is drawn is when the next of all its GPUs fails (exponentially, with the sum of their rates), not which. A
-run is a row of every array; one turn of the loop takes each from one failure to the next. Failures may hit while it recovers.
+The fleet is a group: what is drawn is when the next of all its GPUs fails (exponentially, with the sum of their rates), not which.
+A run is a row of every array; one turn of the loop takes each from one failure to the next. Failures may hit while it recovers.
 Every second that passes gets one of `NAMES`, for each GPU of the fleet.
 
 The generator is numpy's PCG64; its exponentials come from integers and tables, so that a seed gives the same runs again.
@@ -35,7 +35,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A run to simulate.
 
     work: seconds of steps that it takes without a failure; gpus, node: of the job, and of a host; spares: hosts beside them
-    every, stall, lag: seconds of work between checkpoints, for which all wait, and after which one can be read; every infinite: none
+    every, stall, lag: seconds of work between checkpoints (infinite: none), for which all wait, and after which one can be read
     reload: seconds to read a checkpoint; storage: seconds between checkpoints that outlive their peers' memory (0: all do)
     group: GPUs of a replica of the model; slow: the share by which the slowest of all machines is slower, in the middle of runs:
     (low, high) of a range of which each run has one
@@ -275,7 +275,7 @@ class _Simulation:
     def _loop(self) -> None:
         run, np, rng, classes = self.run, self.np, self.rng, self.classes
         assert classes is not None
-        total, every, stall, lag = self.total, run.every, run.stall, run.lag
+        every, stall, lag = run.every, run.stall, run.lag
         cycle = every + stall
         replicas = max(1, run.gpus // run.group)
         each = max(1, run.node // run.group)
@@ -433,11 +433,13 @@ class _Simulation:
         named = self.classes.names[int(place)]
         whole = sum(share for _, share in named)
         golden = (len(self.events) * 0.6180339887498949) % 1.0 * whole
+        cause = named[-1][0]
         for name, share in named:
             golden -= share
             if golden <= 0:
+                cause = name
                 break
-        self.events.append(Event(float(sums["seconds"][0]), name, float(lost), float(down)))
+        self.events.append(Event(float(sums["seconds"][0]), cause, float(lost), float(down)))
 
     def _finish(self, sums: dict[str, Any], rows: Any, gone: Any) -> None:
         for name in NAMES:

@@ -1,8 +1,8 @@
 """Training on several sites: with local steps (local SGD, DiLoCo), as one job whose gradients cross (HSDP), or as one pipeline.
 
-Each site runs H steps alone, on its part of the batch; then the sites exchange how far each weight has come, and an outer optimizer
-moves all to the mean (source: douillard2023). Counted: bytes, seconds and memory. What fewer exchanges, fewer bits, missing or stale
-deltas do to the loss is not modelled.
+Each site runs H steps alone, on its part of the batch; then the sites exchange how far each weight has come, and an outer
+optimizer moves all to the mean (source: douillard2023). Counted: bytes, seconds and memory. What fewer exchanges,
+fewer bits, missing or stale deltas do to the loss is not modelled.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ OUTER_BYTES = 8
 class Sites(msgspec.Struct, frozen=True, kw_only=True):
     """How sites train together.
 
-    sites: how many; inner_steps: steps between exchanges; between: bandwidth from each site to the others [byte/s]; bits: of a change;
-    sent: share of the changes that is sent; stale: whether the exchange runs beside the next steps; speeds: of each site
+    sites: how many; inner_steps: steps between exchanges; between: bandwidth from each site to the others [byte/s]
+    bits: of a change; sent: share of the changes that is sent; stale: whether the exchange runs beside the next steps
+    speeds: of each site
     """
 
     sites: int
@@ -74,7 +75,7 @@ class Sites(msgspec.Struct, frozen=True, kw_only=True):
 class Local(msgspec.Struct, frozen=True, kw_only=True):
     """Local training on several sites. Times in s, of one round of inner steps; rates in tokens/s of all sites; bytes of one site.
 
-    compute: of the inner steps of the slowest site; exchange: of the deltas; shown: what of it nothing hides; waiting: the share
+    compute: of the inner steps of the slowest site; exchange: of the deltas; shown: what of it nothing hides; waiting: share
     of the GPUs' time that faster sites wait, where all run as many steps; steps: each site's, where they run as long
     needed: bandwidth at which the exchange takes no longer than the next round [byte/s]; outer: bytes of the outer state on a GPU
     one: tokens/s of all GPUs on one site, the exchange of gradients on its own network
@@ -105,8 +106,8 @@ def delta_bytes(params: float, sites: Sites) -> float:
     Sparse deltas are not the same places on each site: they are gathered, (s - 1) times.
 
     >>> of = Sites(sites=2, between=1.0)
-    >>> delta_bytes(1e9, of), delta_bytes(1e9, msgspec.structs.replace(of, bits=4)), delta_bytes(1e9, msgspec.structs.replace(of, sent=0.01))
-    (4000000000.0, 500000000.0, 80000000.0)
+    >>> [delta_bytes(1e9, one) for one in (of, Sites(sites=2, between=1.0, bits=4), Sites(sites=2, between=1.0, sent=0.01))]
+    [4000000000.0, 500000000.0, 80000000.0]
     """
     number = sites.sites
     if sites.sent < 1:
@@ -115,7 +116,7 @@ def delta_bytes(params: float, sites: Sites) -> float:
 
 
 def on_one_site(result: Estimate, sites: int) -> Estimate:
-    """Return the estimate of a site's part of a job: its share of the GPUs and of the batch. Raises `LayoutError`, `ConfigError`."""
+    """Return the estimate of a site's part of a job: its share of the GPUs and of the batch. Raises `LayoutError`."""
     layout, machines = result.layout, result.cluster
     assert machines is not None
     if layout.dp % sites or layout.global_batch % sites:
@@ -155,7 +156,9 @@ def local(result: Estimate, sites: Sites) -> Local:
     fastest = max(speeds)
     steps = tuple(max(1, round(rounds * speed / fastest)) for speed in speeds)
     compute = max(number * step / speed for number, speed in zip(steps, speeds, strict=True))
-    waiting = 1 - sum(number * step / speed for number, speed in zip(steps, speeds, strict=True)) / (compute * sites.sites)
+    waiting = 1 - sum(number * step / speed for number, speed in zip(steps, speeds, strict=True)) / (
+        compute * sites.sites
+    )
     sent = delta_bytes(float(result.params), sites) if sites.sites > 1 else 0.0
     light = 2 * (sites.sites - 1) * FIBRE * sites.distance_km
     exchange = sent / sites.between + light if sent else 0.0
@@ -187,8 +190,8 @@ class Across(msgspec.Struct, frozen=True, kw_only=True):
 def across(result: Estimate, sites: Sites) -> tuple[Across, ...]:
     """Return what one job takes whose replicas (HSDP) or whose pipeline stages are split over the sites, on its own steps.
 
-    HSDP: gradients are reduced inside a site first, and each site sends 2 (s - 1)/s of them once a step, under the backward of the last
-    micro-batch. Pipeline: activations and their gradients cross s - 1 borders, once for each micro-batch of every replica.
+    HSDP: gradients are reduced inside a site first, and each site sends 2 (s - 1)/s of them once a step, under the backward of the
+    last micro-batch. Pipeline: activations and their gradients cross s - 1 borders, once for each micro-batch of every replica.
     """
     time, layout = result.time, result.layout
     assert time is not None
@@ -216,7 +219,9 @@ def _across(way: str, sent: float, under: float, step: float, sites: Sites) -> A
     )  # fmt: skip
 
 
-def most(result: Estimate, sites: Sites, slack: float, numbers: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> tuple[int, list[Local]]:
+def most(
+    result: Estimate, sites: Sites, slack: float, numbers: Sequence[int] = (1, 2, 4, 8, 16, 32)
+) -> tuple[int, list[Local]]:
     """Return the most sites at which tokens/s are within `slack` of one site's, and each that was tried."""
     tried = []
     for number in numbers:

@@ -16,8 +16,8 @@ from loadgauge.errors import ConfigError, Error, LayoutError, NotStated
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import find_model
 from loadgauge.families.catalogue import models as catalogue
-from loadgauge.plan.axis_values import ALL, space_for
 from loadgauge.fleet.fleet import Options
+from loadgauge.plan.axis_values import ALL, space_for
 from loadgauge.plan.search import OBJECTIVES, Case, Objective
 from loadgauge.plan.space import Space
 from loadgauge.resolve.resolve import asks_for_files, resolve_job
@@ -372,7 +372,7 @@ def fleet_options(text: str | None) -> Options:
     >>> fleet_options("spares=2%,failures=llama3").failures
     'llama3'
     """
-    given = {} if text is None else dict(_pair(word) for word in text.split(","))
+    given: dict[str, Any] = {} if text is None else dict(_pair(word) for word in text.split(","))
     unknown = [name for name in given if name not in Options.__struct_fields__ or name in ("runs", "seed")]
     if unknown:
         raise ConfigError(f"has nothing called {unknown[0]!r}", key="fleet")

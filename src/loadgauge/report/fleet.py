@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -60,7 +59,9 @@ def chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], s
             f" by goodput: {layout_flags(best)}; the fastest step, {first.time.step / best.time.step - 1:+.1%}, has"
             f" {layout_flags(first)}."
         )
-    assumed = {flag: value for flag, value in plan.setup.assumed.items() if flag.lstrip("-").replace("-", "_") not in OPEN_AXES}
+    assumed = {
+        flag: value for flag, value in plan.setup.assumed.items() if flag.lstrip("-").replace("-", "_") not in OPEN_AXES
+    }
     return best, assumed, said
 
 
@@ -122,7 +123,9 @@ def _verdict(target: Console, found: Fleet, said: str, changes: list[Change]) ->
     if middle or high:
         every = found.days[1] * 24 / max(middle, 1)
         between = f"{every:,.1f} h" if every >= 2 else f"{60 * every:,.0f} min"
-        lines.append(f"{middle:,.0f} interruptions ({low:,.0f} to {high:,.0f}), one in {between}: {found.failures.name}.")
+        lines.append(
+            f"{middle:,.0f} interruptions ({low:,.0f} to {high:,.0f}), one in {between}: {found.failures.name}."
+        )
     lost = sorted(((share, name) for name, share in found.names.items() if name != "progress"), reverse=True)[:3]
     words = ", ".join(f"{name} {share:.1%}" for share, name in lost if share >= 0.0005)
     if words:
@@ -173,26 +176,36 @@ def _what_if(target: Console, found: Fleet, changes: list[Change]) -> None:
 
     def row(name: str, one: Fleet, flags: str) -> list[str]:
         change = one.gpu_hours / found.gpu_hours - 1
-        return [name, f"{one.days[1]:,.1f}", f"{one.goodput[1]:.1%}", count(one.gpu_hours), f"{change:+.1%}" if one is not found else "", flags]
+        return [
+            name,
+            f"{one.days[1]:,.1f}",
+            f"{one.goodput[1]:.1%}",
+            count(one.gpu_hours),
+            f"{change:+.1%}" if one is not found else "",
+            flags,
+        ]
 
     rows = [row("the run as it is", found, ""), *(row(change.what, change.fleet, change.flags) for change in changes)]
     draw(target, columns, rows, "What if", [0])
 
 
-def find(
-    job: Job, given: dict[str, Any], what: str, slack: float, local: dict[str, Any], *, as_json: bool
-) -> int:
+def find(job: Job, given: dict[str, Any], what: str, slack: float, local: dict[str, Any], *, as_json: bool) -> int:
     """Answer an inverse question, and return the exit code 0."""
     result, assumed, said = chosen(job, given)
     if what == "sites":
         from loadgauge.report.fleet_sites import most_sites
 
         return most_sites(result, job, local, slack, as_json=as_json)
-    base = fleet(result, job.tokens or "", Options(**{**given, "runs": min(given.get("runs", 200), 200)}), price=job.price)
+    base = fleet(
+        result, job.tokens or "", Options(**{**given, "runs": min(given.get("runs", 200), 200)}), price=job.price
+    )
     if what == "checkpoint-interval":
         best, tried = best_interval(base)
         rows = [[seconds(every) if every < 60 else f"{every / 60:,.1f} min", f"{share:.2%}"] for every, share in tried]
-        head, columns = f"EVERY {best / 60:,.3g} MIN  {base.checkpoint.way} checkpoints lose least", ["every", "goodput"]
+        head, columns = (
+            f"EVERY {best / 60:,.3g} MIN  {base.checkpoint.way} checkpoints lose least",
+            ["every", "goodput"],
+        )
         plain: dict[str, Any] = {"every": best, "tried": [{"every": a, "goodput": b} for a, b in tried]}
         strong = [every for every, _ in tried].index(best)
     elif what == "spares":

@@ -56,8 +56,16 @@ def queue(file: str, model: str | None, flags: dict[str, Any], given: dict[str, 
         ],
         "",
     )
-    rows = [[slot.name, f"{slot.gpus:,}", f"{slot.start:,.1f}", f"{slot.end:,.1f}", f"{slot.waited:,.1f}"] for slot in packed.slots]
-    draw(target, [Column("run", wrap=True), *(Column(name, "right") for name in ("GPUs", "from day", "to day", "waits"))], rows, "Runs")
+    rows = [
+        [slot.name, f"{slot.gpus:,}", f"{slot.start:,.1f}", f"{slot.end:,.1f}", f"{slot.waited:,.1f}"]
+        for slot in packed.slots
+    ]
+    draw(
+        target,
+        [Column("run", wrap=True), *(Column(name, "right") for name in ("GPUs", "from day", "to day", "waits"))],
+        rows,
+        "Runs",
+    )
     draw(
         target, [Column(name, "right") for name in ("GPUs", "days", "used", "waits")],
         [[f"{one.gpus:,}", f"{one.days:,.1f}", f"{one.used:.0%}", f"{one.waited:,.1f}"] for one in grown], "With more GPUs", [0],
@@ -79,8 +87,9 @@ def _want(
         called = job.pop("model", model)
         if called is None:
             raise ConfigError("needs a model, or days", key="model")
-        values = {**{key: str(value) if not isinstance(value, bool) else value for key, value in job.items()}}
-        asked = Job.of(str(called), {**common, **values})
+        values = {name: value if isinstance(value, bool) else str(value) for name, value in job.items()}
+        everything: dict[str, object] = {**common, **values}
+        asked = Job.of(str(called), everything)
         if asked.tokens is None or asked.gpus is None:
             raise ConfigError("needs gpus and tokens, or gpus and days", key=name)
         result, _, _ = chosen(asked, given)
@@ -154,14 +163,25 @@ def sweep(job: Job, given: dict[str, Any], more: dict[str, Any], *, as_json: boo
         document({"cells": listed})
         return 0
     target = console()
-    columns = [*(Column(name.replace("_", "-")) for name in axes), *(Column(name, "right") for name in ("days", "80 %", "goodput", "GPU-hours"))]
-    draw(target, columns, [_row(row, list(axes)) for row in listed], f"{len(listed)} fleets, {len(missing)} simulated now", [])
+    columns = [
+        *(Column(name.replace("_", "-")) for name in axes),
+        *(Column(name, "right") for name in ("days", "80 %", "goodput", "GPU-hours")),
+    ]
+    draw(
+        target,
+        columns,
+        [_row(row, list(axes)) for row in listed],
+        f"{len(listed)} fleets, {len(missing)} simulated now",
+        [],
+    )
     return 0
 
 
 def _through(workers: Any, missing: list[Cell], rows: dict[str, Row], output: str | None, whole: int) -> None:
     lost = {"loadgauge": __version__, "error": "its worker died"}
-    for row in run(missing, workers, lambda done: _write(output, done), lambda cell: {"key": cell.key, **lost}, __version__):
+    for row in run(
+        missing, workers, lambda done: _write(output, done), lambda cell: {"key": cell.key, **lost}, __version__
+    ):
         rows[row["key"]] = row
         progress(len(rows), whole)
 
@@ -170,7 +190,13 @@ def _row(row: Row, axes: list[str]) -> list[str]:
     said = [str(row.get(name, "")) for name in axes]
     if "error" in row:
         return [*said, row["error"][:60], "", "", ""]
-    return [*said, f"{row['days']:,.1f}", f"{row['days_p10']:,.1f}-{row['days_p90']:,.1f}", f"{row['goodput']:.1%}", f"{row['gpu_hours']:,.0f}"]
+    return [
+        *said,
+        f"{row['days']:,.1f}",
+        f"{row['days_p10']:,.1f}-{row['days_p90']:,.1f}",
+        f"{row['goodput']:.1%}",
+        f"{row['gpu_hours']:,.0f}",
+    ]
 
 
 def _kept(output: str | None) -> dict[str, Row]:
@@ -190,5 +216,3 @@ def _write(output: str | None, rows: list[Row]) -> None:
     if output is not None:
         with Path(output).open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-
-

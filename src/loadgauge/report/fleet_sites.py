@@ -13,14 +13,18 @@ from loadgauge.report.table import Column, console, document, draw, heading, poi
 from loadgauge.spec.job import Job
 from loadgauge.units import count, gib, seconds
 
-NOT_COUNTED = ("what local steps, fewer bits, sparse or stale changes and unequal steps do to the loss: it is not modelled",)
+NOT_COUNTED = (
+    "what local steps, fewer bits, sparse or stale changes and unequal steps do to the loss: it is not modelled",
+)
 
 
 def _read(result: Estimate, given: dict[str, Any]) -> Sites:
     """The sites of the flags; where the topology ends in lines between sites, these are their links."""
     tiers = () if result.cluster is None or result.cluster.topology is None else result.cluster.topology.tiers
     last = tiers[-1] if tiers and tiers[-1].kind == "link" else None
-    return Sites.of(given, None if last is None else last.reached * last.below, 0.0 if last is None else last.distance_km)
+    return Sites.of(
+        given, None if last is None else last.reached * last.below, 0.0 if last is None else last.distance_km
+    )
 
 
 def bandwidth(value: float) -> str:
@@ -48,7 +52,10 @@ def answer(result: Estimate, job: Job, given: dict[str, Any], said: str, *, as_j
     asked = _read(result, given)
     found, others = local(result, asked), across(result, asked)
     if as_json:
-        document(_plain(found) | {"one_job": [msgspec.structs.asdict(one) for one in others], "not_counted": list(NOT_COUNTED)})
+        document(
+            _plain(found)
+            | {"one_job": [msgspec.structs.asdict(one) for one in others], "not_counted": list(NOT_COUNTED)}
+        )
         return 0
     target = console()
     time = found.estimate.time
@@ -68,7 +75,9 @@ def answer(result: Estimate, job: Job, given: dict[str, Any], said: str, *, as_j
         f"The outer optimizer holds {gib(found.outer)} on each GPU.",
     ]
     if len(set(found.steps)) > 1:
-        lines.append(f"Steps of each site in a round: {', '.join(map(str, found.steps))}; they wait {found.waiting:.1%} of it.")
+        lines.append(
+            f"Steps of each site in a round: {', '.join(map(str, found.steps))}; they wait {found.waiting:.1%} of it."
+        )
     lines += [_words(one, asked) for one in others]
     points(target, lines, "")
     heading(target, "Not counted")
@@ -79,14 +88,12 @@ def answer(result: Estimate, job: Job, given: dict[str, Any], said: str, *, as_j
 def _words(one: Across, asked: Sites) -> str:
     name = {"hsdp": "One job with replicas on each site (HSDP)", "pipeline": "One pipeline over the sites"}[one.way]
     return (
-        f"{name}: {one.sent / 1e9:,.4g} GB of each site a step; {bandwidth(one.needed)} hide it, at {bandwidth(asked.between)} a step"
-        f" takes {seconds(one.step)}."
+        f"{name}: {one.sent / 1e9:,.4g} GB of each site a step; {bandwidth(one.needed)} hide it, at {bandwidth(asked.between)}"
+        f" a step takes {seconds(one.step)}."
     )
 
 
-def most_sites(
-    result: Estimate, job: Job, given: dict[str, Any], slack: float, *, as_json: bool
-) -> int:
+def most_sites(result: Estimate, job: Job, given: dict[str, Any], slack: float, *, as_json: bool) -> int:
     """Print the most sites that cost no more than `slack` of the tokens/s, and return the exit code 0."""
     best, tried = most(result, _read(result, {**given, "sites": 1}), slack)
     if as_json:
@@ -94,7 +101,11 @@ def most_sites(
         return 0
     target = console()
     plural = "s" if best > 1 else ""
-    target.print(f"{best} SITE{plural.upper()}  keep{'' if plural else 's'} {1 - slack:.1%} of one site's tokens/s", style="bold", soft_wrap=True)
+    target.print(
+        f"{best} SITE{plural.upper()}  keep{'' if plural else 's'} {1 - slack:.1%} of one site's tokens/s",
+        style="bold",
+        soft_wrap=True,
+    )
     columns = [Column("sites", "right"), Column("tokens/s", "right"), Column("of one site", "right"), Column("GB a round", "right"),
                Column("exchange", "right"), Column("not hidden", "right"), Column("hidden at", "right")]  # fmt: skip
     rows = [
