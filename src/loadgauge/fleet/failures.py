@@ -157,7 +157,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """How a run goes on after a failure [s].
 
     detect: until it is noticed; diagnose: until the host is known; swap: until a spare is in its place; restart: until all
-    processes are connected, beside reading the checkpoint; warm: lost until steps are as fast as before; maintenance: of a planned stop
+    processes are connected, beside reading the checkpoint; warm: lost until steps are as fast as before
+    maintenance: of a planned stop
     repair: until a host is back [s, mean]; regroup: of the ranks that are left, where they go on without a replica
     way: `restart` all on a full fleet; `elastic`: without the replicas that lack a host; `reroute`: the peers of a dead stage take
     its micro-batches

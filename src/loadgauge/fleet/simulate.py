@@ -134,7 +134,7 @@ def away(run: Run) -> tuple[float, float]:
 
     >>> from loadgauge.fleet.failures import failures
     >>> [round(value, 3) for value in away(Run(work=1e6, gpus=16384, spares=12, failures=failures("llama3")))]
-    [1.215, 0.577]
+    [1.313, 0.526]
     """
     share = sum(run.failures.share(part) for part in run.failures.parts if part.needs == "host")
     mean = run.gpus * run.failures.rate * share * run.recovery.repair
@@ -182,7 +182,9 @@ def closed_form(run: Run) -> float:
     lacking, short = away(run)
     if recovery.way == "restart":
         spans = (recovery.detect, recovery.diagnose, recovery.swap, recovery.restart, recovery.warm)
-        down = sum(one.middle for one in spans) + run.reload + short * recovery.repair / (run.spares + 1)
+        down = sum(one.middle for one in spans) + run.reload
+        hosts = sum(whole.share(part) for part in whole.parts if part.needs == "host") * run.gpus * whole.rate
+        kept /= 1 + hosts * short * recovery.repair / (run.spares + 1)
     else:
         down = recovery.detect.middle + recovery.regroup.middle + recovery.warm.middle
         kept *= float(capacity(run, lacking, run.group))
@@ -285,7 +287,6 @@ class _Simulation:
         mine = {name: getattr(self, name) for name in fields}
         left = np.full(self.runs, run.work if self.horizon is None else np.inf)
         down = np.zeros(self.runs)
-        waited = np.zeros(self.runs)
         kind = np.zeros(self.runs, dtype=np.intp)
         out = np.zeros(self.runs)
         capacity = np.ones(self.runs)
@@ -301,7 +302,7 @@ class _Simulation:
             spent = down
             if len(cut):
                 spent = np.minimum(down, wait)
-                self._shorten(sums, mine, cut, (down - wait)[cut], kind, waited, classes)
+                self._shorten(sums, mine, cut, (down - wait)[cut], kind, classes)
                 up = np.maximum(up, 0.0)
             speed = mine["slow"] * capacity
             saved = np.floor(up / cycle)
@@ -355,28 +356,27 @@ class _Simulation:
             sums["noticing"] += np.where(unplanned, mine["detect"], 0.0)
             sums["diagnosing"] += np.where(unplanned, mine["diagnose"], 0.0)
             sums["swapping hosts"] += np.where(host, mine["swap"], 0.0)
+            # Nothing runs meanwhile that could fail and begin it anew.
+            if self.horizon is not None:
+                delay = np.minimum(delay, np.maximum(self.horizon - sums["seconds"], 0.0))
             sums["waiting for a host"] += delay
+            sums["seconds"] += delay
             sums["restarting"] += np.where(unplanned, mine["restart"], 0.0)
             sums["warming up"] += np.where(unplanned, mine["warm"], 0.0)
             sums["maintenance"] += np.where(planned, mine["maintenance"], 0.0)
             down = np.where(
                 planned,
                 mine["maintenance"],
-                mine["detect"]
-                + mine["diagnose"]
-                + np.where(host, mine["swap"], 0.0)
-                + delay
-                + mine["restart"]
-                + mine["warm"],
+                mine["detect"] + mine["diagnose"] + np.where(host, mine["swap"], 0.0) + mine["restart"] + mine["warm"],
             )
-            kind, waited = place, delay
+            kind = place
             if live[0] == 0 and not stop[0]:
-                self._record(sums, place[0], lost[0], down[0])
+                self._record(sums, place[0], lost[0], down[0] + delay[0])
             if stop.any():
                 gone, stay = np.flatnonzero(stop), np.flatnonzero(failed)
                 self._finish(sums, live[gone], gone)
-                live, left, down, waited, kind, out, capacity = (
-                    array[stay] for array in (live, left, down, waited, kind, out, capacity)
+                live, left, down, kind, out, capacity = (
+                    array[stay] for array in (live, left, down, kind, out, capacity)
                 )
                 mine = {name: array[stay] for name, array in mine.items()}
                 sums = {name: array[stay] for name, array in sums.items()}
@@ -391,7 +391,6 @@ class _Simulation:
         cut: Any,
         excess: Any,
         kind: Any,
-        waited: Any,
         classes: _Classes,
     ) -> None:
         """A failure while one recovers: what would still have come of it is taken off again, the last first."""
@@ -401,7 +400,6 @@ class _Simulation:
             ("maintenance", np.where(planned, mine["maintenance"][cut], 0.0)),
             ("warming up", np.where(planned, 0.0, mine["warm"][cut])),
             ("restarting", np.where(planned, 0.0, mine["restart"][cut])),
-            ("waiting for a host", waited[cut]),
             ("swapping hosts", np.where(host, mine["swap"][cut], 0.0)),
             ("diagnosing", np.where(planned, 0.0, mine["diagnose"][cut])),
             ("noticing", np.where(planned, 0.0, mine["detect"][cut])),

@@ -19,13 +19,14 @@ from loadgauge.report.setup import layout_words, print_assumed
 from loadgauge.report.table import Column, console, document, draw, heading, points
 from loadgauge.resolve.reproduce import layout_flags
 from loadgauge.resolve.resolve import asks_for_files, resolve_job
+from loadgauge.spec.axes import DEGREES
 from loadgauge.spec.job import Job
 from loadgauge.units import count, days_words, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-DECIDES = ("tp", "pp", "cp", "ep", "zero", "micro_batch")
+DECIDES = (*DEGREES, "zero", "micro_batch")
 """Fields of a layout; where one is given, none is searched."""
 
 

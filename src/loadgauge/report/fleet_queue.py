@@ -77,11 +77,12 @@ def _want(
     number: int, job: dict[str, Any], model: str | None, common: dict[str, Any], given: dict[str, Any], file: str
 ) -> Want:  # fmt: skip
     """One run of a queue: days as stated, or simulated."""
-    own = {name: job.pop(name) for name in ("name", "priority", "comes") if name in job}
+    own: dict[str, Any] = {word: job.pop(word) for word in ("name", "priority", "comes") if word in job}
     name = str(own.pop("name", f"run {number + 1}"))
     try:
         if "days" in job:
-            return msgspec.convert({"name": name, **own, **job}, Want)
+            stated: dict[str, Any] = {"name": name, **own, **job}
+            return msgspec.convert(stated, Want)
         from loadgauge.report.fleet import chosen
 
         called = job.pop("model", model)

@@ -106,7 +106,8 @@ def reason(found: Fleet, topic: str) -> Reason:
         if found.watts is None or found.kilowatt_hours is None:
             raise ConfigError("no source states the power of this GPU", key="explain")
         lines = (line("Energy", "d * 24 * n * w / 1000", found.kilowatt_hours, "kWh",
-                      {"d": ("days, median", found.days[1]), "n": ("GPUs", run.gpus), "w": ("watts of one", found.watts)}),)  # fmt: skip
+                      {"d": ("days, median", found.days[1]), "n": ("GPUs", run.gpus),
+                       "w": ("watts of one", found.watts)}),)  # fmt: skip
         return Reason(topic=topic, what="an upper bound, without hosts and cooling", value=found.kilowatt_hours, unit="kWh",
                       basis="datasheet", rule="power times time", lines=lines)  # fmt: skip
     if topic == "tiers":
