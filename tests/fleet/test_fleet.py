@@ -63,7 +63,9 @@ def test_bytes_of_a_checkpoint() -> None:
 
 def test_replicas() -> None:
     assert replica(STEP) == 32
-    shared = resolve_job(JOB.replace(pp=None, tp=None, sequence_parallel=None, zero=3, global_batch=4096, framework="torchtitan")).estimate()
+    shared = resolve_job(
+        JOB.replace(pp=None, tp=None, sequence_parallel=None, zero=3, global_batch=4096, framework="torchtitan")
+    ).estimate()
     assert replica(shared) == 4096
     options = Options(recover="elastic", spares="0", repair="10d", failures="llama3")
     assert steady(STEP, options) < steady(STEP, Options(recover="elastic", spares="3%", failures="llama3"))
@@ -107,7 +109,9 @@ def test_local_steps_send_once_a_round() -> None:
     )
     late = local(STEP, msgspec.structs.replace(sites, stale=True))
     assert late.shown == 0
-    assert local(STEP, msgspec.structs.replace(sites, stale=True, between=late.needed)).shown == pytest.approx(0, abs=1e-6)
+    assert local(STEP, msgspec.structs.replace(sites, stale=True, between=late.needed)).shown == pytest.approx(
+        0, abs=1e-6
+    )
     slower = local(STEP, msgspec.structs.replace(sites, stale=True, between=late.needed / 2))
     assert slower.shown == pytest.approx(slower.compute)
     alone = local(STEP, Sites(sites=1, between=1.0))
@@ -159,7 +163,13 @@ def test_a_queue_keeps_its_policy() -> None:
 
     draw = random.Random(3)
     wants = [
-        Want(name=str(n), gpus=draw.randint(1, 60), days=draw.uniform(1, 9), priority=draw.randint(0, 2), comes=draw.uniform(0, 20))
+        Want(
+            name=str(n),
+            gpus=draw.randint(1, 60),
+            days=draw.uniform(1, 9),
+            priority=draw.randint(0, 2),
+            comes=draw.uniform(0, 20),
+        )
         for n in range(40)
     ]
     found = pack(wants, 64)
@@ -170,7 +180,9 @@ def test_a_queue_keeps_its_policy() -> None:
         assert slot.start >= want.comes
         assert slot.end == pytest.approx(slot.start + want.days)
     assert found.used == pytest.approx(sum(w.gpus * w.days for w in wants) / 64 / found.days)
-    first = pack([Want(name="a", gpus=60, days=5), Want(name="big", gpus=64, days=1), Want(name="long", gpus=4, days=9)], 64)
+    first = pack(
+        [Want(name="a", gpus=60, days=5), Want(name="big", gpus=64, days=1), Want(name="long", gpus=4, days=9)], 64
+    )
     assert {slot.name: slot.start for slot in first.slots} == {"a": 0, "big": 5, "long": 6}
     assert pack(wants, 128).days <= found.days
     with pytest.raises(ConfigError, match="asks for"):
@@ -183,14 +195,32 @@ def test_a_queue_keeps_its_policy() -> None:
 def test_the_answer(capsys) -> None:
     code, text = ask(capsys, *WORDS, "--topology", "rail", "--price", "2", "--what-if")
     assert code == 0
-    for words in ("DAYS", "80 % of runs", "interruptions", "GPU-hours", "Next:", "Where the time goes", "leaf", "What if"):
+    for words in (
+        "DAYS",
+        "80 % of runs",
+        "interruptions",
+        "GPU-hours",
+        "Next:",
+        "Where the time goes",
+        "leaf",
+        "What if",
+    ):
         assert words in text
     code, text = ask(capsys, *WORDS, "--json", "--seed", "3")
     plain = json.loads(text)
     assert sum(plain["time"].values()) == pytest.approx(1)
     assert plain["days"]["p10"] <= plain["days"]["p50"] <= plain["days"]["p90"]
     assert plain == json.loads(ask(capsys, *WORDS, "--json", "--seed", "3")[1])
-    for topic in ("days", "goodput", "failures", "checkpoint", "tokens-per-second", "energy", "restarting", "idle-spares"):
+    for topic in (
+        "days",
+        "goodput",
+        "failures",
+        "checkpoint",
+        "tokens-per-second",
+        "energy",
+        "restarting",
+        "idle-spares",
+    ):
         code, text = ask(capsys, *WORDS, "--explain", topic)
         assert code == 0, text
         assert "Rule:" in text

@@ -190,17 +190,17 @@ def _what_if(target: Console, found: Fleet, changes: list[Change]) -> None:
     draw(target, columns, rows, "What if", [0])
 
 
-def find(job: Job, given: dict[str, Any], what: str, slack: float, local: dict[str, Any], *, as_json: bool) -> int:
+def find(job: Job, given: dict[str, Any], question: str, slack: float, local: dict[str, Any], *, as_json: bool) -> int:
     """Answer an inverse question, and return the exit code 0."""
     result, assumed, said = chosen(job, given)
-    if what == "sites":
+    if question == "sites":
         from loadgauge.report.fleet_sites import most_sites
 
         return most_sites(result, job, local, slack, as_json=as_json)
     base = fleet(
         result, job.tokens or "", Options(**{**given, "runs": min(given.get("runs", 200), 200)}), price=job.price
     )
-    if what == "checkpoint-interval":
+    if question == "checkpoint-interval":
         best, tried = best_interval(base)
         rows = [[seconds(every) if every < 60 else f"{every / 60:,.1f} min", f"{share:.2%}"] for every, share in tried]
         head, columns = (
@@ -209,7 +209,7 @@ def find(job: Job, given: dict[str, Any], what: str, slack: float, local: dict[s
         )
         plain: dict[str, Any] = {"every": best, "tried": [{"every": a, "goodput": b} for a, b in tried]}
         strong = [every for every, _ in tried].index(best)
-    elif what == "spares":
+    elif question == "spares":
         number, table = best_spares(base)
         rows = [[f"{hosts:,}", f"{days:,.2f}", count(hours)] for hosts, days, hours in table]
         head = f"{number:,} SPARE HOSTS  of {base.run.node} GPUs: the fewest GPU-hours, spares included"
