@@ -53,7 +53,7 @@ def test_without_failures_it_is_the_planners_step() -> None:
 def test_simulation_and_closed_form_agree(base) -> None:
     for changes in ({}, {"spares": "0"}, {"checkpoint": "sync:1h"}, {"recover": "elastic"}, {"machines": "1%"}):
         found = fleet(STEP, "15T", msgspec.structs.replace(base.options, runs=60, **changes))
-        assert float(found.outcome.goodput.mean()) == pytest.approx(closed_form(found.run), abs=0.015)
+        assert float(found.outcome.goodput.mean()) == pytest.approx(closed_form(found.run), abs=0.008)
 
 
 def test_bytes_of_a_checkpoint() -> None:
@@ -63,9 +63,8 @@ def test_bytes_of_a_checkpoint() -> None:
 
 def test_replicas() -> None:
     assert replica(STEP) == 32
-    shared = resolve_job(
-        JOB.replace(pp=None, tp=None, sequence_parallel=None, zero=3, global_batch=4096, framework="torchtitan")
-    ).estimate()
+    alone = JOB.replace(pp=None, tp=None, sequence_parallel=None, zero=3, global_batch=4096, framework="torchtitan")
+    shared = resolve_job(alone).estimate()
     assert replica(shared) == 4096
     options = Options(recover="elastic", spares="0", repair="10d", failures="llama3")
     assert steady(STEP, options) < steady(STEP, Options(recover="elastic", spares="3%", failures="llama3"))
@@ -145,7 +144,7 @@ def test_inverse_questions(base) -> None:
     every, tried = best_interval(base)
     assert dict(tried)[every] == max(share for _, share in tried)
     spares, rows = best_spares(base.again(runs=20))
-    assert min(hours for _, _, hours in rows) == dict((row[0], row[2]) for row in rows)[spares]
+    assert min(hours for _, _, hours in rows) == {row[0]: row[2] for row in rows}[spares]
     assert 0 < spares < 50
     names = {change.what for change in changed(base.again(runs=20))}
     assert {"no spares", "checkpoints in the memory of peers"} <= names

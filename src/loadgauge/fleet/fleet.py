@@ -293,7 +293,7 @@ def replicas_left(options: Options, gpus: int, node: int) -> Callable[[Size], Si
         work=1.0, gpus=gpus, node=node, spares=hosts_of(options.spares, gpus, node), failures=failures(options.failures),
         recovery=options.recovery(),
     )  # fmt: skip
-    lacking = away(run)[0] if run.failures.parts else 0.0
+    lacking = away(run) if run.failures.parts else 0.0
     return lambda group: capacity(run, lacking, group)
 
 

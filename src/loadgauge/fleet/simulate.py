@@ -128,26 +128,39 @@ def _classes(numpy: Any, failures: Failures) -> _Classes:
     )
 
 
-def away(run: Run) -> tuple[float, float]:
-    """Return how many hosts the job lacks on average, and how often a failure finds no spare: of so many broken ones at once as
-    a Poisson count has.
+def broken(run: Run) -> float:
+    """Return how many hosts are broken on average, while the job runs: those that break in the time of a repair."""
+    share = sum(run.failures.share(part) for part in run.failures.parts if part.needs == "host")
+    return run.gpus * run.failures.rate * share * run.recovery.repair
+
+
+def away(run: Run) -> float:
+    """Return how many hosts the job lacks on average where it goes on without them: a Poisson count, less the spares.
 
     >>> from loadgauge.fleet.failures import failures
-    >>> [round(value, 3) for value in away(Run(work=1e6, gpus=16384, spares=12, failures=failures("llama3")))]
-    [1.313, 0.526]
+    >>> round(away(Run(work=1e6, gpus=16384, spares=12, failures=failures("llama3"))), 3)
+    1.313
     """
-    share = sum(run.failures.share(part) for part in run.failures.parts if part.needs == "host")
-    mean = run.gpus * run.failures.rate * share * run.recovery.repair
-    lacking = short = 0.0
-    chance = math.exp(-mean) if mean < 700 else 0.0
+    mean = broken(run)
+    lacking, chance = 0.0, math.exp(-mean) if mean < 700 else 0.0
     if not chance:
-        return max(0.0, mean - run.spares), float(mean > run.spares)
+        return max(0.0, mean - run.spares)
     for hosts in range(int(mean + 12 * math.sqrt(mean) + 12)):
-        if hosts >= run.spares:
-            short += chance
-            lacking += chance * (hosts - run.spares)
+        lacking += chance * max(0, hosts - run.spares)
         chance *= mean / (hosts + 1)
-    return lacking, short
+    return lacking
+
+
+def without_a_spare(mean: float, spares: int) -> float:
+    """Return how often a failure finds no spare where the job then stands still: Erlang's loss formula (source: erlang1917).
+
+    >>> round(without_a_spare(2.0, 1), 4), without_a_spare(2.0, 0)
+    (0.6667, 1.0)
+    """
+    lost = 1.0
+    for number in range(1, spares + 1):
+        lost = mean * lost / (number + mean * lost)
+    return lost
 
 
 def capacity(run: Run, lacking: float, group: Size) -> Size:
@@ -179,15 +192,15 @@ def closed_form(run: Run) -> float:
     kept = slow / (1 + planned * recovery.maintenance.middle)
     if not rate:
         return kept * (run.every / (run.every + run.stall) if math.isfinite(run.every) else 1.0)
-    lacking, short = away(run)
     if recovery.way == "restart":
         spans = (recovery.detect, recovery.diagnose, recovery.swap, recovery.restart, recovery.warm)
         down = sum(one.middle for one in spans) + run.reload
         hosts = sum(whole.share(part) for part in whole.parts if part.needs == "host") * run.gpus * whole.rate
-        kept /= 1 + hosts * short * recovery.repair / (run.spares + 1)
+        if hosts:
+            kept /= 1 + hosts * without_a_spare(broken(run), run.spares) * recovery.repair / (run.spares + 1)
     else:
         down = recovery.detect.middle + recovery.regroup.middle + recovery.warm.middle
-        kept *= float(capacity(run, lacking, run.group))
+        kept *= float(capacity(run, away(run), run.group))
     return kept * goodput(run.stall, 1 / rate, down, min(run.every, run.work))
 
 

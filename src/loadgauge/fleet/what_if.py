@@ -87,7 +87,7 @@ def best_interval(base: Fleet) -> tuple[float, list[tuple[float, float]]]:
 
 def best_spares(base: Fleet) -> tuple[int, list[tuple[int, float, float]]]:
     """Return the spare hosts with which the run costs the fewest GPU-hours, spares included; days and GPU-hours of those tried."""
-    lacking, _ = away(msgspec.structs.replace(base.run, spares=0))
+    lacking = away(msgspec.structs.replace(base.run, spares=0))
     most = max(4, math.ceil(2.5 * lacking + 4))
     tried: list[tuple[int, float, float]] = []
     for number in sorted({round(most * part / 10) for part in range(11)} | {math.ceil(lacking)}):
