@@ -9,7 +9,6 @@ import { flags } from "./state.js";
 const FAILURES = ["studies", "llama3", "none"];
 const RECOVER = ["restart", "elastic", "reroute"];
 const INTERVALS = [null, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 240];
-const COLOURS = ["var(--compute)", "var(--exposed)", "var(--hidden-line)", "var(--hidden)"];
 const asked = { spares: 1, every: null, failures: "studies", recover: "restart" };
 let found = null;
 let problem = "";
@@ -42,7 +41,7 @@ export function followFleet() {
 }
 
 function choice(name, values) {
-  const box = h("select", { id: `fleet-${name}`, onchange: () => { asked[name] = box.value; followFleet(); } }, values.map((value) => h("option", { value, selected: asked[name] === value ? "" : null }, t(`fleet.${name}.${value}`))));
+  const box = h("select", { class: "field", style: { width: "auto" }, id: `fleet-${name}`, onchange: () => { asked[name] = box.value; followFleet(); } }, values.map((value) => h("option", { value, selected: asked[name] === value ? "" : null }, t(`fleet.${name}.${value}`))));
   return h("label", { for: `fleet-${name}` }, t(`fleet.${name}`), " ", box);
 }
 
@@ -94,7 +93,7 @@ function distribution() {
 
 function where() {
   const parts = Object.entries(found.time).filter(([, share]) => share > 0.0005);
-  return h("p", { class: "legend foot" }, parts.map(([name, share], place) => h("span", {}, h("i", { style: { background: COLOURS[Math.min(place, COLOURS.length - 1)] } }), `${word(name)} ${percent(share)}`)));
+  return h("p", { class: "legend foot" }, parts.map(([name, share]) => h("span", {}, h("i", { style: { background: name === "progress" ? "var(--compute)" : "var(--exposed)" } }), `${word(name)} ${percent(share)}`)));
 }
 
 function tiers() {
@@ -118,7 +117,7 @@ function draw(place) {
       h("h3", {}, t("fleet.distribution-title")), distribution(),
       h("p", { class: "note" }, t("fleet.distribution", { low: fixed(found.bins.low, 1), high: fixed(found.bins.high, 1) })), tiers());
   }
-  place.replaceChildren(controls, ...body);
+  place.replaceChildren(controls, h("div", { style: { display: "grid", gap: "12px", marginTop: "12px" } }, body));
 }
 
 /** The words of the controls, in another language. */
