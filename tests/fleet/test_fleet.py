@@ -225,6 +225,26 @@ def test_the_answer(capsys) -> None:
         assert "Rule:" in text
 
 
+def test_a_step_that_does_not_fit_is_no_run(capsys) -> None:
+    words = ("llama-3.1-70b", "--gpu", "h100", "--gpus", "64", "--zero", "1", "--tokens", "1T", "--runs", "3")
+    code, text = ask(capsys, *words)
+    assert code == 1
+    assert "DOES NOT FIT" in text
+    code, text = ask(capsys, *words, "--json")
+    assert code == 1
+    assert json.loads(text)["fits"] is False
+
+
+def test_circuit_switches_replace_a_block(capsys) -> None:
+    """A spare block is in the place of a broken one as fast as the switches turn."""
+    tpu = Job(
+        model="llama-3.1-8b", gpu="tpu-v4", gpus=512, zero=3, global_batch=512, seq_len=4096, topology="tpu-v4-ocs"
+    )
+    found = fleet(resolve_job(tpu).estimate(), "1T", Options(runs=2))
+    assert found.run.recovery.swap.middle == 10.0
+    assert found.again(swap="5min").run.recovery.swap.middle == 300.0
+
+
 def test_other_answers(capsys, tmp_path) -> None:
     assert "OF ONE SITE" in ask(capsys, *WORDS, "--sites", "2", "--between", "100Gbit/s")[1]
     assert "SITE" in ask(capsys, *WORDS, "--find", "sites", "--between", "100Gbit/s")[1]
@@ -289,3 +309,35 @@ def test_the_planner_weighs_what_a_failing_host_takes_with_it(capsys) -> None:
 
 def test_spares() -> None:
     assert hosts_of("1%", 100_000, 8) == 125
+
+
+def test_power_caps_and_machines_slow_the_steps(base) -> None:
+    """The cube of the frequency: at 72.9 % of the power, compute runs at 90 %."""
+    capped = base.again(runs=2, power_cap="72.9%", failures="none", checkpoint="none", spares="0")
+    compute = sum(STEP.time.parts[name] for name in ("forward", "backward", "recompute", "loss"))
+    expected = (STEP.time.step + compute * (1 / 0.9 - 1)) / STEP.time.step
+    assert capped.outcome.seconds / capped.run.work == pytest.approx(expected, rel=1e-9)
+    assert capped.watts == pytest.approx(0.729 * STEP.time.tdp)
+
+
+def test_the_page_simulates_the_same_run() -> None:
+    pytest.importorskip("starlette", reason="the page needs the extra `web`")
+    from loadgauge.web.fleet import OfFleet, answer
+    from loadgauge.web.uploads import Uploads
+
+    flags = {
+        name.replace("_", "-"): str(value)
+        for name in JOB.__struct_fields__
+        if (value := getattr(JOB, name)) is not None
+    }
+    uploads = Uploads()
+    try:
+        found = answer(OfFleet(flags=flags | {"sequence-parallel": "true", "tokens": "2T"}, failures="llama3"), uploads)
+        with pytest.raises(ConfigError, match="alone"):
+            answer(OfFleet(flags=flags, failures="mine.toml"), uploads)
+    finally:
+        uploads.close()
+    assert sum(found["bins"]["counts"]) == 300
+    own = fleet(STEP, "2T", Options(failures="llama3", runs=300))
+    assert found["days"]["p50"] == own.days[1]
+    json.dumps(found)

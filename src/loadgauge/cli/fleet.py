@@ -132,7 +132,8 @@ def _run_options(command: Any) -> Any:
 def command(model: str | None, as_json: bool, topic: str | None, find: str | None, what_if: bool, **flags: Any) -> int:
     """Simulate the whole run of MODEL on a fleet: days, goodput, where the time goes, and what would help.
 
-    Without a layout the best ones are searched, and ranked by goodput too. Exit code: 0 answered, 2 cannot tell.
+    Without a layout the best ones are searched, and ranked by goodput too. Exit code: 0 answered, 1 its step
+    does not fit, 2 cannot tell.
 
     \b
     loadgauge fleet llama-3.1-405b --gpu h100 --gpus 16384 --tokens 15T --global-batch 2048 --failures llama3

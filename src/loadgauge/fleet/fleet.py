@@ -14,7 +14,7 @@ from loadgauge.errors import ConfigError, NotModelled, NotStated
 from loadgauge.estimate.cost import DAY, HOUR, checkpoint_interval
 from loadgauge.estimate.memory.states import model_states
 from loadgauge.estimate.result import Estimate
-from loadgauge.fleet.failures import Checkpoint, Failures, Recovery, checkpoint, failures, span
+from loadgauge.fleet.failures import Checkpoint, Failures, Recovery, Span, checkpoint, failures, span
 from loadgauge.fleet.load import Load, loads
 from loadgauge.fleet.simulate import Outcome, Run, away, capacity, closed_form, simulate
 from loadgauge.units import parse, parse_count, share
@@ -189,6 +189,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {
             "model": self.estimate.model.name,
             "gpus": run.gpus,
+            "fits": self.estimate.memory.fits,
             "spare_gpus": run.spares * run.node,
             "tokens": self.tokens,
             "step": time.step,
@@ -266,7 +267,7 @@ def case(result: Estimate, tokens: str | float, options: Options) -> Case:
     run = Run(
         work=work, gpus=gpus, node=node, spares=hosts_of(options.spares, gpus, node), every=every, stall=stall, lag=lag,
         reload=reload, storage=saved.storage if saved.way == "memory" else 0.0,
-        group=replica(result), slow=slow, failures=what, recovery=options.recovery(),
+        group=replica(result), slow=slow, failures=what, recovery=_recovery(result, options),
     )  # fmt: skip
     return Case(
         run=run,
@@ -278,6 +279,16 @@ def case(result: Estimate, tokens: str | float, options: Options) -> Case:
         watts=watts,
         assumed=assumed,
     )
+
+
+def _recovery(result: Estimate, options: Options) -> Recovery:
+    """The times of recovery; optical circuit switches put a spare block in the place of a broken one as fast as they turn."""
+    recovery, cluster = options.recovery(), result.cluster
+    if options.swap is None and cluster is not None and cluster.topology is not None:
+        turned = max(tier.reconfigure for tier in cluster.topology.tiers)
+        if turned:
+            return msgspec.structs.replace(recovery, swap=Span(turned, turned))
+    return recovery
 
 
 def steady(result: Estimate, options: Options) -> float:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import NO, YES, ConfigError
 from loadgauge.estimate.cost import HOUR
 from loadgauge.estimate.result import Estimate
 from loadgauge.fleet.fleet import NOT_COUNTED, Fleet, Options, fleet
@@ -21,7 +21,7 @@ from loadgauge.resolve.reproduce import layout_flags
 from loadgauge.resolve.resolve import asks_for_files, resolve_job
 from loadgauge.spec.axes import DEGREES
 from loadgauge.spec.job import Job
-from loadgauge.units import count, days_words, seconds
+from loadgauge.units import count, days_words, gib, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +67,7 @@ def chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], s
 
 
 def answer(job: Job, given: dict[str, Any], *, topic: str | None, what_if: bool, as_json: bool) -> int:
-    """Simulate the run of a job, print the answer, and return the exit code 0."""
+    """Simulate the run of a job, print the answer, and return the exit code: 1 where its step does not fit."""
     result, assumed, said = chosen(job, given)
     found = fleet(result, job.tokens or "", Options(**given), price=job.price)
     assumed |= found.assumed
@@ -82,7 +82,7 @@ def answer(job: Job, given: dict[str, Any], *, topic: str | None, what_if: bool,
                 for change in changed(found)
             ]  # fmt: skip
         document(plain)
-        return 0
+        return NO if _too_large(found) else YES
     target = console()
     changes = list(changed(found))
     _verdict(target, found, said, changes)
@@ -93,7 +93,12 @@ def answer(job: Job, given: dict[str, Any], *, topic: str | None, what_if: bool,
     print_assumed(target, assumed)
     heading(target, "Not counted")
     points(target, NOT_COUNTED)
-    return 0
+    return NO if _too_large(found) else YES
+
+
+def _too_large(found: Fleet) -> bool:
+    """Whether the step does not fit, so that there is no such run."""
+    return found.estimate.memory.fits is False
 
 
 def verdict(found: Fleet) -> str:
@@ -120,6 +125,13 @@ def _verdict(target: Console, found: Fleet, said: str, changes: list[Change]) ->
     lines.append(
         f"{steps:,.0f} steps alone take {days_words(run.work / 86_400)}; {count(found.tokens_per_second)} tokens/s of progress."
     )
+    if _too_large(found):
+        memory = found.estimate.memory
+        assert memory.capacity is not None
+        lines.insert(
+            0,
+            f"THE STEP DOES NOT FIT: {gib(memory.total, 1)} of {gib(memory.capacity, 1)}; what follows cannot be run.",
+        )
     low, middle, high = found.interruptions
     if middle or high:
         every = found.days[1] * 24 / max(middle, 1)
