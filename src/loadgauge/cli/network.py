@@ -174,8 +174,8 @@ def _basis(given: Setup, setup: NetworkCase) -> dict[str, str]:
     known, job = setup.machine.efficiencies, given.job
     return {
         "bytes": "derived",
-        "inner_bandwidth": "given" if job.link_bandwidth else "datasheet",
-        "outer_bandwidth": "given" if job.nic_bandwidth else "datasheet",
+        "inner_bandwidth": "given" if job.link_bandwidth or job.topology else "datasheet",
+        "outer_bandwidth": "given" if job.nic_bandwidth or job.topology else "datasheet",
         "efficiencies": known.basis,
         "compute": "given" if setup.achieved else known.basis,
     }

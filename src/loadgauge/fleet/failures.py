@@ -1,7 +1,7 @@
 """What fails how often, and how long it takes to run again, as data (`data/failures`, or a file of the user's own).
 
-A rate is counted (so many in so many days on so many GPUs) or a range between published fleets, out of which each simulated run draws
-its own. Times of recovery are ranges too: they belong to whoever runs the fleet.
+A rate is counted (so many in so many days on so many GPUs) or a range between published fleets, out of which each simulated run
+draws its own. Times of recovery are ranges too: they belong to whoever runs the fleet.
 """
 
 from __future__ import annotations
@@ -156,8 +156,9 @@ def span(text: str, key: str) -> Span:
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """How a run goes on after a failure [s].
 
-    detect: until it is noticed; diagnose: until the host is known; swap: until a spare is in its place; restart: until all processes
-    are connected, beside reading the checkpoint; warm: lost until steps are as fast as before; maintenance: of a planned stop
+    detect: until it is noticed; diagnose: until the host is known; swap: until a spare is in its place; restart: until all
+    processes are connected, beside reading the checkpoint; warm: lost until steps are as fast as before
+    maintenance: of a planned stop
     repair: until a host is back [s, mean]; regroup: of the ranks that are left, where they go on without a replica
     way: `restart` all on a full fleet; `elastic`: without the replicas that lack a host; `reroute`: the peers of a dead stage take
     its micro-batches
@@ -175,8 +176,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """When the state is saved. way: `sync`, all ranks wait; `async`, they wait for a copy in the host's memory, which is then written;
-    `memory`, the copy goes to a peer, and to the storage every `storage` seconds; `none`
+    """When the state is saved. way: `sync`, all ranks wait; `async`, they wait for a copy in the host's memory, which is then
+    written; `memory`, the copy goes to a peer, and to the storage every `storage` seconds; `none`
 
     every: seconds of work between two; None: the interval that loses least
     """

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any
 
 import msgspec
 
+from loadgauge.algebra import Size
 from loadgauge.errors import ConfigError, NotModelled, NotStated
 from loadgauge.estimate.cost import DAY, HOUR, checkpoint_interval
 from loadgauge.estimate.memory.states import model_states
 from loadgauge.estimate.result import Estimate
-from loadgauge.fleet.failures import Checkpoint, Failures, Recovery, checkpoint, failures, span
+from loadgauge.fleet.failures import Checkpoint, Failures, Recovery, Span, checkpoint, failures, span
 from loadgauge.fleet.load import Load, loads
-from loadgauge.fleet.simulate import Outcome, Run, closed_form, simulate
+from loadgauge.fleet.simulate import Outcome, Run, away, capacity, closed_form, simulate
 from loadgauge.units import parse, parse_count, share
 
 HOST_STORAGE = 2e12 / 3072
-"""Byte/s of storage for each host, where none is said: the 2 TB/s that Llama 3's cluster of 3,072 hosts sustained (source: llama3)."""
+"""Byte/s of storage for each host, where none is said: Llama 3's 3,072 hosts sustained 2 TB/s together (source: llama3)."""
 HOST_COPY = 25e9
 """Byte/s at which a GPU's state is copied to its host's memory, over half of a PCIe 4 x16 link or better."""
 COMPUTE = ("forward", "backward", "recompute", "loss")
@@ -83,6 +85,13 @@ def state_bytes(result: Estimate) -> float:
         raise NotModelled("a fleet that trains adapters")
     states = model_states(result.params, training.precision, training.optimizer)
     return float(states.weights + states.optimizer - training.precision.main_gradient * result.params)
+
+
+def replica(result: Estimate) -> int:
+    """Return the GPUs that stop when one of them does: those of a copy of the model, with all the ranks that hold a part of it."""
+    layout = result.layout
+    shares = layout.zero == 3 or (layout.zero == 2 and result.training.framework.fully_shards)
+    return int(layout.tp * layout.pp * (layout.zero_ranks if shares else layout.cp))
 
 
 def slowest(sigma: float, hosts: int) -> tuple[float, float]:
@@ -180,6 +189,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {
             "model": self.estimate.model.name,
             "gpus": run.gpus,
+            "fits": self.estimate.memory.fits,
             "spare_gpus": run.spares * run.node,
             "tokens": self.tokens,
             "step": time.step,
@@ -254,15 +264,31 @@ def case(result: Estimate, tokens: str | float, options: Options) -> Case:
     slow, watts = _slow(result, options, hosts)
     if options.machines is None:
         assumed["--machines"] = "0% (all as fast as the measured ones)"
-    layout = result.layout
     run = Run(
         work=work, gpus=gpus, node=node, spares=hosts_of(options.spares, gpus, node), every=every, stall=stall, lag=lag,
         reload=reload, storage=saved.storage if saved.way == "memory" else 0.0,
-        group=layout.tp * layout.pp * layout.cp, slow=slow, failures=what, recovery=options.recovery(),
+        group=replica(result), slow=slow, failures=what, recovery=_recovery(result, options),
     )  # fmt: skip
     return Case(
-        run=run, tokens=total, failures=what, checkpoint=saved, nbytes=nbytes, storage=storage, watts=watts, assumed=assumed
+        run=run,
+        tokens=total,
+        failures=what,
+        checkpoint=saved,
+        nbytes=nbytes,
+        storage=storage,
+        watts=watts,
+        assumed=assumed,
     )
+
+
+def _recovery(result: Estimate, options: Options) -> Recovery:
+    """The times of recovery; optical circuit switches put a spare block in the place of a broken one as fast as they turn."""
+    recovery, cluster = options.recovery(), result.cluster
+    if options.swap is None and cluster is not None and cluster.topology is not None:
+        turned = max(tier.reconfigure for tier in cluster.topology.tiers)
+        if turned:
+            return msgspec.structs.replace(recovery, swap=Span(turned, turned))
+    return recovery
 
 
 def steady(result: Estimate, options: Options) -> float:
@@ -270,6 +296,16 @@ def steady(result: Estimate, options: Options) -> float:
     assert result.time is not None
     long = 1000 * DAY / result.time.step * result.time.tokens
     return closed_form(case(result, long, options).run) * result.time.tokens / result.time.step
+
+
+def replicas_left(options: Options, gpus: int, node: int) -> Callable[[Size], Size]:
+    """Return what gives, for the GPUs of a replica, the share of the replicas that work on average: for many layouts at once."""
+    run = Run(
+        work=1.0, gpus=gpus, node=node, spares=hosts_of(options.spares, gpus, node), failures=failures(options.failures),
+        recovery=options.recovery(),
+    )  # fmt: skip
+    lacking = away(run) if run.failures.parts else 0.0
+    return lambda group: capacity(run, lacking, group)
 
 
 def fleet(result: Estimate, tokens: str | float, options: Options, *, price: float | None = None) -> Fleet:

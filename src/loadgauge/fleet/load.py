@@ -37,8 +37,8 @@ def crossing(row: Traffic, group: Group, below: int) -> float:
     if row.collective == "send_recv":
         return float(row.payload)
     if row.collective in PAIRS:
-        return float(row.payload) * (group.ranks - members) / group.ranks
-    return float(row.payload) * bus_factor(row.collective, group.ranks) / members
+        return float(row.payload * (group.ranks - members) / group.ranks)
+    return float(row.payload * bus_factor(row.collective, group.ranks) / members)
 
 
 def loads(result: Estimate) -> tuple[Load, ...]:

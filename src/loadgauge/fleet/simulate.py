@@ -1,7 +1,7 @@
 """Whole runs, from failure to failure, thousands of them at once.
 
-The fleet is a group: what is drawn is when the next of all its GPUs fails (exponentially, with the sum of their rates), not which. A
-run is a row of every array; one turn of the loop takes each from one failure to the next. Failures may hit while it recovers.
+The fleet is a group: what is drawn is when the next of all its GPUs fails (exponentially, with the sum of their rates), not which.
+A run is a row of every array; one turn of the loop takes each from one failure to the next. Failures may hit while it recovers.
 Every second that passes gets one of `NAMES`, for each GPU of the fleet.
 
 The generator is numpy's PCG64; its exponentials come from integers and tables, so that a seed gives the same runs again.
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from loadgauge.algebra import Size, maximum
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.cost import goodput
 from loadgauge.fleet.failures import Failures, Recovery
@@ -34,7 +35,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A run to simulate.
 
     work: seconds of steps that it takes without a failure; gpus, node: of the job, and of a host; spares: hosts beside them
-    every, stall, lag: seconds of work between checkpoints, for which all wait, and after which one can be read; every infinite: none
+    every, stall, lag: seconds of work between checkpoints (infinite: none), for which all wait, and after which one can be read
     reload: seconds to read a checkpoint; storage: seconds between checkpoints that outlive their peers' memory (0: all do)
     group: GPUs of a replica of the model; slow: the share by which the slowest of all machines is slower, in the middle of runs:
     (low, high) of a range of which each run has one
@@ -127,26 +128,56 @@ def _classes(numpy: Any, failures: Failures) -> _Classes:
     )
 
 
-def away(run: Run) -> tuple[float, float]:
-    """Return how many hosts the job lacks on average, and how often a failure finds no spare: of so many broken ones at once as
-    a Poisson count has.
+def broken(run: Run) -> float:
+    """Return how many hosts are broken on average, while the job runs: those that break in the time of a repair."""
+    share = sum(run.failures.share(part) for part in run.failures.parts if part.needs == "host")
+    return run.gpus * run.failures.rate * share * run.recovery.repair
+
+
+def away(run: Run) -> float:
+    """Return how many hosts the job lacks on average where it goes on without them: a Poisson count, less the spares.
 
     >>> from loadgauge.fleet.failures import failures
-    >>> [round(value, 3) for value in away(Run(work=1e6, gpus=16384, spares=12, failures=failures("llama3")))]
-    [1.215, 0.577]
+    >>> round(away(Run(work=1e6, gpus=16384, spares=12, failures=failures("llama3"))), 3)
+    1.313
     """
-    share = sum(run.failures.share(part) for part in run.failures.parts if part.needs == "host")
-    mean = run.gpus * run.failures.rate * share * run.recovery.repair
-    lacking = short = 0.0
-    chance = math.exp(-mean) if mean < 700 else 0.0
+    mean = broken(run)
+    lacking, chance = 0.0, math.exp(-mean) if mean < 700 else 0.0
     if not chance:
-        return max(0.0, mean - run.spares), float(mean > run.spares)
+        return max(0.0, mean - run.spares)
     for hosts in range(int(mean + 12 * math.sqrt(mean) + 12)):
-        if hosts >= run.spares:
-            short += chance
-            lacking += chance * (hosts - run.spares)
+        lacking += chance * max(0, hosts - run.spares)
         chance *= mean / (hosts + 1)
-    return lacking, short
+    return lacking
+
+
+def without_a_spare(mean: float, spares: int) -> float:
+    """Return how often a failure finds no spare where the job then stands still: Erlang's loss formula (source: erlang1917).
+
+    >>> round(without_a_spare(2.0, 1), 4), without_a_spare(2.0, 0)
+    (0.6667, 1.0)
+    """
+    lost = 1.0
+    for number in range(1, spares + 1):
+        lost = mean * lost / (number + mean * lost)
+    return lost
+
+
+def capacity(run: Run, lacking: float, group: Size) -> Size:
+    """Return the share of the replicas that work while so many hosts are lacking. group: GPUs of a replica
+
+    >>> from loadgauge.fleet.failures import NONE
+    >>> job = Run(work=1.0, gpus=16384, failures=NONE, recovery=Recovery(way="elastic"))
+    >>> capacity(job, 2, 128), capacity(job, 2, 1024)
+    (0.984375, 0.875)
+    """
+    if run.recovery.way == "restart":
+        return 1.0
+    if run.recovery.way == "reroute":
+        fewer = lacking / maximum(1, group / run.node)
+    else:
+        fewer = lacking * maximum(1, run.node / group)
+    return maximum(1 - fewer * group / run.gpus, group / run.gpus)
 
 
 def closed_form(run: Run) -> float:
@@ -161,16 +192,15 @@ def closed_form(run: Run) -> float:
     kept = slow / (1 + planned * recovery.maintenance.middle)
     if not rate:
         return kept * (run.every / (run.every + run.stall) if math.isfinite(run.every) else 1.0)
-    lacking, short = away(run)
     if recovery.way == "restart":
         spans = (recovery.detect, recovery.diagnose, recovery.swap, recovery.restart, recovery.warm)
-        down = sum(one.middle for one in spans) + run.reload + short * recovery.repair / (run.spares + 1)
+        down = sum(one.middle for one in spans) + run.reload
+        hosts = sum(whole.share(part) for part in whole.parts if part.needs == "host") * run.gpus * whole.rate
+        if hosts:
+            kept /= 1 + hosts * without_a_spare(broken(run), run.spares) * recovery.repair / (run.spares + 1)
     else:
         down = recovery.detect.middle + recovery.regroup.middle + recovery.warm.middle
-        replicas = max(1, run.gpus // run.group)
-        each = max(1, run.node // run.group)
-        fewer = lacking / max(1, run.group // run.node) if recovery.way == "reroute" else lacking * each
-        kept *= max(1 - fewer / replicas, 1 / replicas)
+        kept *= float(capacity(run, away(run), run.group))
     return kept * goodput(run.stall, 1 / rate, down, min(run.every, run.work))
 
 
@@ -260,7 +290,7 @@ class _Simulation:
     def _loop(self) -> None:
         run, np, rng, classes = self.run, self.np, self.rng, self.classes
         assert classes is not None
-        total, every, stall, lag = self.total, run.every, run.stall, run.lag
+        every, stall, lag = run.every, run.stall, run.lag
         cycle = every + stall
         replicas = max(1, run.gpus // run.group)
         each = max(1, run.node // run.group)
@@ -270,7 +300,6 @@ class _Simulation:
         mine = {name: getattr(self, name) for name in fields}
         left = np.full(self.runs, run.work if self.horizon is None else np.inf)
         down = np.zeros(self.runs)
-        waited = np.zeros(self.runs)
         kind = np.zeros(self.runs, dtype=np.intp)
         out = np.zeros(self.runs)
         capacity = np.ones(self.runs)
@@ -286,7 +315,7 @@ class _Simulation:
             spent = down
             if len(cut):
                 spent = np.minimum(down, wait)
-                self._shorten(sums, mine, cut, (down - wait)[cut], kind, waited, classes)
+                self._shorten(sums, mine, cut, (down - wait)[cut], kind, classes)
                 up = np.maximum(up, 0.0)
             speed = mine["slow"] * capacity
             saved = np.floor(up / cycle)
@@ -340,28 +369,27 @@ class _Simulation:
             sums["noticing"] += np.where(unplanned, mine["detect"], 0.0)
             sums["diagnosing"] += np.where(unplanned, mine["diagnose"], 0.0)
             sums["swapping hosts"] += np.where(host, mine["swap"], 0.0)
+            # Nothing runs meanwhile that could fail and begin it anew.
+            if self.horizon is not None:
+                delay = np.minimum(delay, np.maximum(self.horizon - sums["seconds"], 0.0))
             sums["waiting for a host"] += delay
+            sums["seconds"] += delay
             sums["restarting"] += np.where(unplanned, mine["restart"], 0.0)
             sums["warming up"] += np.where(unplanned, mine["warm"], 0.0)
             sums["maintenance"] += np.where(planned, mine["maintenance"], 0.0)
             down = np.where(
                 planned,
                 mine["maintenance"],
-                mine["detect"]
-                + mine["diagnose"]
-                + np.where(host, mine["swap"], 0.0)
-                + delay
-                + mine["restart"]
-                + mine["warm"],
+                mine["detect"] + mine["diagnose"] + np.where(host, mine["swap"], 0.0) + mine["restart"] + mine["warm"],
             )
-            kind, waited = place, delay
+            kind = place
             if live[0] == 0 and not stop[0]:
-                self._record(sums, place[0], lost[0], down[0])
+                self._record(sums, place[0], lost[0], down[0] + delay[0])
             if stop.any():
                 gone, stay = np.flatnonzero(stop), np.flatnonzero(failed)
                 self._finish(sums, live[gone], gone)
-                live, left, down, waited, kind, out, capacity = (
-                    array[stay] for array in (live, left, down, waited, kind, out, capacity)
+                live, left, down, kind, out, capacity = (
+                    array[stay] for array in (live, left, down, kind, out, capacity)
                 )
                 mine = {name: array[stay] for name, array in mine.items()}
                 sums = {name: array[stay] for name, array in sums.items()}
@@ -376,7 +404,6 @@ class _Simulation:
         cut: Any,
         excess: Any,
         kind: Any,
-        waited: Any,
         classes: _Classes,
     ) -> None:
         """A failure while one recovers: what would still have come of it is taken off again, the last first."""
@@ -386,7 +413,6 @@ class _Simulation:
             ("maintenance", np.where(planned, mine["maintenance"][cut], 0.0)),
             ("warming up", np.where(planned, 0.0, mine["warm"][cut])),
             ("restarting", np.where(planned, 0.0, mine["restart"][cut])),
-            ("waiting for a host", waited[cut]),
             ("swapping hosts", np.where(host, mine["swap"][cut], 0.0)),
             ("diagnosing", np.where(planned, 0.0, mine["diagnose"][cut])),
             ("noticing", np.where(planned, 0.0, mine["detect"][cut])),
@@ -418,11 +444,13 @@ class _Simulation:
         named = self.classes.names[int(place)]
         whole = sum(share for _, share in named)
         golden = (len(self.events) * 0.6180339887498949) % 1.0 * whole
+        cause = named[-1][0]
         for name, share in named:
             golden -= share
             if golden <= 0:
+                cause = name
                 break
-        self.events.append(Event(float(sums["seconds"][0]), name, float(lost), float(down)))
+        self.events.append(Event(float(sums["seconds"][0]), cause, float(lost), float(down)))
 
     def _finish(self, sums: dict[str, Any], rows: Any, gone: Any) -> None:
         for name in NAMES:

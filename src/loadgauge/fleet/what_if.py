@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
 from loadgauge.errors import ConfigError, Error
 from loadgauge.estimate.estimate import estimate
-from loadgauge.estimate.result import Estimate
 from loadgauge.fleet.fleet import Fleet
 from loadgauge.fleet.simulate import away
 
@@ -28,7 +28,7 @@ class Change(msgspec.Struct, frozen=True):
 def changed(base: Fleet) -> Iterator[Change]:
     """Yield the run with one thing changed at a time; those that cannot be are left out."""
     run, way = base.run, base.checkpoint.way
-    tries: list[tuple[dict[str, str], str]] = []
+    tries: list[tuple[dict[str, Any], str]] = []
     if math.isfinite(run.every):
         for factor, word in ((0.5, "twice as often"), (2, "half as often")):
             seconds = factor * run.every
@@ -41,10 +41,18 @@ def changed(base: Fleet) -> Iterator[Change]:
     tries.append(({"storage": f"{4 * base.storage / 1e9:.6g}GB/s"}, "storage four times as fast"))
     if run.spares:
         tries.append(({"spares": "0"}, "no spares"))
-    tries.append(({"spares": str(2 * run.spares or max(1, run.gpus // run.node // 100))}, "twice the spares" if run.spares else "1 % spares"))
-    for other, word in (("elastic", "go on without a replica that lacks a host"), ("reroute", "peers of a dead stage take its work")):
-        if run.recovery.way != other:
-            tries.append(({"recover": other}, word))
+    tries.append(
+        (
+            {"spares": str(2 * run.spares or max(1, run.gpus // run.node // 100))},
+            "twice the spares" if run.spares else "1 % spares",
+        )
+    )
+    for recover, word in (
+        ("elastic", "go on without a replica that lacks a host"),
+        ("reroute", "peers of a dead stage take its work"),
+    ):
+        if run.recovery.way != recover:
+            tries.append(({"recover": recover}, word))
     detect = run.recovery.detect
     if detect.high > 60:
         tries.append(({"detect": f"{detect.low / 4:g}s..{detect.high / 4:g}s"}, "failures noticed four times as fast"))
@@ -52,7 +60,7 @@ def changed(base: Fleet) -> Iterator[Change]:
         if way == "none" and "storage" in options:
             continue
         try:
-            other = base.again(runs=min(FEW, base.options.runs), **options)
+            other = base.again(None, min(FEW, base.options.runs), **options)
         except Error:
             continue
         flags = " ".join(f"--{name} {value}" for name, value in options.items())
@@ -67,7 +75,7 @@ def best_interval(base: Fleet) -> tuple[float, list[tuple[float, float]]]:
     if base.checkpoint.way == "none":
         raise ConfigError("needs checkpoints", key="find")
     start = base.again(runs=2, checkpoint=base.checkpoint.way).run.every
-    tried = []
+    tried: list[tuple[float, float]] = []
     for power in range(-6, 7):
         every = max(base.step, start * 2 ** (power / 2))
         if every >= base.run.work or (tried and every == tried[-1][0]):
@@ -78,8 +86,8 @@ def best_interval(base: Fleet) -> tuple[float, list[tuple[float, float]]]:
 
 
 def best_spares(base: Fleet) -> tuple[int, list[tuple[int, float, float]]]:
-    """Return the spare hosts with which the run costs the fewest GPU-hours, spares included; and days and GPU-hours of those tried."""
-    lacking, _ = away(msgspec.structs.replace(base.run, spares=0))
+    """Return the spare hosts with which the run costs the fewest GPU-hours, spares included; days and GPU-hours of those tried."""
+    lacking = away(msgspec.structs.replace(base.run, spares=0))
     most = max(4, math.ceil(2.5 * lacking + 4))
     tried: list[tuple[int, float, float]] = []
     for number in sorted({round(most * part / 10) for part in range(11)} | {math.ceil(lacking)}):
@@ -114,8 +122,3 @@ def most_oversubscription(base: Fleet, slack: float) -> tuple[float, list[tuple[
         tried.append((factor, found.time.step))
     least = tried[0][1]
     return max(factor for factor, step in tried if step <= least * (1 + slack)), tried
-
-
-def by_goodput(found: list[Estimate], value: Callable[[Estimate], float]) -> list[Estimate]:
-    """Return estimates by tokens of progress a second, the most first."""
-    return sorted(found, key=value, reverse=True)

@@ -15,6 +15,7 @@ import msgspec
 from loadgauge.errors import ConfigError, Error, LayoutError, NotStated
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import models as catalogue
+from loadgauge.fleet.fleet import Options
 from loadgauge.plan.axis_values import ALL, space_for
 from loadgauge.plan.search import OBJECTIVES, Case, Objective
 from loadgauge.plan.space import Space
@@ -42,7 +43,7 @@ OPEN_AXES = tuple(field.name for field in msgspec.structs.fields(Space) if isins
 """Fields of a job that the search tries all values of, unless they are locked."""
 JOB_FIELDS = tuple(name for name in fields() if name not in ("model", "measured", *AROUND, *WHOLE_RUN, *POSTTRAIN))
 """Fields of a job that a plan may be asked with."""
-RANKING = ("objective", "margin", "price")
+RANKING = ("objective", "fleet", "margin", "price")
 """Questions that decide which layout is the best; the others are about what is shown."""
 USUAL_BATCH = 2**22
 """Tokens of a step of a whole run, where none is said: those of GPT-3's and LLaMA's largest, to the next power of two."""
@@ -74,9 +75,13 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     locks: dict[str, tuple[Any, ...]] = {}
     # fmt: off
     objective: Annotated[Objective, _question(
-        "choice", "What makes a layout the best (time); network: least traffic, of those within 5 % of the fastest.",
+        "choice", "What makes a layout the best (time); network: least traffic, of those within 5 % of the fastest;"
+        " goodput: most progress with failures (--fleet).",
         choices=OBJECTIVES,
     )] = "time"
+    fleet: Annotated[str | None, _question(
+        "text", "Failures, spares and recovery for --objective goodput, as the flags of `fleet`"
+        " (recover=elastic,failures=studies,spares=1%).", metavar="NAME=VALUE,...")] = None
     margin: Annotated[float, _question(
         "positive", "Memory to leave free on each GPU.", unit="GiB", metavar="GiB")] = 0.0
     price: Annotated[float | None, _question("positive", "Price of one GPU-hour, in your currency.", metavar="MONEY")] = None
@@ -191,6 +196,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     def _check(self) -> None:
         """Refuses questions that do not go together."""
         find = self.find
+        if self.fleet is not None and self.objective != "goodput":
+            raise ConfigError("goes with --objective goodput", key="fleet")
         if find == "gpu" and self.prices is None:
             raise ConfigError("goes with --prices GPU=2.5,GPU=1.8", key="find")
         for name, needs in (("exposed", ("nic", "link", "batch")), ("prices", ("gpu",))):
@@ -345,6 +352,7 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
                 price=request.price,
                 locks=locks,
                 others=setup.others,
+                fleet=fleet_options(request.fleet),
             )
         )
     assert setup is not None
@@ -356,6 +364,26 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     if assumed_framework is not None:
         assumed["--framework"] = assumed_framework
     return msgspec.structs.replace(setup, assumed=assumed), searches
+
+
+def fleet_options(text: str | None) -> Options:
+    """Read `--fleet`. Raises `ConfigError`.
+
+    >>> fleet_options("spares=2%,failures=llama3").failures
+    'llama3'
+    """
+    given: dict[str, Any] = {} if text is None else dict(_pair(word) for word in text.split(","))
+    unknown = [name for name in given if name not in Options.__struct_fields__ or name in ("runs", "seed")]
+    if unknown:
+        raise ConfigError(f"has nothing called {unknown[0]!r}", key="fleet")
+    return Options(**{"recover": "elastic", **given})
+
+
+def _pair(word: str) -> tuple[str, str]:
+    name, sign, value = word.partition("=")
+    if not sign:
+        raise ConfigError(f"must be like spares=2%,recover=elastic, got {word!r}", key="fleet")
+    return name.strip().replace("-", "_"), value.strip()
 
 
 def _with_usual_batch(job: Job) -> tuple[Job, str]:

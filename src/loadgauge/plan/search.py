@@ -16,6 +16,7 @@ from loadgauge.errors import ConfigError, LayoutError, NothingFits
 from loadgauge.estimate.estimate import estimate
 from loadgauge.estimate.result import Estimate
 from loadgauge.estimate.unsaid import with_unsaid
+from loadgauge.fleet.fleet import Options, replicas_left, steady
 from loadgauge.plan.batch.evaluate import BatchEvaluator
 from loadgauge.plan.batch.types import Batch, Wanted
 from loadgauge.plan.constraints import Constraints
@@ -28,12 +29,14 @@ from loadgauge.spec.hardware import Cluster
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.training import Training
 
-Objective = Literal["time", "throughput", "money", "gpus", "headroom", "network"]
+Objective = Literal["time", "throughput", "money", "gpus", "headroom", "network", "goodput"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 KEPT = 20
 """Best layouts that are estimated one by one, besides the Pareto front."""
 NETWORK_KEPT, NETWORK_SLACK = 1000, 1.05
 """For the objective network: how many of the fastest layouts are compared, and how much longer they may take."""
+GOODPUT_KEPT = 100
+"""For the objective goodput: how many layouts, the best by their step and by the replicas that are left, are compared in full."""
 Progress = Callable[[int, int], None]
 
 
@@ -42,6 +45,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     price: of a GPU-hour; locks: the values of axes that the user wants, which a changed job keeps (None: those of the space)
     others: other ways in which the run may train, for what is not said
+    fleet: failures, spares and recovery, for the objective goodput
     """
 
     space: Space
@@ -52,6 +56,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 1.0
     locks: dict[str, tuple[Any, ...]] | None = None
     others: tuple[Training, ...] = ()
+    fleet: Options = Options(recover="elastic")
 
     def evaluator(self) -> BatchEvaluator:
         """The evaluator of all layouts of the case at once."""
@@ -225,8 +230,8 @@ def search(
 ) -> SearchResult:
     """Search the layouts of all cases together and return the best ones and the Pareto front.
 
-    objective: network compares the `NETWORK_KEPT` fastest layouts within `NETWORK_SLACK` of the best time; the others
-    compare all layouts
+    objective: network compares the `NETWORK_KEPT` fastest layouts within `NETWORK_SLACK` of the best time, goodput the
+    `GOODPUT_KEPT` best by step and lost replicas; the others compare all layouts
     margin: memory to be left free on each GPU [bytes]; top: how many layouts to return
     exhaustive: simulate every schedule, even of layouts that do not fit or cannot be among the best by a lower bound of
     their time, which cannot change the answer
@@ -244,7 +249,8 @@ def search(
     if objective not in OBJECTIVES:
         raise ConfigError(f"unknown objective {objective!r} (known: {', '.join(OBJECTIVES)})", key="objective")
     started = time.perf_counter()
-    best = _Best(numpy, max(KEPT, top, NETWORK_KEPT if objective == "network" else 0))
+    compared = {"network": NETWORK_KEPT, "goodput": GOODPUT_KEPT}.get(objective, 0)
+    best = _Best(numpy, max(KEPT, top, compared))
     evaluated = 0
     for number, case in enumerate(cases):
         limit = case.cluster.gpu.capacity - margin
@@ -255,7 +261,7 @@ def search(
         for batch in case.batches(progress, wanted):
             if sampler is not None:
                 sampler.take(batch, case.cluster.gpu.capacity)
-            best.add(number, batch, _score(objective, case, batch.step, batch.memory), limit)
+            best.add(number, batch, _scores(objective, case, batch), limit)
     best.trim()
     if best.least is None:
         raise LayoutError(no_layout(cases))
@@ -275,6 +281,21 @@ def search(
     )  # fmt: skip
 
 
+def _scores(objective: Objective, case: Case, batch: Batch) -> Any:
+    """What is minimised, for each layout of a batch; with goodput, longer where a host that fails takes more GPUs with it."""
+    found = _score(objective, case, batch.step, batch.memory)
+    if objective != "goodput":
+        return found
+    import numpy
+
+    rows, _, copies = numpy.unravel_index(batch.places, batch.grid.dims)
+    zero, pp = batch.structure.zero, batch.structure.pp
+    group = batch.grid.rows["tp"][rows] * batch.grid.rows["cp"][rows] * pp
+    if zero == 3 or (zero == 2 and case.training.framework.fully_shards):
+        group = case.space.gpus / batch.grid.replicas[copies]
+    return found / replicas_left(case.fleet, case.cluster.gpus, case.cluster.gpus_per_node)(group)
+
+
 def _score(objective: Objective, case: Case, step: Any, memory: Any) -> Any:
     """What is minimised, for each layout; it never falls where the time grows."""
     if objective == "headroom":
@@ -283,6 +304,7 @@ def _score(objective: Objective, case: Case, step: Any, memory: Any) -> Any:
     return {
         "time": step,
         "network": step,  # the fastest are asked one by one what they send
+        "goodput": step,  # and how much of their time is progress
         "throughput": step * gpus,
         "money": step * gpus * (1.0 if case.price is None else case.price),
         "gpus": gpus + 1 - 1 / (step + 1),
@@ -293,6 +315,8 @@ def score(objective: Objective, case: Case, estimate: Estimate) -> float:
     """Return what an objective minimises, for an exact estimate."""
     if objective == "network":
         return carried(estimate)
+    if objective == "goodput":
+        return -steady(estimate, case.fleet)
     return float(_score(objective, case, seconds(estimate), estimate.memory.total))
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import NO, YES, ConfigError
 from loadgauge.estimate.cost import HOUR
 from loadgauge.estimate.result import Estimate
-from loadgauge.fleet.fleet import NOT_COUNTED, Fleet, Options, fleet, steady
+from loadgauge.fleet.fleet import NOT_COUNTED, Fleet, Options, fleet
 from loadgauge.fleet.what_if import Change, best_interval, best_spares, changed, most_oversubscription
 from loadgauge.plan.answer import answer as plan_answer
 from loadgauge.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, cases
@@ -20,13 +19,14 @@ from loadgauge.report.setup import layout_words, print_assumed
 from loadgauge.report.table import Column, console, document, draw, heading, points
 from loadgauge.resolve.reproduce import layout_flags
 from loadgauge.resolve.resolve import asks_for_files, resolve_job
+from loadgauge.spec.axes import DEGREES
 from loadgauge.spec.job import Job
-from loadgauge.units import count, days_words, seconds
+from loadgauge.units import count, days_words, gib, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-DECIDES = ("tp", "pp", "cp", "ep", "zero", "micro_batch")
+DECIDES = (*DEGREES, "zero", "micro_batch")
 """Fields of a layout; where one is given, none is searched."""
 
 
@@ -42,15 +42,14 @@ def chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], s
     fields = {name: getattr(job, name) for name in JOB_FIELDS if getattr(job, name) is not None}
     if job.gpus is None:
         raise ConfigError("is needed: the GPUs of the job", key="gpus")
-    request = PlanRequest.of(job.model, {**fields, "gpus": str(job.gpus), "top": 20})
+    request = PlanRequest.of(job.model, {**fields, "gpus": str(job.gpus), "objective": "goodput"})
     try:
         say("searching layouts")
-        plan = plan_answer(request, *cases(request))
+        setup, searches = cases(request)
+        plan = plan_answer(request, setup, [msgspec.structs.replace(case, fleet=options) for case in searches])
     finally:
         clear()
-    candidates = [*plan.result.layouts, *plan.result.pareto]
-    best = max(candidates, key=lambda one: steady(one, options))
-    first = plan.result.layouts[0]
+    best, first = plan.result.layouts[0], plan.result.pareto[0]
     assert first.time is not None
     assert best.time is not None
     said = f"The best of {plan.result.valid:,} layouts"
@@ -61,12 +60,14 @@ def chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], s
             f" by goodput: {layout_flags(best)}; the fastest step, {first.time.step / best.time.step - 1:+.1%}, has"
             f" {layout_flags(first)}."
         )
-    assumed = {flag: value for flag, value in plan.setup.assumed.items() if flag.lstrip("-").replace("-", "_") not in OPEN_AXES}
+    assumed = {
+        flag: value for flag, value in plan.setup.assumed.items() if flag.lstrip("-").replace("-", "_") not in OPEN_AXES
+    }
     return best, assumed, said
 
 
 def answer(job: Job, given: dict[str, Any], *, topic: str | None, what_if: bool, as_json: bool) -> int:
-    """Simulate the run of a job, print the answer, and return the exit code 0."""
+    """Simulate the run of a job, print the answer, and return the exit code: 1 where its step does not fit."""
     result, assumed, said = chosen(job, given)
     found = fleet(result, job.tokens or "", Options(**given), price=job.price)
     assumed |= found.assumed
@@ -81,7 +82,7 @@ def answer(job: Job, given: dict[str, Any], *, topic: str | None, what_if: bool,
                 for change in changed(found)
             ]  # fmt: skip
         document(plain)
-        return 0
+        return NO if _too_large(found) else YES
     target = console()
     changes = list(changed(found))
     _verdict(target, found, said, changes)
@@ -92,7 +93,12 @@ def answer(job: Job, given: dict[str, Any], *, topic: str | None, what_if: bool,
     print_assumed(target, assumed)
     heading(target, "Not counted")
     points(target, NOT_COUNTED)
-    return 0
+    return NO if _too_large(found) else YES
+
+
+def _too_large(found: Fleet) -> bool:
+    """Whether the step does not fit, so that there is no such run."""
+    return found.estimate.memory.fits is False
 
 
 def verdict(found: Fleet) -> str:
@@ -119,11 +125,20 @@ def _verdict(target: Console, found: Fleet, said: str, changes: list[Change]) ->
     lines.append(
         f"{steps:,.0f} steps alone take {days_words(run.work / 86_400)}; {count(found.tokens_per_second)} tokens/s of progress."
     )
+    if _too_large(found):
+        memory = found.estimate.memory
+        assert memory.capacity is not None
+        lines.insert(
+            0,
+            f"THE STEP DOES NOT FIT: {gib(memory.total, 1)} of {gib(memory.capacity, 1)}; what follows cannot be run.",
+        )
     low, middle, high = found.interruptions
     if middle or high:
         every = found.days[1] * 24 / max(middle, 1)
         between = f"{every:,.1f} h" if every >= 2 else f"{60 * every:,.0f} min"
-        lines.append(f"{middle:,.0f} interruptions ({low:,.0f} to {high:,.0f}), one in {between}: {found.failures.name}.")
+        lines.append(
+            f"{middle:,.0f} interruptions ({low:,.0f} to {high:,.0f}), one in {between}: {found.failures.name}."
+        )
     lost = sorted(((share, name) for name, share in found.names.items() if name != "progress"), reverse=True)[:3]
     words = ", ".join(f"{name} {share:.1%}" for share, name in lost if share >= 0.0005)
     if words:
@@ -174,29 +189,39 @@ def _what_if(target: Console, found: Fleet, changes: list[Change]) -> None:
 
     def row(name: str, one: Fleet, flags: str) -> list[str]:
         change = one.gpu_hours / found.gpu_hours - 1
-        return [name, f"{one.days[1]:,.1f}", f"{one.goodput[1]:.1%}", count(one.gpu_hours), f"{change:+.1%}" if one is not found else "", flags]
+        return [
+            name,
+            f"{one.days[1]:,.1f}",
+            f"{one.goodput[1]:.1%}",
+            count(one.gpu_hours),
+            f"{change:+.1%}" if one is not found else "",
+            flags,
+        ]
 
     rows = [row("the run as it is", found, ""), *(row(change.what, change.fleet, change.flags) for change in changes)]
     draw(target, columns, rows, "What if", [0])
 
 
-def find(
-    job: Job, given: dict[str, Any], what: str, slack: float, local: dict[str, Any], *, as_json: bool
-) -> int:
+def find(job: Job, given: dict[str, Any], question: str, slack: float, local: dict[str, Any], *, as_json: bool) -> int:
     """Answer an inverse question, and return the exit code 0."""
     result, assumed, said = chosen(job, given)
-    if what == "sites":
+    if question == "sites":
         from loadgauge.report.fleet_sites import most_sites
 
-        return most_sites(result, job, given, local, slack, as_json=as_json)
-    base = fleet(result, job.tokens or "", Options(**{**given, "runs": min(given.get("runs", 200), 200)}), price=job.price)
-    if what == "checkpoint-interval":
+        return most_sites(result, job, local, slack, as_json=as_json)
+    base = fleet(
+        result, job.tokens or "", Options(**{**given, "runs": min(given.get("runs", 200), 200)}), price=job.price
+    )
+    if question == "checkpoint-interval":
         best, tried = best_interval(base)
         rows = [[seconds(every) if every < 60 else f"{every / 60:,.1f} min", f"{share:.2%}"] for every, share in tried]
-        head, columns = f"EVERY {best / 60:,.3g} MIN  {base.checkpoint.way} checkpoints lose least", ["every", "goodput"]
+        head, columns = (
+            f"EVERY {best / 60:,.3g} MIN  {base.checkpoint.way} checkpoints lose least",
+            ["every", "goodput"],
+        )
         plain: dict[str, Any] = {"every": best, "tried": [{"every": a, "goodput": b} for a, b in tried]}
         strong = [every for every, _ in tried].index(best)
-    elif what == "spares":
+    elif question == "spares":
         number, table = best_spares(base)
         rows = [[f"{hosts:,}", f"{days:,.2f}", count(hours)] for hosts, days, hours in table]
         head = f"{number:,} SPARE HOSTS  of {base.run.node} GPUs: the fewest GPU-hours, spares included"
@@ -218,3 +243,11 @@ def find(
     points(target, [f"{said} {layout_words(result.layout)}; a step of {seconds(base.step)}.".strip()], "")
     draw(target, [Column(columns[0]), *(Column(name, "right") for name in columns[1:])], rows, "Tried", [strong])
     return 0
+
+
+def sites(job: Job, given: dict[str, Any], local: dict[str, Any], *, as_json: bool) -> int:
+    """Answer for several sites, and return the exit code 0."""
+    from loadgauge.report import fleet_sites
+
+    result, _, said = chosen(job, given)
+    return fleet_sites.answer(result, job, local, said, as_json=as_json)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 from loadgauge.errors import ConfigError, suggest
-
 from loadgauge.fleet.fleet import Fleet
 from loadgauge.fleet.load import together
 from loadgauge.fleet.simulate import NAMES, closed_form
-from loadgauge.reasons.reason import Reason, line
+from loadgauge.reasons.reason import Line, Reason, line
 from loadgauge.report.reason import show
 from loadgauge.report.table import document
 
@@ -28,6 +27,8 @@ TOPICS = ("days", "goodput", "failures", "checkpoint", "tokens-per-second", "ene
 def reason(found: Fleet, topic: str) -> Reason:
     """Return why a number is what it is. Raises `ConfigError` for an unknown topic."""
     run, time = found.run, found.estimate.time
+    lines: tuple[Line, ...] = ()
+    notes: tuple[str, ...] = ()
     assert time is not None
     name = topic.replace("-", " ")
     if name in NAMES:
@@ -41,7 +42,10 @@ def reason(found: Fleet, topic: str) -> Reason:
     if topic == "days":
         steps = line(
             "Steps alone", "T / D * t", run.work, "s",
-            {"T": ("tokens of the run", found.tokens), "D": ("tokens of a step", time.tokens), "t": ("seconds of a step", time.step)},
+            {
+                "T": ("tokens of the run", found.tokens), "D": ("tokens of a step", time.tokens),
+                "t": ("seconds of a step", time.step),
+            },
         )  # fmt: skip
         return Reason(
             topic=topic, what="median of the simulated runs", value=found.days[1], unit="days", basis=SIMULATED,
@@ -57,7 +61,6 @@ def reason(found: Fleet, topic: str) -> Reason:
         )  # fmt: skip
     if topic == "failures":
         rate = found.failures.rate * found.failures.unplanned()
-        lines = ()
         if rate:
             lines = (
                 line(
@@ -77,9 +80,11 @@ def reason(found: Fleet, topic: str) -> Reason:
         each = found.nbytes / run.gpus
         lines = (
             line("Time to write it", "B / S", found.nbytes / found.storage, "s",
-                 {"B": ("bytes of weights, master weights and moments", found.nbytes), "S": ("bandwidth of the storage", found.storage)}),
+                 {"B": ("bytes of the state", found.nbytes), "S": ("bandwidth of the storage", found.storage)}),
         )  # fmt: skip
-        mean = math.inf if not found.failures.rate else 1 / (run.gpus * found.failures.rate * found.failures.unplanned())
+        mean = (
+            math.inf if not found.failures.rate else 1 / (run.gpus * found.failures.rate * found.failures.unplanned())
+        )
         if found.options.checkpoint in ("sync",) and math.isfinite(mean):
             lines += (line("Interval that loses least", "(2 * C * M) ** 0.5", math.sqrt(2 * run.stall * mean), "s",
                            {"C": ("seconds that all wait", run.stall), "M": ("seconds between failures", mean)}),)  # fmt: skip
@@ -101,23 +106,30 @@ def reason(found: Fleet, topic: str) -> Reason:
         if found.watts is None or found.kilowatt_hours is None:
             raise ConfigError("no source states the power of this GPU", key="explain")
         lines = (line("Energy", "d * 24 * n * w / 1000", found.kilowatt_hours, "kWh",
-                      {"d": ("days of the median run", found.days[1]), "n": ("GPUs", run.gpus), "w": ("watts of a GPU", found.watts)}),)  # fmt: skip
+                      {"d": ("days, median", found.days[1]), "n": ("GPUs", run.gpus),
+                       "w": ("watts of one", found.watts)}),)  # fmt: skip
         return Reason(topic=topic, what="an upper bound, without hosts and cooling", value=found.kilowatt_hours, unit="kWh",
                       basis="datasheet", rule="power times time", lines=lines)  # fmt: skip
     if topic == "tiers":
         if not found.load:
             raise ConfigError("needs --topology, and more than one node", key="explain")
         done = together(found.load)
-        notes = tuple(f"{axis}: {value:.3g} s, if all axes sent at once from the start and shared links fairly" for axis, value in done.items())
+        notes = tuple(
+            f"{axis}: {value:.3g} s, if all axes sent at once from the start and shared links fairly"
+            for axis, value in done.items()
+        )
         return Reason(
             topic=topic, what="share of a step that a GPU's part of the busiest tier carries bytes",
             value=max(load.busy for load in found.load), unit="share", basis="derived",
-            rule="bytes that leave a unit below, over the shares of its GPUs in the links", columns=("tier", "GB a step", "GB/s", "busy"),
+            rule="bytes that leave a unit below, over the shares of its GPUs in the links",
+            columns=("tier", "GB a step", "GB/s", "busy"),
             rows=tuple((load.tier, load.carried / 1e9, load.bandwidth / 1e9, load.busy) for load in found.load), notes=notes,
             sources=("bertsekas1992",),
         )  # fmt: skip
     known = (*TOPICS, *(one.replace(" ", "-") for one in NAMES))
-    raise ConfigError(f"nothing called {topic!r}{suggest(topic, known) or ' (known: ' + ', '.join(known) + ')'}", key="explain")
+    raise ConfigError(
+        f"nothing called {topic!r}{suggest(topic, known) or ' (known: ' + ', '.join(known) + ')'}", key="explain"
+    )
 
 
 def explain(found: Fleet, topic: str, *, as_json: bool) -> int:
@@ -128,6 +140,3 @@ def explain(found: Fleet, topic: str, *, as_json: bool) -> int:
     else:
         show(why)
     return 0
-
-
-

@@ -111,6 +111,11 @@ def _verdict(target: Console, given: Setup, setup: NetworkCase, network: Network
     points(target, lines, "")
 
 
+def _source(given: Setup, own: str | None) -> str:
+    """Who states a bandwidth: the user, the topology, or the datasheet."""
+    return "yours" if own else "topology" if given.job.topology else "datasheet"
+
+
 def _links(given: Setup, setup: NetworkCase) -> str:
     """Return the links with their bandwidth, and the share of it that collectives achieve."""
     fabric = setup.fabric
@@ -118,13 +123,13 @@ def _links(given: Setup, setup: NetworkCase) -> str:
     parts = []
     if fabric.domain > 1:
         kind = given.gpu.interconnect.kind or "the fast link"
-        source = "yours" if given.job.link_bandwidth else "datasheet"
+        source = _source(given, given.job.link_bandwidth)
         parts.append(
             f"{kind} connects {fabric.domain} GPUs at {gigabytes(fabric.inner_bandwidth)} GB/s per GPU per direction"
             f" ({source}), of which collectives achieve {fabric.inner_efficiency:.0%}"
         )
     if given.layout.gpus > fabric.domain:
-        source = "yours" if given.job.nic_bandwidth else "datasheet"
+        source = _source(given, given.job.nic_bandwidth)
         parts.append(
             f"the network provides {gigabytes(fabric.outer_bandwidth)} GB/s per GPU per direction ({source}), of which"
             f" collectives achieve {fabric.outer_efficiency:.0%}"

@@ -10,6 +10,7 @@ import msgspec
 from loadgauge.advise.replan import Replanned, what_next, what_would_fit
 from loadgauge.errors import ConfigError, LayoutError, NothingFits
 from loadgauge.estimate.result import Estimate
+from loadgauge.fleet.fleet import replica
 from loadgauge.plan.answer import Plan
 from loadgauge.plan.answer import answer as find_plan
 from loadgauge.plan.axis_values import out_of_reach, space_for
@@ -224,6 +225,11 @@ def compare(best: Estimate, other: Estimate, objective: Objective) -> str:
         return f"takes {other.layout.gpus:,} GPUs, and {share:+.1%} GPU-hours"
     if objective == "network" and carried(other) > carried(best):
         return f"its network adapters carry {carried(other) / 1e9:,.2f} GB/s on average, not {carried(best) / 1e9:,.2f}"
+    if objective == "goodput" and other.time.step <= best.time.step:
+        return (
+            f"its step is {1 - other.time.step / best.time.step:.1%} shorter, but a host that fails takes"
+            f" {replica(other):,} GPUs with it, not {replica(best):,}"
+        )
     more = other.time.step - best.time.step
     if abs(more) < CLOSE * best.time.step:
         word = f"needs {gib(less)} more" if less > 0 else "has more to set up"

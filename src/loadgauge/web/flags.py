@@ -62,6 +62,8 @@ def files_of(state: State, uploads: Uploads) -> State:
     measured, lengths = (written(name, state.get(name, "")) for name in ("measured", "lengths"))
     if written("gpu", state.get("gpu", "")).endswith(".toml"):
         raise ConfigError("a file cannot be named here; a size can, as memory", key="gpu")
+    if written("topology", state.get("topology", "")).endswith(".toml"):
+        raise ConfigError("a file cannot be named here; a size can, as memory", key="topology")
     if "lengths" in measured:
         raise ConfigError("a file of lengths cannot be named here", key="measured")
     if not lengths or UNIFORM.fullmatch(lengths):

@@ -8,6 +8,7 @@ import { costs, followCosts, knowPrices } from "./cost.js";
 import { find, h } from "./dom.js";
 import { dots, onDots } from "./dots.js";
 import { dropZone, handAgain, listenToDrops } from "./drop.js";
+import { fleet, followFleet, relabelFleet } from "./fleet.js";
 import { hardware, knowCards } from "./hardware.js";
 import { buildHeader, mark } from "./header.js";
 import { preferred, refusal, speak, t } from "./i18n.js";
@@ -38,6 +39,7 @@ const TABS = {
   why: [oom, cause, treemap, changes],
   hardware: [roofline, lanes, hardware],
   cost: [costs],
+  fleet: [fleet],
   accuracy: [accuracy],
 };
 let answer = null;
@@ -79,6 +81,7 @@ function arrived(found) {
   refresh(found);
   followChanges();
   followCosts();
+  if (tab() === "fleet") followFleet();
   const started = begun;
   requestAnimationFrame(() => setTimeout(() => performance.measure("answered", { start: started, end: performance.now() })));
 }
@@ -123,6 +126,7 @@ function arrange() {
   find("#verdict").hidden = ["accuracy"].includes(tab());
   for (const one of panels) if (!ESTIMATED.includes(one) && one !== layouts && one !== changes && one !== compare) one.show({});
   if (tab() === "cost") followCosts();
+  if (tab() === "fleet") followFleet();
   if (tab() === "accuracy") fetchAccuracy(() => tab() === "accuracy");
 }
 
@@ -135,6 +139,7 @@ async function dressWords() {
   tellTrouble();
   find("#foot").replaceChildren(h("span", {}, t("foot.local")), h("span", {}, t("foot.keys")));
   relabel();
+  relabelFleet();
   find("#panel-oom .chart")?.replaceChildren();
 }
 
