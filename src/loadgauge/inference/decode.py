@@ -238,7 +238,7 @@ def _add(sums: dict[str, Any], operation: Any, times: int, weight_format: str, *
         sums["cache"] += times * tensors
         return
     sums["moved"] += times * tensors
-    matrices = [weight for weight in operation.weights if weight.kind == "matrix"]
+    matrices = [weight for weight in (*operation.weights, *operation.borrows) if weight.kind == "matrix" or head]
     if not operation.gemms or not matrices:
         return
     read = sum(weight.numel * stored(weight, weight_format) for weight in matrices)
