@@ -34,11 +34,11 @@ FILL = 0.95
 REST = 0.05
 """Seconds outside of all phases over those inside: data, advantages, rewards by rule, logging (verl's columns add up to 93 to 97 %
 of its printed steps; source: verl, docs/advance/one_step_off.md and fully_async.md)."""
-SOFTWARE = 1.32
+SOFTWARE = 1.30
 """Seconds of a phase over those of its kernels, engine and traffic: ranks that wait for the fullest, gathering, tokenising. Of runs of
-one source 1.34 in the middle, of another 1.30; each is scored with the other's (docs/rollout.md)."""
-LOW, HIGH = 0.77, 1.37
-"""Factors on a step between which 80 % of measured ones lie, each source left out."""
+one source 1.35 in the middle, of another 1.26; each is scored with the other's (docs/rollout.md)."""
+LOW, HIGH = 0.77, 1.40
+"""Factors on a step between which 80 % of measured ones lie, each source left out (docs/rollout.md)."""
 
 
 class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +107,10 @@ def step_time(
     """
     member = run.trained
     if member.cluster is None:
-        raise NotStated("the time of a step needs a --gpu")
+        raise NotStated(
+            "the time of a step needs a --gpu" if run.gpu is None else f"what joins {run.placement.gpus:,} x {run.gpu.name} is not"
+            " stated (--nic-bandwidth, --gpus-per-node)"
+        )
     phases: list[PhaseTime] = []
     known = {} if known is None else known
     if "answers" not in known:  # sums over thousands of lengths
@@ -170,7 +173,7 @@ def server_of(run: Run) -> Server:
     engine = run.engine
     assert engine is not None
     if run.rollout_cluster is None:
-        raise NotStated("the time of answers needs a --gpu")
+        raise NotStated("the time of answers needs a --gpu, and what joins its GPUs")
     asked = Inference(
         task="generate", context=run.sequences.longest, answer=1, tp=engine.tp, pp=engine.pp, ep=engine.ep,
         weight_format=engine.weights, cache_format=engine.kv,
