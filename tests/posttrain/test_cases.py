@@ -106,7 +106,7 @@ def test_a_parameter_of_an_adapter_is_twenty_bytes() -> None:
         run, setup = resolve_posttrain(job)
         update = next(phase for phase in memory(run).phases if phase.name == "update")
         count = setup.estimate().workings.worst.rank.weights.all.trainable
-        step = [one for one in setup.estimate().memory.moments if one.phase.value == "step"][0].parts
+        step = next(one for one in setup.estimate().memory.moments if one.phase.value == "step").parts
         adapters = sum(one.nbytes for one in update.residents if one.part == "adapters")
         return float(count), float(step["weights"] + step["gradients"] + step["optimizer"]) + adapters
 
@@ -122,7 +122,7 @@ def test_states_of_a_distillation() -> None:
     run, setup = resolve_posttrain(job)
     update = next(phase for phase in memory(run).phases if phase.name == "update")
     teacher = update.of("teacher")
-    step = [one for one in setup.estimate().memory.moments if one.phase.value == "step"][0].parts
+    step = next(one for one in setup.estimate().memory.moments if one.phase.value == "step").parts
     student = sum(float(step[name]) for name in ("weights", "gradients", "optimizer"))
     scale = (3e9 / run.trained.params, 14e9 / run.members["teacher"].params)
     assert student * scale[0] / 1e9 + teacher * scale[1] / 1e9 == pytest.approx(PRINTED["torchtune-2213"], rel=1e-6)
@@ -141,4 +141,4 @@ def test_states_on_the_host_are_sixteen_bytes_a_parameter() -> None:
 
 def test_sizes_that_an_engine_captures() -> None:
     assert (captured(256), captured(4), captured(1)) == (67, 4, 2)
-    assert 255.6 * MIB == pytest.approx(PRINTED["agile-tile32"], rel=1e-3)
+    assert pytest.approx(PRINTED["agile-tile32"], rel=1e-3) == 255.6 * MIB

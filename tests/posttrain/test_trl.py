@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from stack.case import Case
 from stack.compare import ORDER, Row, of_task
 from stack.known import named, within

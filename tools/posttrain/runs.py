@@ -42,7 +42,7 @@ def job(row: dict[str, str]) -> Job:
     card, memory = CARDS[row["gpu"]]
     share = re.findall(r"utilization ([\d.]+)", row["note"])[0]
     rank = int(re.findall(r"r=(\d+)", row["tuned"])[0])
-    rows = max(128, min(4096, TILE // (4 * int(find_model(name).vocab_size))))  # type: ignore[call-overload]
+    rows = max(128, min(4096, TILE // (4 * int(find_model(name).vocab_size))))
     prompt, most = max(context // 4, 8), min(sequences * context, max(context, sequences * 8192))
     return Job(
         name, task="grpo", gpu=card, memory=memory, lora_rank=rank, lora_dtype="float32", precision="bf16-pure",

@@ -44,7 +44,9 @@ def scores(every: int = 1) -> Iterator[Score]:
         found = memory(run)
         for side in ("rollout", "update"):
             phases = [
-                phase for phase in found.phases if (phase.name == "generate") == (side == "rollout") and phase.name != "weight sync"
+                phase
+                for phase in found.phases
+                if (phase.name == "generate") == (side == "rollout") and phase.name != "weight sync"
             ]
             worst = max(phase.total for phase in phases)
             yield Score(row["id"], row["model"], row["gpu"], side, float(row[f"{side}_gib"]) * GIB, worst)

@@ -134,8 +134,9 @@ def captured(sequences: int) -> int:
 
 def _asked(engine: Engine, batch: int, longest: int, tokens: int) -> Inference:
     """A step of so many tokens, as inference reckons it."""
+    whole = -(-(longest + 1) // engine.tp) * engine.tp
     return Inference(
-        task="generate", context=-(-(longest + 1) // engine.tp) * engine.tp, answer=1, batch=max(1, batch), prefill_tokens=max(1, tokens),
+        task="generate", context=whole, answer=1, batch=max(1, batch), prefill_tokens=max(1, tokens),
         weight_format=engine.weights, cache_format=engine.kv, tp=engine.tp, pp=engine.pp, ep=engine.ep,
     )  # fmt: skip
 
