@@ -27,7 +27,7 @@ from loadgauge.callable_package import make_callable as _make_callable
 from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
 
 if TYPE_CHECKING:
-    from loadgauge.api import estimate
+    from loadgauge.api import estimate, posttrain
     from loadgauge.capture.call import capture
     from loadgauge.equation.equation import equation, equations
     from loadgauge.estimate.parameters import parameters
@@ -71,6 +71,7 @@ __all__ = [
     "models",
     "parameters",
     "plan",
+    "posttrain",
     "trace",
     "training",
 ]
@@ -99,6 +100,7 @@ _CALLABLE = {
     "equation": "loadgauge.equation.equation:equation",
     "estimate": "loadgauge.api:estimate",
     "plan": "loadgauge.plan.answer:plan",
+    "posttrain": "loadgauge.api:posttrain",
     "trace": "loadgauge.trace.call_job:trace",
 }
 """Packages that are functions as well, and the function that answers (see `callable_package`)."""

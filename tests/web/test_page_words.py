@@ -159,7 +159,19 @@ def contrast(one: list[float], other: list[float]) -> float:
 # -- what the library says, in Chinese ---------------------------------------------------------------------------------
 
 PACKAGE = STATIC.parents[1]
-REFUSING = ("spec", "families", "layers", "estimate", "reasons", "resolve", "plan", "web", "lengths", "formats")
+REFUSING = (
+    "spec",
+    "families",
+    "layers",
+    "estimate",
+    "reasons",
+    "posttrain",
+    "resolve",
+    "plan",
+    "web",
+    "lengths",
+    "formats",
+)
 """Folders whose errors the page can show."""
 ELSEWHERE = (
     "plan/sweep",

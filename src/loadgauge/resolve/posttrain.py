@@ -13,12 +13,13 @@ from loadgauge.lengths import Lengths
 from loadgauge.posttrain.answers import answers
 from loadgauge.posttrain.memory import PostMemory, memory
 from loadgauge.posttrain.roles import Member, Placement, Run, Sequences, replicas_of
-from loadgauge.resolve.resolve import resolve_job
+from loadgauge.resolve.resolve import framework_of, resolve_job
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.job import AROUND, POSTTRAIN, Job
 from loadgauge.spec.model import Head, ModelSpec
 from loadgauge.spec.rollout import Engine
+from loadgauge.spec.stacks import LOSS_LOGPROBS, Stack
 from loadgauge.spec.tasks import TASKS, Role, Task
 
 OF_WHOLE = ("tokens", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
@@ -156,6 +157,10 @@ def _training(job: Job, task: Task, sequences: Sequences, placement: Placement, 
             changes[name] = (
                 task.rows * (1 if value is None else value) if value is not None or name == "micro_batch" else None
             )
+    if task.tiled and job.loss is None and (job.framework or framework_of(job)) == "huggingface":
+        habit = LOSS_LOGPROBS.at(Stack.parse(job.version))
+        changes["loss"] = habit.value
+        assumed["--loss"] = f"{habit.value} ({habit.source})"
     if task.rollout:
         changes["seq_len"] = sequences.longest
         if job.placement is not None and not placement.colocated:
