@@ -43,9 +43,7 @@ def test_two_sides_take_the_slower_one_and_what_both_wait_for() -> None:
 
 def test_answers_that_may_be_older_hide_the_tail_and_never_slow_a_step() -> None:
     job = JOB.replace(gpus=16, placement="split:8+8", rollout="vllm:tp=2")
-    steps = [
-        step_time(resolve_posttrain(job.replace(staleness=age or None))[0]).step for age in (0, 1, 4)
-    ]
+    steps = [step_time(resolve_posttrain(job.replace(staleness=age or None))[0]).step for age in (0, 1, 4)]
     assert steps[0] > steps[1] > steps[2]
 
 
@@ -76,7 +74,9 @@ def test_packed_micro_batches_hold_every_token_and_pair_once() -> None:
     job = JOB.replace(zero=1, tp=2, framework="megatron", global_batch=64, micro_batch=1)
     run, _ = resolve_posttrain(job)
     answers, prompt = run.sequences.answers, run.sequences.prompt
-    layout, times = packed(run, run.trained, 2 * run.trained.layout.seq_len, (answers.mean, answers.mean_square), updates=True)
+    layout, times = packed(
+        run, run.trained, 2 * run.trained.layout.seq_len, (answers.mean, answers.mean_square), updates=True
+    )
     assert times == 4
     assert layout.tokens * layout.global_batch == pytest.approx(64 * (prompt + answers.mean))
     square = prompt**2 + 2 * prompt * answers.mean + answers.mean_square
@@ -87,7 +87,6 @@ def test_packed_micro_batches_hold_every_token_and_pair_once() -> None:
 def test_a_forward_is_between_a_quarter_and_half_of_a_step() -> None:
     from loadgauge.estimate.estimate import estimate
 
-    run, setup = resolve_posttrain(JOB)
     for recompute in (None, "full"):
         _, setup = resolve_posttrain(JOB.replace(recompute=recompute))
         time = estimate(setup.model, setup.layout, setup.training, setup.gpu, setup.cluster).time
@@ -111,7 +110,14 @@ def test_answers_cannot_be_old_on_the_same_gpus() -> None:
 
 def test_the_plan_is_what_a_loop_over_estimates_finds() -> None:
     job = Job(
-        "qwen3-1.7b", task="grpo", gpu="h100-sxm5-80gb", gpus=4, prompts=16, samples=8, prompt_len=256, answers="exp:600,2048"
+        "qwen3-1.7b",
+        task="grpo",
+        gpu="h100-sxm5-80gb",
+        gpus=4,
+        prompts=16,
+        samples=8,
+        prompt_len=256,
+        answers="exp:600,2048",
     )
     space = Space.of(job, {
         "tp": (1, 2), "pp": (1,), "rollout_tp": (1, 2), "share": (0.6,), "micro_batch": (1, 4), "logprob_batch": (4,),

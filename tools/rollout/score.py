@@ -2,15 +2,17 @@
 
 `runs.csv` has what the pages print (sources: nemo-rl, docs/about/performance-summary.md, commit cff17f8; verl,
 docs/advance/v1_async_trainer.md; both Apache-2.0). What they do not print is read from the recipes of the same names (nemo-rl,
-examples/configs/recipes/llm/performance): prompts and samples, layers of stages, recomputation, micro-batches, the share of the card.
+examples/configs/recipes/llm/performance): prompts and samples, layers of stages, recomputation, micro-batches, share of the card.
 The lengths of answers are not published: an exponential law cut at the longest, with the mean that is printed; prompts of `PROMPT`.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import math
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -84,6 +86,10 @@ def job(row: dict[str, str]) -> Job:
     )  # fmt: skip
 
 
+def _of(model: str, row: dict[str, str]) -> bool:
+    return row["model"] == model
+
+
 def timed(row: dict[str, str]) -> tuple[StepTime, StepTime] | str:
     """The step with and without the factor of software; or why there is none."""
     try:
@@ -99,7 +105,7 @@ def main() -> None:
     """Score all rows and write the page."""
     with (HERE / "runs.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    found, refused = [], defaultdict(int)
+    found, refused = [], Counter[str]()
     for row in rows:
         times = timed(row)
         if isinstance(times, str):
@@ -108,7 +114,9 @@ def main() -> None:
         moved = next(one.seconds for one in times[1].phases if one.name == "weight sync")
         found.append((row, float(row["step"]), times[1].step, moved))
     factors = {
-        source: float(np.median([(step - moved) / (bare - moved) for row, step, bare, moved in found if row["source"] == source]))
+        source: float(
+            np.median([(step - moved) / (bare - moved) for row, step, bare, moved in found if row["source"] == source])
+        )
         for source in ("nemo-rl", "verl")
     }
     other = {"nemo-rl": factors["verl"], "verl": factors["nemo-rl"]}
@@ -123,11 +131,11 @@ def main() -> None:
             f"{inside:.0%}",
         ]  # fmt: skip
 
-    kinds = {
+    kinds: dict[str, Callable[[dict[str, str]], bool]] = {
         "all": lambda row: True, "nemo-rl": lambda row: row["source"] == "nemo-rl", "verl": lambda row: row["source"] == "verl",
         "colocated": lambda row: row["placement"] == "colocated", "split": lambda row: row["placement"] != "colocated",
         "H100": lambda row: row["gpu"].startswith("h100"), "GB200": lambda row: row["gpu"].startswith("gb200"),
-        **{name: (lambda row, name=name: row["model"] == name) for name in RECIPES},
+        **{name: functools.partial(_of, name) for name in RECIPES},
     }  # fmt: skip
     lines = [line(name, [one for one in scored if keep(one[0])]) for name, keep in kinds.items()]
     ratios = np.array([step / predicted for _, step, predicted in scored])
@@ -155,18 +163,18 @@ beside what `loadgauge estimate --task grpo` predicts. `make rollout` writes thi
 
 {total}
 
-**How.** Answers take what an engine's steps take ([time of generation](decode.md)) while fewer and fewer run; log-probs, reference and
-update take what training takes, over the tokens that there are. Over those, one factor for what software adds: {sources} in
-the middle of each source's steps; every step here is predicted with the *other* source's factor, and a user's with {used}. The range, {low}
-to {high} of the step, is a little wider than where 80 % of these steps lie.
+**How.** Answers take what an engine's steps take ([time of generation](decode.md)) while fewer and fewer run; log-probs,
+reference and update take what training takes, over the tokens that there are. Over those, one factor for what software adds:
+{sources} in the middle of each source's steps; every step here is predicted with the *other* source's factor, and a user's with
+{used}. The range, {low} to {high} of the step, is a little wider than where 80 % of these steps lie.
 
-**What is assumed.** Neither page prints how long answers are beyond their mean and their limit: an exponential law with that mean, cut
-at the limit. Prompts, samples, recomputation and stages are those of the recipes. verl's one step that can be predicted has its layers
-over cp taken as data-parallel; its asynchronous steps do not state their staleness and are left out. A colocated step also changes
-sides for 33 s (of 32e9 parameters or more; SkyRL). {refused} rows are no layouts here.
+**What is assumed.** Neither page prints how long answers are beyond their mean and their limit: an exponential law with that
+mean, cut at the limit. Prompts, samples, recomputation and stages are those of the recipes. verl's one step that can be
+predicted has its layers over cp taken as data-parallel; its asynchronous steps do not state their staleness and are left out. A
+colocated step also changes sides for 33 s (of 32e9 parameters or more; SkyRL). {refused} rows are no layouts here.
 
-**What is not known.** Answers of other laws with the same mean; environments and rewards on the host; a release in which a phase got
-slower or faster (NeMo-RL's v0.4, v0.5 and v0.6 differ by up to 1.6 times in the same recipe).
+**What is not known.** Answers of other laws with the same mean; environments and rewards on the host; a release in which a
+phase got slower or faster (NeMo-RL's v0.4, v0.5 and v0.6 differ by up to 1.6 times in the same recipe).
 
 {each}
 """

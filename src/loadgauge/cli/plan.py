@@ -56,7 +56,9 @@ def _task(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
     given: dict[str, tuple[Any, ...]] = {}
     values: dict[str, Any] = {}
     for name, value in flags.items():
-        if value is None or (name not in fields() and context.get_parameter_source(name) is not ParameterSource.COMMANDLINE):
+        if value is None or (
+            name not in fields() and context.get_parameter_source(name) is not ParameterSource.COMMANDLINE
+        ):
             continue
         if name in AXES_OF_TASK:
             texts = [one.strip() for one in str(value).split(";" if name == "recompute" else ",")]

@@ -1,9 +1,8 @@
-"""The fastest step of a task after pre-training that fits: every layout of the trainer, its three micro-batches, every rollout, every
-split of the GPUs.
+"""The fastest step of a task after pre-training that fits: every layout of the trainer, its micro-batches, every rollout and split.
 
 The step times of all candidates are found first, from parts that many of them share; then, from the fastest on, the memory of each
-until two fit. Of one that does not, all with the same phase too large are left out: the memory of a phase on the trainer's side does
-not depend on how much of a card a sleeping engine may use. This is what a loop over single estimates finds (`plain`).
+until two fit. Of one that does not, all with the same phase too large are left out: the memory of a phase on the trainer's side
+does not depend on how much of a card a sleeping engine may use. This is what a loop over single estimates finds (`plain`).
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         kind = engine.kind if engine is not None else "vllm"
         own = ENGINES[kind].share
         fixed = own and own in named.replace("gpu_memory_utilization", own).replace("mem_fraction_static", own)
-        placements = ("colocated",)
+        placements: tuple[str, ...] = ("colocated",)
         if job.staleness:
             placements = tuple(
                 f"split:{trainer}+{gpus - trainer}"
@@ -182,7 +181,7 @@ class _Search:
 
 
 def plan_task(job: Job, space: Space) -> Found:
-    """Return the fastest candidate that fits, and the next with another layout or engine. Raises `ConfigError` without a GPU or GPUs.
+    """Return the fastest candidate that fits, and the next of another kind. Raises `ConfigError` without --gpu and --gpus.
 
     >>> job = Job("qwen3-0.6b", task="grpo", gpu="h100-sxm5-80gb", gpus=2, prompts=16, samples=4, answers="512", prompt_len=128)
     >>> plan_task(job, Space.of(job, {"tp": (1,), "pp": (1,), "rollout_tp": (1,)})).best.memory.verdict

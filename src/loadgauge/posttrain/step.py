@@ -1,9 +1,9 @@
 """Seconds of a step of a task, by phase: answers, scores, updates, weights; one after another, or two sides at once.
 
-Trainer and scorers take what the same model takes in training: its forward alone, or the whole step, over the tokens that there are
-(packed into micro-batches as long as the longest sequence, or padded where the framework pads). Answers take `tail.generation` on
-each replica. Where both sides have GPUs of their own and answers may be old, a step takes the slower side: with answers of up to k
-updates ago, k batches are on their way at once, and the tail of one is hidden under the next.
+Trainer and scorers take what the same model takes in training: its forward alone, or the whole step, over the tokens that there
+are: packed into micro-batches as long as the longest sequence, or padded where the trainer is one of transformers. Answers take
+`tail.generation` on each replica. Where both sides have GPUs of their own and answers may be old, a step takes the slower side:
+with answers of up to k updates ago, k batches are on their way at once, and the tail of one is hidden under the next.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from loadgauge.posttrain.memory import PostMemory
 from loadgauge.posttrain.roles import Member, Run
 from loadgauge.posttrain.sync import Sync, sync
 from loadgauge.posttrain.tail import Phase, generation
+from loadgauge.spec.axes import AXES
 from loadgauge.spec.inference import Inference
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.tasks import Pass
 
 Side = Literal["trainer", "rollout", "both"]
-PADS = ("huggingface", "unsloth", "peft", "deepspeed")
-"""Frameworks whose RL and preference trainers pad their batches (source: trl)."""
 FILL = 0.95
 """Share of a packed micro-batch that is filled: first-fit of sequences that are a fraction of it long."""
 REST = 0.05
 """Seconds outside of all phases over those inside: data, advantages, rewards by rule, logging (verl's columns add up to 93 to 97 %
 of its printed steps; source: verl, docs/advance/one_step_off.md and fully_async.md)."""
 SOFTWARE = 1.30
-"""Seconds of a phase over those of its kernels, engine and traffic: ranks that wait for the fullest, gathering, tokenising. Of runs of
-one source 1.35 in the middle, of another 1.26; each is scored with the other's (docs/rollout.md)."""
+"""Seconds of a phase over those of its kernels, engine and traffic: ranks that wait for the fullest, gathering, tokenising. Of runs
+of one source 1.35 in the middle, of another 1.26; each is scored with the other's (docs/rollout.md)."""
 LOW, HIGH = 0.77, 1.40
 """Factors on a step between which 80 % of measured ones lie, each source left out (docs/rollout.md)."""
 
@@ -96,7 +95,8 @@ def step_time(
 ) -> StepTime:  # fmt: skip
     """Return the seconds of a step. Raises `NotStated` where the cluster is not known.
 
-    pool: bytes of a card's cache (`engine.Card.pool`), None: of any size; software: as `SOFTWARE`; known: filled with the parts that are found
+    pool: bytes of a card's cache (`engine.Card.pool`), None: of any size; software: as `SOFTWARE`; known: filled with the parts
+        that are found
 
     >>> from loadgauge.resolve.posttrain import resolve_posttrain
     >>> from loadgauge.spec.job import Job
@@ -108,8 +108,9 @@ def step_time(
     member = run.trained
     if member.cluster is None:
         raise NotStated(
-            "the time of a step needs a --gpu" if run.gpu is None else f"what joins {run.placement.gpus:,} x {run.gpu.name} is not"
-            " stated (--nic-bandwidth, --gpus-per-node)"
+            "the time of a step needs a --gpu"
+            if run.gpu is None
+            else f"what joins {run.placement.gpus:,} x {run.gpu.name} is not stated (--nic-bandwidth, --gpus-per-node)"
         )
     phases: list[PhaseTime] = []
     known = {} if known is None else known
@@ -257,7 +258,8 @@ def packed(
 ) -> tuple[Layout, float]:
     """Return the layout of a step over the sequences that there are, and how many such steps a step of the task has.
 
-    capacity: tokens of a micro-batch, as long sequences fill it; lengths: means of an answer and of its square; updates: split into mini-batches, one update each
+    capacity: tokens of a micro-batch, as long sequences fill it; lengths: means of an answer and of its square; updates: split
+        into mini-batches, one update each
     """
     layout, sequences = member.layout, run.sequences
     if run.engine is None:
@@ -267,7 +269,7 @@ def packed(
     number = batch if updates else sequences.number
     answers, prompt = sequences.answers, sequences.prompt
     mean, square = prompt + lengths[0], prompt**2 + 2 * prompt * lengths[0] + lengths[1]
-    if member.training.framework.name in PADS:
+    if member.training.framework.peft:
         rows = max(1, round(capacity / layout.seq_len))
         rows = max(1, min(rows, number // int(layout.dp)))
         batches = math.ceil(number / (rows * layout.dp)) * layout.dp
@@ -298,7 +300,7 @@ def forward_share(time: Time) -> float:
     parts = time.parts
     again = 3 if parts.get("recompute", 0) > 0 else 2
     own = parts.get("forward", 0) + parts.get("loss", 0) / 3 + parts.get("zero", 0) / 3
-    own += sum(parts.get(axis, 0) for axis in ("tp", "cp", "ep")) / again + parts.get("pp", 0) / 2
+    own += sum(parts.get(axis, 0) for axis, one in AXES.items() if one.stage) / again + parts.get("pp", 0) / 2
     own += parts.get("host", 0) / 3
     busy = sum(parts.get(name, 0) for name in ("forward", "backward", "recompute"))
     own += parts.get("bubble", 0) * (parts.get("forward", 0) / busy if busy else 0)
