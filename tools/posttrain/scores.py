@@ -11,7 +11,8 @@ from typing import Literal
 import msgspec
 
 from loadgauge.cli.options import parse
-from loadgauge.posttrain.memory import memory
+from loadgauge.estimate.memory.phases import Moment, Phase
+from loadgauge.posttrain.memory import PhaseMemory, memory
 from loadgauge.resolve.posttrain import resolve_posttrain
 from loadgauge.units import GIB
 from posttrain.runs import OUT
@@ -40,8 +41,10 @@ def scores(every: int = 1) -> Iterator[Score]:
     with OUT.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     for row in rows[::every]:
-        run, _ = resolve_posttrain(parse([row["model"], *shlex.split(row["flags"])]))
+        job = parse([row["model"], *shlex.split(row["flags"])])
+        run, setup = resolve_posttrain(job)
         found = memory(run)
+        moments = setup.estimate().memory.moments
         for side in ("rollout", "update"):
             phases = [
                 phase
@@ -49,7 +52,27 @@ def scores(every: int = 1) -> Iterator[Score]:
                 if (phase.name == "generate") == (side == "rollout") and phase.name != "weight sync"
             ]
             worst = max(phase.total for phase in phases)
+            if side == "update" and job.global_batch == job.samples:
+                worst = max(first_step(phase, moments) for phase in phases)
             yield Score(row["id"], row["model"], row["gpu"], side, float(row[f"{side}_gib"]) * GIB, worst)
+
+
+def first_step(phase: PhaseMemory, moments: tuple[Moment, ...]) -> float:
+    """Return the peak of a phase of the first step [bytes]: the optimizer's states come with its end.
+
+    The rig measures the first update alone; where that is one batch, no states are there before.
+    """
+    states = sum(one.nbytes for one in phase.residents if one.part == "optimizer")
+    if phase.name != "update":
+        return phase.total - states
+    own = max(float(moment.total) for moment in moments)
+    return (
+        phase.total
+        - own
+        + max(
+            float(moment.total - (0 if moment.phase is Phase.STEP else moment.parts["optimizer"])) for moment in moments
+        )
+    )
 
 
 def summary(found: list[Score]) -> tuple[float, float]:
