@@ -16,6 +16,7 @@ from loadgauge.families.catalogue import find_model
 from loadgauge.families.reader import shown
 from loadgauge.posttrain.memory import PostMemory, memory
 from loadgauge.posttrain.roles import Run
+from loadgauge.posttrain.step import StepTime, timed
 from loadgauge.resolve.posttrain import resolve_posttrain
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.calibration import Efficiencies
@@ -124,19 +125,25 @@ class TaskFlags(Flags, total=False):
     teacher: str
     reward_model: str
     critic: str
+    steps: int
     frozen_offload: bool
     rollout_offload: Literal["none", "weights", "optimizer", "all"]
 
 
 class TaskAnswer(msgspec.Struct, frozen=True):
-    """What a run of a task needs. run: its roles, sequences and engine; memory: by phase and role"""
+    """What a run of a task needs. run: its roles, sequences and engine; memory: by phase and role
+
+    time: of a step, by phase; None where `untimed` says why
+    """
 
     run: Run
     memory: PostMemory
+    time: StepTime | None = None
+    untimed: str = ""
 
 
 def posttrain(model: str | Job, **flags: Unpack[TaskFlags]) -> TaskAnswer:
-    """Return the memory of preference tuning, distillation or reinforcement learning, by phase and role.
+    """Return memory and time of a step of preference tuning, distillation or reinforcement learning, by phase and role.
 
     model: a name in the catalogue, the path of a config.json, or a `Job` with a `task`, which has no other arguments
     flags: those of `loadgauge estimate --task`, with underscores
@@ -147,6 +154,8 @@ def posttrain(model: str | Job, **flags: Unpack[TaskFlags]) -> TaskAnswer:
     >>> answer = loadgauge.posttrain("llama-3.1-8b", task="dpo", gpu="h100-sxm5-80gb", gpus=8, zero=3, recompute="full")
     >>> answer.memory.verdict, [phase.name for phase in answer.memory.phases]
     ('fits', ['update', 'reference'])
+    >>> 1 < answer.time.step < 10
+    True
     """
     if isinstance(model, Job):
         if flags:
@@ -155,7 +164,8 @@ def posttrain(model: str | Job, **flags: Unpack[TaskFlags]) -> TaskAnswer:
     else:
         job = Job.of(model, flags)
     run, _ = resolve_posttrain(job)
-    return TaskAnswer(run, memory(run))
+    held = memory(run)
+    return TaskAnswer(run, held, *timed(run, held))
 
 
 @overload

@@ -128,3 +128,31 @@ def test_the_plan_is_what_a_loop_over_estimates_finds() -> None:
     assert one is not None
     assert found.job == one.job
     assert found.time.step == one.time.step
+
+
+def test_options_of_an_engine_change_its_answers() -> None:
+    def answers(options: str) -> float:
+        run, _ = resolve_posttrain(JOB.replace(rollout=f"vllm:tp=2,utilization=0.6,sleep=1{options}"))
+        return step_time(run, memory(run).engine.pool).phases[0].seconds  # type: ignore[union-attr]
+
+    own = answers("")
+    # 3.32 accepted tokens gave 2.03 times the speed of decoding (skyrl, spec_decode.mdx); prompts stay.
+    assert own / 2.1 < answers(",accepted=3.32") < own / 1.9
+    assert answers(",prefix=false") > own
+    assert answers(",turns=4,tool=5") == pytest.approx(own + 15)
+    assert answers(",graphs=false") > own
+
+
+def test_answers_that_outgrow_the_cache_are_read_again() -> None:
+    run, _ = resolve_posttrain(JOB)
+    token = 2 * 28 * 4 * 128 * 2 / 2  # keys and values of a token on one of two ranks [bytes]
+    wide, narrow = step_time(run, 1e12), step_time(run, 24 * 1200 * token)
+    assert wide.preempted == 0
+    assert narrow.preempted > 1
+    assert narrow.phases[0].seconds > wide.phases[0].seconds
+
+
+@pytest.mark.parametrize("options", ["tool=5", "accepted=0", "turns=0", "prefix=perhaps"])
+def test_options_that_mean_nothing_are_refused(options: str) -> None:
+    with pytest.raises(ConfigError, match="rollout"):
+        resolve_posttrain(JOB.replace(rollout=f"vllm:{options}"))

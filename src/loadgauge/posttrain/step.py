@@ -33,6 +33,8 @@ FILL = 0.95
 REST = 0.05
 """Seconds outside of all phases over those inside: data, advantages, rewards by rule, logging (verl's columns add up to 93 to 97 %
 of its printed steps; source: verl, docs/advance/one_step_off.md and fully_async.md)."""
+SPECULATION = 0.61
+"""Speed that is gained over the tokens accepted in a step of speculative decoding (3.32 gave 2.03; source: skyrl, spec_decode.mdx)."""
 SOFTWARE = 1.30
 """Seconds of a phase over those of its kernels, engine and traffic: ranks that wait for the fullest, gathering, tokenising. Of runs
 of one source 1.35 in the middle, of another 1.26; each is scored with the other's (docs/rollout.md)."""
@@ -215,16 +217,21 @@ def _answers(run: Run, pool: float | None, software: float, known: Known) -> _Ma
             replicas=replicas,
         )
     phase: Phase = known[key]  # fmt: skip
-    unique = max(1.0, sequences.prompts * batches / replicas)
+    decoding = phase.seconds / (1.0 if engine.accepted is None else max(1.0, engine.accepted * SPECULATION))
+    unique = max(1.0, (sequences.prompts if engine.prefix else sequences.number) * batches / replicas)
     read = unique * server.prompts(sequences.prompt)
-    seconds = software * (phase.seconds + read) / batches
+    # An engine takes in what fits as it is; what grows out of the cache is dropped, and read again.
+    taken = slots if pool is None else min(each, most, pool / server.cache(sequences.prompt + 1))
+    preempted = max(0.0, taken - slots)
+    again = preempted * server.prompts(round(age)) if preempted >= 1 else 0.0
+    seconds = software * (decoding + read + again) / batches + (engine.turns - 1) * (engine.tool or 0.0) / batches
     rates = server.known
     return _Made(
         PhaseTime(
             name="generate", role=run.trained.role.name, side="both" if run.placement.colocated else "rollout",
             seconds=seconds, low=seconds * rates.token_low, high=seconds * rates.token_high,
         ),
-        phase, read / batches, max(0.0, min(each, most) - slots),
+        phase, read / batches, preempted,
     )  # fmt: skip
 
 

@@ -172,6 +172,6 @@ def expected_longest(lengths: Lengths, answers: int) -> float:
     """Return the tokens of the longest of so many answers, expected.
 
     >>> round(expected_longest(Lengths.uniform(1000), 9))
-    901
+    900
     """
     return lengths.expected_max(answers)
