@@ -66,7 +66,7 @@ operators: $(VENV)/installed-dev ## what kernels achieve, fitted to published me
 	PYTHONPATH=tools $(BIN)/python -m operators.fit && PYTHONPATH=tools $(BIN)/python -m operators.page
 
 serving: $(VENV)/installed-dev ## what engines of inference reach, fitted to measured servers, and docs/decode.md
-	PYTHONPATH=tools $(BIN)/python -m serving.fit
+	PYTHONPATH=tools $(BIN)/python -m engines.fit
 
 rollout: $(VENV)/installed-dev ## docs/rollout.md: published steps with a rollout beside the prediction
 	PYTHONPATH=tools $(BIN)/python -m rollout.score

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -28,6 +29,8 @@ def test_tokens_take_what_measured_servers_took() -> None:
     assert len(off) > 1800
     assert statistics.median(off) < 0.12
     assert statistics.quantiles(off, n=10)[-1] < 0.30
+    page = (Path(__file__).parents[2] / "docs" / "decode.md").read_text(encoding="utf-8")
+    assert f"all points fitted | {len(off):,} | {statistics.median(off):.1%}" in page, "run `make serving`"
 
 
 def test_a_step_reads_the_weights_once_and_every_cache() -> None:

@@ -18,12 +18,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from engines.page import table
 from loadgauge.errors import Error
 from loadgauge.posttrain.memory import memory
 from loadgauge.posttrain.step import HIGH, LOW, SOFTWARE, StepTime, step_time
 from loadgauge.resolve.posttrain import resolve_posttrain
 from loadgauge.spec.job import Job
-from serving.page import table
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "rollout.md"
@@ -101,8 +101,12 @@ def timed(row: dict[str, str]) -> tuple[StepTime, StepTime] | str:
         return str(error)
 
 
-def main() -> None:
-    """Score all rows and write the page."""
+Scored = tuple[dict[str, str], float, float]
+"""A row, its step, and what is predicted with the other source's factor [s]."""
+
+
+def scored() -> tuple[list[Scored], dict[str, float], Counter[str]]:
+    """Return the rows with their predictions, the factor of each source, and why rows have none."""
     with (HERE / "runs.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     found, refused = [], Counter[str]()
@@ -117,12 +121,21 @@ def main() -> None:
         source: float(
             np.median([(step - moved) / (bare - moved) for row, step, bare, moved in found if row["source"] == source])
         )
-        for source in ("nemo-rl", "verl")
+        for source in PROMPT
     }
     other = {"nemo-rl": factors["verl"], "verl": factors["nemo-rl"]}
-    scored = [(row, step, other[row["source"]] * (bare - moved) + moved) for row, step, bare, moved in found]
+    return (
+        [(row, step, other[row["source"]] * (bare - moved) + moved) for row, step, bare, moved in found],
+        factors,
+        refused,
+    )
 
-    def line(name: str, chosen: list[tuple[dict[str, str], float, float]]) -> list[str]:
+
+def main() -> None:
+    """Score all rows and write the page."""
+    rows, factors, refused = scored()
+
+    def line(name: str, chosen: list[Scored]) -> list[str]:
         ratio = np.array([step / predicted for _, step, predicted in chosen])
         off = abs(1 / ratio - 1)
         inside = np.mean((ratio > LOW) & (ratio < HIGH))
@@ -137,17 +150,17 @@ def main() -> None:
         "H100": lambda row: row["gpu"].startswith("h100"), "GB200": lambda row: row["gpu"].startswith("gb200"),
         **{name: functools.partial(_of, name) for name in RECIPES},
     }  # fmt: skip
-    lines = [line(name, [one for one in scored if keep(one[0])]) for name, keep in kinds.items()]
-    ratios = np.array([step / predicted for _, step, predicted in scored])
+    lines = [line(name, [one for one in rows if keep(one[0])]) for name, keep in kinds.items()]
+    ratios = np.array([step / predicted for _, step, predicted in rows])
     print(factors, np.quantile(ratios, (0.1, 0.9)), dict(refused), *lines, sep="\n")
     each = [
         [row["where"].split(",")[0], row["model"], row["gpu"], row["gpus"], row["placement"], row["staleness"], f"{step:.0f}",
          f"{predicted:.0f}", f"{predicted / step - 1:+.0%}"]
-        for row, step, predicted in scored
+        for row, step, predicted in rows
     ]  # fmt: skip
     PAGE.write_text(
         PROSE.format(
-            rows=len(scored), sources=", ".join(f"{name} {value:.2f}" for name, value in factors.items()), used=SOFTWARE, low=LOW,
+            rows=len(rows), sources=", ".join(f"{name} {value:.2f}" for name, value in factors.items()), used=SOFTWARE, low=LOW,
             high=HIGH, refused=sum(refused.values()),
             total=table(("", "steps", "median", "p90", "bias", "in range"), lines),
             each=table(("from", "model", "GPU", "GPUs", "placement", "updates old", "step, s", "predicted", ""), each),

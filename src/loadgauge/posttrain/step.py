@@ -34,7 +34,7 @@ REST = 0.05
 """Seconds outside of all phases over those inside: data, advantages, rewards by rule, logging (verl's columns add up to 93 to 97 %
 of its printed steps; source: verl, docs/advance/one_step_off.md and fully_async.md)."""
 SPECULATION = 0.61
-"""Speed that is gained over the tokens accepted in a step of speculative decoding (3.32 gave 2.03; source: skyrl, spec_decode.mdx)."""
+"""Speed gained over the tokens accepted in a step of speculative decoding (3.32 gave 2.03; source: skyrl, spec_decode.mdx)."""
 SOFTWARE = 1.30
 """Seconds of a phase over those of its kernels, engine and traffic: ranks that wait for the fullest, gathering, tokenising. Of runs
 of one source 1.35 in the middle, of another 1.26; each is scored with the other's (docs/rollout.md)."""

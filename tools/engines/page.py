@@ -13,7 +13,7 @@ import numpy as np
 from loadgauge.sources import cite
 
 if TYPE_CHECKING:
-    from serving.fit import Table
+    from engines.fit import Table
 
 PAGE = Path(__file__).parents[2] / "docs" / "decode.md"
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
