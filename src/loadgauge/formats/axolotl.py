@@ -259,6 +259,24 @@ def _degrees() -> Idea:
     return Idea(keys=(copies, shards, tp, *cp), facts=("tp", "cp", "replicas", "dp"), read=read, write=write)
 
 
+PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo")
+"""`rl`: those that generate nothing."""
+
+
+def _preference() -> Idea:
+    """`rl`; what it says that is not read stops the estimate, and stays in a file that is patched."""
+
+    def read(keys: Keys) -> Facts:
+        word = keys.word("rl")
+        return {"task": word if word in PREFERENCES else None}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        task = facts.get("task")
+        return {"rl": task} if task in PREFERENCES else {}
+
+    return Idea(keys=("rl",), facts=("task",), read=read, write=write)
+
+
 AXOLOTL = Dialect(
     name="axolotl",
     title="axolotl",
@@ -274,6 +292,7 @@ AXOLOTL = Dialect(
     blank={"yaml": "num_epochs: 1\nval_set_size: 0.0\n"},
     ideas=(
         row("model", "base_model", kind="word"),
+        _preference(),
         row("seq_len", "sequence_len", default=512),
         row("micro_batch", "micro_batch_size", default=1),
         row("accumulation", "gradient_accumulation_steps", default=1),
