@@ -400,12 +400,12 @@ def test_dropout_of_adapters_is_counted(tmp_path: Path) -> None:
 
 def test_a_patch_keeps_what_there_is_no_estimate_with(tmp_path: Path) -> None:
     place = tmp_path / "a.yaml"
-    place.write_text(AXOLOTL + "rl: grpo\n")
+    place.write_text(AXOLOTL + "lisa_n_layers: 4\n")
     found = typed(f"convert {place} --to axolotl --micro-batch 4")
     assert found.code == 0
-    assert "rl: grpo" in found.out
+    assert "lisa_n_layers: 4" in found.out
     assert "micro_batch_size: 4" in found.out
-    assert "stays as it is, and there is no estimate with it: rl: 'grpo'" in found.err
+    assert "stays as it is, and there is no estimate with it: lisa_n_layers: 4" in found.err
     assert document(f"convert {place} --to axolotl")["files"][0]["stopped"]
     assert typed(f"convert {place} --to trl").code == 2
 

@@ -264,11 +264,15 @@ PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo")
 
 
 def _preference() -> Idea:
-    """`rl`; what it says that is not read stops the estimate, and stays in a file that is patched."""
+    """`rl`: what is trained for. Raises `ConfigError` for tasks that generate their answers."""
 
     def read(keys: Keys) -> Facts:
         word = keys.word("rl")
-        return {"task": word if word in PREFERENCES else None}
+        if word not in (None, *PREFERENCES):
+            raise keys.wrong(
+                "rl", f"{word!r} generates its answers, whose engine is not read here: --task {word} with a MODEL"
+            )
+        return {"task": word}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         task = facts.get("task")

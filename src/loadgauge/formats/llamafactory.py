@@ -180,6 +180,10 @@ def _stage() -> Idea:
     stage, loss = "stage", "pref_loss"
 
     def read(keys: Keys) -> Facts:
+        if keys.word(stage) == "ppo":
+            raise keys.wrong(
+                stage, "'ppo' generates its answers, whose engine is not read here: --task ppo with a MODEL"
+            )
         task = keys.choice(stage, STAGES)
         return {"task": (keys.choice(loss, PREFERENCES) or "dpo") if task == "dpo" else task}
 
