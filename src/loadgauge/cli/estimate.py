@@ -112,6 +112,7 @@ def command(
         assert task is not None
         others = {
             "--sweep": sweeps, "--table": table, "--explain": part, "--plot": file, "--counter": counter, "--csv": as_csv,
+            "--brief": brief, "--at": at, "--figure": figure != "all", "--output": output,
         }  # fmt: skip
         if task in AFTER:
             _not_of(of_inference, "generate or forward")

@@ -111,7 +111,7 @@ def _belongs(job: Job, task: Task) -> None:
     for name in OF_ROLLOUT:
         if not task.rollout and getattr(job, name) is not None:
             raise ConfigError(f"is of tasks that generate their answers, and {task.name} does not", key=name)
-    for name in AROUND:
+    for name in (*AROUND, "measured"):
         if getattr(job, name) is not None:
             raise ConfigError(f"is of --task train, not counted with {task.name}", key=name)
     fields = {role.field for role in task.roles}
