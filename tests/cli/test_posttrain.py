@@ -80,6 +80,10 @@ def test_explanations(part: str) -> None:
         ("--context 4096", "--task generate"),
         ("--sweep micro-batch=1,2", "--task train"),
         ("--explain gradients", "explains kv"),
+        ("--brief", "--task train"),
+        ("--at loss", "--task train"),
+        ("--mfu 40%", "--task train"),
+        ("--eval-batch 2", "--task train"),
     ],
 )
 def test_what_does_not_add_up_is_refused(more: str, words: str) -> None:

@@ -106,10 +106,13 @@ def command(
                 raise ConfigError("scales times too, as --measured and the other utilisation; give one", key=name)
             flags["measured"] = f"{name}={share(value, name)}"
     of_inference = {name: flags.pop(name) for name in inference_fields()}
+    if task is None:
+        task = after.task_of_file(Job(model=model, **flags))
     if task not in (None, "train"):
         assert task is not None
         others = {
             "--sweep": sweeps, "--table": table, "--explain": part, "--plot": file, "--counter": counter, "--csv": as_csv,
+            "--brief": brief, "--at": at, "--figure": figure != "all", "--output": output,
         }  # fmt: skip
         if task in AFTER:
             _not_of(of_inference, "generate or forward")
