@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick cpus versions parsers lint docs planner runs operators serving range accuracy bench stack gpu dist sbom clean
+.PHONY: help demo test quick cpus versions parsers lint docs planner runs operators serving rollout range accuracy bench stack gpu dist sbom clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -66,7 +66,10 @@ operators: $(VENV)/installed-dev ## what kernels achieve, fitted to published me
 	PYTHONPATH=tools $(BIN)/python -m operators.fit && PYTHONPATH=tools $(BIN)/python -m operators.page
 
 serving: $(VENV)/installed-dev ## what engines of inference reach, fitted to measured servers, and docs/decode.md
-	PYTHONPATH=tools $(BIN)/python -m serving.fit
+	PYTHONPATH=tools $(BIN)/python -m engines.fit
+
+rollout: $(VENV)/installed-dev ## docs/rollout.md: published steps with a rollout beside the prediction
+	PYTHONPATH=tools $(BIN)/python -m rollout.score
 
 range: $(VENV)/installed-dev ## the ranges of memory and time, and the factor of software: their spread over published runs (some minutes)
 	PYTHONPATH=tools $(BIN)/python -m accuracy.memory_range && PYTHONPATH=tools $(BIN)/python -m accuracy.slack

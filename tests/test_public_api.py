@@ -17,9 +17,9 @@ import pytest
 
 import loadgauge
 from command_line import document, typed
-from loadgauge.api import Flags
+from loadgauge.api import Flags, TaskFlags
 from loadgauge.errors import ConfigError, Error, LayoutError
-from loadgauge.spec.job import Job, fields
+from loadgauge.spec.job import POSTTRAIN, Job, fields
 
 GPU = "h100-sxm5-80gb"
 JOB: dict[str, Any] = {"gpus": 8, "zero": 3, "seq_len": 2048}
@@ -124,8 +124,12 @@ def test_a_job_is_the_same_as_its_keywords() -> None:
 
 def test_the_keywords_have_the_names_and_types_of_a_jobs_fields() -> None:
     keywords, kinds = get_type_hints(Flags), get_type_hints(Job)
-    assert set(keywords) == set(kinds) - {"model", "gpu"}
-    for name, kind in keywords.items():
+    assert set(keywords) == set(kinds) - {"model", "gpu", *POSTTRAIN}
+    of_tasks = get_type_hints(TaskFlags)
+    assert set(of_tasks) == set(kinds) - {"model"}
+    for name, kind in of_tasks.items():
+        if name in ("task", "gpu"):  # its words are those of `spec.tasks`
+            continue
         if get_origin(kind) is Literal:
             assert get_args(kind) == fields()[name].choices, name
         else:

@@ -28,7 +28,7 @@ from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits, NotMe
 from loadgauge.spec.roads import ROADS as _ROADS
 
 if TYPE_CHECKING:
-    from loadgauge.api import estimate
+    from loadgauge.api import estimate, posttrain
     from loadgauge.capture.call import capture
     from loadgauge.equation.equation import equation, equations
     from loadgauge.estimate.parameters import parameters
@@ -72,6 +72,7 @@ __all__ = [
     "models",
     "parameters",
     "plan",
+    "posttrain",
     "trace",
     "training",
 ]
@@ -100,6 +101,7 @@ _CALLABLE = {
     "equation": "loadgauge.equation.equation:equation",
     "estimate": "loadgauge.api:estimate",
     "plan": "loadgauge.plan.answer:plan",
+    "posttrain": "loadgauge.api:posttrain",
     "trace": "loadgauge.trace.call_job:trace",
 }
 """Packages that are functions as well, and the function that answers (see `callable_package`)."""

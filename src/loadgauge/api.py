@@ -14,6 +14,10 @@ from loadgauge.estimate.estimate import estimate as of_specifications
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import find_model
 from loadgauge.families.reader import shown
+from loadgauge.posttrain.memory import PostMemory, memory
+from loadgauge.posttrain.roles import Run
+from loadgauge.posttrain.step import StepTime, timed
+from loadgauge.resolve.posttrain import resolve_posttrain
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.spec.calibration import Efficiencies
 from loadgauge.spec.cluster import cluster as cluster_of
@@ -103,6 +107,68 @@ class Flags(TypedDict, total=False):
     checkpoint_seconds: float
     restart_seconds: float
     measured: str
+
+
+class TaskFlags(Flags, total=False):
+    """The flags of `loadgauge estimate --task` of what comes after pre-training. A test compares it with `Job`."""
+
+    gpu: str
+    task: str
+    prompts: int
+    samples: int
+    prompt_len: int
+    answers: str
+    epochs: int
+    logprob_batch: int
+    logprob_tokens: int
+    rollout: str
+    placement: str
+    staleness: int
+    reference: Literal["model", "adapter", "adapter-off", "precomputed", "none"]
+    teacher: str
+    reward_model: str
+    critic: str
+    steps: int
+    frozen_offload: bool
+    rollout_offload: Literal["none", "weights", "optimizer", "all"]
+
+
+class TaskAnswer(msgspec.Struct, frozen=True):
+    """What a run of a task needs. run: its roles, sequences and engine; memory: by phase and role
+
+    time: of a step, by phase; None where `untimed` says why
+    """
+
+    run: Run
+    memory: PostMemory
+    time: StepTime | None = None
+    untimed: str = ""
+
+
+def posttrain(model: str | Job, **flags: Unpack[TaskFlags]) -> TaskAnswer:
+    """Return memory and time of a step of preference tuning, distillation or reinforcement learning, by phase and role.
+
+    model: a name in the catalogue, the path of a config.json, or a `Job` with a `task`, which has no other arguments
+    flags: those of `loadgauge estimate --task`, with underscores
+
+    Raises `ConfigError`, `LayoutError` or `NotModelled`.
+
+    >>> import loadgauge
+    >>> answer = loadgauge.posttrain("llama-3.1-8b", task="dpo", gpu="h100-sxm5-80gb", gpus=8, zero=3, recompute="full")
+    >>> answer.memory.verdict, [phase.name for phase in answer.memory.phases]
+    ('fits', ['update', 'reference'])
+    >>> 1 < answer.time.step < 10
+    True
+    """
+    if isinstance(model, Job):
+        if flags:
+            raise ConfigError("a Job is estimated as it is; change it with job.replace(...)", key="model")
+        job = model
+    else:
+        job = Job.of(model, flags)
+    run, _ = resolve_posttrain(job)
+    held = memory(run)
+    return TaskAnswer(run, held, *timed(run, held))
 
 
 @overload

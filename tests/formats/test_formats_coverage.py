@@ -138,14 +138,13 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
 @pytest.mark.parametrize(
     ("name", "text", "key"),
     [
-        ("a.yaml", LLAMAFACTORY.replace("sft", "dpo"), "stage: 'dpo'"),
         ("a.yaml", LLAMAFACTORY + "predict_with_generate: true\n", "predict_with_generate"),
         ("a.yaml", LLAMAFACTORY.replace("sft", "ppo"), "stage: 'ppo'"),
         ("a.yaml", LLAMAFACTORY + "use_galore: true\ngalore_target: q_proj\n", "galore_target"),
         ("a.yaml", LLAMAFACTORY + "use_badam: true\nbadam_mode: ratio\n", "badam_mode"),
         ("a.yaml", LLAMAFACTORY + "use_llama_pro: true\n", "use_llama_pro"),
         ("a.yaml", LLAMAFACTORY + "quantization_bit: 8\nquantization_method: hqq\n", "quantization_bit"),
-        ("a.yaml", AXOLOTL + "rl: dpo\n", "rl: 'dpo'"),
+        ("a.yaml", AXOLOTL + "rl: grpo\n", "rl: 'grpo'"),
         ("a.yaml", AXOLOTL + "lisa_n_layers: 4\n", "lisa_n_layers"),
         ("a.yaml", AXOLOTL + "gptq: true\ngptq_groupsize: 32\n", "gptq_groupsize"),
         ("a.yaml", AXOLOTL + "activation_offloading: disk\n", "activation_offloading"),
@@ -401,12 +400,12 @@ def test_dropout_of_adapters_is_counted(tmp_path: Path) -> None:
 
 def test_a_patch_keeps_what_there_is_no_estimate_with(tmp_path: Path) -> None:
     place = tmp_path / "a.yaml"
-    place.write_text(AXOLOTL + "rl: dpo\n")
+    place.write_text(AXOLOTL + "lisa_n_layers: 4\n")
     found = typed(f"convert {place} --to axolotl --micro-batch 4")
     assert found.code == 0
-    assert "rl: dpo" in found.out
+    assert "lisa_n_layers: 4" in found.out
     assert "micro_batch_size: 4" in found.out
-    assert "stays as it is, and there is no estimate with it: rl: 'dpo'" in found.err
+    assert "stays as it is, and there is no estimate with it: lisa_n_layers: 4" in found.err
     assert document(f"convert {place} --to axolotl")["files"][0]["stopped"]
     assert typed(f"convert {place} --to trl").code == 2
 

@@ -165,6 +165,7 @@ REFUSING = (
     "layers",
     "estimate",
     "reasons",
+    "posttrain",
     "resolve",
     "fleet",
     "plan",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,20 +16,18 @@ def trainer(
     case: Case, model: Any, given: dict[str, Any], callbacks: list[Any], load: Callable[[Case], Any], words: Any
 ) -> Any:
     """The trainer of a case. given: fields of its arguments; load: makes another model, the reference; words: a tokenizer"""
-    import datasets
-    import trl
-
+    datasets, trl = import_module("datasets"), import_module("trl")
     kinds: dict[str, tuple[Any, Any]] = {
         "dpo": (trl.DPOTrainer, trl.DPOConfig), "kto": (trl.KTOTrainer, trl.KTOConfig),
         "rm": (trl.RewardTrainer, trl.RewardConfig),
     }  # fmt: skip
     if case.trainer == "orpo":
-        from trl.experimental.orpo import ORPOConfig, ORPOTrainer
-
-        kinds["orpo"] = ORPOTrainer, ORPOConfig
+        orpo = import_module("trl.experimental.orpo")
+        kinds["orpo"] = orpo.ORPOTrainer, orpo.ORPOConfig
     kind, arguments = kinds[case.trainer]
+    base: Any = kind
 
-    class Ready(kind):  # type: ignore[misc]
+    class Ready(base):  # type: ignore[misc]
         """The trainer with rows that are token ids already."""
 
         def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:

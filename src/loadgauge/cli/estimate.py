@@ -76,7 +76,7 @@ FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 def command(
     model: str | None, counter: Counter | None, allow_tight: bool, brief: bool | None, as_json: bool, part: str | None,
     at: When | None, table: TableName | None, sweeps: tuple[str, ...], output: str | None, as_csv: bool, file: str | None,
-    figure: str, task: str, mfu: str | None, hfu: str | None, **flags: Any,
+    figure: str, task: str | None, mfu: str | None, hfu: str | None, **flags: Any,
 ) -> int:  # fmt: skip
     """Estimate the memory of the fullest rank at its peak, FLOPs, time and cost of training MODEL.
 
@@ -106,9 +106,13 @@ def command(
                 raise ConfigError("scales times too, as --measured and the other utilisation; give one", key=name)
             flags["measured"] = f"{name}={share(value, name)}"
     of_inference = {name: flags.pop(name) for name in inference_fields()}
-    if task != "train":
+    if task is None:
+        task = after.task_of_file(Job(model=model, **flags))
+    if task not in (None, "train"):
+        assert task is not None
         others = {
             "--sweep": sweeps, "--table": table, "--explain": part, "--plot": file, "--counter": counter, "--csv": as_csv,
+            "--brief": brief, "--at": at, "--figure": figure != "all", "--output": output,
         }  # fmt: skip
         if task in AFTER:
             _not_of(of_inference, "generate or forward")

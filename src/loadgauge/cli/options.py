@@ -80,8 +80,8 @@ def task_options(command: Command) -> Command:
         command = option(name, field)(command)
     kinds = click.Choice(("train", *TASKS, *AFTER))
     return click.option(
-        "--task", type=kinds, default="train", metavar="TASK",
-        help=f"train; generate, with a cache; forward, which scores sequences; or, after pre-training, {', '.join(AFTER)}.",
+        "--task", type=kinds, metavar="TASK",
+        help=f"train (default); generate, with a cache; forward, which scores; or, after pre-training, {', '.join(AFTER)}.",
     )(command)  # fmt: skip
 
 

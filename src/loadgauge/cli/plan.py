@@ -8,12 +8,12 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from loadgauge.cli.options import complete_model, option
+from loadgauge.cli.options import complete_model, option, options
 from loadgauge.cli.param_types import Whole
 from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import ConfigError
 from loadgauge.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, questions
-from loadgauge.spec.job import Field, fields
+from loadgauge.spec.job import POSTTRAIN, Field, Job, fields
 
 SWEEP = ("sweep", "output", "workers", "ray")
 """Options about a sweep."""
@@ -39,7 +39,37 @@ def _options(command: Any) -> Any:
     for name in reversed(JOB_FIELDS):
         several = name in OPEN_AXES or name == "gpus"
         command = (_several if several else option)(name, fields()[name])(command)
-    return command
+    return options(command, POSTTRAIN)
+
+
+OF_TASK = ("gpu", "gpus", "gpus_per_node", "link_bandwidth", "nic_bandwidth", "framework", "precision", "optimizer", "global_batch",
+           "lora_rank", "lora_targets", "attention", "loss", "hub", "memory", "version", "weights", "price")  # fmt: skip
+"""What else a plan with --task takes as it is; --tp, --pp, --zero, --recompute and --micro-batch narrow its axes down."""
+AXES_OF_TASK = ("tp", "pp", "zero", "micro_batch", "recompute")
+
+
+def _task(model: str, flags: dict[str, Any], *, as_json: bool) -> int:
+    """Plans a run of a task, and prints it; the exit code."""
+    from loadgauge.report.posttrain_plan import answer
+
+    context = click.get_current_context()
+    given: dict[str, tuple[Any, ...]] = {}
+    values: dict[str, Any] = {}
+    for name, value in flags.items():
+        if value is None or (
+            name not in fields() and context.get_parameter_source(name) is not ParameterSource.COMMANDLINE
+        ):
+            continue
+        if name in AXES_OF_TASK:
+            texts = [one.strip() for one in str(value).split(";" if name == "recompute" else ",")]
+            given[name] = tuple(fields()[name].read(one) for one in texts)
+        elif name in POSTTRAIN or name in OF_TASK:
+            values[name] = value
+        else:
+            raise ConfigError("is no question of a plan with --task", key=name)
+    if "logprob_batch" in values:
+        given["logprob_batch"] = (values.pop("logprob_batch"),)
+    return answer(Job.of(model, values), given, as_json=as_json)
 
 
 @click.command("plan")
@@ -67,6 +97,8 @@ def command(model: str | None, as_json: bool, **flags: Any) -> int:
     loadgauge plan axolotl.yaml --gpu h100-sxm5-80gb --gpus 8 --export axolotl --out faster.yaml
     loadgauge plan mixtral-8x7b --gpu h100-sxm5-80gb --gpus 32,64,128 --objective money --global-batch 512
     loadgauge plan --sweep sweep.toml --output results
+    loadgauge plan qwen3-32b --gpu h100-sxm5-80gb --gpus 64 --task grpo --prompts 128 --samples 16 --prompt-len 512 \\
+        --answers exp:3000,8192
     """
     file, output, workers, ray = (flags.pop(name) for name in SWEEP)
     if file is not None:
@@ -74,6 +106,11 @@ def command(model: str | None, as_json: bool, **flags: Any) -> int:
     for name, value in (("output", output), ("workers", workers), ("ray", ray)):
         if value is not None:
             raise ConfigError("goes with --sweep", key=name)
+    if flags["task"] is not None:
+        return _task(model_or_usage(model, flags), flags, as_json=as_json)
+    for name in POSTTRAIN:
+        if flags.pop(name) is not None:
+            raise ConfigError("goes with --task", key=name)
     request = PlanRequest.of(model_or_usage(model, flags), flags)
     if request.find is not None:
         from loadgauge.report import inverse

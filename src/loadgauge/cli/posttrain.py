@@ -11,6 +11,17 @@ TOPICS = ("kv", "logprobs", "sync", "tail")
 """What `--explain` explains of a run with a rollout or log-probabilities."""
 
 
+def task_of_file(job: Job) -> str | None:
+    """Return the task that a job file in place of a model says; None where there is no file, or it says none."""
+    from loadgauge.resolve.resolve import names_job_file
+
+    if not names_job_file(job.model):
+        return None
+    from loadgauge.resolve.job_file import from_job_file
+
+    return from_job_file(job)[0].task
+
+
 def answer(job: Job, others: dict[str, Any], part: str | None, *, as_json: bool, allow_tight: bool) -> int:
     """Estimate a run of a task and print it. others: answers that only training has, by their flags. Raises `ConfigError`"""
     from loadgauge.posttrain.memory import memory

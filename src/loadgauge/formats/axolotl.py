@@ -259,6 +259,28 @@ def _degrees() -> Idea:
     return Idea(keys=(copies, shards, tp, *cp), facts=("tp", "cp", "replicas", "dp"), read=read, write=write)
 
 
+PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo")
+"""`rl`: those that generate nothing."""
+
+
+def _preference() -> Idea:
+    """`rl`: what is trained for. Raises `ConfigError` for tasks that generate their answers."""
+
+    def read(keys: Keys) -> Facts:
+        word = keys.word("rl")
+        if word not in (None, *PREFERENCES):
+            raise keys.wrong(
+                "rl", f"{word!r} generates its answers, whose engine is not read here: --task {word} with a MODEL"
+            )
+        return {"task": word}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        task = facts.get("task")
+        return {"rl": task} if task in PREFERENCES else {}
+
+    return Idea(keys=("rl",), facts=("task",), read=read, write=write)
+
+
 AXOLOTL = Dialect(
     name="axolotl",
     title="axolotl",
@@ -274,6 +296,7 @@ AXOLOTL = Dialect(
     blank={"yaml": "num_epochs: 1\nval_set_size: 0.0\n"},
     ideas=(
         row("model", "base_model", kind="word"),
+        _preference(),
         row("seq_len", "sequence_len", default=512),
         row("micro_batch", "micro_batch_size", default=1),
         row("accumulation", "gradient_accumulation_steps", default=1),

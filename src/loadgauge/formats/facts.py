@@ -26,7 +26,7 @@ NAMES = (
     "base", "lora_dropout",
     "lora_dtype", "kbit_upcast", "use_dora", "modules_to_save", "lora_layers", "train", "offload", "offload_to",
     "activation_offload", "pin_memory", "end_units", "engine",
-    "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap",
+    "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task",
 )  # fmt: skip
 """What a converted job is described by, in this order."""
 FIELDS = tuple(name for name in NAMES if name in Job.__struct_fields__)

@@ -170,6 +170,39 @@ def _precision() -> Idea:
     return Idea(keys=inner.keys, facts=("precision", "weights"), read=read, write=inner.write)
 
 
+STAGES = {"sft": None, "pt": None, "rm": "rm", "dpo": "dpo", "kto": "kto"}
+PREFERENCES = {"sigmoid": "dpo", "hinge": "dpo", "kto_pair": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
+"""`pref_loss`, of stage dpo."""
+
+
+def _stage() -> Idea:
+    """What is trained for: `stage`, and of preferences the loss."""
+    stage, loss = "stage", "pref_loss"
+
+    def read(keys: Keys) -> Facts:
+        if keys.word(stage) == "ppo":
+            raise keys.wrong(
+                stage, "'ppo' generates its answers, whose engine is not read here: --task ppo with a MODEL"
+            )
+        task = keys.choice(stage, STAGES)
+        return {"task": (keys.choice(loss, PREFERENCES) or "dpo") if task == "dpo" else task}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        task = facts.get("task")
+        if task in PREFERENCES:
+            usual = task == "dpo" and not keys.has(loss)
+            return {stage: "dpo", loss: None if usual else "sigmoid" if task == "dpo" else task}
+        if task not in (None, "sft", *STAGES):
+            return {}
+        own = keys.raw(stage)
+        return {
+            stage: task if task is not None and task != "sft" else own if own in ("sft", "pt") else "sft",
+            loss: None,
+        }
+
+    return Idea(keys=(stage, loss), facts=("task",), read=read, write=write)
+
+
 ATTENTION = {"auto": "flash", "sdpa": "flash", "fa2": "fa2", "fa3": "fa3", "disabled": "eager"}
 """`flash_attn`."""
 
@@ -193,6 +226,7 @@ LLAMAFACTORY = Dialect(
     },
     ideas=(
         *SHARED,
+        _stage(),
         row("seq_len", "cutoff_len", default=2048),
         *BATCH,
         _optimizer(),

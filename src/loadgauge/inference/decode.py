@@ -1,7 +1,7 @@
 """Time of a step of an engine: one more token of each sequence that runs, and prompts that are read meanwhile.
 
 A step reads the matrices once (of experts those that a token goes to), and of every sequence its cache; it multiplies, launches
-kernels from a CUDA graph, sums over ranks, and waits for the host. What engines reach of the card's figures is in `spec/serving.py`.
+kernels from a CUDA graph, sums over ranks, and waits for the host. What engines reach of the card is in `spec/serving.py`.
 
 Legend: B sequences that run, c tokens in the cache of each, n ranks of a replica.
 """
@@ -238,7 +238,7 @@ def _add(sums: dict[str, Any], operation: Any, times: int, weight_format: str, *
         sums["cache"] += times * tensors
         return
     sums["moved"] += times * tensors
-    matrices = [weight for weight in operation.weights if weight.kind == "matrix"]
+    matrices = [weight for weight in (*operation.weights, *operation.borrows) if weight.kind == "matrix" or head]
     if not operation.gemms or not matrices:
         return
     read = sum(weight.numel * stored(weight, weight_format) for weight in matrices)
@@ -256,8 +256,11 @@ def _add(sums: dict[str, Any], operation: Any, times: int, weight_format: str, *
 
 
 class Steady(msgspec.Struct, frozen=True):
-    """A server under a fixed number of requests. running: of them, on one attention; token, first: seconds of a token, and until the
-    first one; step, prompt: seconds of a step and of a prompt, alone"""
+    """A server under a fixed number of requests.
+
+    running: of them, on one attention; token, first: seconds of a token, and until the first one; step, prompt: seconds of a step
+    and of a prompt, alone
+    """
 
     running: float
     token: float

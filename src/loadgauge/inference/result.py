@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.errors import ConfigError, NotModelled, NotStated
+from loadgauge.inference.decode import Server, Steady, serve, slots_of
 from loadgauge.inference.memory import Memory, largest_batch, memory
 from loadgauge.inference.passes import split
 from loadgauge.inference.time import Clock, Pass
@@ -14,6 +15,7 @@ from loadgauge.package_data import read_data
 from loadgauge.spec.hardware import Cluster, Gpu
 from loadgauge.spec.inference import Inference
 from loadgauge.spec.model import Attention, LatentAttention, ModelSpec
+from loadgauge.spec.serving import serving
 from loadgauge.spec.software import bounds, factor
 
 NOT_COUNTED = (
@@ -38,6 +40,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     first: of all prompts; last: of one more token at the whole context; token: seconds of a token in the mean over the answer
     largest: the most sequences that fit; untimed: why there is no time
+    served: the times of a server, where one is asked for
     """
 
     model: ModelSpec
@@ -52,6 +55,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     gpu: Gpu | None = None
     untimed: str = ""
     price: float | None = None
+    served: Steady | None = None
 
     @property
     def gpus(self) -> int:
@@ -64,7 +68,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         """Generated tokens a second, of all replicas, while the batch is full."""
         if self.token is None:
             return None
-        return self.asked.replicas * self.asked.attentions * self.asked.batch / self.token
+        running = self.asked.batch if self.served is None else self.served.running
+        return self.asked.replicas * self.asked.attentions * running / self.token
 
     @property
     def money_per_million(self) -> float | None:
@@ -108,6 +113,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             found["mean_token"] = self.token
             found["tokens_per_second"] = self.tokens_per_second
             found["money_per_million"] = self.money_per_million
+        if self.served is not None:
+            rates = serving()
+            found["served"] = msgspec.structs.asdict(self.served) | {
+                "token_range": [self.served.token * rates.token_low, self.served.token * rates.token_high],
+                "first_range": [self.served.first * rates.first_low, self.served.first * rates.first_high],
+            }
         if self.untimed:
             found["untimed"] = self.untimed
         return found
@@ -173,4 +184,10 @@ def infer(
         mean = (clock.token(begin).seconds + 4 * clock.token(half).seconds + last.seconds) / 6
     except NotStated as error:
         return msgspec.structs.replace(found, untimed=str(error))
-    return msgspec.structs.replace(found, first=first, last=last, token=mean)
+    served = None
+    if asked.server is not None:
+        one = Server(model, msgspec.structs.replace(asked, replicas=1), cluster, asked.server)
+        fits = slots_of(one, found.memory.weights, asked.prompt + asked.answer / 2)
+        served = serve(one, asked.batch, asked.prompt, asked.answer, fits)
+        mean = served.token
+    return msgspec.structs.replace(found, first=first, last=last, token=mean, served=served)

@@ -5,6 +5,7 @@ Lengths that a law would draw beyond the longest allowed are cut off there, as a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -32,6 +33,12 @@ def answers(text: str) -> Lengths:
             return Lengths.parse(text)
         except ConfigError as error:
             raise ConfigError(str(error).removeprefix("lengths: "), key="answers") from None
+    return _law(name, rest, text)
+
+
+@functools.lru_cache(8)
+def _law(name: str, rest: str, text: str) -> Lengths:
+    """The distribution of a law. Raises `ConfigError`"""
     try:
         numbers = [float(one) for one in rest.split(",")]
         longest = int(numbers[-1])

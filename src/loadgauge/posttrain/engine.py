@@ -134,8 +134,9 @@ def captured(sequences: int) -> int:
 
 def _asked(engine: Engine, batch: int, longest: int, tokens: int) -> Inference:
     """A step of so many tokens, as inference reckons it."""
+    whole = -(-(longest + 1) // engine.tp) * engine.tp
     return Inference(
-        task="generate", context=longest + 1, answer=1, batch=max(1, batch), prefill_tokens=max(1, tokens),
+        task="generate", context=whole, answer=1, batch=max(1, batch), prefill_tokens=max(1, tokens),
         weight_format=engine.weights, cache_format=engine.kv, tp=engine.tp, pp=engine.pp, ep=engine.ep,
     )  # fmt: skip
 
@@ -196,12 +197,17 @@ def _kept(model: ModelSpec, engine: Engine, stage: Stage, tokens: int) -> tuple[
     return token, fixed
 
 
+def pool_bytes(utilization: float, capacity: float, weights: float, profile: float) -> float:
+    """Return what vLLM leaves for the cache [bytes]. profile: all else that it found in its first step"""
+    return utilization * capacity - weights - profile
+
+
 def _pool(engine: Engine, gpu: Gpu | None, weights: float, profile: float, outside: float) -> float | None:
     """Bytes left for the cache, as the engine means its share; None where it has none, or there is no card."""
     if gpu is None:
         return None
     if engine.utilization is not None:
-        return engine.utilization * gpu.capacity - weights - profile
+        return pool_bytes(engine.utilization, gpu.capacity, weights, profile)
     if engine.static_fraction is not None:
         return engine.static_fraction * (gpu.capacity - outside) - weights
     return None

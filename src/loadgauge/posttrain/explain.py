@@ -59,7 +59,8 @@ def _tail(run: Run, time: StepTime | None) -> Explained:
         Line("the tail", "while less than a tenth of them run", f"{phase.tail / phase.seconds:.0%} of the decoding",
              f"{phase.tail:,.1f} s"),
         Line("slots that are empty", "1 - sequences that run, in the mean / at first", "", f"{phase.idle:.0%}"),
-        Line("prompts", "each read once, its answers share its cache", f"{run.sequences.prompts:,} x {run.sequences.prompt:,} tokens",
+        Line("prompts", "each read once, its answers share its cache",
+             f"{run.sequences.prompts:,} x {run.sequences.prompt:,} tokens",
              f"{time.prompts:,.1f} s"),
         Line("software", "seconds of a run over those of its kernels and engine", "", f"x {SOFTWARE}"),
     )  # fmt: skip
@@ -122,9 +123,9 @@ def _sync(run: Run, memory: PostMemory, time: StepTime | None) -> Explained:
         for one in phase.residents
     )  # fmt: skip
     moved = () if time is None or time.sync is None else (
-        Line("route", "", "", time.sync.route),
+        Line("route", "", f"{time.sync.rate / 1e9:.1f} GB/s", time.sync.route),
         Line("bytes that a card gets", "2 B x parameters / GPUs of a replica", "", gib(time.sync.received, 2)),
-        *(Line(f"seconds: {what}", "", f"{time.sync.rate / 1e9:.1f} GB/s" if what == "transfer" else "", f"{took:.1f} s")
+        *(Line(f"seconds: {what}", "", "", f"{took:.1f} s")
           for what, took in time.sync.parts.items()),
     )  # fmt: skip
     return Explained(

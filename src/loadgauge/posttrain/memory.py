@@ -125,7 +125,7 @@ def memory(run: Run) -> PostMemory:
     frozen = {name: one for name, one in run.members.items() if name not in trained}
     asleep = engine = None
     if run.engine is not None:
-        engine = _engine(run)
+        engine = engine_of(run)
         awake = engine.total if run.engine.sleep == 0 else 0.0
         if run.placement.colocated:
             asleep = Assumed(awake, awake, awake) if awake else engine.asleep
@@ -147,7 +147,7 @@ def _trained(run: Run, member: Member) -> _Trained:
     return _Trained(member=member, rank=working.worst.rank, update=working.peak_memory())
 
 
-def _engine(run: Run) -> Card:
+def engine_of(run: Run) -> Card:
     """What the engine holds on a card, for its share of a step's prompts."""
     assert run.engine is not None
     sequences, model = run.sequences, run.trained.model

@@ -1,15 +1,15 @@
 """Seconds of a step of a task, by phase: answers, scores, updates, weights; one after another, or two sides at once.
 
-Trainer and scorers take what the same model takes in training: its forward alone, or the whole step, over the tokens that there are
-(packed into micro-batches as long as the longest sequence, or padded where the framework pads). Answers take `tail.generation` on
-each replica. Where both sides have GPUs of their own and answers may be old, a step takes the slower side: with answers of up to k
-updates ago, k batches are on their way at once, and the tail of one is hidden under the next.
+Trainer and scorers take what the same model takes in training: its forward alone, or the whole step, over the tokens that there
+are: packed into micro-batches as long as the longest sequence, or padded where the trainer is one of transformers. Answers take
+`tail.generation` on each replica. Where both sides have GPUs of their own and answers may be old, a step takes the slower side:
+with answers of up to k updates ago, k batches are on their way at once, and the tail of one is hidden under the next.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,23 +22,24 @@ from loadgauge.posttrain.memory import PostMemory
 from loadgauge.posttrain.roles import Member, Run
 from loadgauge.posttrain.sync import Sync, sync
 from loadgauge.posttrain.tail import Phase, generation
+from loadgauge.spec.axes import AXES
 from loadgauge.spec.inference import Inference
 from loadgauge.spec.layout import Layout
 from loadgauge.spec.tasks import Pass
 
 Side = Literal["trainer", "rollout", "both"]
-PADS = ("huggingface", "unsloth", "peft", "deepspeed")
-"""Frameworks whose RL and preference trainers pad their batches (source: trl)."""
 FILL = 0.95
 """Share of a packed micro-batch that is filled: first-fit of sequences that are a fraction of it long."""
 REST = 0.05
 """Seconds outside of all phases over those inside: data, advantages, rewards by rule, logging (verl's columns add up to 93 to 97 %
 of its printed steps; source: verl, docs/advance/one_step_off.md and fully_async.md)."""
-SOFTWARE = 1.32
-"""Seconds of a phase over those of its kernels, engine and traffic: ranks that wait for the fullest, gathering, tokenising. Of runs of
-one source 1.34 in the middle, of another 1.30; each is scored with the other's (docs/rollout.md)."""
-LOW, HIGH = 0.77, 1.37
-"""Factors on a step between which 80 % of measured ones lie, each source left out."""
+SPECULATION = 0.61
+"""Speed gained over the tokens accepted in a step of speculative decoding (3.32 gave 2.03; source: skyrl, spec_decode.mdx)."""
+SOFTWARE = 1.30
+"""Seconds of a phase over those of its kernels, engine and traffic: ranks that wait for the fullest, gathering, tokenising. Of runs
+of one source 1.35 in the middle, of another 1.26; each is scored with the other's (docs/rollout.md)."""
+LOW, HIGH = 0.77, 1.40
+"""Factors on a step between which 80 % of measured ones lie, each source left out (docs/rollout.md)."""
 
 
 class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,10 +88,17 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
         return price * self.gpus * 24 * self.days(steps)
 
 
-def step_time(run: Run, pool: float | None = None, *, software: float = SOFTWARE) -> StepTime:
+Known = dict[Any, Any]
+"""Times of parts that were found before, for those who ask for many runs."""
+
+
+def step_time(
+    run: Run, pool: float | None = None, *, software: float = SOFTWARE, known: Known | None = None
+) -> StepTime:  # fmt: skip
     """Return the seconds of a step. Raises `NotStated` where the cluster is not known.
 
-    pool: bytes of a card's cache (`engine.Card.pool`), None: of any size; software: as `SOFTWARE`
+    pool: bytes of a card's cache (`engine.Card.pool`), None: of any size; software: as `SOFTWARE`; known: filled with the parts
+        that are found
 
     >>> from loadgauge.resolve.posttrain import resolve_posttrain
     >>> from loadgauge.spec.job import Job
@@ -101,14 +109,21 @@ def step_time(run: Run, pool: float | None = None, *, software: float = SOFTWARE
     """
     member = run.trained
     if member.cluster is None:
-        raise NotStated("the time of a step needs a --gpu")
+        raise NotStated(
+            "the time of a step needs a --gpu"
+            if run.gpu is None
+            else f"what joins {run.placement.gpus:,} x {run.gpu.name} is not stated (--nic-bandwidth, --gpus-per-node)"
+        )
     phases: list[PhaseTime] = []
-    made = None if run.engine is None else _answers(run, pool, software)
+    known = {} if known is None else known
+    if "answers" not in known:  # sums over thousands of lengths
+        known["answers"] = moments(run.sequences.answers, 0)
+    made = None if run.engine is None else _answers(run, pool, software, known)
     if made is not None:
         phases.append(made.phase)
     for one in run.task.passes:
         if one.does != "generate" and one.role in run.members:
-            phases.append(_pass(run, one, run.members[one.role], software if run.engine is not None else 1.0))
+            phases.append(_pass(run, one, run.members[one.role], software if run.engine is not None else 1.0, known))
     moved = None
     if run.engine is not None:
         moved = sync(run)
@@ -116,7 +131,7 @@ def step_time(run: Run, pool: float | None = None, *, software: float = SOFTWARE
             name="weight sync", role=member.role.name, side="both", seconds=moved.seconds,
             low=moved.seconds * moved.low, high=moved.seconds * moved.high,
         ))  # fmt: skip
-    tokens = run.sequences.number * run.sequences.mean
+    tokens = run.sequences.number * (run.sequences.prompt + known["answers"][0])
     sides = {side: sum(one.seconds for one in phases if one.side == side) for side in ("rollout", "trainer", "both")}
     at_the_same_time = run.engine is not None and not run.placement.colocated and run.staleness > 0
     rest = REST * (max(sides["rollout"], sides["trainer"]) if at_the_same_time else sum(sides.values()))
@@ -161,7 +176,7 @@ def server_of(run: Run) -> Server:
     engine = run.engine
     assert engine is not None
     if run.rollout_cluster is None:
-        raise NotStated("the time of answers needs a --gpu")
+        raise NotStated("the time of answers needs a --gpu, and what joins its GPUs")
     asked = Inference(
         task="generate", context=run.sequences.longest, answer=1, tp=engine.tp, pp=engine.pp, ep=engine.ep,
         weight_format=engine.weights, cache_format=engine.kv,
@@ -172,47 +187,69 @@ def server_of(run: Run) -> Server:
     return Server(run.trained.model, asked, machines, engine.kind, graphs=engine.graphs)
 
 
-def _answers(run: Run, pool: float | None, software: float) -> _Made:
+def _answers(run: Run, pool: float | None, software: float, known: Known) -> _Made:
     """The phase in which answers are generated: prompts once each where their blocks are shared, then a token at a time."""
     engine, sequences = run.engine, run.sequences
     assert engine is not None
-    server = server_of(run)
+    own = (engine.kind, engine.tp, engine.pp, engine.ep, engine.weights, engine.kv, engine.graphs)
+    if own not in known:
+        known[own] = server_of(run)
+    server: Server = known[own]
     groups = server.asked.attentions
     batches = max(1, run.staleness) if not run.placement.colocated else 1
     replicas = run.replicas * groups
     each = batches * sequences.number / replicas
     most = engine.max_num_seqs or engine.batch or each
     # Sequences that run are, in the mean over time, as long as the mean age of what is renewed: E[X^2] / 2 E[X].
-    answers = sequences.answers
-    age = sequences.prompt + answers.mean_square / (2 * answers.mean)
-    slots = max(1.0, min(most, each if pool is None else pool / server.cache(age)))
-    phase = generation(
-        sequences.answers, lambda running, context: server.step(max(1, round(running)), context), sequences=each,
-        slots=slots, prompt=sequences.prompt, replicas=replicas,
-    )  # fmt: skip
-    unique = max(1.0, sequences.prompts * batches / replicas)
+    mean, square = known["answers"]
+    age = sequences.prompt + square / (2 * mean)
+    if ("cache", own) not in known:
+        known["cache", own] = server.cache(age)
+    slots = max(1.0, min(most, each if pool is None else pool / known["cache", own]))
+    key = (own, each, slots, replicas)
+    if key not in known:
+        known[key] = generation(
+            sequences.answers,
+            lambda running, context: server.step(max(1, round(running)), context),
+            sequences=each,
+            slots=slots,
+            prompt=sequences.prompt,
+            replicas=replicas,
+        )
+    phase: Phase = known[key]  # fmt: skip
+    decoding = phase.seconds / (1.0 if engine.accepted is None else max(1.0, engine.accepted * SPECULATION))
+    unique = max(1.0, (sequences.prompts if engine.prefix else sequences.number) * batches / replicas)
     read = unique * server.prompts(sequences.prompt)
-    seconds = software * (phase.seconds + read) / batches
-    known = server.known
+    # An engine takes in what fits as it is; what grows out of the cache is dropped, and read again.
+    taken = slots if pool is None else min(each, most, pool / server.cache(sequences.prompt + 1))
+    preempted = max(0.0, taken - slots)
+    again = preempted * server.prompts(round(age)) if preempted >= 1 else 0.0
+    seconds = software * (decoding + read + again) / batches + (engine.turns - 1) * (engine.tool or 0.0) / batches
+    rates = server.known
     return _Made(
         PhaseTime(
             name="generate", role=run.trained.role.name, side="both" if run.placement.colocated else "rollout",
-            seconds=seconds, low=seconds * known.token_low, high=seconds * known.token_high,
+            seconds=seconds, low=seconds * rates.token_low, high=seconds * rates.token_high,
         ),
-        phase, read / batches, max(0.0, min(each, most) - slots),
+        phase, read / batches, preempted,
     )  # fmt: skip
 
 
-def _pass(run: Run, one: Pass, member: Member, software: float) -> PhaseTime:
+def _pass(run: Run, one: Pass, member: Member, software: float, known: Known) -> PhaseTime:
     """A forward or an update of a role over a step's sequences."""
     side: Side = "both" if run.placement.colocated or run.engine is None else "trainer"
     if one.does == "update":
-        layout, times = packed(run, member, member.layout.micro_batch * member.layout.seq_len, updates=True)
+        layout, times = packed(
+            run, member, member.layout.micro_batch * member.layout.seq_len, known["answers"], updates=True
+        )
         times *= run.sequences.epochs
     else:
         rows = max(1, run.logprob_rows) * member.layout.seq_len
-        layout, times = packed(run, member, run.logprob_tokens or rows, updates=False)
-    found = estimate(member.model, layout, member.training, run.gpu, member.cluster).time
+        layout, times = packed(run, member, run.logprob_tokens or rows, known["answers"], updates=False)
+    key = (one.role, layout)
+    if key not in known:
+        known[key] = estimate(member.model, layout, member.training, run.gpu, member.cluster).time
+    found: Time | None = known[key]
     if found is None:
         raise NotStated(f"the time of {member.model.name} on {run.gpu.name if run.gpu else 'no card'}")
     share = 1.0 if one.does == "update" else forward_share(found)
@@ -223,10 +260,13 @@ def _pass(run: Run, one: Pass, member: Member, software: float) -> PhaseTime:
     )  # fmt: skip
 
 
-def packed(run: Run, member: Member, capacity: float, *, updates: bool) -> tuple[Layout, float]:
+def packed(
+    run: Run, member: Member, capacity: float, lengths: tuple[float, float], *, updates: bool
+) -> tuple[Layout, float]:
     """Return the layout of a step over the sequences that there are, and how many such steps a step of the task has.
 
-    capacity: tokens of a micro-batch, as long sequences fill it; updates: split into mini-batches, one update each
+    capacity: tokens of a micro-batch, as long sequences fill it; lengths: means of an answer and of its square; updates: split
+        into mini-batches, one update each
     """
     layout, sequences = member.layout, run.sequences
     if run.engine is None:
@@ -235,8 +275,8 @@ def packed(run: Run, member: Member, capacity: float, *, updates: bool) -> tuple
     times = sequences.number / batch if updates else 1.0
     number = batch if updates else sequences.number
     answers, prompt = sequences.answers, sequences.prompt
-    mean, square = moments(answers, prompt)
-    if member.training.framework.name in PADS:
+    mean, square = prompt + lengths[0], prompt**2 + 2 * prompt * lengths[0] + lengths[1]
+    if member.training.framework.peft:
         rows = max(1, round(capacity / layout.seq_len))
         rows = max(1, min(rows, number // int(layout.dp)))
         batches = math.ceil(number / (rows * layout.dp)) * layout.dp
@@ -267,7 +307,7 @@ def forward_share(time: Time) -> float:
     parts = time.parts
     again = 3 if parts.get("recompute", 0) > 0 else 2
     own = parts.get("forward", 0) + parts.get("loss", 0) / 3 + parts.get("zero", 0) / 3
-    own += sum(parts.get(axis, 0) for axis in ("tp", "cp", "ep")) / again + parts.get("pp", 0) / 2
+    own += sum(parts.get(axis, 0) for axis, one in AXES.items() if one.stage) / again + parts.get("pp", 0) / 2
     own += parts.get("host", 0) / 3
     busy = sum(parts.get(name, 0) for name in ("forward", "backward", "recompute"))
     own += parts.get("bubble", 0) * (parts.get("forward", 0) / busy if busy else 0)

@@ -1,9 +1,9 @@
 """Seconds until new weights are where answers are generated: by route, with what sleeps, wakes and moves to the host and back.
 
-Trainers gather each tensor, name it as the checkpoint does, and hand it on: to the process on the same card, or by a broadcast. What
-that reaches is what software does, whatever the wire: 2.7 to 5.0 GB/s of dense models, 1.8 to 1.9 of experts (source: verl,
-docs/advance/delta_weight_sync.md). NCCL from shard to shard, which is newer, reaches 0.4 of the adapter after 0.4 s: 16 to 24 GB/s a
-card of 50 (source: nemo-rl, docs/design-docs/nccl-reshard-refit.md).
+Trainers gather each tensor, name it as the checkpoint does, and hand it on: to the process on the same card, or by a broadcast.
+What that reaches is what software does, whatever the wire: 2.7 to 5.0 GB/s of dense models, 1.8 to 1.9 of experts (source: verl,
+docs/advance/delta_weight_sync.md). NCCL from shard to shard, which is newer, reaches 0.4 of the adapter after 0.4 s: 16 to 24 GB/s
+a card of 50 (source: nemo-rl, docs/design-docs/nccl-reshard-refit.md).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Sync(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def route_of(run: Run) -> Route:
-    """Return the way weights take: from shard to shard where Megatron trains, else gathered, to the same card or by a broadcast."""
-    if run.trained.training.framework.name == "megatron":
+    """Return the way weights take: from shard to shard of a trainer that splits the model itself, else gathered."""
+    if run.trained.training.framework.splits_model:
         return "shard to shard"
     return "same card" if run.placement.colocated else "broadcast"
 

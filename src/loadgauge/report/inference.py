@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from loadgauge.inference.decode import Steady
 from loadgauge.inference.passes import AXES_OF
 from loadgauge.inference.result import NOT_COUNTED, Answer, known_range
 from loadgauge.inference.time import Pass
 from loadgauge.report.setup import print_assumed
 from loadgauge.report.table import Column, console, draw, heading, points
+from loadgauge.spec.serving import serving
 from loadgauge.units import count, flops, gib, in_gib, seconds
 
 
@@ -94,6 +96,8 @@ def _headline(answer: Answer) -> list[str]:
         return [f"A forward pass: {seconds(took)} ({spread}), {tokens / took:,.0f} tokens/s."]
     assert answer.last is not None
     assert answer.token is not None
+    if answer.served is not None:
+        return _served(answer, answer.served)
     last = answer.last.seconds
     lines = [
         f"Time to first token: {seconds(took)} by its kernels, all prompts at once; in servers {spread}.",
@@ -101,6 +105,21 @@ def _headline(answer: Answer) -> list[str]:
         f" ({seconds(last * known.token_low)} to {seconds(last * known.token_high)});"
         f" {answer.tokens_per_second:,.0f} tokens/s over all GPUs in the mean.",
     ]
+    if answer.money_per_million is not None:
+        lines.append(f"A million generated tokens: {answer.money_per_million:,.2f}, prompts included.")
+    return lines
+
+
+def _served(answer: Answer, found: Steady) -> list[str]:
+    rates, asked = serving(), answer.asked
+    lines = [
+        f"{asked.server} with {asked.batch:,} requests at a time: a token takes {seconds(found.token)}"
+        f" ({seconds(found.token * rates.token_low)} to {seconds(found.token * rates.token_high)}), the first one"
+        f" {seconds(found.first)} ({seconds(found.first * rates.first_low)} to {seconds(found.first * rates.first_high)}).",
+        f"{answer.tokens_per_second:,.0f} tokens/s over all GPUs.",
+    ]
+    if found.running < asked.batch:
+        lines.append(f"The cache holds {found.running:,.0f} of them, half answered; the others wait.")
     if answer.money_per_million is not None:
         lines.append(f"A million generated tokens: {answer.money_per_million:,.2f}, prompts included.")
     return lines

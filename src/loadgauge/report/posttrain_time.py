@@ -55,8 +55,8 @@ def lines(run: Run, time: StepTime, job: Job) -> list[str]:
         )
     if phase is not None:
         found.append(
-            f"{phase.running:,.0f} sequences of a replica run at first; slots are empty for {phase.idle:.0%} of the decoding, the last"
-            f" tenth of the sequences takes {phase.tail / phase.seconds:.0%} of it (--explain tail)."
+            f"{phase.running:,.0f} sequences of a replica run at first; slots are empty for {phase.idle:.0%} of the decoding, the"
+            f" last tenth of the sequences takes {phase.tail / phase.seconds:.0%} of it (--explain tail)."
         )
         if time.preempted >= 1:
             found.append(

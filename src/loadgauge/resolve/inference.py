@@ -41,7 +41,7 @@ def resolve_inference(job: Job, task: Task, given: dict[str, Any]) -> tuple[Answ
             instead = f"; here it is {own}" if own else ""
             raise ConfigError(f"is of training, and --task {task} only runs the model forward{instead}", key=name)
     if task == "forward":
-        for name in ("answer", "cache_format"):
+        for name in ("answer", "cache_format", "server"):
             if given.get(name) is not None:
                 raise ConfigError("goes with --task generate", key=name)
     card, assumed = named_card(job)

@@ -13,12 +13,13 @@ from loadgauge.lengths import Lengths
 from loadgauge.posttrain.answers import answers
 from loadgauge.posttrain.memory import PostMemory, memory
 from loadgauge.posttrain.roles import Member, Placement, Run, Sequences, replicas_of
-from loadgauge.resolve.resolve import resolve_job
+from loadgauge.resolve.resolve import asks_for_files, framework_of, resolve_job
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.job import AROUND, POSTTRAIN, Job
 from loadgauge.spec.model import Head, ModelSpec
 from loadgauge.spec.rollout import Engine
+from loadgauge.spec.stacks import LOSS_LOGPROBS, Stack
 from loadgauge.spec.tasks import TASKS, Role, Task
 
 OF_WHOLE = ("tokens", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
@@ -55,18 +56,24 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     >>> setup.layout.micro_batch, [member.role.name for member in run.members.values()]
     (2, ['policy', 'reference'])
     """
+    file = ""
+    if model is None and asks_for_files(job):
+        from loadgauge.resolve.job_file import from_job_file  # only then are dialects read
+
+        job, model, file, _ = from_job_file(job)
+        job = job.replace(beside=None, dialect=None)
     if job.task is None:
         raise ConfigError("is needed", key="task")
     task = TASKS[job.task]
     _belongs(job, task)
-    assumed: dict[str, str] = {}
+    assumed: dict[str, str] = {"file": file} if file else {}
     placement = Placement.parse(job.placement or "colocated", job.gpus)
     if job.staleness and placement.colocated:
         raise ConfigError(
             "needs GPUs for each side (--placement split:16+16): on the same ones answers are new", key="staleness"
         )
     sequences = _sequences(job, task, assumed)
-    setup = resolve_job(_training(job, task, sequences, placement, assumed), model)
+    setup = resolve_job(_training(job, task, sequences, placement, assumed, file), model)
     setup = _of_logprobs(setup, task)
     placement = msgspec.structs.replace(placement, trainer=setup.layout.gpus)
     if task.rollout and job.placement is None:
@@ -110,7 +117,7 @@ def _belongs(job: Job, task: Task) -> None:
     for name in OF_ROLLOUT:
         if not task.rollout and getattr(job, name) is not None:
             raise ConfigError(f"is of tasks that generate their answers, and {task.name} does not", key=name)
-    for name in AROUND:
+    for name in (*AROUND, "measured"):
         if getattr(job, name) is not None:
             raise ConfigError(f"is of --task train, not counted with {task.name}", key=name)
     for name in OF_WHOLE:
@@ -146,8 +153,13 @@ def _sequences(job: Job, task: Task, assumed: dict[str, str]) -> Sequences:
     )  # fmt: skip
 
 
-def _training(job: Job, task: Task, sequences: Sequences, placement: Placement, assumed: dict[str, str]) -> Job:
-    """The training of the policy alone, as `resolve_job` reads it: a pair is two sequences."""
+def _training(
+    job: Job, task: Task, sequences: Sequences, placement: Placement, assumed: dict[str, str], file: str
+) -> Job:
+    """The training of the policy alone, as `resolve_job` reads it: a pair is two sequences.
+
+    file: how another tool's job file was read, whose own trainer runs it; empty where there is none
+    """
     alone = job.replace(**dict.fromkeys(POSTTRAIN), price=None if job.steps is not None else job.price)
     changes: dict[str, Any] = {}
     if task.rows > 1:
@@ -156,6 +168,10 @@ def _training(job: Job, task: Task, sequences: Sequences, placement: Placement, 
             changes[name] = (
                 task.rows * (1 if value is None else value) if value is not None or name == "micro_batch" else None
             )
+    if task.tiled and not file and job.loss in (None, "auto") and (job.framework or framework_of(job)) == "huggingface":
+        habit = LOSS_LOGPROBS.at(Stack.parse(job.version))
+        changes["loss"] = habit.value
+        assumed["--loss"] = f"{habit.value} ({habit.source})"
     if task.rollout:
         changes["seq_len"] = sequences.longest
         if job.placement is not None and not placement.colocated:

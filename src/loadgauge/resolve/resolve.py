@@ -75,9 +75,6 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     (2, 4096, 'megatron')
     """
     file = ""
-    for name in POSTTRAIN:
-        if getattr(job, name) is not None:
-            raise ConfigError("goes with --task of `loadgauge estimate`", key=name)
     uncounted: tuple[Uncounted, ...] = ()
     if model is not None and (job.beside is not None or job.dialect is not None):
         raise ConfigError("goes with the name of a model or of a job file", key="beside" if job.beside else "dialect")
@@ -85,6 +82,9 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         from loadgauge.resolve.job_file import from_job_file  # only then are dialects read
 
         job, model, file, uncounted = from_job_file(job)
+    for name in POSTTRAIN:
+        if getattr(job, name) is not None:
+            raise ConfigError("goes with --task of `loadgauge estimate`", key=name)
     card, assumed = named_card(job)
     chosen, job = _model(job, assumed) if model is None else (model, job)
 

@@ -59,6 +59,13 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     cache_format: Annotated[
         str, _field("choice", "With --task generate: how keys and values are stored (bf16).", choices=tuple(CACHE_FORMATS))
     ] = "bf16"  # fmt: skip
+    server: Annotated[
+        str | None,
+        _field(
+            "choice", "With --task generate: an engine that has --batch requests at a time; the times are then a server's.",
+            choices=("vllm", "sglang", "trtllm"),
+        ),
+    ] = None  # fmt: skip
     tp: int = 1
     pp: int = 1
     ep: int = 1
@@ -106,7 +113,7 @@ def fields() -> dict[str, Field]:
     """Return the metadata of the fields that are flags of their own, by name.
 
     >>> list(fields())
-    ['context', 'answer', 'batch', 'prefill_tokens', 'weight_format', 'cache_format']
+    ['context', 'answer', 'batch', 'prefill_tokens', 'weight_format', 'cache_format', 'server']
     """
     hints = get_type_hints(Inference, include_extras=True)
     return {

@@ -47,7 +47,8 @@ ENGINES: dict[str, Defaults] = {
     ),
     "hf": Defaults(
         title="transformers' generate", graphs=False, sleeps=False,
-        missing=frozenset({"utilization", "static_fraction", "max_num_seqs", "max_batched_tokens", "graphs", "sleep", "pp", "ep"}),
+        missing=frozenset({"utilization", "static_fraction", "max_num_seqs", "max_batched_tokens", "graphs", "sleep", "pp", "ep",
+                           "accepted"}),
         source="transformers",
     ),
 }  # fmt: skip
@@ -70,6 +71,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: sequences that run at once; max_batched_tokens: tokens of one pass; context: the longest sequence [tokens]
     kv, weights: formats of cache and matrices (`spec.inference`); graphs: CUDA graphs are captured
     sleep: 0 stays on the card, 1 its weights go to host memory and its cache is dropped, 2 both are dropped
+    prefix: answers to one prompt share what is read of it; accepted: tokens of a step with speculative decoding
+    turns, tool: of an answer, and seconds between two of them, in which a tool or an environment runs
     batch: sequences of a batch, where the engine has no cache of its own (transformers)
 
     >>> Engine.parse("vllm:tp=2,gpu_memory_utilization=0.6,sleep=2").utilization
@@ -91,6 +94,10 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     graphs: bool = True
     sleep: int = 0
     batch: int | None = None
+    prefix: bool = True
+    accepted: float | None = None
+    turns: int = 1
+    tool: float | None = None
 
     @property
     def replica(self) -> int:
@@ -137,6 +144,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             except ConfigError as error:
                 raise ConfigError(f"{word.strip()}: {error}", key="rollout") from None
         engine = cls(kind=name, **given)  # type: ignore[arg-type]
+        if engine.tool is not None and engine.turns < 2:
+            raise ConfigError("tool= is the time between turns, which needs turns=2 or more", key="rollout")
         if max(engine.tp, engine.ep) % min(engine.tp, engine.ep):
             raise ConfigError(f"ep={engine.ep} must be a multiple or a divisor of tp={engine.tp}", key="rollout")
         return engine
@@ -168,7 +177,9 @@ def _value(option: str, text: str) -> object:
         if share > 1:
             raise ConfigError(f"must be a share of the memory, at most 1, got {text}")
         return share
-    if option == "graphs":
+    if option in ("accepted", "tool"):
+        return positive_number(text)
+    if option in ("graphs", "prefix"):
         return _switched(text)
     if option in ("kv", "weights"):
         return choice(text, tuple(CACHE_FORMATS if option == "kv" else WEIGHT_FORMATS))

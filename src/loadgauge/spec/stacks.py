@@ -222,6 +222,14 @@ LOSS_SFT = Habit(
 )
 """The loss of transformers' models, and where TRL's SFTTrainer runs it."""
 
+LOSS_LOGPROBS = Habit(
+    (
+        Change("tiled", "trl 1.16: trainer/utils.py, add_fused_lm_head", (("trl", (1, 16)),)),
+        Change("float32", "trl 1.0: trainer/utils.py, selective_log_softmax"),
+    )
+)
+"""How TRL's trainers of preferences and policies make log-probabilities."""
+
 UPCAST_SFT = Habit(
     (
         Change("none", "trl 1.0: trainer/sft_trainer.py", (("trl", (1, 0)),)),

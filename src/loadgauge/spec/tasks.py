@@ -49,6 +49,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """A way to train. pairs: a sequence of the batch is two, chosen and rejected; reference: the usual one, None: it has none
 
     slices: log-probs are of slices of the logits, whose gradients are summed
+    tiled: TRL's trainer of it makes log-probs in tiles, without the logits (`stacks.LOSS_LOGPROBS`)
     rollout: its answers are generated in every step; source: the implementation read for roles and passes
     """
 
@@ -60,6 +61,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     reference: Reference | None = None
     rollout: bool = False
     slices: bool = False
+    tiled: bool = False
     source: str = "trl"
 
     def role(self, name: str) -> Role:
@@ -95,7 +97,7 @@ def _preference(name: str, title: str, reference: Reference | None, pairs: bool 
         roles.append(REFERENCE)
     return Task(
         name=name, title=title, roles=tuple(roles), passes=tuple(passes), pairs=pairs, reference=reference,
-        slices=name in ("orpo", "simpo", "cpo"),
+        slices=name in ("orpo", "simpo", "cpo"), tiled=reference is not None,
     )  # fmt: skip
 
 
@@ -116,6 +118,7 @@ def _reinforced(name: str, title: str, *, reference: Reference | None = "model",
     passes.append(Pass("update", "actor", "update"))
     return Task(
         name=name, title=title, roles=tuple(roles), passes=tuple(passes), reference=reference, rollout=True, source="verl",
+        tiled=not critic,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from loadgauge.sources import cite
 
 if TYPE_CHECKING:
-    from serving.fit import Table
+    from engines.fit import Table
 
 PAGE = Path(__file__).parents[2] / "docs" / "decode.md"
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
@@ -68,21 +68,23 @@ def write(data: Table, whole: tuple[Any, Any], left: tuple[Any, Any]) -> None:
         f"""# Time of generation, measured
 
 Times of a token and to the first one, of {len(data.found):,} measured servers under a fixed number of requests
-({cite("aiconfigurator")}, `silicon_sample.csv`, Apache-2.0), beside what `loadgauge` predicts. `make serving` writes this page and `data/serving.toml`.
+({cite("aiconfigurator")}, `silicon_sample.csv`, Apache-2.0),
+beside what `loadgauge` predicts. `make serving` writes this page and `data/serving.toml`.
 
 {table(head, total)}
 
-A step is read off the list of operations: bytes of matrices, of the experts that are reached and of caches over the bandwidth,
-FLOPs over the peak, kernels, all-reduces, the host; a share of each prompt's pass comes with every token. What is fitted is one
-share for matrices, experts, caches, arithmetic and links, and of each engine its kernels, its host, its all-reduce and its prompts; each
-figure is held near a round start. None belongs to a model or to a source.
+A step is read off the list of operations: bytes of matrices, of the experts that are reached and of caches over the
+bandwidth, FLOPs over the peak, kernels, all-reduces, the host; a share of each prompt's pass comes with every token. What is
+fitted is one share for matrices, experts, caches, arithmetic and links, and of each engine its kernels, its host, its
+all-reduce and its prompts; each figure is held near a round start. None belongs to a model or to a source.
 
-**What the table cannot tell.** {pairs:,} pairs of points agree in all that is stated (engine, model, GPU, formats, ranks, lengths,
-requests): half of the pairs are {half:.0%} or more apart in the time of a token and {first_half:.0%} in that of the
-first one, a tenth {most:.0%} and {first_most:.0%}. Releases differ, and so may speculative decoding and prefix caches, which the table does not name.
+**What the table cannot tell.** {pairs:,} pairs of points agree in all that is stated (engine, model, GPU, formats, ranks,
+lengths, requests): half of the pairs are {half:.0%} or more apart in the time of a token and {first_half:.0%} in that of the
+first one, a tenth {most:.0%} and {first_most:.0%}. Releases differ, and so may speculative decoding and prefix caches, which
+the table does not name.
 
-**What is left out.** Rows whose ranks do not divide the model's heads, or are not whole nodes. First tokens under many requests
-depend on how requests arrive, which is not stated; their error is larger.
+**What is left out.** Rows whose ranks do not divide the model's heads, or are not whole nodes. First tokens under many
+requests depend on how requests arrive, which is not stated; their error is larger.
 
 Each model left out in turn:
 

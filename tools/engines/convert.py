@@ -1,4 +1,4 @@
-"""Writes `data/serving.csv`, measured points of servers, from a table: `python -m serving.convert silicon_sample.csv`.
+"""Writes `data/serving.csv`, measured points of servers, from a table: `python -m engines.convert silicon_sample.csv`.
 
 aiconfigurator's table (Apache-2.0) states time to first token and time of a token under a fixed number of requests. Its columns of
 ranks are products where tensor and expert parallelism share the same GPUs (tp8_ep8 on 8 GPUs is 64); the number of GPUs is then

@@ -2,7 +2,7 @@
 
 Every figure starts at what physics or an engine's documentation suggests (`START`) and is held there, so that a group of points
 without information leaves it. A point off by more than `SOFT` counts less: of pairs that differ in nothing that the table states,
-a tenth differs by 30 % and more (`serving/page.py`). Scored with each model left out whole, its figures fitted without it.
+a tenth differs by 30 % and more (`engines/page.py`). Scored with each model left out whole, its figures fitted without it.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def left_out(data: Table) -> tuple[Any, Any]:
 
 def main() -> None:
     """Fit, write the figures and the page."""
-    from serving.page import write
+    from engines.page import write
 
     data = table()
     values = fit(data, np.ones(len(data.found), bool))

@@ -1,0 +1,109 @@
+"""`loadgauge estimate --task` of what comes after pre-training, as typed."""
+
+from __future__ import annotations
+
+import pytest
+
+from command_line import document, typed
+
+GRPO = (
+    "estimate llama-3.1-8b --task grpo --gpus 8 --gpu h100-sxm5-80gb --zero 3 --recompute full --prompts 64 --samples 16"
+    " --prompt-len 1024 --answers exp:2000,8192 --rollout vllm:tp=2,utilization=0.6,sleep=2"
+)
+
+
+def test_the_answer_in_words() -> None:
+    found = typed(GRPO)
+    assert found.code == 0
+    first = found.out.splitlines()[0]
+    assert first.startswith("FITS")
+    assert "generate" in first
+    for word in ("old log-probs", "weight sync", "object store", "of 256 sequences of a replica run at once"):
+        assert word in found.out
+
+
+def test_the_document_adds_up() -> None:
+    found = document(GRPO)
+    assert [phase["phase"] for phase in found["memory"]] == [
+        "generate", "old log-probs", "reference", "update", "weight sync",
+    ]  # fmt: skip
+    for phase in found["memory"]:
+        assert phase["total"] == pytest.approx(sum(part["bytes"] for part in phase["parts"]))
+        assert phase["low"] <= phase["total"] <= phase["high"]
+    assert found["verdict"] == "fits"
+    assert found["worst"] == max(found["memory"], key=lambda phase: phase["total"])["phase"]
+
+
+def test_what_does_not_fit_has_a_next_step_that_fits() -> None:
+    line = "estimate llama-3.1-8b --task dpo --gpu h100-sxm5-80gb --gpus 8 --zero 3 --seq-len 8192 --micro-batch 4"
+    found = typed(line)
+    assert found.code == 1
+    assert "DOES NOT FIT" in found.out
+    flags = next(item for item in document_of(line)["remedies"] if item["verdict"] == "fits")["flags"]
+    kept = line.replace("--micro-batch 4", "") if "--micro-batch" in flags else line
+    assert typed(f"{kept} {flags}").code == 0
+
+
+def document_of(line: str) -> dict[str, object]:
+    """The document of a command line that says no."""
+    import json
+
+    found: dict[str, object] = json.loads(typed(f"{line} --json").out)
+    return found
+
+
+@pytest.mark.parametrize("part", ["kv", "logprobs", "sync"])
+def test_explanations(part: str) -> None:
+    found = typed(f"{GRPO} --explain {part}")
+    assert found.code == 0
+    assert "Source:" in found.out
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("--rollout vlm", "did you mean vllm"),
+        ("--rollout vllm:utilisation=0.5", "did you mean utilization"),
+        ("--rollout sglang:utilization=0.5", "no option of SGLang"),
+        ("--rollout vllm:utilization=1.5", "at most 1"),
+        ("--rollout vllm:tp=3", "not whole replicas of 3"),
+        ("--rollout vllm:dp=3", "dp=3"),
+        ("--rollout vllm:utilization=0.2", "for the cache"),
+        ("--placement split:4+3", "not the 8 of --gpus"),
+        ("--placement both", "colocated or like split"),
+        ("--answers exp:2000", "exp:2000,8192"),
+        ("--answers 200000", "context"),
+        ("--global-batch 1000", "not whole batches"),
+        ("--seq-len 4096", "--prompt-len"),
+        ("--teacher gpt2", "has none"),
+        ("--reference adapter", "needs adapters"),
+        ("--context 4096", "--task generate"),
+        ("--sweep micro-batch=1,2", "--task train"),
+        ("--explain gradients", "explains kv"),
+        ("--brief", "--task train"),
+        ("--at loss", "--task train"),
+        ("--mfu 40%", "--task train"),
+        ("--eval-batch 2", "--task train"),
+    ],
+)
+def test_what_does_not_add_up_is_refused(more: str, words: str) -> None:
+    found = typed(f"estimate llama-3.1-8b --task grpo --gpus 8 --gpu h100-sxm5-80gb --zero 3 {more}")
+    assert (found.code, found.out) == (2, "")
+    assert found.err.count("\n") == 1
+    assert words in found.err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("estimate gpt2 --task dpo --rollout vllm", "generate their answers"),
+        ("estimate gpt2 --task gkd", "needs the model that is distilled"),
+        ("estimate gpt2 --task orpo --reference model", "no reference"),
+        ("estimate gpt2 --prompts 8", "--task"),
+        ("estimate gpt2 --explain kv", "--task grpo"),
+    ],
+)
+def test_flags_of_other_tasks_are_refused(line: str, words: str) -> None:
+    found = typed(line)
+    assert (found.code, found.out) == (2, "")
+    assert words in found.err

@@ -1,0 +1,95 @@
+"""Steps of an engine: beside measured servers, limits of physics, and conservation."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadgauge.families.catalogue import model
+from loadgauge.inference.decode import Server, lanes, serve
+from loadgauge.inference.passes import touched
+from loadgauge.spec.cluster import cluster
+from loadgauge.spec.hardware import gpu
+from loadgauge.spec.inference import Inference
+from loadgauge.spec.serving import serving
+from loadgauge.validate.serving import predicted
+
+
+def server(name: str, engine: str = "vllm", card: str = "h100-sxm5-80gb", **asked: object) -> Server:
+    wanted = Inference(task="generate", context=2, **asked)  # type: ignore[arg-type]
+    return Server(model(name), wanted, cluster(gpu(card), wanted.replica), engine)
+
+
+def test_tokens_take_what_measured_servers_took() -> None:
+    """1,825 points; the bars are those of each model left out in turn (docs/decode.md)."""
+    off = [abs(token / point.token - 1) for point, token, _ in predicted()]
+    assert len(off) > 1800
+    assert statistics.median(off) < 0.12
+    assert statistics.quantiles(off, n=10)[-1] < 0.30
+    page = (Path(__file__).parents[2] / "docs" / "decode.md").read_text(encoding="utf-8")
+    assert f"all points fitted | {len(off):,} | {statistics.median(off):.1%}" in page, "run `make serving`"
+
+
+def test_a_step_reads_the_weights_once_and_every_cache() -> None:
+    one = server("llama-3.1-8b")
+    work = one.work(16, 4096)
+    table = 128256 * 4096
+    assert work.dense + work.head == pytest.approx(2 * (8030261248 - table), rel=1e-3)
+    assert work.cache == pytest.approx(16 * 4096 * 2 * 32 * 8 * 128 * 2, rel=2e-2)
+    assert work.dense_flops + work.head_flops == pytest.approx(2 * 16 * (8030261248 - table), rel=1e-3)
+
+
+def test_a_step_reads_the_experts_that_are_reached() -> None:
+    one = server("qwen3-30b-a3b")
+    spec = model("qwen3-30b-a3b")
+    whole = one.work(100_000, 10).experts
+    for batch in (1, 16, 64):
+        reached = touched(128, 8, batch) / 128
+        assert one.work(batch, 10).experts == pytest.approx(whole * reached, rel=1e-6)
+    assert whole == pytest.approx(2 * 48 * 128 * 3 * 768 * spec.hidden_size, rel=1e-9)
+
+
+def test_no_step_is_faster_than_the_bandwidth() -> None:
+    card = gpu("h100-sxm5-80gb")
+    one = server("llama-3.1-70b", tp=4)
+    assert one.step(1, 10) > 70.5e9 * 2 / 4 / card.memory_bandwidth
+
+
+def test_steps_are_nearly_a_line_in_what_runs() -> None:
+    """What the tail counts on: of a dense model, the middle of two batches takes the middle of their times."""
+    one = server("llama-3.1-8b")
+    low, middle, high = (one.step(batch, 2048) for batch in (32, 64, 96))
+    assert middle == pytest.approx((low + high) / 2, rel=0.01)
+
+
+def test_ranks_share_the_matrices_and_add_collectives() -> None:
+    alone, four = server("llama-3.1-70b"), server("llama-3.1-70b", tp=4)
+    assert four.work(8, 100).dense == pytest.approx(alone.work(8, 100).dense / 4)
+    assert alone.work(8, 100).calls == 0
+    assert four.work(8, 100).calls == 2 * 80
+
+
+def test_a_server_whose_cache_is_full_makes_requests_wait() -> None:
+    one = server("llama-3.1-8b")
+    free, full = serve(one, 64, 1024, 1024), serve(one, 64, 1024, 1024, slots=16)
+    assert full.token < free.token
+    assert full.first > free.first + 2 * 1024 * full.token
+    assert 64 / (1024 * free.token) > 16 / (1024 * full.token)
+
+
+def test_eager_kernels_take_longer_than_a_graph() -> None:
+    one = server("qwen3-0.6b")
+    eager = Server(one.model, one.asked, one.machines, "vllm", graphs=False)
+    assert eager.step(1, 100) > 2 * one.step(1, 100)
+
+
+def test_lanes_scale_with_their_shares() -> None:
+    """A share 1 % lower is seen where it counts."""
+    one = server("llama-3.1-8b")
+    work, known = one.work(1, 100), serving()
+    less = msgspec.structs.replace(known, bandwidth=known.bandwidth * 0.99)
+    before, after = (lanes(work, one.card, shares, one.engine)["matrices"] for shares in (known, less))
+    assert after / before == pytest.approx(1 / 0.99, rel=1e-3)

@@ -1,0 +1,20 @@
+"""Published steps with a rollout: predicted with a factor that the other source's steps gave (docs/rollout.md)."""
+
+from __future__ import annotations
+
+import statistics
+
+from loadgauge.posttrain.step import HIGH, LOW, SOFTWARE
+from rollout.score import scored
+
+
+def test_steps_of_a_source_take_what_the_other_source_says() -> None:
+    rows, factors, _ = scored()
+    assert {row["source"] for row, _, _ in rows} == {"nemo-rl", "verl"}
+    off = [abs(predicted / step - 1) for _, step, predicted in rows]
+    assert len(off) == 48
+    assert statistics.median(off) < 0.15
+    assert statistics.quantiles(off, n=10, method="inclusive")[-1] < 0.35
+    inside = [LOW < step / predicted < HIGH for _, step, predicted in rows]
+    assert sum(inside) / len(inside) >= 0.75
+    assert min(factors.values()) <= SOFTWARE <= max(factors.values())

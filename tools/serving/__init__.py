@@ -1,1 +1,0 @@
-"""Measured points of servers: read into `data/serving.csv`, what engines reach fitted to them, and the page that scores it."""
