@@ -63,10 +63,8 @@ def capture(
     from loadgauge.capture.kinds import of_config
     from loadgauge.capture.libraries import is_library, of_keys
     from loadgauge.capture.pictures import processed
-    from loadgauge.capture.record import Sized
     from loadgauge.capture.target import config_keys, processor_keys
     from loadgauge.capture.tokens import vectors_of
-    from loadgauge.trace.jobs import mean_loss
     from loadgauge.trace.target import config_object, with_layers
     from loadgauge.trace.torch_run import TorchRun
 

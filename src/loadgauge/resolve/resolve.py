@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ from loadgauge.resolve.model import found_model
 from loadgauge.resolve.rescale import is_run, scale, sustained
 from loadgauge.resolve.setup import Setup
 from loadgauge.resolve.trained import adapt_only, train_only
+from loadgauge.resolve.unsaid import others, says_what_is_loaded
 from loadgauge.spec.around import Around
 from loadgauge.spec.attention_kernels import FLASH_KERNELS, runs_on
 from loadgauge.spec.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
@@ -27,13 +27,11 @@ from loadgauge.spec.gpu_names import names_one, variants
 from loadgauge.spec.hardware import Cluster, Gpu, card_of, gpu, gpu_ids, with_memory
 from loadgauge.spec.host import HOST_LINK, PCIE_4, Host
 from loadgauge.spec.job import POSTTRAIN, Job
-from loadgauge.spec.kernels import Kernels
 from loadgauge.spec.layout import FULL_PIPE, Filled, Layout, RecomputePolicy
 from loadgauge.spec.lora import BASE_FORMATS
 from loadgauge.spec.model import ModelSpec
-from loadgauge.spec.optimizers import parse as parse_optimizer
 from loadgauge.spec.overlap import Overlap
-from loadgauge.spec.stacks import LOSS_SFT, UPCAST_SFT, Stack
+from loadgauge.spec.stacks import Stack
 from loadgauge.spec.topology import topology
 from loadgauge.spec.training import Training, training
 from loadgauge.units import gib, parse, rate
@@ -128,7 +126,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         kind = msgspec.structs.replace(kind, ends_apart=job.end_units == "apart")
     zero, around = fill("zero", 0), _around(job, degrees["pp"])
     kind = _with_kernel(job, msgspec.structs.replace(kind.under(zero), around=around), card, stack, assumed)
-    _says_what_is_loaded(job, chosen, kind, stack, assumed)
+    says_what_is_loaded(job, chosen, kind, stack, assumed)
     if job.overlap is not None:
         kind = msgspec.structs.replace(kind, overlap=Overlap.parse(job.overlap))
     if job.precision in (None, "bf16", "fp16"):
@@ -174,7 +172,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
                 other, around=kind.around, overlap=kind.overlap,
                 kernels=msgspec.structs.replace(other.kernels, flash=kind.kernels.flash),
             )
-            for other in _others(job, given, kind, chosen, stack, assumed)
+            for other in others(job, given, kind, chosen, stack, assumed)
         ) if not file else (),
     )  # fmt: skip
     if job.measured is None or not is_run(job):
@@ -288,54 +286,6 @@ def _recompute(job: Job, file: str) -> tuple[str, str]:
 def _offloads_checkpoints(job: Job) -> bool:
     framework = FRAMEWORKS.get(job.framework or "")
     return framework is not None and framework.offloads_checkpoints
-
-
-def _says_what_is_loaded(job: Job, model: ModelSpec, kind: Training, stack: Stack, assumed: dict[str, str]) -> None:
-    """Notes the dtype of the loaded weights and the way the optimizer runs where they are defaults of a release."""
-    framework, loaded = kind.framework, kind.framework.loaded
-    if loaded is not None and kind.weights and job.weights in (None, "auto"):
-        habit = loaded.at(stack)
-        of_checkpoint = "the checkpoint's" if model.dtype else "as most checkpoints are"
-        why = of_checkpoint if (job.weights or habit.value) == "auto" else "what trains with scaled gradients"
-        if job.weights is None and habit.value == kind.weights:
-            why = "its default"
-        released = "" if job.weights else f"{stack.text(*loaded.libraries) or framework.name}: "
-        assumed["--weights"] = f"{kind.weights} ({released}{why})"
-    chosen = parse_optimizer(kind.optimizer.name)
-    if chosen.variants and chosen.step != kind.optimizer.step:
-        way = next(variant.suffix for variant in chosen.variants if variant.step == kind.optimizer.step)
-        assumed["optimizer step"] = f"{way} ({stack.text(*framework.optimizer_step.libraries) or framework.name})"
-
-
-def _others(
-    job: Job, given: dict[str, Any], kind: Training, model: ModelSpec, stack: Stack, assumed: dict[str, str]
-) -> Iterator[Training]:
-    """The other ways in which the run may train, for each thing that neither the job nor its releases say.
-
-    given: the arguments of `training` for the way that is assumed
-    """
-    framework, lora = kind.framework, kind.lora
-    own = model.listed is None  # of a captured model other weights and losses would be other code
-    if own and framework.loaded is not None and kind.weights and job.weights is None and given["precision"] != "fp16":
-        for value in framework.loaded.possible(stack):
-            yield training(**given | {"weights": value})
-    if lora is not None and "--kbit-upcast" in assumed:
-        for value in UPCAST_SFT.possible(stack):
-            yield training(**given | {"lora": msgspec.structs.replace(given["lora"], upcast=value)})
-    of_transformers = framework.kernels.loss == Kernels().loss  # Unsloth has one of its own
-    if (
-        own
-        and framework.peft
-        and of_transformers
-        and job.loss is None
-        and job.kernels != "liger"
-        and model.head.kind == "lm"
-    ):
-        for value in LOSS_SFT.possible(stack):
-            yield training(**given | {"loss": value})
-    if parse_optimizer(given["optimizer"]).variants and kind.offload == "none":
-        for value in framework.optimizer_step.possible(stack):
-            yield msgspec.structs.replace(kind, optimizer=kind.optimizer.run_as(value, *framework.own_optimizers))
 
 
 def _whole_run(job: Job) -> None:
