@@ -50,7 +50,7 @@ TOTALS = {
     "qwen3-14b": "14.8", "qwen3-32b": "32.8", "qwen3-30b-a3b": "30.5", "qwen3-235b-a22b": "235",
     "qwen3-coder-480b-a35b": "480", "qwen3-next-80b-a3b": "80", "qwen3.5-27b": "27", "qwen3.5-35b-a3b": "35",
     "qwen3.5-122b-a10b": "122", "seed-oss-36b": "36", "smollm3-3b": "3.08", "solar-open-100b": "100",
-    "trinity-nano-6b-a1b": "6", "trinity-mini-26b-a3b": "26", "youtu-llm-2b": "1.96",
+    "internlm3-8b": "8.8", "jais-2-8b": "8", "trinity-nano-6b-a1b": "6", "trinity-mini-26b-a3b": "26", "youtu-llm-2b": "1.96",
 }  # fmt: skip
 """All parameters [billions]; towers that make features of images are not counted (Gemma 4 states them by themselves)."""
 

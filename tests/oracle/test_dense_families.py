@@ -64,6 +64,12 @@ CASES = {
     "granite": causal("Granite", **TWO),
     "helium": causal("Helium", head_dim=16, **TWO),
     "hunyuan": causal("HunYuanDenseV1", head_dim=16, **TWO),
+    "internlm3": Case(
+        "InternLM3Config",
+        "LlamaForCausalLM",
+        {"head_dim": 16, "attention_bias": True, "mlp_bias": True, **TWO, **TOKENS},
+    ),
+    "jais2": causal("Jais2", **TWO),
     "ministral3": causal("Ministral3", head_dim=32, **TWO, **TOKENS),
     "mpt": causal("Mpt"),
     "nanochat": causal("NanoChat", **TWO),

@@ -45,6 +45,8 @@ ELSEWHERE = {
     "kimi_k2": "is DeepSeek-V3's module",
     "phimoe": "its router is sampled (SparseMixer), and keeps more of the scores",
 }
+OWN = {"mimo_v2_flash": {"num_key_value_heads": 2}}
+"""Layers with a window have twice the key-value heads."""
 NEEDY = {"deepseek_v2", "dots1"}
 """Their configs must say how many experts there are."""
 BESIDE = {"granitemoeshared", "granitemoehybrid"}
@@ -73,7 +75,7 @@ def families() -> list[str]:
 def small(model_type: str) -> Any:
     known = transformers.AutoConfig.for_model(model_type).to_dict()
     keys = {key: value for key, value in SMALL.items() if key in known or key == "n_routed_experts"}
-    return transformers.AutoConfig.for_model(model_type, **keys)
+    return transformers.AutoConfig.for_model(model_type, **{**keys, **OWN.get(model_type, {})})
 
 
 @functools.cache

@@ -150,7 +150,8 @@ def rotary_dim(reader: Reader, head_dim: int, default: float, *names: str) -> in
 def next_token_layers(reader: Reader) -> int:
     """The number of multi-token prediction layers that come with the model, by `num_nextn_predict_layers`."""
     keys = ("num_nextn_predict_layers", "num_mtp_layers")
-    return reader.whole(*keys, default=reader.class_default(*keys) or 0, minimum=0, maximum=MOST_LAYERS)
+    usual = reader.class_default(*keys) or 0
+    return reader.optional_whole(*keys, default=usual, minimum=0, maximum=MOST_LAYERS) or 0
 
 
 def layer_types(

@@ -36,14 +36,14 @@ FILES = {
     "gptj": ("codegen", "gpt_neo", "gptj"),
     "hybrid": ("bamba", "falcon_h1", "granitemoehybrid", "jamba"),
     "hunyuan": ("hunyuan_v1_dense", "hunyuan_v1_moe"),
-    "layer_norm": ("cohere", "cohere2", "nemotron", "persimmon", "phi", "stablelm", "starcoder2"),
+    "layer_norm": ("cohere", "cohere2", "jais2", "nemotron", "persimmon", "phi", "stablelm", "starcoder2"),
     "linear_attention": (
         *("bailing_hybrid", "kimi_linear", "lfm2", "lfm2_moe", "minimax", "olmo_hybrid"),
         *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
     ),
     "llama": (
-        *("apertus", "arcee", "ernie4_5", "exaone4", "granite", "helium", "llama", "ministral", "ministral3"),
-        *("mistral", "phi3", "seed_oss", "smollm3"),
+        *("apertus", "arcee", "ernie4_5", "exaone4", "granite", "helium", "internlm3", "iquestcoder", "llama"),
+        *("ministral", "ministral3", "mistral", "phi3", "seed_oss", "smollm3"),
     ),
     "mixtral": (
         *("ernie4_5_moe", "gpt_oss", "granitemoe", "granitemoeshared", "llama4_text", "minimax_m2", "mixtral"),
@@ -55,7 +55,7 @@ FILES = {
         *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
     ),
     "nas": ("nemotron-nas",),
-    "newer": ("afmoe", "cwm", "exaone_moe", "hy_v3", "mimo_v2_flash", "nanochat", "solar_open"),
+    "newer": ("afmoe", "cwm", "exaone_moe", "hy_v3", "mellum", "mimo_v2_flash", "nanochat", "solar_open"),
     "olmo": ("flex_olmo", "olmo", "olmo2", "olmo3", "olmoe"),
     "small_encoders": ("albert", "distilbert", "electra"),
     "state_space": ("mamba2", "nemotron_h"),

@@ -79,6 +79,11 @@ READERS = readers(
             rotary_factor=0.5,
             ignored=("rope_percent", "rope_percentage"),
         ),
+        "jais2": Decoder(
+            classes=parts.language("Jais2"),
+            norm=parts.LAYER_NORM,
+            gated=False,
+        ),
         "cohere": Decoder(
             classes=parts.decoder_classes("Cohere"),
             norm=COHERE_NORM,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from loadgauge.families import common as parts
+from loadgauge.families import decoder
 from loadgauge.families.decoder import Decoder, one_window, readers
 from loadgauge.families.reader import Reader, shown
-from loadgauge.spec.model import Norm
+from loadgauge.spec.model import ModelSpec, Norm
 
 RMS_NORM_FLOAT32 = Norm("rmsnorm", gain_float32=True)
 HELIUM_NORM = Norm("rmsnorm", gain_float32=True, gain_copied=True)
@@ -83,55 +86,83 @@ def exaone_rotated(reader: Reader, windows: Sequence[int | None]) -> Sequence[bo
     return [whole or window is not None for window in windows]
 
 
-READERS = readers(
-    {
-        "llama": Decoder(classes=parts.decoder_classes("Llama")),
-        "mistral": Decoder(classes=parts.decoder_classes("Mistral"), windows=one_window),
-        "ministral": Decoder(classes=parts.decoder_classes("Ministral"), windows=ministral_windows),
-        "ministral3": Decoder(classes=parts.decoder_classes("Ministral3"), query_scale="native", windows=one_window),
-        "phi3": Decoder(
-            classes=parts.decoder_classes("Phi3"),
-            fused_qkv=True,
-            fused_gate_up=True,
-            heads_first=True,
-            residual_dropout="resid_pdrop",
-            rotary_factor=1.0,
-            windows=one_window,
-        ),
-        "arcee": Decoder(classes=parts.decoder_classes("Arcee"), gated=False),
-        "apertus": Decoder(
-            classes=parts.decoder_classes("Apertus"),
-            gated=False,
-            ignored=("qk_norm", "post_norm", "mlp_bias"),
-            qk_norm=parts.RMS_NORM,
-        ),
-        "granite": Decoder(classes=parts.decoder_classes("Granite")),
-        "smollm3": Decoder(
-            classes=parts.decoder_classes("SmolLM3"),
-            ignored=("max_window_layers",),
-            windows=smollm3_windows,
-            rotated=smollm3_rotated,
-        ),
-        "seed_oss": Decoder(
-            classes=parts.decoder_classes("SeedOss"),
-            output_bias="attention_out_bias",
-            residual_dropout="residual_dropout",
-        ),
-        "helium": Decoder(classes=parts.decoder_classes("Helium"), norm=HELIUM_NORM, own_tables=2, output_bias=False),
-        "ernie4_5": Decoder(
-            classes=parts.decoder_classes("Ernie4_5"),
-            own_tables=2,
-            tables_float32=True,
-            qkv_bias="use_bias",
-            output_bias="use_bias",
-            mlp_bias="use_bias",
-        ),
-        "exaone4": Decoder(
-            classes=parts.decoder_classes("Exaone4"),
-            placement="after",
-            qk_norm=parts.RMS_NORM,
-            windows=exaone_windows,
-            rotated=exaone_rotated,
-        ),
-    }
+INTERNLM3 = Decoder(
+    classes={**parts.language("InternLM3"), **parts.decoder_classes("Llama")},
+    ignored=("qkv_bias", "bias"),
 )
+IQUEST = Decoder(
+    classes={**parts.language("IQuestCoder"), **parts.decoder_classes("Llama")},
+    clip_key="clip_qkv",
+)
+
+
+def internlm3(reader: Reader) -> ModelSpec:
+    """Read a config of InternLM3: Llama, whose published configs have other names for its biases. Raises as `hf.from_dict`."""
+    attention, mlp = (
+        reader.flag(*names, default=False) for names in (("attention_bias", "qkv_bias"), ("mlp_bias", "bias"))
+    )
+    return decoder.read(
+        reader, msgspec.structs.replace(INTERNLM3, qkv_bias=attention, output_bias=attention, mlp_bias=mlp)
+    )
+
+
+READERS: dict[str, Callable[[Reader], ModelSpec]] = {
+    "internlm3": internlm3,
+    **readers(
+        {
+            "iquestcoder": IQUEST,
+            "llama": Decoder(classes=parts.decoder_classes("Llama")),
+            "mistral": Decoder(classes=parts.decoder_classes("Mistral"), windows=one_window),
+            "ministral": Decoder(classes=parts.decoder_classes("Ministral"), windows=ministral_windows),
+            "ministral3": Decoder(
+                classes=parts.decoder_classes("Ministral3"), query_scale="native", windows=one_window
+            ),
+            "phi3": Decoder(
+                classes=parts.decoder_classes("Phi3"),
+                fused_qkv=True,
+                fused_gate_up=True,
+                heads_first=True,
+                residual_dropout="resid_pdrop",
+                rotary_factor=1.0,
+                windows=one_window,
+            ),
+            "arcee": Decoder(classes=parts.decoder_classes("Arcee"), gated=False),
+            "apertus": Decoder(
+                classes=parts.decoder_classes("Apertus"),
+                gated=False,
+                ignored=("qk_norm", "post_norm", "mlp_bias"),
+                qk_norm=parts.RMS_NORM,
+            ),
+            "granite": Decoder(classes=parts.decoder_classes("Granite")),
+            "smollm3": Decoder(
+                classes=parts.decoder_classes("SmolLM3"),
+                ignored=("max_window_layers",),
+                windows=smollm3_windows,
+                rotated=smollm3_rotated,
+            ),
+            "seed_oss": Decoder(
+                classes=parts.decoder_classes("SeedOss"),
+                output_bias="attention_out_bias",
+                residual_dropout="residual_dropout",
+            ),
+            "helium": Decoder(
+                classes=parts.decoder_classes("Helium"), norm=HELIUM_NORM, own_tables=2, output_bias=False
+            ),
+            "ernie4_5": Decoder(
+                classes=parts.decoder_classes("Ernie4_5"),
+                own_tables=2,
+                tables_float32=True,
+                qkv_bias="use_bias",
+                output_bias="use_bias",
+                mlp_bias="use_bias",
+            ),
+            "exaone4": Decoder(
+                classes=parts.decoder_classes("Exaone4"),
+                placement="after",
+                qk_norm=parts.RMS_NORM,
+                windows=exaone_windows,
+                rotated=exaone_rotated,
+            ),
+        }
+    ),
+}

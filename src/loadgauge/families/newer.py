@@ -39,6 +39,11 @@ def mimo_sparse(reader: Reader, count: int) -> Sequence[bool]:
     return experts.typed(reader, count)
 
 
+def typed_or_all(reader: Reader, count: int) -> Sequence[bool]:
+    """Whether each of `count` layers has experts: by `mlp_layer_types`, or else all of them do (Mellum 2)."""
+    return experts.typed(reader, count) if reader.texts("mlp_layer_types") else experts.every_layer(reader, count)
+
+
 NO_GAIN = msgspec.structs.replace(parts.RMS_NORM, weight=False)
 V3 = experts.DEEPSEEK_V3
 
@@ -171,6 +176,17 @@ READERS: dict[str, Callable[[Reader], ModelSpec]] = {
                     sparse=experts.typed,
                     shared=experts.counted("num_shared_experts"),
                     norm_topk_prob=True,
+                ),
+            ),
+            "mellum": Decoder(
+                classes=parts.language("Mellum"),
+                qk_norm=parts.RMS_NORM,
+                windows=typed_windows(lambda reader: 1),
+                own_angles=True,
+                ignored=("use_sliding_window", "max_window_layers", "mtp_layer_types", "mtp_mlp_layer_types"),
+                next_tokens=True,
+                experts=experts.Experts(
+                    count=("num_local_experts", "num_experts"), sparse=typed_or_all, norm_topk_prob="norm_topk_prob"
                 ),
             ),
             "nanochat": Decoder(
