@@ -1,6 +1,6 @@
 """Writes docs/capture-agreement.md: families that are written by hand, captured from transformers' code, and traced.
 
-    python tools/capture_agreement.py [type ...]
+python tools/capture_agreement.py [type ...]
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EAGER = ("gpt_oss", "bloom")
 
 def peak(result: Estimate) -> float:
     """Bytes of tensors at the peak."""
-    return max(moment.total - moment.parts["outside"] for moment in result.workings.phases)
+    return max(float(moment.total) - float(moment.parts["outside"]) for moment in result.workings.phases)
 
 
 def share(one: float, two: float) -> str:
@@ -42,7 +42,7 @@ def row(kind: str) -> str:
     config = small_config(kind, LAYERS.get(kind, 3))
     if kind == "bert":
         config.architectures = ["BertForMaskedLM"]
-    more = {"attention": "eager"} if kind in EAGER else {}
+    more: dict[str, Any] = {"attention": "eager"} if kind in EAGER else {}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{kind}.json"
         file.write_text(json.dumps(config.to_dict(), default=str))
@@ -80,9 +80,9 @@ def main(types: list[str]) -> None:
     PAGE.write_text(
         f"""# Captured and written
 
-Made by `python tools/capture_agreement.py`. Small models of families that are also written by hand, captured at one size and asked for at
-another ({ASKED["micro_batch"]} sequences of {ASKED["seq_len"]} tokens, {ASKED["precision"]}, SGD: most of the peak is activations), against what
-the family says and against the trace of the very step. Attention is flash where the class has it, else eager.
+Made by `python tools/capture_agreement.py`. Small models of families that are also written by hand, captured from their code,
+against what the family says and against the trace of the very step: 16 sequences of 400 tokens, bf16-pure, SGD, so that most of the
+peak is activations. Attention is flash where the class has it, else eager.
 
 | type | parameters | FLOPs, written | peak, written | FLOPs, traced | peak, traced |
 |---|---|---|---|---|---|
