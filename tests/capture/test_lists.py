@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,13 @@ from loadgauge.errors import ConfigError, LayoutError, NotModelled
 from loadgauge.estimate.result import Estimate
 from loadgauge.trace import subprocess
 
-SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 5, "vocab_size": 640, "intermediate_size": 160}
+SMALL = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 5,
+    "vocab_size": 640,
+    "intermediate_size": 160,
+}
 KEYS: dict[str, dict[str, Any]] = {
     "llama": SMALL | {"model_type": "llama", "num_key_value_heads": 2},
     "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 4, "vocab_size": 640, "n_positions": 256},
@@ -33,7 +38,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch, disk: Path) -> Iterator[None]:
+def here(monkeypatch: pytest.MonkeyPatch, disk: Path) -> None:
     """Captures in this process, and a disk of their own."""
 
     def in_child(work: Any, request: Any, shown: Any = None, **arguments: Any) -> Any:
@@ -42,7 +47,6 @@ def here(monkeypatch: pytest.MonkeyPatch, disk: Path) -> Iterator[None]:
     monkeypatch.setattr(subprocess, "in_child", in_child)
     monkeypatch.setenv("XDG_CACHE_HOME", str(disk))
     monkeypatch.setattr(road, "_FAMILIES", {})
-    yield
 
 
 def file_of(kind: str, folder: Path) -> str:
@@ -52,7 +56,9 @@ def file_of(kind: str, folder: Path) -> str:
 
 
 def captured(kind: str, folder: Path, **fields: Any) -> Estimate:
-    given = SIZES | {"precision": "bf16-pure", "optimizer": "sgd", "framework": "huggingface", "road": "captured"} | fields
+    given = (
+        SIZES | {"precision": "bf16-pure", "optimizer": "sgd", "framework": "huggingface", "road": "captured"} | fields
+    )
     return loadgauge.estimate(file_of(kind, folder), **given)
 
 
@@ -87,7 +93,9 @@ def test_ranks_of_fsdp_and_ddp_are_those_of_a_dry_run(tmp_path: Path) -> None:
     for zero in (0, 3):
         found = captured("llama", tmp_path, gpus=4, zero=zero)
         config = CONFIG_MAPPING["llama"](**KEYS["llama"])
-        traced = loadgauge.trace(config, **SIZES, precision="bf16-pure", optimizer="sgd", gpus=4, zero=zero, global_batch=24)
+        traced = loadgauge.trace(
+            config, **SIZES, precision="bf16-pure", optimizer="sgd", gpus=4, zero=zero, global_batch=24
+        )
         assert peak(found) == pytest.approx(traced.peak.total, rel=1e-3)
 
 
@@ -103,7 +111,9 @@ def test_the_second_time_runs_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_plan_has_the_axes_that_are_known(tmp_path: Path) -> None:
     captured("bitnet", tmp_path, precision="bf16-pure")
-    answer = loadgauge.plan(file_of("bitnet", tmp_path), gpu="l4", gpus=4, global_batch=16, seq_len=96, precision="bf16-pure")
+    answer = loadgauge.plan(
+        file_of("bitnet", tmp_path), gpu="l4", gpus=4, global_batch=16, seq_len=96, precision="bf16-pure"
+    )
     assert {"tp", "cp"} <= {text.split()[0] for text in answer.to_dict()["out_of_reach"]}
 
 
@@ -130,7 +140,8 @@ def test_a_module_of_ones_own(tmp_path: Path) -> None:
     script.write_text(
         "import torch\nfrom torch import nn\n"
         "def model():\n"
-        "    blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 96), nn.GELU(), nn.Linear(96, 32)) for _ in range(4))\n"
+        "    block = lambda: nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 96), nn.GELU(), nn.Linear(96, 32))\n"
+        "    blocks = [block() for _ in range(4)]\n"
         "    return nn.Sequential(nn.Embedding(50, 32), *blocks, nn.Linear(32, 50))\n"
         "def batch(b, s):\n    return torch.zeros(b, s, dtype=torch.long)\n"
     )

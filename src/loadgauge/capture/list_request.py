@@ -46,12 +46,14 @@ def list_request(request: Request, how: dict[str, Any], inputs: str, sizes: dict
     full = _blocks_of(whole)
     config, found = whole, full
     for layers in range(2, DEEPEST + 1):
-        cut = shallow(config_object(keys, request.job.model), layers)
         try:
+            cut = shallow(config_object(keys, request.job.model), layers)
             less = _blocks_of(cut)
-        except Exception:  # not every configuration can be cut; the whole one is run
+        except Exception:  # not every configuration can be cut so
+            continue
+        if not _smaller(less, full):
             break
-        if _smaller(less, full) and _stands_for(less, full) is not None:
+        if _stands_for(less, full) is not None:
             config, found = cut, less
             break
     job = of_config(config, run)

@@ -84,6 +84,8 @@ class Segment(msgspec.Struct, frozen=True):
     bare: tuple[ListedRow, ...]
     rerun: tuple[ListedRow, ...]
     backward: tuple[ListedRow, ...]
+    each: tuple[ListedRow, ...]
+    """Of the backward of each operation."""
     entering: Size
     outside: tuple[str, ...] = ()
 
@@ -131,7 +133,7 @@ class Segment(msgspec.Struct, frozen=True):
 
         profile = Profile(
             rows(self.forward), rows(self.bare), rows(self.rerun), rows(self.backward), value(self.entering),
-            frozenset(self.outside),
+            frozenset(self.outside), lambda: rows(self.each),
         )  # fmt: skip
         return Layer(self.name, operations, profile)
 
@@ -161,7 +163,7 @@ class Listing(msgspec.Struct, frozen=True):
         for segment in (self.entry, *self.blocks, self.exit):
             yield segment.entering
             yield from (tensor.numel for tensor in segment.tensors)
-            for rows in (segment.forward, segment.bare, segment.rerun, segment.backward):
+            for rows in (segment.forward, segment.bare, segment.rerun, segment.backward, segment.each):
                 yield from (row.live for row in rows)
             for one in segment.operations:
                 yield from (one.forward, one.input_gradient, one.weight_gradient, one.rerun, *(one.moves or ()))

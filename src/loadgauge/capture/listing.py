@@ -333,10 +333,11 @@ class Lister:
                 for row in forward.get(number, [])
                 if row.at < max(keeping)
             ]
+        behind_rows = backward.get(number, [])
         return Segment(
             name=word, operations=tuple(writer.operations), tensors=tuple(writer.tensors), weights=tuple(writer.weights),
             forward=pruned(forward.get(number, []), apart=False), bare=pruned(bare.get(number, []), apart=False),
-            rerun=pruned(rerun, apart=False), backward=pruned(backward.get(number, []), apart=True),
+            rerun=pruned(rerun, apart=False), backward=pruned(behind_rows, apart=False), each=pruned(behind_rows, apart=True),
             entering=size_of(extra), outside=tuple(sorted(writer.outside)),
         )  # fmt: skip
 

@@ -5,7 +5,7 @@ A row is a moment: the bytes alive, beside what earlier layers keep, and the ele
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -38,6 +38,8 @@ class Profile(msgspec.Struct, frozen=True):
     entering: Size = 0
     """Bytes of its input, where it does not keep it by itself."""
     outside: frozenset[str] = frozenset()
+    each: Callable[[], tuple[Row, ...]] = tuple
+    """The moments of the backward of each operation, also those that another operation's always exceeds."""
 
 
 def most(rows: Iterable[Row], gradient: float = 0, *, accumulating: bool = False) -> Size:

@@ -271,7 +271,7 @@ def _seen(
             msgspec.structs.replace(
                 row, live=row.live - sum(nbytes for name, nbytes in gone.items() if last[name] < row.at)
             )
-            for row in rows
+            for row in profile.each()
         )
     return most(rows, weight_gradient, accumulating=accumulating)
 
