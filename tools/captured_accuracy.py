@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,16 +135,20 @@ def worst(one: dict[str, Any]) -> float:
     return max((max(row["live"], row["kept"], row["flops"]) for row in rows), default=0.0)
 
 
-def modules() -> dict[str, Any]:
-    """What comparing the modules of examples/own_modules.py comes to, at sizes never captured, a batch of 1 and odd lengths."""
+def modules(out: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What comparing the modules of examples/own_modules.py comes to, at sizes never captured, a batch of 1 and odd lengths.
+
+    out: those done already, which gains the others one by one
+    """
     import runpy
 
     import loadgauge
     from loadgauge.capture.record import record
 
     known = runpy.run_path(str(PAGE.parents[1] / "examples" / "own_modules.py"))["MODULES"]
-    out = {}
     for name, (make, inputs, step) in known.items():
+        if name in out:
+            continue
         captures = loadgauge.capture(make, inputs, **({"step": step} if step else {}))
         first, *others = ({size: OWN[size][at] for size in captures.job.names} for at in range(3))
         found = captures.at(**first)
@@ -156,7 +161,7 @@ def modules() -> dict[str, Any]:
         said = [one.rpartition("/")[2] for one in (*found.branches, *found.assumed)]
         formula = "" if found.plain else str(found.kept_formula)
         out[name] = {"rows": rows, "kept": formula, "guards": list(found.guards), "said": said}
-    return out
+        yield out
 
 
 OWN = {
@@ -247,7 +252,8 @@ if __name__ == "__main__":
         PAGE.write_text(page(done, own, versions))
         sys.exit()
     if given == ["--modules"]:
-        path.write_text(json.dumps(done | {"own": modules()}, indent=0))
+        for so_far in modules(own):
+            path.write_text(json.dumps(done | {"own": so_far}, indent=0))
         sys.exit()
     for kind in given or [kind for kind in TYPES if kind not in done]:
         done[kind] = forked(kind)

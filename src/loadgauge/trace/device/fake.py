@@ -75,11 +75,7 @@ class FakeMode(FakeTensorMode):
             kwargs = {**kwargs, "device": self.cuda}  # in backward no function mode could exchange it
         if func in _SETTING:
             # PyTorch remembers what it was called with, and so would hold the storage.
-            before, self.cache_enabled = self.cache_enabled, False
-            try:
-                return super().dispatch(func, types, args, kwargs or {})
-            finally:
-                self.cache_enabled = before
+            return self._uncached(func, types, args, kwargs or {})
         if func is _GROUPED and args[0].dtype is not torch.bfloat16:
             return super().dispatch(
                 _EMPTY,
@@ -101,12 +97,21 @@ class FakeMode(FakeTensorMode):
         if plan is not None:
             return self._carry_out(plan, tensors)
         shapes = [tensor.shape for tensor in tensors]
-        out = super().dispatch(func, types, args, kwargs or {})
+        # PyTorch's own cache forgets what of a storage no element lies in, such as the padding of attention's bias gradient: a
+        # second run would be smaller than the first.
+        out = self._uncached(func, types, args, kwargs or {})
         if shapes == [tensor.shape for tensor in tensors]:
             plan = self._plan(out, tensors)
             if plan is not None:
                 self.plans[key] = plan
         return out
+
+    def _uncached(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        before, self.cache_enabled = self.cache_enabled, False
+        try:
+            return super().dispatch(func, types, args, kwargs)
+        finally:
+            self.cache_enabled = before
 
     def _describe(self, values: Any, parts: list[Any], tensors: list[Any]) -> bool:
         """Appends what the result may depend on; False where that is more than shapes and plain values."""
