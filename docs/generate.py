@@ -141,7 +141,7 @@ def _roads() -> list[str]:
     return [
         "## Every other type",
         "",
-        f"`loadgauge models --check` says this of the transformers that is installed; here it is {known.transformers}. Types with a",
+        f"`loadgauge models --check` says this of the transformers that is installed; here {known.transformers}. Types with a",
         "head for causal, sequence-to-sequence or masked language modelling, or for pictures and text, beside those above:",
         "",
         *(
