@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from loadgauge.capture.world import tried
 from loadgauge.cli.equation import arguments as command_arguments
 from loadgauge.cli.equation import command
 from loadgauge.equation.equation import Equation, equations
@@ -126,7 +127,33 @@ def models_page() -> str:
     ]
     for kind, names in by_type.items():
         lines += [_row(kind, name, str(sources[name])) for name in names] or [f"| {kind} | | | | | | |"]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *_roads()]) + "\n"
+
+
+def _roads() -> list[str]:
+    """What takes the types of transformers that have no family, by the shipped results."""
+    known, families = tried(), set(model_types())
+    by_road = {
+        road: [kind for kind, (found, _) in known.types.items() if found == road and kind not in families]
+        for road in ("formulas", "numbers", "not captured")
+    }
+    words = {
+        "formulas": "captured, with formulas of batch and length",
+        "numbers": "captured at the sizes asked for",
+        "not captured": "not captured ([what stops each](models-captured.md))",
+    }
+    return [
+        "## Every other type",
+        "",
+        f"`loadgauge models --check` says this of the transformers that is installed; here {known.transformers}. Types with a",
+        "head for causal, sequence-to-sequence or masked language modelling, or for pictures and text, beside those above:",
+        "",
+        *(
+            f"- {words[road]}: {len(kinds)}. {', '.join(f'`{kind}`' for kind in kinds)}"
+            for road, kinds in by_road.items()
+            if kinds
+        ),
+    ]
 
 
 def _row(kind: str, name: str, source: str) -> str:
