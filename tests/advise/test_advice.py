@@ -43,6 +43,45 @@ def test_an_alternative_changes_what_its_flag_changes() -> None:
         assert rows[flag].step == other.time.step - result.time.step
 
 
+def test_what_is_assumed_is_said_where_that_alone_is_in_the_way() -> None:
+    """transformers 4 loads float32, 5 what the checkpoint has: full recomputation fits with one, not with the other."""
+    given = resolve_job(Job(model="mistral-7b", gpu="rtx3090", lora_rank=16, seq_len=2048))
+    assert given.estimate().memory.verdict == "does not fit"
+    first, *others = advice(given)
+    assert (first.flags, first.result.memory.verdict) == ("--recompute full --weights bfloat16", "fits")
+    assert resolve_job(first.job).estimate().memory.fits
+    assert {trial.flags: trial.result.memory.verdict for trial in others}["--recompute full"] == "tight"
+
+
+def test_the_same_adapters_on_the_same_card_by_unsloth() -> None:
+    given = resolve_job(Job(model="qwen3-8b", gpu="rtx3060-12gb", qlora=True))
+    first = advice(given)[0]
+    assert (first.flags, first.result.memory.verdict) == ("--framework unsloth", "fits")
+    two = resolve_job(Job(model="qwen3-8b", gpu="rtx3060-12gb", qlora=True, gpus=2))
+    assert not any("unsloth" in trial.flags for trial in advice(two))
+
+
+def test_shorter_sequences_are_advised_where_nothing_else_fits() -> None:
+    given = resolve_job(Job(model="qwen2.5-14b", gpu="rtx3090", qlora=True, framework="unsloth", seq_len=1 << 19))
+    shorter = next(trial for trial in advice(given) if "--seq-len" in trial.flags)
+    assert shorter.result.memory.fits
+    longer = resolve_job(shorter.job.replace(seq_len=2 * shorter.job.seq_len))
+    assert not longer.estimate().memory.fits
+
+
+def test_experts_that_are_not_quantised_are_reported() -> None:
+    """bitsandbytes finds no `nn.Linear` in transformers 5's experts; in those of transformers 4 it does."""
+    job = Job(model="qwen3-30b-a3b", gpu="rtx4090", qlora=True)
+    setup = resolve_job(job)
+    result = setup.estimate()
+    row = next(row for row in assumptions(setup, result) if row.name == "--version")
+    older = resolve_job(job.replace(version="transformers=4.57")).estimate()
+    assert row.memory == older.memory.total - result.memory.total
+    assert row.memory < -0.5 * result.memory.total
+    given = resolve_job(job.replace(version="transformers=5.2"))
+    assert "--version" not in {row.name for row in assumptions(given, given.estimate())}
+
+
 def test_an_unfused_optimizer_step_is_reported_where_it_is_the_peak() -> None:
     """Little is kept for backward here: the step's temporaries, a copy of the weights, decide the peak."""
     setup = resolve_job(

@@ -7,26 +7,33 @@ from typing import Any
 
 from loadgauge.advise.changes import FIT, Change, Run, changes, tp_factors
 from loadgauge.advise.try_ import Tried, complete, flags, try_change
+from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.setup import Setup
+from loadgauge.spec.training import spell_loss
 
 MOST_GPUS = 4096
 MOST_SHOWN = 6
 ENOUGH = 3
+SHORTEST = 512
+"""Tokens of a sequence below which none is advised."""
 
 
 def advice(setup: Setup) -> list[Tried]:
     """Return the changes that make a run fit, the mildest first; where none does, the closest ones.
 
-    Single changes are tried first, then pairs, then the mildest combination, more GPUs, and adapters instead of full
-    training. Certain fits precede tight ones.
+    Single changes are tried first, then saying what is assumed, then pairs, then the mildest combination, Unsloth for adapters
+    on one GPU, more GPUs, adapters instead of full training, and shorter sequences. Certain fits precede tight ones.
     """
     single = list(changes(Run.of_setup(setup), FIT))
     tried = [trial for change in single if (trial := try_change(setup, change.fields, change.why)) is not None]
     fitting = [trial for trial in tried if trial.result.memory.fits]
     if len(fitting) < ENOUGH:
+        fitting += _said(setup, tried)
+    if len(fitting) < ENOUGH:
         fitting += _pairs(setup, single, {trial.flags for trial in fitting})
     if not fitting:
-        fitting += [trial for trial in (_together(setup), _more_gpus(setup), _adapters(setup)) if trial is not None]
+        last = (_together(setup), _unsloth(setup), _more_gpus(setup), _adapters(setup), _shorter(setup))
+        fitting += [trial for trial in last if trial is not None]
     before = setup.estimate().memory
     if before.verdict == "does not fit":  # then one that may fit is a step on
         fitting += [trial for trial in tried if trial.result.memory.verdict == "tight"]
@@ -34,6 +41,35 @@ def advice(setup: Setup) -> list[Tried]:
         return fitting[:MOST_SHOWN]
     better = [trial for trial in tried if trial.result.memory.total < before.total]
     return sorted(better, key=_closeness)[:ENOUGH]
+
+
+def _said(setup: Setup, tried: list[Tried]) -> list[Tried]:
+    """The run, and changes of it, that fit once what it leaves unsaid is said to be as assumed."""
+    found: list[Tried] = []
+    itself = Tried({}, "", setup.estimate(), setup.job)
+    for change in (itself, *tried):
+        own = _unsaid(change.result)
+        if change.result.memory.verdict != "tight" or not own or own.keys() & change.fields.keys():
+            continue
+        why = "; ".join(filter(None, (change.note, "the rest is as assumed")))
+        trial = try_change(setup, {**change.fields, **own}, why)
+        if trial is not None and trial.result.memory.fits:
+            found.append(trial)
+    return found
+
+
+def _unsaid(result: Estimate) -> dict[str, Any]:
+    """What an estimate assumes where the other outcome would need more, as fields that say so."""
+    training = result.training
+    own = {
+        "weights": training.weights,
+        "kbit_upcast": training.lora.upcast if training.lora is not None else "",
+        "loss": spell_loss(training),
+    }
+    more = {
+        outcome.flag.split()[0].strip("-").replace("-", "_") for outcome in result.memory.outcomes if outcome.change > 0
+    }
+    return {name: own[name] for name in own if name in more and own[name]}
 
 
 def _closeness(trial: Tried) -> tuple[bool, float]:
@@ -84,6 +120,24 @@ def _together(setup: Setup) -> Tried | None:
     if layout.zero_ranks > 1:
         combined += [{"zero": 3, "offload": "all", **mild}]
     return _first(setup, combined, "together, on the same GPUs")
+
+
+def _unsloth(setup: Setup) -> Tried | None:
+    """The same adapters by the framework that keeps least for them, on one GPU."""
+    if setup.training.lora is None or not setup.training.framework.is_default or setup.layout.gpus > 1:
+        return None
+    return _first(setup, [{"framework": "unsloth"}], "its own kernels, checkpoints on the host")
+
+
+def _shorter(setup: Setup) -> Tried | None:
+    """The longest sequences that fit, halving, with everything mild."""
+    if setup.lengths is not None:
+        return None
+    length, lengths = int(setup.layout.seq_len) // 2, []
+    while length >= SHORTEST:
+        lengths.append({**_mild(setup), "seq_len": length})
+        length //= 2
+    return _first(setup, lengths, "shorter sequences")
 
 
 def _more_gpus(setup: Setup) -> Tried | None:

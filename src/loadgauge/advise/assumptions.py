@@ -11,6 +11,7 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.attention_kernels import runs_on
 from loadgauge.spec.optimizers import parse
+from loadgauge.spec.stacks import EXPERTS_QUANTISED, Stack
 from loadgauge.units import GIB
 
 WORTH_A_LINE = 0.02
@@ -21,6 +22,8 @@ FASTER = ("cudnn", "fa2")
 """Kernels of attention, one of which is tried in place of the other."""
 STEPS = ("fused", "foreach")
 """The ways to run AdamW that releases of transformers differ in."""
+BEFORE_ONE_TENSOR = "transformers=4.57"
+"""The last release that holds each expert's matrices apart, so that bitsandbytes finds them."""
 
 
 class Assumption(msgspec.Struct, frozen=True):
@@ -88,6 +91,18 @@ def _alternatives(setup: Setup) -> Iterator[tuple[str, str, str, Estimate]]:
         trial = try_change(setup, {"kbit_upcast": other})
         if trial is not None:
             yield "--kbit-upcast", kind.lora.upcast, f"--kbit-upcast {other}", trial.result
+    stack = Stack.parse(setup.job.version)
+    if (
+        kind.lora is not None
+        and kind.lora.experts_stay
+        and setup.model.has_experts
+        and len(EXPERTS_QUANTISED.possible(stack)) > 1
+    ):
+        older = ",".join(filter(None, (setup.job.version, BEFORE_ONE_TENSOR)))
+        trial = try_change(setup, {"version": older})
+        if trial is not None:
+            released = f"{stack.text('transformers')}, which leaves experts in 16 bits,"
+            yield "--version", released, f"--version {BEFORE_ONE_TENSOR}, which quantises them", trial.result
     chosen = parse(kind.optimizer.name)
     if chosen.variants and kind.framework.optimizer_step.libraries and kind.offload == "none":
         for variant in chosen.variants:

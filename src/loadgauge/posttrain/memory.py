@@ -166,12 +166,18 @@ def weights_held(member: Member, rank: StageAtWork) -> float:
     training, layout = member.training, member.layout
     if member.shares:
         return 0.0
-    sharded = layout.zero >= training.framework.weights_stage
+    sharded = layout.zero >= training.framework.weights_stage and not unsharded(member)
     memory_model = MemoryModel(member.model, layout, training, view_of(layout, training))
     at = min(rank.stage.index, layout.pp - 1)
     count = memory_model.weighed(list(stages(member.model, layout))[at])[1]
     dense, expert = (layout.zero_ranks, layout.expert_zero_ranks) if sharded else (1, 1)
     return float(frozen_itemsize(member) * (count.dense.total / dense + count.expert.total / expert))
+
+
+def unsharded(member: Member) -> bool:
+    """Whether a frozen model is whole on every card though FSDP shards the trained one: the teacher of TRL's trainers, which
+    accelerate prepares for evaluation (source: trl 1.16, `trainer/distillation_trainer.py`)."""
+    return member.role.name == "teacher" and member.training.framework.name == "huggingface"
 
 
 def frozen_itemsize(member: Member) -> int:
@@ -228,7 +234,9 @@ def forward_set(member: Member, rank: StageAtWork, rows: int, *, whole: bool = F
     if stage.last:
         head = forward_peak(model.head, applied(layout.recompute, model.head, frozenset(model.head.names)))
     gathered = own.gathered(own.point("forward", stage.stop - 1))
-    if whole:
+    if unsharded(member):
+        gathered = 0
+    elif whole:
         gathered = WHOLE_UNIT * frozen_itemsize(member) * own.weights.all.total
     logits = max(0.0, float(head) - float(working))
     return {"gathered": float(gathered), "activations": float(working), "log-probs": logits}
@@ -280,7 +288,12 @@ def _phase(
         residents.append(Resident(main.member.role.name, "logits", _kept_logits(main)))
         residents.append(Resident(main.member.role.name, "gathered", float(moment.parts["gathered"])))
         sharded = main.member.layout.zero >= main.member.training.framework.weights_stage and not member.shares
-        whole = sharded and main.rank.memory.by_layer and main.member.layout.zero_ranks > 1
+        whole = (
+            sharded
+            and member.role.name == "reference"
+            and main.rank.memory.by_layer
+            and main.member.layout.zero_ranks > 1
+        )
         alive = forward_set(member, rank, main.member.layout.micro_batch, whole=whole)
     else:
         alive = forward_set(member, rank, run.logprob_rows)

@@ -234,7 +234,8 @@ def _meaning(result: Estimate) -> dict[str, str]:
         stored += f", {count(trained)} of them trained"
     if (lora := training.lora) is not None:
         base = "" if lora.stored is None else f" in {lora.stored.words}"
-        stored = f"frozen base{base} and {lora.words}"
+        stays = lora.experts_stay and result.model.has_experts
+        stored = f"frozen base{base}{' but for routed experts' if stays else ''} and {lora.words}"
     if (
         (low := precision.products) is not None
         and low.weights != "within"

@@ -92,6 +92,10 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
             machines = cluster(own.gpu, within, job.gpus_per_node)
     members = {role.name: _member(role, job, task, setup, reference, model) for role in _roles(job, task, reference)}
     rows = job.logprob_batch
+    if job.logprob_tokens is not None:
+        if rows is not None:
+            raise ConfigError("says it in sequences; give --logprob-tokens or --logprob-batch", key="logprob_batch")
+        rows = max(1, job.logprob_tokens // max(1, sequences.longest))
     run = Run(
         task=task, members=members, sequences=sequences, placement=placement, gpu=setup.gpu, rollout_cluster=machines,
         engine=engine, replicas=replicas, staleness=job.staleness or 0, reference=reference,

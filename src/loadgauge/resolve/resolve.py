@@ -27,6 +27,7 @@ from loadgauge.spec.gpu_names import names_one, variants
 from loadgauge.spec.hardware import Cluster, Gpu, card_of, gpu, gpu_ids, with_memory
 from loadgauge.spec.host import HOST_LINK, PCIE_4, Host
 from loadgauge.spec.job import POSTTRAIN, Job
+from loadgauge.spec.kernels import Kernels
 from loadgauge.spec.layout import FULL_PIPE, Filled, Layout, RecomputePolicy
 from loadgauge.spec.lora import BASE_FORMATS
 from loadgauge.spec.model import ModelSpec
@@ -293,7 +294,7 @@ def _says_what_is_loaded(job: Job, model: ModelSpec, kind: Training, stack: Stac
         why = of_checkpoint if (job.weights or habit.value) == "auto" else "what trains with scaled gradients"
         if job.weights is None and habit.value == kind.weights:
             why = "its default"
-        released = "" if job.weights else f"{stack.text(*loaded.libraries)}: "
+        released = "" if job.weights else f"{stack.text(*loaded.libraries) or framework.name}: "
         assumed["--weights"] = f"{kind.weights} ({released}{why})"
     chosen = parse_optimizer(kind.optimizer.name)
     if chosen.variants and chosen.step != kind.optimizer.step:
@@ -315,7 +316,8 @@ def _others(
     if lora is not None and "--kbit-upcast" in assumed:
         for value in UPCAST_SFT.possible(stack):
             yield training(**given | {"lora": msgspec.structs.replace(given["lora"], upcast=value)})
-    if framework.peft and job.loss is None and job.kernels != "liger" and model.head.kind == "lm":
+    of_transformers = framework.kernels.loss == Kernels().loss  # Unsloth has one of its own
+    if framework.peft and of_transformers and job.loss is None and job.kernels != "liger" and model.head.kind == "lm":
         for value in LOSS_SFT.possible(stack):
             yield training(**given | {"loss": value})
     if parse_optimizer(given["optimizer"]).variants and kind.offload == "none":

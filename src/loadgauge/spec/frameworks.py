@@ -18,7 +18,16 @@ from loadgauge.spec.layout import SCHEDULES, Schedule
 from loadgauge.spec.memory_range import Stack
 from loadgauge.spec.overlap import Overlap
 from loadgauge.spec.precision import TORCHAO, TRANSFORMER_ENGINE
-from loadgauge.spec.stacks import ADAMW_STEP, END_UNITS, LOADED_DTYPE, NEWEST_STACK, NON_REENTRANT, RERUNS, Habit
+from loadgauge.spec.stacks import (
+    ADAMW_STEP,
+    END_UNITS,
+    LOADED_DTYPE,
+    LOADED_DTYPE_UNSLOTH,
+    NEWEST_STACK,
+    NON_REENTRANT,
+    RERUNS,
+    Habit,
+)
 from loadgauge.spec.stacks import Stack as Releases
 from loadgauge.spec.zero_engine import ZeroEngine
 
@@ -254,7 +263,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 norm="fused", norm_kernel="fused", activation="fused", activation_in_place=True, loss="chunked",
             ),
             precision="bf16-mixed-16", gradients_persist=False, ddp_copies=True, fully_shards=True, peft=True,
-            loaded=LOADED_DTYPE, sharded="bf16-fsdp-16",
+            loaded=LOADED_DTYPE_UNSLOTH, sharded="bf16-fsdp-16",
             optimizer_step=ADAMW_STEP, own_optimizers=("transformers",), embeddings_32bit=True, host=FSDP_HOST,
             overlap=DDP,
             fused_adapters=True, shared_matrix=True, offloads_checkpoints=True, prepares=False, reduces_once=True,

@@ -37,7 +37,7 @@ class OfTask(OfModel, frozen=True, kw_only=True, omit_defaults=True):
         "whole", "posttrain", "Sequences of one forward pass of log-probs, reference, reward and teacher (--micro-batch).",
         low=1, high=10**6, needs="task")] = None
     logprob_tokens: Annotated[int | None, about(
-        "whole", "posttrain", "Tokens that a forward pass or a micro-batch holds at most, in place of sequences (verl's dynamic"
+        "whole", "posttrain", "Tokens that such a forward pass holds at most, in place of sequences (verl's dynamic"
         " batches).", low=1, high=10**9, needs="task")] = None
     rollout: Annotated[str | None, about(
         "text", "posttrain",

@@ -148,6 +148,11 @@ LOADED_DTYPE_SFT = Habit(
 )
 """The same where TRL's trainer loads the model by its name."""
 
+LOADED_DTYPE_UNSLOTH = Habit.always(
+    "bfloat16", "unsloth: models/llama.py and vision.py, from_pretrained without a dtype"
+)
+"""The same of Unsloth, which does not ask the checkpoint: bfloat16, or float16 on a card that has none."""
+
 KEPT_INPUT = Habit(
     (
         Change("no", "bitsandbytes 0.44.1: autograd/_functions.py, MatMul4Bit", (("bitsandbytes", (0, 44)),)),
