@@ -115,7 +115,9 @@ def test_a_size_without_a_formula_is_refused(told: Told) -> None:
         pass
 
     def value(size: Any) -> int:
-        return int(size if isinstance(size, int) else size.subs({one: sizes["b"] if one.name == "s" else 0 for one in ()}))
+        return int(
+            size if isinstance(size, int) else size.subs({one: sizes["b"] if one.name == "s" else 0 for one in ()})
+        )
 
     number = next(at for at, change in enumerate(run.changes) if not isinstance(change, int))
     symbols = sorted(run.changes[number].free_symbols, key=str)

@@ -172,7 +172,7 @@ def main() -> None:
 PROSE = """# Time of a step with a rollout, measured
 
 {rows} published GRPO steps (NeMo-RL, docs/about/performance-summary.md, commit cff17f8; verl, docs/advance/v1_async_trainer.md)
-beside what `loadgauge estimate --task grpo` predicts. `make rollout` writes this page.
+beside what `estimate --task grpo` predicts. `make rollout` writes this page.
 
 {total}
 

@@ -134,7 +134,13 @@ def command(
 
 
 def _captured(
-    job: Job, inputs: str, step: str, layers: int | None, given: dict[str, int], defaults: dict[str, int], keep: bool,
+    job: Job,
+    inputs: str,
+    step: str,
+    layers: int | None,
+    given: dict[str, int],
+    defaults: dict[str, int],
+    keep: bool,
     pictures: tuple[tuple[int, int], ...] = (),
     freeze: tuple[str, ...] = (),
 ) -> tuple[Captured, bool]:

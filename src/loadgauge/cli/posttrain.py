@@ -50,9 +50,10 @@ def answer(job: Job, others: dict[str, Any], part: str | None, *, as_json: bool,
         print_document(document(run, found, tried) | of_time(time, untimed, job))
     else:
         from loadgauge.report.posttrain import report
+        from loadgauge.report.posttrain_time import headline
         from loadgauge.report.posttrain_time import report as report_time
 
-        report(run, found, tried)
-        report_time(run, time, untimed, job)
+        report(run, found, tried, headline(time, untimed))
+        report_time(run, time, job)
     fits = found.verdict in ("fits", "unknown") or (allow_tight and found.verdict == "tight")
     return YES if fits else NO

@@ -21,8 +21,10 @@ NOT_COUNTED = (
 )
 
 
-def report(run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]] = ()) -> None:
-    """Print the answer. remedies: flags that were tried, with the memory of the run under them"""
+def report(
+    run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]] = (), took: Sequence[str] = ()
+) -> None:  # fmt: skip
+    """Print the answer. remedies: flags that were tried, with the memory of the run under them; took: lines about its time"""
     target, worst = console(), memory.decisive if memory.verdict != "does not fit" else memory.worst
     word, style = WORDS[memory.verdict]
     room = "" if memory.capacity is None else f" of {gib(memory.capacity, 1)}"
@@ -30,7 +32,7 @@ def report(run: Run, memory: PostMemory, remedies: Sequence[tuple[str, PostMemor
         f"{word}  {gib(worst.total, 1)}{room}, {in_gib(worst.low, 1)}-{gib(worst.high, 1)}: the phase is {worst.name}",
         style=style, soft_wrap=True,
     )  # fmt: skip
-    points(target, [*_lines(run, memory), *_next(memory, remedies)], "")
+    points(target, [*_lines(run, memory), *took, *_next(memory, remedies)], "")
     roles = list(dict.fromkeys(one.role for phase in memory.phases for one in phase.residents))
     rows = [
         [phase.name, phase.side, *(in_gib(phase.of(role)) if phase.of(role) else "" for role in roles), in_gib(phase.total),

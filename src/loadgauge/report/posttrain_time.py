@@ -12,11 +12,20 @@ from loadgauge.report.table import Column, console, draw, points
 from loadgauge.spec.job import Job
 
 
-def report(run: Run, time: StepTime | None, untimed: str, job: Job) -> None:
-    """Print the time of a step. untimed: why there is none"""
+def headline(time: StepTime | None, untimed: str) -> list[str]:
+    """Return the time of a step in a line, and what takes the most; or why there is none."""
+    if time is None:
+        return [f"No time: {untimed}."]
+    most = max(time.phases, key=lambda one: one.seconds)
+    return [
+        f"A step: {seconds(time.step)} s ({seconds(time.low)}-{seconds(time.high)}), {most.name} {seconds(most.seconds)} s of it."
+    ]
+
+
+def report(run: Run, time: StepTime | None, job: Job) -> None:
+    """Print the time of a step, where there is one."""
     target = console()
     if time is None:
-        points(target, [f"No time: {untimed}."])
         return
     rows = [
         [one.name, one.role, one.side if time.sides else "", seconds(one.seconds), f"{one.seconds / time.step:.0%}"]
