@@ -1,4 +1,4 @@
-"""Formulas at full depth from few layers, against plain runs of all of them at sizes that were never captured; and where they are refused."""
+"""Formulas at full depth from few layers, against plain runs of all of them at other sizes; and where they are refused."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def frozen(job: Sized, words: Sequence[str]) -> Sized:
     Building it raises ConfigError for a word that no parameter has, and where none is left.
     """
 
-    def build(device: str) -> torch.nn.Module:
+    def build(device: str) -> Any:
         module = job.build(device)
         names = [name for name, _ in module.named_parameters()]
         for word in words:

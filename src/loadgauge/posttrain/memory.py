@@ -177,7 +177,7 @@ def weights_held(member: Member, rank: StageAtWork) -> float:
 def unsharded(member: Member) -> bool:
     """Whether a frozen model is whole on every card though FSDP shards the trained one: the teacher of TRL's trainers, which
     accelerate prepares for evaluation (source: trl 1.16, `trainer/distillation_trainer.py`)."""
-    return member.role.name == "teacher" and member.training.framework.name == "huggingface"
+    return member.role.name == "teacher" and member.training.framework.is_default
 
 
 def frozen_itemsize(member: Member) -> int:

@@ -9,7 +9,7 @@ import msgspec
 
 from loadgauge.algebra import Size, ceil_div, maximum, minimum, shard
 from loadgauge.errors import ConfigError, LayoutError
-from loadgauge.spec.axes import RANK_ORDER, SIZES
+from loadgauge.spec.axes import RANK_ORDER, SIZES, STAGE_AXES
 from loadgauge.spec.model import (
     Attention,
     GatedDeltaNet,
@@ -368,7 +368,7 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
         for block in model.blocks
     ):
         yield f"pp = {layout.pp}: layers that read what the first stages made are not modelled"
-    for name in ("tp", "cp", "ep", "etp") if model.listed is not None else ():
+    for name in STAGE_AXES if model.listed is not None else ():
         if (ranks := getattr(layout, name)) > 1:
             yield f"{name} = {ranks}: the layers were captured from their code, and how it splits over ranks is not known"
     for block in model.blocks:

@@ -343,21 +343,29 @@ class StepModel:
         """Return the exposed seconds, by component, of traffic besides the layers' own collectives: gradients and new weights.
 
         With overlap, what comes once a step hides under the last micro-batch's backward (new weights: under the first
-        forward), what comes with every micro-batch under each one's; the last bucket has nothing to hide under.
+        forward), what comes with every micro-batch under each one's; the last bucket has nothing to hide under. What goes over
+        several groups (replicas, experts) shares that compute.
         """
         layers = max(1, stage.stop - stage.start)
         backward, forward = sum(micro.backward.values()), sum(micro.forward.values())
         lanes: dict[str, Size] = {}
+        hidden: dict[tuple[bool, bool], tuple[Size, Size]] = {}
         for row in rows:
             if row.kind.after_backward:
                 lanes[row.lane] = lanes.get(row.lane, 0) + self.read(row.seconds)
                 continue
             if row.lane != "dp":
                 continue
-            times = 1 if same(row.calls_per_microbatch, 0) else self.layout.num_microbatches
-            exposed, times = self.read(row.seconds / times + self.bucket_latency(row)), self.read(times)
+            once = same(row.calls_per_microbatch, 0)
+            times = 1 if once else self.layout.num_microbatches
+            whole, times = self.read(row.seconds / times + self.bucket_latency(row)), self.read(times)
             if row.hidden:
-                exposed = self.shown(exposed, forward if row.kind.in_forward else backward, 1 / layers)
+                beside, _ = hidden.get((row.kind.in_forward, once), (0, 0))
+                hidden[row.kind.in_forward, once] = beside + whole, times
+            else:
+                lanes["dp"] = lanes.get("dp", 0) + times * whole
+        for (in_forward, _), (whole, times) in hidden.items():
+            exposed = self.shown(whole, forward if in_forward else backward, 1 / layers)
             lanes["dp"] = lanes.get("dp", 0) + times * exposed
         return lanes
 
