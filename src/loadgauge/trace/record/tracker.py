@@ -134,7 +134,7 @@ class Tracker(TorchDispatchMode):
         fake = type(tensor) is FakeTensor
         if not fake:
             tensor = own(tensor)
-        if self.device is not None and (tensor.fake_device if fake else tensor.device).type != self.device  # type: ignore[attr-defined]:
+        if self.device is not None and (tensor.fake_device if fake else tensor.device).type != self.device:  # type: ignore[attr-defined]
             self._note_elsewhere(tensor)
             return None
         try:
