@@ -25,7 +25,7 @@ from loadgauge._version import __version__ as __version__
 from loadgauge.callable_package import load as _load
 from loadgauge.callable_package import make_callable as _make_callable
 from loadgauge.errors import ConfigError, Error, LayoutError, NothingFits, NotMeasured, NotModelled, NotStated
-from loadgauge.spec.roads import ROADS as _ROADS
+from loadgauge.roads import ROADS as _ROADS
 
 if TYPE_CHECKING:
     from loadgauge.api import estimate, posttrain

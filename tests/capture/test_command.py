@@ -90,7 +90,7 @@ def test_a_type_without_a_family_is_answered_as_its_trace(tmp_path: Path, here: 
     """At the sizes of the capture, and at others from the disk, for which nothing is run."""
     assert KIND not in model_types()
     file = written(tmp_path)
-    refused = typed(f"estimate {file}")
+    refused = typed(f"estimate {file} --road written")
     assert refused.code == 2
     assert "`loadgauge capture`" in refused.err
     for b, s in ((2, 96), (5, 333)):

@@ -6,8 +6,8 @@ from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families.catalogue import Found, find
 from loadgauge.families.hub import allowed
 from loadgauge.files import is_script
+from loadgauge.roads import ROADS
 from loadgauge.spec.job import Job
-from loadgauge.spec.roads import ROADS
 
 
 def found_model(job: Job) -> Found:
