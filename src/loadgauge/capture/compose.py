@@ -119,9 +119,7 @@ def compose(run: Recorded, plain: Recorded, few: Few, value: Value) -> Recorded:
             memory.of(others[number], (change,))[0] for number, change in zip(plain.ids, plain.changes, strict=True)
         ],
         nbytes=[memory.of(others[number], (size,))[0] for number, size in enumerate(plain.nbytes)],
-        kept=[
-            keeping.of(key, (size,))[0] for key, size in zip(_keepers(plain, large), plain.kept, strict=True)
-        ],
+        kept=[keeping.of(key, (size,))[0] for key, size in zip(_keepers(plain, large), plain.kept, strict=True)],
         seconds=run.seconds + plain.seconds,
     )
 
@@ -184,7 +182,9 @@ class _Formulas:
         """The formulas of some numbers. Raises Uncomposed where they are not known."""
         found: tuple[Any, ...] | None = self.known.get((key, values))
         if found is None:
-            raise Uncomposed(f"few layers do not say how {key} comes to {values}{' alone' if (key, values) in self.known else ''}")
+            raise Uncomposed(
+                f"few layers do not say how {key} comes to {values}{' alone' if (key, values) in self.known else ''}"
+            )
         return found
 
 

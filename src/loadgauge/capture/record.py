@@ -155,7 +155,11 @@ def _op(observer: Observer, func: Any, args: Any, kwargs: Any, out: Any) -> Op:
     flops = 0 if count is None else None if isinstance(count, str) else count(args, kwargs, out)
     node = node_key(torch._C._current_autograd_node())
     module = tracker.module or (observer.module_of(node) if node >= 0 else "")
-    shapes = () if count is None or isinstance(count, str) else tuple(tuple(one.shape) for one in leaves(args) if isinstance(one, torch.Tensor))
+    shapes = (
+        ()
+        if count is None or isinstance(count, str)
+        else tuple(tuple(one.shape) for one in leaves(args) if isinstance(one, torch.Tensor))
+    )
     return Op(op_name(func), module, observer.phase, node, storages((args, kwargs)), storages(out), flops,
               len(observer.stream.ids), node if node >= 0 else next_node() - 1, shapes,
               bool(shapes) and _causal(func, args, kwargs))  # fmt: skip

@@ -53,7 +53,9 @@ class SymbolicMode(FakeTensorMode):
     def __init__(self, env: Env) -> None:
         super().__init__(allow_non_fake_inputs=True, shape_env=env)
         self.env = env
-        self.cache_enabled = False  # to compare symbols takes longer than to run an operation again, and makes guards of its own
+        self.cache_enabled = (
+            False  # to compare symbols takes longer than to run an operation again, and makes guards of its own
+        )
         self.values: list[str] = []
         self.operations = 0
 

@@ -99,9 +99,7 @@ def _run_child(arguments: list[str], shown: TextIO | None) -> tuple[int, str]:
     """Runs the child to its end: its exit code, and the last line that it wrote to standard error. What it prints is
     passed on as it comes, if it is to be shown."""
     # What imports make is there to stay, and to look for garbage in it takes a second.
-    program = (
-        "import gc; gc.disable(); from loadgauge.trace.subprocess import main; gc.freeze(); gc.enable(); main()"
-    )
+    program = "import gc; gc.disable(); from loadgauge.trace.subprocess import main; gc.freeze(); gc.enable(); main()"
     child = subprocess.Popen(
         [sys.executable, "-u", "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
