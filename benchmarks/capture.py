@@ -1,8 +1,8 @@
-"""How fast a capture is: the command at full depth from start to end, imports included, and the second question about the same model.
+"""How fast a capture is: the command at full depth from start to end, imports included, and a second question.
 
     python benchmarks/capture.py [NAME ...]
 
-Prints one JSON document: seconds of wall and CPU, host memory, whether there are formulas, and the machine. Run it on a quiet machine.
+Prints one JSON document: seconds of wall and CPU, host memory, whether there are formulas, and the machine; best on a quiet one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Formulas at full depth from a run of few layers: a symbolic run of some blocks of each kind, and a plain one of all of them.
 
-What comes and goes, and in which order, is that of the plain run. Each size in it takes the formula that the symbolic run has in the
-same place (module up to the number of its block, operation, phase) and that gives the same number; where there is none, or two,
+What comes and goes, and in which order, is that of the plain run. Each size in it takes the formula that the symbolic run has in
+the same place (module up to the number of its block, operation, phase) and that gives the same number; where there is none, or two,
 nothing is composed.
 """
 

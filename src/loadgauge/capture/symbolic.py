@@ -28,8 +28,8 @@ _ITEM = torch.ops.aten._local_scalar_dense.default
 MOST = 2**31
 """What every size is less than."""
 MOST_OPERATIONS, MOST_QUESTIONS = 6000, 36_000
-"""Operations of forward that are run with symbols, and questions about sizes that PyTorch may ask meanwhile: a loop over time or chunks
-has more, and a plain run is faster by far."""
+"""Operations of forward that are run with symbols, and questions about sizes that PyTorch may ask meanwhile: a loop over time or
+chunks has more, and a plain run is faster by far."""
 
 
 class TooMuch(NotModelled):
