@@ -25,12 +25,18 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama", {"num_hidden_layers": 6}, {"optimizer": "adamw", "recompute": "full", "precision": "bf16-autocast"}),
     (
         "gemma3_text",
-        {"num_hidden_layers": 9, "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 3},
+        {"num_hidden_layers": 8, "layer_types": ["sliding_attention", "full_attention"] * 4},
         {"optimizer": "sgd"},
     ),
     (
         "qwen3_moe",  # the first two layers are dense
-        {"num_hidden_layers": 9, "mlp_only_layers": [0, 1], "num_experts": 4, "moe_intermediate_size": 32},
+        {
+            "num_hidden_layers": 9,
+            "mlp_only_layers": [0, 1],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
         {"optimizer": "sgd"},
     ),
 ]
@@ -114,19 +120,12 @@ def test_a_size_without_a_formula_is_refused(told: Told) -> None:
     with few.within(Blocks()):
         pass
 
-    def value(size: Any) -> int:
-        return int(
-            size if isinstance(size, int) else size.subs({one: sizes["b"] if one.name == "s" else 0 for one in ()})
-        )
-
     number = next(at for at, change in enumerate(run.changes) if not isinstance(change, int))
     symbols = sorted(run.changes[number].free_symbols, key=str)
-    by_hint = {}
-    for one, size in zip(symbols, ("b", "s"), strict=True):
-        by_hint[one] = sizes[size]
+    numbers = dict(zip(symbols, sizes.values(), strict=True))
 
     def at(size: Any) -> int:
-        return int(size if isinstance(size, int) else size.subs(by_hint))
+        return int(size if isinstance(size, int) else size.subs(numbers))
 
     compose(run, plain, few, at)
     changes = [change + change // 100 if place == number else change for place, change in enumerate(run.changes)]
@@ -138,4 +137,5 @@ def test_what_takes_too_long_as_symbols_is_run_plainly(monkeypatch: pytest.Monke
     monkeypatch.setattr(symbolic, "MOST_OPERATIONS", 10)
     found = loadgauge.capture(Blocks, rows).at(b=3, s=80)
     assert found.plain.startswith("sizes as symbols take too long here: 11 operations")
-    assert found.kept_bytes(b=3, s=80) == 2 * 6 * 0 + found.kept_bytes(b=3, s=80)
+    # The input of each layer but the first, which is the program's own; of ReLU the result, which is that; and the squared one.
+    assert found.kept_bytes(b=3, s=80) == 6 * 4 * 3 * 80 * 64

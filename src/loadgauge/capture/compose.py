@@ -211,8 +211,12 @@ def _storages(run: Recorded, ops: list[Any], kinds: _Kinds) -> list[tuple[Any, .
 
 
 def _keepers(run: Recorded, kinds: _Kinds) -> Iterator[tuple[Any, ...]]:
-    for node, field, module in run.kept_by:
-        yield node, field, kinds.of(module)[0]
+    before: Counter[tuple[str, str, str]] = Counter()
+    for node, field, path in run.kept_by:
+        module, block = kinds.of(path)
+        if block is not None:
+            before[node, field, path] += 1
+        yield node, field, module, before[node, field, path]
 
 
 def _same_blocks(

@@ -131,10 +131,12 @@ class Tracker(TorchDispatchMode):
 
     def take(self, tensor: torch.Tensor, op: Any) -> int | None:
         """The number of a tensor's storage; a new storage is recorded as an allocation by `op`. None off the device."""
-        fake = type(tensor) is FakeTensor
-        if not fake:
+        if type(tensor) is FakeTensor:
+            device = tensor.fake_device
+        else:
             tensor = own(tensor)
-        if self.device is not None and (tensor.fake_device if fake else tensor.device).type != self.device:  # type: ignore[attr-defined]
+            device = tensor.device
+        if self.device is not None and device.type != self.device:
             self._note_elsewhere(tensor)
             return None
         try:
