@@ -19,7 +19,7 @@ _DEVICE_OF = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _SETTING = frozenset({torch.ops.aten.set_.source_Storage, torch.ops.aten.set_.source_Storage_storage_offset})
 _EMPTY = torch.ops.aten.empty.memory_format
-_GROUPED = torch.ops.aten._grouped_mm.default if hasattr(torch.ops.aten, "_grouped_mm") else None
+GROUPED = torch.ops.aten._grouped_mm.default if hasattr(torch.ops.aten, "_grouped_mm") else None
 _NEVER = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 _PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FRESH, _VIEW, _SAME, _OTHER = range(4)
@@ -76,11 +76,11 @@ class FakeMode(FakeTensorMode):
         if func in _SETTING:
             # PyTorch remembers what it was called with, and so would hold the storage.
             return self._uncached(func, types, args, kwargs or {})
-        if func is _GROUPED and args[0].dtype is not torch.bfloat16:
+        if func is GROUPED and args[0].dtype is not torch.bfloat16:
             return super().dispatch(
                 _EMPTY,
                 (),
-                (_product_shape(args[0], args[1], args[2] if len(args) > 2 else (kwargs or {}).get("offs")),),
+                (product_shape(args[0], args[1], args[2] if len(args) > 2 else (kwargs or {}).get("offs")),),
                 _like(args[0]),
             )
         suits = self._suits.get(func)
@@ -203,7 +203,7 @@ class FakeMode(FakeTensorMode):
         return made
 
 
-def _product_shape(a: Any, b: Any, ends: Any) -> list[int]:
+def product_shape(a: Any, b: Any, ends: Any) -> list[int]:
     """Of a grouped matrix product: PyTorch's own rule refuses what is not bfloat16, its kernels do not."""
     if a.dim() == 3:
         return [a.shape[1], b.shape[1]] if b.dim() == 2 else [a.shape[0], a.shape[1], b.shape[2]]
