@@ -101,6 +101,7 @@ def page(done: dict[str, Any], heads: dict[str, str], releases: str) -> str:
         "operation by operation: bytes live and kept, FLOPs.",
         "",
         "This compares one tracer with itself. It shows that formulas say what the tracer says, not that a GPU does.",
+        "Which types train on a real CPU as they are stated is asked by `python tools/real_steps.py`, and not subtracted here.",
         "",
         "| head | types | formulas, equal to the plain run | numbers only | not captured |",
         "|---|--:|--:|--:|--:|",
