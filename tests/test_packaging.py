@@ -128,6 +128,8 @@ NEEDS = {
     "serve": "web",
     "--plot": "plot",
     "article 5": "torch",
+    "bitnet.json": "torch",
+    "module.py:": "torch",
 }
 """What asks for an extra, by the words of a command."""
 ELSEWHERE = {"loadgauge validate": "takes a minute; tests/validate predicts the same runs"}

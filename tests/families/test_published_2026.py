@@ -42,7 +42,7 @@ TOTALS = {
     "gpt-oss-20b": "20.9", "gpt-oss-120b": "116.8", "granite-4.0-h-micro": "3", "granite-4.0-h-tiny": "7",
     "granite-4.0-h-small": "32", "hunyuan-a13b": "80", "hy3-preview-295b-a21b": "295", "kimi-k2": "1000",
     "kimi-k2.5": "1000", "kimi-linear-48b-a3b": "49", "lfm2-350m": "0.35", "lfm2-700m": "0.74", "lfm2-1.2b": "1.17",
-    "lfm2-8b-a1b": "8.3", "llama-4-maverick": "400", "llama-3.3-nemotron-super-49b": "49.9",
+    "lfm2-8b-a1b": "8.3", "llama-4-maverick": "400", "nemotron-super-49b": "49.9",
     "longcat-flash-560b-a27b": "560", "mimo-v2-flash": "309", "minimax-m2": "230", "minimax-text-01": "456",
     "mistral-small-4-119b-a6b": "119", "nemotron-3-nano-30b-a3b": "31.6", "nemotron-3-super-120b-a12b": "120",
     "nemotron-3-ultra-550b-a55b": "550", "nemotron-nano-9b-v2": "8.89", "olmo-3-7b": "7", "olmo-3-32b": "32",
@@ -129,7 +129,7 @@ def test_longcat_flash_at_an_even_share_of_its_choices() -> None:
 
 def test_nemotron_nas() -> None:
     """By hand, from the layers of the published list: 49 of 80 attend, and MLPs are from 2816 to 28672 wide."""
-    config = shipped("llama-3.3-nemotron-super-49b")
+    config = shipped("nemotron-super-49b")
     hidden, vocabulary, head, keys = 8192, 128_256, 128, 8
     total = 2 * vocabulary * hidden + hidden
     for block in config["block_configs"]:
@@ -137,7 +137,7 @@ def test_nemotron_nas() -> None:
             total += 2 * hidden * hidden + 2 * hidden * keys * head + hidden
         width = math.ceil(int(2 * block["ffn"]["ffn_mult"] * hidden / 3) / 256) * 256
         total += 3 * hidden * width + hidden
-    assert parameters(model("llama-3.3-nemotron-super-49b")).total == total
+    assert parameters(model("nemotron-super-49b")).total == total
 
 
 # Families that no reader has: the captured road takes them

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from command_line import document, typed
 from loadgauge.advise.advice import advice
-from loadgauge.cli.options import parse, run_options, whole_run_options
+from loadgauge.cli.options import options, parse, run_options, whole_run_options
 from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.errors import Error
 from loadgauge.estimate.result import Estimate
 from loadgauge.resolve.reproduce import completer
 from loadgauge.resolve.resolve import resolve_job
-from loadgauge.spec.job import Job
+from loadgauge.spec.job import POSTTRAIN, Job
 from loadgauge.web.changes import changes
 from loadgauge.web.flags import job_of
 from loadgauge.web.uploads import Uploads
@@ -68,7 +68,7 @@ def _values(option: click.Option) -> st.SearchStrategy[Any]:
 
 
 def _options() -> dict[str, click.Option]:
-    command = run_options(whole_run_options(click.Command("any")))
+    command = options(run_options(whole_run_options(click.Command("any"))), POSTTRAIN)
     return {str(option.name): option for option in command.params if isinstance(option, click.Option)}
 
 

@@ -49,7 +49,7 @@ class Lister:
         if not starts:
             raise NotModelled("a step whose optimizer does nothing cannot be listed")
         ops = [(place, op) for place, op in enumerate(run.ops) if place >= starts[0]]
-        self.forward = [(place, op) for place, op in ops if op.phase == FORWARD and "profiler" not in op.name]
+        self.forward = [(place, op) for place, op in ops if op.phase == FORWARD and not op.marks]
         self.backward = [(place, op) for place, op in ops if op.phase == BACKWARD]
         if not self.backward:
             raise NotModelled("a step without a backward cannot be listed")
@@ -128,7 +128,7 @@ class Lister:
         self.casts = {
             op.makes[0]: op.reads[0]
             for _, op in self.forward
-            if op.name == "aten::_to_copy" and len(op.reads) == 1 and op.reads[0] in run.weights and op.makes
+            if op.copies and len(op.reads) == 1 and op.reads[0] in run.weights and op.makes
         }
         """Copies of parameters that autocast makes, and of which."""
         self.alive = self._alive_at_backward()
