@@ -98,7 +98,7 @@ def phases(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_the_whole_step_of_a_grpo_script_is_that_of_its_flags(tmp_path: Path) -> None:
-    """Every value by hand from verl 0.9's words; what it does not say is at verl's own defaults (tp=2 of the rollout, vLLM asleep)."""
+    """Every value by hand from verl 0.9's words; else verl's defaults (tp=2, vLLM asleep)."""
     text = VERL + (
         f" {A}use_kl_loss=True {A}fsdp_config.param_offload=True {A}fsdp_config.optimizer_offload=True"
         " actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16"

@@ -159,8 +159,8 @@ def _optimizer() -> Idea:
 
 
 def _precision() -> Idea:
-    """What is trained is made float32 unless `pure_bf16` is on (`cast_trainable_params_to_fp32` of its adapter.py); a reference stays
-    in the dtype that is computed in (`create_ref_model` of its trainer_utils.py, `load_model` where nothing is trained)."""
+    """What is trained is made float32 unless `pure_bf16` is on (`cast_trainable_params_to_fp32` of its adapter.py); a reference
+    stays in the dtype that is computed in (`create_ref_model` of its trainer_utils.py, `load_model` where nothing is trained)."""
     inner = half(pure="pure_bf16")
 
     def read(keys: Keys) -> Facts:
