@@ -151,7 +151,8 @@ def log_probs() -> Idea:
         if not trains_answers(keys):
             return {}
         refers = keys.flag(f"{A}use_kl_loss") or keys.flag("algorithm.use_kl_in_reward")
-        rows, tokens = [], []
+        rows: list[int] = []
+        tokens: list[int] = []
         for each, dynamic, most in both if refers else both[:1]:
             asked = keys.flag(dynamic)
             if asked is None:
@@ -159,8 +160,8 @@ def log_probs() -> Idea:
             if asked:
                 number = keys.whole(most) or keys.whole(f"{A}ppo_max_token_len_per_gpu") or 16_384
                 tokens.append(number * (keys.whole(f"{A}ulysses_sequence_parallel_size") or 1))
-            elif (number := keys.whole(each)) is not None:
-                rows.append(number)
+            elif (said := keys.whole(each)) is not None:
+                rows.append(said)
         if tokens and rows:
             raise keys.wrong(both[1][1], "is read where both scoring passes count tokens, or both sequences")
         return {"logprob_tokens": max(tokens, default=None), "logprob_batch": max(rows, default=None)}
