@@ -128,8 +128,10 @@ class TaskFlags(Flags, total=False):
     teacher: str
     reward_model: str
     critic: str
+    critic_batch: int
     steps: int
     frozen_offload: bool
+    frozen_weights: Literal["float32", "bfloat16", "float16"]
     rollout_offload: Literal["none", "weights", "optimizer", "all"]
 
 

@@ -63,3 +63,16 @@ def test_what_is_of_training_alone_refuses_such_a_file(tmp_path: Path) -> None:
     found = typed(f"plan {place} --gpu h100-sxm5-80gb --gpus 8")
     assert (found.code, found.out) == (2, "")
     assert "--task" in found.err
+
+
+def test_a_reference_of_llamafactory_is_not_widened(tmp_path: Path) -> None:
+    """What is trained is made float32; the reference stays in bfloat16: 2 bytes of each of 8.03 billion parameters."""
+    place = tmp_path / "a.yaml"
+    place.write_text(FACTORY.replace("finetuning_type: lora", "finetuning_type: full"))
+    found = document(f"estimate {place} --gpu b200-sxm-180gb")
+    held = {
+        one["role"]: one["bytes"] for phase in found["memory"] if phase["phase"] == "update" for one in phase["parts"]
+        if one["part"] == "weights"
+    }  # fmt: skip
+    assert held["reference"] == 2 * 8_030_261_248
+    assert held["policy"] == 4 * 8_030_261_248

@@ -26,7 +26,9 @@ NAMES = (
     "base", "lora_dropout",
     "lora_dtype", "kbit_upcast", "use_dora", "modules_to_save", "lora_layers", "train", "offload", "offload_to",
     "activation_offload", "pin_memory", "end_units", "engine",
-    "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task",
+    "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts", "samples",
+    "prompt_len", "answers", "epochs", "logprob_batch", "logprob_tokens", "rollout", "placement", "staleness", "reference",
+    "teacher", "reward_model", "critic", "critic_batch", "frozen_offload", "frozen_weights", "rollout_offload",
 )  # fmt: skip
 """What a converted job is described by, in this order."""
 FIELDS = tuple(name for name in NAMES if name in Job.__struct_fields__)

@@ -159,15 +159,24 @@ def _optimizer() -> Idea:
 
 
 def _precision() -> Idea:
-    """What is trained is made float32 unless `pure_bf16` is on (`cast_trainable_params_to_fp32` of its adapter.py)."""
+    """What is trained is made float32 unless `pure_bf16` is on (`cast_trainable_params_to_fp32` of its adapter.py); a reference
+    stays in the dtype that is computed in (`create_ref_model` of its trainer_utils.py, `load_model` where nothing is trained)."""
     inner = half(pure="pure_bf16")
 
     def read(keys: Keys) -> Facts:
         facts = inner.read(keys)
         whole = keys.choice("finetuning_type", METHODS) == "full"
-        return facts | {"weights": "float32" if whole and facts["precision"] in ("bf16", "fp16") else None}
+        computed = HALVES.get(facts["precision"]) if whole else None
+        refers = keys.word("stage") == "kto" or (
+            keys.word("stage") == "dpo" and keys.word("pref_loss") not in ("orpo", "simpo")
+        )
+        return facts | {"weights": "float32" if computed else None, "frozen_weights": computed if refers else None}
 
-    return Idea(keys=inner.keys, facts=("precision", "weights"), read=read, write=inner.write)
+    return Idea(keys=inner.keys, facts=("precision", "weights", "frozen_weights"), read=read, write=inner.write)
+
+
+HALVES = {"bf16": "bfloat16", "fp16": "float16"}
+"""Dtypes of 16 bits by the precision that computes in them."""
 
 
 STAGES = {"sft": None, "pt": None, "rm": "rm", "dpo": "dpo", "kto": "kto"}

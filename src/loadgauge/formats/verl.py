@@ -1,12 +1,11 @@
-"""verl: the actor's update of its PPO / GRPO trainer, and its SFT trainer; YAML or Hydra's overrides.
-
-What is read is the training of the actor. Reference, critic and rollout, which share the GPUs, are not.
-"""
+"""verl: its PPO / GRPO trainer, whose actor's update is read here and the step around it in `verl_step`, and its SFT trainer; YAML
+or Hydra's overrides."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.formats import verl_step
 from loadgauge.formats.megatron import launched, recompute
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, Unknown, names_in, row
 from loadgauge.formats.words import ATTENTION, TRANSFORMER_ENGINE
@@ -118,22 +117,36 @@ def _attention() -> Idea:
 def _batch() -> Idea:
     """Sequences of an optimizer step. The mini-batch counts prompts, each with `rollout.n` answers: verl multiplies
     (`ppo_mini_batch_size * rollout.n`, trainer/ppo/ray_trainer.py; workers/fsdp_workers.py until 0.6)."""
-    mini, count, sft = f"{A}ppo_mini_batch_size", "actor_rollout_ref.rollout.n", "data.train_batch_size"
+    mini, count, step = f"{A}ppo_mini_batch_size", verl_step.COUNT, "data.train_batch_size"
+    epochs = f"{A}ppo_epochs"
 
     def read(keys: Keys) -> Facts:
         if not _actor(keys):
-            return {"global_batch": keys.whole(sft) or 256}
-        return {"global_batch": (keys.whole(mini) or 256) * (keys.whole(count) or 1)}
+            return {"global_batch": keys.whole(step) or 256}
+        samples = keys.whole(count) or 1
+        facts = {"global_batch": (keys.whole(mini) or 256) * samples}
+        if not verl_step.trains_answers(keys):
+            return facts
+        return facts | {
+            "prompts": keys.whole(step) or 1024, "samples": samples, "epochs": keys.whole(epochs) or 1,
+        }  # fmt: skip
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if not facts.get("global_batch"):
-            return {}
-        if not _actor(keys):
-            return {sft: facts["global_batch"]}
-        prompts, left = divmod(facts["global_batch"], keys.whole(count) or 1)
-        return {mini: facts["global_batch"], count: 1} if left else {mini: prompts}
+        batch, samples = facts.get("global_batch"), facts.get("samples") or keys.whole(count) or 1
+        if not _actor(keys) and "prompts" not in facts:
+            return {step: batch} if batch else {}
+        values: dict[str, Any] = {}
+        if "prompts" in facts:
+            values = {step: facts["prompts"], count: samples, epochs: facts.get("epochs")}
+            batch = batch or facts["prompts"] * samples
+        if not batch:
+            return values
+        prompts, left = divmod(batch, samples)
+        return values | ({mini: batch, count: 1} if left else {mini: prompts})
 
-    return Idea(keys=(mini, count, sft), facts=("global_batch",), read=read, write=write)
+    return Idea(
+        keys=(mini, count, step, epochs), facts=names_in("global_batch prompts samples epochs"), read=read, write=write
+    )
 
 
 def _micro_batch() -> Idea:
@@ -219,15 +232,23 @@ def _seq_len() -> Idea:
     def read(keys: Keys) -> Facts:
         if keys.has(sft):
             return {"seq_len": keys.whole(sft)}
-        return {"seq_len": (keys.whole(prompt) or 512) + (keys.whole(answer) or 512)}
+        first, rest = keys.whole(prompt) or 512, keys.whole(answer) or 512
+        whole: Facts = {"seq_len": first + rest}
+        return whole | ({"prompt_len": first, "answers": str(rest)} if verl_step.trains_answers(keys) else {})
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if "prompt_len" in facts:
+            # The longest is all that it says of the answers.
+            longest = str(facts.get("answers") or "")
+            return {prompt: facts["prompt_len"]} | ({answer: int(longest)} if longest.isdecimal() else {})
+        if "seq_len" not in facts:
+            return {}
         if keys.has(sft):
             return {sft: facts["seq_len"]}
         first = min(keys.whole(prompt) or 512, facts["seq_len"] // 2)
         return {prompt: first, answer: facts["seq_len"] - first} if first else {}
 
-    return Idea(keys=(prompt, answer, sft), facts=("seq_len",), read=read, write=write)
+    return Idea(keys=(prompt, answer, sft), facts=names_in("seq_len prompt_len answers"), read=read, write=write)
 
 
 def _recompute() -> Idea:
@@ -271,7 +292,7 @@ def _lora() -> Idea:
 
 VERL = Dialect(
     name="verl",
-    title="verl (training of the actor)",
+    title="verl",
     versions="verl 0.4 - 0.9",
     syntaxes=("argv", "yaml"),
     style="hydra",
@@ -298,6 +319,11 @@ VERL = Dialect(
         _recompute(),
         _lora(),
         _attention(),
+        verl_step.task(),
+        verl_step.engine(),
+        verl_step.log_probs(),
+        verl_step.moved(),
+        verl_step.critic_batch(),
         row(
             "precision",
             f"{F}model_dtype",

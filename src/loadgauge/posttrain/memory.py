@@ -182,6 +182,8 @@ def unsharded(member: Member) -> bool:
 
 def frozen_itemsize(member: Member) -> int:
     """Bytes of an element of a frozen model: 16 bits, or float32 where the models are loaded so; no trainer widens it."""
+    if member.loaded is not None:
+        return 4 if member.loaded == "float32" else 2
     return 4 if member.training.weights == "float32" or member.training.precision.compute == 4 else 2
 
 

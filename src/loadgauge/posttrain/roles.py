@@ -22,7 +22,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
     offloaded: in host memory between its passes; params: elements of its weights
     shares: it is the trained model, or that without its adapters, and has no weights of its own
-    second: it has a second set of adapters
+    second: it has a second set of adapters; loaded: the dtype of a frozen model, None: as the trained one is loaded
     """
 
     role: Role
@@ -34,6 +34,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     offloaded: bool = False
     shares: bool = False
     second: bool = False
+    loaded: str | None = None
 
 
 class Sequences(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,8 +18,10 @@ from loadgauge.formats.recompute import resolve_recompute
 from loadgauge.formats.uncounted import Uncounted
 from loadgauge.spec.axes import MODEL_PARALLEL
 from loadgauge.spec.frameworks import FRAMEWORKS, default_framework
-from loadgauge.spec.job import Job
+from loadgauge.spec.job import POSTTRAIN, Job
 from loadgauge.spec.model import ModelSpec
+from loadgauge.spec.rollout import Engine
+from loadgauge.spec.tasks import TASKS
 from loadgauge.spec.training import training
 
 READING = ("beside", "dialect", "version")
@@ -84,6 +86,32 @@ def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...]]
     uncounted = tuple(item for file in files for item in file.uncounted)
     notes = "; ".join(note(file) for file in files)
     return job.replace(**flags), model, f"{notes}{remark}", uncounted
+
+
+def update_alone(job: Job) -> tuple[Job, tuple[Uncounted, ...]]:
+    """The training of the actor alone, of a job file whose step generates answers too, and what that leaves out; other jobs are
+    given back as they are. Raises `ConfigError` where the engine keeps its memory through the update.
+
+    >>> update_alone(Job("gpt2", task="grpo", prompt_len=512, answers="512"))[0].flags()
+    'gpt2 --seq-len 1024'
+    """
+    task = TASKS[job.task or ""]
+    if not task.rollout:
+        return job, ()
+    engine = Engine.parse(job.rollout or "hf")
+    if engine.kind != "hf" and not engine.sleep:
+        raise ConfigError(
+            f"{engine.kind} keeps its memory through the update; `loadgauge estimate FILE` counts it", key="task"
+        )
+    scores = [role.name for role in task.roles[1:] if role.name != "reference" or job.reference == "model"]
+    scores = [name for name in scores if name != "reward model" or job.reward_model is not None]
+    # A reference has 16 bits of each parameter, a critic what the actor has.
+    parameter = 2.0 * ("reference" in scores and not job.frozen_offload) + 16.0 * ("critic" in scores)
+    beside = ", ".join(["generation", "log-probs", *scores])
+    line = f"{beside}: this is the actor's update alone; `loadgauge estimate FILE` counts the step"
+    answers = job.answers if job.answers is not None and job.answers.isdecimal() else "0"
+    alone = job.replace(**dict.fromkeys(POSTTRAIN), seq_len=(job.prompt_len or 0) + int(answers) or None)
+    return alone, (Uncounted(line, f"--task {task.name}", parameter=parameter),)
 
 
 def names_beside(job: Job) -> list[str]:
@@ -165,6 +193,7 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
     usual = job.loss == "auto" and (own is None or not own.peft or job.kernels == "liger")
     meaningless = {
         "cp_comm": (job.cp or 1) == 1, "schedule": (job.pp or 1) == 1, "base": job.qlora is not True,
+        "seq_len": job.task in TASKS and TASKS[job.task].rollout,  # a prompt and its answer
         "loss": usual or (model is not None and model.head.kind != "lm"), "lora_rank": not job.lora_rank,
     }  # fmt: skip
     return job.replace(**changes, **{name: None for name, drop in meaningless.items() if drop})

@@ -130,8 +130,13 @@ def _belongs(job: Job, task: Task) -> None:
     if job.price is not None and job.steps is None:
         raise ConfigError("goes with --steps, the length of the whole run", key="price")
     fields = {role.field for role in task.roles}
-    for name in ("teacher", "reward_model", "critic"):
-        if getattr(job, name) is not None and name not in fields:
+    for name, field in (
+        ("teacher", "teacher"),
+        ("reward_model", "reward_model"),
+        ("critic", "critic"),
+        ("critic_batch", "critic"),
+    ):
+        if getattr(job, name) is not None and field not in fields:
             raise ConfigError(f"{task.name} has none", key=name)
     if "teacher" in fields and job.teacher is None:
         raise ConfigError(f"{task.name} needs the model that is distilled", key="teacher")
@@ -244,6 +249,8 @@ def _member(
         )  # fmt: skip
         resolved = resolve_job(other)
         chosen, training, layout = resolved.model, resolved.training, resolved.layout
+    if role.field == "critic" and job.critic_batch is not None:
+        layout = msgspec.structs.replace(layout, micro_batch=job.critic_batch)
     if role.scalar:
         chosen = scalar(chosen)
     if not trains and role.name != "reference" and named is None:
@@ -252,7 +259,7 @@ def _member(
         role=role, model=chosen, layout=layout, training=training, params=int(parameters(chosen).total),
         cluster=setup.cluster, offloaded=not trains and bool(job.frozen_offload),
         shares=role.name == "reference" and reference in ("adapter", "adapter-off"),
-        second=role.name == "reference" and reference == "adapter",
+        second=role.name == "reference" and reference == "adapter", loaded=None if trains else job.frozen_weights,
     )  # fmt: skip
 
 

@@ -79,7 +79,13 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     if model is None and asks_for_files(job):
         from loadgauge.resolve.job_file import from_job_file  # only then are dialects read
 
+        said = {name for name in POSTTRAIN if getattr(job, name) is not None}
         job, model, file, uncounted = from_job_file(job)
+        if not said and job.task is not None:
+            from loadgauge.resolve.job_file import update_alone
+
+            job, beside = update_alone(job)
+            uncounted = (*beside, *uncounted)
     for name in POSTTRAIN:
         if getattr(job, name) is not None:
             raise ConfigError("goes with --task of `loadgauge estimate`", key=name)

@@ -57,11 +57,16 @@ class OfTask(OfModel, frozen=True, kw_only=True, omit_defaults=True):
         "text", "posttrain", "A model that scores answers (none: a rule does, on the host).", metavar="MODEL", needs="task")] = None
     critic: Annotated[str | None, about(
         "text", "posttrain", "PPO's critic (a model like MODEL with a head of one column).", metavar="MODEL", needs="task")] = None
+    critic_batch: Annotated[int | None, about(
+        "whole", "posttrain", "Sequences of the critic's micro-batch (--micro-batch).", low=1, high=10**6, needs="task")] = None
     steps: Annotated[int | None, about(
         "whole", "posttrain", "Steps of the whole run; adds its days, and money with --price.", low=1, high=10**9,
         needs="task")] = None
     frozen_offload: Annotated[bool | None, about(
         "switch", "posttrain", "Reference, reward model and teacher are in host memory between their passes.", needs="task")] = None
+    frozen_weights: Annotated[str | None, about(
+        "choice", "posttrain", "Dtype in which reference, reward model and teacher are loaded (that of --weights).",
+        choices=("float32", "bfloat16", "float16"), needs="task")] = None
     rollout_offload: Annotated[str | None, about(
         "choice", "posttrain", "What the trainer moves to host memory while answers are generated.",
         choices=("none", "weights", "optimizer", "all"), needs="task")] = None
