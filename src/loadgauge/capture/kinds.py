@@ -135,6 +135,8 @@ def _build(kind: Any, config: Any, run: TorchRun, device: str) -> Any:
         raise ConfigError(f"{config.model_type}: {first_line(error)}") from None
     finally:
         torch.set_default_dtype(default)
+    if any(one.device.type != torch.device(device).type for one in model.parameters()):
+        model = model.to(device)  # XLNet's are made by `torch.FloatTensor`, which knows no device but the CPU
     model.tie_weights()  # left out together with the initial values
     if run.layout.recompute.mode != "none":
         more = {"context_fn": contexts(run.keep)} if run.keep else {}
