@@ -11,7 +11,7 @@ from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import ConfigError
 from loadgauge.fleet.simulate import NAMES
-from loadgauge.spec.job import WHOLE_RUN, Job, fields
+from loadgauge.spec.job import POSTTRAIN, WHOLE_RUN, Job, fields
 
 OWN = (
     "failures", "spares", "checkpoint", "storage", "recover", "detect", "diagnose", "swap", "restart", "repair", "machines",
@@ -34,7 +34,11 @@ FINDS = ("checkpoint-interval", "spares", "oversubscription", "sites")
 def _run_options(command: Any) -> Any:
     return options(
         command,
-        [name for name in fields() if name != "model" and (name not in WHOLE_RUN or name in ("tokens", "price"))],
+        [
+            name
+            for name in fields()
+            if name not in ("model", *POSTTRAIN) and (name not in WHOLE_RUN or name in ("tokens", "price"))
+        ],
     )
 
 
