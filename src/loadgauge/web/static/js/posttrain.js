@@ -15,7 +15,7 @@ const REFERENCES = ["", "model", "adapter", "adapter-off", "precomputed", "none"
 const COMPARED = ["dpo", "ipo", "kto", "grpo", "ppo", "rloo"];
 const COLOURS = { actor: "states", policy: "states", reference: "gradients", critic: "activations", "reward model": "loss", teacher: "loss", engine: "outside", trainer: "temporary" };
 let found = null;
-let problem = "";
+let problem = null;
 let sent = "";
 let controls = null;
 let lengths = null;
@@ -39,7 +39,7 @@ export const posttrain = new Panel({
   id: "posttrain",
   wide: true,
   draw,
-  sub: () => (found ? t("post.sub", { task: found.task.toUpperCase(), model: found.model, gpus: fixed(found.gpus.all) }) : ""),
+  sub: () => (found && !problem ? t("post.sub", { task: found.task.toUpperCase(), model: found.model, gpus: fixed(found.gpus.all) }) : ""),
   table: () => ({
     columns: [{ text: t("post.phase"), words: true }, ...roles().map((one) => ({ text: `${term(one)} [GiB]` })), { text: t("post.together") }, { text: t("post.range") }, { text: t("post.seconds") }],
     rows: (found?.memory ?? []).map((phase) => [term(phase.phase), ...roles().map((role) => gib(held(phase, role), 2)), gib(phase.total, 2), `${gib(phase.low)} – ${gib(phase.high)}`,
@@ -50,8 +50,8 @@ export const posttrain = new Panel({
 const roles = () => [...new Set((found?.memory ?? []).flatMap((phase) => phase.parts.map((part) => part.role)))];
 const held = (phase, role) => phase.parts.reduce((sum, part) => sum + (part.role === role ? part.bytes : 0), 0);
 
-const request = latest("posttrain", (answer) => { [found, problem] = [answer, ""]; posttrain.show({}); },
-  (error) => { problem = refusal(error.message) || t("unreachable"); posttrain.show({}); });
+const request = latest("posttrain", (answer) => { [found, problem] = [answer, null]; posttrain.show({}); },
+  (error) => { problem = error; posttrain.show({}); });
 
 /** Asks anew where the flags or the controls have changed. */
 export function followPosttrain() {
@@ -154,7 +154,7 @@ function draw(place) {
   }
   const [, answer] = place.children;
   const last = place.lastElementChild;
-  if (problem) answer.replaceChildren(h("p", { class: "waiting", role: "status" }, problem));
+  if (problem) answer.replaceChildren(h("p", { class: "waiting", role: "status" }, refusal(problem.message) || t("unreachable")));
   else if (!found) answer.replaceChildren(h("p", { class: "waiting" }, t("working")));
   else {
     answer.replaceChildren(verdict(), h("h3", {}, t("post.band")), band(), ...(found.time ? [h("h3", {}, t("post.lanes")), lanes()] : []));
