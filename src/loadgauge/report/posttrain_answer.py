@@ -38,7 +38,7 @@ def answered(job: Job, model: ModelSpec | None = None) -> Answer:
 
     >>> found = answered(Job("qwen2.5-7b", task="dpo", gpu="h100-sxm5-80gb", gpus=8, zero=3))
     >>> found.document()["worst"], found.time is not None
-    ('update', True)
+    ('reference', True)
     """
     run, _ = resolve_posttrain(job, model)
     found = memory(run)

@@ -156,6 +156,7 @@ onChange(async ({ flags: asked, view: seen, address }) => {
   }
   if (tab() === "posttrain" && [...seen].some((name) => name.startsWith("rl-"))) followPosttrain();
   if (seen.has("theme")) { dress(); mark(); }
+  if (address) relabelPosttrain();
   if (seen.has("tab") || address) {
     arrange();
     if (!asked) request();
