@@ -95,6 +95,18 @@ def test_sequences_wait_where_their_cache_does_not_fit() -> None:
     assert narrow.running > found.running
 
 
+def test_a_reference_inside_the_update_is_counted_on_a_pipeline_s_stages_too() -> None:
+    """A rank of the first stage has no head, and keeps its micro-batches while the reference runs."""
+    found = {
+        pp: posttrain("llama-3.1-8b", task="dpo", gpus=8, tp=8 // pp, pp=pp, recompute="none").memory for pp in (1, 4)
+    }
+    for memory in found.values():
+        both = phase(memory, "reference")
+        kept = sum(one.nbytes for one in both.residents if one.part == "kept")
+        assert kept > 0.5 * sum(one.nbytes for one in phase(memory, "update").residents if one.part == "activations")
+        assert both.of("reference") >= phase(memory, "update").of("reference")
+
+
 def test_a_teacher_is_whole_on_every_card_of_trl_under_fsdp() -> None:
     found = posttrain("llama-3.2-1b", task="gkd", teacher="llama-3.1-8b", gpus=8, zero=3, weights="bfloat16").memory
     whole = 2 * float(parameters(find_model("llama-3.1-8b")).total)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import os
 import pickle
 import signal
@@ -72,6 +73,51 @@ def test_what_if_is_the_command_with_other_adapters(served: Served) -> None:
     for nic in (0, -1):
         assert served.ask("/api/what_if", flags=LLAMA, nic=nic).status_code == 422
     assert served.ask("/api/what_if", flags={"model": "gpt2"}, nic=1e9).status_code == 422
+
+
+# -- after pre-training ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        (
+            {"task": "grpo", "samples": "4", "answers": "exp:500,2048", "rollout": "vllm:tp=8", "prompts": "16"},
+            "--task grpo --samples 4 --prompts 16 --answers exp:500,2048 --rollout vllm:tp=8",
+        ),
+        ({"task": "dpo", "samples": "4"}, "--task dpo --seq-len 4096"),
+    ],
+)
+def test_post_training_is_that_of_the_command(served: Served, asked: dict[str, str], line: str) -> None:
+    found = served.answer("/api/posttrain", flags={**LLAMA, "tokens": "1T", "price": "2"}, asked=asked)
+    layout = (
+        "--gpu h100-sxm5-80gb --gpus 64 --tp 8 --pp 2 --sequence-parallel --zero 1 --micro-batch 1 --global-batch 64"
+    )
+    same = document(f"estimate llama-3.1-70b {layout} {line}")
+    assert {name: found[name] for name in same} == same
+    assert document(found["command"].removeprefix("loadgauge ")) == same
+    rolls = ["seq-len"] if asked["task"] == "grpo" else []
+    assert set(found["left_out"]) == {"tokens", "price", *rolls}
+    if rolls:
+        seen = found["histogram"]
+        assert sum(seen["shares"]) == pytest.approx(1)
+        # exp(500): 1 - e^-1 are below 512 / 1.024, and what is left at 2,048 is e^-4.096
+        upto = [seen["shortest"] * 2 ** (place / seen["octave"]) for place in range(len(seen["shares"]))]
+        assert sum(share for low, share in zip(upto, seen["shares"], strict=True) if low < 512) == pytest.approx(
+            1 - math.exp(-511 / 500), abs=2e-3
+        )
+        assert seen["shares"][upto.index(2048.0)] == pytest.approx(math.exp(-2047 / 500), abs=2e-3)
+
+
+def test_post_training_reads_no_file(served: Served, tmp_path: Any) -> None:
+    kept = tmp_path / "config.json"
+    kept.write_text("{}")
+    for name in ("teacher", "reward-model", "critic", "answers"):
+        task = "gkd" if name == "teacher" else "ppo"
+        refused = served.ask("/api/posttrain", flags=LLAMA, asked={"task": task, name: str(kept)})
+        assert refused.status_code == 422
+        assert "cannot be named here" in refused.json()["error"]
+    assert served.ask("/api/posttrain", flags=LLAMA, asked={"hub": "x"}).status_code == 422
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------

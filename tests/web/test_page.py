@@ -438,7 +438,7 @@ def test_a_published_run_opens_to_what_ran(opened: Any) -> None:
 # -- for everybody -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tab", ["run", "layouts", "network", "why", "hardware", "cost"])
+@pytest.mark.parametrize("tab", ["run", "layouts", "network", "why", "hardware", "cost", "posttrain"])
 def test_axe_finds_nothing_serious(opened: Any, tab: str) -> None:
     page = opened(f"{SMALL}&~tab={tab}&~theme=light")
     rest(page, 500)

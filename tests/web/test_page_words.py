@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from loadgauge.spec.job import Job, fields
+from loadgauge.spec.tasks import TASKS, Phase
 
 STATIC = Path(__file__).parents[2] / "src" / "loadgauge" / "web" / "static"
 SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((STATIC / "js").glob("*.js"))}
@@ -66,6 +67,15 @@ def test_choices_come_from_the_fields_of_a_job() -> None:
         field = fields()[name.replace("-", "_")]
         assert field.choices or field.values, name
     assert "choices:" not in SCRIPTS["fields.js"]
+
+
+def test_the_page_offers_every_task_and_names_every_phase() -> None:
+    text, words = SCRIPTS["posttrain.js"], messages("zh")["terms"]
+    lists = dict(re.findall(r"const (ROLLOUT|GIVEN|COMPARED) = (\[.*?\]);", text))
+    assert set(json.loads(lists["ROLLOUT"])) == {name for name, task in TASKS.items() if task.rollout}
+    assert set(json.loads(lists["GIVEN"])) == {name for name, task in TASKS.items() if not task.rollout}
+    assert set(json.loads(lists["COMPARED"])) == {name for name, task in TASKS.items() if task.reference}
+    assert {role.name for task in TASKS.values() for role in task.roles} | {*get_args(Phase)} <= words.keys()
 
 
 def test_patterns_of_the_library_s_words_can_be_used() -> None:

@@ -24,36 +24,30 @@ def task_of_file(job: Job) -> str | None:
 
 def answer(job: Job, others: dict[str, Any], part: str | None, *, as_json: bool, allow_tight: bool) -> int:
     """Estimate a run of a task and print it. others: answers that only training has, by their flags. Raises `ConfigError`"""
-    from loadgauge.posttrain.memory import memory
-    from loadgauge.posttrain.step import timed
-    from loadgauge.resolve.posttrain import remedies, resolve_posttrain
+    from loadgauge.report.posttrain_answer import answered
 
     for flag, value in others.items():
         if value:
             raise ConfigError(f"{flag} is of --task train; --task {job.task} has one answer, also as --json")
     if part is not None and part not in TOPICS:
         raise ConfigError(f"--task {job.task} explains {', '.join(TOPICS)}, not {part}", key="explain")
-    run, _ = resolve_posttrain(job)
-    found = memory(run)
-    time, untimed = timed(run, found)
-    tried = remedies(job, found) if found.verdict in ("tight", "does not fit") else []
+    whole = answered(job)
+    run, found, time = whole.run, whole.memory, whole.time
     if part is not None:
         from loadgauge.posttrain.explain import explain
         from loadgauge.report.posttrain import explained
 
         explained(explain(run, found, part, time), as_json=as_json)
     elif as_json:
-        from loadgauge.report.posttrain import document
-        from loadgauge.report.posttrain_time import document as of_time
         from loadgauge.report.table import document as print_document
 
-        print_document(document(run, found, tried) | of_time(time, untimed, job))
+        print_document(whole.document())
     else:
         from loadgauge.report.posttrain import report
         from loadgauge.report.posttrain_time import headline
         from loadgauge.report.posttrain_time import report as report_time
 
-        report(run, found, tried, headline(time, untimed))
+        report(run, found, whole.remedies, headline(time, whole.untimed))
         report_time(run, time, job)
     fits = found.verdict in ("fits", "unknown") or (allow_tight and found.verdict == "tight")
     return YES if fits else NO

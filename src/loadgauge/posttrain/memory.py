@@ -285,7 +285,9 @@ def _phase(
     rank = trained.get(one.role, main).rank
     if one.within is not None:
         # Its tensors come on top of what the pass in whose midst it is keeps for its backward.
-        moment = next(each for each in main.update.moments if each.phase is Phase.LOSS)
+        # A pipeline's stage without the head keeps the most when its forward is done.
+        fullest = max(main.update.moments, key=lambda each: each.parts["activations"])
+        moment = next((each for each in main.update.moments if each.phase is Phase.LOSS), fullest)
         residents.append(Resident(main.member.role.name, "kept", float(moment.parts["activations"])))
         residents.append(Resident(main.member.role.name, "logits", _kept_logits(main)))
         residents.append(Resident(main.member.role.name, "gathered", float(moment.parts["gathered"])))

@@ -263,30 +263,37 @@ def _member(
     )  # fmt: skip
 
 
-def remedies(job: Job, before: PostMemory, most: int = 3) -> list[tuple[str, PostMemory]]:
-    """Return single changes that make a run fit, the mildest first; what may fit comes after what surely does."""
+def remedies(
+    job: Job, before: PostMemory, most: int = 3, model: ModelSpec | None = None
+) -> list[tuple[str, PostMemory]]:  # fmt: skip
+    """Return single changes that make a run fit, the mildest first; what may fit comes after what surely does.
+
+    model: that of the job, where it was read before
+    """
     found: list[tuple[str, PostMemory]] = []
     for flags, change in _changes(job, before.worst.name):
         try:
-            tried = memory(resolve_posttrain(job.replace(**change))[0])
+            tried = memory(resolve_posttrain(job.replace(**change), model)[0])
         except Error:
             continue
         if tried.verdict == "fits" or (before.verdict == "does not fit" and tried.verdict == "tight"):
             found.append((flags, tried))
     if not found:
-        together = _together(job, before)
+        together = _together(job, before, model)
         found = [] if together is None else [together]
     return sorted(found, key=lambda one: one[1].verdict != "fits")[:most]
 
 
-def _together(job: Job, before: PostMemory, most: int = 4) -> tuple[str, PostMemory] | None:
+def _together(
+    job: Job, before: PostMemory, model: ModelSpec | None, most: int = 4
+) -> tuple[str, PostMemory] | None:  # fmt: skip
     """Several changes after one another, each the mildest that makes the largest phase smaller; None where none does."""
     said: list[str] = []
     for _ in range(most):
         for flags, change in _changes(job, before.worst.name):
             try:
                 other = job.replace(**change)
-                tried = memory(resolve_posttrain(other)[0])
+                tried = memory(resolve_posttrain(other, model)[0])
             except Error:
                 continue
             if tried.worst.total < before.worst.total:

@@ -34,6 +34,7 @@ TASKS = {
     "versus": Task("loadgauge.web.versus:versus", "loadgauge.web.versus:Versus"),
     "what_if": Task("loadgauge.web.handlers:what_if", "loadgauge.web.handlers:WhatIf"),
     "fleet": Task("loadgauge.web.fleet:answer", "loadgauge.web.fleet:OfFleet"),
+    "posttrain": Task("loadgauge.web.posttrain:answer", "loadgauge.web.posttrain:OfTask"),
     "export": Task("loadgauge.web.handlers:export", "loadgauge.web.handlers:Export"),
     "plan": Task("loadgauge.web.planning:planned"),
     "validation": Task("loadgauge.web.validation:some"),

@@ -20,6 +20,7 @@ import { network, relabel } from "./network.js";
 import { repaint } from "./panel.js";
 import { parallel } from "./parallel.js";
 import { banner, follow, pinned } from "./pin.js";
+import { followPosttrain, posttrain, relabelPosttrain } from "./posttrain.js";
 import { knowAnswer, listenToPrint } from "./print.js";
 import { roofline } from "./roofline.js";
 import { schedule } from "./schedule.js";
@@ -39,6 +40,7 @@ const TABS = {
   why: [oom, cause, treemap, changes],
   hardware: [roofline, lanes, hardware],
   cost: [costs],
+  posttrain: [posttrain],
   fleet: [fleet],
   accuracy: [accuracy],
 };
@@ -60,6 +62,7 @@ function request() {
   begun = performance.now();
   performance.mark("asked");
   estimate({ flags: { ...flags }, want: wanted(), dots: dots() });
+  if (tab() === "posttrain") followPosttrain();
 }
 
 /** The schedule and its kin are worked out only where they are shown. */
@@ -123,10 +126,11 @@ function arrange() {
     element.classList.toggle("wide", Boolean(one.what.wide) || (tab() === "network" && one === network));
     return element;
   }));
-  find("#verdict").hidden = ["accuracy"].includes(tab());
+  find("#verdict").hidden = ["accuracy", "posttrain"].includes(tab());
   for (const one of panels) if (!ESTIMATED.includes(one) && one !== layouts && one !== changes && one !== compare) one.show({});
   if (tab() === "cost") followCosts();
   if (tab() === "fleet") followFleet();
+  if (tab() === "posttrain") followPosttrain();
   if (tab() === "accuracy") fetchAccuracy(() => tab() === "accuracy");
 }
 
@@ -140,6 +144,7 @@ async function dressWords() {
   find("#foot").replaceChildren(h("span", {}, t("foot.local")), h("span", {}, t("foot.keys")));
   relabel();
   relabelFleet();
+  relabelPosttrain();
   find("#panel-oom .chart")?.replaceChildren();
 }
 
@@ -149,7 +154,9 @@ onChange(async ({ flags: asked, view: seen, address }) => {
     if (answer) { refresh(answer); verdict(answer); banner(); }
     repaint(true);
   }
+  if (tab() === "posttrain" && [...seen].some((name) => name.startsWith("rl-"))) followPosttrain();
   if (seen.has("theme")) { dress(); mark(); }
+  if (address) relabelPosttrain();
   if (seen.has("tab") || address) {
     arrange();
     if (!asked) request();
