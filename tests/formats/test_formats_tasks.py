@@ -76,3 +76,117 @@ def test_a_reference_of_llamafactory_is_not_widened(tmp_path: Path) -> None:
     }  # fmt: skip
     assert held["reference"] == 2 * 8_030_261_248
     assert held["policy"] == 4 * 8_030_261_248
+
+
+# -- TRL -----------------------------------------------------------------------------------------------------------------
+
+TRL = """model_name_or_path: Qwen/Qwen2.5-0.5B
+output_dir: out
+max_length: 512
+per_device_train_batch_size: 2
+"""
+GRPO = (
+    "accelerate launch --num_processes 8 grpo.py --model_name_or_path Qwen/Qwen2.5-7B-Instruct --output_dir out"
+    " --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --max_completion_length 1024"
+)
+
+
+def of_trl(text: str, tmp_path: Path, name: str = "a.yaml", flags: str = "") -> dict[str, str]:
+    """The flags of a file of TRL."""
+    place = tmp_path / name
+    place.write_text(text)
+    found = typed(f"convert {place} --to flags")
+    assert found.code == 0, found.err
+    listed = found.out.split()[2:]
+    return {word.removeprefix("--"): value for word, value in zip(listed[1::2], listed[2::2], strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("text", "task"),
+    [
+        ("f_divergence_type: reverse_kl\n", "dpo"), ("loss_type: [sigmoid, sft]\nloss_weights: [1.0, 0.1]\n", "dpo"),
+        ("loss_type: ipo\nprecompute_ref_log_probs: true\n", "ipo"), ("desirable_weight: 1.0\n", "kto"),
+        ("loss_type: simpo\nsimpo_gamma: 0.5\n", "simpo"), ("cpo_alpha: 1.0\n", "cpo"),
+        ("center_rewards_coefficient: 0.01\n", "rm"), ("scale_rewards: group\nnum_generations: 2\n", "grpo"),
+        ("normalize_advantages: true\n", "rloo"), ("lmbda: 0.0\nteacher_model_name_or_path: gpt2\n", "gkd"),
+    ],
+)  # fmt: skip
+def test_the_keys_of_a_trl_file_say_the_trainer(text: str, task: str, tmp_path: Path) -> None:
+    assert of_trl(TRL + text, tmp_path)["task"] == task
+    place = tmp_path / "a.yaml"
+    assert document(f"estimate {place} --gpu h100-sxm5-80gb")["task"] == task
+    again = tmp_path / "b.yaml"
+    again.write_text(typed(f"convert {place} --to trl").out)
+    assert of_trl(again.read_text(), tmp_path)["task"] == task
+
+
+@pytest.mark.parametrize("task", ["dpo", "kto", "orpo", "cpo", "reward", "grpo", "rloo"])
+def test_a_command_line_of_trl_is_read(task: str, tmp_path: Path) -> None:
+    text = f"trl {task} --model_name_or_path Qwen/Qwen2.5-0.5B --output_dir out"
+    assert of_trl(text, tmp_path, "a.sh")["task"] == {"reward": "rm"}.get(task, task)
+    assert of_trl(text.replace(f"trl {task}", f"python run_{task}.py"), tmp_path, "a.sh") == of_trl(
+        text, tmp_path, "a.sh"
+    )
+
+
+def test_weights_are_loaded_as_the_trainer_does(tmp_path: Path) -> None:
+    """`create_model_from_path` has float32; ORPO's and CPO's trainers call `from_pretrained`, with the checkpoint's dtype."""
+    assert of_trl(TRL + "desirable_weight: 1.0\n", tmp_path)["weights"] == "float32"
+    assert of_trl(TRL + "cpo_alpha: 1.0\n", tmp_path)["weights"] == "auto"
+
+
+def test_answers_of_trl_are_counted_as_its_trainer_does(tmp_path: Path) -> None:
+    """A generation is per_device_train_batch_size x processes x steps_per_generation sequences; vLLM of each card has as many at
+    once as its tensor ranks have together (`GRPOConfig.__post_init__`, `VLLMGeneration`)."""
+    plain = of_trl(GRPO, tmp_path, "a.sh")
+    assert (plain["prompts"], plain["samples"], plain["answers"], plain["global-batch"]) == ("8", "8", "1024", "64")
+    assert (plain["rollout"], plain["reference"], plain["loss"], plain["weights"]) == (
+        "hf:batch=8",
+        "none",
+        "tiled",
+        "float32",
+    )
+    more = (
+        GRPO + " --beta 0.04 --steps_per_generation 8 --num_iterations 2 --use_vllm True --vllm_tensor_parallel_size 2"
+    )
+    found = of_trl(more + " --vllm_enable_sleep_mode True", tmp_path, "a.sh")
+    assert (found["prompts"], found["global-batch"], found["epochs"]) == ("32", "64", "2")
+    assert found["rollout"] == "vllm:tp=2,utilization=0.3,max_num_seqs=64,max_batched_tokens=4096,sleep=2"
+    assert "reference" not in found
+    rloo = of_trl(GRPO.replace("grpo.py", "rloo.py"), tmp_path, "a.sh")
+    assert (rloo["prompts"], rloo["samples"]) == ("32", "2")
+    assert "reference" not in rloo  # beta is 0.05
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (TRL + "beta: 0.1\n", "--task (dpo, kto, orpo, cpo, gkd, grpo, rloo)"), (TRL + "loss_type: sigmoid\n", "--task (dpo, cpo)"),
+        (TRL + "desirable_weight: 1.0\nnum_generations: 4\n", "another trainer"),
+        (TRL + "desirable_weight: 1.0\nsync_ref_model: true\n", "sync_ref_model: copies the policy"),
+        (TRL + "desirable_weight: 1.0\nuse_liger_kernel: true --version 1.15", "1.16"),
+        (TRL + "scale_rewards: group\nuse_vllm: true\nvllm_mode: server\n", "vllm_mode: 'server'"),
+        (TRL + "scale_rewards: group\nuse_vllm: true\nload_in_4bit: true\n", "bitsandbytes"),
+        (TRL + "scale_rewards: group\nentropy_coef: 0.01\n", "entropy_coef: keeps"),
+        (TRL + "scale_rewards: group\ngeneration_batch_size: 64\n", "generation_batch_size"),
+        (TRL + "scale_rewards: group\nnum_generations: 3\n", "whole groups of 3"),
+        (TRL + "scale_rewards: group --version 1.4", "release 1.16"),
+        (TRL + "teacher_model_name_or_path: gpt2\n", "lmbda"),
+        (TRL + "teacher_model_name_or_path: gpt2\nlmbda: 0\nuse_liger_kernel: true\n", "use_liger_kernel"),
+    ],
+)  # fmt: skip
+def test_what_is_not_counted_of_trl_stops_in_one_line(text: str, words: str, tmp_path: Path) -> None:
+    body, _, version = text.partition(" --version ")
+    place = tmp_path / "a.yaml"
+    place.write_text(body + "\n")
+    asked = f" --version trl={version}" if version else ""
+    found = typed(f"estimate {place} --gpu h100-sxm5-80gb{asked}")
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert words in found.err
+
+
+def test_a_task_says_whose_a_file_of_trl_is(tmp_path: Path) -> None:
+    place = tmp_path / "a.yaml"
+    place.write_text(TRL + "beta: 0.1\n")
+    assert document(f"estimate {place} --gpu h100-sxm5-80gb --task kto")["task"] == "kto"
+    assert "is no argument of TRL's reward" in typed(f"estimate {place} --gpu h100-sxm5-80gb --task rm").err

@@ -185,6 +185,13 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
     if job.global_batch is None and extra.accumulation is not None:
         ranks = 1 if job.gpus is None else job.gpus // ranks_of_replica(job)
         changes["global_batch"] = (job.micro_batch or 1) * extra.accumulation * ranks
+    if extra.generated is not None:
+        ranks, samples = 1 if job.gpus is None else job.gpus // ranks_of_replica(job), job.samples or 1
+        changes["prompts"], left = divmod(extra.generated * ranks, samples)
+        if left:
+            raise ConfigError(
+                f"{extra.generated * ranks} sequences of a generation are no whole groups of {samples}", key="samples"
+            )
     if job.recompute is not None and model is not None:
         framework = job.framework or default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
         changes["recompute"] = resolve_recompute(job.recompute, model, training(framework))
