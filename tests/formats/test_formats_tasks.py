@@ -47,6 +47,14 @@ def test_a_file_s_task_is_estimated(text: str, task: str, tmp_path: Path) -> Non
     assert found["memory"][0]["total"] == pytest.approx(again["memory"][0]["total"], rel=0.35)  # another trainer's loss
 
 
+def test_a_command_of_ms_swift_s_sft_is_not_given_a_task(tmp_path: Path) -> None:
+    place = tmp_path / "a.yaml"
+    place.write_text(FACTORY)
+    found = typed(f"convert {place} --to ms-swift")
+    assert "rlhf" not in found.out
+    assert "--task dpo: has no place in it" in found.err
+
+
 def test_a_task_goes_from_one_tool_to_another(tmp_path: Path) -> None:
     place = tmp_path / "a.yaml"
     place.write_text(FACTORY)
@@ -185,8 +193,66 @@ def test_what_is_not_counted_of_trl_stops_in_one_line(text: str, words: str, tmp
     assert words in found.err
 
 
+def test_evaluation_and_saving_of_a_task_s_file(tmp_path: Path) -> None:
+    """An evaluation keeps less than an update of as many sequences; of more there is no estimate."""
+    place = tmp_path / "a.yaml"
+    body = TRL + "desirable_weight: 1.0\neval_strategy: steps\n"
+    place.write_text(body + "per_device_eval_batch_size: 2\n")
+    asked = f"estimate {place} --gpu h100-sxm5-80gb"
+    said = typed(asked)
+    assert said.code == 0, said.err
+    assert "not counted: evaluation" in " ".join(said.out.split())
+    place.write_text(body + "per_device_eval_batch_size: 4\n")
+    assert "eval_batch" in typed(asked).err
+    script = tmp_path / "a.sh"
+    script.write_text(SWIFT + " --deepspeed zero3")
+    found = typed(f"estimate {script} --gpu h100-sxm5-80gb --gpus 8")
+    assert "not counted: saving" in " ".join(found.out.split()), found.err
+
+
 def test_a_task_says_whose_a_file_of_trl_is(tmp_path: Path) -> None:
     place = tmp_path / "a.yaml"
     place.write_text(TRL + "beta: 0.1\n")
     assert document(f"estimate {place} --gpu h100-sxm5-80gb --task kto")["task"] == "kto"
     assert "is no argument of TRL's reward" in typed(f"estimate {place} --gpu h100-sxm5-80gb --task rm").err
+
+
+# -- ms-swift ------------------------------------------------------------------------------------------------------------
+
+SWIFT = (
+    "swift rlhf --model Qwen/Qwen2.5-0.5B --max_length 512 --tuner_type lora --lora_rank 8 --target_modules all-linear"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "task"),
+    [
+        ("", "dpo"), ("--rlhf_type dpo --loss_type sigmoid bco_pair --loss_weights 1 0.5 --rpo_alpha 0.1", "dpo"),
+        ("--loss_type ipo --beta 0.1", "ipo"), ("--rlhf_type kto --desirable_weight 1.0", "kto"), ("--rlhf_type orpo", "orpo"),
+        ("--rlhf_type simpo --simpo_gamma 1.0", "simpo"), ("--rlhf_type cpo --cpo_alpha 1", "cpo"), ("--rlhf_type rm", "rm"),
+    ],
+)  # fmt: skip
+def test_preferences_of_ms_swift_are_estimated(words: str, task: str, tmp_path: Path) -> None:
+    place = tmp_path / "a.sh"
+    place.write_text(f"{SWIFT} {words}")
+    assert document(f"estimate {place} --gpu h100-sxm5-80gb")["task"] == task
+    again = typed(f"convert {place} --to ms-swift").out
+    assert again.strip() == f"{SWIFT} {words}".strip()  # nothing in it says anything else
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SWIFT + " --rlhf_type grpo", "--task grpo with a MODEL"), (SWIFT + " --rlhf_type gkd", "--task gkd"),
+        (SWIFT + " --use_liger_kernel true", "use_liger_kernel"), (SWIFT + " --ref_adapters x", "ref_adapters"),
+        (SWIFT + " --ref_model gpt2", "ref_model"), (SWIFT.replace("rlhf", "sft") + " --beta 0.1", "beta: is of another trainer"),
+        (SWIFT + " --reward_model gpt2", "reward_model"),
+        (SWIFT.replace("rlhf", "sft") + " --rlhf_type dpo", "rlhf_type: is of another trainer"),
+    ],
+)  # fmt: skip
+def test_what_is_not_counted_of_ms_swift_stops_in_one_line(text: str, words: str, tmp_path: Path) -> None:
+    place = tmp_path / "a.sh"
+    place.write_text(text)
+    found = typed(f"estimate {place} --gpu h100-sxm5-80gb")
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert words in found.err

@@ -23,7 +23,10 @@ ALIASES = {
     "lit-gpt": "litgpt", "swift": "ms-swift", "nemo": "automodel", "nemo-automodel": "automodel", "tune": "torchtune",
 }  # fmt: skip
 MARK = 10
-STARTED = {"trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd)(?:\s|$)")}
+STARTED = {
+    "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd)(?:\s|$)"),
+    "ms-swift": re.compile(r"\bswift rlhf\b"),
+}
 """Command lines that say whose they are."""
 SCRIPT = re.compile(r"(?i)(?:^|[\s/])(?:\w*_)?(?:dpo|kto|reward|grpo|rloo|orpo|cpo|gkd)(?:_\w+)?\.py\b")
 """Scripts with transformers' arguments that start one of TRL's trainers."""

@@ -85,7 +85,20 @@ def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...]]
     flags = {name: getattr(filled, name) for name in FIELDS if name not in needless} | {"version": version}
     uncounted = tuple(item for file in files for item in file.uncounted)
     notes = "; ".join(note(file) for file in files)
+    if filled.task is not None:
+        flags, left = _less_around(flags)
+        remark = f"{remark}{left}"
     return job.replace(**flags), model, f"{notes}{remark}", uncounted
+
+
+def _less_around(flags: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The flags of a task's file without what no phase of it counts, and a remark on that: layers gathered one by one to save them,
+    and an evaluation whose batch is no larger than that of the update, which keeps more."""
+    dropped = {"save": "saving"} if flags.get("save") is not None else {}
+    if (flags.get("eval_batch") or 0) <= (flags.get("micro_batch") or 1):
+        dropped |= {name: "evaluation" for name in ("eval_batch", "eval_batches") if flags.get(name) is not None}
+    said = ", ".join(dict.fromkeys(dropped.values()))
+    return flags | dict.fromkeys(dropped), f"; not counted: {said}" if said else ""
 
 
 def update_alone(job: Job) -> tuple[Job, tuple[Uncounted, ...]]:
