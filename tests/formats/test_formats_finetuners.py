@@ -212,7 +212,7 @@ def test_a_notebook(tmp_path: Path) -> None:
         ("a.yaml", LIT.replace("bf16-true", "16-true"), "'16-true' is not one that is read"),
         ("a.sh", SWIFT.replace("NPROC_PER_NODE=$nproc_per_node \\\n", "").replace("    --deepspeed zero2\n", "    --max_steps 1\n"),
          "4 GPUs without NPROC_PER_NODE share out the layers"),
-        ("a.sh", SWIFT.replace("swift sft", "swift rlhf"), "swift rlhf: is another command"),
+        ("a.sh", SWIFT.replace("swift sft", "swift infer"), "swift infer: is another command"),
         ("a.yaml", NEMO + "qat: {enabled: true}\n", "trains with quantised products"),
         ("a.py", UNSLOTH.replace("SFTTrainer", "GRPOTrainer"), "uses another trainer than SFT"),
         ("a.py", UNSLOTH.replace("r = 16", "r = RANK"), "'$RANK' comes from outside the file; give --lora-rank"),

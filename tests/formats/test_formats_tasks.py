@@ -47,6 +47,14 @@ def test_a_file_s_task_is_estimated(text: str, task: str, tmp_path: Path) -> Non
     assert found["memory"][0]["total"] == pytest.approx(again["memory"][0]["total"], rel=0.35)  # another trainer's loss
 
 
+def test_a_command_of_ms_swift_s_sft_is_not_given_a_task(tmp_path: Path) -> None:
+    place = tmp_path / "a.yaml"
+    place.write_text(FACTORY)
+    found = typed(f"convert {place} --to ms-swift")
+    assert "rlhf" not in found.out
+    assert "--task dpo: has no place in it" in found.err
+
+
 def test_a_task_goes_from_one_tool_to_another(tmp_path: Path) -> None:
     place = tmp_path / "a.yaml"
     place.write_text(FACTORY)
@@ -76,3 +84,175 @@ def test_a_reference_of_llamafactory_is_not_widened(tmp_path: Path) -> None:
     }  # fmt: skip
     assert held["reference"] == 2 * 8_030_261_248
     assert held["policy"] == 4 * 8_030_261_248
+
+
+# -- TRL -----------------------------------------------------------------------------------------------------------------
+
+TRL = """model_name_or_path: Qwen/Qwen2.5-0.5B
+output_dir: out
+max_length: 512
+per_device_train_batch_size: 2
+"""
+GRPO = (
+    "accelerate launch --num_processes 8 grpo.py --model_name_or_path Qwen/Qwen2.5-7B-Instruct --output_dir out"
+    " --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --max_completion_length 1024"
+)
+
+
+def of_trl(text: str, tmp_path: Path, name: str = "a.yaml", flags: str = "") -> dict[str, str]:
+    """The flags of a file of TRL."""
+    place = tmp_path / name
+    place.write_text(text)
+    found = typed(f"convert {place} --to flags")
+    assert found.code == 0, found.err
+    listed = found.out.split()[2:]
+    return {word.removeprefix("--"): value for word, value in zip(listed[1::2], listed[2::2], strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("text", "task"),
+    [
+        ("f_divergence_type: reverse_kl\n", "dpo"), ("loss_type: [sigmoid, sft]\nloss_weights: [1.0, 0.1]\n", "dpo"),
+        ("loss_type: ipo\nprecompute_ref_log_probs: true\n", "ipo"), ("desirable_weight: 1.0\n", "kto"),
+        ("loss_type: simpo\nsimpo_gamma: 0.5\n", "simpo"), ("cpo_alpha: 1.0\n", "cpo"),
+        ("center_rewards_coefficient: 0.01\n", "rm"), ("scale_rewards: group\nnum_generations: 2\n", "grpo"),
+        ("normalize_advantages: true\n", "rloo"), ("lmbda: 0.0\nteacher_model_name_or_path: gpt2\n", "gkd"),
+    ],
+)  # fmt: skip
+def test_the_keys_of_a_trl_file_say_the_trainer(text: str, task: str, tmp_path: Path) -> None:
+    assert of_trl(TRL + text, tmp_path)["task"] == task
+    place = tmp_path / "a.yaml"
+    assert document(f"estimate {place} --gpu h100-sxm5-80gb")["task"] == task
+    again = tmp_path / "b.yaml"
+    again.write_text(typed(f"convert {place} --to trl").out)
+    assert of_trl(again.read_text(), tmp_path)["task"] == task
+
+
+@pytest.mark.parametrize("task", ["dpo", "kto", "orpo", "cpo", "reward", "grpo", "rloo"])
+def test_a_command_line_of_trl_is_read(task: str, tmp_path: Path) -> None:
+    text = f"trl {task} --model_name_or_path Qwen/Qwen2.5-0.5B --output_dir out"
+    assert of_trl(text, tmp_path, "a.sh")["task"] == {"reward": "rm"}.get(task, task)
+    assert of_trl(text.replace(f"trl {task}", f"python run_{task}.py"), tmp_path, "a.sh") == of_trl(
+        text, tmp_path, "a.sh"
+    )
+
+
+def test_weights_are_loaded_as_the_trainer_does(tmp_path: Path) -> None:
+    """`create_model_from_path` has float32; ORPO's and CPO's trainers call `from_pretrained`, with the checkpoint's dtype."""
+    assert of_trl(TRL + "desirable_weight: 1.0\n", tmp_path)["weights"] == "float32"
+    assert of_trl(TRL + "cpo_alpha: 1.0\n", tmp_path)["weights"] == "auto"
+
+
+def test_answers_of_trl_are_counted_as_its_trainer_does(tmp_path: Path) -> None:
+    """A generation is per_device_train_batch_size x processes x steps_per_generation sequences; vLLM of each card has as many at
+    once as its tensor ranks have together (`GRPOConfig.__post_init__`, `VLLMGeneration`)."""
+    plain = of_trl(GRPO, tmp_path, "a.sh")
+    assert (plain["prompts"], plain["samples"], plain["answers"], plain["global-batch"]) == ("8", "8", "1024", "64")
+    assert (plain["rollout"], plain["reference"], plain["loss"], plain["weights"]) == (
+        "hf:batch=8",
+        "none",
+        "tiled",
+        "float32",
+    )
+    more = (
+        GRPO + " --beta 0.04 --steps_per_generation 8 --num_iterations 2 --use_vllm True --vllm_tensor_parallel_size 2"
+    )
+    found = of_trl(more + " --vllm_enable_sleep_mode True", tmp_path, "a.sh")
+    assert (found["prompts"], found["global-batch"], found["epochs"]) == ("32", "64", "2")
+    assert found["rollout"] == "vllm:tp=2,utilization=0.3,max_num_seqs=64,max_batched_tokens=4096,sleep=2"
+    assert "reference" not in found
+    rloo = of_trl(GRPO.replace("grpo.py", "rloo.py"), tmp_path, "a.sh")
+    assert (rloo["prompts"], rloo["samples"]) == ("32", "2")
+    assert "reference" not in rloo  # beta is 0.05
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (TRL + "beta: 0.1\n", "--task (dpo, kto, orpo, cpo, gkd, grpo, rloo)"), (TRL + "loss_type: sigmoid\n", "--task (dpo, cpo)"),
+        (TRL + "desirable_weight: 1.0\nnum_generations: 4\n", "another trainer"),
+        (TRL + "desirable_weight: 1.0\nsync_ref_model: true\n", "sync_ref_model: copies the policy"),
+        (TRL + "desirable_weight: 1.0\nuse_liger_kernel: true --version 1.15", "1.16"),
+        (TRL + "scale_rewards: group\nuse_vllm: true\nvllm_mode: server\n", "vllm_mode: 'server'"),
+        (TRL + "scale_rewards: group\nuse_vllm: true\nload_in_4bit: true\n", "bitsandbytes"),
+        (TRL + "scale_rewards: group\nentropy_coef: 0.01\n", "entropy_coef: keeps"),
+        (TRL + "scale_rewards: group\ngeneration_batch_size: 64\n", "generation_batch_size"),
+        (TRL + "scale_rewards: group\nnum_generations: 3\n", "whole groups of 3"),
+        (TRL + "scale_rewards: group --version 1.4", "release 1.16"),
+        (TRL + "teacher_model_name_or_path: gpt2\n", "lmbda"),
+        (TRL + "teacher_model_name_or_path: gpt2\nlmbda: 0\nuse_liger_kernel: true\n", "use_liger_kernel"),
+    ],
+)  # fmt: skip
+def test_what_is_not_counted_of_trl_stops_in_one_line(text: str, words: str, tmp_path: Path) -> None:
+    body, _, version = text.partition(" --version ")
+    place = tmp_path / "a.yaml"
+    place.write_text(body + "\n")
+    asked = f" --version trl={version}" if version else ""
+    found = typed(f"estimate {place} --gpu h100-sxm5-80gb{asked}")
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert words in found.err
+
+
+def test_evaluation_and_saving_of_a_task_s_file(tmp_path: Path) -> None:
+    """An evaluation keeps less than an update of as many sequences; of more there is no estimate."""
+    place = tmp_path / "a.yaml"
+    body = TRL + "desirable_weight: 1.0\neval_strategy: steps\n"
+    place.write_text(body + "per_device_eval_batch_size: 2\n")
+    asked = f"estimate {place} --gpu h100-sxm5-80gb"
+    said = typed(asked)
+    assert said.code == 0, said.err
+    assert "not counted: evaluation" in " ".join(said.out.split())
+    place.write_text(body + "per_device_eval_batch_size: 4\n")
+    assert "eval_batch" in typed(asked).err
+    script = tmp_path / "a.sh"
+    script.write_text(SWIFT + " --deepspeed zero3")
+    found = typed(f"estimate {script} --gpu h100-sxm5-80gb --gpus 8")
+    assert "not counted: saving" in " ".join(found.out.split()), found.err
+
+
+def test_a_task_says_whose_a_file_of_trl_is(tmp_path: Path) -> None:
+    place = tmp_path / "a.yaml"
+    place.write_text(TRL + "beta: 0.1\n")
+    assert document(f"estimate {place} --gpu h100-sxm5-80gb --task kto")["task"] == "kto"
+    assert "is no argument of TRL's reward" in typed(f"estimate {place} --gpu h100-sxm5-80gb --task rm").err
+
+
+# -- ms-swift ------------------------------------------------------------------------------------------------------------
+
+SWIFT = (
+    "swift rlhf --model Qwen/Qwen2.5-0.5B --max_length 512 --tuner_type lora --lora_rank 8 --target_modules all-linear"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "task"),
+    [
+        ("", "dpo"), ("--rlhf_type dpo --loss_type sigmoid bco_pair --loss_weights 1 0.5 --rpo_alpha 0.1", "dpo"),
+        ("--loss_type ipo --beta 0.1", "ipo"), ("--rlhf_type kto --desirable_weight 1.0", "kto"), ("--rlhf_type orpo", "orpo"),
+        ("--rlhf_type simpo --simpo_gamma 1.0", "simpo"), ("--rlhf_type cpo --cpo_alpha 1", "cpo"), ("--rlhf_type rm", "rm"),
+    ],
+)  # fmt: skip
+def test_preferences_of_ms_swift_are_estimated(words: str, task: str, tmp_path: Path) -> None:
+    place = tmp_path / "a.sh"
+    place.write_text(f"{SWIFT} {words}")
+    assert document(f"estimate {place} --gpu h100-sxm5-80gb")["task"] == task
+    again = typed(f"convert {place} --to ms-swift").out
+    assert again.strip() == f"{SWIFT} {words}".strip()  # nothing in it says anything else
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SWIFT + " --rlhf_type grpo", "--task grpo with a MODEL"), (SWIFT + " --rlhf_type gkd", "--task gkd"),
+        (SWIFT + " --use_liger_kernel true", "use_liger_kernel"), (SWIFT + " --ref_adapters x", "ref_adapters"),
+        (SWIFT + " --ref_model gpt2", "ref_model"), (SWIFT.replace("rlhf", "sft") + " --beta 0.1", "beta: is of another trainer"),
+        (SWIFT + " --reward_model gpt2", "reward_model"),
+        (SWIFT.replace("rlhf", "sft") + " --rlhf_type dpo", "rlhf_type: is of another trainer"),
+    ],
+)  # fmt: skip
+def test_what_is_not_counted_of_ms_swift_stops_in_one_line(text: str, words: str, tmp_path: Path) -> None:
+    place = tmp_path / "a.sh"
+    place.write_text(text)
+    found = typed(f"estimate {place} --gpu h100-sxm5-80gb")
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert words in found.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 
 from loadgauge.errors import ConfigError, suggest
@@ -22,6 +23,13 @@ ALIASES = {
     "lit-gpt": "litgpt", "swift": "ms-swift", "nemo": "automodel", "nemo-automodel": "automodel", "tune": "torchtune",
 }  # fmt: skip
 MARK = 10
+STARTED = {
+    "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd)(?:\s|$)"),
+    "ms-swift": re.compile(r"\bswift rlhf\b"),
+}
+"""Command lines that say whose they are."""
+SCRIPT = re.compile(r"(?i)(?:^|[\s/])(?:\w*_)?(?:dpo|kto|reward|grpo|rloo|orpo|cpo|gkd)(?:_\w+)?\.py\b")
+"""Scripts with transformers' arguments that start one of TRL's trainers."""
 
 
 def dialect(name: str) -> Dialect:
@@ -45,6 +53,10 @@ def dialect(name: str) -> Dialect:
 
 def recognise(document: Document) -> Dialect | None:
     """The dialect that has most of a document's keys, where keys of one dialect alone count most; None where none has any."""
+    program = " ".join(getattr(document, "program", ()))
+    for name, pattern in STARTED.items():
+        if pattern.search(program):
+            return dialect(name)
     present = set(document.names())
     scores: dict[str, int] = {}
     for name in FILES:
@@ -55,4 +67,6 @@ def recognise(document: Document) -> Dialect | None:
                 marks = len(present & (candidate.marks | dialect(BUILT_ON[name]).marks))
             scores[name] = MARK * marks + len(present & candidate.known) if marks else 0
     best = max(scores, key=lambda name: scores[name], default=None)
-    return dialect(best) if best is not None and scores[best] else None
+    if best is None or not scores[best]:
+        return None
+    return dialect("trl" if best == "transformers" and SCRIPT.search(program) else best)

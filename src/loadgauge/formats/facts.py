@@ -26,7 +26,7 @@ NAMES = (
     "base", "lora_dropout",
     "lora_dtype", "kbit_upcast", "use_dora", "modules_to_save", "lora_layers", "train", "offload", "offload_to",
     "activation_offload", "pin_memory", "end_units", "engine",
-    "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts", "samples",
+    "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts", "samples", "generated",
     "prompt_len", "answers", "epochs", "logprob_batch", "logprob_tokens", "rollout", "placement", "staleness", "reference",
     "teacher", "reward_model", "critic", "critic_batch", "frozen_offload", "frozen_weights", "rollout_offload",
 )  # fmt: skip
@@ -43,10 +43,12 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
 
     config: the model as a Hugging Face `config.json`, where the file has the sizes instead of a name
     accumulation: micro-batches of a step on one data parallel rank, where how many ranks there are is not known
+    generated: sequences that one data parallel rank generates for a step
     """
 
     config: dict[str, Any] | None = None
     accumulation: int | None = None
+    generated: int | None = None
 
 
 class Fact(msgspec.Struct, frozen=True):
@@ -133,6 +135,7 @@ def solve(facts: Mapping[str, Fact], file: str = "") -> tuple[Job, Extra]:
     return job, Extra(
         config=_value(facts, "config"),
         accumulation=accumulation if batch is None else None,
+        generated=_value(facts, "generated") if "prompts" not in facts else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.formats import deepspeed
+from loadgauge.formats import deepspeed, trl_tasks
 from loadgauge.formats.coverage import words
 from loadgauge.formats.evaluation import evaluation, saving
 from loadgauge.formats.megatron import launched
@@ -404,7 +404,21 @@ def _trl_run(keys: Keys, *, eight: bool = False) -> Facts:
 def _trl_loss() -> Idea:
     key, liger, old = "loss_type", "use_liger_kernel", "use_liger"
 
+    def of_task(keys: Keys, trainer: str) -> Facts:
+        """Log-probabilities of the trainers with a fused head; the others have the whole logits."""
+        kernels = "liger" if keys.flag(liger) or keys.flag(old) else "native"
+        if trainer in ("orpo", "cpo", "reward", "gkd"):
+            if kernels == "liger":
+                raise keys.wrong(liger, f"with TRL's {trainer} is not read")
+            return {"loss": "auto", "kernels": kernels}
+        if kernels == "liger" and not keys.since(1, 16):
+            raise keys.wrong(liger, f"with TRL's {trainer} is read of release 1.16 and later")
+        return {"loss": "tiled" if keys.since(1, 16) else "float32", "kernels": kernels}
+
     def read(keys: Keys) -> Facts:
+        trainer = trl_tasks.trainer_of(keys)
+        if trainer is not None:
+            return of_task(keys, trainer)
         # Since 1.6 the logits are never whole, with a plain `nll` too from 1.16 on.
         words = {"nll": keys.since(1, 16), "chunked_nll": True, "dft": False}
         values = keys.choice(key, words)
@@ -415,6 +429,8 @@ def _trl_loss() -> Idea:
         return {"loss": ("tiled" if whole else "chunked") if chunked else "auto", "kernels": "native"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if facts.get("task") in trl_tasks.TASKS:
+            return {liger: True if facts.get("kernels") == "liger" else None}
         if facts.get("kernels") == "liger":
             return {key: None, liger: True}
         chunked = (facts.get("loss") or "auto").startswith(("chunked", "tiled"))
@@ -453,6 +469,8 @@ def _trl_precision(keys: Keys) -> str | None:
 def _sft_loads(keys: Keys) -> str | None:
     """The trainer loads the model by its name."""
     quantised = keys.flag("load_in_4bit") or keys.flag("load_in_8bit")
+    if trl_tasks.trainer_of(keys) in ("orpo", "cpo"):  # which take the model as `from_pretrained` loads it
+        return None if quantised else LOADED_DTYPE.at(Stack()).value
     release = next((number for number in ((0, 27), (0, 26)) if keys.since(*number)), None)
     # Older ones went with transformers 4.
     stack = Stack((("trl", (0, 25)), ("transformers", (4, 57)))) if release is None else Stack((("trl", release),))
@@ -517,7 +535,7 @@ TRANSFORMERS = Dialect(
 
 TRL = Dialect(
     name="trl",
-    title="TRL SFT",
+    title="TRL",
     versions="TRL 0.12 - 1.16",
     syntaxes=("yaml", "json", "argv"),
     auto=True,
@@ -527,7 +545,8 @@ TRL = Dialect(
         max_length max_seq_length packing use_peft padding_free lora_r lora_target_modules dataset_text_field dataset_name
         load_in_4bit per_device_train_batch_size loss_type
         """
-    ),
+    )
+    | frozenset(trl_tasks.EVERY) - words("temperature top_p top_k min_p beta delta epsilon"),
     # What is a key of its trainer alone, at its default.
     blank={
         "yaml": "output_dir: output\npacking: false\n",
@@ -543,6 +562,7 @@ TRL = Dialect(
         half(_trl_precision),
         weights("dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype", default=_sft_loads),
         _trl_loss(),
+        trl_tasks.task(),
         TORCH_COMPILE,
         ACTIVATIONS,
         _quantised(),
@@ -551,5 +571,5 @@ TRL = Dialect(
         evaluation(),
         SAVING,
     ),
-    programs=OTHER_TRAINERS,
+    programs=trl_tasks.OTHERS,
 )

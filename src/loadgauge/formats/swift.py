@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -299,6 +300,60 @@ def _checkpointing() -> Idea:
     return Idea(keys=(key, new), facts=("recompute",), read=read, write=write)
 
 
+PREFERENCES = {name: name for name in ("dpo", "orpo", "simpo", "kto", "cpo", "rm")}
+"""`rlhf_type`: those that generate nothing."""
+OF_PREFERENCES = names_in(
+    "beta label_smoothing loss_weights rpo_alpha ld_alpha discopop_tau cpo_alpha simpo_gamma desirable_weight undesirable_weight"
+    " center_rewards_coefficient ref_model ref_adapters ref_model_type ref_model_revision"
+)
+"""Keys of `swift rlhf` that weigh the loss, or say the reference."""
+
+
+def _task() -> Idea:
+    """What `swift rlhf` trains for. A reference is the model itself, with adapters the model without them."""
+    kind, loss = "rlhf_type", "loss_type"
+
+    def started(keys: Keys) -> bool:
+        """Whether a command line is one of `swift rlhf`; a file with `rlhf_type` is."""
+        if keys.document.syntax != "argv":
+            return keys.has(kind)
+        return re.search(r"\bswift rlhf\b|\brlhf\.py\b", " ".join(getattr(keys.document, "program", ()))) is not None
+
+    def read(keys: Keys) -> Facts:
+        present = next((key for key in (kind, loss, *OF_PREFERENCES) if keys.has(key)), None)
+        if not started(keys):
+            if present is not None:
+                raise keys.wrong(present, "is of another trainer than SFT, which swift rlhf and rlhf_type start")
+            return {}
+        word = keys.word(kind) or "dpo"
+        if word in ("grpo", "gkd", "ppo"):
+            raise keys.wrong(
+                kind, f"{word!r} generates its answers, whose engine is not read here: --task {word} with a MODEL"
+            )
+        task = keys.choice(kind, PREFERENCES) or "dpo"
+        if keys.flag("use_liger_kernel"):
+            raise keys.wrong("use_liger_kernel", "beside rlhf_type has a loss of its own, which is not read")
+        if keys.has("ref_adapters"):
+            raise keys.wrong("ref_adapters", "loads a reference with adapters, which is not read")
+        own = keys.agreed(MODEL, keys.word)
+        if keys.has("ref_model") and keys.word("ref_model") != own:
+            raise keys.wrong("ref_model", "is read where it is the model that is trained")
+        ipo = task == "dpo" and keys.words(loss) == ["ipo"]
+        return {"task": "ipo" if ipo else task}
+
+    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
+        task = facts.get("task")
+        if keys.document.syntax == "argv" and not started(keys):
+            return {}
+        if task == "ipo":
+            return {kind: "dpo", loss: "ipo"}
+        return (
+            {kind: task, loss: None if keys.words(loss) == ["ipo"] else keys.raw(loss)} if task in PREFERENCES else {}
+        )
+
+    return Idea(keys=(kind, loss, *OF_PREFERENCES), facts=("task",), read=read, write=write)
+
+
 def _accumulation() -> Idea:
     key = "gradient_accumulation_steps"
 
@@ -324,7 +379,7 @@ SWIFT = Dialect(
     marks=words(
         """
         tuner_type train_type sft_type target_modules split_dataset_ratio model_author attn_impl
-        quant_bits quant_method vit_gradient_checkpointing
+        quant_bits quant_method vit_gradient_checkpointing rlhf_type
         """
     ),
     blank={"argv": "swift sft --attn_impl flash_attn --output_dir output\n", "yaml": "attn_impl: flash_attn\noutput_dir: output\n"},
@@ -344,6 +399,7 @@ SWIFT = Dialect(
         _precision(),
         row("attention", "attn_impl", words=ATTENTION | {"flash_attn": "fa2"}),
         liger("use_liger_kernel"),
+        _task(),
         context_parallel("sequence_parallel_size"),
         _dropout(),
         evaluation(
@@ -353,7 +409,7 @@ SWIFT = Dialect(
         TORCH_COMPILE,
     ),
     programs={
-        r"\bswift (rlhf|infer|deploy|rollout|sample|eval|app|export)\b": "is another command than sft and pt",
+        r"\bswift (infer|deploy|rollout|sample|eval|app|export)\b": "is another command than sft, pt and rlhf",
         r"\bmegatron (sft|pt|rlhf)\b": "trains with Megatron, whose arguments are read as megatron's",
     },
 )  # fmt: skip

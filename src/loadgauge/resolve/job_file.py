@@ -85,7 +85,20 @@ def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...]]
     flags = {name: getattr(filled, name) for name in FIELDS if name not in needless} | {"version": version}
     uncounted = tuple(item for file in files for item in file.uncounted)
     notes = "; ".join(note(file) for file in files)
+    if filled.task is not None:
+        flags, left = _less_around(flags)
+        remark = f"{remark}{left}"
     return job.replace(**flags), model, f"{notes}{remark}", uncounted
+
+
+def _less_around(flags: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The flags of a task's file without what no phase of it counts, and a remark on that: layers gathered one by one to save them,
+    and an evaluation whose batch is no larger than that of the update, which keeps more."""
+    dropped = {"save": "saving"} if flags.get("save") is not None else {}
+    if (flags.get("eval_batch") or 0) <= (flags.get("micro_batch") or 1):
+        dropped |= {name: "evaluation" for name in ("eval_batch", "eval_batches") if flags.get(name) is not None}
+    said = ", ".join(dict.fromkeys(dropped.values()))
+    return flags | dict.fromkeys(dropped), f"; not counted: {said}" if said else ""
 
 
 def update_alone(job: Job) -> tuple[Job, tuple[Uncounted, ...]]:
@@ -185,6 +198,13 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
     if job.global_batch is None and extra.accumulation is not None:
         ranks = 1 if job.gpus is None else job.gpus // ranks_of_replica(job)
         changes["global_batch"] = (job.micro_batch or 1) * extra.accumulation * ranks
+    if extra.generated is not None:
+        ranks, samples = 1 if job.gpus is None else job.gpus // ranks_of_replica(job), job.samples or 1
+        changes["prompts"], left = divmod(extra.generated * ranks, samples)
+        if left:
+            raise ConfigError(
+                f"{extra.generated * ranks} sequences of a generation are no whole groups of {samples}", key="samples"
+            )
     if job.recompute is not None and model is not None:
         framework = job.framework or default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
         changes["recompute"] = resolve_recompute(job.recompute, model, training(framework))
