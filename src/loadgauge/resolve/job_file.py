@@ -106,7 +106,7 @@ def update_alone(job: Job) -> tuple[Job, tuple[Uncounted, ...]]:
     given back as they are. Raises `ConfigError` where the engine keeps its memory through the update.
 
     >>> update_alone(Job("gpt2", task="grpo", prompt_len=512, answers="512"))[0].flags()
-    'gpt2 --seq-len 1024'
+    '--seq-len 1024'
     """
     task = TASKS[job.task or ""]
     if not task.rollout:
