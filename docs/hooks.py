@@ -20,6 +20,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 COMMAND = re.compile(r"^```console\n\$ (loadgauge [^\n]*(?:\\\n[^\n]*)*)\n```$", re.MULTILINE)
@@ -49,9 +50,11 @@ def printed(line: str, longest: int | None = LONGEST) -> str:
     """What a command prints in 90 columns, in a folder with the files of `examples/`; its first `longest` lines."""
     from loadgauge.cli.main import run
 
-    os.environ["COLUMNS"] = "90"
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(ROOT / "examples"):
+    with (
+        mock.patch.dict(os.environ, COLUMNS="90"), contextlib.chdir(ROOT / "examples"),
+        contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+    ):  # fmt: skip
         run(shlex.split(line)[1:])
     text = re.sub(r"; [\d.,]+ s\.", ".", (out.getvalue() + err.getvalue()).rstrip())
     lines = text.splitlines()
