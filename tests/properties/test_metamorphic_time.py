@@ -179,3 +179,18 @@ def test_the_order_of_flags_changes_nothing(job: Job) -> None:
     shuffled = [word for flag in flags for word in flag]
     usual = document(f"estimate {job.model} {job.flags()}")
     assert document(f"estimate {shlex.join(shuffled)} {job.model}") == usual
+
+
+def test_what_goes_over_several_groups_hides_under_one_backward() -> None:
+    """Shares within a group and sums over its copies: together they cannot hide under more compute than there is."""
+    job = Job(
+        model="llama-3.1-8b", gpu="a100-pcie-40gb", gpus=4, zero=2, replicas=2, micro_batch=1, global_batch=8, seq_len=256,
+        framework="torchtitan", recompute="none", gpus_per_node=4, link_bandwidth="300GB/s",
+    )  # fmt: skip
+    result = resolve_job(job).estimate()
+    assert result.time is not None
+    rows = [row for row in result.network if row.lane == "dp"]
+    assert {row.ranks for row in rows} == {2}
+    assert len(rows) == 3
+    hidden = sum(row.seconds for row in rows) - result.time.parts["dp"]
+    assert 0 < hidden <= result.time.parts["forward"] + result.time.parts["backward"]
