@@ -10,7 +10,7 @@ import pytest
 
 from loadgauge.lengths import Lengths
 from loadgauge.posttrain.answers import answers
-from loadgauge.posttrain.tail import expected_longest, generation
+from loadgauge.posttrain.tail import _steps, expected_longest, generation
 
 
 def simulated(lengths: Lengths, step, n: int, slots: int, prompt: int, replicas: int, seed: int) -> float:
@@ -96,3 +96,10 @@ def test_very_many_that_wait_take_tokens_over_throughput() -> None:
     found = generation(lengths, line, sequences=200_000, slots=16, prompt=10)
     full = line(16, 10 + lengths.mean_square / (2 * lengths.mean))
     assert found.seconds == pytest.approx(200_000 * lengths.mean / 16 * full, rel=0.01)
+
+
+def test_steps_between_those_that_were_timed_lie_on_a_line() -> None:
+    import numpy
+
+    found = _steps(lambda size, at: 3.0 + 2 * size + 5 * at, numpy.array([1.0, 7, 64]), numpy.array([100.0, 300, 900]))
+    assert found == pytest.approx([505, 1517, 4631])
