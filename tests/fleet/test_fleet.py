@@ -307,6 +307,38 @@ def test_the_planner_weighs_what_a_failing_host_takes_with_it(capsys) -> None:
     assert command([*words, "--fleet", "spares=0"]) == 2
 
 
+def test_a_plan_asks_the_same_about_its_best_layout(capsys) -> None:
+    words = [
+        "llama-3.1-8b",
+        "--gpu",
+        "h100",
+        "--gpus",
+        "512",
+        "--global-batch",
+        "512",
+        "--seq-len",
+        "8192",
+        "--framework",
+        "megatron",
+        "--tokens",
+        "5T",
+    ]
+    narrow = ["--tp", "1", "--pp", "1", "--cp", "1", "--zero", "2", "--micro-batch", "1", "--recompute", "none"]
+    for question, more in (("spares", "failures=llama3"), ("checkpoint-interval", "failures=llama3,checkpoint=sync"),
+                           ("sites", "between=100Gbit/s,inner_steps=200")):  # fmt: skip
+        assert command(["plan", *words, *narrow, "--find", question, "--fleet", more, "--json"]) == 0
+        planned = json.loads(capsys.readouterr().out)
+        own = [word for pair in more.split(",") for word in ("--" + pair.replace("_", "-").replace("=", " ")).split()]
+        recover = [] if question == "sites" else ["--recover", "elastic"]
+        layout = ["--zero", "2", "--micro-batch", "1", "--recompute", "none"]
+        assert command(["fleet", *words, *layout, *own, *recover, "--find", question, "--json"]) == 0
+        alone = json.loads(capsys.readouterr().out)
+        key = {"checkpoint-interval": "every"}.get(question, question)
+        assert planned[key] == pytest.approx(alone[key], rel=0.1)
+    for wrong in (["--find", "spares"], ["--find", "spares", "--tokens", "1T", "--fleet", "between=1GB/s"]):
+        assert command(["plan", *words[:-2], *narrow, *wrong]) == 2
+
+
 def test_spares() -> None:
     assert hosts_of("1%", 100_000, 8) == 125
 

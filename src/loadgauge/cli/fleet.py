@@ -11,6 +11,8 @@ from loadgauge.cli.param_types import Positive, Whole
 from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import ConfigError
 from loadgauge.fleet.simulate import NAMES
+from loadgauge.fleet.sites import OPTIONS
+from loadgauge.fleet.what_if import FINDS
 from loadgauge.spec.job import POSTTRAIN, WHOLE_RUN, Job, fields
 
 OWN = (
@@ -28,7 +30,6 @@ TOPICS = (
     "tiers",
     *(name.replace(" ", "-") for name in NAMES),
 )
-FINDS = ("checkpoint-interval", "spares", "oversubscription", "sites")
 
 
 def _run_options(command: Any) -> Any:
@@ -148,10 +149,7 @@ def command(model: str | None, as_json: bool, topic: str | None, find: str | Non
     from loadgauge.report import fleet_queue
 
     own = {name: flags.pop(name) for name in OWN}
-    local = {
-        name: flags.pop(name)
-        for name in ("sites", "inner_steps", "between", "delta_bits", "sparse", "stale", "site_speeds")
-    }
+    local = {name: flags.pop(name) for name in ("sites", *OPTIONS)}
     more = {name: flags.pop(name) for name in ("jobs", "slack", "sweep", "output", "workers", "ray")}
     given = {name: value for name, value in own.items() if value is not None}
     local = {name: value for name, value in local.items() if value is not None}
@@ -183,7 +181,7 @@ def command(model: str | None, as_json: bool, topic: str | None, find: str | Non
     if more["sweep"]:
         return fleet_queue.sweep(job, given, more, as_json=as_json)
     if find is not None:
-        return report.find(job, given, find, more["slack"] or 0.01, local, as_json=as_json)
+        return report.find(job, given, find, more["slack"] or report.SLACK, local, as_json=as_json)
     if local:
         return report.sites(job, given, local, as_json=as_json)
     return report.answer(job, given, topic=topic, what_if=what_if, as_json=as_json)

@@ -12,6 +12,7 @@ from loadgauge.cli.options import complete_model, option, options
 from loadgauge.cli.param_types import Whole
 from loadgauge.cli.sizes import model_or_usage, size_options
 from loadgauge.errors import ConfigError
+from loadgauge.fleet.what_if import FINDS
 from loadgauge.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, questions
 from loadgauge.spec.job import POSTTRAIN, Field, Job, fields
 
@@ -97,6 +98,7 @@ def command(model: str | None, as_json: bool, **flags: Any) -> int:
     loadgauge plan axolotl.yaml --gpu h100-sxm5-80gb --gpus 8 --export axolotl --out faster.yaml
     loadgauge plan mixtral-8x7b --gpu h100-sxm5-80gb --gpus 32,64,128 --objective money --global-batch 512
     loadgauge plan --sweep sweep.toml --output results
+    loadgauge plan llama-3.1-405b --gpu h100 --gpus 100000 --tokens 30T --global-batch 12500 --find spares --fleet failures=llama3
     loadgauge plan qwen3-32b --gpu h100-sxm5-80gb --gpus 64 --task grpo --prompts 128 --samples 16 --prompt-len 512 \\
         --answers exp:3000,8192
     """
@@ -112,6 +114,10 @@ def command(model: str | None, as_json: bool, **flags: Any) -> int:
         if flags.pop(name) is not None:
             raise ConfigError("goes with --task", key=name)
     request = PlanRequest.of(model_or_usage(model, flags), flags)
+    if request.find in FINDS:
+        from loadgauge.report import fleet
+
+        return fleet.find_planned(request, as_json=as_json)
     if request.find is not None:
         from loadgauge.report import inverse
 

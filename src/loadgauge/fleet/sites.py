@@ -27,6 +27,10 @@ OUTER_BYTES = 8
 """Of a weight's outer state: the weights of the last exchange and a momentum, in float32."""
 
 
+OPTIONS = ("inner_steps", "between", "delta_bits", "sparse", "stale", "site_speeds")
+"""What is asked about sites beside their number; each is a flag of `loadgauge fleet`."""
+
+
 class Sites(msgspec.Struct, frozen=True, kw_only=True):
     """How sites train together.
 

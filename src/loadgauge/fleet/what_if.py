@@ -13,6 +13,8 @@ from loadgauge.estimate.estimate import estimate
 from loadgauge.fleet.fleet import Fleet
 from loadgauge.fleet.simulate import away
 
+FINDS = ("checkpoint-interval", "spares", "oversubscription", "sites")
+"""The inverse questions about a fleet."""
 FEW = 200
 """Runs of a change: on the draws of the run itself, so that their differences are far smaller than their spread."""
 

@@ -16,6 +16,8 @@ from loadgauge.errors import ConfigError, Error, LayoutError, NotStated
 from loadgauge.estimate.result import Estimate
 from loadgauge.families.catalogue import models as catalogue
 from loadgauge.fleet.fleet import Options
+from loadgauge.fleet.sites import OPTIONS as OPTIONS_OF_SITES
+from loadgauge.fleet.what_if import FINDS as FLEET_FINDS
 from loadgauge.plan.axis_values import ALL, space_for
 from loadgauge.plan.search import OBJECTIVES, Case, Objective
 from loadgauge.plan.space import Space
@@ -30,7 +32,10 @@ from loadgauge.spec.layout import RecomputePolicy
 from loadgauge.spec.model import ModelSpec, Moe
 from loadgauge.units import GIB
 
-Find = Literal["seq-len", "micro-batch", "batch", "gpus", "gpu", "nic", "link", "model", "days", "tokens"]
+Find = Literal[
+    "seq-len", "micro-batch", "batch", "gpus", "gpu", "nic", "link", "model", "days", "tokens",
+    "checkpoint-interval", "spares", "oversubscription", "sites",
+]  # fmt: skip
 FINDS = {
     "seq-len": ("seq_len", "lengths"),
     "micro-batch": ("micro_batch", "lengths"),
@@ -81,7 +86,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     )] = "time"
     fleet: Annotated[str | None, _question(
         "text", "Failures, spares and recovery for --objective goodput, as the flags of `fleet`"
-        " (recover=elastic,failures=studies,spares=1%).", metavar="NAME=VALUE,...")] = None
+        " (recover=elastic,failures=studies,spares=1%); for --find sites also between=100Gbit/s and its like.",
+        metavar="NAME=VALUE,...")] = None
     margin: Annotated[float, _question(
         "positive", "Memory to leave free on each GPU.", unit="GiB", metavar="GiB")] = 0.0
     price: Annotated[float | None, _question("positive", "Price of one GPU-hour, in your currency.", metavar="MONEY")] = None
@@ -91,7 +97,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         "The inverse question: the longest sequence, the largest micro-batch, the smallest global batch (--exposed), the fewest"
         " GPUs (by a date with --tokens and --days), the cheapest kind of GPU (--prices), the slowest sufficient network adapter"
         " or link inside a node (--exposed), the largest model (MODEL: any, or a prefix of names), the days of --tokens, the"
-        " tokens of --days.",
+        " tokens of --days; of a fleet's whole run (--tokens, --fleet) the best interval between checkpoints, the best number"
+        " of spares, the most oversubscription of its --topology, the most sites.",
         choices=get_args(Find),
     )] = None
     tokens: Annotated[str | None, _question(
@@ -159,9 +166,10 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     def _check_dates(self) -> None:
         """Refuses tokens, days and utilisation where they answer nothing."""
         given = {name for name in ("tokens", "days") if getattr(self, name) is not None}
-        wanted = {"days": {"tokens"}, "tokens": {"days"}, "gpus": {"tokens", "days"} if given else set()}.get(
-            self.find or "", set()
-        )
+        wanted = {
+            "days": {"tokens"}, "tokens": {"days"}, "gpus": {"tokens", "days"} if given else set(),
+            **{name: {"tokens"} for name in FLEET_FINDS},
+        }.get(self.find or "", set())  # fmt: skip
         for name in sorted(wanted - given):
             raise ConfigError(f"is needed by --find {self.find}", key=name)
         for name in sorted(given - wanted):
@@ -180,7 +188,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
             for name in ("mfu", "hfu"):
                 if getattr(self, name) is not None:
                     raise ConfigError("goes with --tokens or --days", key=name)
-        if self.find in ("days", "tokens") and not self.gpus:
+        if self.find in ("days", "tokens", *FLEET_FINDS) and not self.gpus:
             raise ConfigError(f"is needed by --find {self.find}", key="gpus")
 
     @property
@@ -196,7 +204,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     def _check(self) -> None:
         """Refuses questions that do not go together."""
         find = self.find
-        if self.fleet is not None and self.objective != "goodput":
+        if self.fleet is not None and self.objective != "goodput" and find not in FLEET_FINDS:
             raise ConfigError("goes with --objective goodput", key="fleet")
         if find == "gpu" and self.prices is None:
             raise ConfigError("goes with --prices GPU=2.5,GPU=1.8", key="find")
@@ -352,7 +360,7 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
                 price=request.price,
                 locks=locks,
                 others=setup.others,
-                fleet=fleet_options(request.fleet),
+                fleet=fleet_options(request.fleet)[0],
             )
         )
     assert setup is not None
@@ -366,17 +374,20 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     return msgspec.structs.replace(setup, assumed=assumed), searches
 
 
-def fleet_options(text: str | None) -> Options:
-    """Read `--fleet`. Raises `ConfigError`.
+def fleet_options(text: str | None, find: str | None = None) -> tuple[Options, dict[str, str]]:
+    """Read `--fleet`: the options of a fleet, and with `--find sites` those of its sites. Raises `ConfigError`.
 
-    >>> fleet_options("spares=2%,failures=llama3").failures
+    >>> fleet_options("spares=2%,failures=llama3")[0].failures
     'llama3'
+    >>> fleet_options("between=100Gbit/s", "sites")[1]
+    {'between': '100Gbit/s'}
     """
     given: dict[str, Any] = {} if text is None else dict(_pair(word) for word in text.split(","))
+    sites = {name: given.pop(name) for name in tuple(given) if find == "sites" and name in OPTIONS_OF_SITES}
     unknown = [name for name in given if name not in Options.__struct_fields__ or name in ("runs", "seed")]
     if unknown:
         raise ConfigError(f"has nothing called {unknown[0]!r}", key="fleet")
-    return Options(**{"recover": "elastic", **given})
+    return Options(**{"recover": "elastic", **given}), sites
 
 
 def _pair(word: str) -> tuple[str, str]:

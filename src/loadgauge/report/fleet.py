@@ -10,9 +10,9 @@ from loadgauge.errors import NO, YES, ConfigError
 from loadgauge.estimate.cost import HOUR
 from loadgauge.estimate.result import Estimate
 from loadgauge.fleet.fleet import NOT_COUNTED, Fleet, Options, fleet
-from loadgauge.fleet.what_if import Change, best_interval, best_spares, changed, most_oversubscription
+from loadgauge.fleet.what_if import FEW, Change, best_interval, best_spares, changed, most_oversubscription
 from loadgauge.plan.answer import answer as plan_answer
-from loadgauge.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, cases
+from loadgauge.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, cases, fleet_options
 from loadgauge.report.fleet_reasons import explain
 from loadgauge.report.progress import clear, say
 from loadgauge.report.setup import layout_words, print_assumed
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 DECIDES = (*DEGREES, "zero", "micro_batch")
 """Fields of a layout; where one is given, none is searched."""
+SLACK = 0.01
+"""How much more time the most oversubscription, or the most sites, may take."""
 
 
 def chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], str]:
@@ -42,7 +44,11 @@ def chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], s
     fields = {name: getattr(job, name) for name in JOB_FIELDS if getattr(job, name) is not None}
     if job.gpus is None:
         raise ConfigError("is needed: the GPUs of the job", key="gpus")
-    request = PlanRequest.of(job.model, {**fields, "gpus": str(job.gpus), "objective": "goodput"})
+    return _planned(PlanRequest.of(job.model, {**fields, "gpus": str(job.gpus), "objective": "goodput"}), options)
+
+
+def _planned(request: PlanRequest, options: Options) -> tuple[Estimate, dict[str, str], str]:
+    """The layout with the most goodput, what it assumes, and how it was found."""
     try:
         say("searching layouts")
         setup, searches = cases(request)
@@ -202,16 +208,34 @@ def _what_if(target: Console, found: Fleet, changes: list[Change]) -> None:
     draw(target, columns, rows, "What if", [0])
 
 
+def find_planned(request: PlanRequest, *, as_json: bool) -> int:
+    """Answer an inverse question about the run of the layout with the most goodput, and return the exit code 0."""
+    options, local = fleet_options(request.fleet, request.find)
+    planned = msgspec.structs.replace(request, find=None, tokens=None, fleet=None, objective="goodput")
+    best, assumed, said = _planned(planned, options)
+    assert request.find is not None
+    assert request.tokens is not None
+    return _find(
+        (best, assumed, said), request.find, request.tokens, options, local, price=request.price, as_json=as_json
+    )
+
+
 def find(job: Job, given: dict[str, Any], question: str, slack: float, local: dict[str, Any], *, as_json: bool) -> int:
-    """Answer an inverse question, and return the exit code 0."""
-    result, assumed, said = chosen(job, given)
+    """Answer an inverse question about a job, and return the exit code 0."""
+    layout = chosen(job, given)
+    return _find(layout, question, job.tokens or "", Options(**given), local, slack, job.price, as_json=as_json)
+
+
+def _find(
+    layout: tuple[Estimate, dict[str, str], str], question: str, tokens: str, options: Options, local: dict[str, Any],
+    slack: float = SLACK, price: float | None = None, *, as_json: bool,
+) -> int:  # fmt: skip
+    result, assumed, said = layout
     if question == "sites":
         from loadgauge.report.fleet_sites import most_sites
 
-        return most_sites(result, job, local, slack, as_json=as_json)
-    base = fleet(
-        result, job.tokens or "", Options(**{**given, "runs": min(given.get("runs", 200), 200)}), price=job.price
-    )
+        return most_sites(result, local, slack, as_json=as_json)
+    base = fleet(result, tokens, msgspec.structs.replace(options, runs=min(options.runs, FEW)), price=price)
     if question == "checkpoint-interval":
         best, tried = best_interval(base)
         rows = [[seconds(every) if every < 60 else f"{every / 60:,.1f} min", f"{share:.2%}"] for every, share in tried]
@@ -250,4 +274,4 @@ def sites(job: Job, given: dict[str, Any], local: dict[str, Any], *, as_json: bo
     from loadgauge.report import fleet_sites
 
     result, _, said = chosen(job, given)
-    return fleet_sites.answer(result, job, local, said, as_json=as_json)
+    return fleet_sites.answer(result, local, said, as_json=as_json)

@@ -10,7 +10,6 @@ from loadgauge.estimate.result import Estimate
 from loadgauge.fleet.sites import Across, Local, Sites, across, local, most
 from loadgauge.report.setup import layout_words
 from loadgauge.report.table import Column, console, document, draw, heading, points
-from loadgauge.spec.job import Job
 from loadgauge.units import count, gib, seconds
 
 NOT_COUNTED = (
@@ -47,7 +46,7 @@ def _plain(one: Local) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def answer(result: Estimate, job: Job, given: dict[str, Any], said: str, *, as_json: bool) -> int:
+def answer(result: Estimate, given: dict[str, Any], said: str, *, as_json: bool) -> int:
     """Print what the sites take, and return the exit code 0."""
     asked = _read(result, given)
     found, others = local(result, asked), across(result, asked)
@@ -93,7 +92,7 @@ def _words(one: Across, asked: Sites) -> str:
     )
 
 
-def most_sites(result: Estimate, job: Job, given: dict[str, Any], slack: float, *, as_json: bool) -> int:
+def most_sites(result: Estimate, given: dict[str, Any], slack: float, *, as_json: bool) -> int:
     """Print the most sites that cost no more than `slack` of the tokens/s, and return the exit code 0."""
     best, tried = most(result, _read(result, {**given, "sites": 1}), slack)
     if as_json:

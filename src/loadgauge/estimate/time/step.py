@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.algebra import Size, ceil_div, maximum, minimum, same
+from loadgauge.algebra import Size, ceil_div, maximum, minimum, same, where
 from loadgauge.errors import NotStated
 from loadgauge.estimate.flops import Flops
 from loadgauge.estimate.memory.rank_memory import LayerFacts, MemoryModel
@@ -20,6 +20,7 @@ from loadgauge.estimate.memory.states import RankWeights, gathered_bytes
 from loadgauge.estimate.schedule.simulate import played_seconds
 from loadgauge.estimate.schedule.stages import Chunk, Stage, stages
 from loadgauge.estimate.time.collectives import Fabric, Group, seconds
+from loadgauge.estimate.time.contention import NOTHING, Links, added, beside, on_network
 from loadgauge.estimate.time.roofline import Machine, layer_seconds, operation_seconds
 from loadgauge.estimate.time.traffic import Traffic, collective_seconds, exchange, expose, layout_groups, stage_traffic
 from loadgauge.layers.embedding_head import head_layer, prediction_layer
@@ -31,7 +32,6 @@ from loadgauge.spec.layout import Layout
 from loadgauge.spec.software import bounds, factor
 
 LANES = ("forward", "backward", "recompute", "loss", "host", *COMMUNICATION[:-1], "bubble", "dp", "optimizer", "fixed")
-
 
 TINY = 1e-30
 """Seconds: nothing, and no divisor of 0."""
@@ -46,6 +46,8 @@ class MicroBatch(msgspec.Struct, frozen=True):
     backward: dict[str, Size]
     weight: Size = 0
     """Of the backward, what makes gradients of weights (zero-bubble schedules move it)."""
+    links: Links = NOTHING
+    """Seconds in which collectives of the layers use the network between nodes: exposed and all, of forward and of backward."""
 
     @property
     def seconds(self) -> Size:
@@ -58,6 +60,7 @@ class MicroBatch(msgspec.Struct, frozen=True):
             _add(self.forward, other.forward, times),
             _add(self.backward, other.backward, times),
             self.weight + times * other.weight,
+            added(self.links, other.links, times),
         )
 
 
@@ -180,13 +183,36 @@ class StepModel:
         listed = [c for op in chosen for c in (op.backward_comm if direction == "backward" else op.forward_comm)]
         return collective_seconds(listed, self.groups, self.fabric)
 
-    def shown(self, whole: Size, under: Size, least: Size = 0) -> Size:
-        """Return the exposed seconds of communication of `whole` seconds that overlaps with `under` seconds of compute.
+    def shown(self, whole: Size, under: Size, least: Size = 0, exposed: Size = 0, all_: Size = 0) -> Size:
+        """Return the seconds that communication of `whole` seconds adds to the `under` seconds of a pass that it overlaps with.
 
         At least the share `least` of it cannot overlap; what is hidden slows the compute down by `Efficiencies.contention`.
+        exposed, all_: as in `beside`
         """
-        seen = maximum(whole - under, least * whole)
+        seen = maximum(beside(whole, under, exposed, all_), least * whole)
         return seen + self.machine.efficiencies.contention * (whole - seen)
+
+    def crosses(self, name: str) -> Size:
+        """Return 1 where a group of ranks sends over the network between nodes, else 0."""
+        return where(self.groups[name].domains(self.fabric.domain) > 1, 1, 0)
+
+    def met(self, names: Iterable[str], links: Links) -> Links:
+        """Return what communication of some groups meets of `MicroBatch.links`: nothing where it stays inside a node."""
+        if links is NOTHING:
+            return links
+        crosses: Size = 0
+        for name in dict.fromkeys(names):
+            crosses = maximum(crosses, self.read(self.crosses(name)))
+        return added(NOTHING, links, crosses)
+
+    def on_network(
+        self, sent: dict[str, Size], ahead: dict[str, Size], returned: dict[str, Size], back: dict[str, Size]
+    ) -> Links:
+        """Return `MicroBatch.links` of a layer: seconds of its collectives by axis, and by component what is exposed of them."""
+        crossing = {axis: self.crosses(axis) for axis in {**sent, **returned}}
+        if all(same(crosses, 0) for crosses in crossing.values()):
+            return NOTHING
+        return (*on_network(sent, ahead, crossing), *on_network(returned, back, crossing))
 
     def exposed(self, by_axis: dict[str, Size], products: Size, attention: Size, layer: Size) -> dict[str, Size]:
         """Return the seconds by component that a layer's collectives add to compute.
@@ -216,8 +242,9 @@ class StepModel:
             gather, scatter = self.zero_seconds(facts.weights)
             first = 0 if exchange(self.layout, self.training).after else gather
             if self.overlap.prefetch:
-                ahead["zero"] = self.shown(first, sum(ahead.values()))
-                back["zero"] = self.shown(gather + scatter, sum(back.values()))
+                others = self.met(("zero", "expert_dp"), time.links)
+                ahead["zero"] = self.shown(first, sum(ahead.values()), 0, *others[:2])
+                back["zero"] = self.shown(gather + scatter, sum(back.values()), 0, *others[2:])
             else:
                 ahead["zero"], back["zero"] = first, gather + scatter
         if self.training.offload == "all":
@@ -263,7 +290,7 @@ class StepModel:
             seen = self.shown(total, whole) / maximum(total, TINY)
             ahead["ep"] = sent.get("etp", 0) + sent["ep"] * seen
             back["ep"] = returned.get("etp", 0) + returned["ep"] * seen
-        return MicroBatch(ahead, back, weight)
+        return MicroBatch(ahead, back, weight, self.on_network(sent, ahead, returned, back))
 
     def of_end(self, layer: Layer) -> MicroBatch:
         """Return the time of the embedding, or of the head with its loss, for one micro-batch [s]. layer: its operations"""
@@ -279,9 +306,11 @@ class StepModel:
     def computed_end(self, layer: Layer) -> tuple[MicroBatch, Size, Size]:
         """Return the part of `of_end` without ZeRO-3, then the seconds of its compute in forward and in backward."""
         time = layer_seconds(layer, self.machine)
-        ahead = {"loss": time.forward, **self.exposed(self.comm(layer, "forward"), time.forward, 0, 0)}
-        back = {"loss": time.backward, **self.exposed(self.comm(layer, "backward"), time.backward, 0, 0)}
-        return MicroBatch(ahead, back, time.weight_gradient), time.forward, time.backward
+        sent, returned = self.comm(layer, "forward"), self.comm(layer, "backward")
+        ahead = {"loss": time.forward, **self.exposed(sent, time.forward, 0, 0)}
+        back = {"loss": time.backward, **self.exposed(returned, time.backward, 0, 0)}
+        links = self.on_network(sent, ahead, returned, back)
+        return MicroBatch(ahead, back, time.weight_gradient, links), time.forward, time.backward
 
     def zero_seconds(self, weights: RankWeights) -> tuple[Size, Size]:
         """Return the seconds to gather some weights, and to reduce-scatter their gradients, under ZeRO-3."""
@@ -350,6 +379,7 @@ class StepModel:
         backward, forward = sum(micro.backward.values()), sum(micro.forward.values())
         lanes: dict[str, Size] = {}
         hidden: dict[tuple[bool, bool], tuple[Size, Size]] = {}
+        among: dict[tuple[bool, bool], list[str]] = {}
         for row in rows:
             if row.kind.after_backward:
                 lanes[row.lane] = lanes.get(row.lane, 0) + self.read(row.seconds)
@@ -360,13 +390,16 @@ class StepModel:
             times = 1 if once else self.layout.num_microbatches
             whole, times = self.read(row.seconds / times + self.bucket_latency(row)), self.read(times)
             if row.hidden:
-                beside, _ = hidden.get((row.kind.in_forward, once), (0, 0))
-                hidden[row.kind.in_forward, once] = beside + whole, times
+                key = row.kind.in_forward, once
+                hidden[key] = hidden.get(key, (0, 0))[0] + whole, times
+                among.setdefault(key, []).append(row.group)
             else:
                 lanes["dp"] = lanes.get("dp", 0) + times * whole
-        for (in_forward, _), (whole, times) in hidden.items():
-            exposed = self.shown(whole, forward if in_forward else backward, 1 / layers)
-            lanes["dp"] = lanes.get("dp", 0) + times * exposed
+        for (in_forward, once), (whole, times) in hidden.items():
+            others = self.met(among[in_forward, once], micro.links)
+            exposed, all_ = others[:2] if in_forward else others[2:]
+            seen = self.shown(whole, forward if in_forward else backward, 1 / layers, exposed, all_)
+            lanes["dp"] = lanes.get("dp", 0) + times * seen
         return lanes
 
     def bucket_latency(self, row: Traffic) -> Size:

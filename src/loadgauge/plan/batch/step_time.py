@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from loadgauge.algebra import Size
@@ -12,6 +12,7 @@ from loadgauge.estimate.memory.rank_memory import LayerFacts
 from loadgauge.estimate.memory.states import RankWeights
 from loadgauge.estimate.schedule.stages import Stage
 from loadgauge.estimate.time.collectives import Fabric, Group
+from loadgauge.estimate.time.contention import NOTHING, Links, added
 from loadgauge.estimate.time.roofline import Machine
 from loadgauge.estimate.time.step import ROUNDS, MicroBatch, StepModel
 from loadgauge.estimate.time.traffic import weight_traffic
@@ -67,9 +68,15 @@ class ArrayStep(StepModel):
     def _read_once(self, value: Size) -> Any:
         return value if self.places is None else self.places.read_once(value)
 
-    def _at(self, forward: Size, backward: Size, weight: Size) -> MicroBatch:
+    def _at(self, forward: Size, backward: Size, weight: Size, links: Links) -> MicroBatch:
         at = self._read_once
-        return MicroBatch({"": at(forward)}, {"": at(backward)}, at(weight))
+        return MicroBatch({"": at(forward)}, {"": at(backward)}, at(weight), self._links_at(links))
+
+    def _links_at(self, links: Links) -> Links:
+        if links is NOTHING:
+            return links
+        ahead, all_ahead, back, all_back = (self._read_once(one) for one in links)
+        return ahead, all_ahead, back, all_back
 
     def under(self, memory: ArrayMemory, places: Places | None) -> ArrayStep:
         """This model for another ZeRO stage, at other places or (None) in open arrays."""
@@ -77,14 +84,14 @@ class ArrayStep(StepModel):
         other.memory, other.layout, other.places, other.chunks = memory, memory.layout, places, Memo()
         return other
 
-    def chunk(self, key: object, stage: Stage, chunk: Any) -> tuple[Any, Any, Any]:
-        """Time of a chunk [s]: forward, backward, and the weight-gradient part of the backward."""
+    def chunk(self, key: object, stage: Stage, chunk: Any) -> tuple[Any, Any, Any, Links]:
+        """Time of a chunk [s]: forward, backward, the weight-gradient part of the backward; and `MicroBatch.links`."""
         return self.chunks.once(key, lambda: _sums(self.of_chunk(stage, chunk)))
 
 
-def _sums(micro: MicroBatch) -> tuple[Any, Any, Any]:
-    """Seconds of all components: forward, backward, and of that the gradients of the weights."""
-    return sum(micro.forward.values()), sum(micro.backward.values()), micro.weight
+def _sums(micro: MicroBatch) -> tuple[Any, Any, Any, Links]:
+    """Seconds of all components: forward, backward, of that the gradients of the weights; and on the network."""
+    return sum(micro.forward.values()), sum(micro.backward.values()), micro.weight, micro.links
 
 
 class PipelineTimes:
@@ -103,12 +110,13 @@ class PipelineTimes:
         self.memo, self.structure, self.time, self.points, self.shared = memo, structure, time, points, shared
         self.numpy = numpy
         makes = [time.memory.make_up(stage) for stage in stages]
-        chunks: dict[object, tuple[Any, Any, Any]] = {}
+        chunks: dict[object, tuple[Any, Any, Any, Links]] = {}
         for stage, make in zip(stages, makes, strict=True):
             for chunk, of_it in zip(stage.chunks, make, strict=True):
                 if of_it not in chunks:
                     chunks[of_it] = time.chunk(of_it, stage, chunk)
         rows = {of_it: row for row, of_it in enumerate(chunks)}
+        self.on_network = tuple(one[3] for one in chunks.values())
         self.kinds = tuple(rows[of_it] for make in makes for of_it in make)
         """Of each chunk of each stage, its row in the times."""
         self.make_ups = makes
@@ -133,6 +141,16 @@ class PipelineTimes:
     def of_stage(self, stage: Stage, part: int) -> Any:
         """Time of one micro-batch on a stage [s]: forward (part 0) or backward (part 1)."""
         return sum(self.times[part][self.rows[of_it]] for of_it in self.time.memory.make_up(stage))
+
+    def links(self, stage: Stage, spread: Callable[[Any], Any]) -> Links:
+        """`MicroBatch.links` of one micro-batch on a stage, as layouts have it."""
+        total = NOTHING
+        for of_it in self.time.memory.make_up(stage):
+            total = added(total, self.on_network[self.rows[of_it]])
+        if total is NOTHING:
+            return total
+        ahead, all_ahead, back, all_back = (spread(one) for one in total)
+        return ahead, all_ahead, back, all_back
 
     def back(self, places: Places) -> Any:
         """The index of each layout's point; None where layouts and points are the same."""
@@ -220,7 +238,7 @@ class Step:
         update = memo.once(("update", key), lambda: open_time.optimizer(stage))
         if any(row.hidden for row in rows if row.lane == "dp"):
             forward, backward = (self.spread(times.of_stage(stage, part)) for part in (0, 1))
-            micro = MicroBatch({"": forward}, {"": backward})
+            micro = MicroBatch({"": forward}, {"": backward}, links=times.links(stage, self.spread))
             return sum(times.time.under(memory, places).once(rows, stage, micro).values()) + places.read_once(update)
         nothing = MicroBatch({}, {})
         whole = memo.once(("ends", key), lambda: sum(open_time.once(rows, stage, nothing).values()) + update)
