@@ -17,6 +17,7 @@ from loadgauge.capture.listed import Listing
 from loadgauge.capture.listing import Lister, guards_of
 from loadgauge.capture.record import Sized, record
 from loadgauge.capture.regime import Document, Regime
+from loadgauge.capture.sharding import mark_experts, shard, splits_of
 from loadgauge.capture.small import shallow
 from loadgauge.capture.target import ONE, config_keys, sized
 from loadgauge.errors import ConfigError, Error, NotModelled, first_line
@@ -56,7 +57,7 @@ def list_request(request: Request, how: dict[str, Any], inputs: str, sizes: dict
         if _stands_for(less, full) is not None:
             config, found = cut, less
             break
-    job = of_config(config, run)
+    job = _split(of_config(config, run), regime)
     listings = _listings(job, request.job.model, found, regime, sizes)
     text = _text(whole)
     kind = model_class(whole)
@@ -69,7 +70,20 @@ def list_request(request: Request, how: dict[str, Any], inputs: str, sizes: dict
         listings=listings, parameters=sum(one.numel() for one in model.parameters()),
         longest=getattr(text, "max_position_embeddings", None), tied=bool(getattr(whole, "tie_word_embeddings", False)),
         torch=str(torch.__version__), transformers=_version(), dtype=str(keys.get("dtype") or keys.get("torch_dtype") or ""),
+        splits=splits_of(model),
     )  # fmt: skip
+
+
+def _split(job: Sized, regime: Regime) -> Sized:
+    """The training of the part of the model that one rank has."""
+
+    def build(device: str) -> Any:
+        model = job.build(device)
+        mark_experts(model)
+        shard(model, regime.tp, regime.ep)
+        return model
+
+    return msgspec.structs.replace(job, build=build)
 
 
 def _run(regime: Regime) -> TorchRun:

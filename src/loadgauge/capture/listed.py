@@ -13,8 +13,9 @@ import msgspec
 from loadgauge.algebra import Size as Number
 from loadgauge.algebra import same
 from loadgauge.capture.sizes import Size, compiled
+from loadgauge.capture.splits import Splits
 from loadgauge.errors import NotModelled
-from loadgauge.layers.operations import Gemm, Layer, Operation, OperationKind, Role, Tensor, Weight
+from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, OperationKind, Role, Tensor, Weight
 from loadgauge.layers.profile import Profile, Row
 from loadgauge.layers.rank_view import View
 
@@ -43,10 +44,19 @@ class ListedWeight(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, int] | None = None
     copies: int = 1
     expert: bool = False
+    shards: int = 1
+
+
+class ListedExchange(msgspec.Struct, frozen=True, array_like=True):
+    """What ranks exchange: one of `layers.operations.Collective`, with bytes as a formula."""
+
+    kind: str
+    axis: str
+    nbytes: Size
 
 
 class ListedOperation(msgspec.Struct, frozen=True, array_like=True):
-    """An operation: indices of the segment's tensors and weights, FLOPs, and bytes moved forward and backward."""
+    """An operation: indices of the segment's tensors and weights, FLOPs, bytes moved and exchanges forward and backward."""
 
     name: str
     kind: OperationKind
@@ -62,6 +72,8 @@ class ListedOperation(msgspec.Struct, frozen=True, array_like=True):
     rerun: Size
     moves: tuple[Size, Size] | None
     share: float = 1.0
+    ahead: tuple[ListedExchange, ...] = ()
+    behind: tuple[ListedExchange, ...] = ()
 
 
 class ListedRow(msgspec.Struct, frozen=True, array_like=True):
@@ -89,8 +101,8 @@ class Segment(msgspec.Struct, frozen=True):
     entering: Size
     outside: tuple[str, ...] = ()
 
-    def layer(self, sizes: Mapping[str, Any]) -> Layer:
-        """Write the segment's operations at some sizes, by name; ints or arrays."""
+    def layer(self, sizes: Mapping[str, Any], ranks: Mapping[str, int] | None = None) -> Layer:
+        """Write the segment's operations at some sizes, by name; ints or arrays. ranks: of each axis that it is split over"""
         known: dict[str, Any] = {}
 
         def value(size: Size) -> Any:
@@ -104,11 +116,14 @@ class Segment(msgspec.Struct, frozen=True):
         tensors = [Tensor(one.name, value(one.numel), one.itemsize, one.role) for one in self.tensors]
         weights = [
             Weight(
-                one.name, one.numel, 1, one.kind, one.trainable, expert=one.expert, cast=one.cast, shape=one.shape,
+                one.name, one.numel, one.shards, one.kind, one.trainable, expert=one.expert, cast=one.cast, shape=one.shape,
                 copies=one.copies, wide=one.wide,
             )
             for one in self.weights
         ]  # fmt: skip
+        def sent(given: tuple[ListedExchange, ...]) -> tuple[Collective, ...]:
+            return tuple(Collective(one.kind, one.axis, value(one.nbytes), (ranks or {})[one.axis]) for one in given)
+
         operations = tuple(
             Operation(
                 one.name, one.kind,
@@ -124,6 +139,8 @@ class Segment(msgspec.Struct, frozen=True):
                 borrows=tuple(weights[place] for place in one.borrows),
                 computed_share=one.share,
                 moves=None if one.moves is None else (value(one.moves[0]), value(one.moves[1])),
+                forward_comm=sent(one.ahead),
+                backward_comm=sent(one.behind),
             )
             for one in self.operations
         )  # fmt: skip
@@ -168,6 +185,7 @@ class Listing(msgspec.Struct, frozen=True):
             for one in segment.operations:
                 yield from (one.forward, one.input_gradient, one.weight_gradient, one.rerun, *(one.moves or ()))
                 yield from (size for gemm in one.gemms for size in gemm)
+                yield from (sent.nbytes for sent in (*one.ahead, *one.behind))
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether its formulas hold for some sizes, by name."""
@@ -188,12 +206,16 @@ class Family:
     def sizes(self, view: View) -> dict[str, Any]:
         """The sizes of a micro-batch by name: b, s, and t, which is as long as s.
 
-        Raises NotModelled for what a captured list cannot be asked: ragged batches, tensor and context parallelism.
+        Raises NotModelled for what a captured list cannot be asked: ragged batches, context and sequence parallelism.
         """
-        if not same(view.tp, 1) or not same(view.cp, 1):
-            raise NotModelled(
-                f"{self.name} is captured, and how its layers are split over ranks is not known: tp 1, cp 1"
-            )
+        for name, value in (("cp", view.cp), ("sequence parallelism", view.token_shards)):
+            if not same(value, 1):
+                raise NotModelled(f"{self.name} is captured, and how {name} splits its layers is not known")
+        within = self.splits.within_experts(view.tp, view.ep)
+        if self.splits.experts and not same(view.etp, within):
+            raise NotModelled(f"{self.name} is captured: an expert is divided over {within} ranks, which --etp must be")
+        if not same(view.imbalance, 1):
+            raise NotModelled(f"{self.name} is captured with experts that are equally busy: --expert-imbalance 1")
         b, s = view.sequences, view.positions
         if view.cached is not None:
             raise NotModelled(f"{self.name} is captured in training; inference is not captured")
@@ -224,6 +246,28 @@ class Family:
         return self.listings
 
     @property
+    def splits(self) -> Splits:
+        """Over which ranks it may be split."""
+        return Splits()
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any of its layers has routed experts that are known as such."""
+        return self.splits.experts > 0
+
+    def problems(self, layout: Any) -> Iterator[str]:
+        """Why a layout (`spec.layout.Layout`) cannot be that of captured layers, one line each."""
+        if layout.cp > 1:
+            yield f"cp = {layout.cp}: the layers were captured from their code, and how cp splits them is not known"
+        if layout.sequence_parallel:
+            yield "sequence parallelism: the layers were captured from their code, whose plan does not state it"
+        yield from self.splits.problems(tp=layout.tp, ep=layout.ep)
+
+    def within_experts(self, tp: int, ep: int) -> int:
+        """Ranks that one expert is divided over."""
+        return int(self.splits.within_experts(tp, ep))
+
+    @property
     def notes(self) -> list[str]:
         """What an answer must say: values that the code reads, and where there are no formulas."""
         found = [
@@ -248,11 +292,12 @@ class Family:
         listing = self.any_listing if same(view.tokens, 1) else self.find(view, sizes)  # of 1 token: parameters alone
         sizes = dict(listing.sizes) if same(view.tokens, 1) else sizes
         found = {ENTRY: listing.entry, EXIT: listing.exit}.get(which) or listing.blocks[place]
+        ranks = {"tp": view.tp, "ep": view.ep}
         if not all(isinstance(one, int) for one in sizes.values()):
-            return found.layer(sizes)
+            return found.layer(sizes, ranks)
         key = id(found), tuple(sizes.values())
         if key not in self._made:
-            self._made[key] = found.layer(sizes)
+            self._made[key] = found.layer(sizes, ranks)
         return self._made[key]
 
     def embedding(self, view: View) -> Layer:

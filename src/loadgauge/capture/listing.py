@@ -9,9 +9,11 @@ from collections import Counter
 from typing import Any
 
 from loadgauge.capture.blocks import Blocks
+from loadgauge.capture.exchanges import exchange_of
 from loadgauge.capture.listed import (
     ENTRY,
     EXIT,
+    ListedExchange,
     ListedOperation,
     ListedRow,
     ListedTensor,
@@ -411,7 +413,7 @@ class _Writer:
             self.weights.append(
                 ListedWeight(
                     name or own, numel, kind if shape else "vector", found.trained, storage in lister.casts.values(),
-                    found.itemsize > lister.compute, shape, copies,
+                    found.itemsize > lister.compute, shape, copies, found.expert, found.shards,
                 )
             )  # fmt: skip
         return self._weight[storage]
@@ -423,6 +425,9 @@ class _Writer:
         name = self.name(op)
         short = op.name.rpartition("::")[2]
         kind: OperationKind = next((kind for part, kind in _KINDS if part in short), "elementwise")
+        exchange = exchange_of(op.name)
+        if exchange is not None:
+            kind = "collective"
         product = short in PRODUCTS
         if product:
             kind = "gemm"
@@ -430,6 +435,7 @@ class _Writer:
         used = [number for number in read if number in lister.run.weights]
         head = product and self.word == EXIT and bool(used)
         weights, borrows = [], []
+        returned: list[ListedExchange] = []
         casting = bool(op.makes) and op.makes[0] in lister.casts
         for number in () if casting else used:
             label = (
@@ -447,6 +453,8 @@ class _Writer:
             if self.owned.setdefault(number, self.number) == self.number:
                 if not any(place in one.weights for one in self.operations):
                     weights.append(place)
+                    if owner.summed:
+                        returned.append(ListedExchange("all_reduce", "tp", lister.nbytes[number]))
             else:
                 borrows.append(place)
         logits = head and bool(op.makes)
@@ -466,7 +474,9 @@ class _Writer:
         weighed: Terms = {}
         moved: Terms = {}
         for other in behind:
-            if other.flops:
+            if (sent := exchange_of(other.name)) is not None:
+                returned.append(ListedExchange(*sent, self._sent(other)))
+            elif other.flops:
                 sources = {lister.casts.get(number, number) for number in other.reads}
                 trains = bool(used) and not (sources & set(used))
                 add(weighed if trains else inner, lister.size(other.flops))
@@ -483,15 +493,22 @@ class _Writer:
             for number in (*op.reads, *made):
                 if not (kind == "lookup" and number in lister.run.weights):
                     add(ahead, lister.nbytes[number])
-            moves = (ZERO, ZERO) if casting else (size_of(ahead), size_of(moved))
+            ahead = {} if casting or exchange is not None else ahead
+            moves = (size_of(ahead), ZERO if casting else size_of(moved))
         elif kind not in ("gemm", "attention"):
             kind = "gemm"
         self.operations.append(
             ListedOperation(
                 name, kind, inputs, outputs, keeps, tuple(weights), tuple(borrows), gemms, flops, size_of(inner),
                 size_of(weighed), size_of(again), moves, 0.5 if op.causal else 1.0,
+                () if exchange is None else (ListedExchange(*exchange, self._sent(op)),), tuple(returned),
             )
         )  # fmt: skip
+
+    def _sent(self, op: Op) -> Size:
+        """Bytes of the whole tensor that an exchange is about: the larger of what goes in and what comes out."""
+        sizes = [self.lister.nbytes[number] for number in dict.fromkeys((*op.reads, *op.makes))]
+        return max(sizes, key=lambda one: sum(factor for _, factor in one.terms))
 
     def _tensorial(self, number: int) -> bool:
         return (

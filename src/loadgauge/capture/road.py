@@ -15,6 +15,7 @@ import msgspec
 
 from loadgauge.capture.listed import Family, Kind, Listing
 from loadgauge.capture.regime import OWN, Document, Regime
+from loadgauge.capture.splits import Splits
 from loadgauge.capture.store import check_sizes, place, read, write
 from loadgauge.capture.target import config_keys
 from loadgauge.errors import ConfigError, NotModelled
@@ -109,7 +110,13 @@ class OnDemand(Family):
     @property
     def any_listing(self) -> Listing:
         """One of the listings, whose parameters are those of all."""
-        return next(iter(self.documents.values())).listings[0]
+        whole = [one for regime, one in self.documents.items() if regime == regime.whole]
+        return (whole or list(self.documents.values()))[0].listings[0]
+
+    @property
+    def splits(self) -> Splits:
+        """Over which ranks it may be split."""
+        return next((one.splits for regime, one in self.documents.items() if regime == regime.whole), Splits())
 
     def find(self, view: View, sizes: Mapping[str, Any]) -> Listing:
         """The listing for a view at some sizes; of arrays, that for the largest."""
@@ -133,7 +140,7 @@ def _check(document: Document) -> None:
 
 def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> ModelSpec:
     """The model that a family stands for."""
-    document, _ = family.document(regime, sizes)
+    document, _ = family.document(regime.whole, sizes)
     first: dict[bytes, int] = {}
     like = {
         place: first.setdefault(msgspec.msgpack.encode([listing.blocks[place] for listing in document.listings]), place)
@@ -188,6 +195,9 @@ def road(job: Job, why: str) -> Found:
         )
     sizes = {"b": job.micro_batch or 1, "s": job.seq_len or resolve.SEQ_LEN, "t": job.seq_len or resolve.SEQ_LEN}
     spec = model_of(family, regime, sizes)
+    split = msgspec.structs.replace(regime, tp=job.tp or 1, ep=job.ep or 1)
+    if split != regime and not list(family.splits.problems(tp=split.tp, ep=split.ep)):
+        family.document(split, sizes)
     took = "kept from before" if family.cached else f"{family.seconds:.0f} s"
     how = f"captured from its own code, {took}{f'; {why}' if why else ''}"
     return Found(spec, how)
