@@ -12,6 +12,7 @@ import msgspec
 
 from loadgauge.algebra import Size as Number
 from loadgauge.algebra import same
+from loadgauge.capture.ragged import Ragged, degrees
 from loadgauge.capture.sizes import Size, compiled
 from loadgauge.capture.splits import Splits
 from loadgauge.errors import NotModelled
@@ -101,15 +102,20 @@ class Segment(msgspec.Struct, frozen=True):
     entering: Size
     outside: tuple[str, ...] = ()
 
-    def layer(self, sizes: Mapping[str, Any], ranks: Mapping[str, int] | None = None) -> Layer:
-        """Write the segment's operations at some sizes, by name; ints or arrays. ranks: of each axis that it is split over"""
+    def layer(
+        self, sizes: Mapping[str, Any], ranks: Mapping[str, int] | None = None, ragged: Ragged | None = None
+    ) -> Layer:
+        """Write the segment's operations at some sizes, by name; ints or arrays.
+
+        ranks: of each axis that it is split over; ragged: sequences of unequal lengths, in place of `sizes`
+        """
         known: dict[str, Any] = {}
 
         def value(size: Size) -> Any:
             total: Any = 0
             for product, factor in size.terms:
                 if product not in known:
-                    known[product] = compiled(product)(sizes)
+                    known[product] = compiled(product)(sizes) if ragged is None else ragged.of(product)
                 total = total + factor * known[product]
             return total
 
@@ -121,6 +127,7 @@ class Segment(msgspec.Struct, frozen=True):
             )
             for one in self.weights
         ]  # fmt: skip
+
         def sent(given: tuple[ListedExchange, ...]) -> tuple[Collective, ...]:
             return tuple(Collective(one.kind, one.axis, value(one.nbytes), (ranks or {})[one.axis]) for one in given)
 
@@ -187,6 +194,15 @@ class Listing(msgspec.Struct, frozen=True):
                 yield from (size for gemm in one.gemms for size in gemm)
                 yield from (sent.nbytes for sent in (*one.ahead, *one.behind))
 
+    @property
+    def squares(self) -> str:
+        """The first tensor with as many elements as the length squared, or more; "" where there is none."""
+        for segment in (self.entry, *self.blocks, self.exit):
+            for tensor in segment.tensors:
+                if any((found := degrees(product)) is not None and found[1] > 1 for product, _ in tensor.numel.terms):
+                    return tensor.name
+        return ""
+
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether its formulas hold for some sizes, by name."""
         sides = all((value == 1) == (sizes[name] == 1) for name, value in self.sizes.items())
@@ -202,11 +218,13 @@ class Family:
     def __init__(self, name: str, listings: list[Listing], chosen: tuple[int, ...]) -> None:
         self.name, self.listings, self.chosen = name, listings, chosen
         self._made: dict[Any, Layer] = {}
+        self.left_out: dict[str, str] = {}
+        """Ranks over which a search could not split it, and why."""
 
     def sizes(self, view: View) -> dict[str, Any]:
         """The sizes of a micro-batch by name: b, s, and t, which is as long as s.
 
-        Raises NotModelled for what a captured list cannot be asked: ragged batches, context and sequence parallelism.
+        Raises NotModelled for what a captured list cannot be asked, such as context and sequence parallelism.
         """
         for name, value in (("cp", view.cp), ("sequence parallelism", view.token_shards)):
             if not same(value, 1):
@@ -219,9 +237,32 @@ class Family:
         b, s = view.sequences, view.positions
         if view.cached is not None:
             raise NotModelled(f"{self.name} is captured in training; inference is not captured")
-        if view.kernel_tokens is not None or (isinstance(view.tokens, int | float) and view.tokens != b * s):
-            raise NotModelled(f"{self.name} is captured with sequences of one length; ragged batches are not captured")
+        if view.kernel_tokens is not None:
+            raise NotModelled(
+                f"{self.name} is captured without padding, and what its attention does with padding around it is not"
+            )
         return {"b": b, "s": s, "t": s}
+
+    def ragged(self, view: View, listing: Listing) -> Ragged | None:
+        """The micro-batch of a view whose sequences are of unequal lengths, else None.
+
+        Raises NotModelled where the code has two lengths, or writes a mask that such batches do not have.
+        """
+        b, s = view.sequences, view.positions
+        if same(view.tokens, b * s) and same(view.pairs, b * s * s):
+            return None
+        if "t" in listing.names:
+            raise NotModelled(f"{self.name} is captured with two lengths, of encoder and decoder: --lengths has one")
+        if listing.plain:
+            raise NotModelled(
+                f"{self.name} is captured as numbers of one length, for want of formulas: {listing.plain}"
+            )
+        if view.kernels.attention == "flash" and (where := listing.squares):
+            raise NotModelled(
+                f"{self.name} is captured with a tensor of length x length ({where}), such as a mask, which batches of"
+                " unequal lengths do not have"
+            )
+        return Ragged(view.tokens, view.pairs, b, s, listing.sizes["b"] == 1)
 
     def find(self, view: View, sizes: Mapping[str, Any]) -> Listing:
         """The listing for a view that holds at some sizes. Raises NotModelled where there is none."""
@@ -276,6 +317,7 @@ class Family:
         found += [
             f"sizes other than these, of which each is captured apart ({one.plain})" for one in self.known if one.plain
         ]
+        found += [f"layouts with {ranks}, which cannot be captured ({why})" for ranks, why in self.left_out.items()]
         return list(dict.fromkeys(found))
 
     @property
@@ -290,11 +332,12 @@ class Family:
             )
         sizes = self.sizes(view)
         listing = self.any_listing if same(view.tokens, 1) else self.find(view, sizes)  # of 1 token: parameters alone
-        sizes = dict(listing.sizes) if same(view.tokens, 1) else sizes
+        alone = same(view.tokens, 1)
+        sizes, ragged = (dict(listing.sizes), None) if alone else (sizes, self.ragged(view, listing))
         found = {ENTRY: listing.entry, EXIT: listing.exit}.get(which) or listing.blocks[place]
         ranks = {"tp": view.tp, "ep": view.ep}
-        if not all(isinstance(one, int) for one in sizes.values()):
-            return found.layer(sizes, ranks)
+        if ragged is not None or not all(isinstance(one, int) for one in sizes.values()):
+            return found.layer(sizes, ranks, ragged)
         key = id(found), tuple(sizes.values())
         if key not in self._made:
             self._made[key] = found.layer(sizes, ranks)
@@ -315,8 +358,11 @@ class Family:
     def held(self, view: View) -> Number:
         """Bytes that checkpoints of blocks hold together beside what is kept anyhow, such as masks."""
         sizes = self.sizes(view)
-        found: Number = self.find(view, sizes).held.at(sizes)
-        return found
+        listing = self.find(view, sizes)
+        ragged = self.ragged(view, listing)
+        if ragged is None:
+            return listing.held.at(sizes)
+        return sum(factor * ragged.of(product) for product, factor in listing.held.terms)
 
 
 class Kind:

@@ -73,7 +73,7 @@ class Op(msgspec.Struct):
 class Parameter(msgspec.Struct, frozen=True):
     """A parameter, as its storage is used: name, shape [elements], bytes of an element, and whether it is trained.
 
-    shards: ranks that together hold one whole; expert: of a routed expert; summed: its gradient is summed over tensor-parallel ranks
+    shards: ranks that together hold one whole; expert: of a routed expert; summed: tensor-parallel ranks sum its gradient
     """
 
     name: str

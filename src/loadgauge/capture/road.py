@@ -22,12 +22,13 @@ from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families.catalogue import Found
 from loadgauge.files import is_script
 from loadgauge.layers.rank_view import View
+from loadgauge.lengths import Lengths
 from loadgauge.optional_deps import needs_torch
 from loadgauge.resolve import resolve
 from loadgauge.spec.job import Job
 from loadgauge.spec.model import Block, ModelSpec, Norm
 
-MOST = 6
+MOST = 8
 """Captures at other sizes that one command makes by itself."""
 
 
@@ -193,7 +194,8 @@ def road(job: Job, why: str) -> Found:
             "a module of one's own has the dtype that its function gives it, float32: fp32 or bf16-autocast",
             key="precision",
         )
-    sizes = {"b": job.micro_batch or 1, "s": job.seq_len or resolve.SEQ_LEN, "t": job.seq_len or resolve.SEQ_LEN}
+    length = _length(job, family)
+    sizes = {"b": job.micro_batch or 1, "s": length, "t": length}
     spec = model_of(family, regime, sizes)
     split = msgspec.structs.replace(regime, tp=job.tp or 1, ep=job.ep or 1)
     if split != regime and not list(family.splits.problems(tp=split.tp, ep=split.ep)):
@@ -201,6 +203,14 @@ def road(job: Job, why: str) -> Found:
     took = "kept from before" if family.cached else f"{family.seconds:.0f} s"
     how = f"captured from its own code, {took}{f'; {why}' if why else ''}"
     return Found(spec, how)
+
+
+def _length(job: Job, family: OnDemand) -> int:
+    """Tokens of the longest sequence of a job, as `resolve` has them."""
+    if job.lengths is not None:
+        return Lengths.parse(job.lengths).longest
+    longest = (family.keys or {}).get("max_position_embeddings")
+    return job.seq_len or min(resolve.SEQ_LEN, longest if isinstance(longest, int) and longest > 0 else resolve.SEQ_LEN)
 
 
 _FAMILIES: dict[tuple[str, str], OnDemand] = {}

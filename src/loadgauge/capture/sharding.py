@@ -72,7 +72,11 @@ def splits_of(model: Any) -> Splits:
             break
         if style not in (*COLUMNS, *ROWS) or _is_head(model, module):
             continue
-        shape = [_shape(module, name)] if name else [tuple(one.shape) for one in module._parameters.values() if one is not None]
+        shape = (
+            [_shape(module, name)]
+            if name
+            else [tuple(one.shape) for one in module._parameters.values() if one is not None]
+        )
         if not all(shape):
             continue
         found |= style.startswith("rowwise")
@@ -108,7 +112,10 @@ def _experts_of(model: Any, plan: dict[str, str]) -> tuple[int, str]:
     }
     kind = type(model).__name__
     if not found:
-        return 0, f"transformers states no plan of expert parallelism for {kind}" if not plan else f"{kind} has no experts"
+        return (
+            0,
+            f"transformers states no plan of expert parallelism for {kind}" if not plan else f"{kind} has no experts",
+        )
     known = {EXPERTS, DISPATCH, "replicate"}
     other = sorted({style for _, style, *_ in _planned(model, plan)} - known)
     if other:
@@ -132,7 +139,11 @@ def _output(model: Any) -> Any:
 def mark_experts(model: Any) -> None:
     """Say of each parameter of routed experts that it is one, by the plans of the class."""
     for plan in (_plan(model, "ep_plan"), _plan(model, "tp_plan")):
-        holders = [module for _, style, module, name in _planned(model, plan) if not name and style in (DISPATCH, "moe_tp_experts")]
+        holders = [
+            module
+            for _, style, module, name in _planned(model, plan)
+            if not name and style in (DISPATCH, "moe_tp_experts")
+        ]
         for holder in holders:
             for parameter in holder.parameters():
                 parameter.of_experts = True
@@ -172,7 +183,9 @@ def _cut(module: nn.Module, name: str, dim: int, ranks: int, path: str, *, uneve
     module._parameters[name] = part
 
 
-def _around(module: nn.Module, before: Callable[..., Any] | None = None, after: Callable[[Any], Any] | None = None) -> None:
+def _around(
+    module: nn.Module, before: Callable[..., Any] | None = None, after: Callable[[Any], Any] | None = None
+) -> None:
     """Run something on a module's inputs, and on its result."""
     own = module.forward
 
@@ -323,6 +336,6 @@ def _dispatch(module: Any, ranks: int) -> None:
         result = torch.empty_like(back)
         result[order] = back
         rows = result.view(*weights.shape, hidden.shape[-1])
-        return (rows * weights.unsqueeze(-1)).sum(dim=1)
+        return (rows * weights.unsqueeze(-1)).sum(dim=1).to(hidden.dtype)  # as experts of one rank give it
 
     module.forward = forward

@@ -12,7 +12,7 @@ from loadgauge.plan.space import Space, divisors
 from loadgauge.spec.axes import AXES, MODEL_PARALLEL, STAGE_AXES
 from loadgauge.spec.frameworks import Framework
 from loadgauge.spec.layout import SCHEDULES, Layout, RecomputePolicy
-from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
 
 RECOMPUTE = tuple(RecomputePolicy.parse(text) for text in ("none", "selective", "full"))
@@ -63,7 +63,7 @@ def space_for(
     """
     locked = dict(locks or {})
     every = divisors(gpus)
-    experts = [block.mlp for block in model.blocks if isinstance(block.mlp, Moe)]
+    experts = model.has_experts
     open_axes: dict[str, tuple[Any, ...]] = {
         **{axis: every if experts or not AXES[axis].experts else (1,) for axis in MODEL_PARALLEL},
         "replicas": every, "micro_batch": divisors(global_batch), "vpp": tuple(range(1, model.num_hidden_layers + 1)),
