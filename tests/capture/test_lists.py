@@ -155,6 +155,22 @@ def test_a_plan_has_the_axes_that_are_known(tmp_path: Path) -> None:
     assert {"tp", "cp"} <= {text.split()[0] for text in answer.to_dict()["out_of_reach"]}
 
 
+def test_a_plan_searches_the_ranks_that_split_the_model(tmp_path: Path) -> None:
+    captured("llama", tmp_path, gpus=2, tp=2)
+    asked: dict[str, Any] = {"gpu": "l4", "gpus": 2, "global_batch": 8, "seq_len": 96, "precision": "bf16-pure"}
+    file = file_of("llama", tmp_path)
+    answer = loadgauge.plan(file, **asked, road="captured")
+    assert answer.cases[-1].space.tp == (1, 2)
+    best = loadgauge.plan(file, **asked, road="captured", tp=2).layouts[0].estimate
+    layout = best.layout
+    again = loadgauge.estimate(
+        file, **asked, framework="huggingface", road="captured", tp=2, zero=layout.zero, micro_batch=layout.micro_batch,
+        recompute=str(layout.recompute),
+    )  # fmt: skip
+    assert layout.tp == 2
+    assert (best.memory.total, best.time.step) == (again.memory.total, again.time.step)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "why"),
     [

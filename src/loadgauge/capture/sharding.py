@@ -86,9 +86,7 @@ def splits_of(model: Any) -> Splits:
     if not closed and not found:
         closed = f"transformers states no plan of tensor parallelism for {kind}" if not plan else (
             f"the plan of {kind} has no matrix whose rows are split")  # fmt: skip
-    config = text_config(model.config) if getattr(model, "config", None) is not None else None
-    heads = {name: value for name in ("num_attention_heads", "num_key_value_heads")
-             if isinstance(value := getattr(config, name, None), int)}  # fmt: skip
+    heads = {name: value for name in ("num_attention_heads", "num_key_value_heads") if (value := _number(model, name))}
     with_heads = any(".self_attn." in any_number(path) or "attention" in path for path, *_ in _planned(model, plan))
     split = any(style == "moe_tp_experts" for style in plan.values())
     count, why = _experts_of(model, experts)
@@ -96,6 +94,15 @@ def splits_of(model: Any) -> Splits:
         tp=() if closed else tuple({**(heads if with_heads else {}), **sizes}.items()), tp_closed=closed,
         experts=count, ep_closed=why, experts_by_tp=split and count > 0,
     )  # fmt: skip
+
+
+def _number(model: Any, name: str) -> int:
+    """A number of the text model's configuration; 0 where it has none, or one for each layer."""
+    try:
+        value = getattr(text_config(model.config), name, None)
+    except Exception:  # AmbiguousGlobalPerLayerAttributeError, or several text models
+        return 0
+    return value if isinstance(value, int) else 0
 
 
 def _shape(module: nn.Module, name: str) -> tuple[int, ...]:
@@ -264,7 +271,7 @@ class _Tensor:
         elif style == "all_reduce":
             _around(module, None, Leave.apply)
         elif style == "mla_kv_a_proj":
-            width = text_config(self.model.config).qk_rope_head_dim
+            width = _number(self.model, "qk_rope_head_dim")
 
             def apart(y: Any) -> Any:
                 rest, rotated = y.split([y.shape[-1] - width, width], dim=-1)

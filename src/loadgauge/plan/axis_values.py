@@ -21,6 +21,10 @@ WHOLE_LAYERS = (RECOMPUTE[0], RECOMPUTE[-1])
 ALL = "all"
 
 
+SPLIT_BY_PLAN = ("tp", "ep", "etp")
+"""Axes that a captured model's own class may state."""
+
+
 def narrowed(framework: Framework, sharded: bool = True) -> dict[str, tuple[Any, ...]]:
     """Return the values of the axes that a framework restricts, by axis; values that the user locks take precedence.
 
@@ -74,7 +78,10 @@ def space_for(
     for name, values in locked.items():
         if name == "schedule" and values == (ALL,):
             locked[name] = SCHEDULES
-    chosen = {**open_axes, **narrowed(training.framework, training.optimizer.sharded), **locked}
+    narrow = narrowed(training.framework, training.optimizer.sharded)
+    if model.listed is not None:  # its class states how it is split, whatever trains it
+        narrow = {name: values for name, values in narrow.items() if name not in SPLIT_BY_PLAN}
+    chosen = {**open_axes, **narrow, **locked}
     space = Space(
         model=model, gpus=gpus, global_batch=global_batch, seq_len=seq_len, stage_layers=stage_layers, lengths=lengths,
         padded=training.kernels.attention == "eager" if padded is None else padded,
