@@ -99,6 +99,7 @@ class OnDemand(Family):
             how=msgspec.to_builtins(regime),
             inputs=self.inputs,
             sizes=given,
+            pairs=dict(self.splits.plan),
         )
         self.seconds, self.cached = self.seconds + time.perf_counter() - begun, False
         return found

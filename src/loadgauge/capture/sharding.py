@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from loadgauge.capture.exchanges import Enter, Exchange, Gather, Leave, Part, VocabularyLoss
 from loadgauge.capture.splits import Splits
@@ -27,6 +28,8 @@ WHOLE = ("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj", "moe_tp
 TABLE = "embedding_rowwise"
 EXPERTS, DISPATCH = "grouped_gemm", "ep_dispatch_experts"
 LOSS = "ForCausalLMLoss"
+NOT_HEADS = frozenset({"head_dim", "head_size", "attention_head_size", "layer_idx", "layer_id", "layer_number"})
+"""Whole numbers of a module that stay, though they may be equal to the number of heads."""
 IGNORED = -100
 
 
@@ -59,9 +62,14 @@ def _planned(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, str,
                 yield own, style, module, name
 
 
-def splits_of(model: Any) -> Splits:
-    """What of a model may be split, and what its parts must divide by; else why not."""
+def splits_of(model: Any, found_pairs: dict[str, str] | None = None) -> Splits:
+    """What of a model may be split, and what its parts must divide by; else why not.
+
+    found_pairs: a plan that was recognised (`recognise`), which is taken where the class states none for its layers
+    """
     plan, experts = _plan(model, "tp_plan"), _plan(model, "ep_plan")
+    pairs = {} if "rowwise" in plan.values() else found_pairs or {}
+    plan |= pairs
     kind = type(model).__name__
     sizes: dict[str, int] = {}
     closed = ""
@@ -84,15 +92,17 @@ def splits_of(model: Any) -> Splits:
         dim = len(widest) - (2 if style in COLUMNS else 1)
         sizes.setdefault(f"width of {any_number(path).rpartition('.')[2]}", widest[dim])
     if not closed and not found:
-        closed = f"transformers states no plan of tensor parallelism for {kind}" if not plan else (
-            f"the plan of {kind} has no matrix whose rows are split")  # fmt: skip
+        closed = (
+            f"transformers states no plan of tensor parallelism for the layers of {kind}, and no matrices in them follow"
+            " one another through attention or operations on each element alone"
+        )
     heads = {name: value for name in ("num_attention_heads", "num_key_value_heads") if (value := _number(model, name))}
     with_heads = any(".self_attn." in any_number(path) or "attention" in path for path, *_ in _planned(model, plan))
     split = any(style == "moe_tp_experts" for style in plan.values())
     count, why = _experts_of(model, experts)
     return Splits(
         tp=() if closed else tuple({**(heads if with_heads else {}), **sizes}.items()), tp_closed=closed,
-        experts=count, ep_closed=why, experts_by_tp=split and count > 0,
+        experts=count, ep_closed=why, experts_by_tp=split and count > 0, plan=tuple(sorted(pairs.items())),
     )  # fmt: skip
 
 
@@ -156,16 +166,17 @@ def mark_experts(model: Any) -> None:
                 parameter.of_experts = True
 
 
-def shard(model: Any, tp: int, ep: int) -> None:
+def shard(model: Any, tp: int, ep: int, found_pairs: dict[str, str] | None = None) -> None:
     """Leave in a model what the first of `tp` and of `ep` ranks has of it, with the exchanges that the plan asks for; in place.
 
+    found_pairs: as for `splits_of`
     Raises NotModelled for what has no plan, or sizes that do not divide.
     """
-    splits = splits_of(model)
+    splits = splits_of(model, found_pairs)
     for problem in splits.problems(tp=tp, ep=ep):
         raise NotModelled(problem)
     if tp > 1:
-        _Tensor(model, tp).apply()
+        _Tensor(model, tp, dict(splits.plan)).apply()
     if ep > 1:
         for path, style, module, name in list(_planned(model, _plan(model, "ep_plan"))):
             if style == EXPERTS:
@@ -221,15 +232,17 @@ def entered(x: torch.Tensor) -> torch.Tensor:
 class _Tensor:
     """Splits a model over tensor-parallel ranks."""
 
-    def __init__(self, model: Any, ranks: int) -> None:
-        self.model, self.ranks, self.plan = model, ranks, _plan(model, "tp_plan")
+    def __init__(self, model: Any, ranks: int, found_pairs: dict[str, str]) -> None:
+        self.model, self.ranks, self.pairs = model, ranks, found_pairs
+        self.plan = {**_plan(model, "tp_plan"), **found_pairs}
 
     def apply(self) -> None:
         """Go through the plan."""
         head = _output(self.model)
-        self._vocabulary(head)
+        split = self._vocabulary(head)
+        self._own_numbers()
         for path, style, module, name in list(_planned(self.model, self.plan)):
-            if module is head:
+            if module is head and split:
                 continue
             if name:
                 self._parameter(path, style, module, name)
@@ -240,10 +253,27 @@ class _Tensor:
         whole = module._parameters[name]
         if whole is None or style in WHOLE:
             return
+        turned = isinstance(module, Conv1D) and whole.ndim == 2
         if style in COLUMNS:
-            _cut(module, name, max(whole.ndim - 2, 0), self.ranks, path)
+            _cut(module, name, 1 if turned else max(whole.ndim - 2, 0), self.ranks, path)
+            if turned:
+                module.nf //= self.ranks
         elif name != "bias" and whole.ndim > 1:
-            _cut(module, name, whole.ndim - 1, self.ranks, path)
+            _cut(module, name, 0 if turned else whole.ndim - 1, self.ranks, path)
+
+    def _own_numbers(self) -> None:
+        """Divide the numbers of heads and columns that a module without a plan has beside its matrices."""
+        heads = {_number(self.model, name) for name in ("num_attention_heads", "num_key_value_heads")} - {0}
+        done: set[int] = set()
+        for path, style, module, _ in list(_planned(self.model, self.pairs)):
+            parent = self.model.get_submodule(path.rpartition(".")[0])
+            if style != "rowwise" or id(parent) in done:
+                continue
+            done.add(id(parent))
+            width = int(module.weight.shape[0 if isinstance(module, Conv1D) else 1])
+            for name, value in list(vars(parent).items()):
+                if type(value) is int and value in heads | {width} and name not in NOT_HEADS:
+                    setattr(parent, name, value // self.ranks)
 
     def _module(self, path: str, style: str, module: nn.Module) -> None:
         ranks = self.ranks
@@ -272,6 +302,8 @@ class _Tensor:
             _around(module, None, Leave.apply)
         elif style == "mla_kv_a_proj":
             width = _number(self.model, "qk_rope_head_dim")
+            if not width:
+                raise NotModelled(f"{any_number(path)}: the configuration does not say how wide its rotated part is")
 
             def apart(y: Any) -> Any:
                 rest, rotated = y.split([y.shape[-1] - width, width], dim=-1)
@@ -283,12 +315,15 @@ class _Tensor:
                 if parameter is not None:
                     parameter.summed = True  # type: ignore[attr-defined]
 
-    def _vocabulary(self, head: Any) -> None:
-        """Split the head over the vocabulary, and with the usual loss do not gather the logits: the loss is split too."""
+    def _vocabulary(self, head: Any) -> bool:
+        """Split the head over the vocabulary, and with the usual loss do not gather the logits: the loss is split too.
+
+        False where the class does not split its head so.
+        """
         model, ranks = self.model, self.ranks
         path = next((path for path, module in model.named_modules() if module is head), "")
         if not (self.plan.get(any_number(path), "").startswith("colwise") and isinstance(head, nn.Linear)):
-            return
+            return False
         usual = getattr(getattr(model, "loss_function", None), "__name__", "") == LOSS
         table = model.get_input_embeddings()
         tied = head.weight is getattr(table, "weight", None)
@@ -296,11 +331,14 @@ class _Tensor:
             _cut(head, name, 0, ranks, path, uneven=usual)
         if tied:
             table._parameters["weight"] = head._parameters["weight"]
+            if not any(module is table for _, style, module, _ in _planned(model, self.plan) if style == TABLE):
+                self._table(table)
         if usual:
             _around(head, entered)
             model.loss_function = _loss
         else:
             _around(head, entered, lambda y: Gather.apply(y, ranks))
+        return True
 
     def _table(self, module: Any) -> None:
         """Split a table by its rows: each rank looks up the ids of its own, and the results are summed."""

@@ -13,6 +13,7 @@ class Splits(msgspec.Struct, frozen=True):
 
     tp: sizes that tensor-parallel ranks divide, by name; tp_closed, ep_closed: why there are no such ranks
     experts: routed experts of a layer, 0 where there are none; experts_by_tp: whether each is divided too
+    plan: (path, style) of matrices that no class states, and that were recognised
     """
 
     tp: tuple[tuple[str, int], ...] = ()
@@ -20,6 +21,7 @@ class Splits(msgspec.Struct, frozen=True):
     experts: int = 0
     ep_closed: str = "its plan is not known"
     experts_by_tp: bool = False
+    plan: tuple[tuple[str, str], ...] = ()
 
     def problems(self, *, tp: int = 1, ep: int = 1) -> Iterator[str]:
         """Why a model cannot be split so, one line each.
