@@ -13,8 +13,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import loadgauge
+from loadgauge.capture.blocks import blocks
 from loadgauge.capture.kinds import model_class
+from loadgauge.capture.listing import Lister
 from loadgauge.capture.ragged import Ragged
+from loadgauge.capture.recognise import recognised
+from loadgauge.capture.record import record
 from loadgauge.capture.sharding import mark_experts, shard, splits_of
 from loadgauge.capture.small import small_config
 from loadgauge.errors import NotModelled
@@ -77,10 +82,7 @@ def test_an_expert_parallel_rank_is_that_of_transformers(kind: str, mesh: Any) -
 
 
 def test_what_cannot_be_split_says_why() -> None:
-    assert (
-        splits_of(built("bitnet")).tp_closed
-        == "transformers states no plan of tensor parallelism for BitNetForCausalLM"
-    )
+    assert splits_of(built("bitnet")).tp_closed.startswith("no plan of tensor parallelism is stated")
     mixture = splits_of(built("mixtral"))
     assert list(mixture.problems(ep=3)) == [
         f"num_experts over ep: {mixture.experts} over 3 leaves {mixture.experts % 3}"
@@ -99,3 +101,50 @@ def test_a_term_that_is_linear_in_neither_is_refused() -> None:
     for term in ("b*b", "b*s*s*s", "b*((s)//(2))"):
         with pytest.raises(NotModelled, match="linear neither in tokens nor in query-key pairs"):
             batch.of(term)
+
+
+class Block(nn.Module):
+    """Attention and an MLP; `between`: a module before each of their last matrices."""
+
+    def __init__(self, between: type[nn.Module]) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(32, 32, bias=False) for _ in range(4))
+        self.gate, self.up, self.down = nn.Linear(32, 48), nn.Linear(32, 48), nn.Linear(48, 32)
+        self.norm = nn.LayerNorm(32)
+        self.first, self.second = (nn.Softmax(-1) if between is nn.Softmax else between(width) for width in (32, 48))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        q, k, v = (one(y).unflatten(-1, (4, -1)).transpose(1, 2) for one in (self.q, self.k, self.v))
+        context = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(self.first(context.transpose(1, 2).flatten(2)))
+        y = self.norm(x)
+        return x + self.down(self.second(nn.functional.silu(self.gate(y)) * self.up(y)))
+
+
+class Net(nn.Module):
+    def __init__(self, between: type[nn.Module] = nn.Identity) -> None:
+        super().__init__()
+        self.blocks, self.last = nn.ModuleList(Block(between) for _ in range(2)), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def columns(b: int, s: int) -> torch.Tensor:
+    return torch.empty(b, s, 32)
+
+
+@pytest.mark.parametrize("between", [nn.Identity, nn.LayerNorm, nn.Softmax])
+def test_matrices_that_follow_one_another_are_recognised(between: Any) -> None:
+    def make() -> nn.Module:
+        return Net(between)
+
+    run = record(loadgauge.capture(make, columns).job, {"b": 2, "s": 16})
+    found = recognised(Lister(run, blocks(make()), None, 4))
+    split = {f"blocks.*.{name}": "colwise" for name in ("q", "k", "v", "gate", "up")}
+    split |= {f"blocks.*.{name}": "rowwise" for name in ("o", "down")}
+    # A norm or a softmax over columns needs all of them on each rank.
+    assert found == (split if between is nn.Identity else {})

@@ -45,7 +45,7 @@ def list_request(
     regime = msgspec.convert(how, Regime)
     run = _run(regime)
     if is_script(request.job.model):
-        return _of_script(request.job.model, inputs, run, sizes)
+        return _of_script(request.job.model, inputs, run, sizes, regime)
     keys = config_keys(request.job.model)
     whole = config_object(keys, request.job.model)
     full = _blocks_of(whole)
@@ -97,7 +97,7 @@ def _run(regime: Regime) -> TorchRun:
     return TorchRun(layout, training("huggingface", precision, "sgd", regime.attention))
 
 
-def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]) -> Document:
+def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int], regime: Regime) -> Document:
     if not inputs:
         raise ConfigError(f"{target} needs --inputs script.py:function, which makes what the module is called with")
     make, given = function(target), function(inputs)
@@ -109,10 +109,13 @@ def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]
     job = module_of(make, given, run)
     module = job.build("meta")
     found = blocks(module)
-    listings, _ = _listings(job, target, found, Regime(4, run.training.precision.autocast), sizes)
+    splits = splits_of(module)
+    regime = msgspec.structs.replace(regime, weight=4, autocast=run.training.precision.autocast)
+    listings, _ = _listings(_split(job, regime, {}), target, found, regime, sizes)
     return Document(
         name=target, model_type=type(module).__name__, hidden_size=0, vocab_size=0, pattern=tuple(range(len(listings[0].blocks))),
         listings=listings, parameters=sum(one.numel() for one in module.parameters()), torch=str(torch.__version__),
+        splits=splits,
     )  # fmt: skip
 
 

@@ -93,8 +93,8 @@ def splits_of(model: Any, found_pairs: dict[str, str] | None = None) -> Splits:
         sizes.setdefault(f"width of {any_number(path).rpartition('.')[2]}", widest[dim])
     if not closed and not found:
         closed = (
-            f"transformers states no plan of tensor parallelism for the layers of {kind}, and no matrices in them follow"
-            " one another through attention or operations on each element alone"
+            f"no plan of tensor parallelism is stated for the layers of {kind} (tp_plan), and no matrices are recognised in"
+            " them that follow one another through attention or operations on each element alone"
         )
     heads = {name: value for name in ("num_attention_heads", "num_key_value_heads") if (value := _number(model, name))}
     with_heads = any(".self_attn." in any_number(path) or "attention" in path for path, *_ in _planned(model, plan))
@@ -131,7 +131,7 @@ def _experts_of(model: Any, plan: dict[str, str]) -> tuple[int, str]:
     if not found:
         return (
             0,
-            f"transformers states no plan of expert parallelism for {kind}" if not plan else f"{kind} has no experts",
+            f"no plan of expert parallelism is stated for {kind} (ep_plan)" if not plan else f"{kind} has no experts",
         )
     known = {EXPERTS, DISPATCH, "replicate"}
     other = sorted({style for _, style, *_ in _planned(model, plan)} - known)
