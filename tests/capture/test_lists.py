@@ -26,8 +26,9 @@ KEYS: dict[str, dict[str, Any]] = {
     "llama": SMALL | {"model_type": "llama", "num_key_value_heads": 2},
     "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 4, "vocab_size": 640, "n_positions": 256},
     "bitnet": SMALL | {"model_type": "bitnet", "num_key_value_heads": 2},
+    "mixtral": SMALL | {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4, "num_hidden_layers": 3},
 }  # fmt: skip
-"""The last one has no written family."""
+"""bitnet has no written family."""
 SIZES: dict[str, Any] = {"micro_batch": 6, "seq_len": 96}
 
 
@@ -89,6 +90,43 @@ def test_it_is_what_the_written_family_says(kind: str, tmp_path: Path) -> None:
     assert peak(own) == pytest.approx(peak(written), rel=1e-4)
 
 
+def parts(result: Estimate) -> list[Any]:
+    """One layer, what stands before the first, and what follows the last."""
+    memory = result.workings.memory
+    return [memory.block_layers()[-1], *memory.end_layers()]
+
+
+def sent(layer: Any, axis: str) -> list[tuple[str, float]]:
+    """The exchanges of an axis in one forward and one backward, and their bytes."""
+    return sorted((one.kind, float(one.nbytes)) for one in layer.comm if one.axis == axis)
+
+
+@pytest.mark.parametrize(("kind", "axis"), [("llama", "tp"), ("mixtral", "ep")])
+def test_a_rank_has_what_the_written_family_says(kind: str, axis: str, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"gpus": 2, axis: 2}
+    own, written = captured(kind, tmp_path, **fields), captured(kind, tmp_path, road="written", **fields)
+    assert (own.params, own.flops) == (written.params, written.flops)
+    for mine, theirs in zip(parts(own), parts(written), strict=True):
+        assert mine.params == theirs.params
+        assert (mine.forward_flops, mine.backward_flops) == (theirs.forward_flops, theirs.backward_flops)
+        assert sent(mine, axis) == sent(theirs, axis)
+    # Beside what the family counts: ids of the rows of each expert, masks of the ids of other ranks' tables, numbers of the loss.
+    block, of_family = (parts(one)[0].saved() for one in (own, written))
+    assert block == pytest.approx(of_family, rel=1e-4 if axis == "tp" else 6e-3)
+    assert peak(own) == pytest.approx(peak(written), rel=4e-3)
+
+
+def test_sequences_of_unequal_lengths(tmp_path: Path) -> None:
+    data = tmp_path / "lengths.txt"
+    data.write_text("\n".join(map(str, (10, 20, 30, 40, 64, 96, 96, 50))))
+    for batch in (6, 1):
+        fields: dict[str, Any] = {"micro_batch": batch, "seq_len": None, "lengths": str(data)}
+        own, written = captured("llama", tmp_path, **fields), captured("llama", tmp_path, road="written", **fields)
+        assert float(own.flops.hardware) == pytest.approx(float(written.flops.hardware), rel=1e-12)
+        assert parts(own)[0].saved() == pytest.approx(parts(written)[0].saved(), rel=1e-3)
+        assert peak(own) == pytest.approx(peak(written), rel=2e-3)
+
+
 def test_ranks_of_fsdp_and_ddp_are_those_of_a_dry_run(tmp_path: Path) -> None:
     for zero in (0, 3):
         found = captured("llama", tmp_path, gpus=4, zero=zero)
@@ -117,10 +155,28 @@ def test_a_plan_has_the_axes_that_are_known(tmp_path: Path) -> None:
     assert {"tp", "cp"} <= {text.split()[0] for text in answer.to_dict()["out_of_reach"]}
 
 
+def test_a_plan_searches_the_ranks_that_split_the_model(tmp_path: Path) -> None:
+    captured("llama", tmp_path, gpus=2, tp=2)
+    asked: dict[str, Any] = {"gpu": "l4", "gpus": 2, "global_batch": 8, "seq_len": 96, "precision": "bf16-pure"}
+    file = file_of("llama", tmp_path)
+    answer = loadgauge.plan(file, **asked, road="captured")
+    assert answer.cases[-1].space.tp == (1, 2)
+    best = loadgauge.plan(file, **asked, road="captured", tp=2).layouts[0].estimate
+    layout = best.layout
+    again = loadgauge.estimate(
+        file, **asked, framework="huggingface", road="captured", tp=2, zero=layout.zero, micro_batch=layout.micro_batch,
+        recompute=str(layout.recompute),
+    )  # fmt: skip
+    assert layout.tp == 2
+    assert (best.memory.total, best.time.step) == (again.memory.total, again.time.step)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "why"),
     [
-        ({"gpus": 2, "tp": 2, "framework": "huggingface"}, LayoutError, "how it splits over ranks is not known"),
+        ({"gpus": 2, "cp": 2}, LayoutError, "how cp splits them is not known"),
+        ({"gpus": 2, "tp": 2, "sequence_parallel": True}, LayoutError, "whose plan does not state it"),
+        ({"gpus": 4, "tp": 4}, LayoutError, "num_key_value_heads over tp: 2 over 4 leaves 2"),
         ({"lora_rank": 8}, NotModelled, "adapters on captured layers are not modelled"),
         ({"loss": "liger"}, NotModelled, "which the loss liger replaces"),
         ({"compile": True}, NotModelled, "which torch.compile replaces"),

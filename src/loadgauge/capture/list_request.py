@@ -15,8 +15,10 @@ from loadgauge.capture.capture import recorded
 from loadgauge.capture.kinds import model_class, of_config
 from loadgauge.capture.listed import Listing
 from loadgauge.capture.listing import Lister, guards_of
+from loadgauge.capture.recognise import recognised
 from loadgauge.capture.record import Sized, record
 from loadgauge.capture.regime import Document, Regime
+from loadgauge.capture.sharding import mark_experts, shard, splits_of
 from loadgauge.capture.small import shallow
 from loadgauge.capture.target import ONE, config_keys, sized
 from loadgauge.errors import ConfigError, Error, NotModelled, first_line
@@ -32,15 +34,18 @@ DEEPEST = 16
 """Layers of the deepest model that is run in place of a deeper one."""
 
 
-def list_request(request: Request, how: dict[str, Any], inputs: str, sizes: dict[str, int]) -> Document:
-    """Capture the list of the model of a request, at some sizes and wherever its guards hold then. how: a `Regime`
+def list_request(
+    request: Request, how: dict[str, Any], inputs: str, sizes: dict[str, int], pairs: dict[str, str] | None = None
+) -> Document:
+    """Capture the list of the model of a request, at some sizes and wherever its guards hold then.
 
+    how: a `Regime`; pairs: a plan of tensor parallelism that was recognised on one rank (`recognise`)
     Raises ConfigError, LayoutError or NotModelled.
     """
     regime = msgspec.convert(how, Regime)
     run = _run(regime)
     if is_script(request.job.model):
-        return _of_script(request.job.model, inputs, run, sizes)
+        return _of_script(request.job.model, inputs, run, sizes, regime)
     keys = config_keys(request.job.model)
     whole = config_object(keys, request.job.model)
     full = _blocks_of(whole)
@@ -56,8 +61,8 @@ def list_request(request: Request, how: dict[str, Any], inputs: str, sizes: dict
         if _stands_for(less, full) is not None:
             config, found = cut, less
             break
-    job = of_config(config, run)
-    listings = _listings(job, request.job.model, found, regime, sizes)
+    job = _split(of_config(config, run), regime, pairs or {})
+    listings, learnt = _listings(job, request.job.model, found, regime, sizes)
     text = _text(whole)
     kind = model_class(whole)
     with torch.device("meta"):
@@ -69,7 +74,20 @@ def list_request(request: Request, how: dict[str, Any], inputs: str, sizes: dict
         listings=listings, parameters=sum(one.numel() for one in model.parameters()),
         longest=getattr(text, "max_position_embeddings", None), tied=bool(getattr(whole, "tie_word_embeddings", False)),
         torch=str(torch.__version__), transformers=_version(), dtype=str(keys.get("dtype") or keys.get("torch_dtype") or ""),
+        splits=splits_of(model, pairs or learnt),
     )  # fmt: skip
+
+
+def _split(job: Sized, regime: Regime, pairs: dict[str, str]) -> Sized:
+    """The training of the part of the model that one rank has."""
+
+    def build(device: str) -> Any:
+        model = job.build(device)
+        mark_experts(model)
+        shard(model, regime.tp, regime.ep, pairs)
+        return model
+
+    return msgspec.structs.replace(job, build=build)
 
 
 def _run(regime: Regime) -> TorchRun:
@@ -79,7 +97,7 @@ def _run(regime: Regime) -> TorchRun:
     return TorchRun(layout, training("huggingface", precision, "sgd", regime.attention))
 
 
-def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]) -> Document:
+def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int], regime: Regime) -> Document:
     if not inputs:
         raise ConfigError(f"{target} needs --inputs script.py:function, which makes what the module is called with")
     make, given = function(target), function(inputs)
@@ -91,30 +109,39 @@ def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]
     job = module_of(make, given, run)
     module = job.build("meta")
     found = blocks(module)
-    listings = _listings(job, target, found, Regime(4, run.training.precision.autocast), sizes)
+    splits = splits_of(module)
+    regime = msgspec.structs.replace(regime, weight=4, autocast=run.training.precision.autocast)
+    listings, _ = _listings(_split(job, regime, {}), target, found, regime, sizes)
     return Document(
         name=target, model_type=type(module).__name__, hidden_size=0, vocab_size=0, pattern=tuple(range(len(listings[0].blocks))),
         listings=listings, parameters=sum(one.numel() for one in module.parameters()), torch=str(torch.__version__),
+        splits=splits,
     )  # fmt: skip
 
 
-def _listings(job: Sized, target: str, found: Blocks, regime: Regime, sizes: Mapping[str, int]) -> list[Listing]:
-    """The list at some sizes, and on the other side of one sequence, which PyTorch treats apart."""
+def _listings(
+    job: Sized, target: str, found: Blocks, regime: Regime, sizes: Mapping[str, int]
+) -> tuple[list[Listing], dict[str, str]]:
+    """The list at some sizes, and on the other side of one sequence, which PyTorch treats apart; and matrices that can be split."""
     given = {**sizes, "t": sizes["s"]}
-    listings = [_listing(job, target, found, regime, given)]
+    first, pairs = _listing(job, target, found, regime, given)
+    listings = [first]
     if not listings[0].plain:
-        other = _listing(job, target, found, regime, {**given, ONE: 2 if given[ONE] == 1 else 1})
+        other, _ = _listing(job, target, found, regime, {**given, ONE: 2 if given[ONE] == 1 else 1})
         if not other.plain and [len(one.operations) for one in other.blocks]:
             listings.append(other)
-    return listings
+    return listings, pairs
 
 
-def _listing(job: Sized, target: str, found: Blocks, regime: Regime, given: Mapping[str, int]) -> Listing:
+def _listing(
+    job: Sized, target: str, found: Blocks, regime: Regime, given: Mapping[str, int]
+) -> tuple[Listing, dict[str, str]]:
     """The list, with formulas where the code runs with symbols and a plain run agrees, else with the numbers of these sizes."""
     sizes = sized(job.names, {}, given)
     try:
         _, run, symbols = recorded(job, target, sizes)
-        return Lister(run, found, symbols, regime.weight).listing(job.names, sizes, guards_of(symbols))
+        lister = Lister(run, found, symbols, regime.weight)
+        return lister.listing(job.names, sizes, guards_of(symbols)), recognised(lister)
     except Exception as error:  # whatever stops symbols
         why = first_line(error)[:200]
     try:
@@ -122,10 +149,13 @@ def _listing(job: Sized, target: str, found: Blocks, regime: Regime, given: Mapp
     except Error:
         raise
     except Exception as error:
+        if regime != regime.whole:
+            ranks = f"tp = {regime.tp}, ep = {regime.ep}"
+            raise NotModelled(f"{target} does not run over {ranks}: {first_line(error)[:200]}") from None
         raise ConfigError(f"{target} cannot be captured: {first_line(error)[:200]}") from None
     guards = tuple(f"({name} == {value})" for name, value in sizes.items())
-    listing = Lister(run, found, None, regime.weight).listing(job.names, sizes, guards)
-    return msgspec.structs.replace(listing, plain=why)
+    lister = Lister(run, found, None, regime.weight)
+    return msgspec.structs.replace(lister.listing(job.names, sizes, guards), plain=why), recognised(lister)
 
 
 def _blocks_of(config: Any) -> Blocks:

@@ -12,9 +12,11 @@ import msgspec
 
 from loadgauge.algebra import Size as Number
 from loadgauge.algebra import same
+from loadgauge.capture.ragged import Ragged, degrees
 from loadgauge.capture.sizes import Size, compiled
+from loadgauge.capture.splits import Splits
 from loadgauge.errors import NotModelled
-from loadgauge.layers.operations import Gemm, Layer, Operation, OperationKind, Role, Tensor, Weight
+from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, OperationKind, Role, Tensor, Weight
 from loadgauge.layers.profile import Profile, Row
 from loadgauge.layers.rank_view import View
 
@@ -43,10 +45,19 @@ class ListedWeight(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, int] | None = None
     copies: int = 1
     expert: bool = False
+    shards: int = 1
+
+
+class ListedExchange(msgspec.Struct, frozen=True, array_like=True):
+    """What ranks exchange: one of `layers.operations.Collective`, with bytes as a formula."""
+
+    kind: str
+    axis: str
+    nbytes: Size
 
 
 class ListedOperation(msgspec.Struct, frozen=True, array_like=True):
-    """An operation: indices of the segment's tensors and weights, FLOPs, and bytes moved forward and backward."""
+    """An operation: indices of the segment's tensors and weights, FLOPs, bytes moved and exchanges forward and backward."""
 
     name: str
     kind: OperationKind
@@ -62,6 +73,8 @@ class ListedOperation(msgspec.Struct, frozen=True, array_like=True):
     rerun: Size
     moves: tuple[Size, Size] | None
     share: float = 1.0
+    ahead: tuple[ListedExchange, ...] = ()
+    behind: tuple[ListedExchange, ...] = ()
 
 
 class ListedRow(msgspec.Struct, frozen=True, array_like=True):
@@ -89,26 +102,35 @@ class Segment(msgspec.Struct, frozen=True):
     entering: Size
     outside: tuple[str, ...] = ()
 
-    def layer(self, sizes: Mapping[str, Any]) -> Layer:
-        """Write the segment's operations at some sizes, by name; ints or arrays."""
+    def layer(
+        self, sizes: Mapping[str, Any], ranks: Mapping[str, int] | None = None, ragged: Ragged | None = None
+    ) -> Layer:
+        """Write the segment's operations at some sizes, by name; ints or arrays.
+
+        ranks: of each axis that it is split over; ragged: sequences of unequal lengths, in place of `sizes`
+        """
         known: dict[str, Any] = {}
 
         def value(size: Size) -> Any:
             total: Any = 0
             for product, factor in size.terms:
                 if product not in known:
-                    known[product] = compiled(product)(sizes)
+                    known[product] = compiled(product)(sizes) if ragged is None else ragged.of(product)
                 total = total + factor * known[product]
             return total
 
         tensors = [Tensor(one.name, value(one.numel), one.itemsize, one.role) for one in self.tensors]
         weights = [
             Weight(
-                one.name, one.numel, 1, one.kind, one.trainable, expert=one.expert, cast=one.cast, shape=one.shape,
+                one.name, one.numel, one.shards, one.kind, one.trainable, expert=one.expert, cast=one.cast, shape=one.shape,
                 copies=one.copies, wide=one.wide,
             )
             for one in self.weights
         ]  # fmt: skip
+
+        def sent(given: tuple[ListedExchange, ...]) -> tuple[Collective, ...]:
+            return tuple(Collective(one.kind, one.axis, value(one.nbytes), (ranks or {})[one.axis]) for one in given)
+
         operations = tuple(
             Operation(
                 one.name, one.kind,
@@ -124,6 +146,8 @@ class Segment(msgspec.Struct, frozen=True):
                 borrows=tuple(weights[place] for place in one.borrows),
                 computed_share=one.share,
                 moves=None if one.moves is None else (value(one.moves[0]), value(one.moves[1])),
+                forward_comm=sent(one.ahead),
+                backward_comm=sent(one.behind),
             )
             for one in self.operations
         )  # fmt: skip
@@ -168,6 +192,16 @@ class Listing(msgspec.Struct, frozen=True):
             for one in segment.operations:
                 yield from (one.forward, one.input_gradient, one.weight_gradient, one.rerun, *(one.moves or ()))
                 yield from (size for gemm in one.gemms for size in gemm)
+                yield from (sent.nbytes for sent in (*one.ahead, *one.behind))
+
+    @property
+    def squares(self) -> str:
+        """The first tensor with as many elements as the length squared, or more; "" where there is none."""
+        for segment in (self.entry, *self.blocks, self.exit):
+            for tensor in segment.tensors:
+                if any((found := degrees(product)) is not None and found[1] > 1 for product, _ in tensor.numel.terms):
+                    return tensor.name
+        return ""
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether its formulas hold for some sizes, by name."""
@@ -184,22 +218,51 @@ class Family:
     def __init__(self, name: str, listings: list[Listing], chosen: tuple[int, ...]) -> None:
         self.name, self.listings, self.chosen = name, listings, chosen
         self._made: dict[Any, Layer] = {}
+        self.left_out: dict[str, str] = {}
+        """Ranks over which a search could not split it, and why."""
 
     def sizes(self, view: View) -> dict[str, Any]:
         """The sizes of a micro-batch by name: b, s, and t, which is as long as s.
 
-        Raises NotModelled for what a captured list cannot be asked: ragged batches, tensor and context parallelism.
+        Raises NotModelled for what a captured list cannot be asked, such as context and sequence parallelism.
         """
-        if not same(view.tp, 1) or not same(view.cp, 1):
-            raise NotModelled(
-                f"{self.name} is captured, and how its layers are split over ranks is not known: tp 1, cp 1"
-            )
+        for name, value in (("cp", view.cp), ("sequence parallelism", view.token_shards)):
+            if not same(value, 1):
+                raise NotModelled(f"{self.name} is captured, and how {name} splits its layers is not known")
+        within = self.splits.within_experts(view.tp, view.ep)
+        if self.splits.experts and not same(view.etp, within):
+            raise NotModelled(f"{self.name} is captured: an expert is divided over {within} ranks, which --etp must be")
+        if not same(view.imbalance, 1):
+            raise NotModelled(f"{self.name} is captured with experts that are equally busy: --expert-imbalance 1")
         b, s = view.sequences, view.positions
         if view.cached is not None:
             raise NotModelled(f"{self.name} is captured in training; inference is not captured")
-        if view.kernel_tokens is not None or (isinstance(view.tokens, int | float) and view.tokens != b * s):
-            raise NotModelled(f"{self.name} is captured with sequences of one length; ragged batches are not captured")
+        if view.kernel_tokens is not None:
+            raise NotModelled(
+                f"{self.name} is captured without padding, and what its attention does with padding around it is not"
+            )
         return {"b": b, "s": s, "t": s}
+
+    def ragged(self, view: View, listing: Listing) -> Ragged | None:
+        """The micro-batch of a view whose sequences are of unequal lengths, else None.
+
+        Raises NotModelled where the code has two lengths, or writes a mask that such batches do not have.
+        """
+        b, s = view.sequences, view.positions
+        if same(view.tokens, b * s) and same(view.pairs, b * s * s):
+            return None
+        if "t" in listing.names:
+            raise NotModelled(f"{self.name} is captured with two lengths, of encoder and decoder: --lengths has one")
+        if listing.plain:
+            raise NotModelled(
+                f"{self.name} is captured as numbers of one length, for want of formulas: {listing.plain}"
+            )
+        if view.kernels.attention == "flash" and (where := listing.squares):
+            raise NotModelled(
+                f"{self.name} is captured with a tensor of length x length ({where}), such as a mask, which batches of"
+                " unequal lengths do not have"
+            )
+        return Ragged(view.tokens, view.pairs, b, s, listing.sizes["b"] == 1)
 
     def find(self, view: View, sizes: Mapping[str, Any]) -> Listing:
         """The listing for a view that holds at some sizes. Raises NotModelled where there is none."""
@@ -224,6 +287,28 @@ class Family:
         return self.listings
 
     @property
+    def splits(self) -> Splits:
+        """Over which ranks it may be split."""
+        return Splits()
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any of its layers has routed experts that are known as such."""
+        return self.splits.experts > 0
+
+    def problems(self, layout: Any) -> Iterator[str]:
+        """Why a layout (`spec.layout.Layout`) cannot be that of captured layers, one line each."""
+        if layout.cp > 1:
+            yield f"cp = {layout.cp}: the layers were captured from their code, and how cp splits them is not known"
+        if layout.sequence_parallel:
+            yield "sequence parallelism: the layers were captured from their code, whose plan does not state it"
+        yield from self.splits.problems(tp=layout.tp, ep=layout.ep)
+
+    def within_experts(self, tp: int, ep: int) -> int:
+        """Ranks that one expert is divided over."""
+        return int(self.splits.within_experts(tp, ep))
+
+    @property
     def notes(self) -> list[str]:
         """What an answer must say: values that the code reads, and where there are no formulas."""
         found = [
@@ -232,6 +317,7 @@ class Family:
         found += [
             f"sizes other than these, of which each is captured apart ({one.plain})" for one in self.known if one.plain
         ]
+        found += [f"layouts with {ranks}, which cannot be captured ({why})" for ranks, why in self.left_out.items()]
         return list(dict.fromkeys(found))
 
     @property
@@ -246,13 +332,15 @@ class Family:
             )
         sizes = self.sizes(view)
         listing = self.any_listing if same(view.tokens, 1) else self.find(view, sizes)  # of 1 token: parameters alone
-        sizes = dict(listing.sizes) if same(view.tokens, 1) else sizes
+        alone = same(view.tokens, 1)
+        sizes, ragged = (dict(listing.sizes), None) if alone else (sizes, self.ragged(view, listing))
         found = {ENTRY: listing.entry, EXIT: listing.exit}.get(which) or listing.blocks[place]
-        if not all(isinstance(one, int) for one in sizes.values()):
-            return found.layer(sizes)
+        ranks = {"tp": view.tp, "ep": view.ep}
+        if ragged is not None or not all(isinstance(one, int) for one in sizes.values()):
+            return found.layer(sizes, ranks, ragged)
         key = id(found), tuple(sizes.values())
         if key not in self._made:
-            self._made[key] = found.layer(sizes)
+            self._made[key] = found.layer(sizes, ranks)
         return self._made[key]
 
     def embedding(self, view: View) -> Layer:
@@ -270,8 +358,11 @@ class Family:
     def held(self, view: View) -> Number:
         """Bytes that checkpoints of blocks hold together beside what is kept anyhow, such as masks."""
         sizes = self.sizes(view)
-        found: Number = self.find(view, sizes).held.at(sizes)
-        return found
+        listing = self.find(view, sizes)
+        ragged = self.ragged(view, listing)
+        if ragged is None:
+            return listing.held.at(sizes)
+        return sum(factor * ragged.of(product) for product, factor in listing.held.terms)
 
 
 class Kind:

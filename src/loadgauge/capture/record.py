@@ -71,12 +71,18 @@ class Op(msgspec.Struct):
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """A parameter, as its storage is used: name, shape [elements], bytes of an element, and whether it is trained."""
+    """A parameter, as its storage is used: name, shape [elements], bytes of an element, and whether it is trained.
+
+    shards: ranks that together hold one whole; expert: of a routed expert; summed: tensor-parallel ranks sum its gradient
+    """
 
     name: str
     shape: tuple[int, ...]
     itemsize: int
     trained: bool
+    shards: int = 1
+    expert: bool = False
+    summed: bool = False
 
 
 class Recorded(msgspec.Struct):
@@ -230,10 +236,13 @@ def _read(
         op.flops = plain(op.flops)
         op.shapes = tuple(tuple(map(plain, shape)) for shape in op.shapes)
     weights = {
-        number: Parameter(name, tuple(map(int, one.shape)), one.element_size(), one.requires_grad)
+        number: Parameter(
+            name, tuple(map(int, one.shape)), one.element_size(), one.requires_grad, getattr(one, "shards", 1),
+            getattr(one, "of_experts", False), getattr(one, "summed", False),
+        )
         for name, one in module.named_parameters()
         if (number := observer.tracker.take(one, "external")) is not None
-    }
+    }  # fmt: skip
     ids = list(observer.stream.ids)
     changes = [plain(change) for change in observer.stream.changes[: len(ids)]]
     kept = {one.storage: plain(one.storage_nbytes) for one in observer.saved if not one.owner}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from loadgauge.capture.listed import Listing
+from loadgauge.capture.splits import Splits
 from loadgauge.errors import NotModelled
 from loadgauge.layers.rank_view import View
 from loadgauge.spec.kernels import Kernels
@@ -16,11 +17,19 @@ class Regime(msgspec.Struct, frozen=True):
     """What beside the sizes decides which operations run.
 
     weight: bytes of an element of the weights; autocast: whether products run in 16 bits under autocast
+    tp, ep: tensor-parallel and expert-parallel ranks, of which the first is captured
     """
 
     weight: int = 2
     autocast: bool = False
     attention: str = "flash"
+    tp: int = 1
+    ep: int = 1
+
+    @property
+    def whole(self) -> Regime:
+        """The same on one rank."""
+        return msgspec.structs.replace(self, tp=1, ep=1)
 
     @classmethod
     def of(cls, view: View, name: str) -> Regime:
@@ -30,7 +39,8 @@ class Regime(msgspec.Struct, frozen=True):
             raise NotModelled(f"{name} {OWN}, which {why} replaces: --framework huggingface, or a written family")
         dtypes = kernels.dtypes
         autocast = dtypes.residual is not None
-        return cls(4 if dtypes.residual == 4 or dtypes.activation == 4 else 2, autocast, kernels.attention)
+        weight = 4 if dtypes.residual == 4 or dtypes.activation == 4 else 2
+        return cls(weight, autocast, kernels.attention, int(view.tp), int(view.ep))
 
 
 def _replaced(kernels: Kernels) -> list[str]:
@@ -62,3 +72,4 @@ class Document(msgspec.Struct):
     torch: str = ""
     transformers: str = ""
     dtype: str = ""
+    splits: Splits = Splits()

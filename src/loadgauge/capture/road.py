@@ -15,18 +15,20 @@ import msgspec
 
 from loadgauge.capture.listed import Family, Kind, Listing
 from loadgauge.capture.regime import OWN, Document, Regime
+from loadgauge.capture.splits import Splits
 from loadgauge.capture.store import check_sizes, place, read, write
 from loadgauge.capture.target import config_keys
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families.catalogue import Found
 from loadgauge.files import is_script
 from loadgauge.layers.rank_view import View
+from loadgauge.lengths import Lengths
 from loadgauge.optional_deps import needs_torch
 from loadgauge.resolve import resolve
 from loadgauge.spec.job import Job
 from loadgauge.spec.model import Block, ModelSpec, Norm
 
-MOST = 6
+MOST = 8
 """Captures at other sizes that one command makes by itself."""
 
 
@@ -97,6 +99,7 @@ class OnDemand(Family):
             how=msgspec.to_builtins(regime),
             inputs=self.inputs,
             sizes=given,
+            pairs=dict(self.splits.plan),
         )
         self.seconds, self.cached = self.seconds + time.perf_counter() - begun, False
         return found
@@ -109,7 +112,13 @@ class OnDemand(Family):
     @property
     def any_listing(self) -> Listing:
         """One of the listings, whose parameters are those of all."""
-        return next(iter(self.documents.values())).listings[0]
+        whole = [one for regime, one in self.documents.items() if regime == regime.whole]
+        return (whole or list(self.documents.values()))[0].listings[0]
+
+    @property
+    def splits(self) -> Splits:
+        """Over which ranks it may be split."""
+        return next((one.splits for regime, one in self.documents.items() if regime == regime.whole), Splits())
 
     def find(self, view: View, sizes: Mapping[str, Any]) -> Listing:
         """The listing for a view at some sizes; of arrays, that for the largest."""
@@ -133,7 +142,7 @@ def _check(document: Document) -> None:
 
 def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> ModelSpec:
     """The model that a family stands for."""
-    document, _ = family.document(regime, sizes)
+    document, _ = family.document(regime.whole, sizes)
     first: dict[bytes, int] = {}
     like = {
         place: first.setdefault(msgspec.msgpack.encode([listing.blocks[place] for listing in document.listings]), place)
@@ -186,11 +195,23 @@ def road(job: Job, why: str) -> Found:
             "a module of one's own has the dtype that its function gives it, float32: fp32 or bf16-autocast",
             key="precision",
         )
-    sizes = {"b": job.micro_batch or 1, "s": job.seq_len or resolve.SEQ_LEN, "t": job.seq_len or resolve.SEQ_LEN}
+    length = _length(job, family)
+    sizes = {"b": job.micro_batch or 1, "s": length, "t": length}
     spec = model_of(family, regime, sizes)
+    split = msgspec.structs.replace(regime, tp=job.tp or 1, ep=job.ep or 1)
+    if split != regime and not list(family.splits.problems(tp=split.tp, ep=split.ep)):
+        family.document(split, sizes)
     took = "kept from before" if family.cached else f"{family.seconds:.0f} s"
     how = f"captured from its own code, {took}{f'; {why}' if why else ''}"
     return Found(spec, how)
+
+
+def _length(job: Job, family: OnDemand) -> int:
+    """Tokens of the longest sequence of a job, as `resolve` has them."""
+    if job.lengths is not None:
+        return Lengths.parse(job.lengths).longest
+    longest = (family.keys or {}).get("max_position_embeddings")
+    return job.seq_len or min(resolve.SEQ_LEN, longest if isinstance(longest, int) and longest > 0 else resolve.SEQ_LEN)
 
 
 _FAMILIES: dict[tuple[str, str], OnDemand] = {}

@@ -12,13 +12,17 @@ from loadgauge.plan.space import Space, divisors
 from loadgauge.spec.axes import AXES, MODEL_PARALLEL, STAGE_AXES
 from loadgauge.spec.frameworks import Framework
 from loadgauge.spec.layout import SCHEDULES, Layout, RecomputePolicy
-from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.spec.model import ModelSpec
 from loadgauge.spec.training import Training
 
 RECOMPUTE = tuple(RecomputePolicy.parse(text) for text in ("none", "selective", "full"))
 WHOLE_LAYERS = (RECOMPUTE[0], RECOMPUTE[-1])
 """The models of transformers checkpoint whole layers, or none."""
 ALL = "all"
+
+
+SPLIT_BY_PLAN = ("tp", "ep", "etp")
+"""Axes that a captured model's own class may state."""
 
 
 def narrowed(framework: Framework, sharded: bool = True) -> dict[str, tuple[Any, ...]]:
@@ -63,7 +67,7 @@ def space_for(
     """
     locked = dict(locks or {})
     every = divisors(gpus)
-    experts = [block.mlp for block in model.blocks if isinstance(block.mlp, Moe)]
+    experts = model.has_experts
     open_axes: dict[str, tuple[Any, ...]] = {
         **{axis: every if experts or not AXES[axis].experts else (1,) for axis in MODEL_PARALLEL},
         "replicas": every, "micro_batch": divisors(global_batch), "vpp": tuple(range(1, model.num_hidden_layers + 1)),
@@ -74,7 +78,10 @@ def space_for(
     for name, values in locked.items():
         if name == "schedule" and values == (ALL,):
             locked[name] = SCHEDULES
-    chosen = {**open_axes, **narrowed(training.framework, training.optimizer.sharded), **locked}
+    narrow = narrowed(training.framework, training.optimizer.sharded)
+    if model.listed is not None:  # its class states how it is split, whatever trains it
+        narrow = {name: values for name, values in narrow.items() if name not in SPLIT_BY_PLAN}
+    chosen = {**open_axes, **narrow, **locked}
     space = Space(
         model=model, gpus=gpus, global_batch=global_batch, seq_len=seq_len, stage_layers=stage_layers, lengths=lengths,
         padded=training.kernels.attention == "eager" if padded is None else padded,

@@ -29,7 +29,7 @@ from loadgauge.spec.frameworks import default_framework
 from loadgauge.spec.job import AROUND, POSTTRAIN, WHOLE_RUN, Field, Job, fields
 from loadgauge.spec.job_text import positive_number
 from loadgauge.spec.layout import RecomputePolicy
-from loadgauge.spec.model import ModelSpec, Moe
+from loadgauge.spec.model import ModelSpec
 from loadgauge.units import GIB
 
 Find = Literal[
@@ -434,7 +434,7 @@ def _check_locks(locks: dict[str, tuple[Any, ...]], setup: Setup, cp_comm: str |
         return locks.get(name) == (value,)
 
     model, layers = setup.model, setup.layout.stage_layers
-    if not any(isinstance(block.mlp, Moe) for block in model.blocks):
+    if not model.has_experts:
         for name in ("ep", "etp"):
             if min(locks.get(name, (1,))) > 1:
                 raise ConfigError(f"{model.name} has no experts to shard", key=name)
@@ -463,7 +463,7 @@ def _framework(
         return dialect(export).framework
     if model.listed is not None:
         return "huggingface"
-    experts = any(isinstance(block.mlp, Moe) for block in model.blocks)
+    experts = model.has_experts
     free = [axis for axis in MODEL_PARALLEL if experts or not AXES[axis].experts]
     degrees = {axis: locks.get(axis, (1, gpus) if axis in free else (1,)) for axis in MODEL_PARALLEL}
     return default_framework(degrees, adapters=job.adapts)

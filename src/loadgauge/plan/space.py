@@ -7,6 +7,7 @@ parallelism, recomputation. Within one, the sizes `SIZES` are open arrays over a
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -251,12 +252,23 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         apart = (
             [[1], [cp for cp in self.cp if cp > 1]] if self.base.cp_comm == "all_to_all" and 1 in self.cp else [self.cp]
         )
-        batches = [self.micro_batch] if self.model.listed is None else self.model.listed.groups(self.micro_batch)
+        if self.model.listed is not None:
+            yield from self._captured_grids(values, spread)
+            return
         for tp in by_tp.values():
             for cp in filter(None, apart):
-                for batch in batches:
-                    chosen = {**values, "tp": tuple(tp), "cp": tuple(cp), "micro_batch": tuple(batch)}
-                    yield from Grid(self, chosen, spread).parts()
+                yield from Grid(self, {**values, "tp": tuple(tp), "cp": tuple(cp)}, spread).parts()
+
+    def _captured_grids(self, values: dict[str, tuple[int, ...]], spread: bool | None) -> Iterator[Grid]:
+        """Those of captured layers, whose operations were recorded for each number of ranks that split them."""
+        listed: Any = self.model.listed
+        for tp, ep in itertools.product(self.tp, self.ep):
+            etp = listed.within_experts(tp, ep)
+            if etp not in self.etp or list(listed.splits.problems(tp=tp, ep=ep)):
+                continue
+            for batch in listed.groups(self.micro_batch):
+                chosen = {**values, "tp": (tp,), "ep": (ep,), "etp": (etp,), "micro_batch": tuple(batch)}
+                yield from Grid(self, chosen, spread).parts()
 
     def layout(self, structure: Structure, sizes: dict[str, Size], ragged: dict[str, Size] | None = None) -> Layout:
         """Return the layout of a structure with these sizes, by the names in `SIZES`: ints, or open arrays of many layouts.

@@ -105,6 +105,8 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     chosen = _part(job, chosen)
     _whole_run(job)
     dp, degrees = _degrees(job, fill)
+    if chosen.listed is not None and job.etp is None:
+        degrees["etp"] = chosen.listed.within_experts(degrees["tp"], degrees["ep"])
     micro_batch = fill("micro_batch", 1)
     lengths = _lengths(job.lengths)
     usual = "bf16" if card is None or card.bf16 else "fp16"

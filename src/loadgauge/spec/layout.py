@@ -9,7 +9,7 @@ import msgspec
 
 from loadgauge.algebra import Size, ceil_div, maximum, minimum, shard
 from loadgauge.errors import ConfigError, LayoutError
-from loadgauge.spec.axes import RANK_ORDER, SIZES, STAGE_AXES
+from loadgauge.spec.axes import RANK_ORDER, SIZES
 from loadgauge.spec.model import (
     Attention,
     GatedDeltaNet,
@@ -368,9 +368,8 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
         for block in model.blocks
     ):
         yield f"pp = {layout.pp}: layers that read what the first stages made are not modelled"
-    for name in STAGE_AXES if model.listed is not None else ():
-        if (ranks := getattr(layout, name)) > 1:
-            yield f"{name} = {ranks}: the layers were captured from their code, and how it splits over ranks is not known"
+    if model.listed is not None:
+        yield from model.listed.problems(layout)
     for block in model.blocks:
         for mixer in (block.attention, block.beside):
             for name in _sharded(mixer):
@@ -391,7 +390,7 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
 
 def _of_experts(layout: Layout, model: ModelSpec) -> Iterator[str]:
     mixtures = [block.mlp for block in model.blocks if isinstance(block.mlp, Moe)]
-    if not mixtures and layout.ep * layout.etp > 1 and model.listed is None:
+    if not model.has_experts and layout.ep * layout.etp > 1:
         yield f"ep = {layout.ep}, etp = {layout.etp}: the model has no experts"
     for mixture in mixtures:
         yield from _uneven(mixture.num_experts, layout.ep, "num_experts over ep")
@@ -401,7 +400,7 @@ def _of_experts(layout: Layout, model: ModelSpec) -> Iterator[str]:
         # Without it every tensor-parallel rank would route the same tokens; Megatron-LM refuses that too.
         if layout.tp > 1 and not layout.sequence_parallel:
             yield "experts with tp above 1 need sequence parallelism"
-    if mixtures:
+    if model.has_experts:
         ranks = layout.dp * layout.cp * layout.tp
         yield from _uneven(ranks, layout.ep * layout.etp, "dp x cp x tp over ep x etp")
         yield from _uneven(ranks // (layout.ep * layout.etp), layout.replicas, "ranks of an expert over replicas")

@@ -421,7 +421,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_experts(self) -> bool:
         """Whether any block is a mixture of experts."""
-        return any(isinstance(block.mlp, Moe) for block in self.blocks)
+        own = self.listed is not None and self.listed.has_experts
+        return own or any(isinstance(block.mlp, Moe) for block in self.blocks)
 
     def with_mtp(self, layers: int | None = None) -> ModelSpec:
         """Return the model with its multi-token prediction modules, or with a given number; each predicts one token more.

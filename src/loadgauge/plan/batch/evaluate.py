@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from loadgauge.algebra import Size
+from loadgauge.errors import NotModelled
 from loadgauge.estimate.estimate import view_of
 from loadgauge.estimate.memory.in_flight import works
 from loadgauge.estimate.memory.overhead import non_pytorch_memory, workspaces
@@ -97,9 +98,20 @@ class BatchEvaluator:
                     done += not part
                     evaluator.start(pp)
                     for structures in pipelines.values():
-                        with self.numpy.errstate(all="ignore"):
-                            batches = evaluator.evaluate(structures, wanted)
+                        try:
+                            with self.numpy.errstate(all="ignore"):
+                                batches = evaluator.evaluate(structures, wanted)
+                        except NotModelled as error:
+                            self._left_out(grid, error)
+                            break
                         yield from batches
+
+    def _left_out(self, grid: Grid, error: NotModelled) -> None:
+        """Note that captured layers do not run on so many ranks; else, and on one rank, raise the error."""
+        listed, ranks = self.space.model.listed, {name: grid.sizes[name] for name in ("tp", "ep")}
+        if listed is None or all(count == 1 for count in ranks.values()):
+            raise error
+        listed.left_out[", ".join(f"{name} {count}" for name, count in ranks.items())] = str(error)
 
 
 class GridEvaluator:
