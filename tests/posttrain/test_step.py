@@ -156,3 +156,11 @@ def test_answers_that_outgrow_the_cache_are_read_again() -> None:
 def test_options_that_mean_nothing_are_refused(options: str) -> None:
     with pytest.raises(ConfigError, match="rollout"):
         resolve_posttrain(JOB.replace(rollout=f"vllm:{options}"))
+
+
+@pytest.mark.parametrize(("task", "sequences"), [("sft", 1), ("dpo", 2), ("rm", 2)])
+def test_without_answers_the_rate_is_that_of_training(task: str, sequences: int) -> None:
+    # A pair is two sequences of the whole length.
+    job = Job("qwen2.5-7b", task=task, gpu="h100-sxm5-80gb", gpus=8, zero=3, global_batch=16, seq_len=2048)
+    found = step_time(resolve_posttrain(job)[0])
+    assert found.tokens_per_second_per_gpu == pytest.approx(16 * sequences * 2048 / found.step / 8)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,7 +23,7 @@ from loadgauge.families.catalogue import Found
 from loadgauge.files import is_script
 from loadgauge.layers.rank_view import View
 from loadgauge.lengths import Lengths
-from loadgauge.optional_deps import needs_torch
+from loadgauge.optional_deps import needs_capture
 from loadgauge.resolve import resolve
 from loadgauge.spec.job import Job
 from loadgauge.spec.model import Block, ModelSpec, Norm
@@ -32,16 +32,32 @@ MOST = 8
 """Captures at other sizes that one command makes by itself."""
 
 
+class NotYet(Exception):
+    """A capture that this process leaves to another: of which configuration, in which regime, at which sizes."""
+
+    def __init__(self, name: str, keys: dict[str, Any], regime: Regime, sizes: Mapping[str, int]) -> None:
+        self.name, self.keys, self.regime, self.sizes = name, keys, regime, dict(sizes)
+        super().__init__(f"{name} {OWN}, which has not run yet")
+
+
 class OnDemand(Family):
     """A family that captures what it is asked for and does not know yet.
 
+    keys: the configuration, where it is at hand and `target` is only its name
+    where: captures are made in a process of their own (apart), in this one (here), or nowhere, where `NotYet` asks for one
+    most: captures at other sizes than those asked for
     documents: by regime; seconds: that captures took; cached: whether all came from the disk
     """
 
-    def __init__(self, target: str, inputs: str = "") -> None:
+    def __init__(
+        self, target: str, inputs: str = "", keys: dict[str, Any] | None = None,
+        where: Literal["apart", "here", "nowhere"] = "apart",
+    ) -> None:  # fmt: skip
         super().__init__(target, [], ())
+        self.where, self.most = where, MOST
         self.target, self.inputs = target, inputs
-        self.keys: dict[str, Any] | None = None if is_script(target) else config_keys(target)
+        self.script = keys is None and is_script(target)
+        self.keys: dict[str, Any] | None = None if self.script else keys or config_keys(target)
         self.documents: dict[Regime, Document] = {}
         self.last: dict[Regime, Listing] = {}
         self.seconds, self.cached, self.more = 0.0, True, 0
@@ -60,18 +76,19 @@ class OnDemand(Family):
         """
         file = self.file(regime)
         known = self.documents.get(regime)
-        if known is None and file is not None:
-            known = read(file, Document, _check)
-        for listing in () if known is None else known.listings:
-            if listing.holds(sizes):
-                assert known is not None
-                self.documents[regime] = known
-                self.last[regime] = listing
-                return known, listing
-        if not asked and (known is None or self.more >= MOST):
+        for again in (None, file):  # another process may have written the file since
+            if again is not None:
+                known = read(again, Document, _check) or known
+            for listing in () if known is None else known.listings:
+                if listing.holds(sizes):
+                    assert known is not None
+                    self.documents[regime] = known
+                    self.last[regime] = listing
+                    return known, listing
+        if not asked and (known is None or self.more >= self.most):
             raise NotModelled(f"{self.target} {OWN}, and not yet in this way: ask for it by its flags")
-        self.more += not asked
         found = self._captured(regime, sizes)
+        self.more += not asked
         holding = [one for one in found.listings if one.holds(sizes)]
         if not holding:
             shown = ", ".join(f"{name}={sizes[name]}" for name in found.listings[0].names)
@@ -85,22 +102,21 @@ class OnDemand(Family):
         return found, holding[0]
 
     def _captured(self, regime: Regime, sizes: Mapping[str, int]) -> Document:
-        needs_torch("a model that no family here reads")
+        needs_capture()
+        if self.where == "nowhere":
+            raise NotYet(self.target, self.keys or {}, regime, sizes)
         from loadgauge.capture.list_request import list_request
         from loadgauge.trace.subprocess import Request, in_child
 
         begun = time.perf_counter()
-        shown = sys.stderr if is_script(self.target) else None
-        given = {name: int(sizes[name]) for name in ("b", "s")}
-        found = in_child(
-            list_request,
-            Request(Job(self.target)),
-            shown,
-            how=msgspec.to_builtins(regime),
-            inputs=self.inputs,
-            sizes=given,
-            pairs=dict(self.splits.plan),
-        )
+        shown = sys.stderr if self.script else None
+        given = {"how": msgspec.to_builtins(regime), "inputs": self.inputs,
+                 "sizes": {name: int(sizes[name]) for name in ("b", "s")}, "pairs": dict(self.splits.plan)}  # fmt: skip
+        request = Request(Job(self.target))
+        if self.where == "here":
+            found = list_request(request, **given)
+        else:
+            found = in_child(list_request, request, shown, **given)
         self.seconds, self.cached = self.seconds + time.perf_counter() - begun, False
         return found
 
@@ -151,24 +167,24 @@ def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> Mode
     pattern = [like[place] for place in document.pattern]
     chosen = tuple(dict.fromkeys(pattern))
     family.chosen = chosen
-    family.name = document.name if is_script(family.target) else family.target
+    family.name = document.name if family.script else family.target
     places = document.listings[0].places
     blocks = tuple(
         Block(attention=None, mlp=None, norm=Norm(), listed=Kind(family, kind, places[place]))
         for kind, place in enumerate(chosen)
     )
     return ModelSpec(
-        name=_short(family.target), model_type=document.model_type, hidden_size=document.hidden_size,
+        name=_short(family), model_type=document.model_type, hidden_size=document.hidden_size,
         vocab_size=document.vocab_size, blocks=blocks, pattern=tuple(chosen.index(one) for one in pattern),
         tie_word_embeddings=document.tied, max_position_embeddings=document.longest, dtype=document.dtype,
         source=family.target, listed=family,
     )  # fmt: skip
 
 
-def _short(target: str) -> str:
-    if is_script(target):
+def _short(family: OnDemand) -> str:
+    target, path = family.target, Path(family.target)
+    if family.script:
         return target
-    path = Path(target)
     return (
         path.absolute().parent.name if path.name == "config.json" else path.stem if path.suffix == ".json" else target
     )
@@ -182,15 +198,19 @@ def road(job: Job, why: str) -> Found:
     key = job.model, job.inputs or ""
     if key not in _FAMILIES:
         _FAMILIES[key] = OnDemand(*key)
-    family = _FAMILIES[key]
+    return taken(job, _FAMILIES[key], why)
+
+
+def taken(job: Job, family: OnDemand, why: str) -> Found:
+    """The captured model of a family, as a job trains it. Raises as `road`, and `NotYet` where this process makes no captures."""
     attention = "eager" if job.attention == "eager" else "flash"
-    precision = job.precision or ("fp32" if is_script(job.model) else "bf16")
+    precision = job.precision or ("fp32" if family.script else "bf16")
     regime = {
         "fp32": Regime(4, False, attention), "bf16": Regime(2, True, attention), "fp16": Regime(2, True, attention),
         "bf16-autocast-8": Regime(2, True, attention), "bf16-autocast": Regime(4, True, attention),
         "fp16-autocast": Regime(4, True, attention),
     }.get(precision, Regime(2, False, attention))  # fmt: skip
-    if is_script(job.model) and regime.weight != 4:
+    if family.script and regime.weight != 4:
         raise ConfigError(
             "a module of one's own has the dtype that its function gives it, float32: fp32 or bf16-autocast",
             key="precision",

@@ -27,11 +27,16 @@ def config_keys(target: str) -> dict[str, Any]:
     if of_library(target):
         return library_keys(target)
     found = keys(target)
+    check_keys(target, found)
+    return found
+
+
+def check_keys(target: str, found: Mapping[str, Any]) -> None:
+    """Raise NotModelled for the keys of a configuration that is not captured: a quantized one."""
     if found.get("quantization_config"):
         raise NotModelled(
             f"{target}: quantization_config: a capture trains weights as the class makes them, not quantized"
         )
-    return found
 
 
 def processor_keys(target: str) -> dict[str, Any] | None:

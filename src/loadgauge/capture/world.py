@@ -79,15 +79,27 @@ def world() -> list[Known]:
     return rows
 
 
-def _classes() -> dict[str, dict[str, str]]:
-    """The tables of transformers, read as text."""
+def may_be_known(kind: str) -> bool:
+    """Whether some table of classes of the installed transformers has a model type, as far as its text says; True without one."""
+    text = _tables()
+    return not text or f'"{kind}"' in text
+
+
+def _tables() -> str:
     place = find_spec("transformers")
     if place is None or place.origin is None:
-        return {}
+        return ""
     try:
-        text = (Path(place.origin).parent / "models" / "auto" / "modeling_auto.py").read_text(encoding="utf-8")
-        tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError):
+        return (Path(place.origin).parent / "models" / "auto" / "modeling_auto.py").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _classes() -> dict[str, dict[str, str]]:
+    """The tables of transformers, read as text."""
+    try:
+        tree = ast.parse(_tables())
+    except (SyntaxError, ValueError):
         return {}
     wanted = {f"MODEL_FOR_{head}_MAPPING_NAMES": head for head in HEADS}
     found: dict[str, dict[str, str]] = {}

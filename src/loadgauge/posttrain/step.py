@@ -58,7 +58,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
     phases: in their order; on one set of GPUs, or with staleness 0, they add up to `step`
     sides: seconds of rollout and of trainer, where they run at once; bound: the slower
-    generation: of the answers, on the replica that ends last; tokens: of prompts and answers of a step
+    generation: of the answers, on the replica that ends last; tokens: of prompts and answers of a step, or trained on in one
     """
 
     step: float
@@ -76,7 +76,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
-        """Tokens of prompts and answers over the step and all GPUs [tokens/s]."""
+        """Tokens of a step over its seconds and all GPUs [tokens/s]: of prompts and answers, or those that are trained on."""
         return self.tokens / self.step / self.gpus
 
     def days(self, steps: int) -> float:
@@ -131,7 +131,10 @@ def step_time(
             name="weight sync", role=member.role.name, side="both", seconds=moved.seconds,
             low=moved.seconds * moved.low, high=moved.seconds * moved.high,
         ))  # fmt: skip
-    tokens = run.sequences.number * (run.sequences.prompt + known["answers"][0])
+    if run.engine is None:
+        tokens = float(known[member.role.name, member.layout].tokens)
+    else:
+        tokens = run.sequences.number * (run.sequences.prompt + known["answers"][0])
     sides = {side: sum(one.seconds for one in phases if one.side == side) for side in ("rollout", "trainer", "both")}
     at_the_same_time = run.engine is not None and not run.placement.colocated and run.staleness > 0
     rest = REST * (max(sides["rollout"], sides["trainer"]) if at_the_same_time else sum(sides.values()))

@@ -72,6 +72,8 @@ def lines(run: Run, time: StepTime, job: Job) -> list[str]:
                 f"{time.preempted:,.0f} sequences of a replica wait for its cache: the engine preempts and reads them again."
             )
         found.append(f"{time.tokens_per_second_per_gpu:,.0f} tokens a second and GPU, prompts included.")
+    else:
+        found.append(f"{time.tokens_per_second_per_gpu:,.0f} training tokens a second and GPU.")
     if job.steps is not None:
         text = f"{job.steps:,} steps: {time.days(job.steps):,.1f} days, {time.days(job.steps) * 24 * time.gpus:,.0f} GPU-hours"
         if job.price is not None:

@@ -20,11 +20,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from loadgauge.capture.road import NotYet
 from loadgauge.web import handlers
 from loadgauge.web.background import Background, Handler
+from loadgauge.web.captured import Wanted
+from loadgauge.web.captures import Captures
 from loadgauge.web.catalogue import PRESETS, catalogue
 from loadgauge.web.connections import AT_ONCE, Connection, Server, log_briefly
-from loadgauge.web.errors import error_answer
+from loadgauge.web.errors import Failed, error_answer
 from loadgauge.web.guard import Guard
 from loadgauge.web.pages import Pages
 from loadgauge.web.protocol import decode
@@ -41,14 +44,14 @@ class Api:
     """
 
     def __init__(self) -> None:
-        self.uploads = Uploads()
+        self.uploads, self.captures = Uploads(), Captures()
         self.background = Background(self.uploads)
 
     def routes(self) -> list[Route]:
         """A route for every address under `/api`."""
         answers = {"catalogue": self.catalogue, "estimate": self.estimate, **self.background.handlers()}
         return [
-            Route(f"/api/{name}", _endpoint(answer), methods=["GET" if name in READ_ONLY else "POST"])
+            Route(f"/api/{name}", self._endpoint(answer), methods=["GET" if name in READ_ONLY else "POST"])
             for name, answer in answers.items()
         ]
 
@@ -68,26 +71,39 @@ class Api:
 
     async def close(self) -> None:
         """End the processes, and delete the uploads."""
+        await self.captures.close()
         await self.background.close()
         self.uploads.close()
 
+    def _endpoint(self, answer: Handler) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            return await respond(answer(request), self.captures)
 
-def _endpoint(answer: Handler) -> Callable[[Request], Awaitable[Response]]:
-    async def handle(request: Request) -> Response:
-        return await respond(answer(request))
-
-    return handle
+        return handle
 
 
-async def respond(work: Awaitable[Any]) -> Response:
-    """Await an answer and encode it as JSON; an exception becomes an error answer of one line."""
+async def respond(work: Awaitable[Any], captures: Captures) -> Response:
+    """Await an answer and encode it as JSON; an exception becomes an error answer of one line.
+
+    Where a model must be captured first, the answer is 202 with how far that is, and the page asks again.
+    """
     try:
-        return Response(msgspec.json.encode(await work), media_type="application/json")
+        try:
+            return _json(await work)
+        except (NotYet, Failed) as error:
+            status, body = error_answer(error)
+            if status != 202:
+                raise
+        return _json({"capturing": await captures.progress(msgspec.convert(body["capture"], Wanted))}, 202)
     except Exception as error:
         if os.environ.get("LOADGAUGE_DEBUG"):
             traceback.print_exc()
         status, body = error_answer(error)
         return JSONResponse(body, status_code=status)
+
+
+def _json(answer: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(answer), status, media_type="application/json")
 
 
 async def not_found(request: Request, error: Exception) -> Response:

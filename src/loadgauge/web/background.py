@@ -16,7 +16,8 @@ from anyio import open_file
 from starlette.requests import Request
 
 from loadgauge.callable_package import load
-from loadgauge.web.errors import Refused
+from loadgauge.capture.road import MOST as MOST_CAPTURES
+from loadgauge.web.errors import Failed, Refused
 from loadgauge.web.flags import State
 from loadgauge.web.protocol import TASKS, decode
 from loadgauge.web.uploads import PREFIX, Uploads, plain_name
@@ -56,6 +57,8 @@ class Background:
         self.uploads = uploads
         self.planner, self.validator = Worker(PLAN_SECONDS), Worker(VALIDATION_SECONDS)
         self.reader, self.second = Pool(READERS, FILE_SECONDS, ROOM), Worker(QUESTION_SECONDS)
+        self.captured: tuple[bytes, set[bytes]] = b"", set()
+        """The last plan, and the captures that it has asked for."""
         self.named: OrderedDict[str, str] = OrderedDict()
 
     def handlers(self) -> dict[str, Handler]:
@@ -92,9 +95,18 @@ class Background:
         texts, path = self.uploads.of(asked.flags), ""
         if str(asked.flags.get("model", "")).startswith(PREFIX):
             path = str(self.uploads.config(str(asked.flags["model"])))
-        return await self.planner.ask(
-            "plan", asked.page, flags=asked.flags, locks=asked.locks, uploads=texts, path=path
-        )  # fmt: skip
+        question = msgspec.json.encode([asked.flags, asked.locks], order="deterministic")
+        if self.captured[0] != question:
+            self.captured = question, set()
+        more = max(0, MOST_CAPTURES - len(self.captured[1]))
+        try:
+            return await self.planner.ask(
+                "plan", asked.page, flags=asked.flags, locks=asked.locks, uploads=texts, path=path, more=more
+            )
+        except Failed as error:
+            if error.status == 202:  # a capture is missing, and the page asks again
+                self.captured[1].add(msgspec.json.encode(error.body, order="deterministic"))
+            raise
 
     async def validation(self, request: Request) -> Any:
         """Return as JSON how predictions compare with published runs, from row `since` of the request on."""

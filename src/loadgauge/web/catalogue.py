@@ -10,6 +10,7 @@ from loadgauge.formats.dialects import FILES
 from loadgauge.report.catalogue import gpu_row, model_row
 from loadgauge.spec.hardware import gpu_ids, gpus
 from loadgauge.spec.job import Field, fields
+from loadgauge.web.flags import CHOSEN
 
 PRESETS: tuple[dict[str, Any], ...] = (
     {
@@ -74,7 +75,7 @@ def catalogue() -> dict[str, Any]:
 
 def _shown(name: str, field: Field) -> bool:
     """Whether a field is a control of the page: job files are dropped onto it, never named."""
-    return name != "model" and field.group not in ("file", "posttrain")
+    return name in CHOSEN or (name != "model" and field.group not in ("file", "posttrain"))
 
 
 def flag_row(name: str, field: Field) -> dict[str, Any]:

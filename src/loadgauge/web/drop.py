@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.errors import ConfigError, Error
+from loadgauge.capture.world import may_be_known
+from loadgauge.errors import ConfigError, Error, NotModelled
 from loadgauge.families.catalogue import model as catalogued
 from loadgauge.families.hf import LARGEST_FILE as LARGEST_CONFIG
 from loadgauge.families.hf import decode, from_dict
 from loadgauge.formats.exchange import LARGEST_FILE, JobFile, combine, named_documents, read
 from loadgauge.formats.facts import FIELDS
+from loadgauge.optional_deps import needs_capture
 from loadgauge.resolve.job_file import CONFIG_KEYS, fill_in, find_alike, flags_given, note
 from loadgauge.spec.model import ModelSpec
 from loadgauge.web.traces import read_measurement, read_trace
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 LARGEST_DOCUMENT = 200_000_000
 """Largest trace or measurement [bytes]; a trace of 32 layers has a few MB."""
+LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""Keys of a config that say how many tokens a sequence may have."""
 PICKLE = b"\x80"
 """First byte of a pickle."""
 
@@ -161,9 +165,31 @@ def _trace(text: str, name: str) -> dict[str, Any]:
 
 
 def _config(text: str, config: dict[str, Any], name: str) -> dict[str, Any]:
-    spec = from_dict(config, name, own_name(name))
+    try:
+        spec = from_dict(config, name, own_name(name))
+    except NotModelled as error:
+        return _to_capture(text, config, name, error)
     message = f"{spec.name}: {spec.model_type}, {spec.num_hidden_layers} layers"
     return _answer("config", message, clears=[], model=text, name=name) | {"unread": list(spec.unused_keys)}
+
+
+def _to_capture(text: str, config: dict[str, Any], name: str, unread: NotModelled) -> dict[str, Any]:
+    """The answer for a config that no family reads: it is captured from its own code. Raises `ConfigError` where it cannot be."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise unread
+    try:
+        needs_capture()
+    except ConfigError as error:
+        raise ConfigError(f"no family here reads {kind[:40]!r}; {error}", file=name) from None
+    if not may_be_known(kind):
+        own = "; its own code (auto_map) is not run" if config.get("auto_map") else ""
+        raise ConfigError(f"no family here reads {kind[:40]!r}; transformers has no model of that type{own}", file=name)
+    message = f"{kind}: no family here reads it; it is captured from its own code"
+    parts = [config, *(part for part in (config.get("text_config"),) if isinstance(part, dict))]
+    stated = (part.get(key) for part in parts for key in LONGEST)
+    longest = next((size for size in stated if isinstance(size, int) and size > 0), None)
+    return _answer("config", message, clears=[], model=text, name=name, longest=longest)
 
 
 # -- lengths of sequences ----------------------------------------------------------------------------------------------

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.errors import CANNOT_TELL, NO, Error, NothingFits
+import msgspec
+
+from loadgauge.capture.road import NotYet
+from loadgauge.errors import CANNOT_TELL, NO, Error, LayoutError, NothingFits
 
 LONGEST = 2000
+
+
+class Closed(LayoutError):
+    """A layout on axes that captured layers do not have. closed: the flags of the axes"""
+
+    def __init__(self, message: str, closed: list[str]) -> None:
+        self.closed = closed
+        super().__init__(message)
 
 
 class Replaced(Exception):
@@ -49,6 +60,10 @@ def error_answer(error: Exception) -> tuple[int, dict[str, Any]]:
         return error.status_code, error_body(words.get(error.status_code, error.detail), "Refused")
     if isinstance(error, NothingFits):
         return 422, error_body(str(error), "NothingFits", NO)
+    if isinstance(error, Closed):
+        return 422, {**error_body(str(error), "LayoutError"), "closed": error.closed}
+    if isinstance(error, NotYet):
+        return 202, {"capture": msgspec.to_builtins(vars(error))}
     if isinstance(error, Error):
         return 422, error_body(str(error), type(error).__name__)
     if isinstance(error, TimeoutError):

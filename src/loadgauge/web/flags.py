@@ -9,19 +9,23 @@ import msgspec
 
 from loadgauge.errors import ConfigError
 from loadgauge.estimate.result import Estimate
-from loadgauge.families.catalogue import find_model, names_file
+from loadgauge.families.catalogue import Found, find, names_file
+from loadgauge.families.catalogue import keys as keys_of
 from loadgauge.families.catalogue import model as catalogued
+from loadgauge.files import is_script
 from loadgauge.resolve.reproduce import completer
 from loadgauge.resolve.resolve import resolve_job
 from loadgauge.resolve.setup import Setup
 from loadgauge.spec.job import Job, fields
-from loadgauge.spec.model import ModelSpec
+from loadgauge.web.captured import by_road
 from loadgauge.web.uploads import PREFIX, Uploads
 
 LONGEST = 2000
 """Characters of a flag's value."""
 UNIFORM = re.compile(r"uniform:[0-9]{1,8}")
 """Lengths that need no file."""
+CHOSEN = ("road",)
+"""Fields about files that name none."""
 State = dict[str, Any]
 
 
@@ -42,22 +46,25 @@ def written(name: str, value: Any) -> str:
     return value.strip()
 
 
-def model_of(state: State, uploads: Uploads) -> ModelSpec:
-    """The model of a state: from the catalogue or handed in, never from a path. Raises `ConfigError`."""
-    name = written("model", state.get("model", ""))
-    if not name:
-        raise ConfigError("none is chosen", key="model")
-    if name.startswith(PREFIX):
-        return uploads.model(name)
-    if names_file(name):
-        return catalogued(name)  # which says that there is none of that name
-    return find_model(name)
+def model_of(job: Job, uploads: Uploads) -> Found:
+    """The model of a job: from the catalogue or handed in, never from a path or a script, by the road that the job asks for.
+
+    Raises `ConfigError`, `NotModelled`, or `NotYet` where it is to be captured.
+    """
+    name = job.model
+    if is_script(name):
+        raise ConfigError("the page runs no script; `loadgauge estimate` takes one", key="model")
+    if not name.startswith(PREFIX):
+        if names_file(name):
+            catalogued(name)  # which says that there is none of that name
+        return by_road(job, lambda: find(name), lambda: (name, keys_of(name)))
+    return by_road(job, lambda: Found(uploads.model(name)), lambda: uploads.keys(name))
 
 
 def files_of(state: State, uploads: Uploads) -> State:
     """The state with ids of uploads replaced by the paths where they are kept. Raises `ConfigError` for any other file."""
     for name, field in fields().items():
-        if field.group == "file" and written(name, state.get(name, "")):
+        if field.group == "file" and name not in CHOSEN and written(name, state.get(name, "")):
             raise ConfigError("a file cannot be named here; drop it onto the page", key=name)
     measured, lengths = (written(name, state.get(name, "")) for name in ("measured", "lengths"))
     if written("gpu", state.get("gpu", "")).endswith(".toml"):
@@ -77,7 +84,9 @@ def request_of(state: State, uploads: Uploads) -> Job:
     A switch that is off is not given, as the page has no third position. Raises `ConfigError`.
     """
     texts = {name: written(name, value) for name, value in files_of(state, uploads).items()}
-    model = texts.pop("model")
+    model = texts.pop("model", "")
+    if not model:
+        raise ConfigError("none is chosen", key="model")
     off = {name for name, text in texts.items() if text == "false" and _is_switch(name)}
     return Job.of(model, {name: text or None for name, text in texts.items() if name not in off})
 
@@ -89,8 +98,16 @@ def _is_switch(name: str) -> bool:
 
 def job_of(state: State, uploads: Uploads) -> Setup:
     """Resolve the run that a state asks for, as `loadgauge estimate` does. Raises an `Error` where it cannot be run."""
-    spec = model_of(state, uploads)
-    return resolve_job(request_of(state, uploads), spec)
+    job = request_of(state, uploads)
+    found = model_of(job, uploads)
+    return noted(resolve_job(job, found.spec), found)
+
+
+def noted(setup: Setup, found: Found) -> Setup:
+    """The run with how its model was read among its assumptions, where that is not by its own name."""
+    if found.spec.listed is None:
+        return setup
+    return msgspec.structs.replace(setup, assumed={"model": f"{found.spec.name} ({found.how})", **setup.assumed})
 
 
 def command_line(given: Setup, result: Estimate, uploads: Uploads) -> str:

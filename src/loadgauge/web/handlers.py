@@ -16,6 +16,7 @@ from loadgauge.report.document import estimate_document
 from loadgauge.resolve.export import FLAGS
 from loadgauge.resolve.export import export as as_job_file
 from loadgauge.resolve.setup import Setup
+from loadgauge.web.captured import facts
 from loadgauge.web.changes import changes as changed
 from loadgauge.web.explain import explained
 from loadgauge.web.flags import State, command_line, job_of, named
@@ -77,6 +78,7 @@ def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
         "estimate": estimate_document(given, result),
         "command": command_line(given, result, uploads),
         "verdict": result.memory.verdict,
+        "captured": facts(given.model, given.assumed.get("model", "")),
         "ranges": ranges(given, result),
         "panels": panels,
     }

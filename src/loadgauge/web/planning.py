@@ -6,13 +6,14 @@ from typing import Any
 
 from loadgauge.errors import Error, NothingFits
 from loadgauge.estimate.result import Estimate
+from loadgauge.plan.axis_values import out_of_reach
 from loadgauge.plan.request import JOB_FIELDS, OPEN_AXES, RANKING, PlanRequest, cases
 from loadgauge.plan.sample import Sampler
 from loadgauge.plan.search import search, seconds
 from loadgauge.report.plan import why
 from loadgauge.spec.axes import RANK_AXES
 from loadgauge.spec.layout import Layout
-from loadgauge.web.flags import State, files_of, job_of, model_of, written
+from loadgauge.web.flags import State, files_of, job_of, model_of, noted, request_of, written
 from loadgauge.web.uploads import Uploads, handed_in
 
 MOST = 4000
@@ -29,19 +30,26 @@ TOP = 10
 """Best layouts that are marked."""
 
 
-def planned(flags: State, locks: list[str], uploads: dict[str, list[str]], path: str = "") -> dict[str, Any]:
+def planned(
+    flags: State, locks: list[str], uploads: dict[str, list[str]], path: str = "", more: int = 0
+) -> dict[str, Any]:
     """The answer of `loadgauge plan` for the flags, with only the locked axes held, and points to draw.
 
     uploads: texts and names of what was handed in, by id; path: where the config of an uploaded model is
+    more: captures that it may ask for beside those that the flags ask for
 
     A row of `points` has `COLUMNS`: bytes, a share, seconds, degrees. `pareto` and `best` are indices of points.
     """
     kept = handed_in(uploads)
     try:
-        spec = model_of(flags, kept)
+        found = model_of(request_of(_open(flags, locks), kept), kept)
+        if found.spec.listed is not None:
+            found.spec.listed.most = more
         yours = _yours(flags, kept)
-        request = request_of(files_of(flags, kept), locks, path or spec.name)
-        setup, searches = cases(request)
+        spec = found.spec if found.spec.listed is not None else None
+        request = plan_of(files_of(flags, kept), locks, (not spec and path) or found.spec.name)
+        setup, searches = cases(request, spec)
+        setup = noted(setup, found)
     finally:
         kept.close()
     sampler = Sampler(EACH)
@@ -49,7 +57,7 @@ def planned(flags: State, locks: list[str], uploads: dict[str, list[str]], path:
     about = {
         "columns": COLUMNS, "capacity": first.cluster.gpu.capacity, "locks": locks, "assumed": setup.assumed,
         "apply": {"framework": first.training.framework.name, "global-batch": str(first.space.global_batch)},
-        "yours": yours,
+        "yours": yours, "out_of_reach": out_of_reach(searches[-1].space),
     }  # fmt: skip
     try:
         result = search(searches, objective=request.objective, margin=request.margin_bytes, top=TOP, sampler=sampler)
@@ -78,7 +86,7 @@ def planned(flags: State, locks: list[str], uploads: dict[str, list[str]], path:
     }
 
 
-def request_of(flags: State, locks: list[str], model: str) -> PlanRequest:
+def plan_of(flags: State, locks: list[str], model: str) -> PlanRequest:
     """The request that the page's flags make: of the open axes only those that are locked."""
     locked = {name.replace("-", "_") for name in locks}
     given: dict[str, Any] = {}
@@ -91,6 +99,11 @@ def request_of(flags: State, locks: list[str], model: str) -> PlanRequest:
         if NEEDED.get(name, name) in {*locked, name} and (text != "false" or name in OPEN_AXES):
             given[name] = text
     return PlanRequest.of(model, given)
+
+
+def _open(flags: State, locks: list[str]) -> State:
+    """The flags without the open axes, which a captured model may not have."""
+    return {name: value for name, value in flags.items() if name.replace("-", "_") not in OPEN_AXES or name in locks}
 
 
 def _key(layout: Layout) -> object:

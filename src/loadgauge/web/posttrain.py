@@ -62,7 +62,7 @@ def answer(question: OfTask, uploads: Uploads) -> dict[str, Any]:
     left = [name.replace("_", "-") for name in flags if name in unread and written(name, flags[name])]
     state = {name: value for name, value in flags.items() if name not in unread} | asked
     job = request_of(state, uploads)
-    found = answered(job, model_of(state, uploads))
+    found = answered(job, model_of(job, uploads).spec)
     rollout = found.run.engine is not None
     return {
         **found.document(),

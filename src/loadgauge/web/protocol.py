@@ -38,6 +38,7 @@ TASKS = {
     "export": Task("loadgauge.web.handlers:export", "loadgauge.web.handlers:Export"),
     "plan": Task("loadgauge.web.planning:planned"),
     "validation": Task("loadgauge.web.validation:some"),
+    "capture": Task("loadgauge.web.captured:capture"),
     "text": Task("loadgauge.web.drop:text"),
     "snapshot": Task("loadgauge.web.drop:snapshot"),
 }

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from loadgauge.errors import ConfigError
+from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families.hf import decode, from_dict
 from loadgauge.spec.model import ModelSpec
 
@@ -25,7 +25,7 @@ class Uploads:
 
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="loadgauge-")
-        self.models: OrderedDict[str, tuple[ModelSpec, str, str]] = OrderedDict()
+        self.models: OrderedDict[str, tuple[ModelSpec | NotModelled, str, str]] = OrderedDict()
         self.files: OrderedDict[str, tuple[str, Path]] = OrderedDict()
 
     def close(self) -> None:
@@ -38,8 +38,12 @@ class Uploads:
         return PREFIX + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
 
     def add_model(self, text: str, name: str) -> str:
-        """Keep a Hugging Face config and return its id. Raises `ConfigError` for any other text."""
-        spec = from_dict(decode(text.encode("utf-8", "surrogatepass"), name), name, own_name(name))
+        """Keep a Hugging Face config, whether a family reads it or not, and return its id. Raises `ConfigError` for other texts."""
+        spec: ModelSpec | NotModelled
+        try:
+            spec = from_dict(_config(text, name), name, own_name(name))
+        except NotModelled as error:
+            spec = error
         key = self.key(text)
         self.models[key] = spec, name, text
         self.models.move_to_end(key)
@@ -61,10 +65,24 @@ class Uploads:
             self.files.popitem(last=False)[1][1].unlink(missing_ok=True)
 
     def model(self, key: str) -> ModelSpec:
-        """Return the uploaded model of an id. Raises `ConfigError` if it is no longer kept."""
+        """Return the uploaded model of an id, as a family reads it.
+
+        Raises `ConfigError` if it is no longer kept, `NotModelled` where no family reads it.
+        """
+        found = self._kept(key)[0]
+        if isinstance(found, NotModelled):
+            raise found
+        return found
+
+    def keys(self, key: str) -> tuple[str, dict[str, Any]]:
+        """Return the name of an uploaded config, by its id, and its keys. Raises `ConfigError` if it is no longer kept."""
+        _, name, text = self._kept(key)
+        return name, _config(text, name)
+
+    def _kept(self, key: str) -> tuple[ModelSpec | NotModelled, str, str]:
         if key not in self.models:
             raise ConfigError("this file is not here any more: hand it in again", key="model")
-        return self.models[key][0]
+        return self.models[key]
 
     def path(self, key: str, flag: str) -> str:
         """Return the path of an uploaded file. Raises `ConfigError` for anything but an id, such as a path of the user's."""
@@ -74,7 +92,7 @@ class Uploads:
 
     def config(self, key: str) -> Path:
         """Write the config of an uploaded model, by its id, to disk and return its path. Raises as `model`."""
-        self.model(key)
+        self._kept(key)
         folder = Path(self.folder.name) / "models" / key.removeprefix(PREFIX)
         folder.mkdir(parents=True, exist_ok=True)
         place = folder / "config.json"
@@ -98,6 +116,11 @@ class Uploads:
     def name_of_path(self, path: str) -> str:
         """Return the original name of an uploaded file, by the path where it is kept."""
         return next((name for name, place in self.files.values() if str(place) == path), os.path.basename(path))
+
+
+def _config(text: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = decode(text.encode("utf-8", "surrogatepass"), name)
+    return found
 
 
 def own_name(file: str) -> str:

@@ -1,17 +1,39 @@
 /** The server, which does all the arithmetic. */
 const token = document.querySelector('meta[name="loadgauge-token"]').content;
 
+const PATIENCE = 400;
+const waiting = new Map();
+let teller = () => {};
+
+/** Calls back with how far a capture is that questions wait for; with null when none does any more. */
+export const onCapture = (callback) => { teller = callback; };
+
+const tell = () => teller([...waiting.values()].at(-1) ?? null);
+
 export class Refused extends Error {
-  constructor(message, kind) {
+  constructor(message, kind, closed) {
     super(message);
     this.kind = kind;
+    this.closed = closed;
   }
 }
 
-/** A question with a body of JSON, or without one. */
-export function ask(path, body, signal) {
-  if (body === undefined) return fetched(path, { method: "GET", signal });
-  return fetched(path, { method: "POST", signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+/** A question with a body of JSON, or without one. While a model is captured for it, it is asked again, unless it is outdated(). */
+export async function ask(path, body, signal, outdated = () => false) {
+  const how = body === undefined ? { method: "GET" } : { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  const me = Symbol(path);
+  try {
+    for (;;) {
+      const found = await fetched(path, { ...how, signal });
+      if (!found.capturing) return found;
+      waiting.set(me, found.capturing);
+      tell();
+      await new Promise((done) => setTimeout(done, PATIENCE));
+      if (outdated()) throw new Refused("", "Replaced");
+    }
+  } finally {
+    if (waiting.delete(me)) tell();
+  }
 }
 
 /** A file as it is. */
@@ -31,31 +53,31 @@ async function fetched(path, how) {
   } catch {
     throw new Refused(`${answer.status} ${answer.statusText}`, "Server");
   }
-  if (!answer.ok) throw new Refused(found.error ?? `${answer.status}`, found.kind ?? "Error");
+  if (!answer.ok) throw new Refused(found.error ?? `${answer.status}`, found.kind ?? "Error", found.closed);
   return found;
 }
 
 /** One request at a time: what is asked meanwhile waits, and only the last of it is sent. */
 export function latest(path, done, failed) {
   let busy = false;
-  let waiting = null;
+  let next = null;
   const send = async (body) => {
     busy = true;
     try {
-      const found = await ask(path, body);
-      if (!waiting) done(found, body);
+      const found = await ask(path, body, undefined, () => next !== null);
+      if (!next) done(found, body);
     } catch (error) {
-      if (!waiting) failed(error, body);
+      if (!next) failed(error, body);
     }
     busy = false;
-    if (waiting) {
-      const next = waiting;
-      waiting = null;
-      send(next);
+    if (next) {
+      const last = next;
+      next = null;
+      send(last);
     }
   };
   return (body) => {
-    if (busy) waiting = body;
+    if (busy) next = body;
     else send(body);
   };
 }

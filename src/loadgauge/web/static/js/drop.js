@@ -3,7 +3,7 @@ import { ask, send } from "./api.js";
 import { find, h } from "./dom.js";
 import { keepDots } from "./dots.js";
 import { refusal, t, term } from "./i18n.js";
-import { look, set } from "./state.js";
+import { flags, look, set } from "./state.js";
 import { toast } from "./tip.js";
 
 let read = null;
@@ -23,6 +23,10 @@ export function listenToDrops() {
   addEventListener("dragover", stop);
   addEventListener("dragleave", stop);
   addEventListener("drop", (event) => { stop(event); take([...event.dataTransfer.files]); });
+  addEventListener("paste", (event) => {
+    const text = event.clipboardData.getData("text");
+    if (!event.target.matches?.("input, textarea") && text.trim().startsWith("{")) give({ name: "config.json", text });
+  });
 }
 
 const PICKLE = 0x80;
@@ -66,6 +70,7 @@ function took(found, name, text) {
   } else {
     if (next.model?.startsWith("upload:")) look({ file: name });
     if (found.kind === "config") next["stage-layers"] = null;
+    if (found.longest < Number(flags["seq-len"])) next["seq-len"] = found.longest;
     set(next, { push: true });
   }
   show();

@@ -2,6 +2,7 @@
 export const GROUPS_OF_FIELDS = [
   ["model", [
     { flag: "model", kind: "model" },
+    { flag: "road", kind: "choice", more: true },
   ]],
   ["method", [
     { flag: "method", kind: "method" },

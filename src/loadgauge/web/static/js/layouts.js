@@ -35,7 +35,7 @@ export const best = new Panel({ id: "best", wide: true, draw: drawBest, sub: () 
 
 function drawBest(place) {
   if (!found) return place.replaceChildren(waiting());
-  return place.replaceChildren(h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": t("best.title") }, table(bestTable())));
+  return place.replaceChildren(h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": t("best.title") }, table(bestTable())), found.out_of_reach.length ? h("details", { open: true }, h("summary", {}, t("best.beyond")), h("ul", {}, found.out_of_reach.map((text) => h("li", {}, text.replace(/: .*/s, (why) => `: ${refusal(why.slice(2))}`))))) : "");
 }
 
 const waiting = () => h("p", { class: "waiting" }, problem || t(busy ? "layouts.busy" : "working"));

@@ -1,6 +1,7 @@
 /** Puts the page together: an answer is asked for whenever a flag changes, and only what can be seen is drawn. */
 import { accuracy, fetchAccuracy } from "./accuracy.js";
 import { ask, latest } from "./api.js";
+import { captured, listenToCaptures, reopen } from "./captured.js";
 import { changes, followChanges, forgetChanges } from "./changes.js";
 import { buildControls, refresh } from "./controls.js";
 import { compare, followCompare } from "./compare.js";
@@ -100,12 +101,13 @@ function tellTrouble() {
   const place = find("#problem");
   place.hidden = !trouble;
   if (!trouble) return;
-  place.replaceChildren(h("strong", {}, t("problem")), h("span", {}, refusal(trouble.message) || t("unreachable")));
+  place.replaceChildren(h("strong", {}, t("problem")), h("span", {}, refusal(trouble.message) || t("unreachable")), trouble.closed ? reopen(trouble.closed) : "");
 }
 
 function draw() {
   if (!answer) return;
   verdict(answer);
+  captured(answer);
   const shown = new Set(TABS[tab()]);
   for (const one of ESTIMATED) if (shown.has(one) && answer.panels[one.what.id] !== undefined) one.show(answer);
   followPlan(answer);
@@ -151,7 +153,7 @@ async function dressWords() {
 onChange(async ({ flags: asked, view: seen, address }) => {
   if (seen.has("lang")) {
     await dressWords();
-    if (answer) { refresh(answer); verdict(answer); banner(); }
+    if (answer) { refresh(answer); verdict(answer); captured(answer); banner(); }
     repaint(true);
   }
   if (tab() === "posttrain" && [...seen].some((name) => name.startsWith("rl-"))) followPosttrain();
@@ -189,6 +191,7 @@ async function begin() {
   await dressWords();
   arrange();
   listenToDrops();
+  listenToCaptures();
   listenToKeys();
   listenToPrint();
   known = await ask("catalogue");

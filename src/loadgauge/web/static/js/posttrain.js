@@ -4,7 +4,7 @@ import { latest } from "./api.js";
 import { h } from "./dom.js";
 import { refusal, t, term } from "./i18n.js";
 import { ticks } from "./lanes.js";
-import { fixed, gib, percent, seconds } from "./numbers.js";
+import { counted, fixed, gib, money, percent, seconds, significant } from "./numbers.js";
 import { Panel, table } from "./panel.js";
 import { flags, look, view } from "./state.js";
 import { verdictOf } from "./verdict.js";
@@ -32,7 +32,7 @@ function asked(name) {
 function fields() {
   const task = asked("task");
   return ["task", ...(rolls() ? ["prompts", "samples", "prompt-len", "answers", "rollout", "placement", "staleness"] : []),
-    ...(COMPARED.includes(task) ? ["reference"] : []), ...(rolls() ? ["reward-model"] : []), ...(task === "gkd" ? ["teacher"] : [])];
+    ...(COMPARED.includes(task) ? ["reference"] : []), ...(rolls() ? ["reward-model"] : []), ...(task === "ppo" ? ["critic", "critic-batch"] : []), ...(task === "gkd" ? ["teacher"] : []), "steps"];
 }
 
 export const posttrain = new Panel({
@@ -85,6 +85,9 @@ const FORM = {
   staleness: () => field("staleness", "56px", whole),
   reference: () => choice("reference", REFERENCES, (value) => t(`reference.${value || "usual"}`)),
   "reward-model": () => field("reward-model", "150px", { list: "list-model" }),
+  critic: () => field("critic", "150px", { list: "list-model", placeholder: t("post.like-actor") }),
+  "critic-batch": () => field("critic-batch", "64px", { ...whole, min: 1, placeholder: flags["micro-batch"] ?? "1" }),
+  steps: () => field("steps", "80px", { ...whole, min: 1, placeholder: "–" }),
   teacher: () => field("teacher", "190px", { list: "list-model" }),
 };
 
@@ -102,7 +105,8 @@ function verdict() {
   return h("div", { role: "status", style: { display: "grid", gap: "4px" } },
     h("p", { class: "cheapest", style: { margin: 0 } }, h("strong", { style: { color: kind ? `var(--${kind})` : "inherit" } }, t(`fit.${word}`)), " ",
       t("post.needs", { total: gib(worst.total), low: gib(worst.low), high: gib(worst.high), phase: term(worst.phase) }), found.capacity === null ? "" : t("post.room", { capacity: gib(found.capacity) })),
-    h("p", {}, time ? t("post.step", { step: seconds(time.step), low: seconds(time.low), high: seconds(time.high), bound: term(time.bound) }) : refusal(found.untimed), time?.generation ? ` ${t("post.rate", { rate: fixed(time.tokens_per_second_per_gpu) })}` : ""),
+    h("p", {}, time ? t("post.step", { step: seconds(time.step), low: seconds(time.low), high: seconds(time.high), bound: term(time.bound) }) : refusal(found.untimed), time?.generation ? ` ${t("post.rate", { rate: fixed(time.tokens_per_second_per_gpu) })}` : time ? ` ${t("post.trained", { rate: fixed(time.tokens_per_second_per_gpu) })}` : ""),
+    time?.run ? h("p", { id: "post-run" }, h("strong", { "data-value": time.run.days }, t("post.run", { steps: fixed(time.run.steps), days: significant(time.run.days), hours: counted(24 * time.run.days * time.gpus) })), " ", time.run.money === undefined ? t("post.priceless") : h("strong", { "data-value": time.run.money }, t("post.money", { money: money(time.run.money).join(" ").trim(), price: flags.price }))) : null,
     rollout ? h("p", {}, t("post.cache", { cache: gib(rollout.cache), once: fixed(rollout.at_once), asked: fixed(rollout.asked), replicas: fixed(rollout.replicas) }), time?.generation ? ` ${t("post.tail", { idle: percent(time.generation.idle, 0), tail: percent(time.generation.tail / time.generation.seconds, 0) })}` : "") : null,
     found.remedies.map((one) => h("p", {}, t("post.next"), " ", h("code", {}, one.flags), ` (${t(`fit.${verdictOf(one)[0]}`)}, ${gib(one.total)} GiB)`)),
     found.left_out.length ? h("p", { class: "note" }, t("post.left-out", { flags: found.left_out.join(", ") })) : null);
