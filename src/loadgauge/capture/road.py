@@ -60,13 +60,14 @@ class OnDemand(Family):
         self.keys: dict[str, Any] | None = None if self.script else keys or config_keys(target)
         self.documents: dict[Regime, Document] = {}
         self.last: dict[Regime, Listing] = {}
+        self._files: dict[Regime, Path] = {}
         self.seconds, self.cached, self.more = 0.0, True, 0
 
     def file(self, regime: Regime) -> Path | None:
         """Where the document of a regime is kept; None: nowhere, as what a script imports is not known."""
-        if self.keys is None:
-            return None
-        return place(self.keys, {"list": 1, **msgspec.to_builtins(regime)})
+        if self.keys is not None and regime not in self._files:  # a plan asks for each layout
+            self._files[regime] = place(self.keys, {"list": 1, **msgspec.to_builtins(regime)})
+        return self._files.get(regime)
 
     def document(self, regime: Regime, sizes: Mapping[str, int], *, asked: bool = True) -> tuple[Document, Listing]:
         """What is known in a regime, and the listing that holds for some sizes; captured where there is none.

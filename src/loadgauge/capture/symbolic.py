@@ -6,6 +6,7 @@ Every comparison that the code makes with a size is kept as a guard: it says for
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
+from torch._guards import SLoc
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
@@ -22,7 +24,7 @@ from loadgauge.errors import NotModelled
 from loadgauge.trace.device.cuda_rnn import RECURRENT
 from loadgauge.trace.device.facts import UNKNOWN, Facts
 from loadgauge.trace.device.fake import GROUPED, product_shape
-from loadgauge.trace.device.patches import modules_that_move, no_packed_sequences, numbers_as_text
+from loadgauge.trace.device.patches import modules_that_move, no_packed_sequences, numbers_as_text, replaced
 from loadgauge.trace.device.read import Read, asking
 
 _DEVICE_OF = torch.ops.prim.device.default
@@ -47,9 +49,12 @@ class TooMuch(NotModelled):
 
 
 class Env(ShapeEnv):
-    """A shape environment that counts the questions it is asked outside backward."""
+    """A shape environment that counts the questions it is asked outside backward, and does not note who asked."""
 
     asked = 0
+
+    def _get_stack_summary(self, *_: Any, **__: Any) -> tuple[SLoc, str]:
+        return SLoc(None, None), ""
 
     def evaluate_sym_node(self, *args: Any, **kwargs: Any) -> Any:
         """What a comparison of sizes comes to, as the base class says."""
@@ -131,7 +136,10 @@ class Symbols:
                 self.sizes[name] = 1
                 continue
             source = ConstantSource(name)
-            symbol = self.env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
+            with _unlogged():
+                symbol = self.env.create_symbol(
+                    hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None
+                )
             # Bounded, PyTorch can tell that a slice to the end is all there is.
             self.env.constrain_symbol_range(symbol, compiler_min=2, compiler_max=MOST)
             self.names[symbol] = name
@@ -148,6 +156,11 @@ class Symbols:
     def guards(self) -> tuple[Any, ...]:
         """What the code asked of the sizes, and found true."""
         return tuple(guard.expr for guard in self.env.guards)
+
+
+def _unlogged() -> contextlib.AbstractContextManager[None]:
+    """Nothing is written for PyTorch's log of shapes in the body, which would take a traceback for each question."""
+    return replaced((logging.getLogger("torch.__trace"), "handlers", []))
 
 
 @contextlib.contextmanager
@@ -220,6 +233,7 @@ def symbolic_tensors(symbols: Symbols) -> Iterator[SymbolicMode]:
             no_packed_sequences(),
             modules_that_move(),
             numbers_as_text(),
+            _unlogged(),
             torch.autograd.set_multithreading_enabled(False),
         ):
             yield mode

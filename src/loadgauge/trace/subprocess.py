@@ -20,6 +20,7 @@ from loadgauge.errors import ConfigError, Error, LayoutError, NotModelled, first
 from loadgauge.files import is_script
 from loadgauge.spec.job import Job
 from loadgauge.trace.jobs import Traceable
+from loadgauge.trace.no_compiler import without_compiler
 from loadgauge.trace.target import find_job
 from loadgauge.trace.torch_run import TorchRun
 from loadgauge.trace.trace import Recorded, Trace, record
@@ -154,6 +155,8 @@ def main() -> None:
 
     asked, answered = map(Path, sys.argv[1:3])
     call = msgspec.msgpack.decode(asked.read_bytes(), type=_Call)
+    if call.module.startswith("loadgauge.capture."):  # nothing is compiled
+        without_compiler()
     if not is_script(call.request.job.model):  # the libraries' own; a script's are the user's
         logging.disable(logging.CRITICAL)
     answered.write_bytes(msgspec.msgpack.encode(_answer(call)))

@@ -1,0 +1,134 @@
+"""PyTorch's compiler is not imported where nothing is compiled: its import is longer than many a captured step.
+
+Eager code asks `torch._dynamo` for its settings, and marks functions for it, which does nothing without a compiler. Whoever asks
+for more, such as `torch.compile`, gets the compiler as it is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch._guards import Source
+
+COMPILER = "torch._dynamo"
+_OTHERS = re.compile(r"^(from|import) +(\.|torch\._dynamo)", re.MULTILINE)
+
+
+def without_compiler() -> None:
+    """Leave PyTorch's compiler out of this process until it is asked for; nothing where it is imported already.
+
+    For processes of our own: functions that were marked for the compiler meanwhile are not known to it later.
+    """
+    if COMPILER in sys.modules:
+        return
+    for name, answers in _ANSWERS.items():
+        spec = importlib.util.find_spec(name)
+        if spec is not None and name not in sys.modules:
+            module = importlib.util.module_from_spec(spec)
+            module.__class__ = _Waiting
+            vars(module).update(answers)
+            parent, _, own = name.rpartition(".")
+            sys.modules[name] = module
+            setattr(sys.modules[parent], own, module)
+    sys.meta_path.insert(0, _Submodules())
+
+
+def _as_it_is(function: Any = None, *_: Any, **__: Any) -> Any:
+    return function if function is not None else _as_it_is
+
+
+def _no(*_: Any) -> bool:
+    return False
+
+
+class _Given(Source):
+    """Where a size comes from: it is given under a name."""
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "given", name)
+
+    @property
+    def _name_template(self) -> str:
+        return str(vars(self)["given"])
+
+
+class _Random(Source):
+    """Where a size does not come from."""
+
+
+_ANSWERS: dict[str, dict[str, Any]] = {
+    COMPILER: dict.fromkeys(("disable", "allow_in_graph", "assume_constant_result", "graph_break"), _as_it_is),
+    f"{COMPILER}.source": {"ConstantSource": _Given, "RandomValueSource": _Random},
+    "torch.fx.experimental.validator": {"translation_validation_enabled": _no},
+}
+"""What is asked of each module without a compiler."""
+
+
+class _Waiting(ModuleType):
+    """A module whose own code has not run."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Run the module's own code, and its package's before, for all but what Python itself asks of a module."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _run()
+        _run_one(self)
+        return getattr(self, name)
+
+
+def _run() -> None:
+    """Run the compiler's package, if it still waits; nothing is answered in its place any more."""
+    package = sys.modules[COMPILER]
+    if not isinstance(package, _Waiting):
+        return
+    for name, answers in _ANSWERS.items():
+        for answer in answers:
+            vars(sys.modules[name]).pop(answer, None)
+    _run_one(package)
+
+
+def _run_one(module: ModuleType) -> None:
+    loader = None if module.__spec__ is None else module.__spec__.loader
+    if isinstance(module, _Waiting) and loader is not None:
+        object.__setattr__(module, "__class__", ModuleType)
+        loader.exec_module(module)
+
+
+class _Submodules(MetaPathFinder):
+    """Lets the compiler's package run before any of its submodules that imports another, as their order is the package's."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """The module that came with the package, if it is one of its own."""
+        if not name.startswith(f"{COMPILER}.") or not isinstance(sys.modules[COMPILER], _Waiting) or _alone(name, path):
+            return None
+        _run()
+        return ModuleSpec(name, _Imported(sys.modules[name])) if name in sys.modules else None
+
+
+def _alone(name: str, path: Any) -> bool:
+    """Whether a submodule imports none of the others."""
+    found = PathFinder.find_spec(name, path)
+    file = None if found is None else found.origin
+    return file is not None and file.endswith(".py") and not _OTHERS.search(Path(file).read_text("utf-8"))
+
+
+class _Imported(Loader):
+    """Gives a module that has been imported meanwhile."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module, self.spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module."""
+        return self.module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: it has run. Its spec is its own again."""
+        module.__spec__ = self.spec
