@@ -43,6 +43,7 @@ TOTALS = {
     "granite-4.0-h-small": "32", "hunyuan-a13b": "80", "hy3-preview-295b-a21b": "295", "kimi-k2": "1000",
     "kimi-k2.5": "1000", "kimi-linear-48b-a3b": "49", "lfm2-350m": "0.35", "lfm2-700m": "0.74", "lfm2-1.2b": "1.17",
     "lfm2-8b-a1b": "8.3", "llama-4-maverick": "400", "nemotron-super-49b": "49.9",
+    "ling-lite": "16.8", "ling-mini-2.0": "16.26", "ling-plus": "290",
     "longcat-flash-560b-a27b": "560", "mimo-v2-flash": "309", "minimax-m2": "230", "minimax-text-01": "456",
     "mistral-small-4-119b-a6b": "119", "nemotron-3-nano-30b-a3b": "31.6", "nemotron-3-super-120b-a12b": "120",
     "nemotron-3-ultra-550b-a55b": "550", "nemotron-nano-9b-v2": "8.89", "olmo-3-7b": "7", "olmo-3-32b": "32",
@@ -66,7 +67,8 @@ BODIES = {"gemma-3-1b": "698", "gemma-3-4b": "3209", "gemma-3-12b": "10759", "ge
 ACTIVE = {
     "deepseek-v3.2": "37-", "ernie-4.5-300b-a47b": "47-", "gemma-4-26b-a4b": "3.8", "gpt-oss-20b": "3.6-",
     "gpt-oss-120b": "5.1-", "granite-4.0-h-tiny": "1", "granite-4.0-h-small": "9", "hunyuan-a13b": "13",
-    "hy3-preview-295b-a21b": "21", "kimi-k2.5": "32-", "kimi-linear-48b-a3b": "3", "llama-4-scout": "17",
+    "hy3-preview-295b-a21b": "21", "kimi-k2.5": "32-", "kimi-linear-48b-a3b": "3", "ling-lite": "2.75",
+    "ling-mini-2.0": "1.43", "llama-4-scout": "17",
     "longcat-flash-560b-a27b": "27-", "mimo-v2-flash": "15", "minimax-m2": "10-", "mistral-small-4-119b-a6b": "6-",
     "nemotron-3-nano-30b-a3b": "3.6", "nemotron-3-super-120b-a12b": "12-", "nemotron-3-ultra-550b-a55b": "55-",
     "qwen3-235b-a22b": "22", "qwen3-coder-480b-a35b": "35", "qwen3.5-35b-a3b": "3", "qwen3.5-122b-a10b": "10",
@@ -125,6 +127,15 @@ def test_longcat_flash_at_an_even_share_of_its_choices() -> None:
     config = {**shipped("longcat-flash-560b-a27b"), "zero_expert_num": 0, "moe_topk": 8}
     router = 256 * config["hidden_size"] * config["num_layers"]
     assert parameters(model("longcat-flash-560b-a27b")).active == active_size(config) + router
+
+
+def test_ling_2() -> None:
+    """By hand, from the shapes in the published code: one matrix for queries, keys and values, norms of heads, one dense layer."""
+    hidden, vocabulary, layers, heads, keys, head = 2048, 157_184, 20, 16, 4, 128
+    each = hidden * (heads + 2 * keys) * head + heads * head * hidden + 2 * head + 2 * hidden
+    sparse = 257 * 3 * hidden * 512 + 256 * hidden
+    total = 2 * vocabulary * hidden + hidden + layers * each + 3 * hidden * 5120 + (layers - 1) * sparse
+    assert parameters(model("ling-mini-2.0")).total == total
 
 
 def test_nemotron_nas() -> None:

@@ -37,6 +37,7 @@ FILES = {
     "hybrid": ("bamba", "falcon_h1", "granitemoehybrid", "jamba"),
     "hunyuan": ("hunyuan_v1_dense", "hunyuan_v1_moe"),
     "layer_norm": ("cohere", "cohere2", "jais2", "nemotron", "persimmon", "phi", "stablelm", "starcoder2"),
+    "ling": ("bailing_moe", "bailing_moe_v2"),
     "linear_attention": (
         *("bailing_hybrid", "kimi_linear", "lfm2", "lfm2_moe", "minimax", "olmo_hybrid"),
         *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
