@@ -62,6 +62,13 @@ def bare(model_type: str) -> dict[str, Any]:
     return {"model_type": model_type, **NEEDED.get(model_type, {}), **ELSEWHERE.get(model_type, {})}
 
 
+def text_alone(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of the text tower where the whole needs a library more: Gemma 3n's eyes are timm's."""
+    if config["model_type"] != "gemma3n":
+        return config
+    return {**config.get("text_config", {}), "model_type": "gemma3n_text", "architectures": ["Gemma3nForCausalLM"]}
+
+
 def usual_class(model_type: str) -> str:
     """The class that a config of a family means when it names none."""
     known = CALLED_OTHERWISE.get(model_type, model_type)
@@ -100,6 +107,7 @@ def has_class(name: str) -> bool:
 
 def parameter_sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Shapes of the parameters of the class in `architectures`, each once, without what makes features of images."""
+    config = text_alone(config)
     name = (config.get("architectures") or [usual_class(config["model_type"])])[0]
     if not has_class(name):  # published under the name of its owner's code
         name = usual_class(config["model_type"])
@@ -138,7 +146,7 @@ def total_size(config: dict[str, Any]) -> int:
 
 def active_size(config: dict[str, Any]) -> int:
     """Parameters that one token passes through: those of experts by the share of them that it goes to."""
-    theirs = transformers_config(config).get_text_config()
+    theirs = transformers_config(text_alone(config)).get_text_config()
     if config["model_type"] == "dbrx":
         theirs = theirs.ffn_config
     keys = ("moe_top_k", "num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
