@@ -26,6 +26,10 @@ INDEX = {"index_topk": 8, "index_n_heads": 3, "index_head_dim": 20}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 HALF = ["linear_attention", "full_attention"] * 2
 GEMMA4 = {**SMALL, "layer_types": MIXED, "vocab_size_per_layer_input": 61, "hidden_size_per_layer_input": 0}
+COMPRESSED = {
+    "hidden_size": 64, "num_attention_heads": 4, "head_dim": 32, "vocab_size": 97, "q_lora_rank": 24, "o_groups": 2,
+    "o_lora_rank": 20, "moe_intermediate_size": 40, "n_routed_experts": 8, "num_experts_per_tok": 3, **INDEX,
+}  # fmt: skip
 SPLIT = {"linear_num_heads": 3, "linear_head_dim": 16, "linear_conv_kernel_dim": 3}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -36,7 +40,23 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "cwm": {"model_type": "cwm", **SMALL, "mlp_bias": True},
     "deepseek_v32": {"model_type": "deepseek_v32", **LATENT, **ROUTED, **INDEX, "attention_bias": True},
+    "deepseek_v4": {"model_type": "deepseek_v4", **COMPRESSED, "num_hidden_layers": 4},
+    "deepseek_v4-ratios": {
+        "model_type": "deepseek_v4", **COMPRESSED, "compress_ratios": [0, 4, 128, 4, 0], "num_hidden_layers": 4, "hc_mult": 3,
+        "compress_rate_hca": 64,
+    },
     "exaone_moe": {"model_type": "exaone_moe", **SMALL, **EXPERTS, "num_shared_experts": 2, "first_k_dense_replace": 3},
+    "gemma3n": {
+        "model_type": "gemma3n_text", **SMALL, "intermediate_size": [96, 64, 96, 64], "num_kv_shared_layers": 2,
+        "altup_num_inputs": 3, "layer_types": MIXED, "vocab_size_per_layer_input": 61, "hidden_size_per_layer_input": 12,
+        "laurel_rank": 10,
+    },
+    "gemma3n-biased": {
+        "model_type": "gemma3n_text", **SMALL, "attention_bias": True, "num_kv_shared_layers": 0,
+        "activation_sparsity_pattern": [0.0] * 4, "layer_types": MIXED, "vocab_size_per_layer_input": 61,
+        "hidden_size_per_layer_input": 12,
+        "tie_word_embeddings": False,
+    },
     "gemma4": {
         "model_type": "gemma4_text", **GEMMA4, "global_head_dim": 32, "attention_k_eq_v": True,
         "num_global_key_value_heads": 1,

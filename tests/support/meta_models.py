@@ -40,7 +40,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 """What the defaults of a configuration class lack to make a model that can run."""
 
 
-NO_CLASS = frozenset({"nemotron-nas"})
+NO_CLASS = frozenset({"bailing_moe", "bailing_moe_v2", "nemotron-nas"})
 """Families whose class is not in transformers."""
 
 
@@ -60,6 +60,13 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 def bare(model_type: str) -> dict[str, Any]:
     """The smallest config of a family."""
     return {"model_type": model_type, **NEEDED.get(model_type, {}), **ELSEWHERE.get(model_type, {})}
+
+
+def text_alone(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of the text tower where the whole needs a library more: Gemma 3n's eyes are timm's."""
+    if config["model_type"] != "gemma3n":
+        return config
+    return {**config.get("text_config", {}), "model_type": "gemma3n_text", "architectures": ["Gemma3nForCausalLM"]}
 
 
 def usual_class(model_type: str) -> str:
@@ -100,6 +107,7 @@ def has_class(name: str) -> bool:
 
 def parameter_sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Shapes of the parameters of the class in `architectures`, each once, without what makes features of images."""
+    config = text_alone(config)
     name = (config.get("architectures") or [usual_class(config["model_type"])])[0]
     if not has_class(name):  # published under the name of its owner's code
         name = usual_class(config["model_type"])
@@ -138,7 +146,7 @@ def total_size(config: dict[str, Any]) -> int:
 
 def active_size(config: dict[str, Any]) -> int:
     """Parameters that one token passes through: those of experts by the share of them that it goes to."""
-    theirs = transformers_config(config).get_text_config()
+    theirs = transformers_config(text_alone(config)).get_text_config()
     if config["model_type"] == "dbrx":
         theirs = theirs.ffn_config
     keys = ("moe_top_k", "num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")

@@ -33,7 +33,7 @@ def kept_bytes(module: torch.nn.Module, call: Callable[[], Any], elsewhere: Iter
     held: list[weakref.ref[_Held]] = []
 
     def pack(tensor: torch.Tensor) -> _Held:
-        one = _Held(tensor)
+        one = _Held(tensor.detach())  # a saved result would hold its own graph
         held.append(weakref.ref(one))
         return one
 

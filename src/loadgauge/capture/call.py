@@ -33,7 +33,7 @@ class Fields(TypedDict, total=False):
 def capture(
     target: Any, inputs: Callable[..., Any] | None = None, *, loss: Callable[[Any], torch.Tensor] | None = None,
     step: Callable[..., Any] | None = None, layers: int | None = None, pictures: Sequence[tuple[int, int]] = (),
-    freeze: Sequence[str] = (), **fields: Unpack[Fields],
+    freeze: Sequence[str] = (), head: str = "", **fields: Unpack[Fields],
 ) -> Captures:  # fmt: skip
     """Prepare to capture a training step: run on tensors without memory, with sizes that stay symbols.
 
@@ -46,6 +46,8 @@ def capture(
     layers: number of layers, instead of the model's own
     pictures: width and height of each picture of a sequence [pixels], as the model's image processor takes them; none: one picture,
         as large as the model sees at once
+    head: of a model of transformers, instead of what its `architectures` name: classification, tokens, answers, embedding, picture,
+        sound or ctc (`data/capture/heads.toml`)
     freeze: parameters whose names contain one of these are not trained, such as "vision_tower"
     fields: as the flags of `loadgauge trace`; a `global_batch` of more than 1: gradients of so many micro-batches accumulate
     Returns `Captures`: `.at(b=2, s=4096)` runs the code once and gives a `Captured`, whose formulas hold wherever its guards do.
@@ -74,13 +76,15 @@ def capture(
     if inputs is None:
         keys = config_keys(target) if isinstance(target, str) else {}
         if is_library(keys):
-            if layers is not None or pictures:
-                raise ConfigError("--layers and --picture are for models of transformers", key="target")
+            if layers is not None or pictures or head:
+                raise ConfigError("--layers, --picture and --head are for models of transformers", key="target")
             return Captures(frozen(of_keys(keys, target, run), freeze), target)
         config = with_layers(config_object(keys, target) if isinstance(target, str) else target, layers)
         name = target if isinstance(target, str) else type(config).__name__
+        if pictures and head:
+            raise ConfigError("with another head, a model has pictures of its own size", key="head")
         if not pictures:
-            return Captures(frozen(of_config(config, run), freeze), name)
+            return Captures(frozen(of_config(config, run, head=head), freeze), name)
         own = processor_keys(target) if isinstance(target, str) else None
         job = of_config(config, run, processed(config, pictures, own))
         counts = vectors_of(job, [processed(config, [size], own) for size in pictures])
@@ -89,7 +93,7 @@ def capture(
             name,
             tuple(zip((f"{width}x{height}" for width, height in pictures), counts, strict=True)),
         )
-    if not callable(target) or layers is not None or pictures:
+    if not callable(target) or layers is not None or pictures or head:
         raise ConfigError(
             "with inputs, it is a function that makes a module, which has the layers it has", key="target"
         )

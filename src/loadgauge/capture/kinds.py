@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from loadgauge.capture.heads import Towers, contrasts, head_class, head_inputs, sizes_of, two_texts
 from loadgauge.capture.inputs import beside_tokens, made, usual_picture
 from loadgauge.capture.pictures import Pictures, processed
 from loadgauge.capture.record import Sized
@@ -24,11 +25,14 @@ PATCHED = ("pixel_values", "input_features", "input_values")
 """Inputs that stand for a picture or a sound."""
 
 
-def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None) -> Sized:
+def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head: str = "") -> Sized:
     """The training of a model of transformers, from its configuration object. Raises ConfigError where there is no class for it.
 
     pictures: arguments that its image processor makes of a sequence's pictures, instead of those of `inputs.toml`
+    head: a word of `heads.toml`, instead of what the config's `architectures` name
     """
+    if (found := head_class(config, head)) is not None:
+        return _of_head(*found, config, run)
     kind = model_class(config)
     name, config = config.model_type, _own_part(config, kind)
     taken = inspect.signature(kind.forward).parameters
@@ -83,6 +87,33 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None) -> S
     return Sized(lambda device: _build(kind, config, run, device), inputs, mean_loss, run, names)
 
 
+def _of_head(word: str, kind: Any, config: Any, run: TorchRun) -> Sized:
+    """The training of a class with another head than that of a language model."""
+    config, names = _own_part(config, kind), sizes_of(word)
+    taken = inspect.signature(kind.forward).parameters
+    if getattr(config, "pad_token_id", 0) is None:
+        config.pad_token_id = 0  # classifiers look for the last token that is no padding
+
+    def build(device: str) -> Any:
+        model = _build(kind, config, run, device)
+        return Towers(model) if contrasts(word) else model
+
+    def inputs(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        longest = getattr(_text(config), "max_position_embeddings", None)
+        for name in ("s", "t"):
+            if longest and longest > 0 and name in sizes and "n" not in sizes and sizes[name] > longest:
+                raise ConfigError(f"{name}: {sizes[name]} is more than the model's {longest}")
+        if contrasts(word):
+            return (), two_texts(device, sizes["b"], sizes["s"], sizes["t"])
+        dtype = next(module.parameters()).dtype
+        given = head_inputs(word, config, taken, device, dtype, sizes)
+        if "s" in sizes:
+            given["input_ids"] = torch.empty((sizes["b"], sizes["s"]), dtype=torch.long, device=device)
+        return (), given | ({"use_cache": False} if "use_cache" in taken else {})
+
+    return Sized(build, inputs, mean_loss, run, names)
+
+
 def _own_part(config: Any, kind: Any) -> Any:
     """The part of a config that a class is made of, where it is one of a whole, such as the decoder of musicgen."""
     wanted = getattr(kind, "config_class", None) or type(config)
@@ -97,12 +128,16 @@ def _text(config: Any) -> Any:
         return getattr(config, "decoder", config)
 
 
-def model_class(config: Any) -> Any:
-    """The class that is trained for a configuration: the one its `architectures` name, else the first of `HEADS` that has one.
+def model_class(config: Any, head: str = "") -> Any:
+    """The class that is trained for a configuration: that of a head, the one its `architectures` name, else the first of `HEADS`
+    that has one.
 
     Raises ConfigError where there is none.
     """
     import transformers
+
+    if (named := head_class(config, head)) is not None:
+        return named[1]
     from transformers.models.auto import modeling_auto
 
     tables = [getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES", {}) for head in HEADS]

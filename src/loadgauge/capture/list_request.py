@@ -12,6 +12,7 @@ import torch
 from loadgauge.capture.blocks import Blocks, blocks
 from loadgauge.capture.call import module_of
 from loadgauge.capture.capture import recorded
+from loadgauge.capture.heads import contrasts, head_class
 from loadgauge.capture.kinds import model_class, of_config
 from loadgauge.capture.listed import Listing
 from loadgauge.capture.listing import Lister, guards_of
@@ -61,7 +62,11 @@ def list_request(
         if _stands_for(less, full) is not None:
             config, found = cut, less
             break
-    job = _split(of_config(config, run), regime, pairs or {})
+    job = of_config(config, run)
+    named = head_class(whole, "")
+    if named is not None and (contrasts(named[0]) or "n" in job.names):
+        raise NotModelled(f"{request.job.model}: two texts, and sound, are for loadgauge capture, which has --head and --audio")
+    job = _split(job, regime, pairs or {})
     listings, learnt = _listings(job, request.job.model, found, regime, sizes)
     text = _text(whole)
     kind = model_class(whole)

@@ -16,11 +16,11 @@ from loadgauge.trace.torch_run import TorchRun
 
 def capture_request(
     request: Request, inputs: str, given: dict[str, int], defaults: dict[str, int], step: str = "",
-    pictures: tuple[tuple[int, int], ...] = (), freeze: tuple[str, ...] = (),
+    pictures: tuple[tuple[int, int], ...] = (), freeze: tuple[str, ...] = (), head: str = "",
 ) -> Captured:  # fmt: skip
     """Capture the job of a request in this process.
 
-    inputs, step: of a script, script.py:function; given, defaults: see `sized`; pictures, freeze: see `capture`
+    inputs, step: of a script, script.py:function; given, defaults: see `sized`; pictures, freeze, head: see `capture`
 
     Raises ConfigError, LayoutError or NotModelled.
     """
@@ -35,7 +35,9 @@ def capture_request(
     target: Any = function(job.model) if is_script(job.model) else job.model
     beside, own = (_beside(target, job.model, one) if one else None for one in (inputs, step))
     gc.disable()  # while transformers and the model's code are imported, as in `in_child`
-    captures = capture(target, beside, step=own, layers=request.layers, pictures=pictures, freeze=freeze, **fields)
+    captures = capture(
+        target, beside, step=own, layers=request.layers, pictures=pictures, freeze=freeze, head=head, **fields
+    )
     gc.freeze()
     gc.enable()
     captures.target = job.model

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 DECIDE = ("precision", "optimizer", "attention", "recompute", "global_batch")
 """Fields that decide what is run, beside the sizes."""
 LENGTH = 4096
+SAMPLES, SECONDS = 16_000, 10
+"""Samples of sound in a second, and the length of a sound unless it is said."""
+SPOKEN = 15
+"""Letters of a transcript in a second of speech."""
 MOST = 64
 """Pictures of a sequence."""
 
@@ -76,6 +80,10 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
     "--picture", type=PictureSizes(), default=(), metavar="WxH,...", help="Pictures of each sequence [pixels]."
 )
 @click.option("--freeze", metavar="WORD", multiple=True, help="Parameters whose names contain WORD are not trained.")
+@click.option(
+    "--head", metavar="WORD", default="", help="classification, tokens, answers, embedding, picture, sound or ctc."
+)
+@click.option("--audio", type=click.FloatRange(0.1, 36000), metavar="SECONDS", help="Length of each sound.")
 @click.option("--gpu", metavar="GPU", help="A GPU to fit on (`loadgauge gpus` lists them).")
 @click.option("--allow-tight", is_flag=True, help="TIGHT is a yes.")
 @click.option(
@@ -84,7 +92,8 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
 def command(
     target: str, inputs: str, step: str, layers: int | None, more: tuple[tuple[str, int], ...], gpu: str | None, allow_tight: bool,
-    picture: tuple[tuple[int, int], ...], freeze: tuple[str, ...], cache: bool, as_json: bool, **given: Any,
+    picture: tuple[tuple[int, int], ...], freeze: tuple[str, ...], head: str,
+    audio: float | None, cache: bool, as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """What does a training step of TARGET take, as formulas of its sizes, from its own code?
 
@@ -111,13 +120,23 @@ def command(
     _refuse_of_script(job, inputs, step, layers)
     if picture and is_script(job.model):
         raise click.UsageError("--picture: is for a MODEL; a module of one's own has the --inputs that are given")
+    if (head or audio) and is_script(job.model):
+        raise click.UsageError(
+            "--head, --audio: are for a MODEL; a module of one's own has the --inputs that are given"
+        )
     asked = {"b": job.micro_batch, "s": job.seq_len}
     defaults = {name: value for name, value in (("b", 1), ("s", LENGTH)) if asked[name] is None}
     sizes = {name: value for name, value in asked.items() if value is not None} | dict(more)
+    if audio is not None:
+        sizes["n"] = round(audio * SAMPLES)
+    sound = sizes.get("n", SAMPLES * SECONDS)
+    defaults |= {
+        name: value for name, value in (("n", sound), ("u", max(1, SPOKEN * sound // SAMPLES))) if name not in sizes
+    }
     if not is_script(target) and is_library(keys := config_keys(target)):
         defaults = {"b": 1} | usual_sizes(keys, target)
         defaults = {name: value for name, value in defaults.items() if name not in sizes}
-    found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture, freeze)
+    found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture, freeze, head)
     whole = sized(found.names, sizes, defaults)
     seconds = time.perf_counter() - begun
     result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found, step, freeze))
@@ -143,6 +162,7 @@ def _captured(
     keep: bool,
     pictures: tuple[tuple[int, int], ...] = (),
     freeze: tuple[str, ...] = (),
+    head: str = "",
 ) -> tuple[Captured, bool]:
     """A capture that holds at the sizes, and whether it was kept on disk."""
     from loadgauge.capture import store
@@ -161,6 +181,8 @@ def _captured(
                 decide["library"] = library_version(keys)
             if freeze:
                 decide["freeze"] = freeze
+            if head:
+                decide["head"] = head
             if pictures:
                 decide |= {"pictures": pictures, "processor": processor_keys(job.model)}
             file = store.place(keys, decide | {"layers": layers})
@@ -177,7 +199,7 @@ def _captured(
     shown = sys.stderr if is_script(job.model) else None
     found = in_child(
         capture_request, request, shown, inputs=inputs, step=step, given=given, defaults=defaults,
-        pictures=pictures, freeze=freeze,
+        pictures=pictures, freeze=freeze, head=head,
     )  # fmt: skip
     if file is not None:
         store.save(file, [*known, found])
@@ -205,6 +227,7 @@ def _refuse_of_script(job: Job, inputs: str, step: str, layers: int | None) -> N
 
 def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] = ()) -> tuple[str, ...]:
     """What was not said, and is taken for granted."""
+    contrasted = all(name.startswith("model.") for name in found.parameters) and set(found.names) == {"b", "s", "t"}
     own = is_script(job.model)
     if step:
         return ("a step is what --step runs, with the losses and optimizers it makes",)
@@ -216,5 +239,10 @@ def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] 
     if freeze:
         lines.append(f"not trained: parameters whose names contain {' or '.join(freeze)}")
     if "t" in found.names:
-        lines.append("t, the tokens of the decoder: as many as s, unless --size t=NUMBER")
+        what = "of the decoder" if not contrasted else "of the second text"
+        lines.append(f"t, the tokens {what}: as many as s, unless --size t=NUMBER")
+    if "n" in found.names:
+        lines.append(f"n, the samples of a sound: {SAMPLES:,} a second, {SECONDS} s unless --audio SECONDS")
+    if "u" in found.names:
+        lines.append(f"u, the tokens of a transcript: {SPOKEN} a second, unless --size u=NUMBER")
     return tuple(lines)

@@ -145,7 +145,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     expert_bias: bool = False
     router_bias: bool = False
     correction_bias: bool = False
-    router_score: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
+    router_score: Literal["softmax", "sigmoid", "sqrtsoftplus", "softmax_of_chosen"] = "softmax"
     scores_float32: bool = True
     norm_topk_prob: Switch = True
     router_float32: bool = False

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.families import common as parts
-from loadgauge.families import deepseek, gemma, glm, layer_norm, llama, mixtral, qwen
+from loadgauge.families import deepseek, gemma, gemma3n, glm, layer_norm, llama, mixtral, qwen
 from loadgauge.families import linear_attention as linear
 from loadgauge.families.reader import Reader, shown
 from loadgauge.spec.model import ModelSpec
@@ -20,6 +20,7 @@ TEXT_READERS: dict[str, Callable[[Reader], ModelSpec]] = {
     **layer_norm.READERS,
     **llama.READERS,
     **gemma.READERS,
+    **gemma3n.READERS,
     **qwen.READERS,
     **mixtral.READERS,
     **linear.READERS,
@@ -64,6 +65,7 @@ WRAPPERS = {
     ),
     "smolvlm": Wrapper(prefix="SmolVLM", text="llama"),
     "gemma3": Wrapper(prefix="Gemma3", text="gemma3_text"),
+    "gemma3n": Wrapper(prefix="Gemma3n", text="gemma3n_text"),
     "gemma4": Wrapper(prefix="Gemma4", text="gemma4_text"),
     "llama4": Wrapper(prefix="Llama4", text="llama4_text", text_ties=True),
     "llava": Wrapper(prefix="Llava", text="llama", text_may_tie=True),
@@ -136,6 +138,7 @@ def read(reader: Reader, wrapper: Wrapper) -> ModelSpec:
     reader.ignore("vision_config", "mm_tokens_per_image", "projector_hidden_act", "multimodal_projector_bias")
     reader.ignore("vision_feature_layer", "vision_feature_select_strategy", "image_seq_length", "spatial_merge_size")
     reader.ignore("vision_soft_tokens_per_image", "video_token_id", "media_placeholder_token_id", "ignore_index")
+    reader.ignore("audio_soft_tokens_per_image")
     return msgspec.structs.replace(
         spec,
         model_type=reader.model_type,

@@ -7,6 +7,7 @@ import msgspec
 from loadgauge.algebra import Size, same
 from loadgauge.layers.attention import attention
 from loadgauge.layers.builder import Builder
+from loadgauge.layers.compressed import compressed_attention
 from loadgauge.layers.gemma4 import experts_beside, per_layer_input
 from loadgauge.layers.mixers import linear_mixer
 from loadgauge.layers.mla import latent_attention
@@ -14,7 +15,17 @@ from loadgauge.layers.mlp import mlp
 from loadgauge.layers.moe import moe
 from loadgauge.layers.operations import Layer, Tensor
 from loadgauge.layers.rank_view import View
-from loadgauge.spec.model import Attention, Block, LatentAttention, Mamba2, Moe
+from loadgauge.layers.streams import alternated, connected
+from loadgauge.spec.model import (
+    AltUp,
+    Attention,
+    Block,
+    CompressedAttention,
+    HyperConnections,
+    LatentAttention,
+    Mamba2,
+    Moe,
+)
 
 
 def _activation(block: Block) -> str:
@@ -44,7 +55,7 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
     if block.residual_in_fp32:
         build.residual_itemsize = 4
     build.widen()
-    x = build.residual("input", hidden_size)
+    x = build.residual("input", hidden_size * (1 if block.streams is None else block.streams.count))
 
     def norm(name: str, tensor: Tensor, branch: Tensor | None = None) -> Tensor:
         held = branch if branch is not None and build.kernels.compiled and branch.itemsize < tensor.itemsize else None
@@ -59,6 +70,8 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
             output = latent_attention(build, tensor, spec, hidden_size)
         elif isinstance(spec, Attention):
             output = attention(build, tensor, spec, hidden_size)
+        elif isinstance(spec, CompressedAttention):
+            output = compressed_attention(build, tensor, spec, hidden_size)
         else:
             output = linear_mixer(build, tensor, spec, hidden_size)
         dropout = block.dropout if block.dropout_after_attention else 0.0
@@ -81,7 +94,14 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
             output = mlp(build, tensor, block.mlp, hidden_size)
         return build.dropout("mlp.residual_dropout", output, dropout, "residual_dropout")
 
-    if block.attention is None or block.mlp is None:
+    if isinstance(block.streams, HyperConnections):
+        y = connected(
+            build, "attention.hc", x, block.streams, hidden_size, lambda one: attend(norm("attention.norm", one))
+        )
+        connected(build, "mlp.hc", y, block.streams, hidden_size, lambda one: feed_forward(norm("mlp.norm", one)))
+    elif isinstance(block.streams, AltUp):
+        alternated(build, x, block, hidden_size, attend, feed_forward)
+    elif block.attention is None or block.mlp is None:
         one, work = ("mlp", feed_forward) if block.attention is None else ("attention", attend)
         build.add(f"{one}.residual", x, work(norm(f"{one}.norm", x)))
     elif block.placement == "parallel":

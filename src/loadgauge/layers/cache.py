@@ -11,6 +11,7 @@ from loadgauge.algebra import Size, maximum, minimum, spread
 from loadgauge.spec.model import (
     Attention,
     Block,
+    CompressedAttention,
     GatedDeltaNet,
     KimiDelta,
     LatentAttention,
@@ -67,6 +68,10 @@ def kept_by(mixer: Mixer | None, hidden_size: Size, tp: Size = 1) -> Kept:
     if isinstance(mixer, LatentAttention):
         index = 0 if mixer.indexer is None else mixer.indexer.head_dim
         return Kept(mixer.kv_lora_rank + mixer.qk_rope_head_dim + index, mixer.sliding_window)
+    if isinstance(mixer, CompressedAttention):
+        index = 0 if mixer.indexer is None else mixer.indexer.head_dim
+        entries = 0 if mixer.compress_rate is None else (mixer.head_dim + index) / mixer.compress_rate
+        return Kept(entries, state=mixer.head_dim * mixer.sliding_window)
     if isinstance(mixer, Mamba2):
         heads = mixer.num_heads / tp
         channels = heads * mixer.head_dim + 2 * mixer.n_groups * mixer.state_size / tp

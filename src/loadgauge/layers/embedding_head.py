@@ -17,8 +17,9 @@ from loadgauge.layers.mlp import activate
 from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, Tensor, Weight
 from loadgauge.layers.prompts import prompted
 from loadgauge.layers.rank_view import View
+from loadgauge.layers.streams import joined, split
 from loadgauge.layers.tuners import vera_matrices
-from loadgauge.spec.model import Attention, Head, LatentAttention, ModelSpec, Norm
+from loadgauge.spec.model import Attention, CompressedAttention, Head, LatentAttention, ModelSpec, Norm
 
 
 def vocabulary(model: ModelSpec, view: View) -> Size:
@@ -78,6 +79,8 @@ def embedding_layer(model: ModelSpec, view: View) -> Layer:
         per_layer_inputs(build, x, model, indices)
     if narrow and model.factorised_embedding:
         build.linear("embedding.project_in", x, build.local_tokens, width, hidden, bias=True)
+    if not same(model.streams, 1):
+        split(build, x, model)
     return build.layer("embedding")
 
 
@@ -89,6 +92,8 @@ def _rotated(mixer: object) -> Size | None:
     """Channels of each head that are rotated."""
     if isinstance(mixer, LatentAttention):
         return mixer.qk_rope_head_dim if mixer.rotary else None
+    if isinstance(mixer, CompressedAttention):
+        return mixer.rotary_dim / 2
     if not isinstance(mixer, Attention) or not mixer.rotary:
         return None
     return mixer.head_dim if mixer.rotary_dim is None else mixer.rotary_dim
@@ -113,7 +118,8 @@ def mask_bytes(model: ModelSpec, view: View) -> Size:
     build = Builder(view)
     if not view.kernels.written_mask or view.kernels.attention != "eager":
         return 0
-    mixers = [block.attention for block in model.blocks if isinstance(block.attention, Attention | LatentAttention)]
+    masked = Attention | LatentAttention | CompressedAttention
+    mixers = [block.attention for block in model.blocks if isinstance(block.attention, masked)]
     seen = {(mixer.causal, mixer.sliding_window) for mixer in mixers}
     return len(seen - {(False, None)}) * build.residual_itemsize * view.pairs
 
@@ -126,6 +132,8 @@ def prediction_layer(model: ModelSpec, view: View, *, holds_table: bool = False)
     """
     build = Builder(view)
     hidden, rows, trainable = model.hidden_size, build.local_tokens, build.trains("prediction.tokens")
+    if not same(model.streams, 1):
+        raise NotModelled("multi-token prediction with several residual streams is not modelled")
     if model.embedding_size is not None:
         raise NotModelled("multi-token prediction with an embedding of another width is not modelled")
     norm = model.final_norm or Norm("rmsnorm")
@@ -163,9 +171,11 @@ def head_layer(
     build = Builder(view, trained=model.trained)
     hidden, head, rows = model.hidden_size, model.head, build.local_tokens
     build.widen()
-    x = build.residual("input", hidden)
+    x = build.residual("input", model.stream_size)
     if model.blocks and model.blocks[-1].residual_in_fp32:
         x = build.float32("input", rows * hidden)
+    if not same(model.streams, 1):
+        x = joined(build, x, model)
     if model.final_norm is not None:
         x = build.norm("head.norm", x, model.final_norm, rows, hidden)
     if x.itemsize > build.residual_itemsize:

@@ -92,9 +92,10 @@ def mlp(build: Builder, x: Tensor, spec: Mlp, hidden_size: Size, prefix: str = "
 
     if not spec.gated:
         inner = activate(build, f"{prefix}.activation", column("up", width, True), spec.activation)
-    elif build.kernels.activation == "unfused" and not spec.fused_gate_up and spec.activation != "clamped_swiglu":
+    elif build.kernels.activation == "unfused" and not spec.fused_gate_up and not spec.activation.startswith("clamped"):
         # In the order of `act(gate(x)) * up(x)`, which backward goes through the other way.
         gate = column("gate", width, True)
+        gate = _cut_off(build, gate, tokens, prefix) if spec.cut_off else gate
         active = activate(build, f"{prefix}.activation", gate, spec.activation)
         inner = _multiplied(build, active, column("up", width, False), prefix)
     else:
@@ -104,6 +105,7 @@ def mlp(build: Builder, x: Tensor, spec: Mlp, hidden_size: Size, prefix: str = "
             build.operations.append(Operation(f"{prefix}.split", "view", (both,), (gate, up)))
         else:
             gate, up = column("gate", width, True), column("up", width, False)
+            gate = _cut_off(build, gate, tokens, prefix) if spec.cut_off else gate
         inner = gated(build, gate, up, spec.activation, prefix)
     inner = build.dropout(f"{prefix}.inner_dropout", inner, spec.dropout)
     forward, backward, workspace = build.leave(hidden_size)
@@ -113,6 +115,13 @@ def mlp(build: Builder, x: Tensor, spec: Mlp, hidden_size: Size, prefix: str = "
         output=build.hidden(f"{prefix}.down", hidden_size),
         forward_comm=forward, backward_comm=backward, workspace=workspace,
     )  # fmt: skip
+
+
+def _cut_off(build: Builder, gate: Tensor, tokens: Size, prefix: str) -> Tensor:
+    """What exceeds the mean of its token by a multiple of the deviation (Gemma 3n); keeps its input and its output."""
+    output = Tensor(f"{prefix}.cut_off", gate.numel, gate.itemsize)
+    deviation, multiple = build.tensor(f"{prefix}.deviation", tokens), build.tensor(f"{prefix}.multiple", 1)
+    return build.elementwise(output.name, (gate,), output, keeps=(gate, deviation, multiple, output))
 
 
 def gated(build: Builder, gate: Tensor, up: Tensor, activation: str, prefix: str = "mlp") -> Tensor:
@@ -127,6 +136,12 @@ def gated(build: Builder, gate: Tensor, up: Tensor, activation: str, prefix: str
         if build.kernels.activation_in_place:
             build.operations[-1] = msgspec.structs.replace(build.operations[-1], overwrites=True)
         return output
+    if activation == "clamped_silu":
+        clamped, active, above = (made(name) for name in ("clamped", "activation", "above"))
+        build.elementwise(clamped.name, (gate,), clamped, keeps=(gate,))
+        build.elementwise(above.name, (up,), above, keeps=(up,))
+        build.elementwise(active.name, (clamped,), active, keeps=(clamped,))
+        return build.elementwise(output.name, (active, above), output, keeps=(active, above))
     if activation == "clamped_swiglu":
         # GPT-OSS: (up + 1) g sigmoid(1.702 g), both clamped, in seven operations.
         clamped, sigmoid, active, above = (made(name) for name in ("clamped", "sigmoid", "activation", "above"))

@@ -112,7 +112,8 @@ def _route(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) 
         as_made = not spec.scores_float32 or (spec.router_score == "sigmoid" and spec.router_float32)
         itemsize = logits.itemsize if as_made and not fused else 4
         scores = Tensor("mlp.router_scores", every, itemsize)
-        build.elementwise("mlp.router_scores", (logits,), scores, keeps=(scores,))
+        roots = (logits,) if spec.router_score == "sqrtsoftplus" else ()
+        build.elementwise("mlp.router_scores", (logits,), scores, keeps=(scores, *roots))
         weights = Tensor("mlp.router_topk", chosen_count, itemsize)
         build.elementwise("mlp.router_topk", (scores,), weights, keeps=(choice,))
         if spec.norm_topk_prob:

@@ -139,6 +139,31 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
     dropout: float = 0.0
 
 
+class CompressedAttention(msgspec.Struct, frozen=True, kw_only=True):
+    """Attention to a window of tokens and to entries that stand for `compress_rate` tokens each (DeepSeek-V4). One head of
+    `head_dim` channels is key and value of all query heads, which are made from a latent; each has a sink.
+
+    The output passes `o_groups` matrices, each over its share of the heads and `o_lora_rank` wide, and one that joins them.
+    """
+
+    num_attention_heads: Size
+    head_dim: Size
+    q_lora_rank: Size
+    o_groups: Size
+    o_lora_rank: Size
+    sliding_window: Size
+    rotary_dim: Size
+    compress_rate: Size | None = None
+    """None: the layer sees its window alone."""
+    index_topk: Size | None = None
+    """Entries that a query looks at, chosen by `indexer`; entries then overlap by a window. transformers' module masks the
+    others; None: all."""
+    indexer: Indexer | None = None
+    norm: Norm = Norm("rmsnorm", gain_float32=True)
+    causal: bool = True
+    dropout: float = 0.0
+
+
 class Mamba2(msgspec.Struct, frozen=True, kw_only=True):
     """A Mamba-2 mixer (source: dao2024): a causal convolution, then a scan over the sequence in chunks of `chunk_size`.
 
@@ -235,7 +260,7 @@ class LightningAttention(msgspec.Struct, frozen=True, kw_only=True):
 
 LinearMixer: TypeAlias = Mamba2 | Mamba1 | GatedDeltaNet | KimiDelta | ShortConvolution | LightningAttention
 """Token mixers whose work and memory grow with the sequence, not with its square."""
-Mixer: TypeAlias = Attention | LatentAttention | LinearMixer
+Mixer: TypeAlias = Attention | LatentAttention | CompressedAttention | LinearMixer
 
 
 class Mlp(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,13 +274,16 @@ class Mlp(msgspec.Struct, frozen=True, kw_only=True):
     """One weight makes gate and up."""
     dropout: float = 0.0
     """Inside the MLP, before its last matrix (ModernBERT)."""
+    cut_off: bool = False
+    """Gate channels that do not stand out from the others of their token are set to 0 (Gemma 3n)."""
 
 
 class Moe(msgspec.Struct, frozen=True, kw_only=True):
     """A mixture of experts: a router sends each token to `num_experts_per_tok` of `num_experts` MLPs.
 
-    activation: transformers' name, or `clamped_swiglu`, GPT-OSS's
-    router_score: a softmax or sigmoid over all experts, or a softmax over the chosen ones only (GPT-OSS)
+    activation: transformers' name, or `clamped_swiglu`, GPT-OSS's, or `clamped_silu`, DeepSeek-V4's
+    router_score: a softmax, sigmoid or root of a softplus (DeepSeek-V4) over all experts,
+        or a softmax over the chosen ones only (GPT-OSS)
     scores_float32: that is in float32 (not in GPT-OSS)
     norm_topk_prob: the chosen scores are divided by their sum
     router_float32: the router's product is in float32, which copies its input and its matrix (DeepSeek)
@@ -279,7 +307,7 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     expert_bias: bool = False
     router_bias: bool = False
     correction_bias: bool = False
-    router_score: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
+    router_score: Literal["softmax", "sigmoid", "sqrtsoftplus", "softmax_of_chosen"] = "softmax"
     scores_float32: bool = True
     norm_topk_prob: bool = True
     router_float32: bool = False
@@ -297,6 +325,23 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(self.zero_experts, int) and not self.zero_experts:
             return self.num_experts_per_tok
         return self.num_experts_per_tok * self.num_experts / (self.num_experts + self.zero_experts)
+
+
+class HyperConnections(msgspec.Struct, frozen=True, kw_only=True):
+    """The residual stream is `count` streams, mixed around each half of a block by matrices that are made of them and
+    normalised `iterations` times (DeepSeek-V4)."""
+
+    count: Size
+    iterations: int = 20
+
+
+class AltUp(msgspec.Struct, frozen=True, kw_only=True):
+    """The residual stream is `count` streams, of which a block computes one and predicts the others; a product of rank
+    `laurel_rank` runs beside its attention (Gemma 3n). `scaled`: the computed one has a gain where it meets the layer's input."""
+
+    count: Size
+    laurel_rank: Size
+    scaled: bool = True
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -330,6 +375,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     """transformers' module keeps the residual stream in float32 (Mamba-2)."""
     per_layer_input: Size = 0
     """Channels of an embedding of the layer's own that gates its output (Gemma 4)."""
+    streams: HyperConnections | AltUp | None = None
+    """How several residual streams meet; None: there is one."""
     shares_weights: bool = False
     """Its weights are those of an earlier layer (ALBERT), and counted there."""
     trained: frozenset[str] | None = None
@@ -412,6 +459,17 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def partly(self) -> bool:
         """Whether only a part of the layers is trained, or has adapters."""
         return self.trained is not None or any(not (block.reached and block.adapted) for block in self.blocks)
+
+    @property
+    def streams(self) -> Size:
+        """Residual streams, each `hidden_size` wide."""
+        found = self.blocks[0].streams if self.blocks else None
+        return 1 if found is None else found.count
+
+    @property
+    def stream_size(self) -> Size:
+        """Channels of a token between two blocks."""
+        return self.streams * self.hidden_size
 
     @property
     def num_hidden_layers(self) -> int:

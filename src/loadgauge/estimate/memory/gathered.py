@@ -74,7 +74,7 @@ def copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
     hosted = memory.training.host.activations == "checkpoints" and memory.layout.recompute.mode == "full"
     if memory.training.framework.offloads_checkpoints and hosted:
         # The last layer's stays on the card (`LAST_GC_INDEX`), and two buffers bring the others back.
-        one = memory.view.tokens * memory.model.hidden_size * memory.training.precision.compute
+        one = memory.view.tokens * memory.model.stream_size * memory.training.precision.compute
         terms["inputs of three layers on their way"] = 3 * one
     return terms
 

@@ -508,7 +508,7 @@ class StepModel:
         layout, view = self.layout, self.memory.view
         if layout.pp == 1:
             return 0
-        nbytes = view.kernels.dtypes.activation * view.tokens * self.memory.model.hidden_size / view.token_shards
+        nbytes = view.kernels.dtypes.activation * view.tokens * self.memory.model.stream_size / view.token_shards
         if self.training.framework.splits_sends and not layout.sequence_parallel:
             gathered = seconds("all_gather", nbytes, self.groups["tp"], self.fabric)
             return gathered + seconds("send_recv", nbytes / layout.tp, self.groups["pp"], self.fabric)

@@ -333,7 +333,7 @@ def _pipeline(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str,
     if layout.pp == 1:
         return
     batches = layout.num_microbatches
-    nbytes = view.kernels.dtypes.activation * view.tokens * memory.model.hidden_size / view.token_shards
+    nbytes = view.kernels.dtypes.activation * view.tokens * memory.model.stream_size / view.token_shards
     exposed = int(not memory.training.overlap.pp)
     forward, backward = sends(layout, stage.index)
     for what, calls in (("activations, forward", forward), ("gradients of activations, backward", backward)):

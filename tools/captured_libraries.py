@@ -1,0 +1,208 @@
+"""Compare captured formulas of models of diffusers, timm and torchvision, and of task heads and sound in transformers, with a trace of
+the very step at sizes never captured, and write docs/captured-libraries.md.
+
+python tools/captured_libraries.py out.json [names ...]     results so far, each in a process of its own
+python tools/captured_libraries.py out.json --page          docs/captured-libraries.md of them
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from captured_accuracy import compared
+
+PAGE = Path(__file__).parents[1] / "docs" / "captured-libraries.md"
+LIMIT = 240
+"""Seconds of CPU that a model may take."""
+FIRST = {"b": 3, "h": 24, "w": 32, "s": 24, "f": 3, "n": 7000, "t": 20}
+OTHERS = ({"b": 5, "h": 32, "w": 40, "s": 40, "f": 5, "n": 9000, "t": 33}, {"b": 1, "h": 40, "w": 24, "s": 33, "f": 4, "n": 8000, "t": 9})
+"""Where formulas are captured, and where they are asked; sides and frames are multiples of what a model wants."""
+
+_TINY = {"num_attention_heads": 2, "attention_head_dim": 16}
+_LEVELS = {"block_out_channels": [16, 32], "norm_num_groups": 8, "layers_per_block": 1}
+_CROSS = {
+    "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"], "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"],
+    "cross_attention_dim": 24, "attention_head_dim": 8,
+}  # fmt: skip
+LIBRARIES: dict[str, dict[str, Any]] = {
+    "UNet2DModel": {**_LEVELS, "down_block_types": ["DownBlock2D", "AttnDownBlock2D"], "up_block_types": ["AttnUpBlock2D", "UpBlock2D"]},
+    "UNet2DConditionModel": {**_LEVELS, **_CROSS},
+    "UNet2DConditionModel, SDXL": {
+        **_LEVELS, **_CROSS, "_class_name": "UNet2DConditionModel", "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 1280 + 48, "transformer_layers_per_block": [1, 2],
+    },
+    "AutoencoderKL": {
+        **_LEVELS, "down_block_types": ["DownEncoderBlock2D"] * 2, "up_block_types": ["UpDecoderBlock2D"] * 2, "latent_channels": 4,
+    },
+    "DiTTransformer2DModel": {**_TINY, "num_layers": 2, "sample_size": 32, "norm_num_groups": 4},
+    "PixArtTransformer2DModel": {
+        **_TINY, "num_layers": 2, "sample_size": 32, "caption_channels": 24, "cross_attention_dim": 32, "norm_num_groups": 4,
+    },
+    "SD3Transformer2DModel": {
+        **_TINY, "num_layers": 2, "sample_size": 64, "pos_embed_max_size": 48, "joint_attention_dim": 24, "caption_projection_dim": 32,
+        "pooled_projection_dim": 40,
+    },
+    "FluxTransformer2DModel": {
+        **_TINY, "num_layers": 2, "num_single_layers": 2, "in_channels": 16, "joint_attention_dim": 24, "pooled_projection_dim": 40,
+        "axes_dims_rope": [4, 6, 6], "guidance_embeds": True,
+    },
+    "SanaTransformer2DModel": {
+        **_TINY, "num_layers": 2, "num_cross_attention_heads": 2, "cross_attention_head_dim": 16, "cross_attention_dim": 32,
+        "caption_channels": 24, "sample_size": 32,
+    },
+    "WanTransformer3DModel": {**_TINY, "num_layers": 2, "text_dim": 24, "freq_dim": 32, "ffn_dim": 64},
+    "CogVideoXTransformer3DModel": {
+        **_TINY, "num_layers": 2, "text_embed_dim": 24, "time_embed_dim": 32, "sample_width": 32, "sample_height": 24, "sample_frames": 9,
+    },
+}  # fmt: skip
+NAMED = (
+    "timm:resnet18 timm:vit_tiny_patch16_224 timm:convnext_atto timm:swin_tiny_patch4_window7_224 timm:efficientnet_b0 "
+    "timm:mobilenetv3_small_100 torchvision:resnet18 torchvision:vit_b_16 torchvision:swin_t torchvision:convnext_tiny "
+    "torchvision:efficientnet_b0 torchvision:vgg11 torchvision:mobilenet_v3_small torchvision:deeplabv3_resnet50 "
+    "torchvision:fcn_resnet50 torchvision:r3d_18 torchvision:retinanet_resnet50_fpn torchvision:fasterrcnn_resnet50_fpn"
+)
+SQUARE = {"b": 3, "h": 224, "w": 224, "f": 8}
+SQUARES = ({"b": 5, "h": 224, "w": 224, "f": 12}, {"b": 1, "h": 224, "w": 224, "f": 16})
+PUBLISHED: dict[str, tuple[dict[str, Any], str]] = {
+    "FLUX.1-dev": ({"_class_name": "FluxTransformer2DModel", "guidance_embeds": True}, "12 B, its model card"),
+    "SD3 medium": (
+        {"_class_name": "SD3Transformer2DModel", "caption_projection_dim": 1536, "num_attention_heads": 24, "num_layers": 24,
+         "pos_embed_max_size": 192},
+        "2 B, arXiv 2403.03206",
+    ),
+    "Wan 2.1 T2V 14B": ({"_class_name": "WanTransformer3DModel"}, "14 B, its model card"),
+    "Sana 1.6B": ({"_class_name": "SanaTransformer2DModel"}, "1.6 B, arXiv 2410.10629"),
+    "DiT-XL/2": ({"_class_name": "DiTTransformer2DModel", "out_channels": 8}, "675 M, arXiv 2212.09748"),
+    "PixArt-alpha XL 2": (
+        {"_class_name": "PixArtTransformer2DModel", "caption_channels": 4096, "sample_size": 128, "out_channels": 8},
+        "0.6 B, arXiv 2310.00426",
+    ),
+    "SDXL U-Net": (
+        {"_class_name": "UNet2DConditionModel", "act_fn": "silu", "addition_embed_type": "text_time", "addition_time_embed_dim": 256,
+         "attention_head_dim": [5, 10, 20], "block_out_channels": [320, 640, 1280], "cross_attention_dim": 2048,
+         "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"], "layers_per_block": 2,
+         "projection_class_embeddings_input_dim": 2816, "transformer_layers_per_block": [1, 2, 10], "sample_size": 128,
+         "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"], "use_linear_projection": True},
+        "2.6 B, arXiv 2307.01952",
+    ),
+    "CogVideoX-2B": ({"_class_name": "CogVideoXTransformer3DModel"}, "2 B, arXiv 2408.06072"),
+}  # fmt: skip
+"""Whole configs: keys that differ from the class's defaults, and what their owners publish."""
+
+
+def tried(name: str) -> dict[str, Any]:
+    """What comparing one model comes to: a row for each size."""
+    import torch
+
+    from loadgauge.capture.capture import Captures
+    from loadgauge.capture.libraries import of_keys
+    from loadgauge.capture.record import record
+    from loadgauge.capture.target import config_keys
+    from loadgauge.errors import ConfigError, first_line
+    from loadgauge.spec.job import Job
+    from loadgauge.trace.torch_run import TorchRun
+
+    torch.set_num_threads(1)
+    begun = time.process_time()
+    rows: list[dict[str, Any]] = []
+    own = name in LIBRARIES
+    keys = {"_class_name": name, **LIBRARIES[name]} if own else config_keys(name)
+    job = of_keys(keys, name, TorchRun.of(Job(model="", seq_len=1, precision="fp32", optimizer="sgd")))
+    first, others = (FIRST, OTHERS) if own else (SQUARE, SQUARES)
+    captures = Captures(job, name)
+    try:
+        found = captures.at(**{size: first[size] for size in job.names})
+    except ConfigError as error:
+        return {"refused": first_line(error)[:200]}
+    for asked in others:
+        sizes = {size: asked[size] for size in job.names}
+        try:
+            plain = record(job, sizes)
+        except Exception as error:  # the code itself refuses the sizes
+            rows.append({"sizes": sizes, "refused": first_line(error)[:120]})
+            continue
+        known = len(captures.known)
+        there = captures.at(**sizes)
+        row: dict[str, Any] = compared(there, plain, sizes)
+        rows.append({"sizes": sizes, "again": len(captures.known) > known, **row})
+    kept = "" if found.plain else str(found.kept_formula)
+    return {
+        "rows": rows, "kept": kept, "plain": found.plain, "guards": len(found.guards), "seconds": round(time.process_time() - begun, 1),
+        "branches": [one.rpartition("/")[2] for one in found.branches],
+    }  # fmt: skip
+
+
+def published() -> dict[str, dict[str, Any]]:
+    """Parameters of whole published configs, as a capture has them and as the class has them on the meta device."""
+    import torch
+
+    from loadgauge.capture.libraries import of_keys
+    from loadgauge.spec.job import Job
+    from loadgauge.trace.torch_run import TorchRun
+
+    found = {}
+    for name, (keys, said) in PUBLISHED.items():
+        job = of_keys(keys, name, TorchRun.of(Job(model="", seq_len=1, precision="bf16-pure", optimizer="sgd")))
+        mine = sum(one.numel() for one in job.build("meta").parameters())
+        kind = getattr(importlib.import_module("diffusers"), keys["_class_name"])
+        with torch.device("meta"):
+            theirs = kind(**{key: value for key, value in keys.items() if key != "_class_name"})
+        found[name] = {"parameters": mine, "class": sum(one.numel() for one in theirs.parameters()), "published": said}
+    return found
+
+
+def forked(name: str) -> dict[str, Any]:
+    """`tried` in a child process with a limit."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + LIMIT,) * 2)
+        try:
+            out = tried(name)
+        except BaseException as error:
+            at = [f"{Path(one.filename).name}:{one.lineno}" for one in traceback.extract_tb(error.__traceback__)]
+            out = {"error": f"{type(error).__name__}: {str(error).strip()[:300]}", "at": at[-2:]}
+        with os.fdopen(write, "w") as file:
+            json.dump(out, file)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return json.loads(text) if text else {"error": f"more than {LIMIT} seconds of CPU"}
+
+
+def main(place: str, *names: str) -> None:
+    """Fill the file of results, or write the page."""
+    file = Path(place)
+    done = json.loads(file.read_text()) if file.exists() else {}
+    if names == ("--page",):
+        PAGE.write_text(page(done), encoding="utf-8")
+        return
+    if "published" not in done or names == ("published",):
+        done["published"] = published()
+    for name in names or (*LIBRARIES, *NAMED.split()):
+        if name in done and not names:
+            continue
+        done[name] = forked(name)
+        print(name, json.dumps(done[name])[:300], flush=True)
+        file.write_text(json.dumps(done, indent=1))
+
+
+def page(done: dict[str, Any]) -> str:
+    """docs/captured-libraries.md."""
+    raise NotImplementedError
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
