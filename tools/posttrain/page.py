@@ -63,9 +63,10 @@ def measured() -> Iterator[str]:
     yield ""
     yield (
         "LoRA GRPO beside vLLM on one card, as AgileRL measured it (`tests/data/posttrain/agilerl.csv`): errors of the predicted"
-        " peak. Nothing of the formula is fitted to these rows; what lies outside PyTorch, 700 MiB of an engine, is the constant"
-        " that AgileRL's own estimator has. That one states 3.18 % in the mean and 13.9 % at worst for the rollout, 4.14 % and"
-        " 13.5 % for the update, of these and two more models."
+        " peak. Nothing of the formula is fitted to these rows; what lies outside PyTorch, 700 MiB of an engine and the contexts of"
+        " an A100 and an L4, are constants that AgileRL's own estimator has. The driver also sees segments of PyTorch's allocator"
+        " that are not full: they follow from its rules (`posttrain/segments.py`). AgileRL's estimator states 3.18 % in the mean and"
+        " 13.9 % at worst for the rollout, 4.14 % and 13.5 % for the update, of these and two more models."
     )
     yield ""
     yield "| model | card | rollout, mean | worst | update, mean | worst | runs |"

@@ -12,7 +12,7 @@ from loadgauge.errors import NotModelled
 from loadgauge.layers.adapters import embedded, saved_copy
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.gemma4 import per_layer_inputs
-from loadgauge.layers.logprobs import logprobs
+from loadgauge.layers.logprobs import liger_logits, liger_logprobs, logprobs
 from loadgauge.layers.mlp import activate
 from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, Tensor, Weight
 from loadgauge.layers.prompts import prompted
@@ -226,7 +226,8 @@ def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool
     if loss and build.kernels.loss == "liger":
         chunked = True
         rows = next_power_of_two(ceil_div(view.tokens, ceil_div(columns, width)))
-        logits = build.tensor("head.logits", minimum(rows, view.tokens) * columns)
+        some = liger_logits(build, columns) if build.kernels.logprobs else minimum(rows, view.tokens) * columns
+        logits = build.tensor("head.logits", some)
     if view.lora is not None and "head" in view.lora.targets and (chunked or in_pieces):
         raise NotModelled(f"an adapter of the head under the loss {build.kernels.loss}: its own is --loss float32")
     logits = build.linear(
@@ -250,6 +251,9 @@ def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool
         if build.kernels.loss == "liger":
             read = (*build.operations[-1].weights, *build.operations[-1].borrows)
             trained = sum(weight.numel for weight in read if weight.trainable)
+            if build.kernels.logprobs:
+                liger_logprobs(build, logits, x, width, trained)
+                return
             # Under autocast the gradient of the float32 matrix is float32, and that of the input as wide as it is.
             # Autocast copies it twice: it remembers copies of trained weights, and the logits read its transpose, which is none.
             wide = (4 + build.dtypes.activation) * trained if build.wide_weights else 0

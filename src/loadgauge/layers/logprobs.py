@@ -5,7 +5,7 @@ Legend: T tokens, v vocabulary on this rank. Every token has one float32 number;
 
 from __future__ import annotations
 
-from loadgauge.algebra import Size
+from loadgauge.algebra import Size, maximum, minimum
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.operations import Collective, Operation, Tensor
 
@@ -61,5 +61,45 @@ def logprobs(build: Builder, logits: Tensor, upcast: bool, flops: Size) -> None:
         Operation(
             "head.logprobs", "loss", (logits, labels), (value,), keeps=(kept, labels), forward_comm=reduced,
             workspace=row, backward_workspace=again,
+        )
+    )  # fmt: skip
+
+
+STREAMED_ROWS, STREAMED_COLUMNS = 2048, 4096
+"""Tokens and columns of a tile of Liger's losses of policies (source: liger, `chunked_loss/fused_linear_ppo.py`, 0.8)."""
+
+
+def liger_logits(build: Builder, columns: Size) -> Size:
+    """Return the elements of logits that a loss of Liger over sequences has at a time: a pair's, a sequence's, or a tile's."""
+    view, kind = build.view, build.kernels.logprobs
+    alone = view.tokens / view.sequences
+    if kind == "policy":
+        return minimum(alone, STREAMED_ROWS) * minimum(columns, STREAMED_COLUMNS)
+    return (1 if kind == "rows" else 2) * alone * columns
+
+
+def liger_logprobs(build: Builder, logits: Tensor, x: Tensor, width: Size, trained: Size) -> None:
+    """Add Liger's fused head and loss over sequences, which makes all gradients in forward, one pair or sequence after another.
+
+    Of preferences, compiled, logits are there with what is scattered into in float32 and the gradient of both in 16 bits; then
+    the gradient of the chunk's head beside the sum of those before it. Policies stream through tiles of three float32 copies,
+    sum a sequence's gradients in float32, and cast them. (Sources: liger, `chunked_loss/fused_linear_preference.py`,
+    `fused_linear_unpaired_preference.py`, `fused_linear_ppo.py`; the buffers are those of the code that inductor writes.)
+    trained: elements of the head's matrix where it is trained
+    """
+    view, act = build.view, build.dtypes.activation
+    summed = (4 if build.wide_weights else act) * trained
+    if build.kernels.logprobs == "policy":
+        rows = view.tokens / view.sequences
+        own = 4 * (trained + rows * width)
+        workspace = summed + own + maximum(3 * 4 * logits.numel, act * (trained + rows * width))
+    else:
+        workspace = maximum(summed + (4 + act) * logits.numel, 2 * summed)
+    one = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
+    build.operations.append(
+        Operation(
+            "head.logprobs", "loss", (logits,), (build.float32("head.logprobs", view.tokens),),
+            keeps=(Tensor("head.input_gradient", view.tokens * width, x.itemsize),), holds=(x,),
+            forward_comm=(one, one, one), overwrites=True, workspace=workspace,
         )
     )  # fmt: skip

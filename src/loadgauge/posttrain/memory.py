@@ -22,6 +22,7 @@ from loadgauge.estimate.schedule.stages import stages
 from loadgauge.estimate.workings import Workings
 from loadgauge.posttrain.engine import Card, on_card
 from loadgauge.posttrain.roles import Member, Run
+from loadgauge.posttrain.segments import Segments, segments, unshared
 from loadgauge.spec.tasks import Pass
 from loadgauge.units import MIB
 
@@ -96,11 +97,15 @@ class PostMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Trained(msgspec.Struct, frozen=True, kw_only=True):
-    """A trained member: its rank with the most, and the memory of its update."""
+    """A trained member: its rank with the most, and the memory of its update.
+
+    segments: what the allocator makes of adapters on whole frozen weights; None of other trainings, whose range has it
+    """
 
     member: Member
     rank: StageAtWork
     update: Memory
+    segments: Segments | None = None
 
     @property
     def states(self) -> tuple[float, float, float]:
@@ -129,11 +134,10 @@ def memory(run: Run) -> PostMemory:
         awake = engine.total if run.engine.sleep == 0 else 0.0
         if run.placement.colocated:
             asleep = Assumed(awake, awake, awake) if awake else engine.asleep
-    phases = [
-        _phase(run, one, trained, frozen, asleep)
-        for one in run.task.passes
-        if one.does != "generate" and one.role in run.members
-    ]
+    phases: list[PhaseMemory] = []
+    for one in run.task.passes:
+        if one.does != "generate" and one.role in run.members:
+            phases.append(_phase(run, one, trained, frozen, asleep, tuple(phases)))
     if engine is not None:
         phases = [_generate(run, engine, trained, frozen), *phases, _sync(run, engine, trained, frozen, asleep)]
     return PostMemory(
@@ -144,7 +148,11 @@ def memory(run: Run) -> PostMemory:
 
 def _trained(run: Run, member: Member) -> _Trained:
     working = Workings(member.model, member.layout, member.training, run.gpu)
-    return _Trained(member=member, rank=working.worst.rank, update=working.peak_memory())
+    training, rank = member.training, working.worst.rank
+    adapts = training.lora is not None and not training.lora.quantised
+    tensor_by_tensor = training.framework.is_default and member.layout.zero_ranks == 1
+    served = segments(rank, frozen_itemsize(member)) if adapts and tensor_by_tensor else None
+    return _Trained(member=member, rank=rank, update=working.peak_memory(), segments=served)
 
 
 def engine_of(run: Run) -> Card:
@@ -201,6 +209,8 @@ def _resting(
         found.append(Resident(name, "weights", 0.0 if gone_weights else weights))
         found.append(Resident(name, "gradients", 0.0 if gone_weights or gone_states else gradients))
         found.append(Resident(name, "optimizer", 0.0 if gone_states else optimizer))
+        if one.segments is not None and not gone_weights:
+            found.append(Resident(name, "ends of segments", one.segments.ends))
     rank = next(iter(trained.values())).rank
     for name, member in frozen.items():
         if name == busy or not (member.offloaded or offload in ("weights", "all")):
@@ -247,8 +257,10 @@ def forward_set(member: Member, rank: StageAtWork, rows: int, *, whole: bool = F
 # -- phases -------------------------------------------------------------------------------------------------------------
 
 
-def _bounded(run: Run, name: str, residents: list[Resident], main: _Trained, engine: Assumed | None) -> PhaseMemory:
-    """The phase with the trainer's range, and the engine's."""
+def _bounded(
+    run: Run, name: str, residents: list[Resident], main: _Trained, engine: Assumed | None, idle: float = 0.0
+) -> PhaseMemory:  # fmt: skip
+    """The phase with the trainer's range, and the engine's. idle: what the driver sees, and a full card would be given back"""
     outside = main.update.margins.outside
     fixed = main.update.workspaces
     residents = [*residents, Resident("trainer", "outside", outside.value + fixed)]
@@ -258,6 +270,9 @@ def _bounded(run: Run, name: str, residents: list[Resident], main: _Trained, eng
     found = main.update.margins.needed(allocated)
     more = Assumed(0.0, 0.0, 0.0) if engine is None else engine
     shown = main.update.margins.reading("nvidia-smi", allocated)
+    if main.segments is not None:
+        shown = Reading(found.low, found.value + idle, max(shown.high, found.value + idle))
+        residents.append(Resident("trainer", "idle segments", idle))
     return PhaseMemory(
         name=name, side="trainer", residents=tuple(one for one in residents if one.nbytes > 0),
         low=found.low + more.low, high=found.high + more.high,
@@ -266,20 +281,31 @@ def _bounded(run: Run, name: str, residents: list[Resident], main: _Trained, eng
 
 
 def _phase(
-    run: Run, one: Pass, trained: dict[str, _Trained], frozen: dict[str, Member], asleep: Assumed | None
+    run: Run, one: Pass, trained: dict[str, _Trained], frozen: dict[str, Member], asleep: Assumed | None,
+    before: tuple[PhaseMemory, ...],
 ) -> PhaseMemory:  # fmt: skip
-    """A pass of the trainer: an update, or a forward."""
+    """A pass of the trainer: an update, or a forward. before: the passes before it"""
     main = next(iter(trained.values()))
     held = HELD * run.sequences.number / main.member.layout.dp * run.sequences.mean if run.task.rollout else 0.0
     if one.does == "update":
         own = trained[one.role]
         residents = [
-            resident for resident in _resting(trained, frozen, one.role) if resident.role != one.role
-        ]  # fmt: skip
+            resident
+            for resident in _resting(trained, frozen, one.role)
+            if resident.role != one.role or resident.part == "ends of segments"
+        ]
         parts = own.update.parts
         residents += [Resident(one.role, part, float(nbytes)) for part, nbytes in parts.items() if part != "outside"]
         residents.append(Resident(one.role, "held", held))
-        return _bounded(run, one.phase, residents, own, asleep)
+        idle = 0.0
+        if own.segments is not None:
+            beside = sum(resident.nbytes for resident in residents) - float(
+                sum(parts.values()) - parts.get("outside", 0)
+            )
+            outside = own.update.margins.outside.value + own.update.workspaces + (asleep.value if asleep else 0.0)
+            forwards = max((phase.total - outside for phase in before), default=0.0)
+            idle = unshared(own.update.moments, own.segments.small, forwards, beside)
+        return _bounded(run, one.phase, residents, own, asleep, idle)
     member = run.members[one.role]
     residents = _resting(trained, frozen, one.role)
     rank = trained.get(one.role, main).rank

@@ -112,7 +112,8 @@ def _of_logprobs(setup: Setup, task: Task) -> Setup:
         return msgspec.structs.replace(setup, model=scalar(setup.model))
     if task.name in ("sft", "gkd"):
         return setup
-    kernels = msgspec.structs.replace(setup.training.kernels, logprobs="slices" if task.slices else "rows")
+    unit = "slices" if task.slices else "policy" if task.rollout else "pairs" if task.rows == 2 else "rows"
+    kernels = msgspec.structs.replace(setup.training.kernels, logprobs=unit)
     return msgspec.structs.replace(setup, training=msgspec.structs.replace(setup.training, kernels=kernels))
 
 

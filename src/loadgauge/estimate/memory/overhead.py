@@ -29,7 +29,11 @@ class Assumed(msgspec.Struct, frozen=True):
 
 
 KERNELS = Assumed(0.28 * GIB, 0.10 * GIB, 0.55 * GIB)
-"""Kernels and library state that one process has loaded: less with lazy loading, more without."""
+"""Kernels and library state that one process has loaded: less with lazy loading, more without. Of a card with the multiprocessors
+of an A100 or more; of a smaller one less in proportion: whole contexts of 501 MiB on an A100 and 226 on an L4 (source: agilerl,
+`agilerl/memory/formulas.py`)."""
+MANY = 108
+"""Multiprocessors from which on a context has all of `KERNELS`."""
 LARGEST = {
     "6.0": (56, 2048), "6.1": (30, 2048), "7.0": (80, 2048), "7.5": (72, 1024), "8.0": (108, 2048), "8.6": (84, 1536),
     "8.7": (16, 1536), "8.9": (142, 1536), "9.0": (132, 2048), "10.0": (148, 2048), "10.3": (160, 2048), "11.0": (20, 1536),
@@ -77,13 +81,14 @@ def context(gpu: Gpu | None) -> Assumed:
 
     >>> from loadgauge.spec.hardware import gpu
     >>> [round(context(gpu(name)).value / 2**30, 2) for name in ("a100-sxm4-80gb", "h100-sxm5-80gb", "l4")]
-    [0.49, 0.54, 0.37]
+    [0.49, 0.54, 0.24]
     """
     multiprocessors, threads = LARGEST.get("" if gpu is None else gpu.compute_capability, LARGEST["9.0"])
     if gpu is not None and gpu.multiprocessors:
         multiprocessors = gpu.multiprocessors
     stacks = STACK * multiprocessors * threads
-    return Assumed(KERNELS.value + stacks, KERNELS.low + stacks, KERNELS.high + stacks)
+    own = KERNELS.value * min(1.0, multiprocessors / MANY)
+    return Assumed(own + stacks, min(KERNELS.low, own) + stacks, KERNELS.high + stacks)
 
 
 def non_pytorch_memory(layout: Layout, gpu: Gpu | None = None) -> Assumed:
