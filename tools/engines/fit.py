@@ -213,7 +213,8 @@ def main() -> None:
     OUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
     serving.cache_clear()
     whole = {point: (took, until) for point, took, until in predicted()}
-    write(data, tuple(np.array([whole[point][n] for point in data.found]) for n in (0, 1)), (token, first), others)
+    took, until = (np.array([whole[point][which] for point in data.found]) for which in (0, 1))
+    write(data, (took, until), (token, first), others)
 
 
 if __name__ == "__main__":
