@@ -10,6 +10,7 @@ import pytest
 from loadgauge.families.catalogue import model
 from loadgauge.inference.decode import Server, lanes, serve
 from loadgauge.inference.passes import touched
+from loadgauge.inference.result import infer
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.hardware import gpu
 from loadgauge.spec.inference import Inference
@@ -92,6 +93,21 @@ def test_a_server_whose_cache_is_full_makes_requests_wait() -> None:
     assert full.token < free.token
     assert full.first > free.first + 2 * 1024 * full.token
     assert 64 / (1024 * free.token) > 16 / (1024 * full.token)
+
+
+def test_a_servers_tokens_and_price_include_what_requests_wait_for() -> None:
+    """Requests x tokens of an answer = tokens a second x seconds from a request to its last token; the price is that time's."""
+    one = server("llama-3.1-8b")
+    asked = Inference(task="generate", context=3072, answer=1024, batch=64, server="vllm")
+    made = infer(one.model, asked, one.machines.gpu, one.machines, params=8, active_params=8, price=2.0)
+    assert made.served is not None
+    assert made.tokens_per_second is not None
+    whole = made.served.first + 1023 * made.served.token
+    assert made.tokens_per_second * whole == pytest.approx(64 * 1024)
+    assert made.tokens_per_second < 64 / made.served.token
+    assert made.money_per_million == pytest.approx(2.0 / 3600 / made.tokens_per_second * 1e6)
+    parts = made.served.queue + made.served.place + made.served.waited + made.served.host
+    assert parts == pytest.approx(made.served.first)
 
 
 def test_eager_kernels_take_longer_than_a_graph() -> None:

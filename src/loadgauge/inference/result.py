@@ -68,17 +68,22 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Generated tokens a second, of all replicas, while the batch is full."""
+        """Generated tokens a second, of all replicas, while the batch is full; of a server by Little's law, its waits included."""
         if self.token is None:
             return None
-        running = self.asked.batch if self.served is None else self.served.running
-        return self.asked.replicas * self.asked.attentions * running / self.token
+        asked = self.asked
+        whole = asked.replicas * asked.attentions * asked.batch
+        if self.served is not None:
+            return whole * asked.answer / (self.served.first + (asked.answer - 1) * self.served.token)
+        return whole / self.token
 
     @property
     def money_per_million(self) -> float | None:
         """Price of a million generated tokens, prompts included; None without a price."""
         if self.price is None or self.token is None or self.first is None:
             return None
+        if self.served is not None and self.tokens_per_second:
+            return self.price * self.gpus / 3600 / self.tokens_per_second * 1e6
         whole = self.first.seconds + self.asked.answer * self.token
         made = self.asked.replicas * self.asked.attentions * self.asked.batch * self.asked.answer
         return self.price * self.gpus * whole / 3600 / made * 1e6

@@ -148,7 +148,9 @@ def _served(answer: Answer, found: Steady) -> list[str]:
         f"{answer.tokens_per_second:,.0f} tokens/s over all GPUs.",
     ]
     if found.running < asked.batch:
-        lines.append(f"The cache holds {found.running:,.0f} of them, half answered; the others wait.")
+        whole = rates.engines[asked.server or ""].reserved == 1
+        held = "its whole answer reserved" if whole else "half answered"
+        lines.append(f"The cache holds {found.running:,.0f} of them, each {held}; the others wait.")
     if answer.money_per_million is not None:
         lines.append(f"A million generated tokens: {answer.money_per_million:,.2f}, prompts included.")
     return lines
