@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,11 +10,13 @@ import pytest
 from loadgauge.families.catalogue import model
 from loadgauge.inference.decode import Server, lanes, serve
 from loadgauge.inference.passes import touched
+from loadgauge.inference.result import infer
 from loadgauge.spec.cluster import cluster
 from loadgauge.spec.hardware import gpu
 from loadgauge.spec.inference import Inference
 from loadgauge.spec.serving import serving
-from loadgauge.validate.serving import predicted
+from loadgauge.validate.serving import points, predicted, slots
+from loadgauge.validate.serving import server as server_of
 
 
 def server(name: str, engine: str = "vllm", card: str = "h100-sxm5-80gb", **asked: object) -> Server:
@@ -24,13 +25,27 @@ def server(name: str, engine: str = "vllm", card: str = "h100-sxm5-80gb", **aske
 
 
 def test_tokens_take_what_measured_servers_took() -> None:
-    """1,825 points; the bars are those of each model left out in turn (docs/decode.md)."""
-    off = [abs(token / point.token - 1) for point, token, _ in predicted()]
-    assert len(off) > 1800
-    assert statistics.median(off) < 0.12
-    assert statistics.quantiles(off, n=10)[-1] < 0.30
-    page = (Path(__file__).parents[2] / "docs" / "decode.md").read_text(encoding="utf-8")
-    assert f"all points fitted | {len(off):,} | {statistics.median(off):.1%}" in page, "run `make serving`"
+    """Every fifth of 1,823 points; the bars of a token are those of each model left out in turn (docs/decode.md)."""
+    found = list(predicted(every=5))
+    assert len(found) > 360
+    for name, column, half, most in (("token", 1, 0.12, 0.32), ("first", 2, 0.28, 0.85)):
+        off = [abs(one[column] / getattr(one[0], name) - 1) for one in found]  # type: ignore[operator]
+        assert statistics.median(off) < half
+        assert statistics.quantiles(off, n=10)[-1] < most
+
+
+def test_first_tokens_wait_where_the_cache_was_measured_to_be_full() -> None:
+    """TensorRT-LLM holds back the cache of whole answers: 46 sequences of 9,216 tokens on an H200, of 128 that ask.
+
+    The table's row: 127.8 s until the first token.
+    """
+    wanted = ("trtllm", "llama-3.1-70b", "h200-sxm-141gb", "fp8", 1, 8192, 128)
+    fields = ("engine", "model", "gpu", "weights", "tp", "prompt", "requests")
+    (one,) = (point for point in points() if tuple(getattr(point, name) for name in fields) == wanted)
+    replica = server_of(one)
+    found = serve(replica, 128, one.prompt, one.answer, slots(one, replica))
+    assert 35 < found.running < 50
+    assert found.first == pytest.approx(one.first, rel=0.2)
 
 
 def test_a_step_reads_the_weights_once_and_every_cache() -> None:
@@ -78,6 +93,21 @@ def test_a_server_whose_cache_is_full_makes_requests_wait() -> None:
     assert full.token < free.token
     assert full.first > free.first + 2 * 1024 * full.token
     assert 64 / (1024 * free.token) > 16 / (1024 * full.token)
+
+
+def test_a_servers_tokens_and_price_include_what_requests_wait_for() -> None:
+    """Requests x tokens of an answer = tokens a second x seconds from a request to its last token; the price is that time's."""
+    one = server("llama-3.1-8b")
+    asked = Inference(task="generate", context=3072, answer=1024, batch=64, server="vllm")
+    made = infer(one.model, asked, one.machines.gpu, one.machines, params=8, active_params=8, price=2.0)
+    assert made.served is not None
+    assert made.tokens_per_second is not None
+    whole = made.served.first + 1023 * made.served.token
+    assert made.tokens_per_second * whole == pytest.approx(64 * 1024)
+    assert made.tokens_per_second < 64 / made.served.token
+    assert made.money_per_million == pytest.approx(2.0 / 3600 / made.tokens_per_second * 1e6)
+    parts = made.served.queue + made.served.place + made.served.waited + made.served.host
+    assert parts == pytest.approx(made.served.first)
 
 
 def test_eager_kernels_take_longer_than_a_graph() -> None:

@@ -2,7 +2,12 @@
 
 Every figure starts at what physics or an engine's documentation suggests (`START`) and is held there, so that a group of points
 without information leaves it. A point off by more than `SOFT` counts less: of pairs that differ in nothing that the table states,
-a tenth differs by 30 % and more (`engines/page.py`). Scored with each model left out whole, its figures fitted without it.
+a tenth differs by 30 % and more in a token and by half in a first one (`engines/page.py`). Scored with each model left out whole,
+its figures fitted without it; then each card, and each
+engine, whose figures are then those that all start from.
+
+A server's queue is followed request by request (`inference/loop.py`). To fit, it is followed once for some times of a prompt around
+each point's own (`SCALES`), and read between them; a step's part of a token is taken as it is.
 """
 
 from __future__ import annotations
@@ -17,76 +22,101 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from loadgauge.errors import Error
-from loadgauge.inference.decode import Card, Work, lanes, steady
-from loadgauge.spec.serving import EngineRates, Serving
-from loadgauge.validate.serving import Point, points, server, slots
+from loadgauge.inference.decode import Card, Kernels, Work, beside, lanes, load_of, reading
+from loadgauge.inference.loop import Load, closed_loop
+from loadgauge.spec.serving import EngineRates, Serving, serving
+from loadgauge.validate.serving import Point, points, predicted, server, slots
 
 OUT = Path(__file__).parents[2] / "src" / "loadgauge" / "data" / "serving.toml"
 SOURCE = "aiconfigurator"
 ENGINES = ("vllm", "sglang", "trtllm")
 SHARED = {
-    "bandwidth": 0.8, "experts": 0.8, "cache": 0.8, "moved": 0.6, "flops": 0.7, "link": 0.6, "blackwell": 1.0, "steps": 1.0,
-    "queue": 1.0,
+    "bandwidth": 0.8, "experts": 0.8, "cache": 0.8, "moved": 0.6, "flops": 0.7, "link": 0.6, "prompt_dense": 1.0,
+    "prompt_experts": 1.0, "prompt_attention": 1.0, "prompt_rest": 1.0, "sent": 0.8, "blackwell": 1.0, "read": 3e-6, "apart": 1.0,
 }  # fmt: skip
 OWN = {
-    "kernel": 2e-6, "host": 0.7e-3, "sequence": 1e-5, "collective": 8e-6, "prefill": 0.8, "first": 2e-2, "prompt": 1.0,
-    "burst": 0.1, "request": 1e-3,
+    "kernel": 2e-6, "host": 0.7e-3, "sequence": 1e-5, "collective": 8e-6, "prefill": 1.0, "steps": 3.0, "first": 2e-2,
+    "request": 1e-3,
 }  # fmt: skip
-OF_FIRST = ("steps", "queue", "first", "prompt", "burst", "request")
-"""Figures of first tokens, fitted after the rest, to first tokens."""
-SOFT, HOLD, HOLD_FIRST = 0.15, 3.0, 0.3
+KINDS = {
+    "vllm": (True, 0.5), "sglang": (False, 0.5), "trtllm": (True, 1.0), "hf": (False, 1.0),
+}  # fmt: skip
+"""Of each engine, whether a step reads prompts and makes tokens, and the share of an answer whose cache is held from its start on:
+vLLM takes blocks as answers grow, TensorRT-LLM's usual scheduler takes them all so that none is evicted (`GUARANTEED_NO_EVICT`)."""
+LOOSE = ("steps", "first", "request", "read", "apart")
+"""Figures of first tokens alone, of which little is known beforehand."""
+SOFT, HOLD, HOLD_LOOSE = 0.15, 3.0, 0.3
+FIRST = 0.7
+"""Weight of a first token beside a token."""
+SCALES = (0.35, 0.55, 0.8, 1.15, 1.7, 2.6)
+"""Times of a prompt at which queues are followed, over that of its kernels."""
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Points as arrays: their work, cards, prompts' seconds of kernels and wire, and what was measured."""
+    """Points as arrays: their work, cards and prompts' kernels, what they were measured to take, and their queues: logarithms of
+    seconds of a first token and of a token at each of `SCALES`, with a step's time at which they were followed."""
 
     found: list[Point]
     work: Work
     card: Card
-    kernels: Any
-    wire: Any
-    running: Any
+    kernels: Kernels
+    ranks: Any
     requests: Any
-    answer: Any
-    attentions: Any
+    prompt: Any
     engine: Any
     token: Any
     first: Any
+    bare: Any
+    step: Any
+    queues: Any
+    tokens: Any
 
 
 def table() -> Table:
     """Read all points that are layouts."""
-    rows: list[tuple[Point, Work, Card, float, float, float]] = []
+    rows: list[tuple[Point, Work, Card, Kernels, Load, float]] = []
     for point in points():
         try:
             one = server(point)
         except Error:
             continue
-        batch, run = point.asked.batch, slots(point, one)
-        running = min(float(batch), run)
-        bare = msgspec.structs.replace(one.engine, prefill=1.0)
-        one.engine, known = bare, one.known
-        one.known = msgspec.structs.replace(known, blackwell=1.0, link=1e18)
-        kernels = one._read(point.prompt, 1)
-        one.known = msgspec.structs.replace(known, blackwell=1.0, link=1.0)
-        wire = one._read(point.prompt, 1) - kernels
-        work = one.work(max(1, round(running)), point.prompt + point.answer / 2)
-        rows.append((point, work, one.card, kernels, wire, running))
-    found = [row[0] for row in rows]
+        load = load_of(one, point.asked.batch, point.prompt, point.answer, slots(point, one))
+        running = max(1, round(min(load.slots, load.requests) / load.ranks))
+        work = one.work(running, point.prompt + point.answer / 2)
+        rows.append((point, work, one.card, one.kernels(point.prompt), load, load.idle + load.each * running))
+    kernels = structs(Kernels, [row[3] for row in rows])
+    bare = np.array([bare_of(row[3]) for row in rows])
+    known: dict[Load, tuple[float, float]] = {}
+    queues, tokens = np.zeros((len(rows), len(SCALES))), np.zeros((len(rows), len(SCALES)))
+    for place, row in enumerate(rows):
+        for column, scale in enumerate(SCALES):
+            load = msgspec.structs.replace(row[4], reading=scale * bare[place])
+            if load not in known:
+                found = closed_loop(load)
+                known[load] = found.first, found.token
+            queues[place, column], tokens[place, column] = np.log(known[load])
 
-    def column(of: Callable[[Any], float], part: int = 0) -> Any:
-        return np.array([of(row[part]) for row in rows], float)
+    def column_of(of: Callable[[Point], float]) -> Any:
+        return np.array([of(row[0]) for row in rows], float)
 
     return Table(
-        found=found,
-        work=Work(**{name: column(lambda w, n=name: getattr(w, n), 1) for name in Work.__struct_fields__}),  # type: ignore[misc]
-        card=Card(**{name: column(lambda c, n=name: getattr(c, n), 2) for name in Card.__struct_fields__}),  # type: ignore[misc]
-        kernels=np.array([row[3] for row in rows]), wire=np.array([row[4] for row in rows]),
-        running=np.array([row[5] for row in rows]), requests=column(lambda p: p.asked.batch),
-        answer=column(lambda p: p.answer), attentions=column(lambda p: p.attentions),
-        engine=np.array([ENGINES.index(row[0].engine) for row in rows]),
-        token=column(lambda p: p.token), first=column(lambda p: p.first),
+        found=[row[0] for row in rows], work=structs(Work, [row[1] for row in rows]),
+        card=structs(Card, [row[2] for row in rows]), kernels=kernels, ranks=column_of(lambda p: p.attentions),
+        requests=np.array([float(row[4].requests) for row in rows]), prompt=column_of(lambda p: p.prompt),
+        engine=np.array([ENGINES.index(row[0].engine) for row in rows]), token=column_of(lambda p: p.token),
+        first=column_of(lambda p: p.first), bare=bare, step=np.array([row[5] for row in rows]), queues=queues, tokens=tokens,
     )  # fmt: skip
+
+
+def structs(kind: Any, rows: list[Any]) -> Any:
+    """One struct of arrays from many of numbers."""
+    return kind(**{name: np.array([float(getattr(row, name)) for row in rows]) for name in kind.__struct_fields__})
+
+
+def bare_of(kernels: Kernels) -> float:
+    """Seconds of a prompt, all shares at their start."""
+    own = kernels.dense + kernels.experts + kernels.attention + kernels.rest
+    return float(own + kernels.wire / SHARED["sent"] + kernels.beyond)
 
 
 Values = dict[str, float]
@@ -110,39 +140,46 @@ def predict(values: Values, data: Table) -> tuple[Any, Any]:
     rates = {
         name: np.array([values[f"{engine}.{name}"] for engine in ENGINES])[data.engine] for name in OWN
     }  # fmt: skip
-    engine = EngineRates(**rates)
+    engine = EngineRates(**rates, mixed=True, reserved=0.5)
     known = known_of(values)
     step = sum(lanes(data.work, data.card, known, engine).values())
-    chip = np.where(data.card.blackwell > 0, values["blackwell"], 1.0)
-    prompt = engine.prefill * chip * (data.kernels + data.wire / values["link"])
-    token, first = steady(step, prompt, data.running, data.requests, data.answer, data.attentions, known, engine)
-    return token, first
+    at = np.log(reading(data.kernels, data.card, known, engine) / data.bare)
+    queue, token = between(data.queues, at), between(data.tokens, at)
+    # What prompts add to a token, beside the step that was followed: at least a part of a step is left.
+    token = np.maximum(step + token - data.step, 0.3 * step)
+    waited, host = beside(token, data.prompt, data.requests, data.ranks, known, engine)
+    return token, queue + waited + host
+
+
+def between(rows: Any, at: Any) -> Any:
+    """Values between columns, whose logarithms are given, at logarithms of scales."""
+    scales = np.log(SCALES)
+    at = np.clip(at, scales[0], scales[-1])
+    low = np.clip(np.searchsorted(scales, at) - 1, 0, len(scales) - 2)
+    share = (at - scales[low]) / (scales[low + 1] - scales[low])
+    row = np.arange(len(at))
+    return np.exp(rows[row, low] * (1 - share) + rows[row, low + 1] * share)
 
 
 def fit(data: Table, keep: Any) -> Values:
-    """Figures fitted to the points kept: first those of tokens, then those of first tokens."""
-    values = start()
-    for of_first, hold in ((False, HOLD), (True, HOLD_FIRST)):
-        names = [name for name in values if (name.rpartition(".")[2] in OF_FIRST) == of_first]
-        begin = np.log([values[name] for name in names])
-        measured = np.log(data.first if of_first else data.token)[keep]
-        fixed, which = dict(values), 1 if of_first else 0
+    """Figures fitted to tokens and first tokens of the points kept together."""
+    names = list(start())
+    begin = np.log([start()[name] for name in names])
+    hold = np.array([HOLD_LOOSE if name.rpartition(".")[2] in LOOSE else HOLD for name in names])
 
-        def residuals(
-            x: Any, names: list[str] = names, begin: Any = begin, measured: Any = measured, fixed: Values = fixed,
-            which: int = which, hold: float = hold,
-        ) -> Any:  # fmt: skip
-            trial = fixed | dict(zip(names, np.exp(x), strict=True))
-            return np.concatenate([np.log(predict(trial, data)[which])[keep] - measured, hold * (x - begin)])
+    def residuals(x: Any) -> Any:
+        token, first = predict(dict(zip(names, np.exp(x), strict=True)), data)
+        return np.concatenate([
+            np.log(token / data.token)[keep], FIRST * np.log(first / data.first)[keep], hold * (x - begin),
+        ])  # fmt: skip
 
-        found = least_squares(residuals, begin, loss="soft_l1", f_scale=SOFT)
-        values |= dict(zip(names, map(float, np.exp(found.x)), strict=True))
-    return values
+    found = least_squares(residuals, begin, loss="soft_l1", f_scale=SOFT)
+    return dict(zip(names, map(float, np.exp(found.x)), strict=True))
 
 
-def left_out(data: Table) -> tuple[Any, Any]:
-    """Predictions of every point by figures that were fitted without its model."""
-    models = np.array([point.model for point in data.found])
+def left_out(data: Table, *fields: str) -> tuple[Any, Any]:
+    """Predictions of every point by figures that were fitted without those equal to it in all fields."""
+    models = np.array([" ".join(getattr(point, field) for field in fields) for point in data.found])
     token, first = np.zeros(len(models)), np.zeros(len(models))
     for name in sorted(set(models)):
         out = models == name
@@ -157,7 +194,8 @@ def main() -> None:
 
     data = table()
     values = fit(data, np.ones(len(data.found), bool))
-    token, first = left_out(data)
+    token, first = left_out(data, "model")
+    others = {word: left_out(data, field) for word, field in (("GPU", "gpu"), ("engine", "engine"))}
     low, high = np.quantile(data.token / token, (0.1, 0.9))
     first_low, first_high = np.quantile(data.first / first, (0.1, 0.9))
     lines = [
@@ -167,13 +205,16 @@ def main() -> None:
         *(f"{name} = {values[name]:.3g}" for name in SHARED),
         f"token_low = {low:.2f}", f"token_high = {high:.2f}", f"first_low = {first_low:.2f}", f"first_high = {first_high:.2f}",
     ]  # fmt: skip
-    for engine in ENGINES:
-        lines += ["", f"[engines.{engine}]", *(f"{name} = {values[f'{engine}.{name}']:.3g}" for name in OWN)]
     # transformers' generate is in no table of servers: the figures that the others start from.
-    lines += ["", "[engines.hf]", *(f"{name} = {OWN[name]:.3g}" for name in OWN)]
+    for engine, (mixed, reserved) in KINDS.items():
+        own = {name: values.get(f"{engine}.{name}", start) for name, start in OWN.items()}
+        lines += ["", f"[engines.{engine}]", *(f"{name} = {value:.3g}" for name, value in own.items())]
+        lines += [f"mixed = {str(mixed).lower()}", f"reserved = {reserved}"]
     OUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    whole = predict(values, data)
-    write(data, whole, (token, first))
+    serving.cache_clear()
+    whole = {point: (took, until) for point, took, until in predicted()}
+    took, until = (np.array([whole[point][which] for point in data.found]) for which in (0, 1))
+    write(data, (took, until), (token, first), others)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.algebra import Size, both_count, maximum, minimum
+from loadgauge.algebra import Size, both_count, minimum
 from loadgauge.estimate.time.collectives import Fabric, Group, groups, seconds
+from loadgauge.inference.loop import Load, closed_loop
 from loadgauge.inference.memory import CONVOLUTION, STATE, stored
 from loadgauge.inference.passes import of_token, parts, split
 from loadgauge.inference.time import Clock
@@ -73,6 +74,39 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
             bandwidth=gpu.memory_bandwidth, flops=usual if own is None else own.value, usual=usual, link=link,
             blackwell=float(chip_of(gpu) == "10"),
         )  # fmt: skip
+
+
+class Kernels(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of prompts at the rates of training: products of matrices that all tokens meet and of experts, attention, the rest,
+    all-reduces at the whole rate of the link, and those that leave a node."""
+
+    dense: Size
+    experts: Size
+    attention: Size
+    rest: Size
+    wire: Size
+    beyond: Size = 0.0
+
+
+def reading(kernels: Kernels, card: Card, known: Serving, engine: EngineRates) -> Size:
+    """Return the seconds in which an engine reads prompts. All sizes may be arrays."""
+    took = (
+        known.prompt_dense * kernels.dense + known.prompt_experts * kernels.experts
+        + known.prompt_attention * kernels.attention + known.prompt_rest * kernels.rest
+        + kernels.wire / known.sent + kernels.beyond
+    )  # fmt: skip
+    return engine.prefill * (1 + (known.blackwell - 1) * card.blackwell) * took
+
+
+def beside(
+    token: Size, prompt: Size, requests: Size, ranks: Size, known: Serving, engine: EngineRates
+) -> tuple[Size, Size]:
+    """Return the seconds of a first token beside its queue: steps that are waited for, and the host's. All sizes may be arrays.
+
+    requests: at once, of all ranks with batches of their own
+    """
+    apart = 1 + (known.apart - 1) * minimum(1, ranks - 1)
+    return engine.steps * apart * token, engine.first + engine.request * requests + known.read * prompt
 
 
 def lanes(work: Work, card: Card, known: Serving, engine: EngineRates) -> dict[str, Size]:
@@ -191,13 +225,17 @@ class Server:
         return found
 
     def _read(self, tokens: int, batch: int) -> float:
+        return float(reading(self.kernels(tokens, batch), self.card, self.known, self.engine))
+
+    def kernels(self, tokens: int, batch: int = 1) -> Kernels:
+        """Return the seconds that kernels of `batch` prompts take at the rates of training, and those of their wires."""
         few = self.asked.weight_format == "nvfp4"
         asked = msgspec.structs.replace(
             self.asked, context=tokens + 1, answer=1, batch=batch,
             weight_format="fp8" if few else self.asked.weight_format,
         )  # fmt: skip
         clock = Clock(self.model, asked, self.stages, self.machines)
-        own = clock.prompts().lanes
+        own = clock.kernels()
         known = clock.machine.efficiencies
         faster = (
             self.card.flops * known.fp4_matmul / (self.machines.gpu.peak("fp8") * known.fp8_matmul)
@@ -206,12 +244,12 @@ class Server:
         )
         ranks, width = self.asked.tp * self.asked.attentions, 2 * self.model.hidden_size
         sent = RING * tokens * batch * width * (ranks - 1) / ranks
-        wire = 2 * self.layers * sent / (self.known.link * self.card.link) if ranks > 1 else 0.0
-        if ranks > self.fabric.domain:
-            wire = self._beyond(tokens * batch)
-        kernels = own["products"] / faster + own["attention"] + own["rest"] + wire
-        chip = self.known.blackwell if self.card.blackwell else 1.0
-        return float(self.engine.prefill * chip * kernels)
+        far = ranks > self.fabric.domain
+        return Kernels(
+            dense=own["dense"] / faster, experts=own["experts"] / faster, attention=own["attention"], rest=own["rest"],
+            wire=2 * self.layers * sent / self.card.link if ranks > 1 and not far else 0.0,
+            beyond=self._beyond(tokens * batch) if far else 0.0,
+        )  # fmt: skip
 
     def cache(self, context: float) -> float:
         """Return the bytes that a rank of the fullest stage keeps of a sequence of so many tokens."""
@@ -259,7 +297,8 @@ class Steady(msgspec.Struct, frozen=True):
     """A server under a fixed number of requests.
 
     running: of them, on one attention; token, first: seconds of a token, and until the first one; step, prompt: seconds of a step
-    and of a prompt, alone
+    and of a prompt, alone; queue, place, waited, host: parts of `first`: its prompt and those before it, a place in the cache,
+    steps that pass before it is seen or its token is sent, and the host
     """
 
     running: float
@@ -267,38 +306,53 @@ class Steady(msgspec.Struct, frozen=True):
     first: float
     step: float
     prompt: float
-
-
-def steady(
-    step: Size, prompt: Size, running: Size, requests: Size, answer: Size, attentions: Size, known: Serving, engine: EngineRates
-) -> tuple[Size, Size]:  # fmt: skip
-    """Return the seconds of a token and of a first token, where `requests` for each attention are answered, `running` at once.
-
-    While an answer is made every other slot turns over once, so running / answer prompts come with a step. A first token waits for
-    prompts before it (a share of the time is theirs), for those that arrived with it at the start, and, where not all requests run,
-    for the answers of those that do.
-    """
-    token = step + running / answer * prompt
-    busy = minimum(0.95, running * prompt / (answer * token))
-    queue = known.queue * busy / (2 * (1 - busy))
-    waiting = maximum(0, requests - running) / running * answer * token
-    first = engine.first + known.steps * step + prompt * engine.prompt * (1 + queue + engine.burst * running / 2)
-    return token, first + engine.request * requests * attentions + waiting
+    queue: float = 0.0
+    place: float = 0.0
+    waited: float = 0.0
+    host: float = 0.0
 
 
 def serve(server: Server, requests: int, prompt: int, answer: int, slots: float | None = None) -> Steady:
-    """Return the times of a server under `requests` for each attention. slots: sequences whose cache fits; None: all"""
-    running = min(float(requests), max(1.0, slots)) if slots is not None else float(requests)
-    step = server.step(max(1, round(running)), prompt + answer / 2)
-    once = server.prompts(prompt)
-    token, first = steady(step, once, running, requests, answer, server.asked.attentions, server.known, server.engine)
-    return Steady(running, float(token), float(first), step, once)
+    """Return the times of a server under `requests` for each attention. slots: sequences whose cache fits; None: all
+
+    Its queue is followed (`inference/loop.py`); what a first token waits for beside it is in `spec/serving.py`.
+    """
+    known, engine, ranks = server.known, server.engine, server.asked.attentions
+    load = load_of(server, requests, prompt, answer, slots)
+    running = min(float(requests), load.slots / ranks)
+    found = closed_loop(load)
+    queue, place = found.first, 0.0
+    if running < requests:
+        queue = min(queue, closed_loop(msgspec.structs.replace(load, slots=float(load.requests))).first)
+        place = found.first - queue
+    waited, host = beside(found.token, prompt, load.requests, ranks, known, engine)
+    step = load.idle + load.each * running
+    first = found.first + float(waited) + float(host)
+    return Steady(running, found.token, first, step, load.reading, queue, place, float(waited), float(host))
 
 
-def slots_of(server: Server, weights: float, context: float, utilization: float = 0.9, beside: float = 2e9) -> float:
-    """Return how many sequences of so many tokens the cache holds, on a card of which `utilization` may be used.
+def load_of(server: Server, requests: int, prompt: int, answer: int, slots: float | None = None) -> Load:
+    """Return what a server is under. A step's time is taken as a line through that of all that run and that of half of them."""
+    ranks = server.asked.attentions
+    running = max(1, round(min(float(requests), slots or requests)))
+    context = prompt + answer / 2
+    step, half = server.step(running, context), server.step(max(1, running // 2), context)
+    each = max(0.0, (step - half) / (running - running // 2)) if running > 1 else 0.0
+    return Load(
+        requests=requests * ranks, prompt=prompt, answer=answer, reading=server.prompts(prompt), idle=step - each * running,
+        each=each, slots=ranks * (float(requests) if slots is None else slots), mixed=server.engine.mixed, ranks=ranks,
+    )  # fmt: skip
 
-    weights: bytes of a rank; beside: bytes of activations and of what lies outside PyTorch
+
+def slots_of(
+    server: Server, weights: float, prompt: int, answer: int, utilization: float = 0.9, beside: float = 2e9
+) -> float | None:
+    """Return how many sequences the cache holds, on a card of which `utilization` may be used; None where it holds not one: such
+    a server does not start, and memory says so.
+
+    weights: bytes of a rank; beside: bytes of activations and of what lies outside PyTorch. Some engines hold back the cache of
+    whole answers, others that of what is there, half an answer in the mean (`EngineRates.reserved`).
     """
     pool = utilization * server.machines.gpu.capacity - weights - beside
-    return max(1.0, pool / server.cache(context))
+    each = server.cache(prompt + server.engine.reserved * answer)
+    return pool / each if pool >= each else None

@@ -23,6 +23,9 @@ NOT_COUNTED = (
     "host time between tokens: the upper end of the range holds what engines were measured to take",
 )
 
+OF_SERVER = "paged blocks, prefix caches, speculative decoding, how requests arrive, servers that only read prompts"
+"""What the times of a server leave out."""
+
 
 class Range(msgspec.Struct, frozen=True):
     """Factors on the seconds of kernels, between which 80 % of measured ones lie. source: where they are from"""
@@ -65,17 +68,22 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Generated tokens a second, of all replicas, while the batch is full."""
+        """Generated tokens a second, of all replicas, while the batch is full; of a server by Little's law, its waits included."""
         if self.token is None:
             return None
-        running = self.asked.batch if self.served is None else self.served.running
-        return self.asked.replicas * self.asked.attentions * running / self.token
+        asked = self.asked
+        whole = asked.replicas * asked.attentions * asked.batch
+        if self.served is not None:
+            return whole * asked.answer / (self.served.first + (asked.answer - 1) * self.served.token)
+        return whole / self.token
 
     @property
     def money_per_million(self) -> float | None:
         """Price of a million generated tokens, prompts included; None without a price."""
         if self.price is None or self.token is None or self.first is None:
             return None
+        if self.served is not None and self.tokens_per_second:
+            return self.price * self.gpus / 3600 / self.tokens_per_second * 1e6
         whole = self.first.seconds + self.asked.answer * self.token
         made = self.asked.replicas * self.asked.attentions * self.asked.batch * self.asked.answer
         return self.price * self.gpus * whole / 3600 / made * 1e6
@@ -89,6 +97,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         low, high = bounds(found)
         return found.factor * low, found.factor * high
 
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """What the times leave out."""
+        return NOT_COUNTED if self.served is None else (OF_SERVER,)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `estimate --task --json`: bytes, seconds, FLOP."""
         asked, known = self.asked, known_range()
@@ -97,7 +110,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             "task": msgspec.to_builtins(asked) | {"gpus": self.gpus},
             "memory": msgspec.structs.asdict(self.memory) | {"total": self.memory.total, "fits": self.memory.fits},
             "largest_batch": self.largest,
-            "not_counted": list(NOT_COUNTED),
+            "not_counted": list(self.not_counted),
         }
         for name, one, factors in (
             ("first", self.first, self.first_range),
@@ -187,7 +200,7 @@ def infer(
     served = None
     if asked.server is not None:
         one = Server(model, msgspec.structs.replace(asked, replicas=1), cluster, asked.server)
-        fits = slots_of(one, found.memory.weights, asked.prompt + asked.answer / 2)
+        fits = slots_of(one, found.memory.weights, asked.prompt, asked.answer)
         served = serve(one, asked.batch, asked.prompt, asked.answer, fits)
         mean = served.token
     return msgspec.structs.replace(found, first=first, last=last, token=mean, served=served)

@@ -53,6 +53,15 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.lanes.values())
 
 
+def kind_of(operation: Operation) -> str:
+    """Return what an operation's time is counted under: `dense`, `experts`, `attention` or `rest`."""
+    if operation.kind == "attention":
+        return "attention"
+    if not operation.gemms:
+        return "rest"
+    return "experts" if any(weight.expert for weight in operation.weights) else "dense"
+
+
 class Clock:
     """Seconds of passes of one model on one cluster. Raises `NotStated` where the GPU lacks a figure that is needed."""
 
@@ -76,6 +85,17 @@ class Clock:
         one = of_prompts(self.model, asked, whole=True)
         return self._pass(of_prompts(self.model, asked), rows, one)
 
+    def kernels(self) -> dict[str, float]:
+        """Return the seconds of the kernels of all prompts of the batch, without traffic: dense, experts, attention, rest."""
+        view = of_prompts(self.model, self.asked)
+        found = {"dense": 0.0, "experts": 0.0, "attention": 0.0, "rest": 0.0}
+        for stage in self.stages:
+            for part in parts(self.model, stage, view, self.asked.batch, self.asked.attentions):
+                for operation in part.layer:
+                    took = self._seconds(operation, self._moved(operation), view)
+                    found[kind_of(operation)] += float(part.times * took)
+        return found
+
     def token(self, context: Size) -> Pass:
         """Return the pass of one more token of each sequence, at a context of so many tokens."""
         one = of_token(self.model, self.asked, context, whole=True)
@@ -94,7 +114,8 @@ class Clock:
                 for operation in part.layer:
                     nbytes = self._moved(operation)
                     moved += part.times * nbytes
-                    lane = "attention" if operation.kind == "attention" else "products" if operation.gemms else "rest"
+                    kind = kind_of(operation)
+                    lane = "products" if kind in ("dense", "experts") else kind
                     lanes[lane] += part.times * self._seconds(operation, nbytes, view)
                 self._collect(traffic, part)
             if view.cached is not None:  # states are read, and written again

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from loadgauge.inference.decode import Steady
 from loadgauge.inference.passes import AXES_OF
-from loadgauge.inference.result import NOT_COUNTED, Answer, known_range
+from loadgauge.inference.result import Answer, known_range
 from loadgauge.inference.time import Pass
 from loadgauge.report.setup import print_assumed
 from loadgauge.report.table import Column, console, draw, heading, points
@@ -58,14 +58,43 @@ def report(answer: Answer, assumed: Mapping[str, str]) -> None:
         "Where it goes",
         [len(rows) - 1],
     )
+    if answer.served is not None:
+        _working(answer, answer.served)
     _work(answer)
     _traffic(answer)
     print_assumed(target, assumed)
     heading(target, "Not counted: this is no planner of serving")
-    points(target, NOT_COUNTED)
+    points(target, answer.not_counted)
     if answer.first is not None:
-        source = known_range().source if asked.task == "generate" else "that of training steps, whose kernels these are"
-        points(target, [f"Range of times: {source}."])
+        points(target, [f"Range of times: {_source(answer)}."])
+
+
+def _source(answer: Answer) -> str:
+    if answer.served is not None:
+        known = serving()
+        return f"80 % of {known.points:,} measured points of servers ({known.source}), each model left out in turn"
+    return (
+        known_range().source if answer.asked.task == "generate" else "that of training steps, whose kernels these are"
+    )
+
+
+def _working(answer: Answer, found: Steady) -> None:
+    """Prints what a first token and a token of a server wait for."""
+    asked, engine = answer.asked, serving().engines[answer.asked.server or ""]
+    rows = [
+        ["first token", seconds(found.queue), f"its prompt ({seconds(found.prompt)} alone) and those before it"],
+        ["", seconds(found.place), "a place in the cache"],
+        ["", seconds(found.waited), "steps until it is seen and its token is sent"],
+        ["", seconds(found.host), f"the host: {asked.prompt:,} tokens, {asked.batch * asked.attentions:,} requests"],
+        ["", seconds(found.first), "together"],
+        ["token", seconds(found.step), f"a step of {found.running:,.0f} sequences, half answered"],
+        ["", seconds(found.token - found.step), "prompts of others that are read between" if not engine.mixed
+         else "prompts of others that are read with it"],
+        ["", seconds(found.token), "together"],
+    ]  # fmt: skip
+    rows = [row for row in rows if row[2] != "a place in the cache" or found.place]
+    title = f"The server: {asked.batch:,} requests come at once, then one whenever one is answered, ten times as many in all"
+    draw(console(), [Column("of a"), Column("time", "right"), Column("", wrap=True)], rows, title)
 
 
 def _largest(answer: Answer) -> list[str]:
@@ -119,7 +148,9 @@ def _served(answer: Answer, found: Steady) -> list[str]:
         f"{answer.tokens_per_second:,.0f} tokens/s over all GPUs.",
     ]
     if found.running < asked.batch:
-        lines.append(f"The cache holds {found.running:,.0f} of them, half answered; the others wait.")
+        whole = rates.engines[asked.server or ""].reserved == 1
+        held = "its whole answer reserved" if whole else "half answered"
+        lines.append(f"The cache holds {found.running:,.0f} of them, each {held}; the others wait.")
     if answer.money_per_million is not None:
         lines.append(f"A million generated tokens: {answer.money_per_million:,.2f}, prompts included.")
     return lines

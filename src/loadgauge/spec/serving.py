@@ -19,8 +19,9 @@ class EngineRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     kernel: of each kernel, in a CUDA graph [s]; host, sequence: of a step on the host, and of each of its sequences [s]
     collective: of an all-reduce of few bytes between two ranks [s]; prefill: time of prompts over that of their kernels
-    first: of a first token beside its prompt [s]; prompt, burst: passes of a prompt that a first token waits for, and those for
-    each two requests that run; request: of each request that runs [s]
+    steps, first, request: what a first token waits for beside its queue: steps of those that run, seconds, and seconds for each
+    request that is there
+    mixed: whether a step reads prompts and makes tokens; reserved: share of an answer whose cache is held from its start on
     """
 
     kernel: float
@@ -28,10 +29,11 @@ class EngineRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sequence: float
     collective: float
     prefill: float
+    steps: float
     first: float
-    prompt: float
-    burst: float
     request: float
+    mixed: bool
+    reserved: float
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,8 +41,11 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     bandwidth, experts, cache: shares of the memory bandwidth at which matrices, those of experts, and caches are read
     moved: that at which what lies between kernels is; flops: share of the peak; link: of the link, in an all-reduce
-    blackwell: time of prompts on chips of compute capability 10, over that on others
-    steps, queue: steps that a first token waits for; weight of the queue of prompts before it
+    prompt_dense, prompt_experts, prompt_attention, prompt_rest: of prompts, time over that of the kernels in training: products,
+    those of experts, attention, the rest; sent: share of the link in all-reduces of prompts; blackwell: time of prompts on chips
+    of compute capability 10, over that on others
+    read: a token of a prompt on the host [s]; apart: steps that a first token waits for where ranks have batches of their own,
+    over those where they share one
     """
 
     date: str
@@ -52,9 +57,14 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     moved: float
     flops: float
     link: float
+    prompt_dense: float
+    prompt_experts: float
+    prompt_attention: float
+    prompt_rest: float
+    sent: float
     blackwell: float
-    steps: float
-    queue: float
+    read: float
+    apart: float
     token_low: float
     token_high: float
     first_low: float

@@ -1,0 +1,118 @@
+"""A server under a fixed number of requests, step by step: all come at once, and whenever one is answered the next one comes.
+
+An engine reads waiting prompts first, as many tokens a step as its limit allows. Engines that mix give every running sequence a
+token in the same step; the others read prompts in steps of their own, while answers wait. Steps between two events are alike,
+so they are counted, not walked. Lengths vary a little: requests of one length would end together, and come again together.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import random
+
+import msgspec
+
+ROUNDS = 10
+"""Requests that are measured, over those at once: what benchmarks of servers ask for (vLLM's `benchmark_serving`, ten prompts for
+each of `--max-concurrency`); the first of them wait for one another."""
+SPREAD = 0.1
+"""How far a length lies from the mean at most, of it."""
+BUDGET = 8192
+"""Tokens of prompts that a step reads at most: vLLM's and TensorRT-LLM's default for servers on large cards, and SGLang's chunk."""
+MOST = 512
+"""Requests at once that are followed one by one; of more, each stands for several."""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server is under.
+
+    requests: at once, of all ranks with batches of their own; prompt, answer: tokens of each; reading: seconds of one prompt
+    idle, each: seconds of a step of nothing, and more of it for each sequence of a rank; slots: sequences of all ranks that fit
+    mixed: whether a step reads prompts and makes tokens; ranks: that have batches of their own, and step together
+    """
+
+    requests: int
+    prompt: int
+    answer: int
+    reading: float
+    idle: float
+    each: float
+    slots: float
+    mixed: bool = True
+    ranks: int = 1
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Means over all requests: seconds until a first token, and of a token after it."""
+
+    first: float
+    token: float
+
+
+@functools.lru_cache(maxsize=4096)
+def closed_loop(load: Load, rounds: int = ROUNDS, spread: float = SPREAD) -> Found:
+    """Follow `rounds` times as many requests as are at once. spread: of lengths
+
+    Requests that all find a place wait for the prompts before them, (n + 1) / 2 of them in the mean; alone, one waits for its own.
+
+    >>> one = Load(requests=1, prompt=1024, answer=100, reading=0.1, idle=0.01, each=0.0, slots=9, mixed=False)
+    >>> round(closed_loop(one, spread=0).first, 6), round(closed_loop(one, spread=0).token, 6)
+    (0.1, 0.01)
+    >>> four = msgspec.structs.replace(one, requests=4, prompt=8192)
+    >>> round(closed_loop(four, rounds=1, spread=0).first, 6)
+    0.25
+    """
+    scale = max(1.0, load.requests / MOST)
+    at_once = max(1, round(load.requests / scale))
+    whole = rounds * at_once
+    rates = random.Random(0)
+    prompts = [load.prompt * (1 + spread * (2 * rates.random() - 1)) for _ in range(whole)]
+    answers = [max(1, round(load.answer * (1 + spread * (2 * rates.random() - 1)))) for _ in range(whole)]
+    of_token, each = scale * load.reading / load.prompt, scale * load.each / load.ranks
+    budget, room_of_all = BUDGET / scale, load.ranks * BUDGET / scale
+    places = max(1, int(load.slots / scale))
+    now = first = token = 0.0
+    came, began = [0.0] * whole, [0.0] * whole
+    ends: list[tuple[int, int]] = []
+    steps = done = head = running = 0
+    coming, left = min(at_once, whole), prompts[0]
+    while done < whole:
+        if head < coming and running < places:
+            # Tokens of answers come out of the limit too, but never all of it.
+            room = max(room_of_all - (running if load.mixed else 0), room_of_all / 4)
+            read = longest = 0.0
+            free, begun = places - running, []
+            while head < coming and room > 0 and free:
+                part = min(left, room, budget)
+                room, read, left, longest = room - part, read + part, left - part, max(longest, part)
+                if left > 1e-9:
+                    if load.ranks > 1:
+                        break
+                    continue
+                begun.append(head)
+                head, free = head + 1, free - 1
+                if head < coming:
+                    left = prompts[head]
+            now += max(longest, read / load.ranks) * of_token
+            if load.mixed:
+                now += load.idle + each * running
+                steps += 1
+            for one in begun:
+                began[one] = now
+                first += now - came[one]
+                heapq.heappush(ends, (steps + answers[one] - 1, one))
+            running += len(begun)
+        elif ends[0][0] > steps:
+            now += (ends[0][0] - steps) * (load.idle + each * running)
+            steps = ends[0][0]
+        while ends and ends[0][0] <= steps:
+            one = heapq.heappop(ends)[1]
+            running, done = running - 1, done + 1
+            token += (now - began[one]) / max(1, answers[one] - 1)
+            if coming < whole:
+                came[coming] = now
+                if head == coming:
+                    left = prompts[coming]
+                coming += 1
+    return Found(first / whole, token / whole)
