@@ -195,7 +195,7 @@ class SegmentWriter:
 
     def _sent(self, op: Op) -> Size:
         """Bytes of the whole tensor that an exchange is about: the larger of what goes in and what comes out."""
-        sizes = [self.lister.nbytes[number] for number in dict.fromkeys((*op.reads, *op.makes))]
+        sizes: list[Size] = [self.lister.nbytes[number] for number in dict.fromkeys((*op.reads, *op.makes))]
         return max(sizes, key=lambda one: sum(factor for _, factor in one.terms))
 
     def _tensorial(self, number: int) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from loadgauge.capture.exchanges import Enter, Exchange, Gather, Leave, Part, VocabularyLoss
+from loadgauge.capture.exchanges import enter, exchange, gather, leave, part, vocabulary_loss
 from loadgauge.capture.splits import Splits
 from loadgauge.errors import NotModelled
 from loadgauge.trace.transformers_api import text_config
@@ -156,7 +156,7 @@ def _output(model: Any) -> Any:
 def mark_experts(model: Any) -> None:
     """Say of each parameter of routed experts that it is one, by the plans of the class."""
     for plan in (_plan(model, "ep_plan"), _plan(model, "tp_plan")):
-        holders = [
+        holders: list[Any] = [
             module
             for _, style, module, name in _planned(model, plan)
             if not name and style in (DISPATCH, "moe_tp_experts")
@@ -195,15 +195,13 @@ def _cut(module: nn.Module, name: str, dim: int, ranks: int, path: str, *, uneve
         raise NotModelled(f"{any_number(path)}: {size} over {ranks} ranks leaves {size % ranks}")
     shape = list(whole.shape)
     shape[dim] = -(-size // ranks)
-    part = nn.Parameter(torch.empty(shape, dtype=whole.dtype, device=whole.device), whole.requires_grad)
-    part.cut, part.shards = True, ranks  # type: ignore[attr-defined]
-    part.of_experts = getattr(whole, "of_experts", False)  # type: ignore[attr-defined]
-    module._parameters[name] = part
+    own: Any = nn.Parameter(torch.empty(shape, dtype=whole.dtype, device=whole.device), whole.requires_grad)
+    own.cut, own.shards = True, ranks
+    own.of_experts = getattr(whole, "of_experts", False)
+    module._parameters[name] = own
 
 
-def _around(
-    module: nn.Module, before: Callable[..., Any] | None = None, after: Callable[[Any], Any] | None = None
-) -> None:
+def _around(module: Any, before: Callable[..., Any] | None = None, after: Callable[[Any], Any] | None = None) -> None:
     """Run something on a module's inputs, and on its result."""
     own = module.forward
 
@@ -218,14 +216,14 @@ def _around(
         result = own(*args, **kwargs)
         return result if after is None else after(result)
 
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
 
 
-def entered(x: torch.Tensor) -> torch.Tensor:
+def entered(x: Any) -> Any:
     """What split modules read in place of a tensor; those that read the same one send one gradient together."""
     known: Any = getattr(x, "entered_once", None)
     if known is None and torch.is_grad_enabled() and x.requires_grad:
-        known = x.entered_once = Enter.apply(x)  # type: ignore[attr-defined]
+        known = x.entered_once = enter(x)
     return x if known is None else known
 
 
@@ -249,7 +247,7 @@ class _Tensor:
             else:
                 self._module(path, style, module)
 
-    def _parameter(self, path: str, style: str, module: nn.Module, name: str) -> None:
+    def _parameter(self, path: str, style: str, module: Any, name: str) -> None:
         whole = module._parameters[name]
         if whole is None or style in WHOLE:
             return
@@ -270,7 +268,7 @@ class _Tensor:
             if style != "rowwise" or id(parent) in done:
                 continue
             done.add(id(parent))
-            width = int(module.weight.shape[0 if isinstance(module, Conv1D) else 1])
+            width = _shape(module, "weight")[0 if isinstance(module, Conv1D) else 1]
             for name, value in list(vars(parent).items()):
                 if type(value) is int and value in heads | {width} and name not in NOT_HEADS:
                     setattr(parent, name, value // self.ranks)
@@ -283,23 +281,23 @@ class _Tensor:
         if style in ("colwise", "packed_colwise"):
             _around(module, entered)
         elif style in COLUMNS:
-            _around(module, entered, lambda y: Gather.apply(y, ranks))
+            _around(module, entered, lambda y: gather(y, ranks))
         elif style in ("rowwise", "packed_rowwise"):
-            _around(module, None, Leave.apply)
+            _around(module, None, leave)
         elif style in ROWS:
-            _around(module, lambda x: Part.apply(x, ranks), Leave.apply)
+            _around(module, lambda x: part(x, ranks), leave)
         elif style == "moe_tp_experts":
             own = module.forward
 
             @functools.wraps(own)
             def forward(hidden: Any, index: Any, weights: Any, *rest: Any, **more: Any) -> Any:
-                return Leave.apply(own(entered(hidden), index, entered(weights), *rest, **more))
+                return leave(own(entered(hidden), index, entered(weights), *rest, **more))
 
             module.forward = forward
         elif style == TABLE:
             self._table(module)
         elif style == "all_reduce":
-            _around(module, None, Leave.apply)
+            _around(module, None, leave)
         elif style == "mla_kv_a_proj":
             width = _number(self.model, "qk_rope_head_dim")
             if not width:
@@ -307,7 +305,7 @@ class _Tensor:
 
             def apart(y: Any) -> Any:
                 rest, rotated = y.split([y.shape[-1] - width, width], dim=-1)
-                return torch.cat([rest, Enter.apply(rotated)], dim=-1)
+                return torch.cat([rest, enter(rotated)], dim=-1)
 
             _around(module, None, apart)
         elif style == "replicated_with_grad_allreduce":
@@ -337,7 +335,7 @@ class _Tensor:
             _around(head, entered)
             model.loss_function = _loss
         else:
-            _around(head, entered, lambda y: Gather.apply(y, ranks))
+            _around(head, entered, lambda y: gather(y, ranks))
         return True
 
     def _table(self, module: Any) -> None:
@@ -351,7 +349,7 @@ class _Tensor:
         def looked_up(ids: torch.Tensor) -> Any:
             outside = (ids < 0) | (ids >= rows)
             found = own(ids.masked_fill(outside, 0))
-            return Leave.apply(found.masked_fill_(outside.unsqueeze(-1), 0))
+            return leave(found.masked_fill_(outside.unsqueeze(-1), 0))
 
         module.forward = looked_up
 
@@ -360,7 +358,7 @@ def _loss(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **_: Any)
     """transformers' loss of causal models, on a rank's columns of the logits."""
     logits = logits.float()
     shifted = nn.functional.pad(labels, (0, 1), value=IGNORED)[..., 1:].contiguous()
-    result: torch.Tensor = VocabularyLoss.apply(logits.view(-1, logits.shape[-1]), shifted.view(-1))
+    result: torch.Tensor = vocabulary_loss(logits.view(-1, logits.shape[-1]), shifted.view(-1))
     return result
 
 
@@ -374,10 +372,10 @@ def _dispatch(module: Any, ranks: int) -> None:
     def forward(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         copies = index.shape[-1]
         order = torch.argsort(index.reshape(-1))
-        received = Exchange.apply(hidden[order // copies], ranks)
+        received = exchange(hidden[order // copies], ranks)
         local = (order % module.num_experts).unsqueeze(-1)
         ones = torch.ones_like(local, dtype=received.dtype)
-        back = Exchange.apply(own(received, local, ones), ranks)
+        back = exchange(own(received, local, ones), ranks)
         result = torch.empty_like(back)
         result[order] = back
         rows = result.view(*weights.shape, hidden.shape[-1])

@@ -171,8 +171,11 @@ def symbolic_ends(model: ModelSpec) -> Symbolic:
     return Symbolic(msgspec.structs.replace(model, **changes), numbers)
 
 
-def symbolic_view(view: View, *, ragged: bool = False) -> Symbolic:
-    """Return a view with letters for its sizes. `ragged`: tokens and pairs have letters of their own, T and P."""
+def symbolic_view(view: View, *, ragged: bool = False, captured: bool = False) -> Symbolic:
+    """Return a view with letters for its sizes.
+
+    ragged: tokens and pairs have letters of their own, T and P; captured: ranks stay numbers, for which layers were recorded
+    """
     s, b = letter("s"), letter("b")
     numbers: dict[str, Size] = {"s": view.positions, "b": view.sequences}
     changes: dict[str, Any] = {"tokens": s * b, "pairs": s * s * b, "sequences": b, "positions": s}
@@ -181,7 +184,7 @@ def symbolic_view(view: View, *, ragged: bool = False) -> Symbolic:
         numbers |= {"T": view.tokens, "P": view.pairs}
     for name, axis in (("t", "tp"), ("c", "cp"), ("e", "ep"), ("t_e", "etp")):
         ranks = getattr(view, axis)
-        if not isinstance(ranks, int) or ranks > 1:
+        if not captured and (not isinstance(ranks, int) or ranks > 1):
             changes[axis], numbers[name] = letter(name), ranks
     if "c" in numbers and not ragged:
         changes |= {"tokens": s * b / letter("c"), "pairs": s * s * b / letter("c")}
