@@ -109,6 +109,19 @@ def test_post_training_is_that_of_the_command(served: Served, asked: dict[str, s
         assert seen["shares"][upto.index(2048.0)] == pytest.approx(math.exp(-2047 / 500), abs=2e-3)
 
 
+def test_a_number_of_the_fleet_is_explained(served: Served) -> None:
+    flags = {**LLAMA, "gpus": "4096", "global-batch": "2048", "tokens": "5T"}
+    whole = served.answer("/api/fleet", flags=flags)
+    assert sum(count for count, _ in whole["columns"]) == len(whole["events"]) or not whole["columns"]
+    days = served.answer("/api/fleet", flags=flags, why="days")
+    assert days["value"] == whole["days"]["p50"]
+    goodput = served.answer("/api/fleet", flags=flags, why="goodput")
+    assert goodput["value"] == whole["goodput"]["p50"]
+    assert sum(step["value"] for step in goodput["steps"]) == pytest.approx(1)
+    assert "daly2006" not in {source["text"] for source in goodput["sources"]}
+    assert served.ask("/api/fleet", flags=flags, why="x").status_code == 422
+
+
 def test_post_training_reads_no_file(served: Served, tmp_path: Any) -> None:
     kept = tmp_path / "config.json"
     kept.write_text("{}")

@@ -26,7 +26,14 @@ from loadgauge.sources import cite
 
 MOST = 12
 """Summands that are shown one by one; the others together."""
-UNITS = {"byte": "B", "byte/s": "B/s", "GPU-hours": "hours", "steps": "count", "GPUs": "count"}
+UNITS = {
+    "byte": "B",
+    "byte/s": "B/s",
+    "GPU-hours": "hours",
+    "steps": "count",
+    "GPUs": "count",
+    "interruptions": "count",
+}
 """The page's names of units, where they differ from a line's."""
 ENDS = ("t*r_l", "t*r_h")
 """The formulas of both ends of the range of a step."""
@@ -66,9 +73,7 @@ def _none(id: str) -> ConfigError:
     return ConfigError(f"no figure {id[:60]!r} in this run", key="id")
 
 
-def _answer(
-    value: float, unit: str, found: Reason, lines: Iterable[Line], steps: Iterable[Step] = ()
-) -> dict[str, Any]:
+def shown(value: float, unit: str, found: Reason, lines: Iterable[Line], steps: Iterable[Step] = ()) -> dict[str, Any]:
     """The page's form of a reason. lines: those of its formulas that are about the figure"""
     return {
         "value": value,
@@ -133,7 +138,7 @@ def _fit(result: Estimate) -> dict[str, Any]:
     memory = result.memory
     parts = sorted(((memory.parts[part], part) for part in PARTS if memory.parts[part]), reverse=True)
     found = reason_of(result, "verdict")
-    return _answer(memory.total, "B", found, found.lines[1:], (Step(part, size, "B", part) for size, part in parts))
+    return shown(memory.total, "B", found, found.lines[1:], (Step(part, size, "B", part) for size, part in parts))
 
 
 # -- a step ---------------------------------------------------------------------------------------------------------------
@@ -148,20 +153,20 @@ def _step(result: Estimate, _: str) -> dict[str, Any]:
         if lane["seconds"]
     ]
     ends = [line for line in found.lines if line.letters in ENDS]
-    return _answer(result.time.step, "s", found, ends, steps)
+    return shown(result.time.step, "s", found, ends, steps)
 
 
 def _rate(result: Estimate, _: str) -> dict[str, Any]:
     assert result.time is not None
     found = reason_of(result, "time")
     lines = [line for line in found.lines if line.unit == "tokens/s"]
-    return _answer(result.time.tokens_per_second_per_gpu, "tokens/s", found, lines)
+    return shown(result.time.tokens_per_second_per_gpu, "tokens/s", found, lines)
 
 
 def _mfu(result: Estimate, _: str) -> dict[str, Any]:
     assert result.time is not None
     found = reason_of(result, "mfu")
-    return _answer(result.time.mfu, "share", found, found.lines)
+    return shown(result.time.mfu, "share", found, found.lines)
 
 
 def _lane(result: Estimate, lane: str) -> dict[str, Any]:
@@ -175,13 +180,13 @@ def _lane(result: Estimate, lane: str) -> dict[str, Any]:
         timed = sorted((one for one in result.workings.operations if kind_of(one) == lane), key=lambda one: -one.each)
         share = seconds / sum(one.each for one in timed)
         steps = [Step(f"{one.layer}: {one.operation.name}", one.each * share, note=_often(one)) for one in timed]
-        return _answer(seconds, "s", found, found.lines, _shortened(steps))
+        return shown(seconds, "s", found, found.lines, _shortened(steps))
     rows = sorted((row for row in result.network if row.lane == lane), key=lambda row: -row.seconds)
     if not seconds:
         # All of it is hidden: there is nothing on the critical path to explain.
         rule = "all of it overlaps with compute: it adds nothing to the step"
         hidden = Reason(topic=lane, what=lane, value=0.0, unit="s", basis=result.basis["network"], rule=rule)
-        return _answer(seconds, "s", hidden, ())
+        return shown(seconds, "s", hidden, ())
     found = reason_of(result, TOPIC_OF[lane])
     steps = [
         Step(
@@ -190,7 +195,7 @@ def _lane(result: Estimate, lane: str) -> dict[str, Any]:
         ) for row in rows
     ]  # fmt: skip
     name = f"({rows[0].axis}, {rows[0].what}:" if rows else ""
-    return _answer(seconds, "s", found, [line for line in found.lines if name in line.what], _shortened(steps))
+    return shown(seconds, "s", found, [line for line in found.lines if name in line.what], _shortened(steps))
 
 
 def _often(one: TimedOperation) -> str:
@@ -214,7 +219,7 @@ def _network(result: Estimate, rest: str) -> dict[str, Any]:
     case = NetworkCase.of_step(result.workings.step)
     found = need_reason(case, case.answer(), axis, result.cluster.gpus_per_node)
     place = f"({what}, {'between' if row['link'] == 'outer' else 'inside'} nodes)"
-    return _answer(row["need"], "B/s", found, [line for line in found.lines if place in line.what])
+    return shown(row["need"], "B/s", found, [line for line in found.lines if place in line.what])
 
 
 OF_STEP: dict[str, Callable[[Estimate, str], dict[str, Any]]] = {
@@ -230,7 +235,7 @@ def _whole(result: Estimate, budget: Budget, name: str) -> dict[str, Any]:
     found = reason_of(result, "money", budget)
     wanted = ("steps", "days", "GPU-hours") if name == "days" else ("GPU-hours", "cost")
     value = budget.days if budget.cost is None or name == "days" else budget.cost
-    return _answer(
+    return shown(
         value, "days" if name == "days" else "money", found, [line for line in found.lines if line.what in wanted]
     )
 

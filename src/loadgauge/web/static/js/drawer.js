@@ -40,11 +40,11 @@ export async function explain(node) {
 }
 
 /** Why a figure is what it is: its formula with the user's numbers, its summands, its source. name: what the page calls it */
-export async function why(id, name) {
+export async function why(id, name, question = () => ask("explain", { flags, id })) {
   openDrawer(name, h("p", { class: "mute" }, t("loading")));
   let found;
   try {
-    found = await ask("explain", { flags, id });
+    found = await question();
   } catch (error) {
     return openDrawer(name, h("p", { class: "bad" }, refusal(error.message) || t("unreachable")));
   }
@@ -52,7 +52,10 @@ export async function why(id, name) {
 }
 
 /** A number that opens its explanation. */
-export const asks = (id, name, ...content) => h("button", { class: "asks", type: "button", "aria-haspopup": "dialog", "data-why": id, title: t("explain.open"), onclick: (event) => { event.stopPropagation(); why(id, name); } }, ...content);
+export const asks = (id, name, ...content) => asksBy(undefined, id, name, ...content);
+
+/** The same, by a question of its own. */
+export const asksBy = (question, id, name, ...content) => h("button", { class: "asks", type: "button", "aria-haspopup": "dialog", "data-why": id, title: t("explain.open"), onclick: (event) => { event.stopPropagation(); why(id, name, question); } }, ...content);
 
 function reasoned(found) {
   const parts = [];

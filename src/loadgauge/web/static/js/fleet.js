@@ -1,8 +1,10 @@
 /** The run on a fleet: what failures, spares and checkpoints make of its days. The server simulates. */
-import { latest } from "./api.js";
+import { ask, latest } from "./api.js";
 import { h } from "./dom.js";
-import { refusal, t } from "./i18n.js";
-import { counted, fixed, percent, scaled, seconds } from "./numbers.js";
+import { asksBy } from "./drawer.js";
+import { refusal, t, term } from "./i18n.js";
+import { ticks } from "./lanes.js";
+import { counted, fixed, money, percent, scaled, seconds } from "./numbers.js";
 import { Panel, table } from "./panel.js";
 import { flags } from "./state.js";
 
@@ -70,36 +72,73 @@ const svg = (tag, given = {}, ...inside) => {
   return element;
 };
 
+/** Days under a drawing, at their places between two ends. */
+function axis(low, high, marks) {
+  const place = (value) => `${(100 * (value - low)) / (high - low || 1)}%`;
+  return h("div", { "aria-hidden": "true", style: { position: "relative", height: "18px", "font-size": "11px", color: "var(--mute)" } }, marks.map((value) => h("span", { style: { position: "absolute", left: place(value), transform: value === low ? "none" : value === high ? "translateX(-100%)" : "translateX(-50%)", "white-space": "nowrap" } }, `${fixed(value, high - low < 5 ? 1 : 0)}${value === marks.at(-1) ? ` ${t("fleet.days-unit")}` : ""}`)));
+}
+
+const titled = (shape, text) => { const title = svg("title"); title.textContent = text; shape.append(title); return shape; };
+
 /** The first simulated run from left to right; each failure is as wide as the time it takes. */
 function timeline() {
   const picture = svg("svg", { viewBox: "0 0 1000 44", width: "100%", height: "44", preserveAspectRatio: "none", role: "img", "aria-label": t("fleet.timeline", { count: found.events.length }) },
     svg("rect", { x: 0, y: 6, width: 1000, height: 32, fill: "var(--compute)" }));
-  for (const [at, cause, lost] of found.events) {
-    const width = Math.max(1, (1000 * lost) / 86400 / found.first_days);
-    const title = svg("title");
-    title.textContent = `${t("fleet.day")} ${fixed(at, 1)}: ${cause}, ${seconds(lost)}`;
-    picture.append(svg("rect", { x: (1000 * at) / found.first_days, y: 0, width, height: 44, fill: "var(--exposed)" }, title));
+  const { columns } = found;
+  const most = Math.max(...columns.map(([, share]) => share));
+  for (const [at, [count, share]] of columns.entries()) {
+    const shape = svg("rect", { x: (1000 * at) / columns.length, y: 38 - (32 * share) / most, width: 1000 / columns.length, height: (32 * share) / most, fill: "var(--exposed)" });
+    const day = (place) => fixed((found.first_days * place) / columns.length, 1);
+    picture.append(titled(shape, t("fleet.stretch", { low: day(at), high: day(at + 1), count, share: percent(share) })));
   }
-  return picture;
+  if (columns.length) return h("div", {}, picture, axis(0, found.first_days, ticks(found.first_days)), h("p", { class: "note" }, t("fleet.columns", { count: fixed(columns.reduce((sum, [count]) => sum + count, 0)), share: percent(most) })));
+  for (const [at, cause, lost] of found.events) {
+    const width = Math.max(1.5, (1000 * lost) / 86400 / found.first_days);
+    picture.append(titled(svg("rect", { x: (1000 * at) / found.first_days, y: 0, width, height: 44, fill: "var(--exposed)" }), `${t("fleet.day")} ${fixed(at, 1)}: ${term(cause)}, ${seconds(lost)}`));
+  }
+  return h("div", {}, picture, axis(0, found.first_days, ticks(found.first_days)));
 }
 
-/** How many of the runs take how many days. */
+/** How many of the runs take how many days; dashed the tenth, the middle and the ninetieth of a hundred. */
 function distribution() {
   const { counts, low, high } = found.bins;
   const top = Math.max(...counts);
-  return svg("svg", { viewBox: "0 0 1000 120", width: "100%", height: "120", preserveAspectRatio: "none", role: "img", "aria-label": t("fleet.distribution", { low: fixed(low, 1), high: fixed(high, 1) }) },
-    ...counts.map((count, place) => svg("rect", { x: (1000 * place) / counts.length + 2, y: 120 - (116 * count) / top, width: 1000 / counts.length - 4, height: (116 * count) / top, fill: "var(--compute)" })));
+  const { p10, p50, p90 } = found.days;
+  const label = t("fleet.distribution", { low: fixed(low, 1), high: fixed(high, 1) });
+  const day = (place) => fixed(low + ((high - low) * place) / counts.length, 1);
+  const picture = svg("svg", { viewBox: "0 0 1000 120", width: "100%", height: "120", preserveAspectRatio: "none", role: "img", "aria-label": label },
+    ...counts.map((count, place) => titled(svg("rect", { x: (1000 * place) / counts.length + 2, y: 120 - (116 * count) / top, width: 1000 / counts.length - 4, height: (116 * count) / top, fill: "var(--compute)" }), t("fleet.column", { low: day(place), high: day(place + 1), count }))),
+    ...[p10, p50, p90].map((value) => ({ x: (1000 * (value - low)) / (high - low || 1) })).map(({ x }) => svg("line", { x1: x, x2: x, y1: 0, y2: 120, stroke: "var(--ink)", "stroke-dasharray": "4 4", "vector-effect": "non-scaling-stroke" })));
+  return h("div", {}, picture, axis(low, high, [0, 1, 2, 3, 4].map((place) => low + ((high - low) * place) / 4)));
 }
+
+/** A number that explains itself, as `loadgauge fleet --explain` does. */
+const told = (topic, name, ...content) => asksBy(() => ask("fleet", { ...JSON.parse(sent), why: topic }), `fleet/${topic}`, name, ...content);
 
 function where() {
   const parts = Object.entries(found.time).filter(([, share]) => share > 0.0005);
-  return h("p", { class: "legend foot" }, parts.map(([name, share]) => h("span", {}, h("i", { style: { background: name === "progress" ? "var(--compute)" : "var(--exposed)" } }), `${word(name)} ${percent(share)}`)));
+  return h("p", { class: "legend foot" }, parts.map(([name, share]) => h("span", {}, h("i", { style: { background: name === "progress" ? "var(--compute)" : name === "idle spares" ? "var(--temporary)" : "var(--exposed)" } }), told(name.replaceAll(" ", "-"), word(name), `${word(name)} ${percent(share)}`))));
+}
+
+/** The answer: each number with what it is called. */
+function numbers() {
+  const { days, goodput, interruptions, checkpoint } = found;
+  const rows = [
+    ["days", t("days.title"), t("unit.days", { value: fixed(days.p50, 1) }), t("fleet.range", { low: fixed(days.p10, 1), high: fixed(days.p90, 1) })],
+    ["goodput", t("fleet.goodput"), percent(goodput.p50), t("fleet.range", { low: percent(goodput.p10), high: percent(goodput.p90) })],
+    ["failures", t("fleet.interruptions"), fixed(interruptions.p50), t("fleet.range", { low: fixed(interruptions.p10), high: fixed(interruptions.p90) })],
+    ...(checkpoint.every ? [["checkpoint", t("fleet.every"), seconds(checkpoint.every), ""]] : []),
+    ["tokens-per-second", t("fleet.rate"), scaled(found.tokens_per_second, "tok/s"), ""],
+    ...(found.energy_kwh ? [["energy", t("fleet.energy"), scaled(1000 * found.energy_kwh, "Wh"), ""]] : []),
+    ...(found.cost ? [["", t("cost.title"), money(found.cost).join(" ").trim(), ""]] : []),
+  ];
+  return h("dl", { class: "facts", role: "status" }, rows.map(([topic, name, value, under]) => h("div", {}, h("dt", {}, name), h("dd", {}, topic ? told(topic, name, value) : value, under ? h("span", { class: "note" }, under) : null))));
 }
 
 function tiers() {
   if (!found.tiers.length) return h("p", { class: "note" }, t("fleet.no-tiers"));
   const columns = [{ text: t("fleet.tier"), words: true }, { text: "GPU" }, { text: "GB/s" }, { text: t("fleet.narrower") }, { text: t("fleet.busy") }];
-  return table({ columns, caption: t("fleet.tiers"), rows: found.tiers.map((one) => [one.tier, fixed(one.span), fixed(one.bandwidth / 1e9, 1), `${fixed(one.oversubscription, 1)}:1`,
+  return table({ columns, rows: found.tiers.map((one) => [one.tier, fixed(one.span), fixed(one.bandwidth / 1e9, 1), `${fixed(one.oversubscription, 1)}:1`,
     h("span", {}, percent(one.busy), h("span", { class: "bullet", "aria-hidden": "true" }, h("i", { style: { width: `${Math.min(100, 100 * one.busy)}%` } })))]) });
 }
 
@@ -109,13 +148,9 @@ function draw(place) {
   if (problem) body.push(h("p", { class: "waiting", role: "status" }, problem));
   else if (!found) body.push(h("p", { class: "waiting" }, t("working")));
   else {
-    const { days, goodput, interruptions } = found;
-    body.push(
-      h("p", { role: "status" }, h("strong", {}, t("fleet.days", { days: fixed(days.p50, 1), low: fixed(days.p10, 1), high: fixed(days.p90, 1) })), " ",
-        t("fleet.goodput", { goodput: percent(goodput.p50), count: fixed(interruptions.p50), every: found.checkpoint.every ? seconds(found.checkpoint.every) : "–", rate: scaled(found.tokens_per_second, "tok/s") })),
+    body.push(numbers(),
       h("h3", {}, t("fleet.timeline-title")), timeline(), where(),
-      h("h3", {}, t("fleet.distribution-title")), distribution(),
-      h("p", { class: "note" }, t("fleet.distribution", { low: fixed(found.bins.low, 1), high: fixed(found.bins.high, 1) })), tiers());
+      h("h3", {}, t("fleet.distribution-title")), distribution(), h("h3", {}, found.tiers.length ? told("tiers", t("fleet.tiers"), t("fleet.tiers")) : t("fleet.tiers")), tiers());
   }
   place.replaceChildren(controls, h("div", { style: { display: "grid", gap: "12px", marginTop: "12px" } }, body));
 }

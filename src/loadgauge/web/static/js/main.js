@@ -92,15 +92,15 @@ function arrived(found) {
 
 function refused(error) {
   trouble = error;
-  document.body.classList.add("stale");
   tellTrouble();
 }
 
-/** Why there is no answer; said again in another language. */
+/** Why there is no answer; said again in another language. After pre-training is another run, which says its own. */
 function tellTrouble() {
   const place = find("#problem");
-  place.hidden = !trouble;
-  if (!trouble) return;
+  place.hidden = !trouble || tab() === "posttrain";
+  if (trouble) document.body.classList.toggle("stale", !place.hidden);
+  if (place.hidden) return;
   place.replaceChildren(h("strong", {}, t("problem")), h("span", {}, refusal(trouble.message) || t("unreachable")), trouble.closed ? reopen(trouble.closed) : "");
 }
 
@@ -129,6 +129,7 @@ function arrange() {
     return element;
   }));
   find("#verdict").hidden = ["accuracy", "posttrain"].includes(tab());
+  tellTrouble();
   for (const one of panels) if (!ESTIMATED.includes(one) && one !== layouts && one !== changes && one !== compare) one.show({});
   if (tab() === "cost") followCosts();
   if (tab() === "fleet") followFleet();

@@ -17,6 +17,7 @@ export function fixed(value, digits = 0) {
 export function significant(value, digits = 3) {
   if (!value) return "0";
   const whole = Math.floor(Math.log10(Math.abs(value))) + 1;
+  if (whole < -3) return value.toExponential(digits - 1);
   return fixed(value, Math.max(0, Math.min(6, digits - whole)));
 }
 
@@ -49,6 +50,7 @@ export function amount(value, unit) {
   if (unit === "B") return bytes(value);
   if (unit === "share") return percent(value);
   if (unit === "money") return money(value).join(" ").trim();
+  if (unit === "kWh") return scaled(1000 * value, "Wh", 4);
   if (unit === "days") return t("unit.days", { value: significant(value) });
   if (unit === "hours") return `${counted(value)} ${t("unit.hours")}`;
   if (unit === "tokens") return t("unit.tokens", { value: counted(value, 4) });
