@@ -233,3 +233,32 @@ def test_a_step_needs_no_more() -> None:
     nothing: Callable[[], Any] = lambda: 3  # noqa: E731
     with pytest.raises(ConfigError, match=r"must make a torch.nn.Module"):
         loadgauge.capture(nothing, inputs, step=step).at(b=2)
+
+
+class Windows(nn.Module):
+    """Pads a mask to a window, marks nothing in it, and asks for rows of a table in steps; `read`: the values it asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.read = nn.Embedding(6, 8), list[Any]()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        ids = F.pad(ids, (0, 16 - ids.shape[1]))
+        mask = F.pad(torch.ones(ids.shape[0], 13, device=ids.device), (0, 3))
+        rows = torch.arange(16, device=ids.device) + 0
+        bias = torch.where((rows >= 0) & mask[torch.zeros_like(ids), rows].bool(), 0.0, -100.0)
+        bias[mask == 2] = 100.0
+        lengths = torch.empty(3, dtype=torch.int64)
+        lengths[0], lengths[1:] = 4, torch.tensor([5, 7])
+        self.read = [(bias > 0).any().item(), *lengths.tolist()]
+        return self.table(ids).sum(-1) + bias
+
+
+def test_values_through_windows_are_those_of_a_run_with_values() -> None:
+    real, fake = Windows(), Windows()
+    real(torch.zeros(2, 13, dtype=torch.int64))
+    found = loadgauge.capture(
+        lambda: fake.to(torch.get_default_device()), lambda b: torch.zeros(b, 13, dtype=torch.int64)
+    ).at(b=2)
+    assert fake.read == real.read
+    assert not found.values

@@ -14,6 +14,7 @@ from loadgauge.trace.record.sizes import leaves
 MOST = 65_536
 """Elements of the largest tensor that keeps its values."""
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_EMPTY = torch.ops.aten.empty.memory_format
 _EQUAL = torch.ops.aten.eq.Scalar
 _INDEX = torch.ops.aten.index.Tensor
 _SAME = frozenset(
@@ -35,7 +36,7 @@ _FACTORIES = frozenset(
         "new_zeros",
         "new_ones",
     }
-    | {"new_full", "tril_indices", "triu_indices", "eye"}
+    | {"new_full", "tril_indices", "triu_indices", "eye", "empty"}
 )
 """Operations that make values of nothing."""
 _RANDOM = ("rand", "normal", "uniform", "bernoulli", "multinomial", "exponential")
@@ -159,6 +160,10 @@ class KeptValues(TorchDispatchMode):
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
+        if (
+            func is _EMPTY and out.device.type != "cpu"
+        ):  # ids of tokens, and the like; those on the CPU are to be written
+            return out
         if isinstance(out, FakeTensor) and not out.dtype.is_floating_point and out.numel() <= MOST:
             self._keep(out, self._real(func, args, kwargs))
         return out

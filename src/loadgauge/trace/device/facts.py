@@ -91,8 +91,11 @@ class Facts:
         if name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"):
             places = self._places(args[1], line, go)
             if places is not None:
+                before = self.of(args[0]) if any(one is not None and 0 in one.shape for one in places) else None
                 out = go(func, (), (args[0], places, *args[2:]), kwargs)
                 self.after(func, args, kwargs, out)
+                if name in ("index_put_", "_index_put_impl_"):  # nowhere
+                    self._keep(args[0], before)
                 return out
         if name == "bincount" and isinstance(fact := self.of(args[0]), Ids) and (len(args) == 1 or args[1] is None):
             size = max(fact.of, args[2] if len(args) > 2 else kwargs.get("minlength", 0))
@@ -271,6 +274,9 @@ def _compared(facts: Facts, func: Any, args: Any) -> Any:
     other = args[1] if len(args) > 1 else None
     if name in ("_to_copy", "clone") or isinstance(first, Same | Known):
         return first if isinstance(first, Ids | Range | Counts | Chosen | Number) else None
+    if isinstance(first, Range) and type(other) is int and other == 0:
+        with _disable_current_modes():
+            return first if name in ("add", "sub") else Same(torch.ones(1, dtype=torch.bool)) if name == "ge" else None
     if isinstance(first, Ids) and name == "eq":
         if type(other) is int:
             if 0 <= other < first.of:
@@ -483,7 +489,7 @@ def _added_up(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
 def _taken(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     """What an index takes of a tensor."""
     fact = facts.of(args[0])
-    if isinstance(fact, Same | Ids):
+    if isinstance(fact, Same | Among | Ids):
         return fact
     if isinstance(fact, Chosen) and fact.dim is not None and fact.dim % args[0].dim() == 0 and _name(func) == "index":
         place = facts.of(args[1][0]) if len(args[1]) == 1 else None
