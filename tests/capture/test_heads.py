@@ -7,7 +7,6 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import loadgauge  # noqa: E402
 from loadgauge.capture.capture import Captures  # noqa: E402
 from loadgauge.capture.heads import head_class, words  # noqa: E402
 from loadgauge.capture.kinds import of_config  # noqa: E402
@@ -45,20 +44,14 @@ def test_an_unknown_head_and_a_model_without_it() -> None:
 
 
 def test_two_texts_are_two_forwards_and_a_row_of_likenesses() -> None:
-    """Parameters are the class's; FLOPs are those of both texts and of b x b likenesses, forward and twice backward."""
+    """Parameters are the class's; FLOPs those of both texts, and of b x b likenesses."""
     job = of_config(bert(), RUN, head="embedding")
     assert job.names == ("b", "s", "t")
-    run = record(job, {"b": 3, "s": 24, "t": 17})
-    owned = sum(one.numel() for one in transformers.BertModel(bert()).parameters())
-    assert sum(run.parameters.values()) == owned
-
-    def flops(b: int, s: int, t: int) -> int:
-        one = record(job, {"b": b, "s": s, "t": t})
-        return sum(op.flops for op in one.ops[one.second :] if op.flops)
-
-    both, hidden = flops(3, 24, 24), SMALL["hidden_size"]
-    pairs = 2 * 3 * 3 * hidden * 3
-    assert flops(6, 24, 24) - 2 * both == 2 * pairs  # linear in b, but for the likenesses
+    small, large = (record(job, {"b": b, "s": 24, "t": 17}) for b in (3, 6))
+    assert sum(small.parameters.values()) == sum(one.numel() for one in transformers.BertModel(bert()).parameters())
+    few, many = (sum(op.flops for op in run.ops[run.second :] if op.flops) for run in (small, large))
+    pairs = 3 * 2 * 3 * 3 * SMALL["hidden_size"]
+    assert many - 2 * few == 2 * pairs  # linear in b, but for the likenesses
 
 
 def test_a_classifier_is_captured_at_sizes_never_run() -> None:
@@ -68,18 +61,3 @@ def test_a_classifier_is_captured_at_sizes_never_run() -> None:
     plain = record(captures.job, {"b": 5, "s": 37})
     assert found.kept_bytes(b=5, s=37) == sum(plain.kept)
     assert found.holds(b=5, s=37)
-
-
-def test_tables_of_a_recommender_have_sparse_gradients() -> None:
-    """An embedding bag's gradient has the rows that were looked up, not those of the table."""
-
-    def table(sparse: bool) -> torch.nn.Module:
-        return torch.nn.EmbeddingBag(10_000, 16, mode="sum", sparse=sparse)
-
-    def looked_up(b: int) -> torch.Tensor:
-        return torch.empty(b, 4, dtype=torch.long)
-
-    dense, sparse = (
-        loadgauge.capture(lambda s=sparse: table(s), looked_up, optimizer="sgd").at(b=8).peak(b=8) for sparse in (False, True)
-    )
-    assert sparse < dense

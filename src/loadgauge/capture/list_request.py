@@ -60,7 +60,9 @@ def list_request(request: Request, how: dict[str, Any], inputs: str, sizes: dict
     job = of_config(config, run)
     named = head_class(whole, "")
     if named is not None and (contrasts(named[0]) or "n" in job.names):
-        raise NotModelled(f"{request.job.model}: two texts, and sound, are for loadgauge capture, which has --head and --audio")
+        raise NotModelled(
+            f"{request.job.model}: two texts, and sound, are for loadgauge capture, which has --head and --audio"
+        )
     listings = _listings(job, request.job.model, found, regime, sizes)
     text = _text(whole)
     kind = model_class(whole)
