@@ -14,7 +14,7 @@ from loadgauge.equation.equation import Equation, equations
 from loadgauge.estimate.parameters import parameters
 from loadgauge.families import model, model_sources, model_types, models
 from loadgauge.sources import cite
-from loadgauge.spec.model import Attention, Block, LatentAttention, ModelSpec, Moe
+from loadgauge.spec.model import Attention, Block, CompressedAttention, LatentAttention, ModelSpec, Moe
 
 HERE = Path(__file__).parent
 MIXERS = {
@@ -65,6 +65,9 @@ def mixer(block: Block) -> str:
         queries = "" if kind.q_lora_rank is None else f", queries {kind.q_lora_rank}"
         chosen = "" if kind.index_topk is None else f", {kind.index_topk} tokens chosen"
         return f"{kind.num_attention_heads} heads, latent {kind.kv_lora_rank}{queries}{chosen}"
+    if isinstance(kind, CompressedAttention):
+        entries = "" if kind.compress_rate is None else f", entries of {kind.compress_rate} tokens"
+        return f"{kind.num_attention_heads} heads, window {kind.sliding_window}{entries}"
     text = heads(kind) if isinstance(kind, Attention) else MIXERS[type(kind).__name__]
     return f"{text} beside {MIXERS[type(block.beside).__name__]}" if block.beside is not None else text
 

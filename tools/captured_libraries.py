@@ -1,8 +1,8 @@
-"""Compare captured formulas of models of diffusers, timm and torchvision, and of task heads and sound in transformers, with a trace of
-the very step at sizes never captured, and write docs/captured-libraries.md.
+"""Compare captured formulas of models of diffusers, timm and torchvision with a trace of the very step at sizes never captured.
 
 python tools/captured_libraries.py out.json [names ...]     results so far, each in a process of its own
-python tools/captured_libraries.py out.json --page          docs/captured-libraries.md of them
+
+Needs diffusers, timm and torchvision. Parameters of whole published configs are compared with the class on the meta device.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from typing import Any
 
 from captured_accuracy import compared
 
-PAGE = Path(__file__).parents[1] / "docs" / "captured-libraries.md"
 LIMIT = 240
 """Seconds of CPU that a model may take."""
 FIRST = {"b": 3, "h": 24, "w": 32, "s": 24, "f": 3, "n": 7000, "t": 20}
-OTHERS = ({"b": 5, "h": 32, "w": 40, "s": 40, "f": 5, "n": 9000, "t": 33}, {"b": 1, "h": 40, "w": 24, "s": 33, "f": 4, "n": 8000, "t": 9})
+OTHERS = (
+    {"b": 5, "h": 32, "w": 40, "s": 40, "f": 5, "n": 9000, "t": 33},
+    {"b": 1, "h": 40, "w": 24, "s": 33, "f": 4, "n": 8000, "t": 9},
+)
 """Where formulas are captured, and where they are asked; sides and frames are multiples of what a model wants."""
 
 _TINY = {"num_attention_heads": 2, "attention_head_dim": 16}
@@ -34,7 +36,10 @@ _CROSS = {
     "cross_attention_dim": 24, "attention_head_dim": 8,
 }  # fmt: skip
 LIBRARIES: dict[str, dict[str, Any]] = {
-    "UNet2DModel": {**_LEVELS, "down_block_types": ["DownBlock2D", "AttnDownBlock2D"], "up_block_types": ["AttnUpBlock2D", "UpBlock2D"]},
+    "UNet2DModel": {
+        **_LEVELS,
+        "down_block_types": ["DownBlock2D", "AttnDownBlock2D"], "up_block_types": ["AttnUpBlock2D", "UpBlock2D"],
+    },
     "UNet2DConditionModel": {**_LEVELS, **_CROSS},
     "UNet2DConditionModel, SDXL": {
         **_LEVELS, **_CROSS, "_class_name": "UNet2DConditionModel", "addition_embed_type": "text_time",
@@ -48,8 +53,8 @@ LIBRARIES: dict[str, dict[str, Any]] = {
         **_TINY, "num_layers": 2, "sample_size": 32, "caption_channels": 24, "cross_attention_dim": 32, "norm_num_groups": 4,
     },
     "SD3Transformer2DModel": {
-        **_TINY, "num_layers": 2, "sample_size": 64, "pos_embed_max_size": 48, "joint_attention_dim": 24, "caption_projection_dim": 32,
-        "pooled_projection_dim": 40,
+        **_TINY, "num_layers": 2, "sample_size": 64, "pos_embed_max_size": 48, "joint_attention_dim": 24,
+        "caption_projection_dim": 32, "pooled_projection_dim": 40,
     },
     "FluxTransformer2DModel": {
         **_TINY, "num_layers": 2, "num_single_layers": 2, "in_channels": 16, "joint_attention_dim": 24, "pooled_projection_dim": 40,
@@ -61,7 +66,8 @@ LIBRARIES: dict[str, dict[str, Any]] = {
     },
     "WanTransformer3DModel": {**_TINY, "num_layers": 2, "text_dim": 24, "freq_dim": 32, "ffn_dim": 64},
     "CogVideoXTransformer3DModel": {
-        **_TINY, "num_layers": 2, "text_embed_dim": 24, "time_embed_dim": 32, "sample_width": 32, "sample_height": 24, "sample_frames": 9,
+        **_TINY, "num_layers": 2, "text_embed_dim": 24, "time_embed_dim": 32, "sample_width": 32, "sample_height": 24,
+        "sample_frames": 9,
     },
 }  # fmt: skip
 NAMED = (
@@ -87,7 +93,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str]] = {
         "0.6 B, arXiv 2310.00426",
     ),
     "SDXL U-Net": (
-        {"_class_name": "UNet2DConditionModel", "act_fn": "silu", "addition_embed_type": "text_time", "addition_time_embed_dim": 256,
+        {"_class_name": "UNet2DConditionModel", "addition_embed_type": "text_time", "addition_time_embed_dim": 256,
          "attention_head_dim": [5, 10, 20], "block_out_channels": [320, 640, 1280], "cross_attention_dim": 2048,
          "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"], "layers_per_block": 2,
          "projection_class_embeddings_input_dim": 2816, "transformer_layers_per_block": [1, 2, 10], "sample_size": 128,
@@ -136,7 +142,8 @@ def tried(name: str) -> dict[str, Any]:
         rows.append({"sizes": sizes, "again": len(captures.known) > known, **row})
     kept = "" if found.plain else str(found.kept_formula)
     return {
-        "rows": rows, "kept": kept, "plain": found.plain, "guards": len(found.guards), "seconds": round(time.process_time() - begun, 1),
+        "rows": rows, "kept": kept, "plain": found.plain, "guards": len(found.guards),
+        "seconds": round(time.process_time() - begun, 1),
         "branches": [one.rpartition("/")[2] for one in found.branches],
     }  # fmt: skip
 
@@ -183,12 +190,9 @@ def forked(name: str) -> dict[str, Any]:
 
 
 def main(place: str, *names: str) -> None:
-    """Fill the file of results, or write the page."""
+    """Fill the file of results."""
     file = Path(place)
     done = json.loads(file.read_text()) if file.exists() else {}
-    if names == ("--page",):
-        PAGE.write_text(page(done), encoding="utf-8")
-        return
     if "published" not in done or names == ("published",):
         done["published"] = published()
     for name in names or (*LIBRARIES, *NAMED.split()):
@@ -197,11 +201,6 @@ def main(place: str, *names: str) -> None:
         done[name] = forked(name)
         print(name, json.dumps(done[name])[:300], flush=True)
         file.write_text(json.dumps(done, indent=1))
-
-
-def page(done: dict[str, Any]) -> str:
-    """docs/captured-libraries.md."""
-    raise NotImplementedError
 
 
 if __name__ == "__main__":

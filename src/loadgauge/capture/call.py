@@ -46,8 +46,8 @@ def capture(
     layers: number of layers, instead of the model's own
     pictures: width and height of each picture of a sequence [pixels], as the model's image processor takes them; none: one picture,
         as large as the model sees at once
-    head: of a model of transformers, instead of what its `architectures` name: classification, tokens, answers, embedding, picture,
-        sound or ctc (`data/capture/heads.toml`)
+    head: of a model of transformers, instead of what its `architectures` name: classification, tokens, answers, embedding, picture
+        or sound (`data/capture/heads.toml`)
     freeze: parameters whose names contain one of these are not trained, such as "vision_tower"
     fields: as the flags of `loadgauge trace`; a `global_batch` of more than 1: gradients of so many micro-batches accumulate
     Returns `Captures`: `.at(b=2, s=4096)` runs the code once and gives a `Captured`, whose formulas hold wherever its guards do.

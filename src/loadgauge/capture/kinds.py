@@ -90,9 +90,17 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
 def _of_head(word: str, kind: Any, config: Any, run: TorchRun) -> Sized:
     """The training of a class with another head than that of a language model."""
     config, names = _own_part(config, kind), sizes_of(word)
+    if word == "ctc":
+        raise NotModelled(
+            f"{kind.__name__}: CTC's loss asks for the values of labels, and is not captured; --head sound is"
+        )
     taken = inspect.signature(kind.forward).parameters
     if getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0  # classifiers look for the last token that is no padding
+    if "n" in names:  # which frames are masked, and which layers skipped, is drawn at random
+        for key, value in (("apply_spec_augment", False), ("layerdrop", 0.0)):
+            if hasattr(config, key):
+                setattr(config, key, value)
 
     def build(device: str) -> Any:
         model = _build(kind, config, run, device)

@@ -81,7 +81,7 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option("--freeze", metavar="WORD", multiple=True, help="Parameters whose names contain WORD are not trained.")
 @click.option(
-    "--head", metavar="WORD", default="", help="classification, tokens, answers, embedding, picture, sound or ctc."
+    "--head", metavar="WORD", default="", help="classification, tokens, answers, embedding, picture or sound."
 )
 @click.option("--audio", type=click.FloatRange(0.1, 36000), metavar="SECONDS", help="Length of each sound.")
 @click.option("--gpu", metavar="GPU", help="A GPU to fit on (`loadgauge gpus` lists them).")
@@ -243,6 +243,7 @@ def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] 
         lines.append(f"t, the tokens {what}: as many as s, unless --size t=NUMBER")
     if "n" in found.names:
         lines.append(f"n, the samples of a sound: {SAMPLES:,} a second, {SECONDS} s unless --audio SECONDS")
+        lines.append("no frames are masked (SpecAugment) and no layers skipped (layerdrop): both are drawn at random")
     if "u" in found.names:
         lines.append(f"u, the tokens of a transcript: {SPOKEN} a second, unless --size u=NUMBER")
     return tuple(lines)

@@ -1,0 +1,63 @@
+"""Heads other than a language model's: which one a config means, and what it is trained on, against transformers' own step."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from loadgauge.capture.capture import Captures  # noqa: E402
+from loadgauge.capture.heads import head_class, words  # noqa: E402
+from loadgauge.capture.kinds import of_config  # noqa: E402
+from loadgauge.capture.record import record  # noqa: E402
+from loadgauge.errors import ConfigError  # noqa: E402
+from loadgauge.spec.job import Job  # noqa: E402
+from loadgauge.trace.torch_run import TorchRun  # noqa: E402
+
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 61}
+RUN = TorchRun.of(Job(model="", seq_len=1, precision="fp32", optimizer="sgd"))
+
+
+def bert(**more: object) -> transformers.BertConfig:
+    return transformers.BertConfig(**SMALL, max_position_embeddings=64, **more)
+
+
+@pytest.mark.parametrize(
+    ("named", "word"),
+    [("BertForSequenceClassification", "classification"), ("BertForTokenClassification", "tokens"), ("BertModel", "embedding"),
+     ("BertForQuestionAnswering", "answers")],
+)  # fmt: skip
+def test_a_config_says_its_head(named: str, word: str) -> None:
+    found = head_class(bert(architectures=[named]), "")
+    assert found is not None
+    assert (found[0], found[1].__name__) == (word, named)
+    assert head_class(bert(architectures=["BertForMaskedLM"]), "") is None
+
+
+def test_an_unknown_head_and_a_model_without_it() -> None:
+    with pytest.raises(ConfigError, match="did you mean embedding"):
+        head_class(bert(), "embeding")
+    with pytest.raises(ConfigError, match="has no ctc head"):
+        head_class(bert(), "ctc")
+    assert "classification" in words()
+
+
+def test_two_texts_are_two_forwards_and_a_row_of_likenesses() -> None:
+    """Parameters are the class's; FLOPs those of both texts, and of b x b likenesses."""
+    job = of_config(bert(), RUN, head="embedding")
+    assert job.names == ("b", "s", "t")
+    small, large = (record(job, {"b": b, "s": 24, "t": 17}) for b in (3, 6))
+    assert sum(small.parameters.values()) == sum(one.numel() for one in transformers.BertModel(bert()).parameters())
+    few, many = (sum(op.flops for op in run.ops[run.second :] if op.flops) for run in (small, large))
+    pairs = 3 * 2 * 3 * 3 * SMALL["hidden_size"]
+    assert many - 2 * few == 2 * pairs  # linear in b, but for the likenesses
+
+
+def test_a_classifier_is_captured_at_sizes_never_run() -> None:
+    captures = Captures(of_config(bert(architectures=["BertForSequenceClassification"], num_labels=1), RUN), "bert")
+    found = captures.at(b=3, s=24)
+    assert not found.plain
+    plain = record(captures.job, {"b": 5, "s": 37})
+    assert found.kept_bytes(b=5, s=37) == sum(plain.kept)
+    assert found.holds(b=5, s=37)
