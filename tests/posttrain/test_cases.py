@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loadgauge.estimate.parameters import parameters
@@ -12,6 +13,8 @@ from loadgauge.families.catalogue import find_model
 from loadgauge.layers import View, head_layer
 from loadgauge.posttrain.engine import captured, on_card, pool_bytes
 from loadgauge.posttrain.memory import memory
+from loadgauge.posttrain.step import REST, step_time
+from loadgauge.posttrain.sync import SHARE, transfer
 from loadgauge.resolve.posttrain import resolve_posttrain
 from loadgauge.spec.job import Job
 from loadgauge.spec.kernels import Kernels
@@ -142,3 +145,63 @@ def test_states_on_the_host_are_sixteen_bytes_a_parameter() -> None:
 def test_sizes_that_an_engine_captures() -> None:
     assert (captured(256), captured(4), captured(1)) == (67, 4, 2)
     assert pytest.approx(PRINTED["agile-tile32"], rel=1e-3) == 255.6 * MIB
+
+
+def test_log_softmax_of_a_block_that_ran_out() -> None:
+    """About 10 GiB of 20,000 tokens and 131,072 columns (NeMo-RL #4222); the block of the report holds some more tokens."""
+    found = head_tensor("llama-3.1-8b", "float32", 20_000, "head.float32") / 128_256 * 131_072
+    assert found == pytest.approx(PRINTED["nemo-4222"], rel=0.02)
+
+
+def test_chunks_that_autograd_keeps_are_the_whole() -> None:
+    """8,192 tokens of 248,320 columns, of which the report says 8 GiB."""
+    found = head_tensor("qwen3.5-27b", "float32", 8192, "head.float32")
+    assert found == 8192 * 248_320 * 4
+    assert found == pytest.approx(PRINTED["molt-121"], rel=0.06)
+
+
+def colocated(model: str, **more: object):  # type: ignore[no-untyped-def]
+    given = {"prompts": 64, "samples": 8, "prompt_len": 256, "answers": "exp:800,2048", "gpus": 8, "zero": 3}
+    return resolve_posttrain(Job(model, task="grpo", gpu="h100-sxm5-80gb", **(given | more)))[0]  # type: ignore[arg-type]
+
+
+def test_weights_over_the_wire() -> None:
+    """70B in 16 bits over 400 Gbit/s: 2.8 s, of which the software's share is taken."""
+    run = colocated("llama-3.1-70b", gpus=16, placement="split:8+8", rollout="vllm:tp=8")
+    found = transfer(run, "shard to shard")
+    bandwidth = found.rate / SHARE
+    assert bandwidth == pytest.approx(50e9, rel=0.01)
+    assert found.received * run.engine.tp / bandwidth == pytest.approx(PRINTED["sglang-2708"], rel=0.02)
+
+
+def test_weights_from_shard_to_shard() -> None:
+    run = colocated(
+        "deepseek-v3", gpus=512, placement="split:256+256", rollout="vllm:tp=32", prompt_len=128, answers="512"
+    )
+    assert transfer(run, "shard to shard").seconds == pytest.approx(PRINTED["nemo-refit-dsv3"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("phases", "name"),
+    [
+        ((321, 88, 286), "verl-oneoff-sync"),
+        ((45, 108, 337), "verl-oneoff-async"),
+        ((348.05, 28.73, 20.86, 86.27), "verl-30b"),
+    ],
+)
+def test_what_lies_outside_of_the_phases(phases: tuple[float, ...], name: str) -> None:
+    """verl prints the phases and the step; between them lies what no phase counts."""
+    assert sum(phases) * (1 + REST) == pytest.approx(PRINTED[name], rel=0.03)
+
+
+def test_tokens_a_second_and_gpu_of_a_step() -> None:
+    """NeMo-RL's 2,048 sequences of 3,251 tokens in 376 s on 32 H100; it counts 3 % more tokens."""
+    time = step_time(colocated("qwen3-32b", gpus=32, rollout="vllm:tp=2"), None)
+    found = msgspec.structs.replace(time, step=376.0, tokens=2048 * 3251, gpus=32)
+    assert found.tokens_per_second_per_gpu == pytest.approx(553.36, rel=1e-4)
+    assert found.tokens_per_second_per_gpu == pytest.approx(PRINTED["nemo-32b-tokens"], rel=0.035)
+
+
+def test_every_case_is_tested() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    assert [name for name in PRINTED if f'"{name}"' not in text] == []

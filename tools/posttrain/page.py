@@ -39,7 +39,8 @@ loadgauge estimate qwen2.5-7b --task grpo --gpu h100-sxm5-80gb --gpus 8 --zero 3
 Colocated phases take turns: a card needs the largest of them, with what the others leave behind. vLLM's `utilization` is of the
 card's whole memory and counts what it adds itself; SGLang's `static_fraction` is of what is free when it starts, weights and cache
 alone. `--explain kv` shows the cache and how many sequences run at once, `--explain logprobs` the logits, `--explain sync` the
-hand-over.
+hand-over. Micro-batches of transformers' trainers are padded to their longest answer. Others, and `--padding free` (verl's
+`use_remove_padding`), hold what their answers hold: memory is of the fullest of very many.
 
 """
 
@@ -65,7 +66,7 @@ def measured() -> Iterator[str]:
         "LoRA GRPO beside vLLM on one card, as AgileRL measured it (`tests/data/posttrain/agilerl.csv`): errors of the predicted"
         " peak. Nothing of the formula is fitted to these rows; what lies outside PyTorch, 700 MiB of an engine and the contexts of"
         " an A100 and an L4, are constants that AgileRL's own estimator has. The driver also sees segments of PyTorch's allocator"
-        " that are not full: they follow from its rules (`posttrain/segments.py`). AgileRL's estimator states 3.18 % in the mean and"
+        " that are not full: they follow from its rules (`posttrain/segments.py`). AgileRL's states 3.18 % in the mean and"
         " 13.9 % at worst for the rollout, 4.14 % and 13.5 % for the update, of these and two more models."
     )
     yield ""

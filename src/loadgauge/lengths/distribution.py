@@ -67,6 +67,14 @@ class Lengths(msgspec.Struct, frozen=True):
                 raise ConfigError(f"must be whole numbers, got {count!r} of length {length}", key="counts", file=file)
         return cls._counted(Counter({length: count for length, count in counts.items() if count}), file)
 
+    def shifted(self, more: int) -> Lengths:
+        """Return the distribution of lengths that are so many tokens more, such as those of a prompt before an answer.
+
+        >>> Lengths.of([512, 1024]).shifted(100).mean
+        868.0
+        """
+        return Lengths(tuple(value + more for value in self.values), tuple(self.cumulative))
+
     @classmethod
     def parse(cls, text: str) -> Lengths:
         """Read lengths from `uniform:N`, a file, or `FILE:COLUMN` of a data set. Raises `ConfigError`.

@@ -6,6 +6,8 @@ states of the trained models, the weights of the frozen ones, and the engine, as
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from loadgauge.algebra import Size, maximum
@@ -20,9 +22,11 @@ from loadgauge.estimate.memory.rank_memory import MemoryModel
 from loadgauge.estimate.memory.recompute import applied
 from loadgauge.estimate.schedule.stages import stages
 from loadgauge.estimate.workings import Workings
+from loadgauge.lengths import Lengths
 from loadgauge.posttrain.engine import Card, on_card
 from loadgauge.posttrain.roles import Member, Run
 from loadgauge.posttrain.segments import Segments, segments, unshared
+from loadgauge.spec.layout import Layout
 from loadgauge.spec.tasks import Pass
 from loadgauge.units import MIB
 
@@ -147,12 +151,33 @@ def memory(run: Run) -> PostMemory:
 
 
 def _trained(run: Run, member: Member) -> _Trained:
-    working = Workings(member.model, member.layout, member.training, run.gpu)
+    working = Workings(member.model, filled(run, member, member.layout), member.training, run.gpu)
     training, rank = member.training, working.worst.rank
     adapts = training.lora is not None and not training.lora.quantised
     tensor_by_tensor = training.framework.is_default and member.layout.zero_ranks == 1
     served = segments(rank, frozen_itemsize(member)) if adapts and tensor_by_tensor else None
     return _Trained(member=member, rank=rank, update=working.peak_memory(), segments=served)
+
+
+def filled(run: Run, member: Member, layout: Layout) -> Layout:
+    """Return the layout with the tokens of the fullest of many micro-batches of answers, of a trainer that does not pad them.
+
+    One that pads holds the longest sequence that may come; where all answers are as long, so does every one.
+    """
+    sequences = run.sequences
+    answers = sequences.answers
+    if not run.task.rollout or run.pads(member) or answers.mean == answers.longest:
+        return layout
+    most = _fullest(answers, sequences.prompt, int(layout.micro_batch))
+    return msgspec.structs.replace(
+        layout, tokens=most, pairs=most * sequences.longest, kernel_tokens=None, fullest=None
+    )  # fmt: skip
+
+
+@functools.lru_cache(64)
+def _fullest(answers: Lengths, prompt: int, sequences: int) -> float:
+    """Tokens of the fullest micro-batch of so many sequences, each a prompt and an answer."""
+    return answers.shifted(prompt).expected_fullest(sequences)
 
 
 def engine_of(run: Run) -> Card:
@@ -226,13 +251,15 @@ def _second_adapters(member: Member, rank: StageAtWork) -> float:
     return float(4 * count.wide + member.training.precision.weight * (count.trainable - count.wide))
 
 
-def forward_set(member: Member, rank: StageAtWork, rows: int, *, whole: bool = False) -> dict[str, float]:
+def forward_set(run: Run, member: Member, rank: StageAtWork, rows: int, *, whole: bool = False) -> dict[str, float]:
     """Return the bytes alive at the most in a forward that keeps nothing: gathered copies, and a layer or the head.
 
     rows: sequences of the pass; whole: its model is one unit of FSDP
     """
     layout = evaluated(member.layout, member.training)
     layout = msgspec.structs.replace(layout, micro_batch=rows, global_batch=rows * layout.dp)
+    if run.logprob_tokens is None:
+        layout = filled(run, member, layout)
     model = MemoryModel(member.model, layout, member.training, view_of(layout, member.training))
     every = list(stages(member.model, layout))
     stage = every[min(rank.stage.index, len(every) - 1)]
@@ -324,9 +351,9 @@ def _phase(
             and main.rank.memory.by_layer
             and main.member.layout.zero_ranks > 1
         )
-        alive = forward_set(member, rank, main.member.layout.micro_batch, whole=whole)
+        alive = forward_set(run, member, rank, main.member.layout.micro_batch, whole=whole)
     else:
-        alive = forward_set(member, rank, run.logprob_rows)
+        alive = forward_set(run, member, rank, run.logprob_rows)
     residents += [Resident(one.role, part, nbytes) for part, nbytes in alive.items()]
     residents.append(Resident(one.role, "held", held))
     return _bounded(run, one.phase, residents, main, asleep)

@@ -111,6 +111,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A run of a task. members: by the name of their role, the trained one first; engine: what generates, if anything
 
     replicas: of the engine; logprob_rows, logprob_tokens: sequences of a forward pass, or the tokens it holds at most
+    padding: how answers of different lengths come together, where that is said
     assumed: the values of flags that were not given, with the reason
     """
 
@@ -127,12 +128,19 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     rollout_offload: Offload = "none"
     logprob_rows: int = 1
     logprob_tokens: int | None = None
+    padding: str | None = None
     assumed: dict[str, str] = {}
 
     @property
     def trained(self) -> Member:
         """The member that the task is about: policy or actor."""
         return next(iter(self.members.values()))
+
+    def pads(self, member: Member) -> bool:
+        """Whether a member's micro-batches are as wide as their longest sequence: those of transformers' trainers, unless said."""
+        if self.padding is not None:
+            return self.padding != "free"
+        return member.training.framework.peft or member.training.kernels.attention != "flash"
 
 
 def replicas_of(engine: Engine, placement: Placement) -> int:

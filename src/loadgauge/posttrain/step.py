@@ -279,7 +279,7 @@ def packed(
     number = batch if updates else sequences.number
     answers, prompt = sequences.answers, sequences.prompt
     mean, square = prompt + lengths[0], prompt**2 + 2 * prompt * lengths[0] + lengths[1]
-    if member.training.framework.peft:
+    if run.pads(member):
         rows = max(1, round(capacity / layout.seq_len))
         rows = max(1, min(rows, number // int(layout.dp)))
         batches = math.ceil(number / (rows * layout.dp)) * layout.dp

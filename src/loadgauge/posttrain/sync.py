@@ -13,6 +13,8 @@ from typing import Literal
 import msgspec
 
 from loadgauge.posttrain.roles import Run
+from loadgauge.spec.cluster import GPUS_PER_NODE, cluster
+from loadgauge.spec.hardware import Cluster, Link
 from loadgauge.spec.host import HOST_LINK
 
 Route = Literal["same card", "broadcast", "shard to shard"]
@@ -65,7 +67,7 @@ def transfer(run: Run, route: Route) -> Sync:
     nbytes = 2.0 * member.params
     received = nbytes / engine.replica
     if route == "shard to shard":
-        links = member.cluster.links
+        links = _links(member.cluster, run.placement.gpus)
         rate = SHARE * links[min(1, len(links) - 1)].bandwidth
         return Sync(
             route=route, received=received, rate=rate, parts={"transfer": START + received / rate}, low=0.7, high=1.5
@@ -74,6 +76,16 @@ def transfer(run: Run, route: Route) -> Sync:
     return Sync(
         route=route, received=received, rate=rate, parts={"transfer": nbytes / rate}, low=rate / high, high=rate / low
     )
+
+
+def _links(own: Cluster, gpus: int) -> tuple[Link, ...]:
+    """Links of the trainer's GPUs; and where each side has but one node of its own, those that join nodes.
+
+    own: the trainer's; gpus: of both sides. Raises `NotStated` for a card of which no network is stated
+    """
+    if len(own.links) > 1 or gpus <= own.gpus:
+        return own.links
+    return cluster(own.gpu, -(-gpus // GPUS_PER_NODE) * GPUS_PER_NODE).links
 
 
 def moved_states(run: Run) -> float:

@@ -101,7 +101,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         engine=engine, replicas=replicas, staleness=job.staleness or 0, reference=reference,
         rollout_offload=job.rollout_offload or "none",
         logprob_rows=setup.layout.micro_batch if rows is None else rows * task.rows,
-        logprob_tokens=job.logprob_tokens, assumed=assumed | setup.assumed,
+        logprob_tokens=job.logprob_tokens, padding=job.padding if task.rollout else None, assumed=assumed | setup.assumed,
     )  # fmt: skip
     return run, setup
 
@@ -184,6 +184,9 @@ def _training(
         assumed["--loss"] = f"{habit.value} ({habit.source})"
     if task.rollout:
         changes["seq_len"] = sequences.longest
+        changes["padding"] = None
+        if job.padding == "free" and job.attention == "eager":
+            raise ConfigError("free goes with --attention flash: eager attention pads", key="padding")
         if job.placement is not None and not placement.colocated:
             changes["gpus"] = placement.trainer
         if job.global_batch is None:
