@@ -30,6 +30,7 @@ OF_ROLLOUT = (
     "prompt_len",
     "answers",
     "epochs",
+    "old_logprobs",
     "rollout",
     "placement",
     "staleness",
@@ -64,7 +65,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         job = job.replace(beside=None, dialect=None)
     if job.task is None:
         raise ConfigError("is needed", key="task")
-    task = TASKS[job.task]
+    task = _passes(job, TASKS[job.task])
     _belongs(job, task)
     assumed: dict[str, str] = {"file": file} if file else {}
     placement = Placement.parse(job.placement or "colocated", job.gpus)
@@ -106,11 +107,19 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     return run, setup
 
 
+def _passes(job: Job, task: Task) -> Task:
+    """The task without the pass of old log-probs, where nothing is compared with them: answers that are trained on once, before
+    anything is updated, have those of the update, and an engine's may be taken."""
+    if job.old_logprobs != "none":
+        return task
+    return msgspec.structs.replace(task, passes=tuple(one for one in task.passes if one.phase != "old log-probs"))
+
+
 def _of_logprobs(setup: Setup, task: Task) -> Setup:
     """The training with a head that makes log-probabilities, or one value a sequence, in place of a loss over tokens."""
     if task.trained.scalar:
         return msgspec.structs.replace(setup, model=scalar(setup.model))
-    if task.name in ("sft", "gkd"):
+    if task.name in ("sft", "gkd", "opd"):
         return setup
     kernels = msgspec.structs.replace(setup.training.kernels, logprobs="slices" if task.slices else "rows")
     return msgspec.structs.replace(setup, training=msgspec.structs.replace(setup.training, kernels=kernels))

@@ -9,7 +9,7 @@ import { Panel, table } from "./panel.js";
 import { flags, look, view } from "./state.js";
 import { verdictOf } from "./verdict.js";
 
-const ROLLOUT = ["grpo", "ppo", "rloo", "dapo", "gspo"];
+const ROLLOUT = ["grpo", "ppo", "rloo", "dapo", "gspo", "opd"];
 const GIVEN = ["sft", "rm", "dpo", "ipo", "kto", "orpo", "simpo", "cpo", "gkd"];
 const REFERENCES = ["", "model", "adapter", "adapter-off", "precomputed", "none"];
 const COMPARED = ["dpo", "ipo", "kto", "grpo", "ppo", "rloo"];
