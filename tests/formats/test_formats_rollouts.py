@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from command_line import document, typed
+from loadgauge.cli.options import parse
 from loadgauge.errors import ConfigError
 from loadgauge.formats.exchange import read, write
 from loadgauge.spec.job import POSTTRAIN, Job
@@ -280,3 +281,35 @@ def test_kto_runs_forward_over_other_answers_too() -> None:
     line = "estimate qwen2.5-7b --task {} --gpu h100-sxm5-80gb --gpus 8 --zero 3 --seq-len 2048 --micro-batch 1"
     kto = {one["name"]: one["seconds"] for one in document(line.format("kto"))["time"]["phases"]}
     assert kto["reference"] == pytest.approx(2 * kto["KL log-probs"])
+
+
+SWIFT = "swift rlhf --rlhf_type {} --model Qwen/Qwen2.5-7B --max_length 1024 --per_device_train_batch_size 4 --nproc_per_node 8"
+SWIFT += " --gradient_accumulation_steps 4 --deepspeed zero3 --max_completion_length 2048 {}"
+
+
+def test_answers_of_ms_swift(tmp_path: Path) -> None:
+    """A generation is `per_device_train_batch_size` x `steps_per_generation` sequences of a process; old log-probs are made where
+    `old_policy` says (rlhf_trainers/grpo_trainer.py); a value model is a copy of the reward model."""
+    place = tmp_path / "a.sh"
+    vllm = "--use_vllm true --vllm_mode colocate --vllm_gpu_memory_utilization 0.5 --vllm_tensor_parallel_size 2 --sleep_level 1"
+    for kind, more, wanted in (
+        ("grpo", vllm + " --num_generations 16 --offload_model true --offload_optimizer true",
+         ("grpo", 8, 16, "none", "all", "vllm:tp=2,utilization=0.5,max_num_seqs=32,sleep=1", None)),
+        ("grpo", "--num_iterations 2 --beta 0", ("grpo", 16, 8, None, None, "hf:batch=16", None)),
+        ("ppo", "--reward_model Qwen/Qwen2.5-1.5B", ("ppo", 128, 1, None, None, "hf:batch=16", None)),
+        ("gkd", "--teacher_model Qwen/Qwen2.5-14B --lmbda 1", ("opd", 128, 1, None, None, "hf:batch=4", "Qwen/Qwen2.5-14B")),
+        ("gkd", "--teacher_model Qwen/Qwen2.5-14B --lmbda 0", ("gkd", None, None, None, None, None, "Qwen/Qwen2.5-14B")),
+    ):  # fmt: skip
+        text = SWIFT.format(kind, more)
+        place.write_text(text)
+        found = typed(f"convert {place} --to flags")
+        assert found.code == 0, found.err
+        run = parse(found.out.split()[2:])
+        told = (run.task, run.prompts, run.samples, run.old_logprobs, run.rollout_offload, run.rollout, run.teacher)
+        assert told == wanted
+        assert document(f"estimate {place} --gpu h100-sxm5-80gb")["task"] == wanted[0]
+        job = read(text, file="a.sh").job
+        again = read(write(job.replace(prompts=run.prompts), "ms-swift").text, file="a.sh", given={"gpus": 8})
+        assert {name: getattr(again.job, name) for name in POSTTRAIN if name != "prompts"} == {
+            name: getattr(job, name) for name in POSTTRAIN if name != "prompts"
+        }

@@ -85,6 +85,13 @@ def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...]]
     flags = {name: getattr(filled, name) for name in FIELDS if name not in needless} | {"version": version}
     uncounted = tuple(item for file in files for item in file.uncounted)
     notes = "; ".join(note(file) for file in files)
+    for role in ("reward_model", "critic", "teacher"):
+        name = flags.get(role)
+        if name is not None and (alike := find_alike(name)) is not None:
+            remark += (
+                "" if name.lower().endswith(alike) else f"; its {role.replace('_', ' ')} {name} is taken for {alike}"
+            )
+            flags[role] = alike
     if filled.task is not None:
         flags, left = _less_around(flags)
         remark = f"{remark}{left}"

@@ -37,6 +37,22 @@ OF_ROLLOUT = (
     "rollout_offload",
 )
 """Fields of tasks that generate their answers."""
+OF_ADAPTERS = (
+    "lora_rank",
+    "adapter",
+    "virtual_tokens",
+    "qlora",
+    "base",
+    "lora_targets",
+    "lora_dropout",
+    "lora_dtype",
+    "kbit_upcast",
+    "use_dora",
+    "modules_to_save",
+    "lora_layers",
+    "train",
+)
+"""Fields about what of the trained model is trained, which its other models know nothing of."""
 PROMPTS, SAMPLES, PROMPT, ANSWER = 64, 8, 1024, 3072
 """What is assumed of a step where nothing is said."""
 
@@ -253,9 +269,7 @@ def _member(
     named = None if role.field == "model" else getattr(job, role.field)
     trains = "train" in role.uses
     if named is not None:
-        other = setup.job.replace(
-            model=named, lora_rank=None, adapter=None, qlora=None, lora_targets=None, seq_len=layout.seq_len, lengths=None,
-        )  # fmt: skip
+        other = setup.job.replace(model=named, seq_len=layout.seq_len, lengths=None, **dict.fromkeys(OF_ADAPTERS))
         resolved = resolve_job(other)
         chosen, training, layout = resolved.model, resolved.training, resolved.layout
     if role.field == "critic" and job.critic_batch is not None:

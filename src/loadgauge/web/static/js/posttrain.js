@@ -32,7 +32,7 @@ function asked(name) {
 function fields() {
   const task = asked("task");
   return ["task", ...(rolls() ? ["prompts", "samples", "prompt-len", "answers", "rollout", "placement", "staleness"] : []),
-    ...(COMPARED.includes(task) ? ["reference"] : []), ...(rolls() ? ["reward-model"] : []), ...(task === "gkd" ? ["teacher"] : [])];
+    ...(COMPARED.includes(task) ? ["reference"] : []), ...(rolls() ? ["reward-model"] : []), ...(["gkd", "opd"].includes(task) ? ["teacher"] : [])];
 }
 
 export const posttrain = new Panel({
