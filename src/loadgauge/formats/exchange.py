@@ -99,6 +99,8 @@ def _syntax(text: str, file: str) -> str:
         return "python"
     if start.startswith("{"):
         return "json"
+    if re.search(r"^\[\[?[\w.-]+\]\]?[ \t]*$", text, re.MULTILINE):
+        return "toml"
     if (
         start.startswith(("#!", "torchrun", "python", "accelerate ", "deepspeed ", "--"))
         or "\n--" in text
