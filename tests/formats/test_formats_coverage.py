@@ -27,7 +27,8 @@ TOOLS = {
     "deepspeed": ("deepspeed",), "llamafactory": ("transformers", "llamafactory"), "axolotl": ("axolotl",),
     "megatron": ("megatron", "megatron-core"), "megatron-bridge": ("megatron-bridge",), "torchtitan": ("torchtitan",),
     "verl": ("verl",), "torchtune": ("torchtune",), "litgpt": ("litgpt",), "ms-swift": ("transformers", "ms-swift"),
-    "automodel": ("automodel",), "unsloth": ("unsloth",), "peft": ("peft",),
+    "automodel": ("automodel",), "unsloth": ("unsloth",), "peft": ("peft",), "openrlhf": ("openrlhf",),
+    "nemo-rl": ("nemo-rl",), "slime": ("slime",), "prime-rl": ("prime-rl",),
 }  # fmt: skip
 """Dialects, and the files of `keys/` that their keys are in."""
 SWITCHED_ON = ("fp8_config.", "zero_optimization.zenflow.", "peft.loftq_config.", "qat.", "mixed_precision.")

@@ -50,9 +50,12 @@ def test_a_file_s_task_is_estimated(text: str, task: str, tmp_path: Path) -> Non
 def test_a_command_of_ms_swift_s_sft_is_not_given_a_task(tmp_path: Path) -> None:
     place = tmp_path / "a.yaml"
     place.write_text(FACTORY)
-    found = typed(f"convert {place} --to ms-swift")
+    script = tmp_path / "sft.sh"
+    script.write_text("swift sft --model meta-llama/Llama-3.1-8B --attn_impl flash_attn")
+    found = typed(f"convert {place} --onto {script} --to ms-swift")
     assert "rlhf" not in found.out
     assert "--task dpo: has no place in it" in found.err
+    assert typed(f"convert {place} --to ms-swift").out.startswith("swift rlhf --rlhf_type dpo ")
 
 
 def test_a_task_goes_from_one_tool_to_another(tmp_path: Path) -> None:
@@ -243,7 +246,8 @@ def test_preferences_of_ms_swift_are_estimated(words: str, task: str, tmp_path: 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (SWIFT + " --rlhf_type grpo", "--task grpo with a MODEL"), (SWIFT + " --rlhf_type gkd", "--task gkd"),
+        (SWIFT + " --rlhf_type grpo --use_vllm true --vllm_mode server", "'server' has GPUs of its own"),
+        (SWIFT + " --rlhf_type gkd", "0.5 where nothing is said"), (SWIFT + " --rlhf_type ppo", "needs a reward model"),
         (SWIFT + " --use_liger_kernel true", "use_liger_kernel"), (SWIFT + " --ref_adapters x", "ref_adapters"),
         (SWIFT + " --ref_model gpt2", "ref_model"), (SWIFT.replace("rlhf", "sft") + " --beta 0.1", "beta: is of another trainer"),
         (SWIFT + " --reward_model gpt2", "reward_model"),

@@ -509,6 +509,92 @@ def peft() -> Iterator[Section]:
         yield f"{version('peft')}: {name}Config", of_dataclass(getattr(module, f"{name}Config"))
 
 
+def options_of(path: Path) -> dict[str, Any]:
+    """The options that a program's `argparse` is given, of each of a loop's two roles, with plain defaults."""
+    found: dict[str, Any] = {}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        named = isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if not isinstance(node, ast.Call) or named not in ("add_argument", "reset_arg"):
+            continue
+        word = next((one for one in node.args if isinstance(one, ast.Constant | ast.JoinedStr)), None)
+        if word is None:
+            continue
+        given = next((keyword.value for keyword in node.keywords if keyword.arg == "default"), None)
+        try:
+            default = None if given is None else ast.literal_eval(given)
+        except ValueError:
+            default = None
+        parts = [word] if isinstance(word, ast.Constant) else word.values
+        for role in ("",) if isinstance(word, ast.Constant) else ("actor", "critic"):
+            name = "".join(str(one.value) if isinstance(one, ast.Constant) else role for one in parts)
+            found[name.lstrip("-").replace("-", "_")] = plain(default)
+    return found
+
+
+def openrlhf(roots: list[Path]) -> Iterator[Section]:
+    """OpenRLHF's programs, of each release whose folder is given, the newest first."""
+    seen: set[str] = set()
+    for root in roots:
+        release = (root / "VERSION").read_text(encoding="utf-8").strip()
+        for path in sorted((root / "openrlhf" / "cli").glob("train_*.py")):
+            if path.stem == "train_prm":
+                continue
+            keys = {key: value for key, value in options_of(path).items() if key not in seen}
+            seen |= keys.keys()
+            yield f"openrlhf {release}: {path.stem}", keys
+
+
+def slime(roots: list[Path]) -> Iterator[Section]:
+    """slime's own arguments."""
+    yield "slime 624b824a8: arguments", options_of(roots[0] / "slime" / "utils" / "arguments.py")
+
+
+def nemo_rl(roots: list[Path]) -> Iterator[Section]:
+    """The recipes that NeMo-RL's others are built on."""
+    for name in ("grpo_math_1B", "dpo", "sft", "rm", "distillation_math"):
+        yield f"NeMo-RL 7ea279abf: {name}.yaml", of_yaml(roots[0] / "examples" / "configs" / f"{name}.yaml")
+
+
+PRIME = {"rl": "RLConfig", "sft": "SFTConfig"}
+"""Classes of prime-rl's configurations, by their file."""
+
+
+def prime_rl(roots: list[Path]) -> Iterator[Section]:
+    """prime-rl's pydantic classes, read as source: their imports are not installed."""
+    folder = roots[0] / "packages" / "prime-rl-configs" / "src" / "prime_rl" / "configs"
+    classes: dict[tuple[str, str], ast.ClassDef] = {}
+    for path in folder.glob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                classes[path.stem, node.name] = node
+
+    def fields(module: str, name: str, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+        place = (module, name) if (module, name) in classes else next((key for key in classes if key[1] == name), None)
+        if place is None or depth > 6:
+            return
+        for base in classes[place].bases:
+            yield from fields(place[0], getattr(base, "id", ""), prefix, depth + 1)
+        for line in classes[place].body:
+            if not isinstance(line, ast.AnnAssign) or not isinstance(line.target, ast.Name):
+                continue
+            inner = [
+                one.id for one in ast.walk(line.annotation) if isinstance(one, ast.Name) and one.id.endswith("Config")
+            ]
+            listed = "list[" in ast.unparse(line.annotation)
+            if inner and not listed:
+                for one in inner:
+                    yield from fields(place[0], one, f"{prefix}{line.target.id}.", depth + 1)
+                continue
+            try:
+                default = None if line.value is None else ast.literal_eval(line.value)
+            except ValueError:
+                default = None
+            yield f"{prefix}{line.target.id}", plain(default)
+
+    for module, name in PRIME.items():
+        yield f"prime-rl 0.8.0: {name}", dict(fields(module, name, "", 0))
+
+
 INSTALLED: dict[str, Callable[[], Iterator[Section]]] = {
     "transformers": transformers, "trl": trl, "accelerate": accelerate, "llamafactory": llamafactory, "axolotl": axolotl,
     "deepspeed": deepspeed, "torchtitan": torchtitan, "verl": verl, "megatron-core": megatron_core,
@@ -516,6 +602,10 @@ INSTALLED: dict[str, Callable[[], Iterator[Section]]] = {
     "peft": peft,
 }  # fmt: skip
 SOURCES = {"megatron": megatron, "megatron-bridge": bridge}
+FOLDERS: dict[str, Callable[[list[Path]], Iterator[Section]]] = {
+    "openrlhf": openrlhf, "slime": slime, "nemo-rl": nemo_rl, "prime-rl": prime_rl,
+}  # fmt: skip
+"""Tools whose folders are given: `--folder openrlhf=DIR,DIR`."""
 
 
 def text_of(sections: Iterator[Section]) -> str:
@@ -543,10 +633,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megatron-lm", type=Path)
     parser.add_argument("--bridge", type=Path)
+    parser.add_argument("--folder", action="append", default=[], metavar="NAME=DIR[,DIR]")
     parser.add_argument("tools", nargs="*")
     given = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
+    for word in given.folder:
+        name, _, roots = word.partition("=")
+        text = text_of(FOLDERS[name]([Path(root) for root in roots.split(",")]))
+        (FOLDER / f"{name}.txt").write_text(text, encoding="utf-8")
+        print(name, text.count("\n"))
     for name, extract in INSTALLED.items():
+        if given.folder and not given.tools:
+            break
         if given.tools and name not in given.tools:
             continue
         try:

@@ -146,6 +146,35 @@ CAN: dict[str, dict[str, Any]] = {
         "use_dora": (None, True), "modules_to_save": (None, "lm_head", "embed_tokens,lm_head"), "lora_dropout": (None, 0.1),
         "eval_batch": (None, 1, 8), "eval_batches": (None, 4),
     },
+    "openrlhf": {
+        "framework": ("deepspeed",), "model": ("meta-llama/Llama-3.1-8B",), "tp": (1, 2), "cp": (1, 2), "zero": (0, 1, 2, 3),
+        "offload": ("none", "optimizer"), "recompute": FULL, "precision": ("bf16", "fp16"), "optimizer": ("adamw", "muon"),
+        "kernels": ("native", "liger"), "seq_len": LENGTHS, "attention": ("fa2", "fa3", "eager"), "lora_rank": (0, 8),
+        "lora_targets": ("all", "q_proj,v_proj"), "qlora": (False, True), "base": ("nf4",), "lora_dropout": (None, 0.1),
+        "gpus_per_node": (8,),
+    },
+    "nemo-rl": {
+        "framework": ("torchtitan", "megatron"), "model": ("meta-llama/Llama-3.1-8B",), "tp": (1, 2), "pp": (1, 2), "cp": (1, 2),
+        "ep": (1, 2), "etp": (1, 2), "zero": (0, 1, 3), "sequence_parallel": (False, True),
+        "recompute": (*FULL, "selective", "modules:layernorm,moe_act"), "offload": ("none", "optimizer", "all"),
+        "precision": ("bf16", "fp32", "bf16-mixed-16"), "seq_len": LENGTHS, "gpus_per_node": (8,),
+        "optimizer": ("adamw-foreach", "adamw-fused", "adamw-loop"), "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
+        "lora_dropout": (None, 0.1),
+    },
+    "slime": {
+        "framework": ("megatron",), "model": ("Qwen/Qwen3-8B",), "tp": (1, 2, 8), "pp": (1, 2), "cp": (1, 2), "ep": (1, 4),
+        "etp": (1, 2), "zero": (1,), "sequence_parallel": (False, True), "recompute": MEGATRON_RECOMPUTE,
+        "offload": ("none", "optimizer"), "precision": ("bf16", "fp16"), "optimizer": ("adamw", "sgd-momentum", "muon"),
+        "attention": ("flash", "eager"), "cp_comm": ("ring", "all_to_all"), "seq_len": LENGTHS, "gpus_per_node": (8,),
+    },
+    "prime-rl": {
+        "framework": ("torchtitan",), "model": ("Qwen/Qwen3-8B",), "cp": (1, 2), "ep": (1, 2), "zero": (2, 3),
+        "replicas": (1, 2), "recompute": (*FULL, "full:every=2"), "offload": ("none", "all"),
+        "activation_offload": ("none", "checkpoints"), "precision": ("bf16", "bf16-pure"), "compile": (True, False),
+        "optimizer": ("adamw", "muon", "sgd-momentum"), "seq_len": LENGTHS, "gpus_per_node": (8,), "lora_rank": (0, 8),
+        "lora_targets": ("all", "q_proj,v_proj"), "lora_dropout": (None, 0.1), "modules_to_save": (None, "lm_head"),
+        "attention": ("flash", "eager"),
+    },
 }  # fmt: skip
 SYNTAXES = [
     *(("megatron", "argv"), ("megatron", "yaml"), ("megatron-bridge", "yaml"), ("megatron-bridge", "argv")),
@@ -154,7 +183,8 @@ SYNTAXES = [
     *(("trl", "yaml"), ("trl", "json"), ("trl", "argv"), ("axolotl", "yaml")),
     *(("llamafactory", "yaml"), ("llamafactory", "json"), ("llamafactory", "argv"), ("verl", "argv"), ("verl", "yaml")),
     *(("torchtune", "yaml"), ("litgpt", "yaml"), ("litgpt", "argv"), ("ms-swift", "argv"), ("ms-swift", "yaml")),
-    *(("automodel", "yaml"), ("unsloth", "python"), ("peft", "json")),
+    *(("automodel", "yaml"), ("unsloth", "python"), ("peft", "json"), ("openrlhf", "argv"), ("nemo-rl", "yaml")),
+    *(("slime", "argv"), ("prime-rl", "toml")),
 ]
 SUFFIXES = {"argv": "sh", "python": "py"}
 """Endings of files by their syntax, where they differ."""
@@ -228,6 +258,13 @@ def _agree(values: dict[str, Any], name: str, syntax: str) -> None:
         values["loss"] = "auto" if not liger and values["loss"] == "float32" else values["loss"]
     if name == "verl":
         _agree_verl(values, framework)
+    if name == "nemo-rl":
+        _agree_nemo(values, framework)
+    if name in ("openrlhf", "prime-rl") and values["cp"] > 1:
+        values["cp_comm"] = "ring" if name == "openrlhf" else "all_to_all"
+    if name == "slime":
+        values["micro_batch"] = 1  # sequences are packed to a number of tokens
+        values["schedule"] = None if values["pp"] == 1 else "1f1b"
     if "model" in values and name == "torchtitan" and syntax == "argv":
         values["loss"] = "chunked" if values["model"] else None
     if name == "torchtitan" and values["cp"] > 1:
@@ -301,3 +338,18 @@ def _agree_verl(values: dict[str, Any], framework: str) -> None:
         }
         values["recompute"] = values["recompute"] if values["recompute"] in FULL else "full"
         values["cp_comm"] = "all_to_all" if values["cp"] > 1 else None
+
+
+def _agree_nemo(values: dict[str, Any], framework: str) -> None:
+    if framework == "megatron":
+        values |= {
+            "zero": min(values["zero"], 1), "offload": "none" if values["offload"] == "all" else values["offload"],
+            "optimizer": "adamw", "cp_comm": None, "schedule": None if values["pp"] == 1 else "1f1b",
+        }  # fmt: skip
+        return
+    values |= {
+        "zero": 3, "pp": 1, "etp": 1, "offload": "none" if values["offload"] == "optimizer" else values["offload"],
+        "recompute": values["recompute"] if values["recompute"] in FULL else "full", "schedule": None,
+        "precision": "bf16" if values["precision"] == "bf16-mixed-16" else values["precision"],
+        "cp_comm": "ring" if values["cp"] > 1 else None,
+    }  # fmt: skip

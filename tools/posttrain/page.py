@@ -52,7 +52,10 @@ def tasks() -> Iterator[str]:
     yield "| `--task` | what | roles | passes of a step |"
     yield "| --- | --- | --- | --- |"
     for task in TASKS.values():
-        passes = ", ".join(f"{one.phase}{' x 2 rows' if one.rows == 2 else ''}" for one in task.passes)
+        passes = ", ".join(
+            f"{one.phase}{' x 2 rows' if one.rows == 2 else f' x {one.times}' if one.times > 1 else ''}"
+            for one in task.passes
+        )
         yield f"| {task.name} | {task.title} | {', '.join(role.name for role in task.roles)} | {passes} |"
     yield ""
 

@@ -31,7 +31,7 @@ _STORED = {
 _QUANTISED = [(stored, re.compile(rf"-({pattern})$")) for stored, pattern in _STORED.items()]
 # What a name may say beside the model: who published it, how it was tuned; then also its version and when it came out.
 _BESIDE = (
-    r"^(meta|unsloth|official|nvidia)-|-(hf|instruct|chat|it|pt|base|sft|dpo|orpo|kto|ppo|grpo|rlhf|lora|merged|bf16|fp16|16bit"
+    r"^(meta|unsloth|official|nvidia)-|-(hf|instruct|chat|it|pt|base|sft|dpo|orpo|kto|ppo|grpo|rlhf|rm(-\d+k)?|lora|merged|bf16|fp16|16bit"
     r"|unsloth|preview|thinking|reasoning|uncensored|abliterated|finetuned?|latest|1m|128k|intermediate-step-\w+-\d+t{more})(?=-|$)"
 )
 _TUNED = re.compile(_BESIDE.replace("{more}", ""))

@@ -12,10 +12,12 @@ from loadgauge.formats.coverage import words
 from loadgauge.formats.shell import Word, variables_of, words_of
 from loadgauge.formats.table import MISSING
 
-Style = Literal["switch", "value", "tyro", "hydra"]
+Style = Literal["switch", "flags", "value", "tyro", "hydra"]
+SWITCHES = ("switch", "flags")
 NAME = re.compile(r"--[A-Za-z][\w.\-]*(?:=|$)")
 HYDRA = re.compile(r"\+{0,2}[A-Za-z_][\w@/]*(?:\.\w+)+=")
 UNDOTTED = re.compile(r"[a-z_]+=")
+ARRAY = re.compile(r"\$\{\w+\[[@*]\]\}$")
 SUBCOMMAND = re.compile(r"[a-z][a-z-]*:[a-z][a-z-]*$")
 
 
@@ -33,7 +35,8 @@ class Option(NamedTuple):
 class Argv:
     """Options of a command line. Dashes and underscores of a name are the same.
 
-    style: `switch` (Megatron: --bf16), `value` (transformers: --bf16 True), `tyro` (torchtitan: --a.b, --a.no-b) or
+    style: `switch` (Megatron: --bf16), `flags` (OpenRLHF: the same, with underscores), `value` (transformers: --bf16 True),
+        `tyro` (torchtitan: --a.b, --a.no-b) or
         `hydra` (verl: a.b=True), in which new options are written
     objects: options whose value is a JSON object
 
@@ -125,12 +128,12 @@ class Argv:
                 place = place.setdefault(section, {})
             place[last] = value
             key, value = name, inner
-        if isinstance(value, bool) and self.style in ("switch", "tyro"):
+        if isinstance(value, bool) and self.style in (*SWITCHES, "tyro"):
             self.drop(key)
-            if not value and self.style == "switch":
+            if not value and self.style in SWITCHES:
                 return
             key, value = (key if value else _negative(key)), True
-        words = [] if value is True and self.style in ("switch", "tyro") else _spelled(value)
+        words = [] if value is True and self.style in (*SWITCHES, "tyro") else _spelled(value)
         if self.style == "hydra" and isinstance(value, list):
             words = [f"'[{','.join(words)}]'"]
         options = self.options.get(key)
@@ -314,7 +317,8 @@ def _options(words: list[Word]) -> Iterator[Option]:
 
 
 def _begins(word: Word) -> bool:
-    return bool(NAME.match(word.text) or _overrides(word) or SUBCOMMAND.match(word.text))
+    # All the words of an array are options of their own.
+    return bool(NAME.match(word.text) or _overrides(word) or SUBCOMMAND.match(word.text) or ARRAY.match(word.text))
 
 
 def _pairs(word: Word) -> bool:

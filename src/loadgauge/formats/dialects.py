@@ -12,12 +12,13 @@ FILES = {
     "megatron": "megatron", "megatron-bridge": "bridge", "torchtitan": "torchtitan", "deepspeed": "deepspeed",
     "accelerate": "accelerate", "transformers": "huggingface", "trl": "huggingface", "axolotl": "axolotl",
     "llamafactory": "llamafactory", "verl": "verl", "torchtune": "torchtune", "litgpt": "litgpt", "ms-swift": "swift",
-    "automodel": "automodel", "unsloth": "unsloth", "peft": "peft",
+    "automodel": "automodel", "unsloth": "unsloth", "peft": "peft", "openrlhf": "openrlhf", "nemo-rl": "nemo_rl", "slime": "slime",
+    "prime-rl": "prime_rl",
 }  # fmt: skip
 """Dialects, and the files of this folder that have them, each under its name in capitals."""
-BUILT_ON = {"trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers"}
+BUILT_ON = {"trl": "transformers", "llamafactory": "transformers", "ms-swift": "transformers", "slime": "megatron"}
 """Tools whose files have another's keys too: those of the other mark them as well."""
-CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT"}
+CONSTANTS = {"megatron-bridge": "BRIDGE", "ms-swift": "SWIFT", "nemo-rl": "NEMO_RL", "prime-rl": "PRIME_RL"}
 ALIASES = {
     "hf": "transformers", "fsdp": "accelerate", "llama-factory": "llamafactory", "bridge": "megatron-bridge",
     "lit-gpt": "litgpt", "swift": "ms-swift", "nemo": "automodel", "nemo-automodel": "automodel", "tune": "torchtune",
@@ -26,6 +27,7 @@ MARK = 10
 STARTED = {
     "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd)(?:\s|$)"),
     "ms-swift": re.compile(r"\bswift rlhf\b"),
+    "openrlhf": re.compile(r"\bopenrlhf[./]cli[./]train_|\btrain_ppo_ray\b"),
 }
 """Command lines that say whose they are."""
 SCRIPT = re.compile(r"(?i)(?:^|[\s/])(?:\w*_)?(?:dpo|kto|reward|grpo|rloo|orpo|cpo|gkd)(?:_\w+)?\.py\b")
@@ -40,8 +42,8 @@ def dialect(name: str) -> Dialect:
     >>> dialect("megatron-ml")
     Traceback (most recent call last):
     loadgauge.errors.ConfigError: unknown dialect 'megatron-ml' (known: megatron, megatron-bridge, torchtitan, deepspeed,
-    accelerate, transformers, trl, axolotl, llamafactory, verl, torchtune, litgpt, ms-swift, automodel, unsloth, peft); did
-    you mean megatron?
+    accelerate, transformers, trl, axolotl, llamafactory, verl, torchtune, litgpt, ms-swift, automodel, unsloth, peft, openrlhf,
+    nemo-rl, slime, prime-rl); did you mean megatron?
     """
     wanted = ALIASES.get(name.lower(), name.lower())
     if wanted not in FILES:

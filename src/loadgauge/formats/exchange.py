@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from loadgauge.formats.known_files import KnownFile, known_file
 from loadgauge.formats.nested import json_document, toml_document, yaml_document
 from loadgauge.formats.table import Dialect, Document, Keys, Missing
 from loadgauge.formats.uncounted import Uncounted
+from loadgauge.package_data import read_data
 from loadgauge.spec.axes import DEGREES, RANK_ORDER
 from loadgauge.spec.job import Job
 from loadgauge.spec.optimizers import OPTIMIZERS
@@ -97,6 +99,8 @@ def _syntax(text: str, file: str) -> str:
         return "python"
     if start.startswith("{"):
         return "json"
+    if re.search(r"^\[\[?[\w.-]+\]\]?[ \t]*$", text, re.MULTILINE):
+        return "toml"
     if (
         start.startswith(("#!", "torchrun", "python", "accelerate ", "deepspeed ", "--"))
         or "\n--" in text
@@ -121,6 +125,11 @@ def document(text: str, syntax: str, chosen: Dialect | None = None, file: str = 
 
             return Calls(text, SECTIONS, FIRST)
         reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
+        if chosen is not None and chosen.layers:
+            from loadgauge.formats.layered import layered
+
+            bundled = tomllib.loads(read_data(chosen.layers))
+            return layered(reader(text, sections), file, lambda path: reader(load(path), sections), bundled)
         return reader(text, sections)
     except ConfigError as error:
         raise ConfigError(str(error), file="" if str(error).startswith(f"{file}:") else file) from None
@@ -328,7 +337,7 @@ def write(
     kind = syntax or (chosen.syntaxes[0] if template is None else _syntax(template, file))
     if kind not in chosen.syntaxes:
         raise ConfigError(f"{chosen.title} is {' or '.join(chosen.syntaxes)}, not {kind}")
-    target = document(chosen.blank[kind] if template is None else template, kind, chosen, file)
+    target = document(chosen.begun(kind, job.task) if template is None else template, kind, chosen, file)
     keys = Keys(target, file, chosen.auto)
     wanted, changed = facts_of(job, extra), False
     if template is None and job.micro_batch is None and job.global_batch is None:
@@ -346,7 +355,7 @@ def write(
             for key, value in idea.write(wanted, keys).items():
                 changed |= _put(target, key, value)
     text = target.text() if changed or template is None else template
-    left_out = _left_out(job, text, chosen, kind)
+    left_out = _left_out(job, text, chosen, kind, file)
     return Written(dialect=chosen.name, text=text, left_out=left_out)
 
 
@@ -377,9 +386,9 @@ def _stale(have: Mapping[str, Any], names: tuple[str, ...], wanted: Mapping[str,
     return False
 
 
-def _left_out(job: Job, text: str, chosen: Dialect, syntax: str) -> tuple[str, ...]:
+def _left_out(job: Job, text: str, chosen: Dialect, syntax: str, file: str) -> tuple[str, ...]:
     """Reads what was written, and lists what it does not say as the job does."""
-    facts = chosen.read(Keys(document(text, syntax, chosen), "", chosen.auto))
+    facts = chosen.read(Keys(document(text, syntax, chosen, file), "", chosen.auto))
     beyond = {} if job.gpus is None or "gpus" in facts or "nodes" in facts else facts_given({"gpus": job.gpus})
     written = describe(*solve(_with(facts, beyond)))
     lines = [f"--gpus {job.gpus}: is said to the launcher"] if beyond and solve(facts)[0].gpus != job.gpus else []

@@ -27,7 +27,8 @@ NAMES = (
     "lora_dtype", "kbit_upcast", "use_dora", "modules_to_save", "lora_layers", "train", "offload", "offload_to",
     "activation_offload", "pin_memory", "end_units", "engine",
     "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts", "samples", "generated",
-    "prompt_len", "answers", "epochs", "logprob_batch", "logprob_tokens", "rollout", "placement", "staleness", "reference",
+    "prompt_len", "answers", "epochs", "old_logprobs", "logprob_batch", "logprob_tokens", "rollout", "placement", "staleness",
+    "reference",
     "teacher", "reward_model", "critic", "critic_batch", "frozen_offload", "frozen_weights", "rollout_offload",
 )  # fmt: skip
 """What a converted job is described by, in this order."""
@@ -60,6 +61,29 @@ class Fact(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.key} = {self.value}"
+
+
+def split_of(placement: str | None) -> tuple[int, int] | None:
+    """GPUs of the trainer and of the rollout, where each has its own; None where they take turns.
+
+    >>> split_of("split:16+8"), split_of("colocated")
+    ((16, 8), None)
+    """
+    kind, _, rest = (placement or "").partition(":")
+    parts = rest.split("+")
+    if (
+        kind != "split"
+        or len(parts) != 2
+        or not all(one.isascii() and one.isdecimal() and len(one) < 8 for one in parts)
+    ):
+        return None
+    return int(parts[0]), int(parts[1])
+
+
+def trainer_gpus(gpus: int, placement: str | None) -> int:
+    """GPUs of all that the trainer has."""
+    split = split_of(placement)
+    return gpus if split is None or sum(split) != gpus else split[0]
 
 
 def facts_given(flags: Mapping[str, Any]) -> dict[str, Fact]:
@@ -104,7 +128,8 @@ def solve(facts: Mapping[str, Fact], file: str = "") -> tuple[Job, Extra]:
         values |= _precision_of_weights(facts["weights"], values, facts, file)
     job = Job(**{"model": "", **values})
     gpus = _gpus(facts, file)
-    replicas, dp = _data_parallel(facts, job, gpus, file)
+    own = None if gpus is None else trainer_gpus(gpus, job.placement)
+    replicas, dp = _data_parallel(facts, job, own, file)
     micro, accumulation, batch = (_value(facts, name) for name in ("micro_batch", "accumulation", "global_batch"))
     if batch is not None and micro is not None and accumulation is not None and not facts["accumulation"].default:
         ranks, left = divmod(batch, micro * accumulation)
@@ -223,11 +248,10 @@ def facts_of(job: Job, extra: Extra | None = None) -> dict[str, Any]:
     values = describe(job, extra)
     dp = 1
     if job.gpus is not None:
-        dp, left = divmod(job.gpus, ranks_of_replica(job))
+        own = trainer_gpus(job.gpus, job.placement)
+        dp, left = divmod(own, ranks_of_replica(job))
         if left:
-            raise ConfigError(
-                f"{job.gpus} GPUs cannot be split over tp x pp x cp = {ranks_of_replica(job)}", key="gpus"
-            )
+            raise ConfigError(f"{own} GPUs cannot be split over tp x pp x cp = {ranks_of_replica(job)}", key="gpus")
         if dp % (job.replicas or 1):
             raise ConfigError(f"{job.replicas} replicas do not divide {dp} data-parallel ranks", key="replicas")
         values |= {"dp": dp, "shards": dp // (job.replicas or 1)}

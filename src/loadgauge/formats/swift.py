@@ -13,6 +13,7 @@ from loadgauge.formats.evaluation import asked, evaluation
 from loadgauge.formats.huggingface import OPTIMIZER, SAVING, TORCH_COMPILE, dropout, liger, processes, sharding, targets
 from loadgauge.formats.megatron import launched
 from loadgauge.formats.partial import frozen_share
+from loadgauge.formats.swift_answers import GENERATING, answers
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, names_in, row
 from loadgauge.formats.words import ATTENTION
 
@@ -326,18 +327,16 @@ def _task() -> Idea:
                 raise keys.wrong(present, "is of another trainer than SFT, which swift rlhf and rlhf_type start")
             return {}
         word = keys.word(kind) or "dpo"
-        if word in ("grpo", "gkd", "ppo"):
-            raise keys.wrong(
-                kind, f"{word!r} generates its answers, whose engine is not read here: --task {word} with a MODEL"
-            )
+        own = keys.agreed(MODEL, keys.word)
+        if keys.has("ref_adapters"):
+            raise keys.wrong("ref_adapters", "loads a reference with adapters, which is not read")
+        if keys.has("ref_model") and keys.word("ref_model") != own:
+            raise keys.wrong("ref_model", "is read where it is the model that is trained")
+        if word in GENERATING:
+            return {}  # `swift_answers`
         task = keys.choice(kind, PREFERENCES) or "dpo"
         if keys.flag("use_liger_kernel"):
             raise keys.wrong("use_liger_kernel", "beside rlhf_type has a loss of its own, which is not read")
-        if keys.has("ref_adapters"):
-            raise keys.wrong("ref_adapters", "loads a reference with adapters, which is not read")
-        own = keys.agreed(MODEL, keys.word)
-        if keys.has("ref_model") and keys.word("ref_model") != own:
-            raise keys.wrong("ref_model", "is read where it is the model that is trained")
         ipo = task == "dpo" and keys.words(loss) == ["ipo"]
         return {"task": "ipo" if ipo else task}
 
@@ -347,6 +346,8 @@ def _task() -> Idea:
             return {}
         if task == "ipo":
             return {kind: "dpo", loss: "ipo"}
+        if task in (*GENERATING, "opd"):
+            return {kind: "gkd" if task == "opd" else task}
         return (
             {kind: task, loss: None if keys.words(loss) == ["ipo"] else keys.raw(loss)} if task in PREFERENCES else {}
         )
@@ -383,6 +384,13 @@ SWIFT = Dialect(
         """
     ),
     blank={"argv": "swift sft --attn_impl flash_attn --output_dir output\n", "yaml": "attn_impl: flash_attn\noutput_dir: output\n"},
+    blanks={
+        task: f"swift rlhf --rlhf_type {word} --attn_impl flash_attn --output_dir output\n"
+        for word, tasks in {"dpo": ("dpo", "ipo"), "gkd": ("gkd", "opd")}.items() for task in tasks
+    } | {
+        task: f"swift rlhf --rlhf_type {task} --attn_impl flash_attn --output_dir output\n"
+        for task in ("kto", "orpo", "simpo", "cpo", "rm", "grpo", "ppo")
+    },
     ideas=(
         read_only(launched()),
         read_only(processes()),
@@ -400,6 +408,7 @@ SWIFT = Dialect(
         row("attention", "attn_impl", words=ATTENTION | {"flash_attn": "fa2"}),
         liger("use_liger_kernel"),
         _task(),
+        answers(),
         context_parallel("sequence_parallel_size"),
         _dropout(),
         evaluation(

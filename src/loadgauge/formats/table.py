@@ -265,9 +265,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     versions: which its table was checked against; the last number is the newest, whose defaults count unless another is given
     syntaxes: of its files, the one that is written first
     marks: keys that no other tool has
-    blank: what an export begins from, by syntax
+    blank: what an export begins from, by syntax; blanks: on a command line, by task, where another program does it
     framework: whose defaults apply where the file does not say
     sections: of files with sections, where keys without dots belong
+    layers: of files that name others as `defaults:`, the data file with the tool's own, by name
     style, objects: of options on its command line (`Argv`)
     """
 
@@ -278,11 +279,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     ideas: tuple[Idea, ...]
     marks: frozenset[str] = frozenset()
     blank: Mapping[str, str] = {}
+    blanks: Mapping[str, str] = {}
     auto: bool = False
     framework: str = "huggingface"
     sections: Mapping[str, str] = {}
     style: str = "value"
     objects: frozenset[str] = frozenset()
+    layers: str = ""
     programs: Mapping[str, str] = {}
     """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
 
@@ -290,6 +293,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     def coverage(self) -> Coverage:
         """The rules for keys that no idea reads."""
         return key_lists(self.name)
+
+    def begun(self, syntax: str, task: str | None) -> str:
+        """What an export of a task begins from."""
+        return self.blanks.get(task or "", self.blank[syntax]) if syntax == self.syntaxes[0] else self.blank[syntax]
 
     @property
     def library(self) -> str:
@@ -341,8 +348,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return facts
 
     def unread(self, document: Document) -> tuple[str, ...]:
-        """The keys of a document that no idea reads, as the file spells them."""
-        return tuple(document.shown(key) for key in self._rest(document))
+        """The keys of a document that no idea reads, as the file spells them; of files over each other the uppermost's."""
+        own = getattr(document, "own", document).names()
+        return tuple(document.shown(key) for key in self._rest(document) if key in own or not self.layers)
 
     def covering(self, document: Document) -> Coverage:
         """The rules for a document's keys; on a command line, those for options of the launcher as well."""

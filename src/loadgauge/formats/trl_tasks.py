@@ -175,6 +175,7 @@ def task() -> Idea:
             "generated": at_once, "epochs": keys.whole("num_iterations") or 1,
             "answers": str(keys.whole("max_completion_length") or 512), "prompt_len": keys.whole("max_prompt_length"),
             "reward_model": keys.word("reward_model_name_or_path"), "reference": None if refers else "none",
+            "old_logprobs": None if _passes_twice(keys, trainer) else "none",
         }  # fmt: skip
         if not keys.flag("use_vllm"):
             return facts | {"rollout": f"hf:batch={at_once}"}
@@ -191,6 +192,14 @@ def task() -> Idea:
             "max_batched_tokens": 4096, "sleep": 2 if keys.flag("vllm_enable_sleep_mode") else 0,
         } | ({"context": length} if (length := keys.whole(longest)) else {})  # fmt: skip
         return facts | {"rollout": Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in said.items())).text()}
+
+    def _passes_twice(keys: Keys, trainer: str) -> bool:
+        """Whether old log-probs are made: GRPO leaves them out where whole generations are trained on before a step of the
+        optimizer, unless what vLLM says of them is corrected (`_generate_and_score_completions` of trainer/grpo_trainer.py)."""
+        count = keys.whole(accumulation) or 1
+        every = (keys.whole(steps) or count) * (keys.whole("num_iterations") or 1)
+        corrected = keys.flag("use_vllm") and keys.flag("vllm_importance_sampling_correction") is not False
+        return trainer != "grpo" or count % every != 0 or bool(corrected)
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = facts.get("task")
@@ -229,5 +238,7 @@ def task() -> Idea:
             "vllm_enable_sleep_mode": True if engine.sleep else None,
         }  # fmt: skip
 
-    facts = names_in("task reference teacher samples prompts generated epochs answers prompt_len reward_model rollout")
+    facts = names_in(
+        "task reference teacher samples prompts generated epochs answers prompt_len reward_model rollout old_logprobs"
+    )
     return Idea(keys=EVERY, facts=facts, read=read, write=write)

@@ -35,6 +35,7 @@ def trains_answers(keys: Keys) -> bool:
 def task() -> Idea:
     """The task by its estimator of advantages, and the models beside the actor."""
     estimator, kl, in_reward = "algorithm.adv_estimator", f"{A}use_kl_loss", "algorithm.use_kl_in_reward"
+    bypassed = "algorithm.rollout_correction.bypass_mode"
     critic, scored = f"{C}model.path", ("reward.reward_model.model_path", "reward_model.model.path")
     rank, path, switch = (
         "actor_rollout_ref.model.lora_rank",
@@ -52,6 +53,7 @@ def task() -> Idea:
         return {
             "task": chosen, "reference": ("adapter-off" if adapts else "model") if refers else "none",
             "critic": None if of_critic == keys.word(path) else of_critic,
+            "old_logprobs": "none" if keys.flag(bypassed) else None,
             "reward_model": next((keys.word(name) for name, on in zip(scored, switch, strict=True) if keys.flag(on)), None),
         }  # fmt: skip
 
@@ -72,11 +74,12 @@ def task() -> Idea:
         scores = facts.get("reward_model")
         return {
             estimator: keys.word(estimator) if same else wanted, critic: facts.get("critic") or keys.word(critic),
+            bypassed: True if facts.get("old_logprobs") == "none" else False if keys.has(bypassed) else None,
             **dict(zip(scored, (scores, None), strict=True)), **dict(zip(switch, (True if scores else None, None), strict=True)),
         } | kept  # fmt: skip
 
-    owned = (estimator, kl, in_reward, critic, *scored, *switch)
-    return Idea(keys=owned, facts=names_in("task reference critic reward_model"), read=read, write=write)
+    owned = (estimator, kl, in_reward, critic, bypassed, *scored, *switch)
+    return Idea(keys=owned, facts=names_in("task reference critic reward_model old_logprobs"), read=read, write=write)
 
 
 def engine() -> Idea:

@@ -256,7 +256,7 @@ def _pass(run: Run, one: Pass, member: Member, software: float, known: Known) ->
     if found is None:
         raise NotStated(f"the time of {member.model.name} on {run.gpu.name if run.gpu else 'no card'}")
     share = 1.0 if one.does == "update" else forward_share(found)
-    seconds = software * found.step * share * times
+    seconds = software * found.step * share * times * one.times
     return PhaseTime(
         name=one.phase, role=one.role, side=side, seconds=seconds, low=seconds * found.low / found.step,
         high=seconds * found.high / found.step,

@@ -43,7 +43,7 @@ def convert(
 
     job: a `Job`, a name in the catalogue, or one or more job files of another tool that describe one job together
     to: a dialect (megatron, megatron-bridge, torchtitan, deepspeed, accelerate, transformers, trl, axolotl, llamafactory,
-    verl, torchtune, litgpt, ms-swift, automodel, unsloth) or "flags"
+    verl, torchtune, litgpt, ms-swift, automodel, unsloth, openrlhf, nemo-rl, slime, prime-rl) or "flags"
     onto: a file of that dialect to patch; its comments and everything else in it stay
     fields: fields of `Job` that change it, such as `tp=4`, or that say how files are read: `version` of the tool (the newest
     unless given), `dialect` of the first, files `beside` it

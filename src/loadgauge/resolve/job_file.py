@@ -13,7 +13,7 @@ from loadgauge.errors import ConfigError
 from loadgauge.families.catalogue import find, find_model, model_sources, models
 from loadgauge.families.derived import derive
 from loadgauge.formats.exchange import SYNTAXES, JobFile, combine, load, read, with_tool
-from loadgauge.formats.facts import FIELDS, Extra, ranks_of_replica
+from loadgauge.formats.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus
 from loadgauge.formats.recompute import resolve_recompute
 from loadgauge.formats.uncounted import Uncounted
 from loadgauge.spec.axes import MODEL_PARALLEL
@@ -85,6 +85,13 @@ def from_job_file(job: Job) -> tuple[Job, ModelSpec, str, tuple[Uncounted, ...]]
     flags = {name: getattr(filled, name) for name in FIELDS if name not in needless} | {"version": version}
     uncounted = tuple(item for file in files for item in file.uncounted)
     notes = "; ".join(note(file) for file in files)
+    for role in ("reward_model", "critic", "teacher"):
+        name = flags.get(role)
+        if name is not None and (alike := find_alike(name)) is not None:
+            remark += (
+                "" if name.lower().endswith(alike) else f"; its {role.replace('_', ' ')} {name} is taken for {alike}"
+            )
+            flags[role] = alike
     if filled.task is not None:
         flags, left = _less_around(flags)
         remark = f"{remark}{left}"
@@ -196,10 +203,11 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
     """
     changes: dict[str, Any] = {}
     if job.global_batch is None and extra.accumulation is not None:
-        ranks = 1 if job.gpus is None else job.gpus // ranks_of_replica(job)
+        ranks = 1 if job.gpus is None else trainer_gpus(job.gpus, job.placement) // ranks_of_replica(job)
         changes["global_batch"] = (job.micro_batch or 1) * extra.accumulation * ranks
     if extra.generated is not None:
-        ranks, samples = 1 if job.gpus is None else job.gpus // ranks_of_replica(job), job.samples or 1
+        ranks = 1 if job.gpus is None else trainer_gpus(job.gpus, job.placement) // ranks_of_replica(job)
+        samples = job.samples or 1
         changes["prompts"], left = divmod(extra.generated * ranks, samples)
         if left:
             raise ConfigError(

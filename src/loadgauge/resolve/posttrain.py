@@ -30,12 +30,29 @@ OF_ROLLOUT = (
     "prompt_len",
     "answers",
     "epochs",
+    "old_logprobs",
     "rollout",
     "placement",
     "staleness",
     "rollout_offload",
 )
 """Fields of tasks that generate their answers."""
+OF_ADAPTERS = (
+    "lora_rank",
+    "adapter",
+    "virtual_tokens",
+    "qlora",
+    "base",
+    "lora_targets",
+    "lora_dropout",
+    "lora_dtype",
+    "kbit_upcast",
+    "use_dora",
+    "modules_to_save",
+    "lora_layers",
+    "train",
+)
+"""Fields about what of the trained model is trained, which its other models know nothing of."""
 PROMPTS, SAMPLES, PROMPT, ANSWER = 64, 8, 1024, 3072
 """What is assumed of a step where nothing is said."""
 
@@ -64,7 +81,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         job = job.replace(beside=None, dialect=None)
     if job.task is None:
         raise ConfigError("is needed", key="task")
-    task = TASKS[job.task]
+    task = _passes(job, TASKS[job.task])
     _belongs(job, task)
     assumed: dict[str, str] = {"file": file} if file else {}
     placement = Placement.parse(job.placement or "colocated", job.gpus)
@@ -106,11 +123,19 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     return run, setup
 
 
+def _passes(job: Job, task: Task) -> Task:
+    """The task without the pass of old log-probs, where nothing is compared with them: answers that are trained on once, before
+    anything is updated, have those of the update, and an engine's may be taken."""
+    if job.old_logprobs != "none":
+        return task
+    return msgspec.structs.replace(task, passes=tuple(one for one in task.passes if one.phase != "old log-probs"))
+
+
 def _of_logprobs(setup: Setup, task: Task) -> Setup:
     """The training with a head that makes log-probabilities, or one value a sequence, in place of a loss over tokens."""
     if task.trained.scalar:
         return msgspec.structs.replace(setup, model=scalar(setup.model))
-    if task.name in ("sft", "gkd"):
+    if task.name in ("sft", "gkd", "opd"):
         return setup
     unit = "slices" if task.slices else "policy" if task.rollout else "pairs" if task.rows == 2 else "rows"
     kernels = msgspec.structs.replace(setup.training.kernels, logprobs=unit)
@@ -248,9 +273,7 @@ def _member(
     named = None if role.field == "model" else getattr(job, role.field)
     trains = "train" in role.uses
     if named is not None:
-        other = setup.job.replace(
-            model=named, lora_rank=None, adapter=None, qlora=None, lora_targets=None, seq_len=layout.seq_len, lengths=None,
-        )  # fmt: skip
+        other = setup.job.replace(model=named, seq_len=layout.seq_len, lengths=None, **dict.fromkeys(OF_ADAPTERS))
         resolved = resolve_job(other)
         chosen, training, layout = resolved.model, resolved.training, resolved.layout
     if role.field == "critic" and job.critic_batch is not None:

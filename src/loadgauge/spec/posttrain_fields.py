@@ -33,6 +33,9 @@ class OfTask(OfModel, frozen=True, kw_only=True, omit_defaults=True):
         metavar="HOW", values=("uniform:8192", "exp:2000,8192", "lognormal:1500,0.8,8192"), needs="task")] = None
     epochs: Annotated[int | None, about(
         "whole", "posttrain", "Times that a step's answers are trained on (1).", low=1, high=10**4, needs="task")] = None
+    old_logprobs: Annotated[str | None, about(
+        "choice", "posttrain", "The answers' log-probs before the update: of a forward pass, or none (the engine's, the update's).",
+        choices=("pass", "none"), needs="task")] = None
     logprob_batch: Annotated[int | None, about(
         "whole", "posttrain", "Sequences of one forward pass of log-probs, reference, reward and teacher (--micro-batch).",
         low=1, high=10**6, needs="task")] = None

@@ -13,7 +13,16 @@ import msgspec
 Use = Literal["train", "score", "generate"]
 Does = Literal["generate", "forward", "update"]
 Phase = Literal[
-    "generate", "old log-probs", "reference", "reward", "values", "teacher", "update", "critic update", "weight sync"
+    "generate",
+    "old log-probs",
+    "KL log-probs",
+    "reference",
+    "reward",
+    "values",
+    "teacher",
+    "update",
+    "critic update",
+    "weight sync",
 ]
 Reference = Literal["model", "adapter", "adapter-off", "precomputed", "none"]
 """Where a reference's log-probs come from: a second model, a second set of adapters, the base without them, a file, nowhere."""
@@ -35,7 +44,7 @@ class Pass(msgspec.Struct, frozen=True):
     """A run of a role over a step's sequences.
 
     rows: sequences of a pass for each one of the micro-batch (2: the chosen and the rejected one); within: the phase in whose
-    midst it is, whose tensors live meanwhile (DPO's reference runs inside the update)
+    midst it is, whose tensors live meanwhile (DPO's reference runs inside the update); times: such passes, one after another
     """
 
     phase: Phase
@@ -43,6 +52,7 @@ class Pass(msgspec.Struct, frozen=True):
     does: Does
     rows: int = 1
     within: Phase | None = None
+    times: int = 1
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,10 +100,14 @@ TEACHER = Role("teacher", ("score",), "teacher")
 def _preference(name: str, title: str, reference: Reference | None, pairs: bool = True) -> Task:
     """A task whose sequences are there: the update, and inside it the reference's pass."""
     rows = 2 if pairs else 1
-    passes = [Pass("update", "policy", "update", rows)]
+    # KTO compares with answers to other prompts of the batch too: policy and reference run forward over those as well (trl,
+    # `trainer/kto_trainer.py`, `_compute_kl_logps`), the policy before its update.
+    apart = name == "kto"
+    passes = [Pass("KL log-probs", "policy", "forward")] if apart else []
+    passes.append(Pass("update", "policy", "update", rows))
     roles = [POLICY]
     if reference is not None:
-        passes.append(Pass("reference", "reference", "forward", rows, within="update"))
+        passes.append(Pass("reference", "reference", "forward", rows, within="update", times=1 + apart))
         roles.append(REFERENCE)
     return Task(
         name=name, title=title, roles=tuple(roles), passes=tuple(passes), pairs=pairs, reference=reference,
@@ -139,6 +153,13 @@ TASKS: dict[str, Task] = {
         Task(
             name="gkd", title="distillation, a teacher beside the student", roles=(POLICY, TEACHER),
             passes=(Pass("update", "policy", "update"), Pass("teacher", "teacher", "forward", within="update")),
+        ),
+        Task(
+            name="opd", title="on-policy distillation: the student answers, a teacher scores", rollout=True, source="nemo-rl",
+            roles=(ACTOR, TEACHER),
+            passes=(
+                Pass("generate", "actor", "generate"), Pass("teacher", "teacher", "forward"), Pass("update", "actor", "update"),
+            ),
         ),
         _reinforced("ppo", "PPO", critic=True),
         _reinforced("grpo", "GRPO"),

@@ -9,7 +9,7 @@ import { Panel, table } from "./panel.js";
 import { flags, look, view } from "./state.js";
 import { verdictOf } from "./verdict.js";
 
-const ROLLOUT = ["grpo", "ppo", "rloo", "dapo", "gspo"];
+const ROLLOUT = ["grpo", "ppo", "rloo", "dapo", "gspo", "opd"];
 const GIVEN = ["sft", "rm", "dpo", "ipo", "kto", "orpo", "simpo", "cpo", "gkd"];
 const REFERENCES = ["", "model", "adapter", "adapter-off", "precomputed", "none"];
 const COMPARED = ["dpo", "ipo", "kto", "grpo", "ppo", "rloo"];
@@ -32,7 +32,7 @@ function asked(name) {
 function fields() {
   const task = asked("task");
   return ["task", ...(rolls() ? ["prompts", "samples", "prompt-len", "answers", "rollout", "placement", "staleness"] : []),
-    ...(COMPARED.includes(task) ? ["reference"] : []), ...(rolls() ? ["reward-model"] : []), ...(task === "ppo" ? ["critic", "critic-batch"] : []), ...(task === "gkd" ? ["teacher"] : []), "steps"];
+    ...(COMPARED.includes(task) ? ["reference"] : []), ...(rolls() ? ["reward-model"] : []), ...(task === "ppo" ? ["critic", "critic-batch"] : []), ...(["gkd", "opd"].includes(task) ? ["teacher"] : []), "steps"];
 }
 
 export const posttrain = new Panel({
