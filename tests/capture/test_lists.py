@@ -121,10 +121,9 @@ def test_a_plan_has_the_axes_that_are_known(tmp_path: Path) -> None:
     ("fields", "error", "why"),
     [
         ({"gpus": 2, "tp": 2, "framework": "huggingface"}, LayoutError, "how it splits over ranks is not known"),
-        ({"lora_rank": 8}, NotModelled, "adapters on captured layers are not modelled"),
+        ({"qlora": True}, NotModelled, "adapters on a quantised base of captured layers"),
         ({"loss": "liger"}, NotModelled, "which the loss liger replaces"),
         ({"compile": True}, NotModelled, "which torch.compile replaces"),
-        ({"train": "head"}, NotModelled, "it was captured as it trains whole"),
         ({"inputs": "x.py:f"}, ConfigError, "is for script.py:function"),
     ],
 )

@@ -15,10 +15,12 @@ from loadgauge.capture.capture import recorded
 from loadgauge.capture.kinds import model_class, of_config
 from loadgauge.capture.listed import Listing
 from loadgauge.capture.listing import Lister, guards_of
-from loadgauge.capture.record import Sized, record
+from loadgauge.capture.part import Shown
+from loadgauge.capture.record import Around, Sized, record
 from loadgauge.capture.regime import Document, Regime
 from loadgauge.capture.small import shallow
 from loadgauge.capture.target import ONE, config_keys, sized
+from loadgauge.capture.tuning import tuned
 from loadgauge.errors import ConfigError, Error, NotModelled, first_line
 from loadgauge.files import is_script
 from loadgauge.spec.layout import Layout
@@ -40,12 +42,12 @@ def list_request(request: Request, how: dict[str, Any], inputs: str, sizes: dict
     regime = msgspec.convert(how, Regime)
     run = _run(regime)
     if is_script(request.job.model):
-        return _of_script(request.job.model, inputs, run, sizes)
+        return _of_script(request.job.model, inputs, run, regime, sizes)
     keys = config_keys(request.job.model)
     whole = config_object(keys, request.job.model)
     full = _blocks_of(whole)
     config, found = whole, full
-    for layers in range(2, DEEPEST + 1):
+    for layers in range(2, 0 if regime.tuned.by_layer else DEEPEST + 1):
         try:
             cut = shallow(config_object(keys, request.job.model), layers)
             less = _blocks_of(cut)
@@ -56,16 +58,19 @@ def list_request(request: Request, how: dict[str, Any], inputs: str, sizes: dict
         if _stands_for(less, full) is not None:
             config, found = cut, less
             break
-    job = of_config(config, run)
-    listings = _listings(job, request.job.model, found, regime, sizes)
+    job = tuned(of_config(config, run), regime)
+    if regime.tuned.by_layer:
+        shown, listings = _by_layer(job, request.job.model, regime, sizes)
+        pattern = shown.pattern(listings[0])
+    else:
+        listings = _listings(job, request.job.model, found, regime, sizes)
+        pattern = _pattern(found, full, listings[0])
     text = _text(whole)
-    kind = model_class(whole)
-    with torch.device("meta"):
-        model = kind._from_config(whole)
+    model = tuned(of_config(whole, run), regime).build("meta")
     return Document(
         name=str(keys.get("_name_or_path") or whole.model_type), model_type=whole.model_type,
         hidden_size=int(getattr(text, "hidden_size", 0) or getattr(text, "d_model", 0) or 0),
-        vocab_size=int(getattr(text, "vocab_size", 0) or 0), pattern=_pattern(found, full, listings[0]),
+        vocab_size=int(getattr(text, "vocab_size", 0) or 0), pattern=pattern,
         listings=listings, parameters=sum(one.numel() for one in model.parameters()),
         longest=getattr(text, "max_position_embeddings", None), tied=bool(getattr(whole, "tie_word_embeddings", False)),
         torch=str(torch.__version__), transformers=_version(), dtype=str(keys.get("dtype") or keys.get("torch_dtype") or ""),
@@ -79,7 +84,7 @@ def _run(regime: Regime) -> TorchRun:
     return TorchRun(layout, training("huggingface", precision, "sgd", regime.attention))
 
 
-def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]) -> Document:
+def _of_script(target: str, inputs: str, run: TorchRun, regime: Regime, sizes: Mapping[str, int]) -> Document:
     if not inputs:
         raise ConfigError(f"{target} needs --inputs script.py:function, which makes what the module is called with")
     make, given = function(target), function(inputs)
@@ -88,43 +93,60 @@ def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]
     if unknown or ONE not in names:
         raise ConfigError(f"{inputs}: an estimate has the sizes b (--micro-batch) and s (--seq-len), not {', '.join(names)};"
                           " loadgauge capture has --size", key="inputs")  # fmt: skip
-    job = module_of(make, given, run)
+    job = tuned(module_of(make, given, run), regime)
     module = job.build("meta")
     found = blocks(module)
-    listings = _listings(job, target, found, Regime(4, run.training.precision.autocast), sizes)
+    listings = _listings(job, target, found, regime, sizes)
     return Document(
         name=target, model_type=type(module).__name__, hidden_size=0, vocab_size=0, pattern=tuple(range(len(listings[0].blocks))),
         listings=listings, parameters=sum(one.numel() for one in module.parameters()), torch=str(torch.__version__),
     )  # fmt: skip
 
 
-def _listings(job: Sized, target: str, found: Blocks, regime: Regime, sizes: Mapping[str, int]) -> list[Listing]:
+def _by_layer(job: Sized, target: str, regime: Regime, sizes: Mapping[str, int]) -> tuple[Shown, list[Listing]]:
+    """The same of as few blocks as show each way in which one is trained; of all, where those cannot run without the others."""
+    module = job.build("meta")
+    shown = Shown.of(module, getattr(module, "config", None))
+    try:
+        return shown, _listings(job, target, shown.few, regime, sizes, shown.within)
+    except Exception:  # what the model says of its layers elsewhere, or numbers that a block has
+        if shown.few == shown.all:
+            raise
+    shown = Shown.of_all(shown.all)
+    return shown, _listings(job, target, shown.all, regime, sizes)
+
+
+def _listings(
+    job: Sized, target: str, found: Blocks, regime: Regime, sizes: Mapping[str, int], around: Around | None = None
+) -> list[Listing]:
     """The list at some sizes, and on the other side of one sequence, which PyTorch treats apart."""
     given = {**sizes, "t": sizes["s"]}
-    listings = [_listing(job, target, found, regime, given)]
+    listings = [_listing(job, target, found, regime, given, around)]
     if not listings[0].plain:
-        other = _listing(job, target, found, regime, {**given, ONE: 2 if given[ONE] == 1 else 1})
+        other = _listing(job, target, found, regime, {**given, ONE: 2 if given[ONE] == 1 else 1}, around)
         if not other.plain and [len(one.operations) for one in other.blocks]:
             listings.append(other)
     return listings
 
 
-def _listing(job: Sized, target: str, found: Blocks, regime: Regime, given: Mapping[str, int]) -> Listing:
+def _listing(
+    job: Sized, target: str, found: Blocks, regime: Regime, given: Mapping[str, int], around: Around | None = None
+) -> Listing:
     """The list, with formulas where the code runs with symbols and a plain run agrees, else with the numbers of these sizes."""
     sizes = sized(job.names, {}, given)
     try:
-        _, run, symbols = recorded(job, target, sizes)
-        return Lister(run, found, symbols, regime.weight).listing(job.names, sizes, guards_of(symbols))
+        _, run, symbols = recorded(job, target, sizes, around)
+        return Lister(run, found, symbols, regime.weight, regime.wide).listing(job.names, sizes, guards_of(symbols))
     except Exception as error:  # whatever stops symbols
         why = first_line(error)[:200]
     try:
-        run = record(job, sizes)
+        run = record(job, sizes, around=around)
     except Error:
         raise
     except Exception as error:
         raise ConfigError(f"{target} cannot be captured: {first_line(error)[:200]}") from None
     guards = tuple(f"({name} == {value})" for name, value in sizes.items())
-    listing = Lister(run, found, None, regime.weight).listing(job.names, sizes, guards)
+    listing = Lister(run, found, None, regime.weight, regime.wide).listing(job.names, sizes, guards)
     return msgspec.structs.replace(listing, plain=why)
 
 

@@ -62,6 +62,12 @@ class ListedOperation(msgspec.Struct, frozen=True, array_like=True):
     rerun: Size
     moves: tuple[Size, Size] | None
     share: float = 1.0
+    gradients: bool = True
+
+    @property
+    def spared(self) -> bool:
+        """Whether its backward makes gradients of weights alone: nothing before it is trained."""
+        return bool(self.gemms) and not self.input_gradient.terms and bool(self.weight_gradient.terms)
 
 
 class ListedRow(msgspec.Struct, frozen=True, array_like=True):
@@ -89,8 +95,8 @@ class Segment(msgspec.Struct, frozen=True):
     entering: Size
     outside: tuple[str, ...] = ()
 
-    def layer(self, sizes: Mapping[str, Any]) -> Layer:
-        """Write the segment's operations at some sizes, by name; ints or arrays."""
+    def layer(self, sizes: Mapping[str, Any], *, own: bool = False) -> Layer:
+        """Write the segment's operations at some sizes, by name; ints or arrays. own: without what is trained, which was added"""
         known: dict[str, Any] = {}
 
         def value(size: Size) -> Any:
@@ -109,12 +115,13 @@ class Segment(msgspec.Struct, frozen=True):
             )
             for one in self.weights
         ]  # fmt: skip
+        behind = bool(self.backward)
         operations = tuple(
             Operation(
                 one.name, one.kind,
                 tuple(tensors[place] for place in one.inputs),
                 tuple(tensors[place] for place in one.outputs),
-                tuple(weights[place] for place in one.weights),
+                tuple(weights[place] for place in one.weights if not (own and weights[place].trainable)),
                 keeps=tuple(tensors[place] for place in one.keeps),
                 gemms=tuple(Gemm(*map(value, gemm)) for gemm in one.gemms),
                 forward_flops=value(one.forward),
@@ -124,6 +131,8 @@ class Segment(msgspec.Struct, frozen=True):
                 borrows=tuple(weights[place] for place in one.borrows),
                 computed_share=one.share,
                 moves=None if one.moves is None else (value(one.moves[0]), value(one.moves[1])),
+                spares=frozenset(tensors[place].name for place in one.inputs) if one.spared else frozenset(),
+                gradients=one.gradients and behind,
             )
             for one in self.operations
         )  # fmt: skip
@@ -183,6 +192,8 @@ class Family:
 
     def __init__(self, name: str, listings: list[Listing], chosen: tuple[int, ...]) -> None:
         self.name, self.listings, self.chosen = name, listings, chosen
+        self.adapted = False
+        """Whether what is trained lies beside the model's own parameters."""
         self._made: dict[Any, Layer] = {}
 
     def sizes(self, view: View) -> dict[str, Any]:
@@ -240,19 +251,16 @@ class Family:
         return self.listings[0]
 
     def _layer(self, view: View, which: str, place: int = 0) -> Layer:
-        if view.lora is not None:
-            raise NotModelled(
-                f"{self.name} is captured as it trains whole; adapters on captured layers are not modelled"
-            )
-        sizes = self.sizes(view)
-        listing = self.any_listing if same(view.tokens, 1) else self.find(view, sizes)  # of 1 token: parameters alone
+        sizes, own = self.sizes(view), self.adapted and view.lora is None
+        # Of 1 token: parameters alone.
+        listing = self.any_listing if same(view.tokens, 1) else self.find(view, sizes)
         sizes = dict(listing.sizes) if same(view.tokens, 1) else sizes
         found = {ENTRY: listing.entry, EXIT: listing.exit}.get(which) or listing.blocks[place]
         if not all(isinstance(one, int) for one in sizes.values()):
-            return found.layer(sizes)
-        key = id(found), tuple(sizes.values())
+            return found.layer(sizes, own=own)
+        key = id(found), own, tuple(sizes.values())
         if key not in self._made:
-            self._made[key] = found.layer(sizes)
+            self._made[key] = found.layer(sizes, own=own)
         return self._made[key]
 
     def embedding(self, view: View) -> Layer:

@@ -17,6 +17,7 @@ from loadgauge.capture.listed import Family, Kind, Listing
 from loadgauge.capture.regime import OWN, Document, Regime
 from loadgauge.capture.store import check_sizes, place, read, write
 from loadgauge.capture.target import config_keys
+from loadgauge.capture.tuned import WHOLE, Tuned
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families.catalogue import Found
 from loadgauge.files import is_script
@@ -24,6 +25,7 @@ from loadgauge.layers.rank_view import View
 from loadgauge.optional_deps import needs_torch
 from loadgauge.resolve import resolve
 from loadgauge.spec.job import Job
+from loadgauge.spec.lora import ADAPTER_DTYPES
 from loadgauge.spec.model import Block, ModelSpec, Norm
 
 MOST = 6
@@ -33,12 +35,12 @@ MOST = 6
 class OnDemand(Family):
     """A family that captures what it is asked for and does not know yet.
 
-    documents: by regime; seconds: that captures took; cached: whether all came from the disk
+    tuned: what is trained; documents: by regime; seconds: that captures took; cached: whether all came from the disk
     """
 
-    def __init__(self, target: str, inputs: str = "") -> None:
+    def __init__(self, target: str, inputs: str = "", tuned: Tuned = WHOLE) -> None:
         super().__init__(target, [], ())
-        self.target, self.inputs = target, inputs
+        self.target, self.inputs, self.tuned, self.adapted = target, inputs, tuned, tuned.adapts
         self.keys: dict[str, Any] | None = None if is_script(target) else config_keys(target)
         self.documents: dict[Regime, Document] = {}
         self.last: dict[Regime, Listing] = {}
@@ -66,7 +68,8 @@ class OnDemand(Family):
                 self.documents[regime] = known
                 self.last[regime] = listing
                 return known, listing
-        if not asked and (known is None or self.more >= MOST):
+        alike = known is not None or (not self.tuned.whole and bool(self.documents))
+        if not asked and (not alike or self.more >= MOST):
             raise NotModelled(f"{self.target} {OWN}, and not yet in this way: ask for it by its flags")
         self.more += not asked
         found = self._captured(regime, sizes)
@@ -113,7 +116,7 @@ class OnDemand(Family):
 
     def find(self, view: View, sizes: Mapping[str, Any]) -> Listing:
         """The listing for a view at some sizes; of arrays, that for the largest."""
-        regime = Regime.of(view, self.target)
+        regime = Regime.of(view, self.target, self.tuned)
         if not all(isinstance(value, int) or hasattr(value, "max") for value in sizes.values()):
             return self.last.get(regime) or self.any_listing  # letters, of the numbers asked for before
         return self.document(regime, {name: _largest(value) for name, value in sizes.items()}, asked=False)[1]
@@ -144,6 +147,7 @@ def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> Mode
     family.chosen = chosen
     family.name = document.name if is_script(family.target) else family.target
     places = document.listings[0].places
+    apart: Any = {"trained": frozenset()} if family.tuned.by_layer else {}
     blocks = tuple(
         Block(attention=None, mlp=None, norm=Norm(), listed=Kind(family, kind, places[place]))
         for kind, place in enumerate(chosen)
@@ -152,7 +156,7 @@ def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> Mode
         name=_short(family.target), model_type=document.model_type, hidden_size=document.hidden_size,
         vocab_size=document.vocab_size, blocks=blocks, pattern=tuple(chosen.index(one) for one in pattern),
         tie_word_embeddings=document.tied, max_position_embeddings=document.longest, dtype=document.dtype,
-        source=family.target, listed=family,
+        source=family.target, listed=family, **apart,
     )  # fmt: skip
 
 
@@ -170,7 +174,8 @@ def road(job: Job, why: str) -> Found:
 
     Raises ConfigError or NotModelled where it cannot be captured.
     """
-    key = job.model, job.inputs or ""
+    tuned = Tuned.of(job)
+    key = job.model, job.inputs or "", tuned
     if key not in _FAMILIES:
         _FAMILIES[key] = OnDemand(*key)
     family = _FAMILIES[key]
@@ -186,6 +191,8 @@ def road(job: Job, why: str) -> Found:
             "a module of one's own has the dtype that its function gives it, float32: fp32 or bf16-autocast",
             key="precision",
         )
+    if not tuned.whole:
+        regime = _of_part(job, regime, tuned)
     sizes = {"b": job.micro_batch or 1, "s": job.seq_len or resolve.SEQ_LEN, "t": job.seq_len or resolve.SEQ_LEN}
     spec = model_of(family, regime, sizes)
     took = "kept from before" if family.cached else f"{family.seconds:.0f} s"
@@ -193,4 +200,17 @@ def road(job: Job, why: str) -> Found:
     return Found(spec, how)
 
 
-_FAMILIES: dict[tuple[str, str], OnDemand] = {}
+def _of_part(job: Job, regime: Regime, tuned: Tuned) -> Regime:
+    """The regime in which a job most likely trains a part, before its layout and recipe are known."""
+    whole = (job.recompute or "none").partition(":")[0] == "full"
+    adapters = (0, 0)
+    if tuned.adapts:
+        held = 4 if regime.autocast else regime.weight
+        held = held if job.lora_dtype is None else ADAPTER_DTYPES[job.lora_dtype]
+        sharded = regime.autocast and (job.zero or 0) >= 3
+        adapters = (regime.weight if sharded else held), held
+        regime = msgspec.structs.replace(regime, autocast=regime.autocast and not (sharded and regime.weight == 2))
+    return msgspec.structs.replace(regime, tuned=tuned, adapters=adapters, input_gradients=whole)
+
+
+_FAMILIES: dict[tuple[str, str, Tuned], OnDemand] = {}

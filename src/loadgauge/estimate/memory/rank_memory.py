@@ -182,7 +182,7 @@ class MemoryModel:
         if policy.mode != "none":
             again = applied(policy, layer, self.names)
             working = self.backward(layer, again)
-            if policy.mode == "full" and self.training.lora is not None:
+            if policy.mode == "full" and self.training.lora is not None and layer.profile is None:
                 working = maximum(working, rerun_peak(layer))
             facts[kind, True] = LayerFacts.of(layer, again, working, waits, weights, self.hosts(again))
         return facts
@@ -209,6 +209,8 @@ class MemoryModel:
     @property
     def reaches_embedding(self) -> bool:
         """Whether the gradient of the embedding's output is made."""
+        if self.model.listed is not None:
+            return self.view.input_gradients or self.embedding_trained
         return self.view.input_gradients or self.model.blocks[self.model.pattern[0]].reached
 
     def hosts(self, recompute: Recompute) -> bool:
@@ -408,6 +410,8 @@ class MemoryModel:
     def idle(self, stage: Stage, chunk: Chunk) -> tuple[Kept, ...]:
         """Return what the first layer does not keep, as nothing before it is trained; one that runs again keeps its input."""
         if not chunk.first or chunk.start == chunk.stop or self.embedding_trained or not self.reaches_embedding:
+            return ()
+        if self.model.listed is not None:  # its first layer was seen
             return ()
         key = self.key(stage, chunk.start)
         if key[1] or self.hosts(NOTHING):
