@@ -92,7 +92,8 @@ class Wrapped:
 
     def __init__(self, job: Any, sizes: dict[str, int], zero: int, optimizer: str) -> None:
         self.job, self.sizes, self.zero, self.optimizer = job, sizes, zero, optimizer
-        self.target, self.assumed = "", {}
+        self.target = ""
+        self.assumed: dict[str, str] = {}
         self.uneven = 0.0
         """Bytes of states of AdamW that this rank has beside a fourth of all."""
         self._step: Any = None
@@ -178,7 +179,7 @@ def tried(kind: str) -> dict[str, Any]:
         raise NotModelled("numbers alone: what formulas say is compared in docs/captured-accuracy.md")
 
     subprocess.in_child = in_child  # type: ignore[assignment]
-    list_request.recorded = numbers  # type: ignore[assignment]
+    vars(list_request)["recorded"] = numbers
     begun = time.process_time()
     out: dict[str, Any] = {}
     sizes = {"b": 8, "s": LONG.get(kind, 400)}
@@ -208,7 +209,7 @@ def tried(kind: str) -> dict[str, Any]:
                 row: dict[str, Any] = {}
                 out[f"{precision}, {way}"] = row
                 try:
-                    more = {} if zero < 2 else {"end_units": "root"}
+                    more: dict[str, Any] = {} if zero < 2 else {"end_units": "root"}
                     found = loadgauge.estimate(target, zero=zero, **more, **asked)
                     row["estimate"] = max(
                         float(moment.total) - float(moment.parts["outside"]) for moment in found.workings.phases

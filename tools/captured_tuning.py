@@ -205,10 +205,11 @@ def page(done: dict[str, list[str]], releases: str) -> str:
     lines = [row for kind in CASES for row in done.get(kind, ())]
     return f"""# Captured models trained in part
 
-Made by `python tools/captured_tuning.py OUT.json`, with {releases}: {SIZES["b"]} sequences of {SIZES["s"]} tokens, small models of {LAYERS}
-layers (defaults of the classes), SGD. The oracle is the very step of all layers on the simulated device, with PEFT's own `get_peft_model`
-(rank {RANK}, `all-linear` unless it says otherwise) or with `requires_grad_(False)`; weights are bfloat16 and adapters float32 under autocast
-unless the case says otherwise. Lists are captured as numbers at these sizes. Columns are how far an estimate lies from the oracle.
+Made by `python tools/captured_tuning.py OUT.json`, with {releases}: {SIZES["b"]} sequences of {SIZES["s"]} tokens,
+small models of {LAYERS} layers (defaults of the classes), SGD. The oracle is the very step of all layers on the simulated device,
+with PEFT's own `get_peft_model` (rank {RANK}, `all-linear` unless it says otherwise) or with `requires_grad_(False)`; weights are
+bfloat16 and adapters float32 under autocast unless the case says otherwise. Lists are captured as numbers at these sizes. Columns
+are how far an estimate lies from the oracle.
 
 | type | what is trained | parameters | kept | FLOPs | peak | FLOPs, written | peak, written |
 |---|---|--:|---|---|---|---|---|
@@ -237,7 +238,7 @@ def main(path: Path, types: list[str]) -> None:
         PAGE.write_text(page(done, versions))
         return
     subprocess.in_child = in_child  # type: ignore[assignment]
-    list_request.recorded = numbers  # type: ignore[assignment]
+    vars(list_request)["recorded"] = numbers
     for kind in types or [kind for kind in CASES if kind not in done]:
         done[kind] = []
         try:

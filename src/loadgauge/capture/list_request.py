@@ -14,11 +14,13 @@ from loadgauge.capture.call import module_of
 from loadgauge.capture.capture import recorded
 from loadgauge.capture.kinds import model_class, of_config
 from loadgauge.capture.listed import Listing
-from loadgauge.capture.listing import Lister, guards_of
+from loadgauge.capture.listing import Lister
 from loadgauge.capture.part import Shown
 from loadgauge.capture.record import Around, Sized, record
 from loadgauge.capture.regime import Document, Regime
+from loadgauge.capture.sizes import written
 from loadgauge.capture.small import shallow
+from loadgauge.capture.symbolic import Symbols
 from loadgauge.capture.target import ONE, config_keys, sized
 from loadgauge.capture.tuning import tuned
 from loadgauge.errors import ConfigError, Error, NotModelled, first_line
@@ -136,7 +138,7 @@ def _listing(
     sizes = sized(job.names, {}, given)
     try:
         _, run, symbols = recorded(job, target, sizes, around)
-        return Lister(run, found, symbols, regime.weight, regime.wide).listing(job.names, sizes, guards_of(symbols))
+        return Lister(run, found, symbols, regime.weight, regime.wide).listing(job.names, sizes, _guards(symbols))
     except Exception as error:  # whatever stops symbols
         why = first_line(error)[:200]
     try:
@@ -148,6 +150,11 @@ def _listing(
     guards = tuple(f"({name} == {value})" for name, value in sizes.items())
     listing = Lister(run, found, None, regime.weight, regime.wide).listing(job.names, sizes, guards)
     return msgspec.structs.replace(listing, plain=why)
+
+
+def _guards(symbols: Symbols) -> tuple[str, ...]:
+    """What a capture asked of its sizes, as text."""
+    return tuple(dict.fromkeys(written(guard, symbols.names) for guard in symbols.guards))
 
 
 def _blocks_of(config: Any) -> Blocks:

@@ -20,9 +20,9 @@ from loadgauge.capture.listed import (
     Segment,
 )
 from loadgauge.capture.record import Op, Recorded
-from loadgauge.capture.sizes import Size, written
+from loadgauge.capture.sizes import Size
 from loadgauge.capture.symbolic import Symbols
-from loadgauge.capture.terms import Terms, add, divided, less, pruned, size_of, summed, terms_of
+from loadgauge.capture.terms import Terms, add, divided, less, pruned, size_of, summed, tensor_of, terms_of
 from loadgauge.errors import NotModelled
 from loadgauge.layers.operations import OperationKind
 from loadgauge.trace.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, WEIGHTS
@@ -424,7 +424,7 @@ class _Writer:
             if not (dtype.is_floating_point or dtype.is_complex):
                 role = "index"
             self._tensor[storage] = len(self.tensors)
-            self.tensors.append(_tensor(name, lister.nbytes[storage], role, dtype.itemsize))
+            self.tensors.append(tensor_of(name, lister.nbytes[storage], role, dtype.itemsize))
         return self._tensor[storage]
 
     def weight(self, storage: int, kind: str, name: str = "") -> int:
@@ -562,7 +562,7 @@ class _Writer:
                 if of and lister.run.stream.records[number].phase == 0:
                     add(own, lister.nbytes[number])
             if own:
-                self.tensors.append(_tensor(name, size_of(own), "index", 1))
+                self.tensors.append(tensor_of(name, size_of(own), "index", 1))
                 place = len(self.tensors) - 1
                 self.operations.insert(
                     0,
@@ -596,16 +596,5 @@ class _Writer:
             self.operations.append(_nothing(f"{self.word}.nothing", (), (len(self.tensors) - 1,)))
 
 
-def _tensor(name: str, nbytes: Size, role: Any, itemsize: int) -> ListedTensor:
-    if any(factor % itemsize for _, factor in nbytes.terms):
-        return ListedTensor(name, nbytes, role)
-    return ListedTensor(name, divided(nbytes, itemsize), role, itemsize)
-
-
 def _nothing(name: str, weights: tuple[int, ...], tensors: tuple[int, ...] = ()) -> ListedOperation:
     return ListedOperation(name, "view", tensors, tensors, (), weights, (), (), ZERO, ZERO, ZERO, ZERO, None)
-
-
-def guards_of(symbols: Symbols) -> tuple[str, ...]:
-    """What a capture asked of its sizes, as text."""
-    return tuple(dict.fromkeys(written(guard, symbols.names) for guard in symbols.guards))
