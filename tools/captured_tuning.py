@@ -57,7 +57,7 @@ TOWERS: dict[str, dict[str, Any]] = {
 }
 CASES: dict[str, dict[str, dict[str, Any]]] = {
     "bitnet": {name: LORA[name] for name in USUAL} | {"upper half": {"train": "layers.2:"}},
-    "llama": LORA | PARTS,
+    "llama": {name: (LORA | PARTS)[name] for name in (*USUAL, "DoRA", "last layer and head", "MLPs of two layers")},
     "paligemma": {"LoRA": LORA["LoRA"]} | TOWERS,
     "t5": {"LoRA": LORA["LoRA"], "decoder alone": {"train": "decoder"}},
     "mixtral": {"LoRA": LORA["LoRA"], "upper half": {"train": "layers.2:"}},
@@ -120,21 +120,23 @@ def trained_names(module: Any, words: str) -> set[str]:
     """Names of parameters, by hand: what the words of `PARTS` and `TOWERS` mean in these models."""
     import re
 
+    aliases: dict[int, list[str]] = {}
+    for name, one in module.named_parameters(remove_duplicate=False):  # a tied one has several names
+        aliases.setdefault(id(one), []).append(name)
     found = set()
-    for name, _ in module.named_parameters():
+    for name, one in module.named_parameters():
         layer = re.search(r"(?:layers|h|layer)\.(\d+)\.", name)
         number = int(layer.group(1)) if layer else -1
         for word in words.split(","):
             lower = re.fullmatch(r"(?:layers|h|layer)\.(-?\d+):", word)
             if lower:
-                first = int(lower.group(1)) % LAYERS
-                hit = number >= first
+                hit = number >= int(lower.group(1)) % LAYERS
             elif word.startswith("but:"):
-                hit = word[4:] not in name
+                hit = not any(word[4:] in alias for alias in aliases[id(one)])
             elif "\\" in word:
                 hit = re.match(word, name) is not None
             else:
-                hit = word in name
+                hit = any(word in alias for alias in aliases[id(one)])
             if hit:
                 found.add(name)
     return found

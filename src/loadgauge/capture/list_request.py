@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.utils._pytree import tree_map
 
 from loadgauge.capture.blocks import Blocks, blocks
 from loadgauge.capture.call import module_of
@@ -95,7 +96,10 @@ def _of_script(target: str, inputs: str, run: TorchRun, regime: Regime, sizes: M
     if unknown or ONE not in names:
         raise ConfigError(f"{inputs}: an estimate has the sizes b (--micro-batch) and s (--seq-len), not {', '.join(names)};"
                           " loadgauge capture has --size", key="inputs")  # fmt: skip
-    job = tuned(module_of(make, given, run), regime)
+    job = module_of(make, given, run)
+    if regime.weight == 2:
+        job = _in_16_bits(job)
+    job = tuned(job, regime)
     module = job.build("meta")
     found = blocks(module)
     listings = _listings(job, target, found, regime, sizes)
@@ -103,6 +107,22 @@ def _of_script(target: str, inputs: str, run: TorchRun, regime: Regime, sizes: M
         name=target, model_type=type(module).__name__, hidden_size=0, vocab_size=0, pattern=tuple(range(len(listings[0].blocks))),
         listings=listings, parameters=sum(one.numel() for one in module.parameters()), torch=str(torch.__version__),
     )  # fmt: skip
+
+
+def _in_16_bits(job: Sized) -> Sized:
+    """A training whose parameters and inputs FSDP casts to 16 bits."""
+
+    def narrow(value: Any) -> Any:
+        floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(torch.bfloat16) if floats else value
+
+    def build(device: str) -> Any:
+        return job.build(device).to(torch.bfloat16)
+
+    def inputs(device: str, module: Any, **sizes: Any) -> Any:
+        return tree_map(narrow, job.inputs(device, module, **sizes))
+
+    return msgspec.structs.replace(job, build=build, inputs=inputs)
 
 
 def _by_layer(job: Sized, target: str, regime: Regime, sizes: Mapping[str, int]) -> tuple[Shown, list[Listing]]:

@@ -68,7 +68,9 @@ class OnDemand(Family):
                 self.documents[regime] = known
                 self.last[regime] = listing
                 return known, listing
+        sharded = not regime.autocast and regime.weight == 2  # what FSDP makes of autocast over float32 weights
         alike = known is not None or (not self.tuned.whole and bool(self.documents))
+        alike = alike or (sharded and any(one.autocast and one.weight == 4 for one in self.documents))
         if not asked and (not alike or self.more >= MOST):
             raise NotModelled(f"{self.target} {OWN}, and not yet in this way: ask for it by its flags")
         self.more += not asked
@@ -191,6 +193,8 @@ def road(job: Job, why: str) -> Found:
             "a module of one's own has the dtype that its function gives it, float32: fp32 or bf16-autocast",
             key="precision",
         )
+    if regime.autocast and regime.weight == 4 and (job.zero or 0) >= 2:  # FSDP casts whole parameters
+        regime = Regime(2, False, attention)
     if not tuned.whole:
         regime = _of_part(job, regime, tuned)
     sizes = {"b": job.micro_batch or 1, "s": job.seq_len or resolve.SEQ_LEN, "t": job.seq_len or resolve.SEQ_LEN}
