@@ -13,7 +13,7 @@ import torch
 
 from loadgauge.capture.captured import Captured, Operation, Storage
 from loadgauge.capture.compose import Few, compose, distinct
-from loadgauge.capture.record import Recorded, Sized, record
+from loadgauge.capture.record import Around, Recorded, Sized, record
 from loadgauge.capture.sizes import Size, written
 from loadgauge.capture.symbolic import MOST_OPERATIONS, Symbols, TooMuch
 from loadgauge.errors import ConfigError, Error, NotModelled, first_line
@@ -100,13 +100,15 @@ def capture(job: Sized, target: str, sizes: Mapping[str, int]) -> Captured:
     return found
 
 
-def recorded(job: Sized, target: str, sizes: Mapping[str, int]) -> tuple[Captured, Recorded, Symbols]:
-    """The same of every layer, with the recording that it was made of."""
+def recorded(
+    job: Sized, target: str, sizes: Mapping[str, int], around: Around | None = None
+) -> tuple[Captured, Recorded, Symbols]:
+    """The same of every layer, with the recording that it was made of. around: as for `record`"""
     symbols = Symbols(dict(sizes))
-    run = record(job, symbols.sizes, symbols)
+    run = record(job, symbols.sizes, symbols, around)
     found = _captured(run, target, job.names, dict(sizes), symbols)
     other = next((one for one in others_of(sizes) if found.holds(**one)), dict(sizes))
-    compare(found, record(job, other), other)
+    compare(found, record(job, other, around=around), other)
     return found, run, symbols
 
 

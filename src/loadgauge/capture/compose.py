@@ -52,10 +52,10 @@ class Few:
         if not plain or 2 * sum(map(len, keeps)) > layers:
             yield
             return
-        self.few = Blocks(tuple(map(_left, self.all.stacks, keeps)))
+        self.few = Blocks(tuple(map(left, self.all.stacks, keeps)))
         with contextlib.ExitStack() as back:
             for stack, keep in zip(self.all.stacks, keeps, strict=True):
-                _leave(module, stack, keep, back)
+                leave(module, stack, keep, back)
             yield
 
 
@@ -68,12 +68,12 @@ def _chosen(pattern: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(place for place, kind in enumerate(pattern) if pattern[:place].count(kind) < COPIES)
 
 
-def _left(stack: Stack, keep: tuple[int, ...]) -> Stack:
+def left(stack: Stack, keep: tuple[int, ...]) -> Stack:
     paths = tuple(f"{stack.path}.{number}" for number in range(len(keep)))
     return Stack(stack.path, paths, tuple(stack.pattern[place] for place in keep))
 
 
-def _leave(root: nn.Module, stack: Stack, keep: tuple[int, ...], back: contextlib.ExitStack) -> None:
+def leave(root: nn.Module, stack: Stack, keep: tuple[int, ...], back: contextlib.ExitStack) -> None:
     held = root.get_submodule(stack.path)
     children = list(held._modules.values())
     back.callback(setattr, held, "_modules", held._modules)

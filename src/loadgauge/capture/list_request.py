@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.utils._pytree import tree_map
 
 from loadgauge.capture.blocks import Blocks, blocks
 from loadgauge.capture.call import module_of
@@ -16,12 +17,15 @@ from loadgauge.capture.heads import contrasts, head_class
 from loadgauge.capture.kinds import model_class, of_config
 from loadgauge.capture.listed import Listing
 from loadgauge.capture.listing import Lister, guards_of
+from loadgauge.capture.part import Shown
 from loadgauge.capture.recognise import recognised
-from loadgauge.capture.record import Sized, record
+from loadgauge.capture.record import Around, Sized, record
 from loadgauge.capture.regime import Document, Regime
 from loadgauge.capture.sharding import mark_experts, shard, splits_of
 from loadgauge.capture.small import shallow
+from loadgauge.capture.splits import Splits
 from loadgauge.capture.target import ONE, config_keys, sized
+from loadgauge.capture.tuning import tuned
 from loadgauge.errors import ConfigError, Error, NotModelled, first_line
 from loadgauge.files import is_script
 from loadgauge.spec.layout import Layout
@@ -33,6 +37,7 @@ from loadgauge.trace.torch_run import TorchRun
 
 DEEPEST = 16
 """Layers of the deepest model that is run in place of a deeper one."""
+TUNED = "adapters, or a part of the model that is trained, are captured on one rank"
 
 
 def list_request(
@@ -51,7 +56,7 @@ def list_request(
     whole = config_object(keys, request.job.model)
     full = _blocks_of(whole)
     config, found = whole, full
-    for layers in range(2, DEEPEST + 1):
+    for layers in range(2, 0 if regime.tuned.by_layer else DEEPEST + 1):
         try:
             cut = shallow(config_object(keys, request.job.model), layers)
             less = _blocks_of(cut)
@@ -65,21 +70,27 @@ def list_request(
     job = of_config(config, run)
     named = head_class(whole, "")
     if named is not None and (contrasts(named[0]) or "n" in job.names):
-        raise NotModelled(f"{request.job.model}: two texts, and sound, are for loadgauge capture, which has --head and --audio")
-    job = _split(job, regime, pairs or {})
-    listings, learnt = _listings(job, request.job.model, found, regime, sizes)
+        raise NotModelled(
+            f"{request.job.model}: two texts, and sound, are for loadgauge capture, which has --head and --audio"
+        )
+    job = _split(tuned(job, regime), regime, pairs or {})
+    learnt: dict[str, str] = {}
+    if regime.tuned.by_layer:
+        shown, listings = _by_layer(job, request.job.model, regime, sizes)
+        pattern = shown.pattern(listings[0])
+    else:
+        listings, learnt = _listings(job, request.job.model, found, regime, sizes)
+        pattern = _pattern(found, full, listings[0])
     text = _text(whole)
-    kind = model_class(whole)
-    with torch.device("meta"):
-        model = kind._from_config(whole)
+    model = tuned(of_config(whole, run), regime).build("meta")
     return Document(
         name=str(keys.get("_name_or_path") or whole.model_type), model_type=whole.model_type,
         hidden_size=int(getattr(text, "hidden_size", 0) or getattr(text, "d_model", 0) or 0),
-        vocab_size=int(getattr(text, "vocab_size", 0) or 0), pattern=_pattern(found, full, listings[0]),
+        vocab_size=int(getattr(text, "vocab_size", 0) or 0), pattern=pattern,
         listings=listings, parameters=sum(one.numel() for one in model.parameters()),
         longest=getattr(text, "max_position_embeddings", None), tied=bool(getattr(whole, "tie_word_embeddings", False)),
         torch=str(torch.__version__), transformers=_version(), dtype=str(keys.get("dtype") or keys.get("torch_dtype") or ""),
-        splits=splits_of(model, pairs or learnt),
+        splits=_splits(model, regime, pairs or learnt),
     )  # fmt: skip
 
 
@@ -112,10 +123,12 @@ def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]
         raise ConfigError(f"{inputs}: an estimate has the sizes b (--micro-batch) and s (--seq-len), not {', '.join(names)};"
                           " loadgauge capture has --size", key="inputs")  # fmt: skip
     job = module_of(make, given, run)
+    if regime.weight == 2:
+        job = _in_16_bits(job)
+    job = tuned(job, regime)
     module = job.build("meta")
     found = blocks(module)
-    splits = splits_of(module)
-    regime = msgspec.structs.replace(regime, weight=4, autocast=run.training.precision.autocast)
+    splits = _splits(module, regime, {})
     listings, _ = _listings(_split(job, regime, {}), target, found, regime, sizes)
     return Document(
         name=target, model_type=type(module).__name__, hidden_size=0, vocab_size=0, pattern=tuple(range(len(listings[0].blocks))),
@@ -124,33 +137,62 @@ def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]
     )  # fmt: skip
 
 
+def _in_16_bits(job: Sized) -> Sized:
+    """A training whose parameters and inputs FSDP casts to 16 bits."""
+
+    def narrow(value: Any) -> Any:
+        floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(torch.bfloat16) if floats else value
+
+    def build(device: str) -> Any:
+        return job.build(device).to(torch.bfloat16)
+
+    def inputs(device: str, module: Any, **sizes: Any) -> Any:
+        return tree_map(narrow, job.inputs(device, module, **sizes))
+
+    return msgspec.structs.replace(job, build=build, inputs=inputs)
+
+
+def _by_layer(job: Sized, target: str, regime: Regime, sizes: Mapping[str, int]) -> tuple[Shown, list[Listing]]:
+    """The same of as few blocks as show each way in which one is trained; of all, where those cannot run without the others."""
+    module = job.build("meta")
+    shown = Shown.of(module, getattr(module, "config", None))
+    try:
+        return shown, _listings(job, target, shown.few, regime, sizes, shown.within)[0]
+    except Exception:  # what the model says of its layers elsewhere, or numbers that a block has
+        if shown.few == shown.all:
+            raise
+    shown = Shown.of_all(shown.all)
+    return shown, _listings(job, target, shown.all, regime, sizes)[0]
+
+
 def _listings(
-    job: Sized, target: str, found: Blocks, regime: Regime, sizes: Mapping[str, int]
+    job: Sized, target: str, found: Blocks, regime: Regime, sizes: Mapping[str, int], around: Around | None = None
 ) -> tuple[list[Listing], dict[str, str]]:
     """The list at some sizes, and on the other side of one sequence, which PyTorch treats apart; and matrices that can be split."""
     given = {**sizes, "t": sizes["s"]}
-    first, pairs = _listing(job, target, found, regime, given)
+    first, pairs = _listing(job, target, found, regime, given, around)
     listings = [first]
     if not listings[0].plain:
-        other, _ = _listing(job, target, found, regime, {**given, ONE: 2 if given[ONE] == 1 else 1})
+        other, _ = _listing(job, target, found, regime, {**given, ONE: 2 if given[ONE] == 1 else 1}, around)
         if not other.plain and [len(one.operations) for one in other.blocks]:
             listings.append(other)
     return listings, pairs
 
 
 def _listing(
-    job: Sized, target: str, found: Blocks, regime: Regime, given: Mapping[str, int]
+    job: Sized, target: str, found: Blocks, regime: Regime, given: Mapping[str, int], around: Around | None = None
 ) -> tuple[Listing, dict[str, str]]:
     """The list, with formulas where the code runs with symbols and a plain run agrees, else with the numbers of these sizes."""
     sizes = sized(job.names, {}, given)
     try:
-        _, run, symbols = recorded(job, target, sizes)
-        lister = Lister(run, found, symbols, regime.weight)
-        return lister.listing(job.names, sizes, guards_of(symbols)), recognised(lister)
+        _, run, symbols = recorded(job, target, sizes, around)
+        lister = Lister(run, found, symbols, regime.weight, regime.wide)
+        return lister.listing(job.names, sizes, guards_of(symbols)), _recognised(lister, regime)
     except Exception as error:  # whatever stops symbols
         why = first_line(error)[:200]
     try:
-        run = record(job, sizes)
+        run = record(job, sizes, around=around)
     except Error:
         raise
     except Exception as error:
@@ -159,8 +201,17 @@ def _listing(
             raise NotModelled(f"{target} does not run over {ranks}: {first_line(error)[:200]}") from None
         raise ConfigError(f"{target} cannot be captured: {first_line(error)[:200]}") from None
     guards = tuple(f"({name} == {value})" for name, value in sizes.items())
-    lister = Lister(run, found, None, regime.weight)
-    return msgspec.structs.replace(lister.listing(job.names, sizes, guards), plain=why), recognised(lister)
+    lister = Lister(run, found, None, regime.weight, regime.wide)
+    return msgspec.structs.replace(lister.listing(job.names, sizes, guards), plain=why), _recognised(lister, regime)
+
+
+def _recognised(lister: Lister, regime: Regime) -> dict[str, str]:
+    return recognised(lister) if regime.tuned.whole else {}
+
+
+def _splits(model: Any, regime: Regime, pairs: dict[str, str]) -> Splits:
+    """Over which ranks it may be split; adapters and parts of a model over none."""
+    return splits_of(model, pairs) if regime.tuned.whole else Splits(tp_closed=TUNED, ep_closed=TUNED)
 
 
 def _blocks_of(config: Any) -> Blocks:

@@ -75,6 +75,12 @@ class ListedOperation(msgspec.Struct, frozen=True, array_like=True):
     share: float = 1.0
     ahead: tuple[ListedExchange, ...] = ()
     behind: tuple[ListedExchange, ...] = ()
+    gradients: bool = True
+
+    @property
+    def spared(self) -> bool:
+        """Whether its backward makes gradients of weights alone: nothing before it is trained."""
+        return bool(self.gemms) and not self.input_gradient.terms and bool(self.weight_gradient.terms)
 
 
 class ListedRow(msgspec.Struct, frozen=True, array_like=True):
@@ -103,11 +109,17 @@ class Segment(msgspec.Struct, frozen=True):
     outside: tuple[str, ...] = ()
 
     def layer(
-        self, sizes: Mapping[str, Any], ranks: Mapping[str, int] | None = None, ragged: Ragged | None = None
+        self,
+        sizes: Mapping[str, Any],
+        ranks: Mapping[str, int] | None = None,
+        ragged: Ragged | None = None,
+        *,
+        own: bool = False,
     ) -> Layer:
         """Write the segment's operations at some sizes, by name; ints or arrays.
 
         ranks: of each axis that it is split over; ragged: sequences of unequal lengths, in place of `sizes`
+        own: without what is trained, which was added
         """
         known: dict[str, Any] = {}
 
@@ -127,6 +139,7 @@ class Segment(msgspec.Struct, frozen=True):
             )
             for one in self.weights
         ]  # fmt: skip
+        behind = bool(self.backward)
 
         def sent(given: tuple[ListedExchange, ...]) -> tuple[Collective, ...]:
             return tuple(Collective(one.kind, one.axis, value(one.nbytes), (ranks or {})[one.axis]) for one in given)
@@ -136,7 +149,7 @@ class Segment(msgspec.Struct, frozen=True):
                 one.name, one.kind,
                 tuple(tensors[place] for place in one.inputs),
                 tuple(tensors[place] for place in one.outputs),
-                tuple(weights[place] for place in one.weights),
+                tuple(weights[place] for place in one.weights if not (own and weights[place].trainable)),
                 keeps=tuple(tensors[place] for place in one.keeps),
                 gemms=tuple(Gemm(*map(value, gemm)) for gemm in one.gemms),
                 forward_flops=value(one.forward),
@@ -148,6 +161,8 @@ class Segment(msgspec.Struct, frozen=True):
                 moves=None if one.moves is None else (value(one.moves[0]), value(one.moves[1])),
                 forward_comm=sent(one.ahead),
                 backward_comm=sent(one.behind),
+                spares=frozenset(tensors[place].name for place in one.inputs) if one.spared else frozenset(),
+                gradients=one.gradients and behind,
             )
             for one in self.operations
         )  # fmt: skip
@@ -217,6 +232,8 @@ class Family:
 
     def __init__(self, name: str, listings: list[Listing], chosen: tuple[int, ...]) -> None:
         self.name, self.listings, self.chosen = name, listings, chosen
+        self.adapted = False
+        """Whether what is trained lies beside the model's own parameters."""
         self._made: dict[Any, Layer] = {}
         self.left_out: dict[str, str] = {}
         """Ranks over which a search could not split it, and why."""
@@ -326,21 +343,17 @@ class Family:
         return self.listings[0]
 
     def _layer(self, view: View, which: str, place: int = 0) -> Layer:
-        if view.lora is not None:
-            raise NotModelled(
-                f"{self.name} is captured as it trains whole; adapters on captured layers are not modelled"
-            )
-        sizes = self.sizes(view)
-        listing = self.any_listing if same(view.tokens, 1) else self.find(view, sizes)  # of 1 token: parameters alone
-        alone = same(view.tokens, 1)
+        sizes, own = self.sizes(view), self.adapted and view.lora is None
+        alone = same(view.tokens, 1)  # of 1 token: parameters alone
+        listing = self.any_listing if alone else self.find(view, sizes)
         sizes, ragged = (dict(listing.sizes), None) if alone else (sizes, self.ragged(view, listing))
         found = {ENTRY: listing.entry, EXIT: listing.exit}.get(which) or listing.blocks[place]
         ranks = {"tp": view.tp, "ep": view.ep}
         if ragged is not None or not all(isinstance(one, int) for one in sizes.values()):
-            return found.layer(sizes, ranks, ragged)
-        key = id(found), tuple(sizes.values())
+            return found.layer(sizes, ranks, ragged, own=own)
+        key = id(found), own, tuple(sizes.values())
         if key not in self._made:
-            self._made[key] = found.layer(sizes, ranks)
+            self._made[key] = found.layer(sizes, ranks, own=own)
         return self._made[key]
 
     def embedding(self, view: View) -> Layer:

@@ -29,8 +29,16 @@ from loadgauge.trace.record.observe import BACKWARD, FORWARD, STEP
 class Lister:
     """Reads the last step of a recording: storages, segments, and the moments of each."""
 
-    def __init__(self, run: Recorded, blocks: Blocks, symbols: Symbols | None, compute: int) -> None:
+    def __init__(
+        self, run: Recorded, blocks: Blocks, symbols: Symbols | None, compute: int, wide: bool = False
+    ) -> None:
         self.run, self.blocks, self.compute = run, blocks, compute
+        self.wide = {number for number, one in run.weights.items() if one.itemsize > compute}
+        if wide:  # adapters that are held in float32, though what was run read them in 16 bits
+            self.wide |= {
+                number for number, one in run.weights.items() if one.trained and ".modules_to_save." not in one.name
+            }
+        self.partly = not all(one.trained for one in run.weights.values())
         self.names = {} if symbols is None else symbols.names
         self._sizes: dict[Any, Size] = {}
         self.nbytes = [self.size(one) for one in run.nbytes]
@@ -118,15 +126,21 @@ class Lister:
         self.casts = {
             op.makes[0]: op.reads[0]
             for _, op in self.forward
-            if op.copies and len(op.reads) == 1 and op.reads[0] in run.weights and op.makes
+            if op.copies
+            and len(op.reads) == 1
+            and op.reads[0] in run.weights
+            and op.makes
+            and op.reads[0] not in self.wide
+            and run.stream.records[op.makes[0]].dtype.itemsize < run.weights[op.reads[0]].itemsize
         }
-        """Copies of parameters that autocast makes, and of which."""
+        """Copies of parameters that autocast makes, and of which; those of adapters are tensors like others."""
         self.alive = self._alive_at_backward()
         keepers: dict[int, set[int]] = {}
         for number, order in run.keepers:
             if number in self.alive:
                 keepers.setdefault(number, set()).add(self.maker_of(order))
-        self.keepers = {number: sorted(keepers.get(number, {self.made[number]})) for number in self.alive}
+        self.keepers = {number: sorted(keepers.get(number) or self._holders(number)) for number in self.alive}
+        self.keeping = {at for places in keepers.values() for at in places}
         self.owner: dict[int, int] = {}
         self.inputs: dict[int, list[int]] = {}
         for number in sorted(set(self.made) | self.alive):
@@ -137,6 +151,12 @@ class Lister:
                 if number in self.alive and all(self.segment[at] > own for at in self.keepers[number]):
                     own += 1
             self.owner[number] = own
+
+    def _holders(self, number: int) -> list[int]:
+        """Who holds what no node of the graph keeps: its maker. Below what is trained, a leaf is the input of who reads it."""
+        made = self.made[number]
+        later = [at for at in self.readers.get(number, ()) if self.segment[at] > self.segment[made]]
+        return later[:1] if self.partly and later else [made]
 
     def _given(self, number: int) -> bool:
         return self.run.stream.category(number) in (WEIGHTS, INPUTS, OPTIMIZER) or number in self.run.weights
@@ -207,6 +227,8 @@ class Lister:
                     if grows and number not in counted:
                         counted.add(number)
                         elements = pending.get(number) or self._elements(number)
+                        if self.wide:  # elements of the gradients' usual dtype
+                            elements *= max(1, self.run.stream.records[number].dtype.itemsize // self.compute)
                         gradients[at_work] += elements
                         latest += elements
                     continue
@@ -296,7 +318,7 @@ class Lister:
         places = [at for at, segment in enumerate(self.segment) if segment == number]
         base = self.order[number - 1] if 0 < number < self.count - 1 else ""
         word = ENTRY if number == 0 else EXIT if number == self.count - 1 else "block"
-        writer = SegmentWriter(self, word, base, number, owned)
+        writer = SegmentWriter(self, word, base, number, owned, behind)
         for at in places:
             writer.write(at, behind.get(at, []))
         writer.rest()

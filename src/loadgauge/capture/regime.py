@@ -6,6 +6,7 @@ import msgspec
 
 from loadgauge.capture.listed import Listing
 from loadgauge.capture.splits import Splits
+from loadgauge.capture.tuned import WHOLE, Tuned
 from loadgauge.errors import NotModelled
 from loadgauge.layers.rank_view import View
 from loadgauge.spec.kernels import Kernels
@@ -18,6 +19,8 @@ class Regime(msgspec.Struct, frozen=True):
 
     weight: bytes of an element of the weights; autocast: whether products run in 16 bits under autocast
     tp, ep: tensor-parallel and expert-parallel ranks, of which the first is captured
+    tuned: what is trained; adapters: bytes of an element of the adapters' weights, as they are read and as they are held
+    input_gradients: the embedding's output gets a gradient though nothing below is trained
     """
 
     weight: int = 2
@@ -25,22 +28,37 @@ class Regime(msgspec.Struct, frozen=True):
     attention: str = "flash"
     tp: int = 1
     ep: int = 1
+    tuned: Tuned = Tuned()
+    adapters: tuple[int, int] = (0, 0)
+    input_gradients: bool = False
 
     @property
     def whole(self) -> Regime:
         """The same on one rank."""
         return msgspec.structs.replace(self, tp=1, ep=1)
 
+    @property
+    def wide(self) -> bool:
+        """Whether adapters are held in float32, which is more than the weights are. ``Regime(2, adapters=(2, 4)).wide``"""
+        return self.adapters[1] > self.weight
+
     @classmethod
-    def of(cls, view: View, name: str) -> Regime:
+    def of(cls, view: View, name: str, tuned: Tuned = WHOLE) -> Regime:
         """The regime of a view. Raises NotModelled for kernels that replace the model's own code."""
         kernels = view.kernels
         for why in _replaced(kernels):
             raise NotModelled(f"{name} {OWN}, which {why} replaces: --framework huggingface, or a written family")
         dtypes = kernels.dtypes
-        autocast = dtypes.residual is not None
+        autocast, lora = dtypes.residual is not None, view.lora
         weight = 4 if dtypes.residual == 4 or dtypes.activation == 4 else 2
-        return cls(weight, autocast, kernels.attention, int(view.tp), int(view.ep))
+        if (lora is not None) != tuned.adapts:
+            raise NotModelled(
+                f"{name} {OWN}, as it trains {'adapters' if tuned.adapts else 'whole'}: ask for it by its flags"
+            )
+        adapters = (0, 0) if lora is None else (int(lora.read(weight)), int(lora.held(weight)))
+        autocast = autocast or (lora is not None and lora.casts)
+        inputs = view.input_gradients and not tuned.whole
+        return cls(weight, autocast, kernels.attention, int(view.tp), int(view.ep), tuned, adapters, inputs)
 
 
 def _replaced(kernels: Kernels) -> list[str]:

@@ -18,6 +18,7 @@ from loadgauge.capture.regime import OWN, Document, Regime
 from loadgauge.capture.splits import Splits
 from loadgauge.capture.store import check_sizes, place, read, write
 from loadgauge.capture.target import config_keys
+from loadgauge.capture.tuned import WHOLE, Tuned
 from loadgauge.errors import ConfigError, NotModelled
 from loadgauge.families.catalogue import Found
 from loadgauge.files import is_script
@@ -26,6 +27,7 @@ from loadgauge.lengths import Lengths
 from loadgauge.optional_deps import needs_capture
 from loadgauge.resolve import resolve
 from loadgauge.spec.job import Job
+from loadgauge.spec.lora import ADAPTER_DTYPES
 from loadgauge.spec.model import Block, ModelSpec, Norm
 
 MOST = 8
@@ -45,17 +47,17 @@ class OnDemand(Family):
 
     keys: the configuration, where it is at hand and `target` is only its name
     where: captures are made in a process of their own (apart), in this one (here), or nowhere, where `NotYet` asks for one
-    most: captures at other sizes than those asked for
+    most: captures at other sizes than those asked for; tuned: what is trained
     documents: by regime; seconds: that captures took; cached: whether all came from the disk
     """
 
     def __init__(
         self, target: str, inputs: str = "", keys: dict[str, Any] | None = None,
-        where: Literal["apart", "here", "nowhere"] = "apart",
+        where: Literal["apart", "here", "nowhere"] = "apart", tuned: Tuned = WHOLE,
     ) -> None:  # fmt: skip
         super().__init__(target, [], ())
         self.where, self.most = where, MOST
-        self.target, self.inputs = target, inputs
+        self.target, self.inputs, self.tuned, self.adapted = target, inputs, tuned, tuned.adapts
         self.script = keys is None and is_script(target)
         self.keys: dict[str, Any] | None = None if self.script else keys or config_keys(target)
         self.documents: dict[Regime, Document] = {}
@@ -86,7 +88,10 @@ class OnDemand(Family):
                     self.documents[regime] = known
                     self.last[regime] = listing
                     return known, listing
-        if not asked and (known is None or self.more >= self.most):
+        sharded = not regime.autocast and regime.weight == 2  # what FSDP makes of autocast over float32 weights
+        alike = known is not None or (not self.tuned.whole and bool(self.documents))
+        alike = alike or (sharded and any(one.autocast and one.weight == 4 for one in self.documents))
+        if not asked and (not alike or self.more >= self.most):
             raise NotModelled(f"{self.target} {OWN}, and not yet in this way: ask for it by its flags")
         found = self._captured(regime, sizes)
         self.more += not asked
@@ -139,7 +144,7 @@ class OnDemand(Family):
 
     def find(self, view: View, sizes: Mapping[str, Any]) -> Listing:
         """The listing for a view at some sizes; of arrays, that for the largest."""
-        regime = Regime.of(view, self.target)
+        regime = Regime.of(view, self.target, self.tuned)
         if not all(isinstance(value, int) or hasattr(value, "max") for value in sizes.values()):
             return self.last.get(regime) or self.any_listing  # letters, of the numbers asked for before
         return self.document(regime, {name: _largest(value) for name, value in sizes.items()}, asked=False)[1]
@@ -170,6 +175,7 @@ def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> Mode
     family.chosen = chosen
     family.name = document.name if family.script else family.target
     places = document.listings[0].places
+    apart: Any = {"trained": frozenset()} if family.tuned.by_layer else {}
     blocks = tuple(
         Block(attention=None, mlp=None, norm=Norm(), listed=Kind(family, kind, places[place]))
         for kind, place in enumerate(chosen)
@@ -178,7 +184,7 @@ def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> Mode
         name=_short(family), model_type=document.model_type, hidden_size=document.hidden_size,
         vocab_size=document.vocab_size, blocks=blocks, pattern=tuple(chosen.index(one) for one in pattern),
         tie_word_embeddings=document.tied, max_position_embeddings=document.longest, dtype=document.dtype,
-        source=family.target, listed=family,
+        source=family.target, listed=family, **apart,
     )  # fmt: skip
 
 
@@ -196,15 +202,16 @@ def road(job: Job, why: str) -> Found:
 
     Raises ConfigError or NotModelled where it cannot be captured.
     """
-    key = job.model, job.inputs or ""
+    tuned = Tuned.of(job)
+    key = job.model, job.inputs or "", tuned
     if key not in _FAMILIES:
-        _FAMILIES[key] = OnDemand(*key)
+        _FAMILIES[key] = OnDemand(job.model, job.inputs or "", tuned=tuned)
     return taken(job, _FAMILIES[key], why)
 
 
 def taken(job: Job, family: OnDemand, why: str) -> Found:
     """The captured model of a family, as a job trains it. Raises as `road`, and `NotYet` where this process makes no captures."""
-    attention = "eager" if job.attention == "eager" else "flash"
+    tuned, attention = family.tuned, "eager" if job.attention == "eager" else "flash"
     precision = job.precision or ("fp32" if family.script else "bf16")
     regime = {
         "fp32": Regime(4, False, attention), "bf16": Regime(2, True, attention), "fp16": Regime(2, True, attention),
@@ -216,6 +223,10 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
             "a module of one's own has the dtype that its function gives it, float32: fp32 or bf16-autocast",
             key="precision",
         )
+    if regime.autocast and regime.weight == 4 and (job.zero or 0) >= 2:  # FSDP casts whole parameters
+        regime = Regime(2, False, attention)
+    if not tuned.whole:
+        regime = _of_part(job, regime, tuned)
     length = _length(job, family)
     sizes = {"b": job.micro_batch or 1, "s": length, "t": length}
     spec = model_of(family, regime, sizes)
@@ -235,4 +246,17 @@ def _length(job: Job, family: OnDemand) -> int:
     return job.seq_len or min(resolve.SEQ_LEN, longest if isinstance(longest, int) and longest > 0 else resolve.SEQ_LEN)
 
 
-_FAMILIES: dict[tuple[str, str], OnDemand] = {}
+def _of_part(job: Job, regime: Regime, tuned: Tuned) -> Regime:
+    """The regime in which a job most likely trains a part, before its layout and recipe are known."""
+    whole = (job.recompute or "none").partition(":")[0] == "full"
+    adapters = (0, 0)
+    if tuned.adapts:
+        held = 4 if regime.autocast else regime.weight
+        held = held if job.lora_dtype is None else ADAPTER_DTYPES[job.lora_dtype]
+        sharded = regime.autocast and (job.zero or 0) >= 3
+        adapters = (regime.weight if sharded else held), held
+        regime = msgspec.structs.replace(regime, autocast=regime.autocast and not (sharded and regime.weight == 2))
+    return msgspec.structs.replace(regime, tuned=tuned, adapters=adapters, input_gradients=whole)
+
+
+_FAMILIES: dict[tuple[str, str, Tuned], OnDemand] = {}

@@ -17,7 +17,7 @@ from loadgauge.capture.listed import (
 )
 from loadgauge.capture.record import Op
 from loadgauge.capture.sizes import Size
-from loadgauge.capture.terms import Terms, add, divided, less, size_of, summed, terms_of
+from loadgauge.capture.terms import Terms, add, divided, less, size_of, summed, tensor_of, terms_of
 from loadgauge.layers.operations import OperationKind
 from loadgauge.trace.record.allocations import INPUTS, WEIGHTS
 
@@ -32,7 +32,9 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "mv", "dot")
 class SegmentWriter:
     """Writes the operations of one segment."""
 
-    def __init__(self, lister: Any, word: str, base: str, number: int, owned: dict[int, int]) -> None:
+    def __init__(
+        self, lister: Any, word: str, base: str, number: int, owned: dict[int, int], behind: dict[int, list[Op]]
+    ) -> None:
         self.lister, self.word, self.base, self.number, self.owned = lister, word, base, number, owned
         self.operations: list[ListedOperation] = []
         self.tensors: list[ListedTensor] = []
@@ -41,6 +43,13 @@ class SegmentWriter:
         self._tensor: dict[int, int] = {}
         self._weight: dict[int, int] = {}
         self._names: Counter[str] = Counter()
+        places = [at for at, segment in enumerate(lister.segment) if segment == number]
+        self.lowest = (
+            0
+            if not lister.partly
+            else min((at for at in places if at in behind or at in lister.keeping), default=len(lister.forward))
+        )
+        """The first operation that runs backward or keeps something for it."""
         self.keeps: dict[int, list[int]] = {}
         for storage, owner in lister.owner.items():
             if storage in lister.alive and owner == number:
@@ -80,7 +89,7 @@ class SegmentWriter:
             if not (dtype.is_floating_point or dtype.is_complex):
                 role = "index"
             self._tensor[storage] = len(self.tensors)
-            self.tensors.append(_tensor(name, lister.nbytes[storage], role, dtype.itemsize))
+            self.tensors.append(tensor_of(name, lister.nbytes[storage], role, dtype.itemsize))
         return self._tensor[storage]
 
     def weight(self, storage: int, kind: str, name: str = "") -> int:
@@ -98,7 +107,7 @@ class SegmentWriter:
             self.weights.append(
                 ListedWeight(
                     name or own, numel, kind if shape else "vector", found.trained, storage in lister.casts.values(),
-                    found.itemsize > lister.compute, shape, copies, found.expert, found.shards,
+                    storage in lister.wide, shape, copies, found.expert, found.shards,
                 )
             )  # fmt: skip
         return self._weight[storage]
@@ -189,7 +198,7 @@ class SegmentWriter:
             ListedOperation(
                 name, kind, inputs, outputs, keeps, tuple(weights), tuple(borrows), gemms, flops, size_of(inner),
                 size_of(weighed), size_of(again), moves, 0.5 if op.causal else 1.0,
-                () if exchange is None else (ListedExchange(*exchange, self._sent(op)),), tuple(returned),
+                () if exchange is None else (ListedExchange(*exchange, self._sent(op)),), tuple(returned), at >= self.lowest,
             )
         )  # fmt: skip
 
@@ -236,7 +245,7 @@ class SegmentWriter:
                 if of and lister.run.stream.records[number].phase == 0:
                     add(own, lister.nbytes[number])
             if own:
-                self.tensors.append(_tensor(name, size_of(own), "index", 1))
+                self.tensors.append(tensor_of(name, size_of(own), "index", 1))
                 place = len(self.tensors) - 1
                 self.operations.insert(
                     0,
@@ -268,12 +277,6 @@ class SegmentWriter:
         if not self.operations or (self.word == ENTRY and not self.operations[-1].outputs):
             self.tensors.append(ListedTensor(f"{self.word}.nothing", ZERO))
             self.operations.append(_nothing(f"{self.word}.nothing", (), (len(self.tensors) - 1,)))
-
-
-def _tensor(name: str, nbytes: Size, role: Any, itemsize: int) -> ListedTensor:
-    if any(factor % itemsize for _, factor in nbytes.terms):
-        return ListedTensor(name, nbytes, role)
-    return ListedTensor(name, divided(nbytes, itemsize), role, itemsize)
 
 
 def _nothing(name: str, weights: tuple[int, ...], tensors: tuple[int, ...] = ()) -> ListedOperation:

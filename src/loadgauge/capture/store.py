@@ -25,7 +25,7 @@ from loadgauge.errors import ConfigError
 T = TypeVar("T")
 LARGEST = 1 << 29
 """Bytes of captures that are read, before compression."""
-LIBRARIES = ("torch", "transformers")
+LIBRARIES = ("torch", "transformers", "peft")
 PACKAGE = Path(__file__).parents[1]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from loadgauge.capture.listed import ListedRow
+from loadgauge.capture.listed import ListedRow, ListedTensor
 from loadgauge.capture.sizes import Size
 
 Terms = dict[str, int]
@@ -16,6 +17,13 @@ def divided(size: Size, by: int) -> Size:
         return Size(tuple((product, factor // by) for product, factor in size.terms))
     inner = " + ".join(f"{factor}*{product}" for product, factor in size.terms)
     return Size(((f"(({inner})//{by})", 1),))
+
+
+def tensor_of(name: str, nbytes: Size, role: Any, itemsize: int) -> ListedTensor:
+    """A storage of so many bytes in elements of a dtype, where it has whole ones."""
+    if any(factor % itemsize for _, factor in nbytes.terms):
+        return ListedTensor(name, nbytes, role)
+    return ListedTensor(name, divided(nbytes, itemsize), role, itemsize)
 
 
 def add(total: Terms, size: Size) -> None:

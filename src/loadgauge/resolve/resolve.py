@@ -197,7 +197,7 @@ def _part(job: Job, model: ModelSpec) -> ModelSpec:
     if job.train is None and job.lora_layers is None:
         return model
     if model.listed is not None:
-        raise NotModelled(f"a part of {model.name} alone: it was captured as it trains whole")
+        return model  # what it does not train was frozen when it was captured
     return train_only(model, job.train) if job.train is not None else adapt_only(model, job.lora_layers or "")
 
 

@@ -79,7 +79,7 @@ def train_only(model: ModelSpec, words: str) -> ModelSpec:
         raise NotModelled("training a part of a model together with its multi-token prediction modules")
     ends, kinds = _weights(model)
     parts = _parts(model, ends, kinds)
-    listed = _words(words)
+    listed = words_of(words)
     everything = {(part.layer, part.operation) for part in parts}
     chosen: set[tuple[int | None, str]] = everything if all(word.startswith(BUT) for word in listed) else set()
     for given in sorted(listed, key=lambda word: word.startswith(BUT)):
@@ -105,11 +105,11 @@ def adapt_only(model: ModelSpec, layers: str) -> ModelSpec:
     [(False, False), (True, False), (True, True)]
     """
     count = model.num_hidden_layers
-    places = {place for word in _words(layers) for place in _range(word, count, "lora_layers")}
+    chosen = {place for word in words_of(layers) for place in places(word, count, "lora_layers")}
     blocks, pattern = _Distinct(), []
     reached = False
     for place, kind in enumerate(model.pattern):
-        adapted = place in places
+        adapted = place in chosen
         pattern.append(blocks.of(model.blocks[kind], adapted=adapted, reached=reached))
         reached = reached or adapted
     return msgspec.structs.replace(model, blocks=tuple(blocks.found), pattern=tuple(pattern))
@@ -129,8 +129,12 @@ class _Distinct:
         return self.found.index(changed)
 
 
-def _words(text: str) -> list[str]:
-    """The words of a list with commas; those in brackets or braces are part of a word."""
+def words_of(text: str) -> list[str]:
+    """Return the words of a list with commas; those in brackets or braces are part of a word. Raises `ConfigError`.
+
+    >>> words_of("lm_head, layers.(0,1)")
+    ['lm_head', 'layers.(0,1)']
+    """
     words = [word.strip() for word in re.split(r",(?![^\[\]{}()]*[\]})])", text)]
     if not all(words):
         raise ConfigError(f"an empty word in {text!r}", key="train")
@@ -209,14 +213,18 @@ def _selector(word: str, count: int) -> tuple[set[int] | None, str]:
         pieces.pop()
     for index, piece in enumerate(pieces):
         if re.fullmatch(r"\*|-?\d*(:-?\d*){0,2}", piece) and piece:
-            return set(_range(piece, count, "train")), ".".join(pieces[index + 1 :])
+            return set(places(piece, count, "train")), ".".join(pieces[index + 1 :])
     if pieces[-1] in ("layers", "h", "blocks"):
         return set(range(count)), ""
     return None, ".".join(pieces[1:] if pieces[0] in ("model", "transformer") and len(pieces) > 1 else pieces)
 
 
-def _range(text: str, count: int, key: str) -> list[int]:
-    """The places that a number, a range or `*` means."""
+def places(text: str, count: int, key: str) -> list[int]:
+    """Return the places in a list of `count` that a number, a range or `*` means. Raises `ConfigError` for none; key: the field's.
+
+    >>> places("-2:", 4, "train")
+    [2, 3]
+    """
     try:
         if text == "*":
             return list(range(count))

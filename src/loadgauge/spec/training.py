@@ -105,12 +105,24 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         lora = self.lora
         if lora is not None and lora.autocast and self.framework.fully_shards and lora.sharded != shards:
             return msgspec.structs.replace(self, lora=msgspec.structs.replace(lora, sharded=shards)).under(zero)
-        if self.by_sharding is None:
-            return self
-        recipe = self.by_sharding[shards]
+        recipe = self._cast_when(shards) if self.by_sharding is None else self.by_sharding[shards]
         if recipe == self.precision:
             return self
-        return msgspec.structs.replace(self, precision=recipe, kernels=_kernels(self.framework, recipe, self.kernels))
+        kernels = _kernels(self.framework, recipe, self.kernels, None if self.by_sharding else self.lora)
+        return msgspec.structs.replace(self, precision=recipe, kernels=kernels)
+
+    def _cast_when(self, shards: bool) -> Precision:
+        """The recipe of autocast where FSDP casts whole parameters as it gathers them, so that forward has none to cast.
+
+        The residual stream is then in 16 bits (source: pytorch, `fully_shard` and its `MixedPrecisionPolicy`).
+        """
+        recipe = self.precision
+        if (
+            not (recipe.autocast and self.framework.fully_shards and self.framework.casts == "autocast")
+            or recipe.wrapped
+        ):
+            return recipe
+        return msgspec.structs.replace(recipe, casts="fsdp" if shards else "")
 
     def check(self, model: ModelSpec) -> None:
         """Raise `ConfigError` where the training cannot be applied to the model."""

@@ -17,6 +17,7 @@ import msgspec
 from loadgauge.capture.regime import Regime
 from loadgauge.capture.road import OnDemand, taken
 from loadgauge.capture.target import check_keys
+from loadgauge.capture.tuned import WHOLE, Tuned
 from loadgauge.errors import Error, NotModelled, first_line
 from loadgauge.families.catalogue import Found
 from loadgauge.spec.axes import AXES, DEGREES, MODEL_PARALLEL
@@ -41,13 +42,13 @@ class Wanted(msgspec.Struct, frozen=True):
     sizes: dict[str, int]
 
 
-def family(name: str, keys: dict[str, Any]) -> OnDemand:
+def family(name: str, keys: dict[str, Any], tuned: Tuned = WHOLE) -> OnDemand:
     """The captured family of a configuration, the same one each time. name: of its file or of the catalogue"""
-    key = msgspec.json.encode([name, keys], order="deterministic")
+    key = msgspec.json.encode([name, keys, tuned], order="deterministic")
     if key not in _families:
         stem = name.removesuffix(".json")
         target = str(keys.get("model_type", "")) if stem in ("config", "") else name
-        _families[key] = OnDemand(target or name, keys=keys, where="nowhere")
+        _families[key] = OnDemand(target or name, keys=keys, where="nowhere", tuned=tuned)
         _families[key].most = 0
         if len(_families) > MOST:
             _families.popitem(last=False)
@@ -70,7 +71,7 @@ def by_road(job: Job, read: Callable[[], Found], config: Callable[[], tuple[str,
             why = "no family here reads it"
     name, keys = config()
     check_keys(name, keys)
-    found = taken(job, family(name, keys), why)
+    found = taken(job, family(name, keys, Tuned.of(job)), why)
     beside = {axis: getattr(job, axis) or 1 for axis in DEGREES}
     if any(degree > 1 for degree in beside.values()):
         shut = closed(found.spec)
@@ -125,7 +126,7 @@ def capture(wanted: dict[str, Any], stage: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="loadgauge-") as folder:
         place = Path(folder) / "config.json"
         place.write_bytes(msgspec.json.encode(asked.keys))
-        target = OnDemand(str(place), where="here")
+        target = OnDemand(str(place), where="here", tuned=asked.regime.tuned)
         try:
             target.document(asked.regime, asked.sizes)
         except Error as error:

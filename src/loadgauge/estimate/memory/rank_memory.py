@@ -182,7 +182,7 @@ class MemoryModel:
         if policy.mode != "none":
             again = applied(policy, layer, self.names)
             working = self.backward(layer, again)
-            if policy.mode == "full" and self.training.lora is not None:
+            if policy.mode == "full" and self.training.lora is not None and layer.profile is None:
                 working = maximum(working, rerun_peak(layer))
             facts[kind, True] = LayerFacts.of(layer, again, working, waits, weights, self.hosts(again))
         return facts
@@ -209,12 +209,12 @@ class MemoryModel:
     @property
     def reaches_embedding(self) -> bool:
         """Whether the gradient of the embedding's output is made."""
-        return self.view.input_gradients or self.model.blocks[self.model.pattern[0]].reached
+        reached = self.embedding_trained if self.model.listed else self.model.blocks[self.model.pattern[0]].reached
+        return self.view.input_gradients or reached
 
     def hosts(self, recompute: Recompute) -> bool:
         """Return whether what a layer keeps for backward is in host memory."""
-        word = self.training.host.activations
-        return word == "all" or (word == "checkpoints" and bool(recompute))
+        return self.training.host.activations in (("all", "checkpoints") if recompute else ("all",))
 
     @property
     def sharded(self) -> Any:
@@ -410,7 +410,7 @@ class MemoryModel:
         if not chunk.first or chunk.start == chunk.stop or self.embedding_trained or not self.reaches_embedding:
             return ()
         key = self.key(stage, chunk.start)
-        if key[1] or self.hosts(NOTHING):
+        if key[1] or self.hosts(NOTHING) or self.model.listed is not None:  # a captured one was seen as it is
             return ()
         nbytes = idle_kept(self.facts[key].layer, self.training.precision.compute if self.copied else 0)
         return (Kept(End.IDLE, 1, -nbytes, 0, 0),) if not same(nbytes, 0) else ()
