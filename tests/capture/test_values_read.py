@@ -262,3 +262,31 @@ def test_values_through_windows_are_those_of_a_run_with_values() -> None:
     ).at(b=2)
     assert fake.read == real.read
     assert not found.values
+
+
+class Pictured(nn.Module):
+    """Vectors of pictures in the place of some tokens, whose mask is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.tower = nn.Embedding(6, 8), nn.Linear(3, 8)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor, pictures: torch.Tensor) -> torch.Tensor:
+        out = self.table(ids)
+        out[mask] = self.tower(pictures)
+        return out.square()
+
+
+def test_backward_of_rows_put_where_a_mask_is_true() -> None:
+    """The gradient of the rows has as many rows, though the mask has no values."""
+
+    def inputs(b: int) -> tuple[torch.Tensor, ...]:
+        return torch.zeros(b, 12, dtype=torch.int64), torch.empty(b, 12, dtype=torch.bool), torch.empty(b * 5, 3)
+
+    found = loadgauge.capture(Pictured, inputs).at(b=4)
+    put = [one for one in found.operations[found.second :] if one.module.endswith("tower") and one.flops is not None]
+    with FlopCounterMode(display=False) as counter:
+        mask = torch.arange(12).expand(4, 12) < 5
+        Pictured()(torch.zeros(4, 12, dtype=torch.int64), mask, torch.randn(20, 3)).mean().backward()
+    assert sum(one.flops.at({"b": 4}) for one in put if one.flops is not None) == counter.get_total_flops()
+    assert not found.plain

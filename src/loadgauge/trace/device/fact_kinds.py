@@ -84,3 +84,9 @@ def share(total: Any, of: int, expert: int) -> Any:
     if isinstance(total, torch.SymInt) and of > _FORMULAS:
         raise NotModelled(f"{of} experts in a loop: numbers only, a formula would have as many terms")
     return (total + (of - 1 - expert)) // of if 0 <= expert < of else 0
+
+
+class Rows(NamedTuple):
+    """A mask of which so many elements are true: as many rows were put where it is."""
+
+    count: Any

@@ -19,13 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from loadgauge.trace.device.fact_kinds import Among, Chosen, Counts, Ids, Known, Number, Range, Rank, Same, share
+from loadgauge.trace.device.fact_kinds import Among, Chosen, Counts, Ids, Known, Number, Range, Rank, Rows, Same, share
 
 _FACT = "_loadgauge_fact"
 _MOST = 4096
 """Of so many experts at most an index is one: of more, it is a place in something else, such as a vocabulary."""
 _SMALL = 65_536
 UNKNOWN: Any = object()
+_PUTS = ("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 
 
 class _Held(NamedTuple):
@@ -88,13 +89,13 @@ class Facts:
                 return UNKNOWN
             shape = (rows, mask.dim()) if name == "nonzero" else (rows,)
             return self._made(args[0], shape, None, go, torch.int64 if name == "nonzero" else args[0].dtype)
-        if name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"):
+        if name in ("index", "_unsafe_index", *_PUTS):
             places = self._places(args[1], line, go)
             if places is not None:
                 before = self.of(args[0]) if any(one is not None and 0 in one.shape for one in places) else None
                 out = go(func, (), (args[0], places, *args[2:]), kwargs)
                 self.after(func, args, kwargs, out)
-                if name in ("index_put_", "_index_put_impl_"):  # nowhere
+                if name in _PUTS and func._schema.is_mutable:  # nowhere
                     self._keep(args[0], before)
                 return out
         if name == "bincount" and isinstance(fact := self.of(args[0]), Ids) and (len(args) == 1 or args[1] is None):
@@ -126,6 +127,8 @@ class Facts:
         if isinstance(fact, Chosen):
             self._assume(fact.of, line)
             return fact.total if fact.dim is not None else share(fact.total, fact.of, fact.expert or 0)
+        if isinstance(fact, Rows):
+            return fact.count
         if isinstance(fact, Same):
             with _disable_current_modes():
                 there = bool(fact.value != 0)
@@ -161,6 +164,8 @@ class Facts:
 
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note what an operation makes known of its results, and what it makes void."""
+        if _name(func) in _PUTS:
+            self._put(*args[:3])
         rule, written = _rule(func)
         fact = None if rule is None else rule(self, func, args, kwargs or {}, out)
         if written:
@@ -171,6 +176,14 @@ class Facts:
             elif isinstance(fact, tuple) and type(fact) is tuple:
                 for one, known in zip(out, fact, strict=False):
                     self._keep(one, known)
+
+    def _put(self, self_: Any, indices: Any, values: Any) -> None:
+        """Rows that are put where a mask is true say how many it has: backward asks for them."""
+        first, *others = indices
+        if first is None or first.dtype is not torch.bool or others or self.of(first) is not None:
+            return
+        if values.dim() == self_.dim() - first.dim() + 1 and values.shape[0] != 1:  # no one row for all
+            self._keep(first, Rows(values.shape[0]))
 
     def _void(self, func: Any, args: Any, kwargs: Any) -> None:
         for argument, value in zip(func._schema.arguments, args, strict=False):
