@@ -149,6 +149,10 @@ TASKS = ("dpo", "kto", "rm", "orpo")
 """The trainers that are tasks of their own."""
 
 
+NOT_LIVE = ("outside", "ends of segments", "idle segments")
+"""What a trace of live bytes does not see: outside PyTorch's allocator, and what that holds idle."""
+
+
 def of_task(case: Case) -> dict[str, float]:
     """The formula's bytes by the phases of a trace, of a task: the reference's pass is in that of the loss."""
     given = job(case).replace(task=case.trainer)
@@ -162,10 +166,10 @@ def of_task(case: Case) -> dict[str, float]:
     found = {name: nbytes + beside for name, nbytes in formula(setup.estimate()).items()}
     for phase in whole.phases:
         if phase.name == "reference":
-            inside = sum(one.nbytes for one in phase.residents if one.part != "outside")
+            inside = sum(one.nbytes for one in phase.residents if one.part not in NOT_LIVE)
             found["loss"] = max(found["loss"], inside)
             if case.adapters:  # then it is a pass of the same module, which the trace marks as another forward
-                layers = sum(one.nbytes for one in phase.residents if one.part not in ("outside", "log-probs"))
+                layers = sum(one.nbytes for one in phase.residents if one.part not in (*NOT_LIVE, "log-probs"))
                 found["forward"] = max(found["forward"], layers)
     return found
 
