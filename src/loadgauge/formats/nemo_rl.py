@@ -11,6 +11,7 @@ from loadgauge.formats.coverage import words
 from loadgauge.formats.facts import split_of
 from loadgauge.formats.megatron import machines
 from loadgauge.formats.table import Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.spec.axes import MODEL_PARALLEL
 from loadgauge.spec.rollout import Engine
 
 P, D, M, G = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg.", "policy.generation."
@@ -43,14 +44,14 @@ def _megatron(keys: Keys) -> bool:
     return bool(on)
 
 
-SIZES = {
-    "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size", "etp": "expert_tensor_parallel_size",
-}  # fmt: skip
+SIZES = dict(
+    zip(MODEL_PARALLEL, names_in("tensor_model pipeline_model context expert_model expert_tensor"), strict=True)
+)
+"""What Megatron-Core calls the axes."""
 
 
 def _layout() -> Idea:
-    of_megatron = {axis: f"{M}{name}" for axis, name in SIZES.items()}
+    of_megatron = {axis: f"{M}{name}_parallel_size" for axis, name in SIZES.items()}
     of_dtensor = {"tp": f"{D}tensor_parallel_size", "cp": f"{D}context_parallel_size", "ep": f"{D}expert_parallel_size"}
     shared, other = f"{M}sequence_parallel", f"{D}sequence_parallel"
     switches = (f"{M}enabled", f"{D}enabled")

@@ -21,7 +21,7 @@ WHOLE_LAYERS = (RECOMPUTE[0], RECOMPUTE[-1])
 ALL = "all"
 
 
-SPLIT_BY_PLAN = ("tp", "ep", "etp")
+SPLIT_BY_PLAN = tuple(name for name in STAGE_AXES if name == "tp" or AXES[name].experts)
 """Axes that a captured model's own class may state."""
 
 
