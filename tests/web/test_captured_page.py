@@ -76,7 +76,7 @@ def test_a_config_that_no_family_reads_is_captured_beside_the_page(served: Serve
     told = document(f"estimate {file} {line(*RUN)}")
     for part in ("memory", "time", "flops", "model", "layout"):
         assert answer["estimate"][part] == told[part], part
-    assert " s; no family here reads it" in answer["captured"]["how"]
+    assert "; no family here reads it" in answer["captured"]["how"]
     assert set(answer["captured"]["closed"]) >= {"tp", "cp"}
     assert not trap.exists()
 

@@ -96,7 +96,8 @@ def closed(model: ModelSpec) -> dict[str, str]:
 
 
 def _problem(model: ModelSpec, axis: str, degree: int) -> str:
-    shape: dict[str, Any] = {"dp": degree if AXES[axis].experts else 1, "sequence_parallel": axis == "tp", axis: degree}
+    along = axis == "tp" and model.listed is None  # plans of classes do not state sequence parallelism
+    shape: dict[str, Any] = {"dp": degree if AXES[axis].experts else 1, "sequence_parallel": along, axis: degree}
     return next(iter(Layout(micro_batch=1, global_batch=240, seq_len=480, **shape).valid(model)), "")
 
 
