@@ -28,8 +28,10 @@ loadgauge estimate llama-3.1-8b --task dpo --gpu h100-sxm5-80gb --gpus 8 --zero 
 
 A pair is two sequences. The reference is a second model, a second set of adapters, the base without its adapters, computed
 before, or none (`--reference`). TRL's trainers make log-probabilities in tiles since 1.16, without logits; ORPO, SimPO and CPO
-still sum the gradients of slices of them. Under FSDP, TRL wraps the reference as one unit: its whole weights are gathered, and
-copied out once more.
+still sum the gradients of slices of them. GKD compares whole distributions: at its fullest moment there are 17 tensors as large
+as the logits, those of the teacher included. Of SimPO the chosen answers' own loss is counted (`cpo_alpha` is 1 where nothing is
+said; with 0 there is one gradient as large as the logits fewer). Under FSDP, TRL wraps the reference as one unit: its whole weights
+are gathered, and copied out once more.
 
 ```sh
 loadgauge estimate qwen2.5-7b --task grpo --gpu h100-sxm5-80gb --gpus 8 --zero 3 --recompute full --prompts 64 --samples 8 \\
@@ -94,6 +96,7 @@ def traced() -> Iterator[str]:
     yield (
         "Predicted over traced bytes of each phase, less one, of small models (`python -m posttrain.traces` records them). The"
         " formula leaves out what a batch with an attention mask costs: keys and values of every head, and a mask a layer."
+        " GRPO's rows are of its update, with answers that are given."
     )
     yield ""
     yield f"| case | {' | '.join(ORDER)} |"

@@ -16,9 +16,13 @@ CASES = (
     "trainer=dpo,seq_len=448", "trainer=dpo,checkpointing=non-reentrant", "trainer=dpo,precision=fp32+bf16,seq_len=384",
     "trainer=dpo,method=lora", "trainer=dpo,wrapper=fsdp2", "trainer=dpo,wrapper=fsdp2,checkpointing=non-reentrant",
     "trainer=kto", "trainer=kto,precision=fp32+bf16", "trainer=orpo", "trainer=orpo,checkpointing=non-reentrant",
+    "trainer=dpo,wrapper=ddp", "trainer=orpo,wrapper=fsdp2",
+    "trainer=simpo", "trainer=simpo,precision=bf16", "trainer=gkd", "trainer=gkd,precision=bf16",
+    "trainer=gkd,checkpointing=non-reentrant", "trainer=gkd,wrapper=fsdp2", "trainer=grpo",
+    "trainer=grpo,checkpointing=non-reentrant", "trainer=grpo,method=lora",
     "trainer=rm,seq_len=448", "trainer=rm,checkpointing=non-reentrant",
 )  # fmt: skip
-"""Of each trainer a full one and a checkpointed one; of DPO also adapters, float32 weights and FSDP."""
+"""Of each trainer a full one and a checkpointed one; of DPO also adapters, float32 weights, DDP and FSDP."""
 
 
 def main() -> None:

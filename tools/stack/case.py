@@ -29,6 +29,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     wrapper: what accelerate wraps the model with, over `gpus` ranks of which the first is traced
     kbit: whether `prepare_model_for_kbit_training` runs (qlora); clip: `max_grad_norm`; layers, hidden, vocab: of the model
     trainer: `sft` and what follows are TRL's; reference: of the preference trainers, where its log-probs come from
+    likelihood: `cpo_alpha` of TRL's CPOTrainer, the weight of the chosen answers' own loss; 0: it is not computed
     bucket: `reduce_bucket_size` and `allgather_bucket_size` of DeepSpeed, in elements; 0: its own
 
     >>> Case(family="gpt2", method="lora").words
@@ -44,8 +45,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     checkpointing: Checkpointing = "none"
     loss: Loss = "plain"
     wrapper: Wrapper = "none"
-    trainer: Literal["trainer", "sft", "dpo", "kto", "rm", "orpo"] = "trainer"
+    trainer: Literal["trainer", "sft", "dpo", "kto", "rm", "orpo", "simpo", "cpo", "gkd", "grpo"] = "trainer"
     reference: Literal["model", "adapter-off", "precomputed"] = "model"
+    likelihood: float = 1.0
     attention: Literal["sdpa", "eager"] = "sdpa"
     rank: int = 16
     targets: Literal["all", "attention"] = "all"
@@ -87,7 +89,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     @property
     def rows(self) -> int:
         """Sequences of a micro-batch: a pair is two."""
-        return self.micro_batch * (2 if self.trainer in ("dpo", "rm", "orpo") else 1)
+        return self.micro_batch * (2 if self.trainer in ("dpo", "rm", "orpo", "simpo", "cpo") else 1)
 
     @property
     def adapters(self) -> bool:

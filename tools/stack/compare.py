@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -145,7 +148,7 @@ def job(case: Case) -> Job:
     return Job(model="", **given)
 
 
-TASKS = ("dpo", "kto", "rm", "orpo")
+TASKS = ("dpo", "kto", "rm", "orpo", "simpo", "cpo", "gkd", "grpo")
 """The trainers that are tasks of their own."""
 
 
@@ -158,20 +161,44 @@ def of_task(case: Case) -> dict[str, float]:
     given = job(case).replace(task=case.trainer)
     if case.trainer in ("dpo", "kto"):
         given = given.replace(reference="adapter" if case.adapters else case.reference)
-    if case.trainer in ("rm", "orpo"):
+    if case.trainer in ("rm", "orpo", "simpo", "cpo", "gkd"):
         given = given.replace(loss=None)
+    if case.trainer == "gkd":
+        given = given.replace(teacher=_written(case))
+    if case.trainer == "grpo":
+        half = case.seq_len // 2
+        given = given.replace(
+            seq_len=None, prompts=case.micro_batch * case.accumulate * case.ranks, samples=1, global_batch=None,
+            prompt_len=half, answers=str(case.seq_len - half), reference="none", old_logprobs="none",
+        )  # fmt: skip
     run, setup = resolve_posttrain(given, spec(case))
+    if case.trainer == "grpo":  # its answers are given: nothing is there but its update
+        return formula(setup.estimate())
     whole = memory(run)
-    beside = sum(one.nbytes for one in whole.phases[0].residents if one.role == "reference")
+    beside = sum(one.nbytes for one in whole.phases[0].residents if one.role in ("reference", "teacher"))
     found = {name: nbytes + beside for name, nbytes in formula(setup.estimate()).items()}
     for phase in whole.phases:
-        if phase.name == "reference":
+        if phase.name in ("reference", "teacher"):
             inside = sum(one.nbytes for one in phase.residents if one.part not in NOT_LIVE)
             found["loss"] = max(found["loss"], inside)
             if case.adapters:  # then it is a pass of the same module, which the trace marks as another forward
                 layers = sum(one.nbytes for one in phase.residents if one.part not in (*NOT_LIVE, "log-probs"))
                 found["forward"] = max(found["forward"], layers)
     return found
+
+
+@functools.cache
+def _written(case: Case) -> str:
+    """A file with the config of a case's model, which is its own teacher."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from stack.models import config
+
+    made = config(case)
+    place = Path(tempfile.mkdtemp()) / "config.json"
+    given = {**made.to_dict(), "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[made.model_type]]}
+    place.write_text(json.dumps(given), encoding="utf-8")
+    return str(place)
 
 
 def formula(estimated: Estimate) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""TRL's trainers over pairs and single answers, as a script calls them, with rows of token ids in place of texts."""
+"""TRL's trainers after supervised tuning, as a script calls them, with rows of token ids in place of texts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ def trainer(
         "dpo": (trl.DPOTrainer, trl.DPOConfig), "kto": (trl.KTOTrainer, trl.KTOConfig),
         "rm": (trl.RewardTrainer, trl.RewardConfig),
     }  # fmt: skip
-    if case.trainer == "orpo":
-        orpo = import_module("trl.experimental.orpo")
-        kinds["orpo"] = orpo.ORPOTrainer, orpo.ORPOConfig
+    if case.trainer in EXPERIMENTAL:
+        folder, word = EXPERIMENTAL[case.trainer]
+        module = import_module(f"trl.experimental.{folder}")
+        kinds[case.trainer] = getattr(module, f"{word}Trainer"), getattr(module, f"{word}Config")
+    if case.trainer == "grpo":
+        kinds["grpo"] = updates(trl.GRPOTrainer, case), trl.GRPOConfig
     kind, arguments = kinds[case.trainer]
     base: Any = kind
 
@@ -36,27 +39,65 @@ def trainer(
         def tokenize_row(self, feature: Any, *_: Any) -> Any:
             return feature
 
-    given = {**given, "max_length": case.seq_len, "remove_unused_columns": False}
+    given = {**given, "remove_unused_columns": False}
+    if case.trainer == "grpo":
+        given |= {"num_generations": 2, "max_completion_length": case.seq_len // 2}
+    else:
+        given["max_length"] = case.seq_len
+    if case.trainer in ("simpo", "cpo"):
+        given |= {"loss_type": "simpo" if case.trainer == "simpo" else "sigmoid", "cpo_alpha": case.likelihood}
+    if case.trainer == "gkd":
+        given["lmbda"] = 0.0
     if case.trainer in ("dpo", "kto") and case.reference == "precomputed":
         given["precompute_ref_log_probs"] = True
-    rows = datasets.Dataset.from_list([{"input_ids": [1]}] * (8 * case.gpus * case.micro_batch * case.accumulate))
+    rows = datasets.Dataset.from_list([dict(ROW)] * (8 * case.gpus * case.micro_batch * case.accumulate))
     more: dict[str, Any] = {}
     if case.trainer in ("dpo", "kto") and case.reference == "model" and not case.adapters:
         more["ref_model"] = load(case)
+    if case.trainer == "gkd":
+        more["teacher_model"] = load(case)
+    if case.trainer == "grpo":
+        more["reward_funcs"] = lambda prompts, **_: [0.0] * len(prompts)
+    else:
+        more["data_collator"] = collator(case)
     return Ready(
-        model, args=arguments(**given), train_dataset=rows, processing_class=words, data_collator=collator(case),
-        callbacks=callbacks, **more,
+        model, args=arguments(**given), train_dataset=rows, processing_class=words, callbacks=callbacks, **more,
     )  # fmt: skip
+
+
+EXPERIMENTAL = {"orpo": ("orpo", "ORPO"), "simpo": ("cpo", "CPO"), "cpo": ("cpo", "CPO"), "gkd": ("gkd", "GKD")}
+"""Folder and class of the trainers that TRL calls experimental."""
+ROW = {"input_ids": [1], "prompt": "", "chosen": "", "rejected": ""}
+"""A row of a data set, of which the collator takes nothing but that it is there."""
+
+
+def updates(base: Any, case: Case) -> Any:
+    """A trainer that generates, with answers that are there already: half of a sequence is its prompt."""
+
+    class Updates(base):  # type: ignore[misc]
+        """The trainer from its inputs on."""
+
+        def _prepare_inputs(self, rows: Any) -> Any:
+            device, prompt = self.accelerator.device, case.seq_len // 2
+            sides = {"prompt": prompt, "completion": case.seq_len - prompt}
+            made: dict[str, Any] = {}
+            for name, length in sides.items():
+                made[f"{name}_ids"] = torch.ones((case.micro_batch, length), dtype=torch.long, device=device)
+                made[f"{name}_mask"] = torch.ones_like(made[f"{name}_ids"])
+            answered = torch.tensor(case.rows * case.accumulate * sides["completion"], device=device)
+            return {**made, "advantages": torch.ones(case.micro_batch, device=device), "num_items_in_batch": answered}
+
+    return Updates
 
 
 def collator(case: Case) -> Callable[[list[Any]], dict[str, Any]]:
     """Makes a batch as the trainer's own collator does, every token one of the answer."""
 
     def collate(rows: list[Any]) -> dict[str, Any]:
-        count = len(rows) * (1 if case.trainer == "kto" else 2)
+        count = len(rows) * (1 if case.trainer in ("kto", "gkd") else 2)
         ids = torch.ones((count, case.seq_len), dtype=torch.long)
         mask = torch.ones_like(ids)
-        if case.trainer == "orpo":
+        if case.trainer in ("orpo", "simpo", "cpo"):
             half = ids[: len(rows)]
             return {
                 f"{side}_{name}": half.clone()
@@ -65,6 +106,8 @@ def collator(case: Case) -> Callable[[list[Any]], dict[str, Any]]:
         made = {"input_ids": ids, "attention_mask": mask}
         if case.trainer == "rm":
             return made
+        if case.trainer == "gkd":
+            return {**made, "labels": ids.clone()}
         made["completion_mask"] = mask.clone()
         if case.trainer == "kto":
             made |= {f"KL_{name}": one.clone() for name, one in list(made.items())}

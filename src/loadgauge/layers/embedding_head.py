@@ -12,7 +12,7 @@ from loadgauge.errors import NotModelled
 from loadgauge.layers.adapters import embedded, saved_copy
 from loadgauge.layers.builder import Builder
 from loadgauge.layers.gemma4 import per_layer_inputs
-from loadgauge.layers.logprobs import liger_logits, liger_logprobs, logprobs
+from loadgauge.layers.logprobs import divergence, liger_logits, liger_logprobs, logprobs
 from loadgauge.layers.mlp import activate
 from loadgauge.layers.operations import Collective, Gemm, Layer, Operation, Tensor, Weight
 from loadgauge.layers.prompts import prompted
@@ -258,6 +258,9 @@ def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool
             # Autocast copies it twice: it remembers copies of trained weights, and the logits read its transpose, which is none.
             wide = (4 + build.dtypes.activation) * trained if build.wide_weights else 0
             _liger_loss(build, logits, x, Tensor("head.input_gradient", view.tokens * width, x.itemsize), wide)
+            return
+        if build.kernels.logprobs == "divergence":
+            divergence(build, logits, upcast)
             return
         if build.kernels.logprobs:
             logprobs(build, logits, upcast, Gemm(view.tokens, columns, width).flops)

@@ -65,6 +65,34 @@ def logprobs(build: Builder, logits: Tensor, upcast: bool, flops: Size) -> None:
     )  # fmt: skip
 
 
+STUDENTS, TOGETHER = (4, 2), (13, 5)
+"""Tensors as large as the logits, of the student alone and of a divergence from a teacher: at its fullest moment, and kept."""
+
+
+def divergence(build: Builder, logits: Tensor, upcast: bool) -> None:
+    """Add the operations from logits to a generalised Jensen-Shannon divergence from a teacher's distributions.
+
+    The student's own are its logits, those over the temperature, its log-probabilities and their exponential. As wide as the
+    teacher's, which accelerate widens under autocast even where it does not widen the student's, are the teacher's four, the two
+    that the mixture is summed from (one tensor of two) and it, the student's difference, both terms, both weighted, and their sum.
+    Source: trl 1.16, `experimental/gkd`, `generalized_jsd_loss` (`beta` between 0 and 1; at either end a single term needs less).
+    """
+    source = logits
+    if upcast and logits.itemsize != 4:
+        source = build.float32("head.float32", logits.numel)
+        build.elementwise("head.float32", (logits,), source, keeps=())
+    wide = 4 if build.autocast else source.itemsize
+    most, kept = (
+        own * source.nbytes + both * wide * source.numel for own, both in zip(STUDENTS, TOGETHER, strict=True)
+    )
+    build.operations.append(
+        Operation(
+            "head.divergence", "loss", (source,), (build.float32("head.divergence", 1),),
+            keeps=(Tensor("head.distributions", kept, 1),), workspace=most - kept - source.nbytes,
+        )
+    )  # fmt: skip
+
+
 STREAMED_ROWS, STREAMED_COLUMNS = 2048, 4096
 """Tokens and columns of a tile of Liger's losses of policies (source: liger, `chunked_loss/fused_linear_ppo.py`, 0.8)."""
 

@@ -352,6 +352,8 @@ def _phase(
             and main.member.layout.zero_ranks > 1
         )
         alive = forward_set(run, member, rank, main.member.layout.micro_batch, whole=whole)
+        if main.member.layout.zero < main.member.training.framework.weights_stage:
+            alive["gathered"] = 0.0  # nothing is gathered; what DDP buckets is the policy's, and counted with it
     else:
         alive = forward_set(run, member, rank, run.logprob_rows)
     residents += [Resident(one.role, part, nbytes) for part, nbytes in alive.items()]
@@ -360,8 +362,13 @@ def _phase(
 
 
 def _kept_logits(main: _Trained) -> float:
-    """Bytes that the head keeps for its backward."""
-    return float(main.rank.memory.head_kept) if main.rank.stage.last else 0.0
+    """Bytes that the head keeps for its backward; of a student, whose divergence comes after the teacher's pass, its logits."""
+    if not main.rank.stage.last:
+        return 0.0
+    head = main.rank.memory.head
+    if main.rank.memory.view.kernels.logprobs == "divergence":
+        return float(head.operations[-1].inputs[0].nbytes)
+    return float(main.rank.memory.head_kept)
 
 
 def _generate(run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[str, Member]) -> PhaseMemory:

@@ -91,7 +91,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         )
     sequences = _sequences(job, task, assumed)
     setup = resolve_job(_training(job, task, sequences, placement, assumed, file), model)
-    setup = _of_logprobs(setup, task)
+    setup = _of_logprobs(setup, task, file)
     placement = msgspec.structs.replace(placement, trainer=setup.layout.gpus)
     if task.rollout and job.placement is None:
         assumed["--placement"] = "colocated"
@@ -131,15 +131,34 @@ def _passes(job: Job, task: Task) -> Task:
     return msgspec.structs.replace(task, passes=tuple(one for one in task.passes if one.phase != "old log-probs"))
 
 
-def _of_logprobs(setup: Setup, task: Task) -> Setup:
-    """The training with a head that makes log-probabilities, or one value a sequence, in place of a loss over tokens."""
+def _of_logprobs(setup: Setup, task: Task, file: str) -> Setup:
+    """The training with a head that makes log-probabilities, or one value a sequence, in place of a loss over tokens.
+
+    file: as in `_training`
+    """
     if task.trained.scalar:
         return msgspec.structs.replace(setup, model=scalar(setup.model))
-    if task.name in ("sft", "gkd", "opd"):
+    diverges = task.name == "gkd" and setup.job.loss in (None, "auto")
+    if task.name in ("sft", "gkd", "opd") and not diverges:
         return setup
     unit = "slices" if task.slices else "policy" if task.rollout else "pairs" if task.rows == 2 else "rows"
+    unit = "divergence" if diverges else unit
     kernels = msgspec.structs.replace(setup.training.kernels, logprobs=unit)
+    if not file and (task.slices or diverges) and setup.job.loss in (None, "auto") and not _widens(setup):
+        kernels = msgspec.structs.replace(kernels, loss="plain")
     return msgspec.structs.replace(setup, training=msgspec.structs.replace(setup.training, kernels=kernels))
+
+
+def _widens(setup: Setup) -> bool:
+    """Whether a loss outside the model sees float32 logits: TRL's take them as they come, accelerate widens what a model returns
+    under autocast, and does not of one that FSDP2 shards (as traced; accelerate 1.15, `Accelerator.prepare_model`)."""
+    training, layout = setup.training, setup.layout
+    if training.framework.name != "huggingface":
+        return True
+    if layout.zero >= training.framework.weights_stage and layout.zero_ranks > 1:
+        return False
+    autocast = training.precision.autocast or training.precision.wrapped
+    return autocast or (training.lora is not None and training.lora.autocast)
 
 
 def _belongs(job: Job, task: Task) -> None:
