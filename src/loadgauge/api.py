@@ -120,6 +120,7 @@ class TaskFlags(Flags, total=False):
     prompt_len: int
     answers: str
     epochs: int
+    old_logprobs: Literal["pass", "none"]
     logprob_batch: int
     logprob_tokens: int
     rollout: str
