@@ -125,7 +125,7 @@ def test_the_whole_step_of_a_grpo_script_is_that_of_its_flags(tmp_path: Path) ->
         "qwen3-8b --task grpo --prompts 1024 --samples 5 --prompt-len 1024 --answers 1024 --gpus 8 --zero 3 --recompute full"
         " --micro-batch 8 --global-batch 1280 --loss fused --rollout vllm:tp=2,utilization=0.6,sleep=2 --logprob-batch 32"
         " --reference model --frozen-offload --frozen-weights float32 --rollout-offload all --framework huggingface"
-            " --gradient-sync each"
+        " --gradient-sync each"
     )
     same = document(f"estimate {flags} --gpu h100-sxm5-80gb")
     assert phases(found) == phases(same)

@@ -1,7 +1,7 @@
 """Verdicts on verl's table of minimum resources (`minimum.csv`): every row of it ran, so that none may be said not to fit.
 
 The table is docs/perf/device_tuning.rst of volcengine/verl, commit b178a3cd56f5 (Apache-2.0); settings are those of the script that
-each row names, else verl's defaults of its time (float32 weights, vLLM's 1,024 sequences). What the scripts state in all GPUs together
+each row names, else verl's defaults of its time (float32 weights, vLLM's 1,024 sequences). What scripts state of all GPUs together
 (`ppo_micro_batch_size`) is divided as verl's workers do. Scripts say how long prompts and answers may be, not how long those of
 their data are. So there are two readings: every answer is the longest, an upper end; and answers of any length up to it are as
 likely (`uniform:`), which is what is left where only the bounds are known. Prompts are the longest in both.
