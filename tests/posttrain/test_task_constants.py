@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from loadgauge import posttrain
+from loadgauge.posttrain.engine import captured
 from loadgauge.posttrain.memory import PhaseMemory, PostMemory
+from loadgauge.posttrain.roles import Run
+from loadgauge.posttrain.sync import moved_states, sync, transfer
 
 GIB, MIB = 2**30, 2**20
 TOKENS, VOCABULARY, WEIGHTS = 64 * 8 * 2048, 128_256, 2 * 8_030_261_248
@@ -77,3 +80,28 @@ def test_a_whole_unit_is_gathered_and_copied_out() -> None:
     ]
     assert found
     assert max(one.nbytes for one in found) == pytest.approx(2 * WEIGHTS, rel=2e-3)
+
+
+def run_of(model: str = "llama-3.1-8b", **flags: object) -> Run:
+    return posttrain(model, **GRPO | {"rollout": "vllm:tp=2,utilization=0.5,sleep=1"} | flags).run  # type: ignore[arg-type]
+
+
+def test_seconds_of_a_weight_sync_by_hand() -> None:
+    run = run_of(rollout_offload="all")
+    parts = sync(run).parts
+    assert parts["transfer"] == pytest.approx(WEIGHTS / 3.7e9)
+    assert parts["changing sides"] == pytest.approx(33 * WEIGHTS / 2 / 32e9)
+    assert parts["sleep and wake"] == pytest.approx(1.7 + 0.28)
+    assert moved_states(run) == pytest.approx((2 + 12) * WEIGHTS / 2 / 8)
+    shards = transfer(run, "shard to shard")
+    bandwidth = shards.rate / 0.4
+    assert shards.parts["transfer"] == pytest.approx(0.4 + WEIGHTS / 2 / shards.rate)
+    assert run.trained.cluster is not None
+    assert bandwidth in [pytest.approx(link.bandwidth) for link in run.trained.cluster.links]
+    experts = run_of("qwen3-30b-a3b")
+    assert sync(experts).parts["transfer"] == pytest.approx(2 * experts.trained.params / 1.85e9)
+
+
+def test_no_graph_is_of_more_than_512_sequences() -> None:
+    """1, 2, 4 and the 64 multiples of 8."""
+    assert captured(4096) == captured(256) == 3 + 64
