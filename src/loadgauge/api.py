@@ -84,6 +84,7 @@ class Flags(TypedDict, total=False):
     offload: Literal["none", "optimizer", "all"]
     offload_to: Literal["cpu", "nvme"]
     end_units: Literal["root", "apart"]
+    gradient_sync: Literal["each", "last"]
     engine: str
     activation_offload: Literal["none", "checkpoints", "all"]
     pin_memory: bool

@@ -32,6 +32,22 @@ def test_a_mini_batch_counts_prompts_each_with_its_answers() -> None:
     assert run_of(odd).global_batch == 64
 
 
+def test_gradients_are_reduced_with_every_micro_batch_unless_said(tmp_path: Path) -> None:
+    """No `no_sync` in workers/actor/dp_actor.py; 0.9 has `use_no_sync_for_gradient_accumulation: false` in its configuration."""
+    once = f"{A}fsdp_config.use_no_sync_for_gradient_accumulation"
+    assert (run_of(VERL).gradient_sync, run_of(f"{VERL} {once}=True").gradient_sync) == ("each", "last")
+    place = tmp_path / "grpo.sh"
+    place.write_text(VERL)
+    told = f"estimate {place} --gpu h100-sxm5-80gb --task train"
+    each, last = (document(f"{told} --gradient-sync {word}")["memory"]["parts"] for word in ("each", "last"))
+    params = document(told)["model"]["params"]
+    # Each of 8 ranks has its shards in float32, or all of them in the 16 bits in which they are made.
+    assert each["gradients"] == pytest.approx(4 * params / 8, rel=1e-3)
+    assert last["gradients"] == pytest.approx(2 * params, rel=1e-3)
+    place.write_text(VERL.replace("trainer.nnodes", f"{A}strategy=megatron trainer.nnodes"))
+    assert typed(f"estimate {place} --task train --gradient-sync each --gpu h100-sxm5-80gb")[0] == 2
+
+
 def test_the_step_of_a_grpo_script_has_all_its_answers(tmp_path: Path) -> None:
     place = tmp_path / "grpo.sh"
     place.write_text(VERL)
@@ -109,6 +125,7 @@ def test_the_whole_step_of_a_grpo_script_is_that_of_its_flags(tmp_path: Path) ->
         "qwen3-8b --task grpo --prompts 1024 --samples 5 --prompt-len 1024 --answers 1024 --gpus 8 --zero 3 --recompute full"
         " --micro-batch 8 --global-batch 1280 --loss fused --rollout vllm:tp=2,utilization=0.6,sleep=2 --logprob-batch 32"
         " --reference model --frozen-offload --frozen-weights float32 --rollout-offload all --framework huggingface"
+        " --gradient-sync each"
     )
     same = document(f"estimate {flags} --gpu h100-sxm5-80gb")
     assert phases(found) == phases(same)

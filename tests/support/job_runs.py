@@ -106,6 +106,7 @@ CAN: dict[str, dict[str, Any]] = {
         "sequence_parallel": (False, True), "recompute": MEGATRON_RECOMPUTE, "offload": ("none", "all"),
         "precision": (None, "bf16", "bf16-pure"), "seq_len": LENGTHS, "gpus_per_node": (8,),
         "kernels": ("native", "liger"), "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"),
+        "gradient_sync": (None, "each", "last"),
     },
     "torchtune": {
         "framework": ("torchtune",), "model": ("llama-3.1-8b", "qwen2.5-7b"), "tp": (1, 2), "zero": (2, 3),
@@ -324,6 +325,7 @@ def _agree_verl(values: dict[str, Any], framework: str) -> None:
             "replicas": 1,
             "precision": None,
             "kernels": "native",
+            "gradient_sync": None,
         }
         values["schedule"] = None if values["pp"] == 1 else "interleaved" if values["vpp"] > 1 else "1f1b"
     else:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from loadgauge.spec.tasks import TASKS
+from posttrain.minimum import verdicts
 from posttrain.scores import Score, scores, summary
 from posttrain.traces import OUT as TRACED
 from stack.case import Case
@@ -89,6 +90,24 @@ def measured() -> Iterator[str]:
     yield ""
 
 
+def minimum() -> Iterator[str]:
+    """Yield the table of verl's minimum resources."""
+    longest, even = list(verdicts()), list(verdicts("uniform:"))
+    yield "## verl's minimum resources"
+    yield ""
+    yield (
+        "Every row of verl's table ran (`posttrain/minimum.py`), and none may be refused. How long the answers were is not stated:"
+        f" with every one at the longest that the script allows, {sum(row.right for row in longest)} of {len(longest)} are not"
+        f" refused; with all lengths up to it as likely, {sum(row.right for row in even)}. GiB of a card:"
+    )
+    yield ""
+    yield "| model | trained | GPUs | card | all at the longest | range | verdict | any length | range | verdict |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | --- | ---: | ---: | --- |"
+    for row, other in zip(longest, even, strict=True):
+        yield f"| {row.heading()} | {row.cells()} | {other.cells()} |"
+    yield ""
+
+
 def traced() -> Iterator[str]:
     """Yield the table of TRL's trainers."""
     yield "## TRL's trainers on the simulated device"
@@ -110,7 +129,7 @@ def traced() -> Iterator[str]:
 
 def main() -> None:
     """Write the page."""
-    OUT.write_text(INTRODUCTION + "\n".join([*tasks(), *measured(), *traced()]), encoding="utf-8")
+    OUT.write_text(INTRODUCTION + "\n".join([*tasks(), *measured(), *minimum(), *traced()]), encoding="utf-8")
 
 
 if __name__ == "__main__":

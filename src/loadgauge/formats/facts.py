@@ -25,7 +25,7 @@ NAMES = (
     "optimizer", "attention", "loss", "kernels", "compile", "adapter", "lora_rank", "virtual_tokens", "lora_targets", "qlora",
     "base", "lora_dropout",
     "lora_dtype", "kbit_upcast", "use_dora", "modules_to_save", "lora_layers", "train", "offload", "offload_to",
-    "activation_offload", "pin_memory", "end_units", "engine",
+    "activation_offload", "pin_memory", "end_units", "gradient_sync", "engine",
     "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts", "samples", "generated",
     "prompt_len", "answers", "epochs", "old_logprobs", "logprob_batch", "logprob_tokens", "rollout", "placement", "staleness",
     "reference",

@@ -33,6 +33,7 @@ def _layout() -> Idea:
     etp, sp, distributed = f"{M}expert_tensor_parallel_size", f"{M}sequence_parallel", f"{M}use_distributed_optimizer"
     ulysses, group, reshard = f"{A}ulysses_sequence_parallel_size", f"{F}fsdp_size", f"{F}reshard_after_forward"
     policy, strategy = f"{F}offload_policy", f"{A}strategy"
+    once = f"{F}use_no_sync_for_gradient_accumulation"
     megatron = (*sizes.values(), etp, sp, distributed)
 
     def read(keys: Keys) -> Facts:
@@ -47,12 +48,14 @@ def _layout() -> Idea:
                 "zero": 0 if keys.flag(distributed) is False else 1,
             }  # fmt: skip
         ranks = keys.whole(ulysses) or 1
+        # Its configuration has gradients reduced with every micro-batch; before 0.9 there is nothing to choose.
         # param_offload and optimizer_offload move only between the updates; this is FSDP2's own offload.
         moved = "all" if keys.flag(policy) else "none"
         size = keys.whole(group, minimum=-1)
         facts = {
             "framework": "huggingface", "cp": ranks, "cp_comm": "all_to_all" if ranks > 1 else None, "offload": moved,
             "zero": 2 if keys.flag(reshard) is False else 3, "tp": 1, "pp": 1,
+            "gradient_sync": "last" if keys.flag(once) else "each",
         }  # fmt: skip
         if size is not None and size > 0:
             # A group of the device mesh counts Ulysses' ranks among its own.
@@ -65,7 +68,7 @@ def _layout() -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wide = (facts.get("tp") or 1, facts.get("pp") or 1, facts.get("ep") or 1) != (1, 1, 1)
         if facts.get("framework") == "megatron" or wide:
-            values: dict[str, Any] = dict.fromkeys((ulysses, group, reshard, policy)) | {strategy: "megatron"}
+            values: dict[str, Any] = dict.fromkeys((ulysses, group, reshard, policy, once)) | {strategy: "megatron"}
             values |= {key: facts.get(name) or 1 for name, key in sizes.items() if name != "vpp"}
             virtual, ranks = facts.get("vpp") or 1, facts.get("tp") or 1
             within = facts.get("etp") or 1
@@ -81,11 +84,12 @@ def _layout() -> Idea:
         return dict.fromkeys(megatron) | {
             strategy: keys.document.get(strategy) if keys.word(strategy) in ("fsdp", "fsdp2") and moved == "none" else "fsdp2",
             ulysses: ranks, policy: True if moved == "all" else False if keys.has(policy) else None,
+            once: True if facts.get("gradient_sync") == "last" else False if keys.has(once) else None,
             reshard: (facts.get("zero") or 0) == 3, group: shards * ranks if replicated and shards is not None else None,
         }  # fmt: skip
 
-    keys = (*megatron, ulysses, group, reshard, policy, strategy)
-    facts = names_in("etp sequence_parallel schedule zero cp_comm offload shards framework replicas")
+    keys = (*megatron, ulysses, group, reshard, policy, strategy, once)
+    facts = names_in("etp sequence_parallel schedule zero cp_comm offload shards framework replicas gradient_sync")
     return Idea(keys=keys, facts=(*sizes, *facts), read=read, write=write)
 
 

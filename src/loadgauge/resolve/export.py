@@ -64,6 +64,7 @@ def job_of(given: Setup) -> Job:
         },
         offload=kind.offload,
         end_units=job.end_units,
+        gradient_sync=job.gradient_sync,
         engine=job.engine,
         offload_to="nvme" if kind.host.nvme else None,
         activation_offload=kind.host.activations,

@@ -204,6 +204,7 @@ def _hosted(job: Job, kind: Training, recompute: str) -> dict[str, Any]:
         "activation_offload": hosted,
         "pin_memory": None if kind.host.pinned or not (moved or kind.host.activations != "none") else False,
         "end_units": job.end_units,
+        "gradient_sync": job.gradient_sync,
         "engine": job.engine,
         **{name: getattr(job, name) for name in ("host_link", "host_bandwidth", "nvme_bandwidth")},
     }

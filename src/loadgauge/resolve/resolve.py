@@ -132,6 +132,11 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         if not kind.framework.fully_shards:
             raise ConfigError(f"is of FSDP, which {kind.framework.name} does not shard by", key="end_units")
         kind = msgspec.structs.replace(kind, ends_apart=job.end_units == "apart")
+    if job.gradient_sync is not None:
+        if not kind.framework.fully_shards:
+            raise ConfigError(f"is of FSDP, which {kind.framework.name} does not shard by", key="gradient_sync")
+        own = msgspec.structs.replace(kind.framework, reduces_once=job.gradient_sync == "last")
+        kind = msgspec.structs.replace(kind, framework=own)
     zero, around = fill("zero", 0), _around(job, degrees["pp"])
     kind = _with_kernel(job, msgspec.structs.replace(kind.under(zero), around=around), card, stack, assumed)
     says_what_is_loaded(job, chosen, kind, stack, assumed)

@@ -305,6 +305,13 @@ class Job(OfTask, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
             choices=("root", "apart"),
         ),
     ] = None  # fmt: skip
+    gradient_sync: Annotated[
+        str | None,
+        _field(
+            "choice", "method", "FSDP reduces gradients with each micro-batch, or with the last one, until which they are whole.",
+            choices=("each", "last"),
+        ),
+    ] = None  # fmt: skip
     engine: Annotated[
         str | None,
         _field(

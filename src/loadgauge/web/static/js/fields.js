@@ -16,6 +16,7 @@ export const GROUPS_OF_FIELDS = [
     { flag: "reduce-bucket", kind: "text", more: true },
     { flag: "engine", kind: "text", more: true },
     { flag: "end-units", kind: "choice", more: true },
+    { flag: "gradient-sync", kind: "choice", more: true },
     { flag: "weights", kind: "choice", more: true },
     { flag: "version", kind: "text", more: true },
     { flag: "lora-rank", kind: "text", more: true },
