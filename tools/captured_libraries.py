@@ -204,11 +204,11 @@ def page(done: dict[str, Any]) -> str:
     lines = [
         "# Models of diffusers, timm and torchvision, captured",
         "",
-        "Small models captured at one size, then compared with a plain run of the very step at two others, one of them of one sample:",
-        "live bytes at every event, bytes kept for backward and FLOPs, as the largest relative difference of all. `python"
-        " tools/captured_libraries.py`",
-        "writes this page; float32 and SGD. Where there are no formulas the answer is a plain run at the sizes asked for, which agrees",
-        "with itself, and the reason is given.",
+        "Small models captured at one size, then compared with a plain run of the very step at two others, one of one sample:",
+        "live bytes at every event, bytes kept for backward and FLOPs, as the largest relative difference of all. Where the",
+        "guards of formulas do not hold, they are captured again, as for a user. Where there are none, the answer is a plain run",
+        "at the sizes asked for, which must agree, and the reason is given. float32 and SGD;",
+        "`python tools/captured_libraries.py` writes this page.",
         "",
         "| model | difference | answer |",
         "|---|--:|---|",
