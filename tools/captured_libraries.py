@@ -2,6 +2,8 @@
 
 python tools/captured_libraries.py out.json [names ...]     results so far, each in a process of its own
 
+python tools/captured_libraries.py out.json page           docs/captured-libraries.md of them
+
 Needs diffusers, timm and torchvision. Parameters of whole published configs are compared with the class on the meta device.
 """
 
@@ -28,6 +30,9 @@ OTHERS = (
     {"b": 1, "h": 40, "w": 24, "s": 33, "f": 4, "n": 8000, "t": 9},
 )
 """Where formulas are captured, and where they are asked; sides and frames are multiples of what a model wants."""
+
+ALONE: dict[str, dict[str, int | str]] = {"DiTTransformer2DModel": {"w": "h"}, "CogVideoXTransformer3DModel": {"s": 24}}
+"""Sizes that a model's own code ties to another (pictures are squares) or to its config (the text's length)."""
 
 _TINY = {"num_attention_heads": 2, "attention_head_dim": 16}
 _LEVELS = {"block_out_channels": [16, 32], "norm_num_groups": 8, "layers_per_block": 1}
@@ -67,7 +72,7 @@ LIBRARIES: dict[str, dict[str, Any]] = {
     "WanTransformer3DModel": {**_TINY, "num_layers": 2, "text_dim": 24, "freq_dim": 32, "ffn_dim": 64},
     "CogVideoXTransformer3DModel": {
         **_TINY, "num_layers": 2, "text_embed_dim": 24, "time_embed_dim": 32, "sample_width": 32, "sample_height": 24,
-        "sample_frames": 9,
+        "sample_frames": 9, "max_text_seq_length": 24,
     },
 }  # fmt: skip
 NAMED = (
@@ -123,7 +128,7 @@ def tried(name: str) -> dict[str, Any]:
     own = name in LIBRARIES
     keys = {"_class_name": name, **LIBRARIES[name]} if own else config_keys(name)
     job = of_keys(keys, name, TorchRun.of(Job(model="", seq_len=1, precision="fp32", optimizer="sgd")))
-    first, others = (FIRST, OTHERS) if own else (SQUARE, SQUARES)
+    first, *others = (tied(sizes, name) for sizes in ((FIRST, *OTHERS) if own else (SQUARE, *SQUARES)))
     captures = Captures(job, name)
     try:
         found = captures.at(**{size: first[size] for size in job.names})
@@ -146,6 +151,11 @@ def tried(name: str) -> dict[str, Any]:
         "seconds": round(time.process_time() - begun, 1),
         "branches": [one.rpartition("/")[2] for one in found.branches],
     }  # fmt: skip
+
+
+def tied(sizes: dict[str, int], name: str) -> dict[str, int]:
+    """Sizes, with those that a model ties to others."""
+    return sizes | {key: sizes[to] if isinstance(to, str) else to for key, to in ALONE.get(name, {}).items()}
 
 
 def published() -> dict[str, dict[str, Any]]:
@@ -189,10 +199,41 @@ def forked(name: str) -> dict[str, Any]:
     return json.loads(text) if text else {"error": f"more than {LIMIT} seconds of CPU"}
 
 
+def page(done: dict[str, Any]) -> str:
+    """The page of results: of each model the largest difference, and whether formulas were found."""
+    lines = [
+        "# Models of diffusers, timm and torchvision, captured",
+        "",
+        "Small models captured at one size, then compared with a plain run of the very step at two others, one of one sample:",
+        "live bytes at every event, bytes kept for backward and FLOPs, as the largest relative difference of all. Where the",
+        "guards of formulas do not hold, they are captured again, as for a user. Where there are none, the answer is a plain run",
+        "at the sizes asked for, which must agree, and the reason is given. float32 and SGD;",
+        "`python tools/captured_libraries.py` writes this page.",
+        "",
+        "| model | difference | answer |",
+        "|---|--:|---|",
+    ]
+    for name, one in done.items():
+        if name == "published":
+            continue
+        rows = [row for row in one.get("rows", ()) if "refused" not in row]
+        worst = max((row[key] for row in rows for key in ("live", "kept", "flops")), default=None)
+        stopped = one.get("refused") or one.get("error")
+        if stopped or worst is None:
+            lines.append(f"| {name} | | {(stopped or 'refused').splitlines()[0][:120].replace('|', '/')} |")
+        else:
+            why = one["plain"].partition("(")[0].strip()[:90].replace("|", "/")
+            lines.append(f"| {name} | {worst:.2%} | {'formulas' if not one['plain'] else f'numbers: {why}'} |")
+    return "\n".join(lines) + "\n"
+
+
 def main(place: str, *names: str) -> None:
-    """Fill the file of results."""
+    """Fill the file of results, or write the page of them."""
     file = Path(place)
     done = json.loads(file.read_text()) if file.exists() else {}
+    if names == ("page",):
+        Path(__file__).parents[1].joinpath("docs", "captured-libraries.md").write_text(page(done))
+        return
     if "published" not in done or names == ("published",):
         done["published"] = published()
     for name in names or (*LIBRARIES, *NAMED.split()):

@@ -23,6 +23,7 @@ from loadgauge.capture.record import Around, Sized, record
 from loadgauge.capture.regime import Document, Regime
 from loadgauge.capture.sharding import mark_experts, shard, splits_of
 from loadgauge.capture.small import shallow
+from loadgauge.capture.sparse import sparse_table
 from loadgauge.capture.splits import Splits
 from loadgauge.capture.target import ONE, config_keys, sized
 from loadgauge.capture.tuning import tuned
@@ -127,6 +128,10 @@ def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]
         job = _in_16_bits(job)
     job = tuned(job, regime)
     module = job.build("meta")
+    if table := sparse_table(module):
+        raise NotModelled(
+            f"{target}: sparse gradients of {table} are for loadgauge capture; an estimate needs sparse=False"
+        )
     found = blocks(module)
     splits = _splits(module, regime, {})
     listings, _ = _listings(_split(job, regime, {}), target, found, regime, sizes)

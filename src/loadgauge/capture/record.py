@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from loadgauge.capture.sparse import check_sparse
 from loadgauge.capture.symbolic import Symbols, symbolic_tensors
 from loadgauge.capture.values import KeptValues
 from loadgauge.errors import ConfigError
@@ -172,6 +173,7 @@ def _step(job: Sized, place: str, made: Any) -> Callable[..., None]:
         return of_user
     trained = [parameter for parameter in made.parameters() if parameter.requires_grad]
     optimizer = job.run.optimizer(trained)
+    check_sparse(made, optimizer, job.run.accumulate)
 
     def train(*given: Any, **keywords: Any) -> None:
         for _ in range(job.run.accumulate):

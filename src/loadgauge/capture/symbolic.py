@@ -23,7 +23,7 @@ from loadgauge.capture.upsampling import as_one_kernel, overloads
 from loadgauge.errors import NotModelled
 from loadgauge.trace.device.cuda_rnn import RECURRENT
 from loadgauge.trace.device.facts import UNKNOWN, Facts
-from loadgauge.trace.device.fake import GROUPED, product_shape
+from loadgauge.trace.device.fake import GROUPED, adds_rows, product_shape
 from loadgauge.trace.device.patches import modules_that_move, no_packed_sequences, numbers_as_text, replaced
 from loadgauge.trace.device.read import Read, asking
 
@@ -105,6 +105,8 @@ class SymbolicMode(FakeTensorMode):
         return out
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if adds_rows(func, args):
+            return args[0]
         if func is GROUPED and args[0].dtype is not torch.bfloat16:  # as in `FakeMode`
             ends = args[2] if len(args) > 2 else kwargs.get("offs")
             like = {"dtype": args[0].dtype, "device": args[0].fake_device}

@@ -20,6 +20,7 @@ _ITEM = torch.ops.aten._local_scalar_dense.default
 _SETTING = frozenset({torch.ops.aten.set_.source_Storage, torch.ops.aten.set_.source_Storage_storage_offset})
 _EMPTY = torch.ops.aten.empty.memory_format
 GROUPED = torch.ops.aten._grouped_mm.default if hasattr(torch.ops.aten, "_grouped_mm") else None
+_ADD_TO = torch.ops.aten.add_.Tensor
 _NEVER = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 _PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FRESH, _VIEW, _SAME, _OTHER = range(4)
@@ -76,6 +77,8 @@ class FakeMode(FakeTensorMode):
         if func in _SETTING:
             # PyTorch remembers what it was called with, and so would hold the storage.
             return self._uncached(func, types, args, kwargs or {})
+        if adds_rows(func, args):
+            return args[0]
         if func is GROUPED and args[0].dtype is not torch.bfloat16:
             return super().dispatch(
                 _EMPTY,
@@ -139,6 +142,8 @@ class FakeMode(FakeTensorMode):
     def _plan(self, out: Any, tensors: list[Any]) -> Any:
         """How to make such a result again; None where it cannot be."""
         several = isinstance(out, tuple | list)
+        if any(getattr(one, "layout", torch.strided) is not torch.strided for one in (out if several else (out,))):
+            return None
         result, fresh = [], 0
         storages = {tensor.untyped_storage()._cdata: place for place, tensor in enumerate(tensors)}
         made = {
@@ -201,6 +206,11 @@ class FakeMode(FakeTensorMode):
         state.update(self._template)
         state["_fake_device"] = device
         return made
+
+
+def adds_rows(func: Any, args: Any) -> bool:
+    """Whether an operation adds sparse rows to a table in place, for which PyTorch has no rule on fake tensors."""
+    return func is _ADD_TO and getattr(args[1], "layout", None) is torch.sparse_coo
 
 
 def product_shape(a: Any, b: Any, ends: Any) -> list[int]:

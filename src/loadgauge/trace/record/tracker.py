@@ -24,6 +24,7 @@ from loadgauge.trace.record.sizes import present
 
 _DEVICE_OF = torch.ops.prim.device.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
+_CLONE = torch.ops.aten.clone.default
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 UNSHARD = "fsdp::unshard"
 """Stands for the operation that FSDP gets memory with, for weights that it has gathered."""
@@ -72,6 +73,8 @@ class Tracker(TorchDispatchMode):
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
                 continue
+            if tensor.layout is torch.sparse_coo:
+                self.claim((tensor._indices(),), category)
             number = self.take(tensor, "external")
             if number is not None:
                 record = self.stream.records[number]
@@ -103,12 +106,16 @@ class Tracker(TorchDispatchMode):
             return args[0].fake_device
         for kind in types:
             if kind is not FakeTensor and kind.__name__ == "DTensor":
-                parts = Parts(func, args) if self.parts else None
-                if parts is None or not parts.ready:
+                local = Parts(func, args) if self.parts else None
+                if local is None or not local.ready:
                     return NotImplemented
-                return parts.wrapped(self.__torch_dispatch__(func, (), parts.args, kwargs))
+                return local.wrapped(self.__torch_dispatch__(func, (), local.args, kwargs))
         if func is _WAIT and self._fake is not None:
             return args[0]  # its fake would be a new tensor, where a real one is the same
+        if func is _CLONE and args[0].layout is torch.sparse_coo:
+            parts, size = (args[0]._indices(), args[0]._values()), args[0].shape
+            func, kwargs = _SPARSE, None
+            args = (*(parts if _taken_over(args[0]) else (one.clone() for one in parts)), size)
         out = func(*args, **kwargs) if kwargs else func(*args)
         if self.suspended or torch._C._get_dispatch_mode(_FAKE) is not self._fake:
             return out
@@ -130,7 +137,13 @@ class Tracker(TorchDispatchMode):
                     self._take_all(item, func)
 
     def take(self, tensor: torch.Tensor, op: Any) -> int | None:
-        """The number of a tensor's storage; a new storage is recorded as an allocation by `op`. None off the device."""
+        """The number of a tensor's storage; a new storage is recorded as an allocation by `op`. None off the device.
+
+        Of a sparse tensor it is that of its values; that of its indices is recorded too.
+        """
+        if tensor.layout is torch.sparse_coo:
+            self.take(tensor._indices(), op)
+            return self.take(tensor._values(), op)
         if type(tensor) is FakeTensor:
             device = tensor.fake_device
         else:
@@ -260,6 +273,16 @@ def stack(node: Any) -> tuple[Frame, ...]:
 
 
 _DISPATCH = ("_python_dispatch.py", "_ops.py", "fake_tensor.py", "overrides.py", "_device.py")
+
+
+_SPARSE = torch.ops.aten._sparse_coo_tensor_unsafe.default
+
+
+def _taken_over(gradient: torch.Tensor) -> bool:
+    """Whether a sparse gradient becomes a parameter's as it is. That is so for one without other owners, and a mode that sees
+    operations is one more owner, for which PyTorch makes a copy (torch/csrc/autograd/functions/accumulate_grad.h)."""
+    node = torch._C._current_autograd_node()
+    return node is not None and "AccumulateGrad" in node.name() and gradient._values().is_contiguous()
 
 
 def node_key(node: Any) -> int:

@@ -1,0 +1,67 @@
+"""Recommendation embeddings, whose gradients are the rows that were looked up: captured, traced, and run for real."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import loadgauge
+from loadgauge.capture.capture import compare
+from loadgauge.capture.record import STEPS, record
+from loadgauge.errors import NotModelled
+from loadgauge.trace.record.allocations import GRADIENTS
+
+TABLES = 700, 500
+
+
+class Recommender(nn.Module):
+    """Dense features and rows of tables, every pair multiplied (as DLRM, arXiv 1906.00091)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bottom = nn.Sequential(nn.Linear(13, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU())
+        self.bags = nn.ModuleList(nn.EmbeddingBag(rows, 16, mode="sum", sparse=True) for rows in TABLES)
+        self.user = nn.Embedding(300, 16, sparse=True)
+        self.top = nn.Linear(16 + 16, 1)
+
+    def forward(self, dense: Any, ids: Any, users: Any) -> Any:
+        low = self.bottom(dense)
+        rows = torch.stack([low, *(bag(one) for bag, one in zip(self.bags, ids, strict=True)), self.user(users)], 1)
+        return self.top(torch.cat([low, torch.bmm(rows, rows.transpose(1, 2)).flatten(1)], 1))
+
+
+def rows(b: int, s: int) -> tuple[Any, ...]:
+    return torch.zeros(b, 13), [torch.zeros(b, s, dtype=torch.long) for _ in TABLES], torch.zeros(b, dtype=torch.long)
+
+
+def test_rows_that_were_looked_up_are_gradients() -> None:
+    captures = loadgauge.capture(Recommender, rows, optimizer="sgd")
+    found = captures.at(b=6, s=4)
+    assert not found.plain
+    sizes = {"b": 9, "s": 7}
+    assert found.holds(**sizes)
+    plain = record(captures.job, sizes)
+    compare(found, plain, sizes)
+
+    model = Recommender()
+    dense, ids, users = rows(**sizes)
+    model(dense, ids, users).mean().backward()
+    given = {one.untyped_storage().data_ptr() for one in (*ids, users)}
+    storages = []
+    for gradient in (parameter.grad for parameter in model.parameters()):
+        assert gradient is not None
+        sparse = gradient.layout is torch.sparse_coo
+        parts = (gradient._indices(), gradient._values()) if sparse else (gradient,)
+        storages += [one.untyped_storage() for one in parts]
+    real = sum(one.nbytes() for one in storages if one.data_ptr() not in given)  # bags' ids are those that were given
+    mine = sum(one.nbytes for one in plain.stream.records if one.category == GRADIENTS)
+    assert mine == STEPS * real < 4 * STEPS * sum(one.numel() for one in model.parameters()) // 2
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd-momentum"])
+def test_what_joins_equal_rows_is_refused_with_the_table(optimizer: str) -> None:
+    with pytest.raises(NotModelled, match=r"bags\.0: sparse gradients with .*sparse=False"):
+        loadgauge.capture(Recommender, rows, optimizer=optimizer).at(b=6, s=4)
