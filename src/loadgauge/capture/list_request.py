@@ -100,8 +100,9 @@ def _split(job: Sized, regime: Regime, pairs: dict[str, str]) -> Sized:
 
     def build(device: str) -> Any:
         model = job.build(device)
-        mark_experts(model)
-        shard(model, regime.tp, regime.ep, pairs)
+        if regime.tuned.whole:
+            mark_experts(model)
+            shard(model, regime.tp, regime.ep, pairs)
         return model
 
     return msgspec.structs.replace(job, build=build)

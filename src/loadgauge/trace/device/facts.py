@@ -182,8 +182,13 @@ class Facts:
         first, *others = indices
         if first is None or first.dtype is not torch.bool or others or self.of(first) is not None:
             return
-        if values.dim() == self_.dim() - first.dim() + 1 and values.shape[0] != 1:  # no one row for all
-            self._keep(first, Rows(values.shape[0]))
+        if values.dim() != self_.dim() - first.dim() + 1:
+            return
+        rows = values.shape[0]
+        if isinstance(rows, torch.SymInt) and not rows.node.has_hint():  # itself unknown
+            return
+        if rows != 1:  # no one row for all
+            self._keep(first, Rows(rows))
 
     def _void(self, func: Any, args: Any, kwargs: Any) -> None:
         for argument, value in zip(func._schema.arguments, args, strict=False):
