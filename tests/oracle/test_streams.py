@@ -70,7 +70,9 @@ def test_blocks(kind: str, attention: str, dtype: torch.dtype) -> None:
         assert layer.params == sum(parameter.numel() for parameter in module.parameters())
         elsewhere = list(tensors((given[1:], named)))
         stream = given[0].detach().requires_grad_()
-        kept = kept_bytes(module, lambda g=given, n=named, m=module, s=stream: m(s, *g[1:], **n), elsewhere)
+        kept = kept_bytes(
+            module, lambda g=given, n=named, m=module, s=stream: m(s, *g[1:], **n), elsewhere, detached=True
+        )
         assert sum(kept) == layer.saved(), position
     del result
 

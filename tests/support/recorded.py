@@ -23,17 +23,20 @@ class _Held:
         self.tensor = tensor
 
 
-def kept_bytes(module: torch.nn.Module, call: Callable[[], Any], elsewhere: Iterable[torch.Tensor] = ()) -> list[int]:
+def kept_bytes(
+    module: torch.nn.Module, call: Callable[[], Any], elsewhere: Iterable[torch.Tensor] = (), *, detached: bool = False
+) -> list[int]:
     """Bytes of every storage that autograd holds after the forward, each once, sorted.
 
     Parameters, buffers and the tensors of `elsewhere` (rotary tables, counted with another layer) are left out, and so
-    is what a dead branch of the graph held (DeepSeek's choice among groups of experts).
+    is what a dead branch of the graph held (DeepSeek's choice among groups of experts). detached: hold no graph of
+    a saved result, which would keep a dead branch alive
     """
     owned = {t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers(), *elsewhere)}
     held: list[weakref.ref[_Held]] = []
 
     def pack(tensor: torch.Tensor) -> _Held:
-        one = _Held(tensor.detach())  # a saved result would hold its own graph
+        one = _Held(tensor.detach() if detached else tensor)
         held.append(weakref.ref(one))
         return one
 

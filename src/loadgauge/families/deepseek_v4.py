@@ -102,7 +102,7 @@ def deepseek_v4(reader: Reader) -> ModelSpec:
         "num_hash_layers", "mlp_layer_types", "swiglu_limit", "compress_rope_theta", "hc_eps", "norm_topk_prob"
     )
     following = parts.next_token_layers(reader)
-    masked = "index_topk (what a sparse kernel saves is counted under --attention flash alone)"
+    masked = "index_topk (what a sparse kernel saves is not counted but under --attention flash)"
     return parts.assembled(
         reader,
         hidden,
