@@ -153,7 +153,7 @@ def _widens(setup: Setup) -> bool:
     """Whether a loss outside the model sees float32 logits: TRL's take them as they come, accelerate widens what a model returns
     under autocast, and does not of one that FSDP2 shards (as traced; accelerate 1.15, `Accelerator.prepare_model`)."""
     training, layout = setup.training, setup.layout
-    if training.framework.name != "huggingface":
+    if not training.framework.returns_float32:
         return True
     if layout.zero >= training.framework.weights_stage and layout.zero_ranks > 1:
         return False
