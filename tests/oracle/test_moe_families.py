@@ -39,6 +39,7 @@ SMALL = {
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 ELSEWHERE = {
+    "deepseek_v4": "its blocks are compared whole, in test_streams.py",
     "dbrx": "its experts are run one after the other",
     "llama4_text": "has a test of its own",
     "longcat_flash": "its experts are run one after the other",

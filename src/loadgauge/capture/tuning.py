@@ -199,7 +199,7 @@ def chosen_of(parameters: Sequence[Named], stacks: Sequence[Stack], words: str) 
     >>> every = [Named(("wte.weight",), 9), Named(("h.0.fc.weight",), 4), Named(("h.1.fc.weight",), 4)]
     >>> stacks = [Stack("h", ("h.0", "h.1"), (0, 0))]
     >>> chosen_of(every, stacks, "layers.-1:"), chosen_of(every, stacks, "but:wte"), chosen_of(every, stacks, "frozen:0.6")
-    ({2}, {1, 2}, {2})
+    ({2}, {1, 2}, {1, 2})
     """
     given = words_of(words)
     everything = set(range(len(parameters)))

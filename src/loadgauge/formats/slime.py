@@ -391,6 +391,7 @@ SLIME = Dialect(
     versions="slime 0.2 - 0.3",
     syntaxes=("argv",),
     framework="megatron",
+    zero_stages=(1,),
     style="switch",
     marks=words(
         """

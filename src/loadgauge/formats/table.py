@@ -266,7 +266,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     syntaxes: of its files, the one that is written first
     marks: keys that no other tool has
     blank: what an export begins from, by syntax; blanks: on a command line, by task, where another program does it
-    framework: whose defaults apply where the file does not say
+    framework: whose defaults apply where the file does not say; zero_stages: those that a file can mean, where fewer than its
+        framework runs
     sections: of files with sections, where keys without dots belong
     layers: of files that name others as `defaults:`, the data file with the tool's own, by name
     style, objects: of options on its command line (`Argv`)
@@ -282,6 +283,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     blanks: Mapping[str, str] = {}
     auto: bool = False
     framework: str = "huggingface"
+    zero_stages: tuple[int, ...] | None = None
     sections: Mapping[str, str] = {}
     style: str = "value"
     objects: frozenset[str] = frozenset()

@@ -336,6 +336,7 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
         spec = found_model(job).spec if model is None else model
         assumed_framework = _framework(spec, job, locks, max(sizes or (1,)), request.export)
         job = job.replace(framework=assumed_framework)
+    locks = _of_the_file(locks, request.export)
     setup: Setup | None = None
     searches = []
     for gpus in sizes or (1,):
@@ -451,6 +452,16 @@ def _check_locks(locks: dict[str, tuple[Any, ...]], setup: Setup, cp_comm: str |
             raise ConfigError(message, key="stage_layers")
         if len(layers) not in locks.get("pp", (len(layers),)):
             raise ConfigError(f"are {len(layers)} stages, and --pp is {locks['pp'][0]}", key="stage_layers")
+
+
+def _of_the_file(locks: dict[str, tuple[Any, ...]], export: str | None) -> dict[str, tuple[Any, ...]]:
+    """The locks, and those of the file to write."""
+    if export in (None, FLAGS) or "zero" in locks:
+        return locks
+    from loadgauge.formats.dialects import dialect
+
+    stages = dialect(export).zero_stages
+    return locks if stages is None else {**locks, "zero": stages}
 
 
 def _framework(

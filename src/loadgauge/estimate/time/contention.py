@@ -27,7 +27,7 @@ def beside(whole: Size, under: Size, exposed: Size, all_: Size) -> Size:
     pass ends is what the link carries in all less the time in which it could.
 
     >>> beside(3.0, 10.0, 0, 0), beside(12.0, 10.0, 0, 0), beside(5.0, 10.0, 2.0, 2.0), beside(9.0, 10.0, 2.0, 2.0)
-    (0.0, 2.0, 1.0, 1.8)
+    (0, 2.0, 1.0, 1.8)
     """
     if same(all_, 0):
         return maximum(whole - under, 0)
