@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from loadgauge.trace.device.cuda_rnn import register_cuda_rnn
+from loadgauge.trace.device.sparse_rows import register_sparse_rows
 
 ATTENTION: Counter[str] = Counter()
 """How often each attention kernel was chosen; a trace clears it at its start."""
@@ -55,6 +56,7 @@ def register_cuda_kernels(device: str) -> None:
     for name in ONE_KERNEL:
         library.impl(name, _like_the_gradient, "PrivateUse1")
     register_cuda_rnn(library)
+    register_sparse_rows(library)
     _register_autocast(library, device)
 
 
