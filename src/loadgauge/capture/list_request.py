@@ -11,7 +11,7 @@ import torch
 
 from loadgauge.capture.blocks import Blocks, blocks
 from loadgauge.capture.call import module_of
-from loadgauge.capture.capture import recorded
+from loadgauge.capture.capture import reason, recorded
 from loadgauge.capture.fsdp_casts import cast_by_fsdp
 from loadgauge.capture.heads import contrasts, head_class
 from loadgauge.capture.kinds import model_class, of_config
@@ -193,8 +193,8 @@ def _listing(
     except Exception as error:
         if regime != regime.whole:
             ranks = f"tp = {regime.tp}, ep = {regime.ep}"
-            raise NotModelled(f"{target} does not run over {ranks}: {first_line(error)[:200]}") from None
-        raise ConfigError(f"{target} cannot be captured: {first_line(error)[:200]}") from None
+            raise NotModelled(f"{target} does not run over {ranks}: {reason(error)}") from None
+        raise ConfigError(f"{target} cannot be captured: {reason(error)}") from None
     guards = tuple(f"({name} == {value})" for name, value in sizes.items())
     lister = Lister(run, found, None, regime.weight, regime.wide)
     return msgspec.structs.replace(lister.listing(job.names, sizes, guards), plain=why), _recognised(lister, regime)

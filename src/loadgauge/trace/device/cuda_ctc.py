@@ -1,8 +1,8 @@
 """CTC's loss as CUDA's own kernel runs it: one row of `2 n + 1` numbers for each position and sequence, forward and backward.
 
-n is the longest transcript of the batch, which only the lengths' values tell: where they are not known, transcripts are taken to fill
-their tensor, or to be equally long where they lie behind one another. cuDNN's kernel, which takes targets on the host alone, is not
-modelled.
+n is the longest transcript of the batch, which only the lengths' values tell: where they are not known, transcripts are taken to
+fill their tensor, or to be equally long where they lie behind one another. cuDNN's kernel, which takes targets on the host alone,
+is not modelled.
 Sources: ATen/native/LossCTC.cpp, ATen/native/cuda/LossCTC.cu.
 """
 
@@ -67,7 +67,7 @@ def ctc_loss(
     if targets.device != log_probs.device or targets.dtype is not torch.int64:
         targets = targets.to(log_probs.device, torch.int64)
     sequences = log_probs.shape[1]
-    result = Ctc.apply(log_probs, targets, _longest(targets, target_lengths, sequences))  # type: ignore[no-untyped-call]
+    result = Ctc.apply(log_probs, targets, _longest(targets, target_lengths, sequences))
     if zero_infinity:
         result = torch.where(result == float("inf"), result.new_zeros(()), result)
     if reduction == MEAN:
