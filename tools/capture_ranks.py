@@ -1,6 +1,6 @@
-"""Parameters of one of two ranks, as a capture splits a model, against transformers' own sharding of it.
+"""Parameters of one rank, as a capture splits a model, against transformers' own sharding of it.
 
-python tools/capture_ranks.py [type ...]    (all types with a causal head; no memory, no GPU, nothing is sent)
+python tools/capture_ranks.py [RANKS] [type ...]    (2 ranks; all types with a causal head; no memory, no GPU, nothing is sent)
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from loadgauge.capture.kinds import model_class
 from loadgauge.capture.sharding import shard, splits_of
 from loadgauge.capture.small import small_config
 
-RANKS = 2
-
 
 def built(kind: str) -> Any:
     """A small model of a type, without memory."""
@@ -32,10 +30,10 @@ def built(kind: str) -> Any:
         return model_class(config)._from_config(config)
 
 
-def reference(kind: str, axis: str, mesh: Any) -> int:
+def reference(kind: str, axis: str, mesh: Any, ranks: int) -> int:
     """Parameters of the first rank, as transformers' styles shard them."""
     model = built(kind)
-    more: dict[str, Any] = {"tp_size": RANKS} if axis == "tp" else {"ep_size": RANKS, "fsdp_size": RANKS}
+    more: dict[str, Any] = {"tp_size": ranks} if axis == "tp" else {"ep_size": ranks, "fsdp_size": ranks}
     plans = model._resolve_parallel_plans(DistributedConfig(**more))
     named = dict(model.named_parameters())
     for path, style in plans[0 if axis == "tp" else 1].items():
@@ -46,26 +44,27 @@ def reference(kind: str, axis: str, mesh: Any) -> int:
     return sum((one.to_local() if isinstance(one, DTensor) else one).numel() for one in model.parameters())
 
 
-def result(kind: str, axis: str, mesh: Any) -> str:
+def result(kind: str, axis: str, mesh: Any, ranks: int) -> str:
     """How a type compares on an axis."""
-    problems = list(splits_of(built(kind)).problems(**{axis: RANKS}))
+    problems = list(splits_of(built(kind)).problems(**{axis: ranks}))
     if problems:
         return f"closed: {problems[0].partition(':')[2].partition(' for ')[0].strip() or problems[0]}"
     own = built(kind)
-    shard(own, RANKS if axis == "tp" else 1, RANKS if axis == "ep" else 1)
-    mine, theirs = sum(one.numel() for one in own.parameters()), reference(kind, axis, mesh)
+    shard(own, ranks if axis == "tp" else 1, ranks if axis == "ep" else 1)
+    mine, theirs = sum(one.numel() for one in own.parameters()), reference(kind, axis, mesh, ranks)
     return "equal" if mine == theirs else f"differs: {mine} and {theirs}"
 
 
 def main(kinds: list[str]) -> None:
     """Print what differs, and how many of each kind of result there are."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
-    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
+    ranks = int(kinds.pop(0)) if kinds and kinds[0].isdecimal() else 2
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
     counts: Counter[tuple[str, str]] = Counter()
     for kind in kinds or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         for axis in ("tp", "ep"):
             try:
-                found = result(kind, axis, mesh)
+                found = result(kind, axis, mesh, ranks)
             except Exception as error:
                 found = f"error: {type(error).__name__}: {str(error)[:80]}"
             if not found.startswith(("equal", "closed")):

@@ -268,11 +268,6 @@ def page(done: dict[str, Any], releases: str) -> str:
                 cells.append("-")
                 notes.append(f"- `{kind}`, {name}: {row.get('refused') or row.get('error')}")
         lines.append(f"| {kind} | {TYPES[kind]} | {' | '.join(cells)} |")
-    lines += [
-        "",
-        "bart's FSDP2 rank under mixed precision is too low by 29 %,"
-        " for a reason that is not known yet; its other columns agree.",
-    ]
     return "\n".join([*lines, "", *(["Not compared:", "", *notes] if notes else [])]).rstrip() + "\n"
 
 

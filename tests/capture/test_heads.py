@@ -10,6 +10,7 @@ transformers = pytest.importorskip("transformers")
 from loadgauge.capture.capture import Captures  # noqa: E402
 from loadgauge.capture.heads import head_class, words  # noqa: E402
 from loadgauge.capture.kinds import of_config  # noqa: E402
+from loadgauge.capture.libraries import _loss  # noqa: E402
 from loadgauge.capture.record import record  # noqa: E402
 from loadgauge.errors import ConfigError  # noqa: E402
 from loadgauge.spec.job import Job  # noqa: E402
@@ -61,3 +62,18 @@ def test_a_classifier_is_captured_at_sizes_never_run() -> None:
     plain = record(captures.job, {"b": 5, "s": 37})
     assert found.kept_bytes(b=5, s=37) == sum(plain.kept)
     assert found.holds(b=5, s=37)
+
+
+def test_a_segmentation_has_a_class_for_each_pixel() -> None:
+    """torchvision's models give a dictionary of (sequences, classes, height, width), of which each is a loss."""
+    shapes = []
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        shapes.append((tuple(tensor.shape), tensor.dtype))
+        return tensor
+
+    results = {name: torch.empty(2, 21, 8, 6, device="meta", requires_grad=True) for name in ("out", "aux")}
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        _loss("classes", results)
+    assert shapes.count(((2, 21, 8, 6), torch.float32)) == 4  # of log-softmax, and of the loss
+    assert shapes.count(((2, 8, 6), torch.int64)) == 2

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.profiler import profile
 
 import loadgauge
 from loadgauge.capture.capture import compare
@@ -59,6 +60,46 @@ def test_rows_that_were_looked_up_are_gradients() -> None:
     real = sum(one.nbytes() for one in storages if one.data_ptr() not in given)  # bags' ids are those that were given
     mine = sum(one.nbytes for one in plain.stream.records if one.category == GRADIENTS)
     assert mine == STEPS * real < 4 * STEPS * sum(one.numel() for one in model.parameters()) // 2
+
+
+@pytest.mark.parametrize("kind", ["SparseAdam", "Adagrad"])
+def test_a_step_on_rows_allocates_what_pytorch_does(kind: str) -> None:
+    """Every allocation and release of a step, but single numbers, as PyTorch's profiler sees it; equal rows are joined before."""
+    count, width = 50, 24
+
+    def build() -> Any:
+        table = nn.Embedding(700, width)
+        return table, getattr(torch.optim, kind)(table.parameters())
+
+    def step(made: Any, ids: Any, values: Any) -> None:
+        table, optimizer = made
+        table.weight.grad = torch.sparse_coo_tensor(ids, values, table.weight.shape, is_coalesced=True)
+        optimizer.step()
+
+    def given(n: int) -> Any:
+        return torch.arange(n)[None], torch.ones(n, width)
+
+    made, ids_and_values = build(), given(count)
+    step(made, *ids_and_values)
+    with profile(profile_memory=True) as seen:
+        step(made, *ids_and_values)
+    results: Any = seen.profiler
+    sizes = [one.nbytes() for one in results.kineto_results.events() if one.name() == "[memory]"]
+    run = record(loadgauge.capture(build, given, step=step).job, {"n": count})
+    mine = [change for change in run.changes[run.ops[run.second].events :] if abs(change) > 8]
+    assert mine == [one for one in sizes if abs(one) > 8]
+    assert max(mine) == 4 * width * count
+
+
+def test_adagrad_joins_rows_that_are_taken_to_be_different() -> None:
+    captures = loadgauge.capture(Recommender, rows, optimizer="adagrad")
+    found = captures.at(b=6, s=4)
+    assert not found.plain
+    assert any("no two ids" in one for one in found.assumed)
+    sizes = {"b": 9, "s": 7}
+    assert found.holds(**sizes)
+    compare(found, record(captures.job, sizes), sizes)
+    assert not found.holds(b=60, s=12)  # more ids than a table has rows
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd-momentum"])

@@ -290,3 +290,31 @@ def test_backward_of_rows_put_where_a_mask_is_true() -> None:
         Pictured()(torch.zeros(4, 12, dtype=torch.int64), mask, torch.randn(20, 3)).mean().backward()
     assert sum(one.flops.at({"b": 4}) for one in put if one.flops is not None) == counter.get_total_flops()
     assert not found.plain
+
+
+class Resized(nn.Module):
+    """Takes one of several sizes at random, as detection's transforms do, and stops where something is wrong with its input."""
+
+    def __init__(self, checks: bool = False) -> None:
+        super().__init__()
+        self.one, self.checks = nn.Linear(8, 8), checks
+
+    def forward(self, x: Any) -> Any:
+        if self.checks and (x < 0).any():
+            return x[torch.where(x < 0)[0]].sum()
+        sizes = (1, 2, 3)
+        return self.one(x.repeat(sizes[int(torch.empty(1).uniform_(0, 3.0).item())], 1))
+
+
+def test_a_number_that_is_drawn_is_taken_in_the_middle() -> None:
+    found = loadgauge.capture(Resized, lambda b: torch.empty(b, 8), optimizer="sgd").at(b=5)
+    assert any("between 0 and 3 is in the middle" in one for one in found.assumed)
+    twice = loadgauge.capture(lambda: nn.Linear(8, 8), lambda b: torch.empty(2 * b, 8), optimizer="sgd")
+    assert found.flops(b=5) == twice.at(b=5).flops(b=5) > 0
+
+
+def test_what_decided_before_a_refusal_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"depends on values \(.*py:\d+; .*py:\d+ decided by a value that is not known\)"
+    ):
+        loadgauge.capture(lambda: Resized(True), lambda b: torch.empty(b, 8), optimizer="sgd").at(b=5)

@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from loadgauge.capture.captured import Captured, Operation, Storage
 from loadgauge.capture.compose import Few, compose, distinct
-from loadgauge.capture.record import Around, Recorded, Sized, record
+from loadgauge.capture.record import ASKED, Around, Recorded, Sized, record
 from loadgauge.capture.sizes import Size, written
 from loadgauge.capture.symbolic import MOST_OPERATIONS, Symbols, TooMuch
 from loadgauge.errors import ConfigError, Error, NotModelled, first_line
@@ -59,10 +60,7 @@ class Captures:
         except Error:
             raise
         except Exception as error:  # of the code, or of an operation that needs values
-            line = stopped_at(error)
-            raise ConfigError(
-                f"{self.target} cannot be captured: {first_line(error)[:200]}{line and f' ({line})'}"
-            ) from None
+            raise ConfigError(f"{self.target} cannot be captured: {reason(error)}") from None
 
 
 def capture(job: Sized, target: str, sizes: Mapping[str, int]) -> Captured:
@@ -130,6 +128,16 @@ def others_of(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
                 changed = {name: sizes[name] + sign * more for name in moving}
             if all(value > 1 for value in changed.values()):
                 yield {**sizes, **changed}
+
+
+def reason(error: Exception) -> str:
+    """Why code did not run, with its line, and the line before it that decided by a value which nobody knows."""
+    line, asked = stopped_at(error), getattr(error, ASKED, "")
+    what = first_line(error)[:200]
+    if isinstance(error, DynamicOutputShapeException):
+        what = f"the size of what {what} gives depends on values"
+    places = [one for one in (line, asked and f"{asked} decided by a value that is not known") if one]
+    return f"{what} ({'; '.join(places)})" if places else what
 
 
 def stopped_at(error: BaseException) -> str:

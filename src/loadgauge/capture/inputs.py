@@ -49,7 +49,7 @@ def made(
 
     row: `shape`, a list of products such as "b*vision_config.image_size//2", of which `dtype` is the model's unless stated; or
         `each`, the integers that every sequence has, whose values the code reads;
-        `no_padding`, where the code looks for pictures that are all 0
+        `ones`, where it asks whether there is padding in it; `no_padding`, where the code looks for pictures that are all 0
     """
     if "each" in row:
         each = row["each"]
@@ -57,7 +57,8 @@ def made(
         return known([own] * int(sizes["b"]), device)
     plain = {**sizes, "b": int(sizes["b"])} if "no_padding" in row else sizes
     shape = [number(one, config, plain) for one in row["shape"]]
-    tensor = torch.empty(shape, dtype=_TYPES.get(row.get("dtype", ""), dtype), device=device)
+    fill = torch.ones if "ones" in row else torch.empty
+    tensor = fill(shape, dtype=_TYPES.get(row.get("dtype", ""), dtype), device=device)
     return whole(tensor) if "no_padding" in row else tensor
 
 

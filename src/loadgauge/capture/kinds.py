@@ -90,10 +90,6 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
 def _of_head(word: str, kind: Any, config: Any, run: TorchRun) -> Sized:
     """The training of a class with another head than that of a language model."""
     config, names = _own_part(config, kind), sizes_of(word)
-    if word == "ctc":
-        raise NotModelled(
-            f"{kind.__name__}: CTC's loss asks for the values of labels, and is not captured; --head sound is"
-        )
     taken = inspect.signature(kind.forward).parameters
     if getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0  # classifiers look for the last token that is no padding

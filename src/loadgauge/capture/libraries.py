@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -133,7 +134,9 @@ def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict
         if library == "timm":
             return module.create_model(name, pretrained=False), {}
         if library == "torchvision":
-            return module.models.get_model(name, weights=None), {}
+            taken = inspect.signature(module.models.get_model_builder(name)).parameters
+            none = dict.fromkeys({"weights", "weights_backbone"} & set(taken))  # a backbone's would be downloaded
+            return module.models.get_model(name, **none), {}
         kind = getattr(module, name)
         given = {key: value for key, value in keys.items() if key != "library" and not key.startswith("_")}
         made = kind.from_config(given)
@@ -143,7 +146,7 @@ def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict
 
 
 def _loss(kind: str, result: Any) -> Any:
-    """A scalar of what a model returns: against noise, or of classes."""
+    """A scalar of what a model returns: against noise, or of classes; of every result where it returns a dictionary of them."""
     import torch
     from torch.nn import functional
     from torch.utils._pytree import tree_leaves
@@ -151,6 +154,10 @@ def _loss(kind: str, result: Any) -> Any:
     found = next(one for one in tree_leaves(getattr(result, "sample", result)) if isinstance(one, torch.Tensor))
     if kind == "mse":
         return functional.mse_loss(found.float(), torch.empty_like(found, dtype=torch.float32))
+    if isinstance(result, dict) and found.dim() == 4:  # classes of each pixel, torchvision's
+        shape = (found.shape[0], *found.shape[2:])
+        labels = torch.empty(shape, dtype=torch.long, device=found.device)
+        return sum(functional.cross_entropy(one, labels) for one in result.values())
     rows = found.flatten(0, -2) if found.dim() > 1 else found[None]
     return functional.cross_entropy(rows, torch.empty(rows.shape[:1], dtype=torch.long, device=rows.device))
 

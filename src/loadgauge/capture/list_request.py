@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.utils._pytree import tree_map
 
 from loadgauge.capture.blocks import Blocks, blocks
 from loadgauge.capture.call import module_of
-from loadgauge.capture.capture import recorded
+from loadgauge.capture.capture import reason, recorded
+from loadgauge.capture.fsdp_casts import cast_by_fsdp
 from loadgauge.capture.heads import contrasts, head_class
 from loadgauge.capture.kinds import model_class, of_config
 from loadgauge.capture.listed import Listing
@@ -68,7 +68,7 @@ def list_request(
         if _stands_for(less, full) is not None:
             config, found = cut, less
             break
-    job = of_config(config, run)
+    job = _of_config(config, run, regime)
     named = head_class(whole, "")
     if named is not None and (contrasts(named[0]) or "n" in job.names):
         raise NotModelled(
@@ -83,7 +83,7 @@ def list_request(
         listings, learnt = _listings(job, request.job.model, found, regime, sizes)
         pattern = _pattern(found, full, listings[0])
     text = _text(whole)
-    model = tuned(of_config(whole, run), regime).build("meta")
+    model = tuned(_of_config(whole, run, regime), regime).build("meta")
     return Document(
         name=str(keys.get("_name_or_path") or whole.model_type), model_type=whole.model_type,
         hidden_size=int(getattr(text, "hidden_size", 0) or getattr(text, "d_model", 0) or 0),
@@ -108,9 +108,14 @@ def _split(job: Sized, regime: Regime, pairs: dict[str, str]) -> Sized:
     return msgspec.structs.replace(job, build=build)
 
 
+def _of_config(config: Any, run: TorchRun, regime: Regime) -> Sized:
+    job = of_config(config, run)
+    return cast_by_fsdp(job) if regime.buffer else job
+
+
 def _run(regime: Regime) -> TorchRun:
     precision = ("bf16-autocast" if regime.weight == 4 else "bf16-autocast-8") if regime.autocast else (
-        "fp32" if regime.weight == 4 else "bf16-pure")  # fmt: skip
+        "fp32" if regime.weight == 4 or regime.buffer else "bf16-pure")  # fmt: skip
     layout = Layout(micro_batch=1, global_batch=1, seq_len=1)
     return TorchRun(layout, training("huggingface", precision, "sgd", regime.attention))
 
@@ -126,7 +131,7 @@ def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]
                           " loadgauge capture has --size", key="inputs")  # fmt: skip
     job = module_of(make, given, run)
     if regime.weight == 2:
-        job = _in_16_bits(job)
+        job = cast_by_fsdp(job)
     job = tuned(job, regime)
     module = job.build("meta")
     if table := sparse_table(module):
@@ -141,22 +146,6 @@ def _of_script(target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int]
         listings=listings, parameters=sum(one.numel() for one in module.parameters()), torch=str(torch.__version__),
         splits=splits,
     )  # fmt: skip
-
-
-def _in_16_bits(job: Sized) -> Sized:
-    """A training whose parameters and inputs FSDP casts to 16 bits."""
-
-    def narrow(value: Any) -> Any:
-        floats = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(torch.bfloat16) if floats else value
-
-    def build(device: str) -> Any:
-        return job.build(device).to(torch.bfloat16)
-
-    def inputs(device: str, module: Any, **sizes: Any) -> Any:
-        return tree_map(narrow, job.inputs(device, module, **sizes))
-
-    return msgspec.structs.replace(job, build=build, inputs=inputs)
 
 
 def _by_layer(job: Sized, target: str, regime: Regime, sizes: Mapping[str, int]) -> tuple[Shown, list[Listing]]:
@@ -204,8 +193,8 @@ def _listing(
     except Exception as error:
         if regime != regime.whole:
             ranks = f"tp = {regime.tp}, ep = {regime.ep}"
-            raise NotModelled(f"{target} does not run over {ranks}: {first_line(error)[:200]}") from None
-        raise ConfigError(f"{target} cannot be captured: {first_line(error)[:200]}") from None
+            raise NotModelled(f"{target} does not run over {ranks}: {reason(error)}") from None
+        raise ConfigError(f"{target} cannot be captured: {reason(error)}") from None
     guards = tuple(f"({name} == {value})" for name, value in sizes.items())
     lister = Lister(run, found, None, regime.weight, regime.wide)
     return msgspec.structs.replace(lister.listing(job.names, sizes, guards), plain=why), _recognised(lister, regime)

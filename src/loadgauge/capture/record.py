@@ -31,6 +31,8 @@ STEPS = 2
 """The optimizer's states are made in the first step."""
 
 
+ASKED = "loadgauge_asked"
+"""Of an error: the last line before it that decided by a value which nobody knows."""
 Around = Callable[[nn.Module], contextlib.AbstractContextManager[None]]
 
 
@@ -145,7 +147,11 @@ def record(
         with _no_collection():
             for _ in range(STEPS):
                 second = len(ops)
-                train(*given, **keywords)
+                try:
+                    train(*given, **keywords)
+                except Exception as error:  # what it read before may be why
+                    error.__dict__[ASKED] = next(reversed(mode.read.branches), "")
+                    raise
         observer.finish()
         return _read(observer, ops, second, module, symbols, mode, begun)
 

@@ -18,6 +18,7 @@ class Regime(msgspec.Struct, frozen=True):
     """What beside the sizes decides which operations run.
 
     weight: bytes of an element of the weights; autocast: whether products run in 16 bits under autocast
+    buffer: bytes of an element of buffers, where FSDP casts the weights to 16 bits and leaves those as they are; 0: as the weights
     tp, ep: tensor-parallel and expert-parallel ranks, of which the first is captured
     tuned: what is trained; adapters: bytes of an element of the adapters' weights, as they are read and as they are held
     input_gradients: the embedding's output gets a gradient though nothing below is trained
@@ -31,6 +32,7 @@ class Regime(msgspec.Struct, frozen=True):
     tuned: Tuned = Tuned()
     adapters: tuple[int, int] = (0, 0)
     input_gradients: bool = False
+    buffer: int = 0
 
     @property
     def whole(self) -> Regime:
@@ -58,7 +60,8 @@ class Regime(msgspec.Struct, frozen=True):
         adapters = (0, 0) if lora is None else (int(lora.read(weight)), int(lora.held(weight)))
         autocast = autocast or (lora is not None and lora.casts)
         inputs = view.input_gradients and not tuned.whole
-        return cls(weight, autocast, kernels.attention, int(view.tp), int(view.ep), tuned, adapters, inputs)
+        buffer = 0 if autocast or weight == 4 else int(dtypes.buffer or 0)
+        return cls(weight, autocast, kernels.attention, int(view.tp), int(view.ep), tuned, adapters, inputs, buffer)
 
 
 def _replaced(kernels: Kernels) -> list[str]:

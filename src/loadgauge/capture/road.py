@@ -224,7 +224,7 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
             key="precision",
         )
     if regime.autocast and regime.weight == 4 and (job.zero or 0) >= 2:  # FSDP casts whole parameters
-        regime = Regime(2, False, attention)
+        regime = Regime(2, False, attention, buffer=4)
     if not tuned.whole:
         regime = _of_part(job, regime, tuned)
     length = _length(job, family)

@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from loadgauge.capture.exchanges import enter, exchange, gather, leave, part, vocabulary_loss
 from loadgauge.capture.splits import Splits
-from loadgauge.errors import NotModelled
+from loadgauge.errors import NotModelled, first_line
 from loadgauge.trace.transformers_api import text_config
 
 COLUMNS = ("colwise", "colwise_gather_output", "colwise_rep", "packed_colwise")
@@ -43,11 +43,16 @@ def any_number(path: str) -> str:
 
 
 def _plan(model: Any, name: str) -> dict[str, str]:
+    return _stated(model, name)[0]
+
+
+def _stated(model: Any, name: str) -> tuple[dict[str, str], str]:
+    """A plan of a class, and why it cannot be read."""
     try:
         found = getattr(model, name, None)
-    except Exception:  # a property that reads parts which this class does not have
-        found = None
-    return dict(found) if isinstance(found, dict) else {}
+    except Exception as error:  # a property that reads parts which this class does not have
+        return {}, f"the {name} of {type(model).__name__} cannot be read: {first_line(error)[:200]}"
+    return (dict(found) if isinstance(found, dict) else {}), ""
 
 
 def _planned(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, str, nn.Module, str]]:
@@ -92,7 +97,7 @@ def splits_of(model: Any, found_pairs: dict[str, str] | None = None) -> Splits:
         dim = len(widest) - (2 if style in COLUMNS else 1)
         sizes.setdefault(f"width of {any_number(path).rpartition('.')[2]}", widest[dim])
     if not closed and not found:
-        closed = (
+        closed = _stated(model, "tp_plan")[1] or (
             f"no plan of tensor parallelism is stated for the layers of {kind} (tp_plan), and no matrices are recognised in"
             " them that follow one another through attention or operations on each element alone"
         )
@@ -131,7 +136,9 @@ def _experts_of(model: Any, plan: dict[str, str]) -> tuple[int, str]:
     if not found:
         return (
             0,
-            f"no plan of expert parallelism is stated for {kind} (ep_plan)" if not plan else f"{kind} has no experts",
+            _stated(model, "ep_plan")[1] or f"no plan of expert parallelism is stated for {kind} (ep_plan)"
+            if not plan
+            else f"{kind} has no experts",
         )
     known = {EXPERTS, DISPATCH, "replicate"}
     other = sorted({style for _, style, *_ in _planned(model, plan)} - known)

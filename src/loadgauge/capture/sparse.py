@@ -23,14 +23,15 @@ def sparse_table(module: nn.Module) -> str:
 def check_sparse(module: nn.Module, optimizer: torch.optim.Optimizer, accumulate: int) -> None:
     """Raise NotModelled where sparse gradients meet an optimizer or an addition for which PyTorch's rows are data.
 
-    Plain SGD adds rows to a table as they are. All else refuses them, or joins equal rows first, whose number depends on values.
+    Plain SGD adds rows to a table as they are; Adagrad and SparseAdam join equal ones first, of which there are taken to be none
+    (`trace.device.sparse_rows`). Momentum joins the rows of all steps, and all else refuses them.
     """
     name = sparse_table(module)
     if not name:
         return
-    plain = isinstance(optimizer, torch.optim.SGD) and not any(
+    plain = isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad | torch.optim.SparseAdam) and not any(
         optimizer.defaults.get(key) for key in ("momentum", "weight_decay", "maximize")
     )
     if not plain or accumulate > 1:
         what = type(optimizer).__name__ if not plain else "more than one micro-batch"
-        raise NotModelled(f"{name}: sparse gradients with {what}; --optimizer sgd, or sparse=False")
+        raise NotModelled(f"{name}: sparse gradients with {what}; --optimizer sgd or adagrad, or sparse=False")

@@ -17,11 +17,13 @@ class Dtypes(msgspec.Struct, frozen=True):
     """Bytes per element of what is kept. A statistic is one value per token (norms) or per token and head (softmax).
 
     The papers neglect norm statistics and ids: 0 for both gives their equations. `residual` is what flows between the
-    matrix products; under autocast it is 4 while `activation` is 2 (None: the same as `activation`).
+    matrix products; under autocast it is 4 while `activation` is 2 (None: the same as `activation`). `buffer`: of a module's
+    buffers of floats, where parameters are cast and buffers are not (None: as the weights).
     """
 
     activation: Size = 2
     residual: Size | None = None
+    buffer: Size | None = None
     norm_statistic: Size = 4
     softmax_statistic: Size = 4
     mask: Size = 1

@@ -326,11 +326,12 @@ def _kernels(framework: Framework, recipe: Precision, kernels: Kernels, lora: Lo
     """The kernels as they run in a recipe of number formats."""
     cast = recipe.autocast and (recipe.casts or framework.casts) == "autocast"
     residual = 4 if cast else recipe.activation if recipe.wrapped else None
+    gathered = recipe.autocast and not cast and not recipe.wrapped
     if lora is not None and lora.wide_residual:
         residual = 4
     return msgspec.structs.replace(
         kernels,
         softmax_float32=kernels.softmax_float32 or cast or recipe.wrapped,
         products=recipe.products,
-        dtypes=Dtypes(activation=recipe.activation, residual=residual),
+        dtypes=Dtypes(activation=recipe.activation, residual=residual, buffer=recipe.weight if gathered else None),
     )

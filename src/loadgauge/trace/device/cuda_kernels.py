@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from loadgauge.trace.device.cuda_ctc import register_cuda_ctc
 from loadgauge.trace.device.cuda_rnn import register_cuda_rnn
+from loadgauge.trace.device.sparse_rows import register_sparse_rows
 
 ATTENTION: Counter[str] = Counter()
 """How often each attention kernel was chosen; a trace clears it at its start."""
@@ -55,6 +57,8 @@ def register_cuda_kernels(device: str) -> None:
     for name in ONE_KERNEL:
         library.impl(name, _like_the_gradient, "PrivateUse1")
     register_cuda_rnn(library)
+    register_cuda_ctc(library)
+    register_sparse_rows(library)
     _register_autocast(library, device)
 
 

@@ -75,6 +75,13 @@ class Number(NamedTuple):
     value: Any
 
 
+class Drawn(NamedTuple):
+    """One number drawn at random between two, each as likely: it is taken to be in the middle."""
+
+    low: float
+    high: float
+
+
 def share(total: Any, of: int, expert: int) -> Any:
     """How many of `total` choices an expert gets where all are equally busy.
 

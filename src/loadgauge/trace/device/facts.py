@@ -19,7 +19,20 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from loadgauge.trace.device.fact_kinds import Among, Chosen, Counts, Ids, Known, Number, Range, Rank, Rows, Same, share
+from loadgauge.trace.device.fact_kinds import (
+    Among,
+    Chosen,
+    Counts,
+    Drawn,
+    Ids,
+    Known,
+    Number,
+    Range,
+    Rank,
+    Rows,
+    Same,
+    share,
+)
 
 _FACT = "_loadgauge_fact"
 _MOST = 4096
@@ -70,6 +83,9 @@ class Facts:
             self._assume(fact.of, line)
             parts = range(fact.expert + 1) if fact.ends else (fact.expert,)
             return sum(share(fact.total, fact.of, one) for one in parts)
+        if isinstance(fact, Drawn):
+            self.assumed[line()] = f"a number drawn between {fact.low:g} and {fact.high:g} is in the middle"
+            return (fact.low + fact.high) / 2
         return fact.value if isinstance(fact, Number) else UNKNOWN
 
     def instead(self, func: Any, args: Any, kwargs: Any, line: Callable[[], str], go: Callable[..., Any]) -> Any:
@@ -415,6 +431,12 @@ def _drawn(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     return Ids(of) if type(of) is int and 1 < of <= _MOST else None
 
 
+def _uniform(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """A number that is drawn."""
+    low, high = tuple(args[1:3]) + (0.0, 1.0)[len(args) - 1 :]
+    return Drawn(float(low), float(high)) if type(out.numel()) is int and out.numel() == 1 else None
+
+
 def _filled(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     """zeros, ones, full and the like."""
     name = _name(func)
@@ -553,6 +575,7 @@ _SUMS, _CHOICES, _TAKES = (
 _MORE = {
     "sort": _sorted, "multinomial": _drawn, "scatter": _scattered, "scatter_": _scattered, "cumsum": _added_up,
     "cat": _joined, "stack": _joined, "histc": _histogram, "constant_pad_nd": _padded, "_to_copy": _pointwise, "clone": _pointwise,
+    "uniform_": _uniform,
 }  # fmt: skip
 _BY_RULE = ((_VIEWS, _view), (_FILLS, _filled), (_SUMS, _summed), (_CHOICES, _chosen), (_TAKES, _taken))
 _RULES: dict[str, Any] = {name: rule for names, rule in _BY_RULE for name in names.split()} | _MORE
