@@ -245,7 +245,9 @@ def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any
         return _real(facts, func, args, kwargs, out)
     if not all(isinstance(fact, Same | Among) for fact in known.values()) or not isinstance(out, torch.Tensor):
         return None
-    if sum(isinstance(fact, Among) for fact in known.values()) > 1:  # which goes with which is not known
+    among = [tensor for tensor in tensors if isinstance(known[id(tensor)], Among)]
+    together = among and _alike(among, out) and len({id(known[id(tensor)].of) for tensor in among}) == 1
+    if len(among) > 1 and not together:  # which goes with which is not known
         return None
 
     def value(leaf: Any) -> Any:
@@ -260,12 +262,27 @@ def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any
             made = _functional(func)(*tree_map(value, args), **tree_map(value, kwargs))
         except (RuntimeError, TypeError):
             return None
-        return _among(made.reshape(-1)) if made.dtype == out.dtype else None
+        return (
+            _among(made.reshape(-1), known[id(among[0])].of if together else None) if made.dtype == out.dtype else None
+        )
 
 
-def _among(values: torch.Tensor) -> Any:
+def _among(values: torch.Tensor, of: object = None) -> Any:
+    """One of these values; of: what decides which, if it decides for other tensors too."""
     distinct = values.unique()
-    return Same(distinct) if distinct.numel() == 1 else Among(distinct) if distinct.numel() else None
+    if distinct.numel() < 2:
+        return Same(distinct) if distinct.numel() else None
+    return Among(values, of) if of is not None else Among(distinct, object())
+
+
+def _alike(tensors: list[Any], out: Any) -> bool:
+    """Whether all have the shape of a result; symbols are not compared, which would be a guard, but read."""
+    return all([*map(str, tensor.shape)] == [*map(str, out.shape)] for tensor in tensors)
+
+
+def _elsewhere(fact: Any) -> Any:
+    """The same values at other places, which no longer go with those of another tensor."""
+    return fact._replace(of=object()) if isinstance(fact, Among) else fact
 
 
 def _padded(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -345,7 +362,7 @@ def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         return _real(facts, func, args, kwargs, out)
     several = isinstance(out, list | tuple)
     if isinstance(fact, Same | Among | Ids):
-        return tuple(fact for _ in out) if several else fact
+        return tuple(_elsewhere(fact) for _ in out) if several else _elsewhere(fact)
     if isinstance(fact, Range):
         return fact if name in ("view", "_unsafe_view", "unsqueeze", "detach", "alias", "squeeze", "expand") else None
     if isinstance(fact, Number):
@@ -508,7 +525,7 @@ def _taken(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     """What an index takes of a tensor."""
     fact = facts.of(args[0])
     if isinstance(fact, Same | Among | Ids):
-        return fact
+        return _elsewhere(fact)
     if isinstance(fact, Chosen) and fact.dim is not None and fact.dim % args[0].dim() == 0 and _name(func) == "index":
         place = facts.of(args[1][0]) if len(args[1]) == 1 else None
         if isinstance(place, Known) and place.value.numel() == 1:
