@@ -27,6 +27,7 @@ _WHOLE = "_loadgauge_whole"
 _FACTORIES = frozenset(
     {
         "arange",
+        "linspace",
         "zeros",
         "ones",
         "full",

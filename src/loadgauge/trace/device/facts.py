@@ -53,7 +53,8 @@ class Facts:
         there = held.storage == tensor.untyped_storage()._cdata and held.epoch == self._epochs.get(held.storage, 0)
         return held.fact if there else None
 
-    def _keep(self, tensor: Any, fact: Any) -> None:
+    def keep(self, tensor: Any, fact: Any) -> None:
+        """Note what is known of a tensor."""
         if fact is not None and isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
             storage = tensor.untyped_storage()._cdata
             setattr(tensor, _FACT, _Held(fact, storage, self._epochs.get(storage, 0)))
@@ -96,12 +97,12 @@ class Facts:
                 out = go(func, (), (args[0], places, *args[2:]), kwargs)
                 self.after(func, args, kwargs, out)
                 if name in _PUTS and func._schema.is_mutable:  # nowhere
-                    self._keep(args[0], before)
+                    self.keep(args[0], before)
                 return out
         if name == "bincount" and isinstance(fact := self.of(args[0]), Ids) and (len(args) == 1 or args[1] is None):
             size = max(fact.of, args[2] if len(args) > 2 else kwargs.get("minlength", 0))
             made = self._made(args[0], (size,), None, go)
-            self._keep(made, Counts(args[0].numel(), fact.of, None, False))
+            self.keep(made, Counts(args[0].numel(), fact.of, None, False))
             return made
         if name == "_unique2" and isinstance(fact := self.of(args[0]), Ids):
             self._assume(fact.of, line)
@@ -110,7 +111,7 @@ class Facts:
             whole = self._made(args[0], (fact.of,), ids, go)
             back = self._made(args[0], tuple(args[0].shape), None, go)
             counts = self._made(args[0], (fact.of,), None, go)
-            self._keep(counts, Counts(args[0].numel(), fact.of, None, False))
+            self.keep(counts, Counts(args[0].numel(), fact.of, None, False))
             return whole, back, counts
         return UNKNOWN
 
@@ -118,7 +119,7 @@ class Facts:
         """A new tensor of places. CUDA writes those of `nonzero` dimension by dimension."""
         strides = (1, shape[0]) if len(shape) == 2 else tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
         made = go(_EMPTY, (), (shape, strides), {"dtype": dtype, "device": like.device})
-        self._keep(made, None if real is None else Known(real))
+        self.keep(made, None if real is None else Known(real))
         return made
 
     def _rows(self, mask: Any, line: Callable[[], str]) -> Any:
@@ -172,10 +173,10 @@ class Facts:
             self._void(func, args, kwargs or {})
         if fact is not None:
             if isinstance(out, torch.Tensor):
-                self._keep(out, fact)
+                self.keep(out, fact)
             elif isinstance(fact, tuple) and type(fact) is tuple:
                 for one, known in zip(out, fact, strict=False):
-                    self._keep(one, known)
+                    self.keep(one, known)
 
     def _put(self, self_: Any, indices: Any, values: Any) -> None:
         """Rows that are put where a mask is true say how many it has: backward asks for them."""
@@ -188,7 +189,7 @@ class Facts:
         if isinstance(rows, torch.SymInt) and not rows.node.has_hint():  # itself unknown
             return
         if rows != 1:  # no one row for all
-            self._keep(first, Rows(rows))
+            self.keep(first, Rows(rows))
 
     def _void(self, func: Any, args: Any, kwargs: Any) -> None:
         for argument, value in zip(func._schema.arguments, args, strict=False):
@@ -367,6 +368,8 @@ def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         return fact if name in ("view", "_unsafe_view", "unsqueeze", "detach", "alias", "squeeze", "expand") else None
     if isinstance(fact, Number):
         return None if several else fact
+    if isinstance(fact, Rows):  # the same elements, in another shape or order
+        return fact if name in _WHOLE else None
     if isinstance(fact, Counts):
         if name == "select" and args[0].dim() == 1:
             place = args[2] if args[2] >= 0 else args[2] + int(args[0].shape[0])
@@ -559,6 +562,7 @@ _VIEWS = (
     "view _unsafe_view permute transpose t unsqueeze squeeze expand detach alias select slice unbind split split_with_sizes"
     " as_strided repeat lift_fresh"
 )
+_WHOLE = frozenset(("view", "_unsafe_view", "permute", "transpose", "t", "unsqueeze", "squeeze", "detach", "alias"))
 _FILLS = (
     "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill fill_ zero_ arange scalar_tensor"
 )
